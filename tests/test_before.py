@@ -222,7 +222,8 @@ def test_a_bundle_built_again_starts_the_same_processes(path: Path, tmp_path: Pa
     required = [name.replace("-", "_") for name in plan.engine.requires]  # as modules are named
     assert [name.replace("-", "_") for name in now.engine.requires] == required
     engine = replace(plan.engine, requires=now.engine.requires)
-    assert now == replace(plan, engine=engine, needs=now.needs)
+    joined = {"needs": now.needs, "fallbacks": now.fallbacks, "supervision": now.supervision}
+    assert now == replace(plan, engine=engine, **joined)
 
 
 def test_the_command_of_a_bundle_converts_to_its_recipe(tmp_path: Path) -> None:

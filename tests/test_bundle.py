@@ -18,8 +18,9 @@ from recipe_core.bundle.verify import check_bundle, read_bundle, unpack
 from recipe_core.bundle.write import EPOCH, bundle_files, write_bundle, zip_bytes
 from recipe_core.launcher.machine import Device, Machine
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
-from tests.conftest import make_request
-from tests.recipes import recipe_of
+from recipe_core.request.schema import PlanRequest
+from tests.conftest import make_request, request_values
+from tests.recipes import fallback_request, recipe_for_request, recipe_of
 
 
 @pytest.fixture(scope="module")
@@ -358,3 +359,39 @@ def test_what_it_says_of_this_machine(recipe, tmp_path, monkeypatch):
 def test_what_cannot_start_is_not_built(parts, says):
     with pytest.raises(NoAnswer, match=says):
         make_recipe(make_request(**parts))
+
+
+def _launch_of(files: dict[str, bytes], folder: str = "") -> dict:
+    return json.loads(files[f"{folder}launch.json"])
+
+
+def test_fallbacks_are_rendered_as_their_own_bundles_are(recipe):
+    files = bundle_files(recipe)
+    listed = {entry["name"]: entry for entry in _launch_of(files)["fallbacks"]}
+    assert [entry["kind"] for entry in listed.values()] == [f.kind for f in recipe.fallbacks]
+    for number, fallback in enumerate(recipe.fallbacks, 1):
+        folder = f"fallbacks/{number}-{fallback.kind}/"
+        own = bundle_files(make_recipe(fallback_request(recipe_request(recipe), fallback)))
+        there, alone = _launch_of(files, folder), _launch_of(own)
+        for part in ("processes", "engine", "workload", "health", "api"):
+            assert there[part] == alone[part]
+        assert there["needs"]["count"] == fallback.gpus
+        expected = json.loads(files[f"{folder}expected.json"])
+        assert expected["serving"]["tpot_s"] == fallback.figures["tpot_s"]
+
+
+def test_a_training_fallback_has_its_own_settings_and_shares_the_program():
+    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
+    values = request_values("meta-llama/Llama-3.1-8B", options={"engines": ["torch"]})
+    recipe = recipe_for_request(PlanRequest.parse(values | {"workload": workload}))
+    files = bundle_files(recipe)
+    fewer = [entry["name"] for entry in _launch_of(files)["fallbacks"]]
+    assert {name.partition("-")[2] for name in fewer} <= {"fewer-gpus", "other-device"}
+    counts = [_launch_of(files, f"fallbacks/{name}/")["needs"]["count"] for name in fewer]
+    assert {4, 2} <= set(counts)  # half of the devices, and half of these
+    for name in fewer:
+        words = _launch_of(files, f"fallbacks/{name}/")["processes"][0]["argv"]
+        assert f"${{root}}/fallbacks/{name}/train.json" in words
+        assert "${root}/train.py" in words
+        assert f"fallbacks/{name}/train.json" in files
+        assert f"fallbacks/{name}/train.py" not in files

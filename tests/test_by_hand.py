@@ -124,4 +124,4 @@ def test_an_image_that_moves_is_refused_in_another_place() -> None:
 def test_main_files_have_commands() -> None:
     found = {use.title: use for use in uses(bundle("training").files, "name", "training")}
     assert found["Slurm"].start == "sbatch targets/slurm/job.sbatch"
-    assert found["SkyPilot"].start == "sky launch targets/skypilot/task.yaml"
+    assert found["SkyPilot"].start == "sky jobs launch targets/skypilot/task.yaml"

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from recipe_core.request.supervision import Supervision
 from recipe_core.targets import target_files
 from tests import slurm as slurms
 from tests.targets import (
@@ -206,6 +207,97 @@ def test_a_training_that_runs_out_of_time_goes_back_to_the_queue(slurm, tmp_path
         time.sleep(0.2)
     assert slurm.show(job)["JobState"] in ("PENDING", "COMPLETING", "RUNNING", "REQUEUED")
     slurm.run("scancel", job)
+
+
+def restarted(slurm, job, times):
+    """Waits until a job was put back so many times; what Slurm says of it then."""
+    until = time.monotonic() + WAIT_S
+    while int((shown := slurm.show(job))["Restarts"]) < times:
+        assert time.monotonic() < until, shown
+        time.sleep(0.2)
+    return shown
+
+
+def ended(slurm, job):
+    """What Slurm says of a job that neither runs nor waits any more."""
+    until = time.monotonic() + WAIT_S
+    while (shown := slurm.show(job))["JobState"] in (
+        "PENDING",
+        "RUNNING",
+        "COMPLETING",
+        "CONFIGURING",
+        "REQUEUED",
+    ):
+        assert time.monotonic() < until, shown
+        if shown["JobState"] == "PENDING":  # do not wait out the delay after a requeue
+            slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        time.sleep(0.3)
+    return shown
+
+
+@pytest.mark.parametrize("kind", ["serving", "training"])
+def test_a_failure_goes_back_to_the_queue_as_often_as_the_recipe_says(slurm, kind, tmp_path):
+    launch, program = {"serving": (single(), "vllm"), "training": (training(1), "torchrun")}[kind]
+    value = context(launch, supervision=Supervision(requeues=1))
+    fails = {program: "#!/bin/bash\necho started >> starts\nexit 9\n"}
+    job = submitted(slurm, tmp_path, bundle(value, tmp_path, **fails))
+    restarted(slurm, job, 1)
+    shown = ended(slurm, job)
+    assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "9:0", "1")
+    assert (tmp_path / "starts").read_text().split() == ["started"] * 2
+
+
+def test_what_another_start_would_meet_again_does_not_go_back(slurm, tmp_path):
+    """A wrong option (2): no start with the same command helps."""
+    path = bundle(context(single()), tmp_path, vllm="#!/bin/bash\nexit 2\n")
+    shown = ended(slurm, submitted(slurm, tmp_path, path))
+    assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "2:0", "0")
+
+
+@pytest.mark.parametrize("kind", ["serving", "training"])
+def test_a_cancelled_job_stays_away(slurm, kind, tmp_path):
+    launch, program = {"serving": (single(), "vllm"), "training": (training(1), "torchrun")}[kind]
+    runs = {program: "#!/bin/bash\ntouch began\nexec sleep 60\n"}
+    job = submitted(slurm, tmp_path, bundle(context(launch), tmp_path, **runs))
+    until = time.monotonic() + WAIT_S
+    while not (tmp_path / "began").exists():
+        assert time.monotonic() < until, slurm.show(job)
+        time.sleep(0.2)
+    slurm.run("scancel", job)
+    shown = ended(slurm, job)
+    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_are_told_to_stop_before_the_time_limit(slurm, servers, tmp_path):
+    finishes = "trap 'sleep 1; touch told-$$; exit 0' TERM\ntouch began-$$"
+    waits = f"#!/bin/bash\n{finishes}\nwhile true; do sleep 0.2; done\n"
+    path = bundle(context(replicas(servers, 4)), tmp_path, vllm=waits)
+    job = submitted(slurm, tmp_path, path)
+    until = time.monotonic() + WAIT_S
+    while len([*tmp_path.glob("began-*")]) < servers:
+        assert time.monotonic() < until, slurm.show(job)
+        time.sleep(0.2)
+    slurm.run("scancel", "--signal=TERM", "--batch", job)  # what Slurm sends before the limit
+    assert ended(slurm, job)["JobState"] == "COMPLETED"
+    assert len([*tmp_path.glob("told-*")]) == servers
+
+
+def test_the_trainer_writes_a_checkpoint_before_the_time_limit(slurm, tmp_path):
+    """The stand-in ends when it is asked to by the file that the trainer looks for."""
+    waits = "#!/bin/bash\ntouch began\nuntil [ -e run/stop ]; do sleep 0.2; done\ntouch saved\n"
+    path = bundle(context(training(1), engine="torch"), tmp_path, torchrun=waits)
+    job = submitted(slurm, tmp_path, path)
+    until = time.monotonic() + WAIT_S
+    while not (tmp_path / "began").exists():
+        assert time.monotonic() < until, slurm.show(job)
+        time.sleep(0.2)
+    slurm.run("scancel", "--signal=USR1", "--batch", job)
+    restarted(slurm, job, 1)
+    slurm.run("scancel", job)
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / "run" / "stop").exists()
+    assert (tmp_path / "run" / f"slurm-{job}.planned").read_text() == "1\n"
 
 
 def test_whole_nodes_are_asked_for_where_all_devices_are_used():

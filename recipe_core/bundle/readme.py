@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from recipe_core.base import quoting
@@ -13,7 +13,8 @@ from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.schema import Fallback
-from recipe_core.targets.use import uses
+from recipe_core.targets.restarts import Row
+from recipe_core.targets.use import TITLES, uses
 
 _GATED = (
     "Gated models need `HF_TOKEN` in the environment (containers) or the Secret that "
@@ -23,16 +24,22 @@ _FORMATS = ("weight_dtype", "kv_dtype", "precision")
 
 
 def bundle_readme(
-    recipe: Recipe, launch: dict[str, Any], paths: Iterable[str], refused: Mapping[str, str]
+    recipe: Recipe,
+    launch: dict[str, Any],
+    paths: Iterable[str],
+    refused: Mapping[str, str],
+    restarts: Sequence[Row] = (),
 ) -> str:
     """Markdown for people who have only the bundle's folder.
 
-    ``paths`` are those of the targets' files, ``refused`` says why a target is unavailable.
+    ``paths`` are those of the targets' files, ``refused`` says why a target is unavailable,
+    ``restarts`` who starts what again where.
     """
     sections = [
         _head(recipe, launch),
         _run(recipe, launch),
         _targets(recipe, paths, refused),
+        _restarts(recipe, launch, restarts),
         _expected(recipe),
         _fallbacks(recipe),
         _notes(recipe),
@@ -148,6 +155,32 @@ def _targets(recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str]) -
     return "\n".join(lines)
 
 
+def _restarts(recipe: Recipe, launch: dict[str, Any], restarts: Sequence[Row]) -> str:
+    """A table of what happens when something breaks; empty without any rows."""
+    if not restarts:
+        return ""
+    lines = [
+        "## When something breaks",
+        "",
+        "| where | when | who | does what |",
+        "|---|---|---|---|",
+    ]
+    for row in restarts:
+        where, answer = TITLES.get(row.target, row.target), row.answer
+        told = ", ".join(f"`{setting}`" for setting in answer.settings)
+        does = f"{answer.does} ({told})" if told else answer.does
+        lines.append(f"| {where} | {', '.join(row.events)} | {answer.who} | {does} |")
+    latency_s = recipe.estimate.get("serving", {}).get("request_latency_s", 0.0)
+    drain_s = launch["supervision"]["drain_s"]
+    if latency_s > drain_s:
+        lines += [
+            "",
+            f"A request takes {latency_s:.3g} s on average, and a stop waits {drain_s} s for those "
+            "that run: longer ones are cut off. `options.supervision.drain_s` changes that.",
+        ]
+    return "\n".join(lines)
+
+
 def _expected(recipe: Recipe) -> str:
     load = _terms(
         f"{name} {value}"
@@ -224,6 +257,7 @@ def _files(recipe: Recipe, paths: Iterable[str]) -> str:
     return f"""## Files
 
 `recipe.yaml` the decision and its request; `expected.json` the estimate; `launch.json` what to
-start; `launcher/` the program that starts it (standard library only); {trainer}`targets/` and
-`monitoring/` files for other targets; `sbom.json` what a start downloads; `MANIFEST.json` digests
-of all files; `run/` logs and measurements of your runs."""
+start; `fallbacks/` what to start where that cannot run; `launcher/` the program that starts it
+(standard library only); {trainer}`targets/` and `monitoring/` files for other targets;
+`sbom.json` what a start downloads; `MANIFEST.json` digests of all files; `run/` logs and
+measurements of your runs."""

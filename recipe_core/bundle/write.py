@@ -2,8 +2,9 @@
 
 ``recipe.yaml`` (the decision), ``expected.json`` (the estimate), ``launch.json`` (what to start),
 ``launch.py`` and ``launcher/`` (standard library only), what the engine or trainer reads,
-``targets/`` and ``monitoring/``, ``sbom.json`` (what a start downloads), ``README.md``,
-``MANIFEST.json`` (SHA-256 of every other file) and, with a key, ``SIGNATURE`` over it.
+``fallbacks/`` (what to start where that cannot run), ``targets/`` and ``monitoring/``,
+``sbom.json`` (what a start downloads), ``README.md``, ``MANIFEST.json`` (SHA-256 of every other
+file) and, with a key, ``SIGNATURE`` over it.
 """
 
 from __future__ import annotations
@@ -14,27 +15,23 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from recipe_core.base.documents import to_json, to_yaml, write_whole
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.secrets import refuse_planted
 from recipe_core.bundle.contents import file_mode
+from recipe_core.bundle.fallback_launches import fallback_launches, launch_document
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.readme import bundle_readme
 from recipe_core.bundle.sbom import sbom
 from recipe_core.bundle.signing import SIGNATURE, sign
-from recipe_core.engines.spec import engine
 from recipe_core.launch.entry import LAUNCH_PY
-from recipe_core.launch.process import Launch
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
-from recipe_core.recipe.decision import Decision
-from recipe_core.recipe.launch_variants import launch_variants
-from recipe_core.request.schema import ServingWorkload
 from recipe_core.targets import Context, each_target
 from recipe_core.targets.of_recipe import image_file, target_context
+from recipe_core.targets.restarts import LAUNCHER, rows
 
 # The earliest date of a zip, in place of now: the same recipe gives the same bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -63,7 +60,8 @@ def bundle_of(recipe: Recipe) -> Bundle:
     decision = redecide(recipe)
     started = decision.started()
     context = target_context(recipe, decision, started)
-    launch = launch_document(recipe, decision, started)
+    others = fallback_launches(recipe, started)
+    launch = launch_document(recipe, decision, started, others)
     targets = each_target(context)
     start_files = dict(started.files)
     if text := image_file(decision, recipe.device.runtime):
@@ -74,9 +72,13 @@ def bundle_of(recipe: Recipe) -> Bundle:
             refused[name] = result
         else:
             start_files |= result
+    for other in others:
+        start_files |= other.files
+    available = [name for name in targets if name not in refused]
+    restarts = rows(context, [LAUNCHER, *available])
     texts = {
         **start_files,
-        "README.md": bundle_readme(recipe, launch, start_files, refused),
+        "README.md": bundle_readme(recipe, launch, start_files, refused, restarts),
         "expected.json": to_json(recipe.estimate),
         "launch.json": to_json(launch),
         "launch.py": LAUNCH_PY,
@@ -103,75 +105,6 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     if key:
         files[SIGNATURE] = sign(files[MANIFEST], key)
     return files
-
-
-def launch_document(recipe: Recipe, decision: Decision, started: Launch) -> dict[str, Any]:
-    """``launch.json``: the processes, with placeholders for model, host, port and addresses."""
-    device, workload = recipe.device, recipe.request["workload"]
-    variants = launch_variants(recipe)
-    return {
-        "schema_version": 1,
-        "kind": recipe.kind,
-        "nodes": started.nodes,
-        "name": recipe.name,
-        "engine": _engine(decision, started),
-        "needs": {
-            "runtime": device.runtime,
-            "device": device.name,
-            "title": device.title,
-            "names": list(device.names),
-            "count": device.count,
-            "per_node": device.per_node or device.count,
-            "memory_bytes": device.memory_bytes,
-            "used_bytes": int(recipe.estimate["memory"]["total_bytes"]),
-        },
-        "parameters": {
-            "model": recipe.parameters.model or recipe.model.id,
-            "host": recipe.parameters.host,
-            "port": recipe.parameters.port,
-        },
-        "processes": [
-            {
-                "name": p.name,
-                "argv": list(p.argv),
-                "env": p.env,
-                "port_offset": p.port_offset,
-                "devices": list(p.devices),
-                "node": p.node,
-                "role": p.role,
-                "group": p.group,
-            }
-            for p in started.processes
-        ],
-        "health": started.health,
-        "startup_timeout_s": started.startup_timeout_s,
-        "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
-        "workload": _traffic(workload) if recipe.kind == "serving" else workload,
-        **({"variants": variants} if variants else {}),
-    }
-
-
-def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
-    """The program to start, the module whose version is checked, and how to install it."""
-    program = started.processes[0].argv[0]
-    if started.kind == "serving":
-        program = engine(decision.engine).program
-    return {
-        "name": decision.engine,
-        "version": decision.version,
-        "program": program,
-        "module": decision.module,
-        "install": decision.install,
-        "requires": list(started.requires),
-    }
-
-
-def _traffic(workload: dict[str, Any]) -> dict[str, Any]:
-    """The part of a workload that a load generator needs, defaults included."""
-    lengths = ("input_tokens", "output_tokens")
-    load = ("concurrency", "request_rate", "batch", "requests")
-    values = ServingWorkload.model_validate(workload)
-    return {name: getattr(values, name) for name in ("mode", *lengths, *load)}
 
 
 def zip_bytes(recipe: Recipe, key: bytes | None = None) -> bytes:

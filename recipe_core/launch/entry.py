@@ -61,7 +61,7 @@ except Exception as error:
 
 LAUNCH_PY = _SCRIPT.format(
     first="#!/usr/bin/env python3\n",
-    title="Run this bundle: python launch.py preflight | up | bench | status | down.",
+    title="Run this bundle: python launch.py preflight | up | bench | status | restart | down.",
     program="launch.py",
     package="launcher",
     setup=_QUIET,

@@ -184,7 +184,7 @@ def record(
     plan: LaunchPlan, checked: Preflight, traffic: Traffic, outcome: Outcome, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     """The content of ``measurement.json``: what was measured, where, and the prediction."""
-    expected = read_object(plan.root / "expected.json")
+    expected = read_object(plan.folder / "expected.json")
     measured, predicted = metrics.figures(outcome.samples), metrics.predictions(expected)
     return {
         "schema_version": 1,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
-from . import report, runs, state, supervisor
+from . import events, keep, keeping, report, runs, state, supervisor
 from .bench import Options, measure
-from .errors import InputError, LauncherError, StartError
+from .choices import Attempts
+from .errors import InputError
 from .output import print_json
-from .plan import LaunchPlan, load_plan
+from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .request import Request
-from .running import passed_preflight, recorded, require_files, running, stop_started
+from .running import as_started, passed_preflight, recorded, require_files, running, stop_started
 from .state import State
 from .supervisor import Progress
 
@@ -34,11 +36,15 @@ def run_up(request: Request) -> int:
     try:
         plan, current, already = _ensure_up(request, plan, progress)
         if not request.foreground:
+            if not (request.no_keep or keep.is_kept(current)):
+                current = _keep_in_background(request, plan, progress)
+                plan = as_started(plan, current)
             _show_up(request, plan, current, already)
             return 0
+        keeping.dismiss(current.keeper)
         with suppress(OSError):  # nobody reads it any more; the servers stay all the same
             _show_up(request, plan, current, already)
-        return _stay(plan, current, progress)
+        return keep.stay(request, plan, current, progress)
     except KeyboardInterrupt:
         started = state.load(plan.own)
         if started is None:
@@ -55,11 +61,20 @@ def _ensure_up(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, bool]:
     """The plan as it runs, its state, and whether it was running before."""
+    current = state.load(plan.own)
+    if keep.is_kept(current):
+        timeout_s = request.timeout or plan.startup_timeout_s
+        current = keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
+        return as_started(plan, current), current, True
     with state.exclusive(plan.own):
         current = running(plan)
         if current is None:
-            return plan, _start(request, plan, progress)[0], False
-        plan = _as_started(plan, current)
+            orphaned = state.load(plan.own)
+            if orphaned is not None and keep.left_alone(orphaned) and not request.no_keep:
+                return as_started(plan, orphaned), orphaned, True
+            plan, current, _ = _start(request, plan, progress)
+            return plan, current, False
+        plan = as_started(plan, current)
         if not current.ready:  # its launcher was killed while it waited
             supervisor.wait_healthy(
                 plan,
@@ -67,7 +82,16 @@ def _ensure_up(
                 timeout_s=request.timeout or plan.startup_timeout_s,
                 progress=progress,
             )
+            current = replace(current, ready=True)
+            state.save(plan.own, current)
         return plan, current, True
+
+
+def _keep_in_background(request: Request, plan: LaunchPlan, progress: Progress) -> State:
+    """Leave a keeper, which first brings back what of the servers is missing."""
+    keep.leave_keeper(request, plan)
+    timeout_s = request.timeout or plan.startup_timeout_s
+    return keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
 
 
 def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) -> None:
@@ -85,6 +109,7 @@ def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) 
     data = {
         "state": "up",
         "already": already,
+        "choice": plan.choice,
         "api": f"{plan.address(plan.entrances[0].port)}{plan.api.path}" if plan.entrances else None,
         "model": plan.api.model,
         "servers": servers,
@@ -106,14 +131,16 @@ def run_bench(request: Request) -> int:
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
     with ExitStack() as stack:
+        if keep.is_kept(state.load(plan.own)):  # what fails just now is the keeper's to restart
+            keep.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
         stack.enter_context(state.exclusive(plan.own))
         current = running(plan)
         if current is None:
             stack.callback(stop_started, plan, progress)
-            current, checked = _start(request, plan, progress)
+            plan, current, checked = _start(request, plan, progress)
         else:
             stack.close()  # others may stop what they started
-            plan = _as_started(plan, current)
+            plan = as_started(plan, current)
             checked = preflight(plan, own_ports=current.ports)
             require_files(checked)
         measurement = measure(plan, checked, options, progress)
@@ -127,9 +154,9 @@ def run_status(request: Request) -> int:
         return runs.status(plan)
     current = state.load(plan.own)
     if current is None:
-        print_json({"state": "down", "servers": []})
+        print_json({"state": "down", "servers": []} | keeping.described(plan, None))
         return 1
-    plan = _as_started(plan, current)
+    plan = as_started(plan, current)
     answering = {process.name for process in plan.answering}
     servers = [
         {
@@ -150,7 +177,13 @@ def run_status(request: Request) -> int:
     word = "degraded" if unrecorded or any(server["alive"] for server in servers) else "down"
     if healthy:
         word = "up"
-    answer = {"state": word, "model": current.model, "servers": servers}
+    answer = {
+        "state": word,
+        "model": current.model,
+        "choice": current.choice,
+        "servers": servers,
+        **keeping.described(plan, current),
+    }
     print_json(answer | ({"unrecorded": unrecorded} if unrecorded else {}))
     return 0 if healthy else 1
 
@@ -160,11 +193,17 @@ def run_down(request: Request) -> int:
     plan = request.plan()
     if plan.kind == "training":
         return runs.down(request, plan)
+    progress, stopped = Progress(request.as_json), list[str]()
+    current = state.load(plan.own)
+    if current is not None and current.here:
+        if request.drain is not None:
+            stopped = keep.drain(request, plan, current, progress)
+        keeping.dismiss(current.keeper)  # it may hold the lock while it restarts something
     with state.exclusive(plan.own):
         current = state.load(plan.own)
-        stopped: list[str] = []
         if current:
-            stopped = supervisor.stop(plan.own, current, progress=Progress(request.as_json))
+            events.append(plan.own, "stop")
+            stopped += supervisor.stop(plan.own, current, progress=progress)
     request.show(
         {"state": "down", "stopped": stopped},
         lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running",
@@ -177,43 +216,31 @@ def _own_ports(plan: LaunchPlan) -> frozenset[int]:
     return current.ports if current else frozenset()
 
 
-def _as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
-    """The plan with the parameters the running servers were started with."""
-    head = plan.parameters.head
-    return load_plan(
-        plan.root,
-        model=current.model,
-        host=current.host,
-        port=current.port,
-        node=plan.node,
-        head=head,
-    )
+def _start(
+    request: Request, plan: LaunchPlan, progress: Progress
+) -> tuple[LaunchPlan, State, Preflight]:
+    """Preflight, then start; a half-dead deployment is stopped first.
 
-
-def _start(request: Request, plan: LaunchPlan, progress: Progress) -> tuple[State, Preflight]:
-    """Preflight, then start; a half-dead deployment is stopped first."""
+    Where the machine holds less than planned, or a start fails for want of it, the next fallback
+    is taken, unless the request is strict or names its choice.
+    """
     leftover = state.load(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
-    result = passed_preflight(plan, progress)
+    fixed = request.strict or request.choice is not None
+    attempts = Attempts(plan, progress, strict=fixed)
     began = time.monotonic()
-    current = supervisor.start(
-        plan, timeout_s=request.timeout or plan.startup_timeout_s, progress=progress
-    )
-    progress.say(f"ready after {time.monotonic() - began:.1f} s")
-    return current, result
-
-
-def _stay(plan: LaunchPlan, current: State, progress: Progress) -> int:
-    """Watch until a server dies (1), or another launcher's `down` stops it (0)."""
-    try:
-        supervisor.watch(current)
-    except StartError as error:
-        try:
-            with state.exclusive(plan.own):
-                if state.load(plan.own) is None:
-                    return 0
-                supervisor.stop(plan.own, current, progress=progress)
-        except LauncherError:  # the other launcher is at it right now
-            return 0
-        raise error
+    for choice in attempts:
+        events.append(plan.own, "start", choice=choice.name)
+        with attempts.trying(choice):
+            result = passed_preflight(choice.plan, progress)
+            current = supervisor.start(
+                choice.plan,
+                timeout_s=request.timeout or choice.plan.startup_timeout_s,
+                progress=progress,
+            )
+            spent = time.monotonic() - began
+            events.append(plan.own, "ready", choice=choice.name, after_s=round(spent, 3))
+            progress.say(f"ready after {spent:.1f} s")
+            return choice.plan, current, result
+    raise attempts.failure

@@ -2,7 +2,10 @@
 
 LauncherError           base: message = what and the value, hint = the remedy (exit code 1)
 ├── InputError          a wrong command line, launch.json or parameter (exit code 2)
-├── StartError          a server died, or was not ready in time
+├── BusyError           another command starts or stops the bundle right now
+├── PreflightError      a check before the start failed
+├── StartError          a server could not be started, or died
+│   └── LateError       it was not ready in time
 └── RequestError        one request to the server failed
 """
 
@@ -60,10 +63,30 @@ class InputError(LauncherError):
     exit_code = 2
 
 
+class BusyError(LauncherError):
+    """Another command, or the keeper, is starting or stopping the bundle right now."""
+
+    code = "busy"
+
+
+class PreflightError(LauncherError):
+    """A ``check`` before the start failed."""
+
+    code = "preflight"
+
+    def __init__(self, check: str, detail: str, hint: str) -> None:
+        super().__init__(f"preflight: {check}: {detail}.", hint=hint)
+        self.check = check
+
+
 class StartError(LauncherError):
-    """A server could not be started, died, or was not ready in time."""
+    """A server could not be started, or died."""
 
     code = "start"
+
+
+class LateError(StartError):
+    """A server was not ready in time: it may still have been loading."""
 
 
 class RequestError(LauncherError):

@@ -49,6 +49,11 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def takes_over() -> tuple[signal.Signals, ...]:
+    """The signals that interrupt now: whoever notes them instead leaves ignored ones alone."""
+    return tuple(number for number in _NUMBERS if signal.getsignal(number) is _interrupt)
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     if time.monotonic() - _Held.raised < _ECHO_S:
         return

@@ -26,11 +26,15 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator; memory is None where the tool does not say (unified memory prints [N/A])."""
+    """One accelerator; memory is None where the tool does not say (unified memory prints [N/A]).
+
+    ``free_bytes``: of its memory, what no process holds now.
+    """
 
     index: int
     name: str
     memory_bytes: int | None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +114,32 @@ def _run(argv: list[str], notes: list[str]) -> str | None:
 
 def _nvidia(notes: list[str]) -> list[Device]:
     output = _run(
-        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], notes
+        [
+            "nvidia-smi",
+            "--query-gpu=name,memory.total,memory.free",
+            "--format=csv,noheader,nounits",
+        ],
+        notes,
     )
     return parse_nvidia_smi(output) if output else []
 
 
 def parse_nvidia_smi(output: str) -> list[Device]:
-    """The devices of lines like ``NVIDIA H100 80GB HBM3, 81559`` (MiB, or ``[N/A]``)."""
+    """The devices of lines like ``NVIDIA H100 80GB HBM3, 81559, 81000`` (MiB, or ``[N/A]``).
+
+    The last number, free memory, may be left out.
+    """
     devices: list[Device] = []
     for line in output.splitlines():
-        name, comma, size = line.rpartition(",")
-        if comma and name.strip():
-            mebibytes = size.strip()
-            size_bytes = int(mebibytes) << 20 if mebibytes.isdigit() else None
-            devices.append(Device(len(devices), name.strip(), size_bytes))
+        name, *sizes = [part.strip() for part in line.split(",")]
+        if name and sizes:
+            total, free = (*map(_mebibytes, sizes[:2]), None)[:2]
+            devices.append(Device(len(devices), name, total, free))
     return devices
+
+
+def _mebibytes(text: str) -> int | None:
+    return int(text) << 20 if text.isdigit() else None
 
 
 def _amd(notes: list[str]) -> list[Device]:
@@ -150,10 +165,14 @@ def parse_rocm_smi(output: str) -> list[Device]:
     numbered = sorted(
         (int(key[4:]), value) for key, value in cards.items() if re.fullmatch(r"card\d+", key)
     )
-    return [
-        Device(index, _card_name(card), _integer(card.get("VRAM Total Memory (B)")))
-        for index, card in numbered
-    ]
+    return [_rocm_device(index, card) for index, card in numbered]
+
+
+def _rocm_device(index: int, card: dict[str, Any]) -> Device:
+    total = _integer(card.get("VRAM Total Memory (B)"))
+    used = _integer(card.get("VRAM Total Used Memory (B)"))
+    free = None if total is None or used is None else total - used
+    return Device(index, _card_name(card), total, free)
 
 
 def _card_name(card: dict[str, Any]) -> str:

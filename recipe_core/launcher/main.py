@@ -1,4 +1,4 @@
-"""``python launch.py COMMAND``: preflight, up, bench, status, down.
+"""``python launch.py COMMAND``: preflight, up, bench, status, restart, down, logs, doctor.
 
 Exit codes: 0 done; 1 the answer is no (a check failed, a server died, not running); 2 bad input;
 130 interrupted.
@@ -13,12 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import commands
+from . import commands, doctor, keep, logs
 from .errors import InputError, LauncherError, file_error
 from .interrupts import interruptible
 from .output import complain, flushed, print_any_letter, print_json
 from .plan import check_port
 from .request import Request
+from .supervision import OPTIONS, Supervision, option_of
 
 _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "preflight": (commands.run_preflight, "check files, machine, engine, model and ports"),
@@ -31,8 +32,16 @@ _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
         "measure against the prediction: servers with real requests, training by its steps",
     ),
     "status": (commands.run_status, "show what runs, as JSON"),
+    "restart": (
+        keep.run_restart,
+        "restart one replica after the other, each healthy before the next",
+    ),
     "down": (commands.run_down, "stop what runs"),
+    "logs": (logs.run_logs, "show the ends of the logs"),
+    "doctor": (doctor.run_doctor, "pack what a report needs, without secrets"),
 }
+_HIDDEN: dict[str, Callable[[Request], int]] = {"keep": keep.run_keep}
+"""What the launcher calls itself."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,7 +63,8 @@ def _run(words: list[str], root: Path) -> int:
     try:
         with interruptible():
             request = _request(words, root.resolve())
-            return _COMMANDS[request.command][0](request)
+            run = _HIDDEN.get(request.command) or _COMMANDS[request.command][0]
+            return run(request)
     except LauncherError as error:
         return _report(error, as_json="--json" in words)
     except KeyboardInterrupt:
@@ -80,6 +90,9 @@ def _request(words: list[str], root: Path) -> Request:
     options: dict[str, Any] = vars(_parser().parse_args(words))
     if options.get("port") is not None:
         check_port(options["port"], "--port")
+    if options.get("metrics_port"):
+        check_port(options["metrics_port"], "--metrics-port")
+    options["limits"] = {name: options.pop(name) for name in OPTIONS if name in options}
     return Request(root=root, **options)
 
 
@@ -115,8 +128,32 @@ def _parser() -> argparse.ArgumentParser:
         )
         for name, (_, text) in _COMMANDS.items()
     }
+    for name in _HIDDEN:
+        subs[name] = actions.add_parser(name, parents=[shared], argument_default=argparse.SUPPRESS)
     subs["up"].add_argument(
-        "--foreground", action="store_true", help="stay and follow; Ctrl-C stops everything"
+        "--foreground",
+        action="store_true",
+        help="stay and supervise; SIGTERM lets requests finish, Ctrl-C stops everything",
+    )
+    subs["up"].add_argument(
+        "--no-keep", action="store_true", help="leave no keeper: nobody restarts what fails"
+    )
+    subs["keep"].add_argument("--strict", action="store_true")
+    for name in ("up", "keep", "restart"):
+        _add_limits(subs[name])
+    subs["restart"].add_argument(
+        "names", nargs="*", metavar="NAME", help="only these servers (default: every replica)"
+    )
+    subs["restart"].add_argument(
+        "--timeout", type=_positive(float), metavar="S", help="seconds until all are restarted"
+    )
+    subs["down"].add_argument(
+        "--drain",
+        nargs="?",
+        type=_positive(float),
+        const=0.0,
+        metavar="S",
+        help="let running requests finish first, for S seconds at most (default: the bundle's)",
     )
     subs["up"].add_argument(
         "--data", metavar="FILE", help="train on this text (.txt, .jsonl) instead of the bundle's"
@@ -124,10 +161,30 @@ def _parser() -> argparse.ArgumentParser:
     subs["down"].add_argument(
         "--checkpoint", action="store_true", help="let a training run save a checkpoint first"
     )
+    subs["logs"].add_argument(
+        "name", nargs="?", metavar="NAME", help="of this process, or: keeper, events"
+    )
+    subs["logs"].add_argument(
+        "--follow", action="store_true", help="go on with what comes, until Ctrl-C"
+    )
+    subs["logs"].add_argument(
+        "--lines", type=_count, metavar="N", help=f"lines of each log (default {logs.LINES})"
+    )
+    subs["doctor"].add_argument(
+        "--output", "-o", metavar="FILE", help="write this .tar.gz instead of one in run/"
+    )
     subs["bench"].add_argument(
         "--steps", type=_positive(int), metavar="N", help="how many training steps to measure"
     )
     for name in ("up", "bench"):
+        subs[name].add_argument(
+            "--strict",
+            action="store_true",
+            help="start what the recipe decided or nothing: take no fallback",
+        )
+        subs[name].add_argument(
+            "--choice", metavar="NAME", help="start this fallback (launch.json lists them)"
+        )
         subs[name].add_argument(
             "--timeout",
             type=_positive(float),
@@ -147,6 +204,32 @@ def _parser() -> argparse.ArgumentParser:
         help="send no new request after this many seconds",
     )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    """The limits of supervision; their defaults are those of the bundle, else the usual ones."""
+    command.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="port of the keeper's /healthz and /metrics on the loopback; 0 for none",
+    )
+    usual = Supervision()
+    for name, text in OPTIONS.items():
+        number: type[float] = int if name == "crash_budget" else float
+        command.add_argument(
+            option_of(name),
+            dest=name,
+            type=_positive(number),
+            metavar="N" if number is int else "S",
+            help=f"{text} (usually {getattr(usual, name):g})",
+        )
 
 
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:

@@ -11,11 +11,14 @@ from typing import Any
 from .errors import InputError
 from .fields import Fields
 from .files import read_object
+from .supervision import USUAL, Supervision, read_supervision
 from .variants import Variant, read_variants
 
 MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "cpu")
 KINDS = ("serving", "training")
+FIRST = "first"
+"""The name of what the recipe decided, beside its fallbacks."""
 _SILENT = ("worker", "trainer")
 _POOLS = ("prefill", "decode")
 _PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|node\d+|port\d+)\}")
@@ -69,7 +72,10 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process to start, without placeholders; ``devices`` count within its node."""
+    """One process to start, without placeholders; ``devices`` count within its node.
+
+    Processes of one ``group`` start and stop together: a replica, a pool, a router.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -78,6 +84,7 @@ class Process:
     devices: tuple[int, ...]
     node: int = 0
     role: str = "server"
+    group: int = 0
 
     @property
     def answers(self) -> bool:
@@ -107,6 +114,15 @@ class Workload:
     requests: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A fallback as ``launch.json`` lists it: the ``name`` of its folder, and what it is."""
+
+    name: str
+    kind: str
+    title: str
+
+
 _NO_LOAD = Workload("offline", 1, 1, None, None, None, None)
 """Training has no requests."""
 
@@ -115,8 +131,8 @@ _NO_LOAD = Workload("offline", 1, 1, None, None, None, None)
 class LaunchPlan:
     """``launch.json`` with the processes of one node, and its folder.
 
-    ``node`` is None where the bundle runs on one node only. ``steps`` of a training run; serving
-    has an address and a load instead.
+    ``node`` is None where the bundle runs on one node only. ``choice``: the fallback that this is,
+    or the first choice, which lists ``fallbacks``.
     """
 
     root: Path
@@ -134,6 +150,14 @@ class LaunchPlan:
     nodes: int = 1
     needs_model: bool = True
     variants: tuple[Variant, ...] = ()
+    choice: str = FIRST
+    fallbacks: tuple[Listed, ...] = ()
+    supervision: Supervision = USUAL
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this choice's ``launch.json`` and ``expected.json``."""
+        return choice_folder(self.root, self.choice)
 
     @property
     def run(self) -> Path:
@@ -168,9 +192,15 @@ class LaunchPlan:
         return f"http://{host}:{port}"
 
 
+def choice_folder(root: Path, choice: str) -> Path:
+    """The folder in a bundle that says what a choice starts."""
+    return root if choice == FIRST else root / "fallbacks" / choice
+
+
 def load_plan(
     root: Path,
     *,
+    choice: str = FIRST,
     model: str | None = None,
     host: str | None = None,
     port: int | None = None,
@@ -178,11 +208,11 @@ def load_plan(
     head: str | None = None,
     data: str | None = None,
 ) -> LaunchPlan:
-    """Read ``root/launch.json``; ``model``, ``host`` and ``port`` replace its parameters.
+    """Read a choice's ``launch.json``; ``model``, ``host`` and ``port`` replace its parameters.
 
     Of a bundle for several nodes it keeps the processes of ``node``, with node 0 at ``head``.
     """
-    fields = Fields(read_object(root / "launch.json"), "launch.json")
+    fields = _document(root, choice)
     if fields.data.get("schema_version") != 1:
         raise fields.fail("schema_version", "1 (the version this launcher reads)")
     parameters = _parameters(fields.child("parameters"))
@@ -215,7 +245,42 @@ def load_plan(
         nodes=nodes,
         needs_model=any("${model}" in text for item in items for text in _templates(item)),
         variants=read_variants(fields),
+        choice=choice,
+        fallbacks=_listed(fields),
+        supervision=read_supervision(fields),
     )
+
+
+def _document(root: Path, choice: str) -> Fields:
+    """A choice's ``launch.json``.
+
+    Raises:
+        InputError: for a choice that the bundle does not list.
+    """
+    fields = Fields(read_object(root / "launch.json"), "launch.json")
+    if choice == FIRST:
+        return fields
+    known = [listed.name for listed in _listed(fields)]
+    if choice not in known:
+        names = ", ".join([FIRST, *known])
+        raise InputError(
+            f"the bundle has no choice {choice!r}.", field="--choice", hint=f"It has: {names}."
+        )
+    path = choice_folder(root, choice) / "launch.json"
+    return Fields(read_object(path), path.relative_to(root).as_posix())
+
+
+def _listed(fields: Fields) -> tuple[Listed, ...]:
+    """The fallbacks of the first choice; bundles of older versions have none."""
+    if not fields.data.get("fallbacks"):
+        return ()
+    listed = []
+    for item in fields.children("fallbacks"):
+        name = item.text("name")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name) or name == FIRST:  # a folder's name
+            raise item.fail("name", "lower-case letters, digits and dashes")
+        listed.append(Listed(name, item.text("kind"), item.text("title")))
+    return tuple(listed)
 
 
 def unknown_nodes(plan: LaunchPlan) -> list[int]:
@@ -401,6 +466,7 @@ def _process(fields: Fields, fill: Filler) -> Process:
         devices=fields.integers("devices"),
         node=fields.optional_integer("node") or 0,
         role=fields.optional_text("role") or "server",
+        group=fields.optional_integer("group") or 0,
     )
 
 

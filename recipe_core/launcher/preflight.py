@@ -151,7 +151,7 @@ def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> I
         yield Check("device", "warn", f"{present}; the recipe is for {needs.title}", hint)
     else:
         yield Check("device", "ok", present)
-    yield check_device_memory(needs, machine)
+    yield check_device_memory(needs, machine, running=running)
 
 
 def check_variants(plan: LaunchPlan, machine: Machine) -> Iterator[Check]:
@@ -185,8 +185,8 @@ def _known(name: str, names: tuple[str, ...]) -> bool:
     return name.casefold() in {known.casefold() for known in names}
 
 
-def check_device_memory(needs: Needs, machine: Machine) -> Check:
-    """Compare each device's memory with what the recipe uses."""
+def check_device_memory(needs: Needs, machine: Machine, *, running: bool = False) -> Check:
+    """Compare each device's memory with what the recipe uses; own servers that run hold theirs."""
     sizes = [device.memory_bytes for device in machine.devices if device.memory_bytes is not None]
     if not sizes:
         return Check("memory", "warn", "the device does not report its memory")
@@ -197,6 +197,13 @@ def check_device_memory(needs: Needs, machine: Machine) -> Check:
     if smallest < used:
         detail = f"{present}; the recipe uses {_gib(used)}, {_gib(used - smallest)} more"
         hint = "Use a device with more memory, or plan again for this one with `recipe plan`."
+        return Check("memory", "FAIL", detail, hint)
+    # The first devices are the ones that are used.
+    first = machine.devices[: needs.count]
+    free = [device.free_bytes for device in first if device.free_bytes is not None]
+    if free and not running and min(free) < used:
+        detail = f"{_gib(min(free))} of {present} are free; the recipe uses {_gib(used)}"
+        hint = "Stop what else runs on the device, or plan again for what is left of it."
         return Check("memory", "FAIL", detail, hint)
     if smallest < needs.memory_bytes * (1 - _MEMORY_TOLERANCE):
         detail = f"{present}; the recipe is for {_gib(needs.memory_bytes)}"

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "RECIPE_LAUNCH_ID"
+"""The variable with the mark of a start: every process of it inherits it."""
+PART = "RECIPE_LAUNCH_PART"
+"""The variable with the mark and the group of a process, by which one group can be ended alone."""
 KILLED_S = 5.0
 """How long the kernel may take to end what was killed."""
 
@@ -62,15 +65,16 @@ Identity = tuple[int, int]
 """A pid and its start tick."""
 
 
-def family(leaders: Sequence[Identity], mark: str) -> set[Identity]:
+def family(leaders: Sequence[Identity], mark: str, variable: str = MARK) -> set[Identity]:
     """The process groups of living leaders, and every process with our mark and its group.
 
     An engine's workers outlive a crashed parent and may leave its group; the mark in their
-    environment still identifies them. So it does a leader that its launcher could not record.
+    environment, in ``variable``, still identifies them. So it does a leader that its launcher could
+    not record.
     """
     groups = {pid for pid, started in leaders if alive(pid, started)}
     running = [stat for stat in _processes() if stat.pid != os.getpid()]
-    marked = {stat.pid for stat in running if _marked(stat.pid, mark)}
+    marked = {stat.pid for stat in running if _marked(stat.pid, mark, variable)}
     groups |= {stat.group for stat in running if stat.pid in marked and stat.group in marked}
     return {
         (stat.pid, stat.started) for stat in running if stat.group in groups or stat.pid in marked
@@ -85,9 +89,11 @@ def _processes() -> Iterator[Stat]:
                 yield stat
 
 
-def _marked(pid: int, mark: str) -> bool:
+def _marked(pid: int, mark: str, variable: str = MARK) -> bool:
     try:
-        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{variable}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
+            b"\0"
+        )
     except OSError:
         return False
 
@@ -109,23 +115,29 @@ def send(members: Iterable[Identity], number: signal.Signals) -> None:
 
 
 def terminate(
-    leaders: Sequence[Identity], mark: str, *, grace_s: float, settle_s: float = 0.0
+    leaders: Sequence[Identity],
+    mark: str,
+    *,
+    grace_s: float,
+    settle_s: float = 0.0,
+    variable: str = MARK,
 ) -> tuple[set[Identity], set[Identity]]:
     """SIGTERM to the groups and marked processes, SIGKILL after ``grace_s``.
 
     For ``settle_s`` seconds it looks again: a process shows its mark only once its program is
-    loaded, which may be after its launcher was killed.
+    loaded, which may be after its launcher was killed. ``variable`` is where the mark is: that of
+    a start, or of one of its groups.
 
     Returns the processes that were running, and those that still are (a driver holds them).
     """
-    members = family(leaders, mark)
+    members = family(leaders, mark, variable)
     seen = set(members)
-    send(members, signal.SIGTERM)
+    _end(members)
     began = time.monotonic()
     while time.monotonic() - began < (grace_s if members else settle_s):
         time.sleep(0.05)
-        late = family(leaders, mark) - seen
-        send(late, signal.SIGTERM)
+        late = family(leaders, mark, variable) - seen
+        _end(late)
         seen |= late
         members = _running(leaders, seen)
     send(members, signal.SIGKILL)
@@ -134,6 +146,13 @@ def terminate(
         time.sleep(0.02)
         members = _running(leaders, seen)
     return seen, members
+
+
+def _end(members: Iterable[Identity]) -> None:
+    """SIGTERM, which a process that is stopped heeds once it goes on."""
+    members = tuple(members)
+    send(members, signal.SIGTERM)
+    send(members, signal.SIGCONT)
 
 
 def _running(leaders: Sequence[Identity], members: set[Identity]) -> set[Identity]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import InputError, LauncherError
 from .files import write_json
 from .output import complain, print_json
-from .plan import LaunchPlan, load_plan, unknown_nodes
+from .plan import FIRST, LaunchPlan, load_plan, unknown_nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The command line."""
+    """The command line.
+
+    ``drain``: seconds to let requests finish, 0 for those of the bundle, None to stop at once;
+    ``limits`` of supervision by their fields; ``metrics_port`` 0 for no metrics.
+    """
 
     root: Path
     command: str
@@ -33,6 +37,17 @@ class Request:
     data: str | None = None
     steps: int | None = None
     checkpoint: bool = False
+    strict: bool = False
+    choice: str | None = None
+    name: str | None = None
+    follow: bool = False
+    lines: int | None = None
+    output: str | None = None
+    no_keep: bool = False
+    metrics_port: int | None = None
+    drain: float | None = None
+    names: list[str] = field(default_factory=list)
+    limits: Mapping[str, float | int | None] = field(default_factory=dict)
 
     def plan(self, *, starts: bool = False) -> LaunchPlan:
         """The bundle's plan with this command line's parameters.
@@ -41,6 +56,7 @@ class Request:
         """
         plan = load_plan(
             self.root,
+            choice=self.choice or FIRST,
             model=self.model,
             host=self.host,
             port=self.port,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import report, state, supervisor
-from .errors import LauncherError
-from .plan import LaunchPlan
+from .errors import PreflightError
+from .plan import LaunchPlan, load_plan
 from .preflight import Preflight, preflight
 from .state import State
 from .supervisor import Progress
@@ -18,7 +18,23 @@ def recorded(plan: LaunchPlan, current: State) -> bool:
 def running(plan: LaunchPlan) -> State | None:
     """The state of a bundle all of whose processes run; else None."""
     current = state.load(plan.own)
-    return current if current and current.alive and recorded(plan, current) else None
+    if current is None or not current.alive:
+        return None
+    return current if recorded(as_started(plan, current), current) else None
+
+
+def as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
+    """The plan of the running choice, with the parameters its servers were started with."""
+    return load_plan(
+        plan.root,
+        choice=current.choice,
+        model=current.model,
+        host=current.host,
+        port=current.port,
+        node=plan.node,
+        head=plan.parameters.head,
+        data=plan.parameters.data,
+    )
 
 
 def stop_started(plan: LaunchPlan, progress: Progress) -> None:
@@ -32,7 +48,7 @@ def passed_preflight(plan: LaunchPlan, progress: Progress) -> Preflight:
     """Preflight before a start, which is shown.
 
     Raises:
-        LauncherError: for the first check that fails.
+        PreflightError: for the first check that fails.
     """
     result = preflight(plan)
     progress.say(report.preflight_text(result))
@@ -44,7 +60,7 @@ def require_files(result: Preflight) -> None:
     """Accept a bundle whose processes run already.
 
     Raises:
-        LauncherError: when its files are not those that were built.
+        PreflightError: when its files are not those that were built.
     """
     _require(result, ["bundle"])
 
@@ -52,4 +68,4 @@ def require_files(result: Preflight) -> None:
 def _require(result: Preflight, names: list[str]) -> None:
     for check in result.checks:
         if check.status == "FAIL" and check.name in names:
-            raise LauncherError(f"preflight: {check.name}: {check.detail}.", hint=check.hint)
+            raise PreflightError(check.name, check.detail, check.hint)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import IO
 
 from . import procs
-from .errors import InputError, LauncherError, file_error
+from .errors import BusyError, InputError, LauncherError, file_error
 from .fields import Fields
 from .files import read_object, write_json
+from .plan import FIRST
 
 _NAME = "state.json"
 
@@ -40,11 +41,27 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class Keeper:
+    """The process that supervises the servers; its metrics are on a port of the loopback."""
+
+    pid: int
+    started: int
+    metrics_port: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """True while this very process runs."""
+        return procs.alive(self.pid, self.started)
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The running servers and their parameters; ``boot`` guards against an earlier boot.
 
-    It is written with its mark before the first start, so that a launcher that is killed in between
-    leaves nothing that the mark does not find.
+    ``choice``: which of the bundle's choices runs. ``restarts`` of groups since the first start,
+    ``parked``: groups that failed and wait while others serve. It is written with its mark before
+    the first start, so that a launcher that is killed in between leaves nothing that the mark does
+    not find.
     """
 
     mark: str
@@ -54,6 +71,10 @@ class State:
     port: int
     ready: bool
     servers: tuple[Server, ...]
+    choice: str = FIRST
+    keeper: Keeper | None = None
+    restarts: int = 0
+    parked: tuple[int, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -115,12 +136,27 @@ def load(run: Path) -> State | None:
             fields.integer("port", low=1),
             fields.data.get("ready") is True,
             servers,
+            fields.optional_text("choice") or FIRST,
+            keeper=_keeper(fields),
+            restarts=fields.optional_integer("restarts") or 0,
+            parked=fields.integers("parked"),
         )
     except InputError as error:
         raise LauncherError(
             f"{path} is damaged: {error.message}",
             hint=f"Stop its processes by hand, then remove {path}.",
         ) from None
+
+
+def _keeper(fields: Fields) -> Keeper | None:
+    if fields.data.get("keeper") is None:
+        return None
+    keeper = fields.child("keeper")
+    return Keeper(
+        keeper.integer("pid", low=2),
+        keeper.integer("started"),
+        keeper.optional_integer("metrics_port", low=1),
+    )
 
 
 def _server(fields: Fields) -> Server:
@@ -153,13 +189,14 @@ def exclusive(run: Path) -> Iterator[None]:
     The kernel drops the lock when its holder dies.
 
     Raises:
-        LauncherError: when another command holds the lock, or the file cannot be opened.
+        BusyError: while another command holds the lock.
+        LauncherError: where the file cannot be opened.
     """
     with _lock_file(run) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LauncherError(
+            raise BusyError(
                 "another launcher is starting or stopping this bundle.",
                 hint="Wait until it is done, then try again.",
             ) from None

@@ -57,7 +57,7 @@ def _value(text: str) -> float | None:
 
 def planned_steps(plan: LaunchPlan) -> int | None:
     """The number of steps of the run, from expected.json."""
-    run = read_object(plan.root / "expected.json").get("run")
+    run = read_object(plan.folder / "expected.json").get("run")
     steps = number(run.get("steps")) if isinstance(run, dict) else None
     return int(steps) if steps else None
 
@@ -74,7 +74,7 @@ def figures(steps: list[Step]) -> dict[str, float | None]:
 
 def comparison(plan: LaunchPlan, steps: list[Step]) -> dict[str, Any]:
     """Measured, predicted, bands and their ratios."""
-    expected = read_object(plan.root / "expected.json")
+    expected = read_object(plan.folder / "expected.json")
     training = expected.get("training")
     training = training if isinstance(training, dict) else {}
     predicted = {name: number(training.get(name)) for name in FIGURES}

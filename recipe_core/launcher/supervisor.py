@@ -7,13 +7,14 @@ import os
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from . import procs, state
+from . import keeping, notify, procs, state
 from .engine import command
-from .errors import LauncherError, StartError, file_error
+from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
 from .interrupts import uninterrupted
 from .output import complain
@@ -53,6 +54,7 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
         parameters.port,
         False,
         (),
+        plan.choice,
     )
     try:
         # Before the first start: whenever this launcher is killed, `down` finds all by the mark.
@@ -73,8 +75,54 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
     return current
 
 
+def start_group(plan: LaunchPlan, current: State, group: int) -> State:
+    """Start the processes of one group, without waiting until they answer; the state with them.
+
+    Raises:
+        LauncherError: where one cannot be started, or the state cannot be written; the others of
+            the group are recorded then, or found by their mark.
+    """
+    members = [process for process in plan.processes if process.group == group]
+    names = {process.name for process in members}
+    others = tuple(server for server in current.servers if server.name not in names)
+    current = replace(current, servers=others, ready=False)
+    state.save(plan.own, current)  # before the first start, as in ``start``
+    for process in members:
+        with uninterrupted():
+            server = _spawn(plan, process, current.mark)
+            current = replace(current, servers=(*current.servers, server))
+        state.save(plan.own, current)
+    return current
+
+
+def stop_group(plan: LaunchPlan, current: State, group: int) -> None:
+    """End the processes of one group and their workers; others run on.
+
+    Raises:
+        LauncherError: when a process runs on.
+    """
+    names = {process.name for process in plan.processes if process.group == group}
+    leaders = [server.identity for server in current.servers if server.name in names]
+    with uninterrupted():
+        _, left = procs.terminate(
+            leaders,
+            part_mark(current.mark, group),
+            grace_s=GRACE_S,
+            settle_s=0.0 if current.ready or leaders else SETTLE_S,
+            variable=procs.PART,
+        )
+    if left:
+        raise _runs_on(left)
+
+
+def part_mark(mark: str, group: int) -> str:
+    """What marks the processes of one group of a start."""
+    return f"{mark}:{group}"
+
+
 def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
     log = plan.own / f"{process.name}.log"
+    _keep_previous(log)
     argv = command(process.argv)
     environment = process_environment(plan, process, mark)
     try:
@@ -103,9 +151,17 @@ def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
     return Server(process.name, child.pid, stat.started if stat else 0, process.port, str(log))
 
 
+def _keep_previous(log: Path) -> None:
+    """Move the log of the last start aside: it says why there is another."""
+    with suppress(OSError):
+        if log.is_file() and not log.is_symlink() and log.stat().st_size:
+            log.replace(log.with_name(f"{log.name}.1"))
+
+
 def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[str, str]:
     """The environment of a process, with its devices where several servers share the machine."""
-    environment = {**os.environ, **process.env, procs.MARK: mark}
+    marks = {procs.MARK: mark, procs.PART: part_mark(mark, process.group)}
+    environment = {**notify.without(dict(os.environ)), **process.env, **marks}
     if plan.parameters.data is not None:
         environment[DATA] = plan.parameters.data
     variable = _VISIBLE.get(plan.needs.runtime)
@@ -185,9 +241,9 @@ def _died(server: Server, event: str) -> StartError:
     )
 
 
-def _late(server: Server, timeout_s: float) -> StartError:
+def _late(server: Server, timeout_s: float) -> LateError:
     hint = f"Allow more with --timeout, or read {server.log}, whose end follows."
-    return StartError(
+    return LateError(
         f"{server.name} was not ready after {timeout_s:.0f} s.",
         hint=hint,
         detail=tail(Path(server.log)),
@@ -229,11 +285,18 @@ def stop(run: Path, current: State, *, progress: Progress, recorded: bool = Fals
     Raises:
         LauncherError: when a process runs on; the state stays then.
     """
+    keeping.dismiss(current.keeper if current.here else None)
     with uninterrupted():
         known = recorded or current.ready
         stopped = _stop(current, progress, known) if current.here else []
         state.remove(run)
     return stopped
+
+
+def end(current: State, progress: Progress) -> list[str]:
+    """Stop every process of a start whose keeper goes on: its state stays. As ``stop``."""
+    with uninterrupted():
+        return _stop(current, progress, known=False) if current.here else []
 
 
 def _stop(current: State, progress: Progress, known: bool) -> list[str]:
@@ -247,11 +310,15 @@ def _stop(current: State, progress: Progress, known: bool) -> list[str]:
         settle_s=0.0 if known else UNRECORDED_S,
     )
     if left:
-        raise LauncherError(
-            f"processes {', '.join(str(pid) for pid, _ in sorted(left))} do not end.",
-            hint="Run down as the user who started them; if a driver holds them, restart.",
-        )
+        raise _runs_on(left)
     names = names or [f"pid {pid}" for pid, _ in sorted(ended)]  # workers whose parent crashed
     for name in names:
         progress.say(f"stopped {name}")
     return names
+
+
+def _runs_on(left: set[procs.Identity]) -> LauncherError:
+    return LauncherError(
+        f"processes {', '.join(str(pid) for pid, _ in sorted(left))} do not end.",
+        hint="Run down as the user who started them; if a driver holds them, restart.",
+    )

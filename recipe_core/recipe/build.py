@@ -74,7 +74,7 @@ def recipe_of(
         built_by=f"recipe-builder {__version__}",
         request=decision.request.to_json(),
         model=_model_facts(decision),
-        device=_device_facts(decision),
+        device=device_facts(decision),
         engine=EngineFacts(
             name=decision.engine,
             title=decision.title,
@@ -195,7 +195,8 @@ def _model_facts(decision: Decision) -> ModelFacts:
     )
 
 
-def _device_facts(decision: Decision) -> DeviceFacts:
+def device_facts(decision: Decision) -> DeviceFacts:
+    """The device of a decision, and how many of them it uses."""
     profile = decision.cluster.device
     return DeviceFacts(
         name=profile.name,

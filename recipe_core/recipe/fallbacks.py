@@ -260,15 +260,7 @@ def hardware_of(other: Device, gpus: int) -> HardwareRequest:
 
 def _training(decision: Decision, asked: PlanRequest) -> Iterator[Fallback]:
     split = decision.candidate
-    halved = split | {"dp": split["dp"] // 2, "shard": max(split["shard"] // 2, 1)}
-    for smaller in (
-        (halved, halved | {"zero_stage": 3, "micro_batch": 1, "recompute": "full"})
-        if split["dp"] > 1
-        else ()
-    ):
-        if found := list(_trained(decision, "fewer-gpus", {}, smaller)):
-            yield from found
-            break
+    yield from _trained_on_fewer(decision)
     for precision in ("bf16", "fp8"):
         if precision != split["precision"]:
             yield from _trained(decision, "other-precision", {}, split | {"precision": precision})
@@ -278,6 +270,21 @@ def _training(decision: Decision, asked: PlanRequest) -> Iterator[Fallback]:
             decision, "lower-context", {"workload.sequence_length": length // 2}, split
         )
     yield from _trained_elsewhere(decision, asked)
+
+
+def _trained_on_fewer(decision: Decision) -> Iterator[Fallback]:
+    """The split on half of its replicas, and half of these, as far as it fits."""
+    split = decision.candidate
+    while split["dp"] > 1:
+        halved = split | {"dp": split["dp"] // 2, "shard": max(split["shard"] // 2, 1)}
+        smaller = halved | {"zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+        for candidate in (halved, smaller):
+            if fallback := next(_trained(decision, "fewer-gpus", {}, candidate), None):
+                yield fallback
+                break
+        else:
+            return
+        split = halved
 
 
 def _trained_elsewhere(decision: Decision, asked: PlanRequest) -> Iterator[Fallback]:

@@ -100,6 +100,7 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
         part, _, last = name.rpartition(".")
         shared_limit = part == "objective.limits" and last not in _OTHERS_LIMITS.get(kind, ())
         kept = name.split(".")[0] in ("model", "hardware") or name == "options.hardware"
+        kept |= part == "options.supervision" and last != "min_available"
         if shared_limit or kept:
             out[name] = value
     goal = fields["objective.optimize"]

@@ -35,6 +35,7 @@ from recipe_core.request.schema import (
     Speculative,
     TrainingWorkload,
 )
+from recipe_core.request.supervision import Supervision
 
 VERSION = "1"
 MAX_VALUE = 64 << 10
@@ -71,6 +72,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "workload.speculative": Speculative,
     "candidate.speculative": Speculative,
     "candidate.prefill": PoolRequest,
+    "options.supervision": Supervision,
 }
 """Fields with fields of their own."""
 

@@ -26,6 +26,7 @@ from recipe_core.base.types import (
     WeightDtype,
 )
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.supervision import Supervision
 
 Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
 Interval = Annotated[int, Field(ge=1, le=1000)]
@@ -380,6 +381,10 @@ class Options(_Part):
     environment: dict[Text, str] = {}
     """Environment variables of the engine's processes, such as ``NCCL_SOCKET_IFNAME``; secrets are
     refused. Serving only."""
+
+    supervision: Supervision = Supervision()
+    """How what runs is kept running, on one machine and by the controllers of clusters; no plan
+    depends on it."""
 
 
 class PoolRequest(_Part):

@@ -40,8 +40,8 @@ training divisors only."""
 TRAINING_GOALS = ("throughput", "cost", "gpus", "energy")
 """What a training run can be optimised for; the other goals are about requests."""
 
-TRAINING_OPTIONS = frozenset({"engines", "hardware", "nodes"})
-"""What a search for training splits may vary."""
+TRAINING_OPTIONS = frozenset({"engines", "hardware", "nodes", "supervision"})
+"""Options that training has too: what its search may vary, and how a run is kept running."""
 
 W = TypeVar("W", ServingWorkload, TrainingWorkload)
 
@@ -183,6 +183,8 @@ def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
     for name, field in Options.model_fields.items():
         if name not in TRAINING_OPTIONS and getattr(options, name) != field.get_default():
             yield f"options.{name}", "Leave it out."
+    if options.supervision.min_available is not None:
+        yield "options.supervision.min_available", "Leave it out: a run has no replicas."
 
 
 def _limits_of_others(request: PlanRequest) -> Iterator[tuple[str, str]]:

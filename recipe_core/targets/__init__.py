@@ -21,6 +21,7 @@ from recipe_core.targets import (
     ray_serve,
     skypilot,
     slurm,
+    systemd,
     training,
 )
 from recipe_core.targets.context import Context, Image
@@ -36,6 +37,7 @@ def _monitoring(context: Context) -> dict[str, str]:
 
 
 SERVING: Mapping[str, Target] = {
+    "systemd": systemd.files,
     "docker": containers.docker,
     "compose": containers.compose,
     "kubernetes": kubernetes.files,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from ipaddress import ip_address
 from typing import Any
@@ -11,6 +10,7 @@ from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
+from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_COMPOSE, PLAIN, Syntax, fill
 from recipe_core.targets.layout import layout
@@ -205,6 +205,7 @@ def _service(context: Context, process: Process) -> dict[str, Any]:
         **({"healthcheck": _health(context, process)} if process.answers else {}),
         **_waits(context, process),
         "restart": "unless-stopped",
+        "stop_grace_period": f"{supervise.grace_s(context)}s",
     }
 
 
@@ -227,13 +228,13 @@ def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
 
 def _health(context: Context, process: Process) -> dict[str, Any]:
     url = f"http://127.0.0.1:{_port(context, process)}{context.launch.health}"
-    start = f"{math.ceil(context.launch.startup_timeout_s)}s"
+    looks = supervise.hang(context)
     return {
         "test": ["CMD-SHELL", _PROBE.format(url=url)],
-        "interval": "15s",
-        "timeout": "10s",
-        "retries": 4,
-        "start_period": start,
+        "interval": f"{looks.period_s}s",
+        "timeout": f"{looks.period_s}s",
+        "retries": looks.failures,
+        "start_period": f"{supervise.start_s(context)}s",
     }
 
 
@@ -255,6 +256,8 @@ def _run(context: Context, process: Process) -> list[str]:
         f"{object_name(context)}-{_name(process)}",
         "--restart",
         "unless-stopped",
+        "--stop-timeout",
+        str(supervise.grace_s(context)),
     ]
     if _together(context) and process is not _first(context):
         options += ["--network", f"container:{object_name(context)}-{_name(_first(context))}"]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.place import Parameters
+from recipe_core.request.supervision import Supervision
 
 NAME_ONE = "Name one with a tag or a digest."
 
@@ -38,7 +39,7 @@ class Context:
     ``limits`` are the recipe's (for thresholds). ``workload`` is the request's. ``files``: what
     processes read from the bundle besides ``launch.files`` (a trainer's program), by path.
     ``install``: the shell words that install the engine where there is no container. ``no_image``:
-    what to do where none is known.
+    what to do where none is known. ``supervision``: the request's, for every controller.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Context:
     files: dict[str, str] = field(default_factory=dict)
     install: tuple[str, ...] = ()
     no_image: str = NAME_ONE
+    supervision: Supervision = field(default_factory=Supervision)
 
     @property
     def nodes(self) -> int:

@@ -11,7 +11,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.targets.context import Context
 
 _CLUSTERS = {"slurm", "skypilot"}
-_NO_KUBERNETES = {"docker", "compose", "monitoring", "ray-serve", *_CLUSTERS}
+_NO_KUBERNETES = {"systemd", "docker", "compose", "monitoring", "ray-serve", *_CLUSTERS}
 
 
 @dataclass(frozen=True, slots=True)

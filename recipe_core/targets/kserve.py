@@ -6,17 +6,18 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import kubernetes, pod
+from recipe_core.targets import kubernetes, pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import metadata
 
 FOLDER = "targets/kserve"
+POD_LABEL = "serving.kserve.io/inferenceservice"  # which KServe gives the pods of a service
 CONTAINER = "kserve-container"  # KServe sends requests to the container of this name
 
 
 def files(context: Context) -> dict[str, str]:
-    """``inferenceservice.yaml``, the claim and the files it mounts.
+    """``inferenceservice.yaml``, its disruption budget, the claim and the files it mounts.
 
     Raises:
         NoAnswer: where a copy is more than one container, or no image is known.
@@ -27,7 +28,13 @@ def files(context: Context) -> dict[str, str]:
             "an InferenceService has one container; this recipe needs several per copy.",
             hint="Use the Kubernetes target.",
         )
-    return folder(context, FOLDER, {"inferenceservice.yaml": inference_service(context, shape)})
+    kept = context.supervision.available_of(kubernetes.copies(context, shape))
+    pods = {"matchLabels": {POD_LABEL: pod.object_name(context)}}
+    objects = {
+        "inferenceservice.yaml": inference_service(context, shape),
+        "disruption.yaml": kubernetes.budget(context, "", pods, kept),
+    }
+    return folder(context, FOLDER, objects)
 
 
 def folder(context: Context, path: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -49,7 +56,15 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
     for probe in pod.PROBES:
         container[probe]["httpGet"]["port"] = pod.port_of(context, shape.leader[0])
     count = kubernetes.copies(context, shape)
-    predictor = {"minReplicas": count, "maxReplicas": count, **spec, "containers": [container]}
+    rollout = {"type": "RollingUpdate", "rollingUpdate": supervise.rollout(context, count)}
+    predictor = {
+        "minReplicas": count,
+        "maxReplicas": count,
+        "deploymentStrategy": rollout,
+        **spec,
+        "restartPolicy": "Always",
+        "containers": [container],
+    }
     notes = {
         "serving.kserve.io/deploymentMode": "RawDeployment",
         "serving.kserve.io/autoscalerClass": "none",

@@ -19,7 +19,7 @@ from recipe_core.targets import kserve, kubernetes, pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
-from recipe_core.targets.pod import metadata
+from recipe_core.targets.pod import labels, metadata
 
 FOLDER = "targets/kserve-llm"
 VERSION = "serving.kserve.io/v1alpha2"
@@ -28,6 +28,11 @@ CONTAINER = "main"  # the name that presets give the engine's container
 # KServe's services expect a server at the first, its sidecar the decoding server at the second.
 PORT, BEHIND_SIDECAR = 8000, 8001
 CERTIFICATES = "/var/run/kserve/tls"  # where presets mount them
+# Which KServe gives the pods of a service, beside its name.
+POD_LABELS = {
+    "app.kubernetes.io/part-of": "llminferenceservice",
+    "kserve.io/component": "workload",
+}
 OTHER = "Use the Kubernetes target."
 
 
@@ -44,7 +49,14 @@ def files(context: Context) -> dict[str, str]:
             field="candidate.engine",
             hint=OTHER,
         )
-    return kserve.folder(context, FOLDER, {"llminferenceservice.yaml": service(context)})
+    objects = {"llminferenceservice.yaml": service(context)}
+    units = by_role(context.launch) or {}
+    # KServe's labels tell neither leaders from workers nor pools apart in one way for all
+    if [*units] == ["server"] and len(units["server"].pods) == 1:
+        kept = context.supervision.available_of(kubernetes.copies(context, units["server"]))
+        pods = {"matchLabels": {**labels(context), **POD_LABELS}}
+        objects["disruption.yaml"] = kubernetes.budget(context, "", pods, kept)
+    return kserve.folder(context, FOLDER, objects)
 
 
 def service(context: Context) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
-from recipe_core.targets import pod
+from recipe_core.targets import pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.layout import NODE, Pod, Unit, layout, same_pod
@@ -22,6 +22,8 @@ FOLDER = "targets/kubernetes"
 ROLE = "app.kubernetes.io/component"
 QUEUE = "kueue.x-k8s.io/queue-name"
 ROOTS = {"sshd"}  # programs that do not start without root
+POD_FIELDS = ("restartPolicy", "topologySpreadConstraints")
+SCHEDULING_S = 600  # assumed: until a pod has a node and its image, beside its start
 SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finished files
 
 
@@ -55,7 +57,7 @@ def objects(context: Context) -> dict[str, dict[str, Any]]:
             values[f"service{suffix(unit)}"] = service(context, unit, suffix(unit))
     values["service"] = service(context, entry(units), "")
     values |= shared(context)
-    return {**values, "disruption": disruption(context, units), "network": network(context)}
+    return {**values, **disruptions(context, units), "network": network(context)}
 
 
 def shared(context: Context) -> dict[str, dict[str, Any]]:
@@ -100,7 +102,6 @@ def copies(context: Context, unit: Unit) -> int:
 
 def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
     count = copies(context, unit)
-    startup = max(_startup(context, process) for process in unit.leader if process.answers)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -108,17 +109,27 @@ def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
         "spec": {
             "replicas": count,
             "selector": {"matchLabels": labels(context) | {ROLE: leader_role(unit)}},
-            # devices are scarce: an update takes a pod down before it starts the next
             "strategy": {
                 "type": "RollingUpdate",
-                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+                "rollingUpdate": supervise.rollout(context, count),
             },
-            "progressDeadlineSeconds": startup + 600,
+            "progressDeadlineSeconds": progress_s(context, unit),
             "template": _template(
-                context, unit.leader, leader_role(unit), head="127.0.0.1", **_spread(context, count)
+                context,
+                unit.leader,
+                leader_role(unit),
+                head="127.0.0.1",
+                restartPolicy="Always",
+                **_spread(context, count),
             ),
         },
     }
+
+
+def progress_s(context: Context, unit: Unit) -> int:
+    """Seconds after which a rollout without progress counts as failed."""
+    startup = max(_startup(context, process) for process in unit.leader if process.answers)
+    return startup + SCHEDULING_S
 
 
 def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
@@ -139,13 +150,18 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
         "index": Variable("LWS_WORKER_INDEX"),
         **_members(context, unit),
     }
+    count = copies(context, unit)
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
         "metadata": _queued(context, metadata(context, suffix(unit))),
         "spec": {
-            "replicas": copies(context, unit),
+            "replicas": count,
             "startupPolicy": "LeaderCreated",
+            "rolloutStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdateConfiguration": supervise.rollout(context, count),
+            },
             "leaderWorkerTemplate": {
                 "size": len(unit.pods),
                 "restartPolicy": "RecreateGroupOnPodRestart",
@@ -185,11 +201,10 @@ def _template(
     **more: Any,
 ) -> dict[str, Any]:
     """A pod template; ``more`` are addresses of other pods, or fields of the specification."""
-    addresses = {key: value for key, value in more.items() if isinstance(value, str | Variable)}
+    addresses = {key: value for key, value in more.items() if key not in POD_FIELDS}
     known = {**pod.values(context, head, index=index), **_answering(context), **addresses}
-    grace = max(60, math.ceil(2 * context.estimate.get("serving", {}).get("request_latency_s", 0)))
     fields = {key: value for key, value in more.items() if key not in addresses}
-    spec = pod.pod_spec(context, processes, known, terminationGracePeriodSeconds=grace, **fields)
+    spec = pod.pod_spec(context, processes, known, **fields)
     return {"metadata": {"labels": labels(context) | {ROLE: role}}, "spec": spec}
 
 
@@ -280,15 +295,51 @@ def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[s
     }
 
 
-def disruption(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
-    """Maintenance evicts one pod at a time; a multi-node group counts by its leader."""
-    role = {ROLE: leader_role(units[0])} if len(units) == 1 else {}
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(context) | role}}
+def disruptions(context: Context, units: Sequence[Unit]) -> dict[str, dict[str, Any]]:
+    """Budgets by file name: how many pods of each role maintenance must leave up.
+
+    Servers of one role stand in for each other, whichever workload they belong to. Workers of
+    servers over several nodes have a budget of their own, because a pod counts in one only, and
+    only a leader tells whether its server answers.
+    """
+    roles: dict[str, list[Unit]] = {}
+    for unit in units:
+        roles.setdefault(unit.leader[0].role, []).append(unit)
+    budgets = {}
+    for role, members in roles.items():
+        name = f"-{role}" if len(roles) > 1 else ""
+        servers = sum(copies(context, unit) for unit in members)
+        kept = context.supervision.available_of(servers)
+        leaders = [leader_role(unit) for unit in members]
+        workers = [worker_role(unit) for unit in members if len(unit.pods) > 1]
+        size, counted = len(members[0].pods), counted_pods(members[0])
+        budgets[f"disruption{name}"] = _disruption(context, name, leaders, counted * kept)
+        if workers and counted == 1:
+            inner = f"{name}-workers"
+            budgets[f"disruption{inner}"] = _disruption(context, inner, workers, (size - 1) * kept)
+    return budgets
+
+
+def counted_pods(unit: Unit) -> int:
+    """Pods of a server that its disruption budget counts: its leader, or all where all answer."""
+    every_node = len(unit.pods) > 1 and worker_role(unit) == leader_role(unit)
+    return len(unit.pods) if every_node else 1
+
+
+def _disruption(context: Context, name: str, roles: Sequence[str], kept: int) -> dict[str, Any]:
+    which = {"key": ROLE, "operator": "In", "values": list(roles)}
+    one = {"matchLabels": labels(context) | {ROLE: roles[0]}}
+    several = {"matchLabels": labels(context), "matchExpressions": [which]}
+    return budget(context, name, one if len(roles) == 1 else several, kept)
+
+
+def budget(context: Context, name: str, selector: dict[str, Any], kept: int) -> dict[str, Any]:
+    """A PodDisruptionBudget: drains of nodes wait while fewer than ``kept`` pods would be left."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(context),
-        "spec": spec,
+        "metadata": metadata(context, name),
+        "spec": {"minAvailable": kept, "selector": selector},
     }
 
 

@@ -15,6 +15,13 @@ from recipe_core.targets.pod import object_name
 FILE = "targets/llm-d/values.yaml"
 ENGINE = "vllm"  # the engine whose metrics the endpoint picker reads
 TYPES = {"nvidia": "nvidia", "amd": "amd", "intel": "intel-gaudi"}
+EXTRA = (
+    "securityContext",
+    "affinity",
+    "nodeSelector",
+    "tolerations",
+    "terminationGracePeriodSeconds",
+)
 OWN_VOLUMES = ("shm", "home", "run")  # the chart makes the one for the weights
 
 
@@ -80,10 +87,13 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
     spec = pod.pod_spec(context, shape.leader, known)
     (server,) = spec["containers"]
     fields = ("image", "command", "ports", "resources", *pod.PROBES, "securityContext")
+    # texts in here the chart renders as templates
+    more = {"extraConfig": {"lifecycle": server["lifecycle"]}}
     container = {
         "name": ENGINE,
         "modelCommand": "custom",
         **{key: server[key] for key in fields},
+        **more,
         # the chart sets HF_HOME itself, to where it mounts the model
         "env": [_rendered(entry) for entry in server["env"] if entry["name"] != "HF_HOME"],
         "mountModelVolume": True,
@@ -93,11 +103,7 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
         "create": True,
         "replicas": kubernetes.copies(context, shape),
         "parallelism": parallelism,
-        "extraConfig": {
-            key: spec[key]
-            for key in ("securityContext", "affinity", "nodeSelector", "tolerations")
-            if key in spec
-        },
+        "extraConfig": {key: spec[key] for key in EXTRA if key in spec},
         "containers": [container],
         "volumes": [volume for volume in spec["volumes"] if volume["name"] in OWN_VOLUMES],
     }

@@ -11,6 +11,7 @@ from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill
 from recipe_core.targets.pod import port_values
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+NOT_FOUND = 127  # as shells end where a program is missing: trying again helps nobody
 _INDENT = "    "
 
 _BEGIN = """#!/bin/bash
@@ -22,7 +23,9 @@ run=$root/run
 mkdir -p "$run"
 """
 _END = """# A node fails with the first of its processes, and stops the others.
+# One that is told to stop waits for what its processes still do.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; wait; exit 0' TERM
 wait -n
 """
 _SPLIT = """# Device numbers count within those the scheduler assigned.
@@ -92,7 +95,7 @@ def _programs(processes: Sequence[Process]) -> str:
     for name in dict.fromkeys(p.argv[0] for p in processes):
         message = quoting.shell(f"{name} is not installed on this node")
         check = f"command -v {quoting.shell(name)} >/dev/null"
-        lines.append(f"{check} || {{ echo {message} >&2; exit 1; }}\n")
+        lines.append(f"{check} || {{ echo {message} >&2; exit {NOT_FOUND}; }}\n")
     return "".join(lines)
 
 

@@ -41,6 +41,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         workload=recipe.request["workload"],
         limits=recipe.request.get("objective", {}).get("limits", {}),
         install=tuple(shlex.split(decision.install)),
+        supervision=decision.request.options.supervision,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
 

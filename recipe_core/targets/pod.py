@@ -8,6 +8,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Launch, Process
+from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_KUBERNETES, Values, Variable, fill
 from recipe_core.targets.layout import Pod
@@ -16,8 +17,6 @@ from recipe_core.targets.names import names, node_affinity
 ROOT, RUN, CACHE, HOME = "/recipe", "/run/recipe", "/models", "/home/recipe"
 USER = 1000
 NAME_LENGTH = 40  # controllers append up to 23 characters to a name, and 63 is the limit of a label
-DOWNLOAD_BYTES_PER_S = 100e6  # assumed for a first start; behind a slower link, fill the cache
-PROBE_S = 10
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 GIB = 1 << 30
 # Assumed, per device: what an engine needs on the host besides weights being loaded.
@@ -120,6 +119,7 @@ def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str
         **(tolerations(context) if computes else {}),
         "containers": [container(context, process, known) for process in pod],
         "volumes": volumes(context, pod),
+        "terminationGracePeriodSeconds": supervise.grace_s(context),
         **more,
     }
 
@@ -143,6 +143,8 @@ def container(
         "resources": resources(context, process),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         **(probes(context, process) if process.answers else {}),
+        # workers too: a server drains only with all of its ranks
+        **({"lifecycle": supervise.drain_hook(context)} if context.kind == "serving" else {}),
         "volumeMounts": mounts(context),
     }
 
@@ -214,25 +216,25 @@ def resources(context: Context, process: Process) -> dict[str, Any]:
 def probes(context: Context, process: Process) -> dict[str, Any]:
     """Startup, readiness and liveness probes on the health path.
 
-    Startup may take the engine's time-out and, for a hub model, the first download.
+    A server that hangs loses its requests first, and is started again after the recipe's time.
     """
     get = {"path": context.launch.health, "port": port_name(process)}
-    wait_s = float(context.launch.startup_timeout_s)
-    if not context.model_is_folder:
-        wait_s += context.weights_bytes / DOWNLOAD_BYTES_PER_S
+    hang, unready = supervise.hang(context), supervise.unready(context)
 
-    def probe(timeout_s: int, failures: int) -> dict[str, Any]:
+    def probe(timeout_s: int, period_s: int, failures: int) -> dict[str, Any]:
         return {
             "httpGet": dict(get),
-            "periodSeconds": PROBE_S,
+            "periodSeconds": period_s,
             "timeoutSeconds": timeout_s,
             "failureThreshold": failures,
         }
 
+    looks = math.ceil(supervise.start_s(context) / supervise.PROBE_S)
+    short_s = min(5, unready.period_s)
     return {
-        "startupProbe": probe(5, math.ceil(wait_s / PROBE_S)),
-        "readinessProbe": probe(5, 3),
-        "livenessProbe": probe(10, 6),
+        "startupProbe": probe(5, supervise.PROBE_S, looks),
+        "readinessProbe": probe(short_s, unready.period_s, unready.failures),
+        "livenessProbe": probe(hang.period_s, hang.period_s, hang.failures),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
 from recipe_core.targets.monitoring.thresholds import warm_up_s
@@ -83,7 +84,7 @@ def _model(context: Context) -> dict[str, Any]:
         },
         **({"accelerator_type": accelerator} if accelerator else {}),
         "engine_kwargs": _engine(context),
-        "deployment_config": _replicas(context),
+        "deployment_config": {**_replicas(context), **_kept_running(context)},
         **({"runtime_env": {"env_vars": environment}} if environment else {}),
     }
 
@@ -116,6 +117,21 @@ def _engine(context: Context) -> dict[str, Any]:
     if context.nodes > 1:
         options["distributed_executor_backend"] = "ray"
     return options
+
+
+def _kept_running(context: Context) -> dict[str, Any]:
+    """Health checks, the drain of a replica that stops, and starts that may fail.
+
+    Ray kills a replica after three checks without an answer, and makes it again without end; only
+    starts that fail are counted.
+    """
+    supervision = context.supervision
+    return {
+        "health_check_period_s": supervise.hang(context).period_s,
+        "health_check_timeout_s": supervise.ray_timeout_s(context),
+        "graceful_shutdown_timeout_s": supervision.drain_s,
+        "max_constructor_retry_count": supervision.crash_budget,
+    }
 
 
 def _replicas(context: Context) -> dict[str, Any]:

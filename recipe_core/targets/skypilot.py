@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
+from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.kubernetes import cache_gib
 from recipe_core.targets.layout import layout
@@ -18,11 +18,12 @@ from recipe_core.targets.pod import image, object_name
 
 FOLDER = "targets/skypilot"
 DISK_GIB = 100  # for the image and logs, besides the weights
+PROBES = 4  # of a replica without an answer in the time of a hang, at most
 BUSY = 0.8  # share of the estimated throughput above which another copy starts
 
 
 def files(context: Context) -> dict[str, str]:
-    """``task.yaml`` for ``sky serve up`` or ``sky launch`` in the bundle's folder, and ``node.sh``.
+    """``task.yaml`` for ``sky serve up`` or ``sky jobs launch``, and the ``node.sh`` that it runs.
 
     Raises:
         NoAnswer: for a device that SkyPilot's clouds do not have, where neither an image nor an
@@ -84,9 +85,17 @@ def _resources(context: Context) -> dict[str, Any]:
         **_accelerators(context),
         **({"infra": place} if p.cloud else {}),
         **({"image_id": f"docker:{image(context)}"} if _has_image(context) else {}),
-        **({"ports": [p.port]} if context.kind == "serving" else {}),
+        **({"ports": [p.port]} if context.kind == "serving" else _recovery(context)),
         "disk_size": DISK_GIB + weights,
     }
+
+
+def _recovery(context: Context) -> dict[str, Any]:
+    """How often a run that fails is started again; lost machines are replaced without a count.
+
+    ``recover_on_exit_codes`` is left out: torchrun ends with 1 whatever its ranks ended with.
+    """
+    return {"job_recovery": {"max_restarts_on_errors": supervise.lifetime_restarts(context)}}
 
 
 def _accelerators(context: Context) -> dict[str, Any]:
@@ -119,7 +128,8 @@ def _service(context: Context, copies: int) -> dict[str, Any]:
     p = context.parameters
     probe = {
         "path": context.launch.health,
-        "initial_delay_seconds": math.ceil(context.launch.startup_timeout_s),
+        "initial_delay_seconds": supervise.start_s(context),
+        "timeout_seconds": max(1, context.supervision.hang_s // PROBES),
     }
     if p.min_replicas == p.max_replicas:
         return {"readiness_probe": probe, "replicas": p.min_replicas * copies, "ports": p.port}

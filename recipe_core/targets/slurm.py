@@ -8,13 +8,15 @@ from typing import Any
 from recipe_core.base import quoting
 from recipe_core.base.errors import HardwareError
 from recipe_core.hardware.cluster import device
+from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.node_script import node_script
+from recipe_core.targets.node_script import NOT_FOUND, node_script
 from recipe_core.targets.pod import object_name
 
 FOLDER = "targets/slurm"
 SERVING_MINUTES, TRAINING_MINUTES = 24 * 60, 48 * 60  # requested where the user sets no limit
 SIGNAL_S = 300  # so long before its limit a training job is requeued, to resume from a checkpoint
+TRAINER = "torch"  # the embedded trainer
 FLAG = object()  # marks an option without a value
 CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 8, "64G"  # assumed, where a node is shared
 
@@ -26,14 +28,59 @@ for name in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     nodes+=("$(scontrol show node "$name" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')")
 done
 """
+# A job goes back to the queue after a failure, but for those that another start would meet again.
+# Slurm counts all its starts; those after an end of the time limit are kept apart, as no failures.
+_AGAIN = """mkdir -p run
+planned_file=run/slurm-$SLURM_JOB_ID.planned
+planned=$(cat "$planned_file" 2>/dev/null || echo 0)
+failures=$((${{SLURM_RESTART_COUNT:-0}} - planned))
+most={most}
+if ((failures > most)); then
+    echo "gave up: $failures starts failed, and supervision allows $most" >&2
+    exit 1
+fi
+again() {{  # its argument: how the step ended
+    if (($1 == 0 || $1 == 2 || $1 == {missing} || failures >= most)); then
+        exit "$1"
+    fi
+    # a job that is cancelled ends its step too, and must not come back
+    case "$(scontrol show job --oneliner "$SLURM_JOB_ID")" in
+        *JobState=RUNNING*) ;;
+        *) exit "$1" ;;
+    esac
+    echo "the step ended with $1; back to the queue" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+}}
+"""
+_STEP = """srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "${nodes[@]}" &
+step=$!
+status=0
+wait "$step" || status=$?
+again "$status"
+"""
 _SERVE = """echo "$SLURM_JOB_NAME will answer on http://${{nodes[0]}}:{port}"
-srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "${{nodes[@]}}"
+# Slurm signals this shell before the time limit, and when the job is cancelled: servers are told to
+# stop, finish what runs as far as their engine does, and the job ends.
+trap 'trap "" TERM; scancel --signal=TERM "$SLURM_JOB_ID"; wait || true; exit 0' TERM
 """
 _TRAIN = """# Slurm signals this shell before the limit; the job is requeued and resumes from its
-# last checkpoint.
-trap 'scontrol requeue "$SLURM_JOB_ID"; exit 0' USR1
-srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "${nodes[@]}" &
-wait $!
+# last checkpoint. Not SIGTERM, which a job that is cancelled gets too.
+at_limit() {{
+    trap '' USR1
+    echo $((planned + 1)) > "$planned_file"
+{stop}    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+}}
+trap at_limit USR1
+"""
+# The embedded trainer looks for this file after every step, and writes a checkpoint.
+_STOP = """    touch run/stop
+    for ((waited = 0; waited < {wait_s}; waited++)); do
+        kill -0 "${{step:-}}" 2>/dev/null || break
+        sleep 1
+    done
+    rm -f run/stop
 """
 
 
@@ -51,12 +98,21 @@ def files(context: Context) -> dict[str, str]:
         f"# Submit from the bundle's folder, with {context.engine} on PATH:\n"
         f"# sbatch {FOLDER}/job.sbatch\n"
     )
-    run = _TRAIN if context.kind == "training" else _SERVE.format(port=_entry_port(context))
     script = node_script(context, "SLURM_NODEID", visible_given=True)
     return {
-        f"{FOLDER}/job.sbatch": f"#!/bin/bash\n{options}{usage}{_HEAD}{run}",
+        f"{FOLDER}/job.sbatch": f"#!/bin/bash\n{options}{usage}{_HEAD}{_run(context)}",
         f"{FOLDER}/node.sh": script,
     }
+
+
+def _run(context: Context) -> str:
+    """The step, what happens before the time limit, and what after a failure."""
+    most = context.supervision.requeues + supervise.expected_failures(context)
+    again = _AGAIN.format(most=most, missing=NOT_FOUND)
+    if context.kind == "serving":
+        return again + _SERVE.format(port=_entry_port(context)) + _STEP
+    stop = _STOP.format(wait_s=SIGNAL_S // 2) if context.engine == TRAINER else ""
+    return again + _TRAIN.format(stop=stop) + _STEP
 
 
 def _entry_port(context: Context) -> int:
@@ -80,9 +136,10 @@ def directives(context: Context) -> dict[str, Any]:
         "account": p.account,
         "qos": p.queue,
         "output": "%x-%j.out",
+        "open-mode": "append",
+        "requeue": FLAG,
+        "signal": f"B:USR1@{SIGNAL_S}" if training else f"B:TERM@{supervise.grace_s(context)}",
     }
-    if training:
-        options |= {"open-mode": "append", "requeue": FLAG, "signal": f"B:USR1@{SIGNAL_S}"}
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import pod
+from recipe_core.targets import pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.kubernetes import QUEUE, cache_gib, claim
@@ -20,11 +20,27 @@ from recipe_core.targets.pod import GIB, kustomization, labels, metadata, object
 CHECKPOINTS_KEPT = 4  # that the claim of a run has room for
 # Of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say.
 BYTES_PER_PARAMETER = 16
-RETRIES = 10  # node failures after which a run is given up
 RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntimes
 NODE = "node"
 # Fields of the runtime's pod that a TrainJob may patch.
-PATCHABLE = ("affinity", "nodeSelector", "securityContext", "tolerations", "volumes")
+PATCHABLE = (
+    "affinity",
+    "nodeSelector",
+    "securityContext",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+    "volumes",
+)
+# A node that is drained or lost is no failure of the run. JobSet sees what a Job ended for, so that
+# such an end is a reason of its own.
+DISRUPTED = {
+    "rules": [
+        {
+            "action": "FailJob",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        }
+    ]
+}
 INDEX = Variable("JOB_COMPLETION_INDEX")
 
 
@@ -60,7 +76,10 @@ def train_job(context: Context) -> dict[str, str]:
 
 
 def job_set(context: Context) -> dict[str, str]:
-    """A JobSet of one indexed Job; a failed node restarts all of it."""
+    """A JobSet of one indexed Job; a failed node restarts all of it.
+
+    Restarts count, but for those after a drained or lost node.
+    """
     head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"
     container, spec = _parts(context, head, INDEX, NODE)
     job = {
@@ -68,6 +87,7 @@ def job_set(context: Context) -> dict[str, str]:
         "completions": context.nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,
+        "podFailurePolicy": DISRUPTED,
         "template": {
             "metadata": {"labels": labels(context)},
             "spec": {**spec, "restartPolicy": "Never", "containers": [container]},
@@ -79,7 +99,16 @@ def job_set(context: Context) -> dict[str, str]:
         "metadata": _about(context),
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": object_name(context)},
-            "failurePolicy": {"maxRestarts": RETRIES},
+            "failurePolicy": {
+                "maxRestarts": supervise.lifetime_restarts(context),
+                "rules": [
+                    {
+                        "name": "disruption",
+                        "action": "RestartJobSetAndIgnoreMaxRestarts",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
             "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
         },
     }
@@ -103,7 +132,11 @@ def pytorch_job(context: Context) -> dict[str, str]:
     }
     spec = {
         "nprocPerNode": str(context.devices_per_node),
-        "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "Running", **gang},
+        "runPolicy": {
+            "backoffLimit": supervise.lifetime_restarts(context),
+            "cleanPodPolicy": "Running",
+            **gang,
+        },
         "pytorchReplicaSpecs": {"Master": {"replicas": 1, **replica}, **workers},
     }
     value = {
@@ -133,7 +166,7 @@ def volcano(context: Context) -> dict[str, str]:
             "schedulerName": "volcano",
             "queue": context.parameters.queue or "default",
             "minAvailable": context.nodes,
-            "maxRetry": RETRIES,
+            "maxRetry": supervise.lifetime_restarts(context),
             "plugins": {"svc": [], "env": []},
             "policies": [
                 {"event": "PodFailed", "action": "RestartJob"},

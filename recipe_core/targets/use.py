@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 TITLES = {
+    "systemd": "systemd",
     "docker": "Docker or Podman",
     "compose": "Compose",
     "kubernetes": "Kubernetes",
@@ -25,6 +26,10 @@ TITLES = {
 }
 """Titles of targets for people."""
 _MAIN = {
+    "@.service": (
+        'systemctl --user link "$PWD/{0}" && systemctl --user start {instance}',
+        "systemctl --user stop {instance}",
+    ),
     "docker/run.sh": ("bash {0}", "docker rm --force $(docker ps --quiet --filter name={name})"),
     "compose/compose.yaml": ("docker compose -f {0} up --detach", "docker compose -f {0} down"),
     "slurm/job.sbatch": ("sbatch {0}", "scancel --name {name}"),
@@ -39,7 +44,7 @@ _MAIN = {
 """By the end of a main file's path: the commands that start and stop it."""
 _VERBS = {
     "serving": {"verb": "serve up", "stop": "serve down"},
-    "training": {"verb": "launch", "stop": "down"},
+    "training": {"verb": "jobs launch", "stop": "jobs cancel --name"},
 }
 
 
@@ -63,7 +68,8 @@ def uses(paths: Iterable[str], name: str, kind: str) -> list[Use]:
         for ending, (start, stop) in _MAIN.items():
             if path.startswith("targets/") and path.endswith(ending):
                 parent = path.rpartition("/")[0]
-                words = _VERBS[kind] | {"name": name, "parent": parent}
+                instance = f'"{name}@$(systemd-escape --path "$PWD").service"'
+                words = _VERBS[kind] | {"name": name, "parent": parent, "instance": instance}
                 title = TITLES[path.split("/")[1]]
                 commands = (start.format(path, **words), stop.format(path, **words))
                 listed.append(Use(title, path, *commands))

@@ -142,6 +142,19 @@ class Bundle:
         path.write_text(json.dumps(data))
         self.seal()
 
+    def add_fallback(self, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+        """A fallback that differs from the first choice by ``change``."""
+        first = json.loads((self.root / "launch.json").read_text())
+        entry = {"name": name, "kind": name.partition("-")[2], "title": f"fallback {name}"}
+        listed = [*first.pop("fallbacks", []), entry]
+        folder = self.root / "fallbacks" / name
+        folder.mkdir(parents=True)
+        launch = json.loads(json.dumps(first))
+        change(launch)
+        (folder / "launch.json").write_text(json.dumps(launch))
+        shutil.copy(self.root / "expected.json", folder)
+        self.edit(lambda data: data.update(fallbacks=listed))
+
     def seal(self) -> None:
         (self.root / "MANIFEST.json").unlink(missing_ok=True)
         digests = {

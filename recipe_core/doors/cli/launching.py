@@ -14,7 +14,7 @@ from recipe_core.base.errors import BundleError
 from recipe_core.bundle.contents import MAX_FILE_BYTES, RUN_FOLDER
 from recipe_core.doors.cli.app import Bundle, app, emit
 
-_OF_RUNNING = ("status", "down")
+_OF_RUNNING = ("status", "down", "logs", "doctor")
 """Commands on what runs: they must work even where the bundle's folder has been changed since."""
 
 
@@ -88,7 +88,10 @@ _LAUNCHER = {
     "up": "Start the bundle's servers and wait until they are healthy.",
     "bench": "Send real requests; print predicted against measured; write measurement.json.",
     "status": "Whether the bundle's servers run and are healthy.",
+    "restart": "Restart one replica after the other, each healthy before the next.",
     "down": "Stop the bundle's servers.",
+    "logs": "Show the ends of the logs of the bundle's processes.",
+    "doctor": "Pack logs, state and versions for a report, without secrets.",
 }
 
 

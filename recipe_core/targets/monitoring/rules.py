@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from recipe_core.engines.release import Metrics
 from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.targets.monitoring.thresholds import MEMORY, Threshold, Thresholds, thresholds
+from recipe_core.targets.supervise import duration
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
@@ -94,9 +95,9 @@ def _seconds(unit_s: float) -> str:
 
 def _engine_alerts(context: Context, m: Metrics, t: Thresholds) -> dict[str, Any]:
     """Alerts on what the engine reports."""
-    known = series(context, m)
+    known, silent = series(context, m), duration(context.supervision.hang_s)
     down, text = f"up{{{_selector(context)}}} == 0", "{{$labels.instance}} does not answer"
-    alerts = [_alert("RecipeDown", down, "1m", "critical", text)]
+    alerts = [_alert("RecipeDown", down, silent, "critical", text)]
     for name, words in _TIMES:
         if f"{name}_seconds:mean" in known:
             alerts.append(_slow(context, m, name, words, getattr(t, name)))
@@ -141,7 +142,8 @@ def _slow(context: Context, m: Metrics, name: str, words: str, t: Threshold) -> 
         statistic = f"{100 * t.quantile:g} % quantile of"
     text = f"{statistic} {words} is {{{{$value | humanizeDuration}}}}; above {t.basis}"
     high = f"{measured} > {t.value:g}"
-    return _alert(f"Recipe{name.capitalize()}High", high, "5m", "warning", text)
+    wait = duration(context.supervision.slow_s)
+    return _alert(f"Recipe{name.capitalize()}High", high, wait, "warning", text)
 
 
 def _device_alerts(context: Context, e: Exporter) -> dict[str, Any]:

@@ -6,6 +6,7 @@ engine="${1:-docker}"
 "$engine" run --detach \
     --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-0 \
     --restart unless-stopped \
+    --stop-timeout 60 \
     --publish 127.0.0.1:8000:8000 \
     --device=/dev/kfd \
     --device=/dev/dri \
@@ -28,6 +29,7 @@ engine="${1:-docker}"
 "$engine" run --detach \
     --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-1 \
     --restart unless-stopped \
+    --stop-timeout 60 \
     --publish 127.0.0.1:8001:8001 \
     --device=/dev/kfd \
     --device=/dev/dri \
@@ -50,6 +52,7 @@ engine="${1:-docker}"
 "$engine" run --detach \
     --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-2 \
     --restart unless-stopped \
+    --stop-timeout 60 \
     --publish 127.0.0.1:8002:8002 \
     --device=/dev/kfd \
     --device=/dev/dri \
@@ -72,6 +75,7 @@ engine="${1:-docker}"
 "$engine" run --detach \
     --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-3 \
     --restart unless-stopped \
+    --stop-timeout 60 \
     --publish 127.0.0.1:8003:8003 \
     --device=/dev/kfd \
     --device=/dev/dri \

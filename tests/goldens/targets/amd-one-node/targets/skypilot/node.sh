@@ -5,7 +5,7 @@ nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
-command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
+command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }
 case "$SKYPILOT_NODE_RANK" in
 0)
     exec env vllm serve Qwen/Qwen3-30B-A3B --host 0.0.0.0 --port 8000 --served-model-name llama --tensor-parallel-size 2 \

@@ -8,7 +8,7 @@ mkdir -p "$run"
 # HIP counts within ROCR_VISIBLE_DEVICES. Slurm also sets CUDA_VISIBLE_DEVICES, which
 # would filter once more.
 unset CUDA_VISIBLE_DEVICES
-command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
+command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }
 case "$SLURM_NODEID" in
 0)
     env HIP_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-30B-A3B --host 0.0.0.0 --port 8000 --served-model-name llama \
@@ -22,5 +22,7 @@ case "$SLURM_NODEID" in
     ;;
 esac
 # A node fails with the first of its processes, and stops the others.
+# One that is told to stop waits for what its processes still do.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; wait; exit 0' TERM
 wait -n

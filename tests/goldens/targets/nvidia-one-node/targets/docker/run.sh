@@ -13,6 +13,7 @@ gpus() {  # docker wants the list in quotes of its own, podman CDI device names
 "$engine" run --detach \
     --name llama-3-1-70b-h100-sxm-tp8-vllm-server-0 \
     --restart unless-stopped \
+    --stop-timeout 60 \
     --publish 127.0.0.1:8000:8000 \
     $(gpus 0,1,2,3,4,5,6,7) \
     --shm-size 32g \

@@ -13,6 +13,7 @@ gpus() {  # docker wants the list in quotes of its own, podman CDI device names
 "$engine" run --detach \
     --name llama-3-1-70b-h100-sxm-tp4-pools-vllm-prefill-0 \
     --restart unless-stopped \
+    --stop-timeout 60 \
     --publish 127.0.0.1:8001:8001 \
     --publish 127.0.0.1:8002:8002 \
     --publish 127.0.0.1:8000:8000 \
@@ -34,6 +35,7 @@ gpus() {  # docker wants the list in quotes of its own, podman CDI device names
 "$engine" run --detach \
     --name llama-3-1-70b-h100-sxm-tp4-pools-vllm-decode-0 \
     --restart unless-stopped \
+    --stop-timeout 60 \
     --network container:llama-3-1-70b-h100-sxm-tp4-pools-vllm-prefill-0 \
     $(gpus 4,5,6,7) \
     --shm-size 16g \
@@ -53,6 +55,7 @@ gpus() {  # docker wants the list in quotes of its own, podman CDI device names
 "$engine" run --detach \
     --name llama-3-1-70b-h100-sxm-tp4-pools-vllm-router \
     --restart unless-stopped \
+    --stop-timeout 60 \
     --network container:llama-3-1-70b-h100-sxm-tp4-pools-vllm-prefill-0 \
     --shm-size 8g \
     --volume llama-3-1-70b-h100-sxm-tp4-pools-vllm-models:/models \

@@ -5,8 +5,8 @@ nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
-command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
-command -v vllm-router >/dev/null || { echo 'vllm-router is not installed on this node' >&2; exit 1; }
+command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }
+command -v vllm-router >/dev/null || { echo 'vllm-router is not installed on this node' >&2; exit 127; }
 case "$SKYPILOT_NODE_RANK" in
 0)
     env VLLM_NIXL_SIDE_CHANNEL_HOST="${nodes[0]}" VLLM_NIXL_SIDE_CHANNEL_PORT=5600 CUDA_VISIBLE_DEVICES=0,1,2,3 vllm \
@@ -19,5 +19,7 @@ case "$SKYPILOT_NODE_RANK" in
     ;;
 esac
 # A node fails with the first of its processes, and stops the others.
+# One that is told to stop waits for what its processes still do.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; wait; exit 0' TERM
 wait -n

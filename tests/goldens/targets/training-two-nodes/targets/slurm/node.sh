@@ -5,7 +5,7 @@ nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
-command -v torchrun >/dev/null || { echo 'torchrun is not installed on this node' >&2; exit 1; }
+command -v torchrun >/dev/null || { echo 'torchrun is not installed on this node' >&2; exit 127; }
 case "$SLURM_NODEID" in
 0)
     exec env OMP_NUM_THREADS=1 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id recipe --rdzv-endpoint \

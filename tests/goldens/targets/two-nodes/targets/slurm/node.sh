@@ -5,7 +5,7 @@ nodes=("$@")
 root=$PWD
 run=$root/run
 mkdir -p "$run"
-command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 1; }
+command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }
 case "$SLURM_NODEID" in
 0)
     exec env vllm serve meta-llama/Llama-3.1-405B-Instruct --host 0.0.0.0 --port 8000 --served-model-name llama \

@@ -1,0 +1,200 @@
+"""What a bundle starts: its first choice, and each fallback that its launcher can take by itself.
+
+``launch.json`` lists the fallbacks in the recipe's order; each has a folder ``fallbacks/NAME/``
+with a ``launch.json`` and an ``expected.json`` of its own, and the files that differ from those of
+the first choice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from recipe_core.base.documents import to_json
+from recipe_core.base.errors import RecipeError
+from recipe_core.engines.spec import engine
+from recipe_core.launch.process import Launch, Process
+from recipe_core.recipe import Recipe
+from recipe_core.recipe.build import device_facts, recipe_request
+from recipe_core.recipe.decision import Decision, decide
+from recipe_core.recipe.launch_variants import launch_variants
+from recipe_core.recipe.schema import Fallback
+from recipe_core.request.edit import change
+from recipe_core.request.schema import ServingWorkload
+
+FOLDER = "fallbacks"
+_BY_ITSELF = {
+    "serving": frozenset(
+        {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"}
+    ),
+    # Another length or precision would be another training run.
+    "training": frozenset({"fewer-gpus", "other-device"}),
+}
+"""Fallbacks that a launcher may take without asking, by kind of recipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackLaunch:
+    """A fallback as files: ``name`` is that of its folder."""
+
+    name: str
+    kind: str
+    title: str
+    files: Mapping[str, str]
+
+    def entry(self) -> dict[str, str]:
+        """Its entry in the first choice's ``launch.json``."""
+        return {"name": self.name, "kind": self.kind, "title": self.title}
+
+
+def fallback_launches(recipe: Recipe, started: Launch) -> tuple[FallbackLaunch, ...]:
+    """The fallbacks that the launcher of a bundle may take, in the recipe's order.
+
+    ``started`` is the first choice. A fallback that this version refuses is left out.
+    """
+    return tuple(_launches(recipe, started))
+
+
+def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
+    for number, fallback in enumerate(recipe.fallbacks, 1):
+        if fallback.kind not in _BY_ITSELF[recipe.kind]:
+            continue
+        changes = {**fallback.changes, "candidate": fallback.candidate}
+        try:
+            other = decide(change(recipe_request(recipe), changes))
+            name = f"{number}-{fallback.kind}"
+            launch, files = _beside(other.started(), started, f"{FOLDER}/{name}")
+        except RecipeError:
+            continue
+        there = recipe.model_copy(
+            update={
+                "request": other.request.to_json(),
+                "device": device_facts(other),
+                "estimate": other.estimate,
+                "variants": (),
+            }
+        )
+        documents = {
+            "launch.json": launch_document(there, other, launch),
+            "expected.json": other.estimate,
+        }
+        files |= {f"{FOLDER}/{name}/{path}": to_json(value) for path, value in documents.items()}
+        yield FallbackLaunch(name, fallback.kind, _title(fallback), files)
+
+
+def _title(fallback: Fallback) -> str:
+    """A fallback for a person: what changes, and what it runs on."""
+    degrees = [
+        f"{name} {fallback.candidate[name]}"
+        for name in ("tp", "pp", "cp", "dp", "ep")
+        if (fallback.candidate.get(name) or 1) > 1
+    ]
+    split = " × ".join(degrees) or "one device"
+    kind = fallback.kind.replace("-", " ")
+    return f"{kind}: {fallback.gpus} × {fallback.device}, {split}"
+
+
+def _beside(launch: Launch, first: Launch, folder: str) -> tuple[Launch, dict[str, str]]:
+    """A launch that reads what it does not share with the first choice from ``folder``.
+
+    What is shared is shared by whole top-level entries: programs address folders, too.
+    """
+    tops = {path.partition("/")[0] for path, text in launch.files.items()}
+    moved = sorted(top for top in tops if _entry(launch, top) != _entry(first, top))
+    if not moved:
+        return launch, {}
+    pattern = re.compile(r"\$\{root\}/(?=(?:" + "|".join(map(re.escape, moved)) + r")(?:/|$))")
+
+    def text(word: str) -> str:
+        return pattern.sub(f"${{root}}/{folder}/", word)
+
+    def process(one: Process) -> Process:
+        env = {name: text(value) for name, value in one.env.items()}
+        return replace(one, argv=tuple(map(text, one.argv)), env=env)
+
+    files = {path: content for top in moved for path, content in _entry(launch, top).items()}
+    beside = replace(launch, processes=tuple(map(process, launch.processes)))
+    return beside, {f"{folder}/{path}": content for path, content in files.items()}
+
+
+def _entry(launch: Launch, top: str) -> dict[str, str]:
+    """The files of a launch in one top-level entry."""
+    return {p: content for p, content in launch.files.items() if p.partition("/")[0] == top}
+
+
+def launch_document(
+    recipe: Recipe,
+    decision: Decision,
+    started: Launch,
+    others: Sequence[FallbackLaunch] = (),
+) -> dict[str, Any]:
+    """``launch.json``: the processes, with placeholders for model, host, port and addresses."""
+    device, workload = recipe.device, recipe.request["workload"]
+    variants = launch_variants(recipe)
+    return {
+        "schema_version": 1,
+        "kind": recipe.kind,
+        "nodes": started.nodes,
+        "name": recipe.name,
+        "engine": _engine(decision, started),
+        "needs": {
+            "runtime": device.runtime,
+            "device": device.name,
+            "title": device.title,
+            "names": list(device.names),
+            "count": device.count,
+            "per_node": device.per_node or device.count,
+            "memory_bytes": device.memory_bytes,
+            "used_bytes": int(recipe.estimate["memory"]["total_bytes"]),
+        },
+        "parameters": {
+            "model": recipe.parameters.model or recipe.model.id,
+            "host": recipe.parameters.host,
+            "port": recipe.parameters.port,
+        },
+        "processes": [
+            {
+                "name": p.name,
+                "argv": list(p.argv),
+                "env": p.env,
+                "port_offset": p.port_offset,
+                "devices": list(p.devices),
+                "node": p.node,
+                "role": p.role,
+                "group": p.group,
+            }
+            for p in started.processes
+        ],
+        "health": started.health,
+        "startup_timeout_s": started.startup_timeout_s,
+        "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
+        "workload": _traffic(workload) if recipe.kind == "serving" else workload,
+        "supervision": decision.request.options.supervision.for_launcher(),
+        **({"variants": variants} if variants else {}),
+        **({"fallbacks": [other.entry() for other in others]} if others else {}),
+    }
+
+
+def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
+    """The program to start, the module whose version is checked, and how to install it."""
+    program = started.processes[0].argv[0]
+    if started.kind == "serving":
+        program = engine(decision.engine).program
+    return {
+        "name": decision.engine,
+        "version": decision.version,
+        "program": program,
+        "module": decision.module,
+        "install": decision.install,
+        "requires": list(started.requires),
+    }
+
+
+def _traffic(workload: dict[str, Any]) -> dict[str, Any]:
+    """The part of a workload that a load generator needs, defaults included."""
+    lengths = ("input_tokens", "output_tokens")
+    load = ("concurrency", "request_rate", "batch", "requests")
+    values = ServingWorkload.model_validate(workload)
+    return {name: getattr(values, name) for name in ("mode", *lengths, *load)}

@@ -1,0 +1,154 @@
+"""What a bundle may start here: the recipe's first choice, then its fallbacks in their order.
+
+A fallback was planned for the same objective, and rendered when the bundle was built. It is taken
+where the machine is smaller than planned (fewer devices, other devices, less free memory) and where
+the engine refuses to start, or runs out of memory while it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import LateError, LauncherError, PreflightError, StartError
+from .machine import Machine, detect
+from .plan import FIRST, LaunchPlan, load_plan
+from .preflight import check_machine, needs_here
+
+if TYPE_CHECKING:
+    from .supervisor import Progress
+
+MACHINE_CHECKS = frozenset({"device", "memory"})
+"""Checks that another choice may pass on the same machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One thing to start. ``kind`` is ``first`` or what a fallback changes."""
+
+    name: str
+    kind: str
+    title: str
+    plan: LaunchPlan
+
+    @property
+    def expected(self) -> Path:
+        """The file of its estimate."""
+        return self.plan.folder / "expected.json"
+
+
+def choices(plan: LaunchPlan) -> tuple[Choice, ...]:
+    """The first choice, then the fallbacks, with the parameters of ``plan``.
+
+    Nodes of one bundle cannot agree on a fallback by themselves: there the choice is ``plan``'s.
+
+    Raises:
+        InputError: for a fallback whose files cannot be read.
+    """
+    if plan.node is not None:
+        return (Choice(plan.choice, plan.choice, plan.name, plan),)
+    parameters = plan.parameters
+
+    def of(name: str) -> LaunchPlan:
+        return load_plan(
+            plan.root,
+            choice=name,
+            model=parameters.model,
+            host=parameters.host,
+            port=parameters.port,
+            data=parameters.data,
+        )
+
+    first = of(FIRST)
+    others = (Choice(one.name, one.kind, one.title, of(one.name)) for one in first.fallbacks)
+    whole = (Choice(FIRST, FIRST, "the recipe's first choice", first), *others)
+    # A fallback over several nodes needs launchers on each.
+    return tuple(choice for choice in whole if choice.plan.nodes == 1)
+
+
+def misfit(choice: Choice, machine: Machine) -> str | None:
+    """Why a machine cannot hold a choice; None where it can."""
+    needs = needs_here(choice.plan)
+    failed = next(
+        (check for check in check_machine(needs, machine) if check.status == "FAIL"), None
+    )
+    if failed is not None:
+        return failed.detail
+    # Another device of the same vendor only warns at a start that a person asked for.
+    foreign = needs.names and not {device.name.casefold() for device in machine.devices} <= {
+        name.casefold() for name in needs.names
+    }
+    return f"it is for {needs.title}" if foreign and choice.kind == "other-device" else None
+
+
+def next_choice(
+    candidates: Sequence[Choice], machine: Machine, *, tried: Collection[str]
+) -> Choice | None:
+    """The first that fits the machine and was not tried."""
+    return next(
+        (
+            choice
+            for choice in candidates
+            if choice.name not in tried and misfit(choice, machine) is None
+        ),
+        None,
+    )
+
+
+class Attempts:
+    """The choices to start one after the other, until one does.
+
+    ``failure``: of the first choice that was tried, with what else was.
+    """
+
+    def __init__(self, plan: LaunchPlan, progress: Progress, *, strict: bool) -> None:
+        self.plan, self.progress, self.strict = plan, progress, strict
+        self.refused: list[tuple[str, LauncherError]] = []
+
+    def __iter__(self) -> Iterator[Choice]:
+        own = Choice(self.plan.choice, self.plan.choice, self.plan.name, self.plan)
+        yield own
+        if self.strict:
+            return
+        candidates, tried = choices(self.plan), {own.name}
+        while choice := next_choice(candidates, detect(), tried=tried):
+            tried.add(choice.name)
+            self.progress.say(f"taking the fallback {choice.name} ({choice.title})")
+            yield choice
+
+    @contextmanager
+    def trying(self, choice: Choice) -> Iterator[None]:
+        """Go on with the next choice where this one failed for want of the machine.
+
+        Raises:
+            LauncherError: what another choice would not cure.
+        """
+        try:
+            yield
+        except LauncherError as error:
+            if self.strict or not curable(error):
+                raise
+            self.refused.append((choice.name, error))
+            self.progress.say(f"{choice.name}: {error.message}")
+
+    @property
+    def failure(self) -> LauncherError:
+        """The first error, and which choices were tried beside."""
+        (_, first), *others = self.refused
+        if not others:
+            return first
+        names = ", ".join(name for name, _ in others)
+        first.hint = f"{first.hint or ''} Fallbacks failed too: {names}.".strip()
+        return first
+
+
+def curable(error: LauncherError) -> bool:
+    """Whether another choice may start where this one failed."""
+    if isinstance(error, LateError):
+        return False
+    if isinstance(error, PreflightError):
+        return error.check in MACHINE_CHECKS
+    return isinstance(error, StartError)

@@ -1,0 +1,179 @@
+"""Why a process ended: its log, its exit code and the kernel's words against known causes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from re import Match, Pattern
+
+from .causes import (
+    CRASHED,
+    ENDED,
+    EXCEPTION,
+    KILLED,
+    KNOWN,
+    SIGNALS,
+    SYMPTOMS,
+    TERMINATED,
+    UNKNOWN,
+    WORKER,
+    Cause,
+)
+from .plain import plain_lines
+
+MOST_LINES = 8
+LONGEST_LINE = 400
+_SEARCHED = 2000
+"""Characters of a line that are searched; what engines say of an error begins before."""
+_EXCEPTION = re.compile(r"(?:^|[\s\])])(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b:? ")
+_EXCEPTION_ALONE = re.compile(r"(?:^|[\s\])])(?:\w+\.)*\w+(?:Error|Exception)$")
+_HARMLESS = re.compile(r"\b(INFO|DEBUG|NOTICE)\b")
+_MEMORY = ("device-memory", "host-memory-killed")
+_SIGNAL_BASE = 128  # a shell, and a container's runtime, report a signal's number above this
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A cause in words: ``lines`` of the log that show it, and the ``fix``.
+
+    ``transient``: the same start may succeed now. ``device``: an accelerator is lost or at fault.
+    """
+
+    cause: str
+    title: str
+    lines: tuple[str, ...]
+    fix: str
+    transient: bool
+    device: bool
+
+    def text(self) -> str:
+        """For people: the cause, the lines, the fix."""
+        return "\n".join((f"{self.title}.", *(f"  {line}" for line in self.lines), self.fix))
+
+
+def diagnose(
+    log_tail: str, exit_code: int | None, *, kernel: str = "", ready: bool | None = None
+) -> Diagnosis:
+    """The deepest cause that the end of a log shows, else what the exit code means.
+
+    Args:
+        log_tail: the last lines of the process's log.
+        exit_code: as `os.waitstatus_to_exitcode` has it (a signal is negative) or as shells do
+            (128 + signal); None where it is not known, or the process still runs.
+        kernel: the kernel's lines since the start, or ``oom_kill N`` where the counter of the
+            cgroup's memory.events rose by N.
+        ready: whether the process had answered before. One that had not, and was short of memory,
+            will be so again, which is not transient.
+    """
+    log, kernels = plain_lines(log_tail), plain_lines(kernel)
+    number = signal_of(exit_code)
+    cause, matches = _known(log, kernels)
+    if cause is None or (cause.id == "network" and number == 9):
+        # Ranks also lose each other because one of them was killed.
+        cause, matches = _by_end(log, number, exit_code) or (cause or UNKNOWN, matches)
+    hopeless = ready is False and cause.id in _MEMORY
+    return Diagnosis(
+        cause=cause.id,
+        title=_title(cause, number),
+        lines=_shown(matches) or _last(log),
+        fix=_fix(cause, matches),
+        transient=cause.transient and not hopeless,
+        device=cause.device,
+    )
+
+
+def signal_of(exit_code: int | None) -> int | None:
+    """The signal that ended a process; None where it ended by itself."""
+    if exit_code is None or 0 <= exit_code <= _SIGNAL_BASE:
+        return None
+    number = -exit_code if exit_code < 0 else exit_code - _SIGNAL_BASE
+    return number if number <= 64 else None
+
+
+_Matches = list[tuple[str, Match[str] | None]]
+"""Lines, and what was found in them."""
+
+
+def _known(log: Sequence[str], kernel: Sequence[str]) -> tuple[Cause | None, _Matches]:
+    for cause in KNOWN:
+        matches = list(_matching(log, (*cause.patterns, *cause.kernel), cause.benign))
+        matches += _matching(kernel, cause.kernel, None)
+        if matches:
+            return cause, matches
+    return None, []
+
+
+def _matching(
+    lines: Iterable[str], patterns: Sequence[Pattern[str]], benign: Pattern[str] | None
+) -> Iterator[tuple[str, Match[str] | None]]:
+    for line in lines:
+        text = line[:_SEARCHED]
+        if _HARMLESS.search(text[:80]) or (benign is not None and benign.search(text)):
+            continue
+        match = next((match for each in patterns if (match := each.search(text))), None)
+        if match:
+            yield line, match
+
+
+def _by_end(
+    log: Sequence[str], number: int | None, exit_code: int | None
+) -> tuple[Cause, _Matches] | None:
+    """What the end itself says; None where it says nothing."""
+    for cause in KNOWN:
+        if number in cause.signals:
+            return cause, _plain(_last(log))
+    symptoms: _Matches = list(_matching(log, SYMPTOMS, None))
+    errors = _plain(_exceptions(log))
+    if number == 9:
+        return KILLED, _plain(_last(log))
+    if errors:
+        return (WORKER if symptoms else EXCEPTION), errors
+    if symptoms:
+        return WORKER, symptoms
+    if number is not None:
+        return (TERMINATED if number == 15 else CRASHED), _plain(_last(log))
+    return (ENDED, _plain(_last(log))) if exit_code == 0 else None
+
+
+def _plain(lines: Iterable[str]) -> _Matches:
+    return [(line, None) for line in lines]
+
+
+def _exceptions(log: Sequence[str]) -> list[str]:
+    """Lines that name an exception, without those that only pass one on."""
+    named = [
+        line
+        for line in log
+        if not _HARMLESS.search(line[:80])
+        and (_EXCEPTION.search(line[:_SEARCHED]) or _EXCEPTION_ALONE.search(line[:_SEARCHED]))
+    ]
+    own = [line for line in named if not any(each.search(line) for each in SYMPTOMS)]
+    return own or named
+
+
+def _title(cause: Cause, number: int | None) -> str:
+    if cause is CRASHED and number is not None:
+        return SIGNALS.get(number, f"it ended by signal {number}")
+    return cause.title
+
+
+def _fix(cause: Cause, matches: _Matches) -> str:
+    for _, match in matches:
+        groups = match.groupdict() if match and cause.exact else {}
+        if groups and all(groups.values()):
+            return cause.exact.format(**groups)
+    return cause.fix
+
+
+def _shown(matches: _Matches) -> tuple[str, ...]:
+    """The first lines, which are nearest to the cause; ranks repeat each other."""
+    distinct: dict[str, str] = {}
+    for line, _ in matches:
+        clipped = line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+        distinct.setdefault(re.sub(r"\d+", "0", line[:_SEARCHED])[:LONGEST_LINE], clipped)
+    return tuple(distinct.values())[:MOST_LINES]
+
+
+def _last(log: Sequence[str]) -> tuple[str, ...]:
+    return tuple(line[:LONGEST_LINE] for line in log[-MOST_LINES:])

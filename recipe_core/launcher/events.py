@@ -1,0 +1,109 @@
+"""``events.jsonl``: what the launcher saw and did, one JSON object a line, for people and tools."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .plain import open_plain, read_end
+
+NAME = "events.jsonl"
+OLDER = f"{NAME}.1"
+KINDS = (
+    "start",
+    "ready",
+    "stop",
+    "died",
+    "hung",
+    "slow",
+    "killed",
+    "device_lost",
+    "device_found",
+    "restart",
+    "fallback",
+    "first_choice",
+    "gave_up",
+    "drain",
+    "drained",
+    "keeper_start",
+    "keeper_stop",
+    "refused",
+)
+"""Kinds of a serving bundle; a training run has more."""
+LIMIT_BYTES = 1 << 20
+"""From this size on the file is moved aside, once: the two hold thousands of events."""
+_READ_BYTES = 4 * LIMIT_BYTES
+_OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def append(own: Path, kind: str, /, **fields: object) -> None:
+    """Note an event with its time (UTC).
+
+    One write for each line, so that lines of several processes do not mix. A disk that is full, or
+    may not be written to, loses the event and stops nothing.
+    """
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    line = _line({"time": now, "event": kind, **fields})
+    with suppress(OSError):
+        own.mkdir(parents=True, exist_ok=True)
+        _rotate(own)
+        _write(own / NAME, line)
+
+
+def _line(event: dict[str, object]) -> bytes:
+    """JSON of anything: what JSON lacks becomes text, and numbers without end null."""
+    text = json.dumps(event, default=str)
+    strict = json.loads(text, parse_constant=lambda _: None)
+    return json.dumps(strict).encode() + b"\n"
+
+
+def _write(path: Path, line: bytes) -> None:
+    descriptor = os.open(path, _OPEN, 0o644)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return
+        # A line that a full disk cut short must not take this one with it.
+        torn = status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n"
+        os.write(descriptor, b"\n" + line if torn else line)
+    finally:
+        os.close(descriptor)
+
+
+def _rotate(own: Path) -> None:
+    """Move a long file aside; whoever else writes does not do so a second time."""
+    path = own / NAME
+    descriptor = open_plain(path)
+    if descriptor is None:
+        return
+    try:
+        status = os.fstat(descriptor)
+        if status.st_size < LIMIT_BYTES:
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(status, path.stat()):
+            path.replace(own / OLDER)
+    finally:
+        os.close(descriptor)
+
+
+def read(own: Path) -> list[dict[str, Any]]:
+    """The events, oldest first; lines that are cut short or no events are left out."""
+    texts = (read_end(own / name, _READ_BYTES) for name in (OLDER, NAME))
+    return [event for text in texts for event in parse_lines(text or b"")]
+
+
+def parse_lines(text: bytes) -> Iterator[dict[str, Any]]:
+    """The events of some lines."""
+    for line in text.split(b"\n"):
+        with suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
+                yield event

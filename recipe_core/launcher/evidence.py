@@ -1,0 +1,319 @@
+"""What a report on a bundle and its machine needs: collected piece by piece, whatever is broken."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import events, exposition, manifest, procs, state
+from .engine import find_program, interpreter_of
+from .errors import LauncherError
+from .files import json_text
+from .logs import log_files, log_path
+from .machine import detect
+from .plain import read_end
+from .plan import LaunchPlan, is_path
+from .preflight import check_files, preflight
+
+LOG_BYTES = 1 << 20
+"""Of each log: its end."""
+MOST_BYTES = 64 << 20
+"""Of all texts of a report."""
+_FILES = ("launch.json", "expected.json", "recipe.yaml", "train.json")
+_RUN_FILES = ("state.json", "measurement.json", events.OLDER, events.NAME)
+_TOOL_S = 30.0
+_ANSWER_S = 3.0
+_TOOLS = (
+    ("nvidia-smi", ()),
+    ("nvidia-smi", ("-q",)),
+    ("nvidia-smi", ("topo", "-m")),
+    ("rocm-smi", ()),
+    ("rocm-smi", ("--showtopo",)),
+    ("amd-smi", ("static",)),
+    ("amd-smi", ("metric",)),
+    ("lscpu", ()),
+    ("free", ("-b",)),
+)
+_KERNEL = re.compile(r"NVRM|Xid|amdgpu|amdkfd|[Oo]ut of memory|oom|blocked for more|I/O err")
+_KERNEL_LINES = 200
+_VARIABLES = re.compile(
+    r"(VLLM|SGL|SGLANG|TRTLLM|TLLM|NCCL|RCCL|GLOO|CUDA|NVIDIA|HIP|HSA|ROCR|ROCM|AMD|AITER|PYTORCH"
+    r"|TORCH|TORCHINDUCTOR|TRITON|OMP|MKL|KMP|GOMP|HF|HUGGINGFACE|TRANSFORMERS|RECIPE|RAY|UCX|FI"
+    r"|SLURM|XDG|MALLOC|LD)_|^(PATH|PYTHON\w*|VIRTUAL_ENV|TMPDIR|LANG|CONDA_PREFIX|NO_PROXY)$"
+)
+_PACKAGES = re.compile(
+    r"^(torch\w*|vllm[\w.-]*|sglang[\w.-]*|sgl-kernel|tensorrt[\w.-]*|transformers|tokenizers"
+    r"|safetensors|accelerate|huggingface[\w.-]*|flashinfer[\w.-]*|flash[_-]attn[\w.-]*"
+    r"|triton[\w.-]*|xformers|numpy|ray|nvidia-[\w-]+|amd[\w-]*|aiter|deepspeed|pydantic[\w-]*|fastapi|uvicorn"
+    r"|compressed-tensors|bitsandbytes|outlines[\w-]*|xgrammar|nixl[\w-]*|mooncake[\w-]*)$",
+    re.IGNORECASE,
+)
+# Runs in the engine's interpreter.
+_LIST = """
+import importlib.metadata as m, json, platform, sys
+print(json.dumps({"python": sys.version, "packages":
+    {d.metadata["Name"]: d.version for d in m.distributions() if d.metadata["Name"]}}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A text of the report; ``of_log``: it may hold prompts."""
+
+    name: str
+    text: str
+    of_log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A bundle that may be broken: without ``plan`` its ``launch.json`` cannot be read."""
+
+    root: Path
+    own: Path
+    plan: LaunchPlan | None
+
+
+def collect(patient: Patient, problems: list[str]) -> Iterator[Piece]:
+    """All pieces; what cannot be had is noted in ``problems``."""
+    left = MOST_BYTES
+    for collector in (
+        _bundle,
+        _checks,
+        _run,
+        _logs,
+        _processes,
+        _figures,
+        _versions,
+        _machine,
+        _tools,
+        _kernel,
+    ):
+        try:
+            for piece in collector(patient):
+                left -= len(piece.text)
+                if left < 0:
+                    problems.append(f"{piece.name}: the report is full")
+                    continue
+                yield piece
+        except (LauncherError, OSError, ValueError, subprocess.SubprocessError) as error:
+            words = error.message if isinstance(error, LauncherError) else repr(error)
+            problems.append(f"{collector.__name__.strip('_')}: {words}")
+
+
+def _json(name: str, data: object) -> Piece:
+    return Piece(name, json_text(data) + "\n")
+
+
+def _bundle(patient: Patient) -> Iterator[Piece]:
+    for name in _FILES:
+        yield from _file(patient.root / name, f"bundle/{name}")
+    fallbacks = patient.root / "fallbacks"
+    for path in sorted(fallbacks.glob("*/launch.json")) if fallbacks.is_dir() else ():
+        yield from _file(path, f"bundle/fallbacks/{path.parent.name}/launch.json")
+
+
+def _file(path: Path, name: str, *, of_log: bool = False) -> Iterator[Piece]:
+    text = read_end(path, LOG_BYTES)
+    if text is not None:
+        yield Piece(name, text.decode("utf-8", errors="replace"), of_log)
+
+
+def _checks(patient: Patient) -> Iterator[Piece]:
+    """Preflight, which of a changed bundle looks at its files only and runs nothing."""
+    if patient.plan is None:
+        yield _json("checks.json", {"checks": [asdict(check_files(patient.root))]})
+        return
+    current = _state(patient)
+    ports = current.ports if current is not None and current.here else frozenset()
+    checks = preflight(patient.plan, own_ports=ports).to_json()
+    yield _json("checks.json", {"digest": manifest.digest(patient.root), **checks})
+
+
+def _state(patient: Patient) -> state.State | None:
+    try:
+        return state.load(patient.own)
+    except LauncherError:
+        return None
+
+
+def _run(patient: Patient) -> Iterator[Piece]:
+    for name in _RUN_FILES:
+        yield from _file(patient.own / name, f"run/{name}")
+
+
+def _logs(patient: Patient) -> Iterator[Piece]:
+    for name in sorted(log_files(patient.own)):
+        path = log_path(patient.own, name)
+        yield from _file(path, f"logs/{path.name}", of_log=True)
+    for path in sorted(patient.own.glob("*.log.*")):
+        yield from _file(path, f"logs/{path.name}", of_log=True)
+
+
+def _processes(patient: Patient) -> Iterator[Piece]:
+    """What runs of this start, as /proc shows it: a process that hangs is seen here."""
+    current = _state(patient)
+    if current is None or not current.here:
+        return
+    members = sorted(procs.family(current.identities, current.mark))
+    yield _json("processes.json", [_process(pid) for pid, _ in members])
+
+
+def _process(pid: int) -> dict[str, Any]:
+    def read(name: str) -> str:
+        try:
+            return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    wanted = ("Name", "State", "PPid", "VmRSS", "VmHWM", "VmSwap", "Threads", "SigIgn")
+    status = dict(line.split(":\t", 1) for line in read("status").splitlines() if ":\t" in line)
+    return {
+        "pid": pid,
+        "argv": read("cmdline").split("\0")[:-1],
+        "waits_in": read("wchan"),
+        **{name: status[name].strip() for name in wanted if name in status},
+    }
+
+
+def _figures(patient: Patient) -> Iterator[Piece]:
+    """The metrics of servers that run, as text."""
+    current, plan = _state(patient), patient.plan
+    if plan is None or current is None or not current.here:
+        return
+    answering = {process.name for process in plan.answering}
+    path = exposition.PATHS.get(plan.engine.name, "/metrics")
+    for server in current.servers:
+        if server.name in answering and server.alive:
+            text = _answer(plan.client_host, server.port, path)
+            if text:
+                yield Piece(f"metrics/{server.name}.txt", text)
+
+
+def _answer(host: str, port: int, path: str) -> str:
+    connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read(LOG_BYTES).decode("utf-8", errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer: {error!r}\n"
+    finally:
+        connection.close()
+
+
+def _versions(patient: Patient) -> Iterator[Piece]:
+    data: dict[str, Any] = {
+        "launcher_python": sys.version,
+        "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()),
+        "system": _os_release(),
+    }
+    plan = patient.plan
+    # Of a bundle that was changed nothing is run, and its engine's name is one of its files' words.
+    if plan is not None and check_files(patient.root).status != "FAIL":
+        program = find_program(plan.engine.program)
+        interpreter = interpreter_of(Path(program)) if program else None
+        data["engine"] = {"name": plan.engine.name, "planned": plan.engine.version}
+        if interpreter:
+            known = json.loads(_output([interpreter, "-c", _LIST]) or "{}")
+            packages = known.get("packages", {})
+            data["engine_python"] = known.get("python")
+            data["engine_packages"] = {
+                name: packages[name] for name in sorted(packages) if _PACKAGES.match(name)
+            }
+    yield _json("versions.json", data)
+
+
+def _os_release() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        return ""
+
+
+def _machine(patient: Patient) -> Iterator[Piece]:
+    places = {
+        "bundle": patient.root,
+        "temporary": Path(tempfile.gettempdir()),
+        "shared memory": Path("/dev/shm"),  # noqa: S108 - looked at, not written to
+        "model cache": Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser(),
+    }
+    if patient.plan is not None and is_path(patient.plan.parameters.model):
+        places["model"] = Path(patient.plan.parameters.model).expanduser()
+    limits = {
+        name: resource.getrlimit(getattr(resource, name))
+        for name in ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_MEMLOCK", "RLIMIT_FSIZE", "RLIMIT_AS")
+    }
+    variables = {name: value for name, value in os.environ.items() if _VARIABLES.search(name)}
+    data = {
+        **detect().to_json(),
+        "load": os.getloadavg(),
+        "disks": {name: _disk(path) for name, path in places.items()},
+        "limits": {name: list(pair) for name, pair in limits.items()},
+        "cgroup": _cgroup(),
+    }
+    yield _json("machine.json", data)
+    yield Piece("environment.txt", "".join(f"{k}={v}\n" for k, v in sorted(variables.items())))
+
+
+def _disk(path: Path) -> dict[str, int] | None:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        return shutil.disk_usage(path)._asdict()
+    except OSError:
+        return None
+
+
+def _cgroup(folder: Path = Path("/sys/fs/cgroup")) -> dict[str, str]:
+    names = ("memory.max", "memory.current", "memory.events", "cpu.max", "cpu.stat", "pids.max")
+    texts = {name: read_end(folder / name, 4096) for name in names}
+    return {name: text.decode(errors="replace").strip() for name, text in texts.items() if text}
+
+
+def _tools(_: Patient) -> Iterator[Piece]:
+    for program, words in _TOOLS:
+        if shutil.which(program):
+            name = "_".join((program, *words)).replace("-", "_").replace("__", "_")
+            yield Piece(f"tools/{name}.txt", _output([program, *words], failed=True))
+
+
+def _kernel(_: Patient) -> Iterator[Piece]:
+    """The kernel's lines about devices, memory and disks, where this user may read them."""
+    if shutil.which("dmesg"):
+        lines = _output(["dmesg", "--ctime"]).splitlines()
+        wanted = [line for line in lines if _KERNEL.search(line)]
+        yield Piece("kernel.txt", "\n".join([*wanted[-_KERNEL_LINES:], ""]))
+
+
+def _output(argv: list[str], *, failed: bool = False) -> str:
+    """A program's output; of one that fails only where ``failed`` ones are wanted, too."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TOOL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}\n" if failed else ""
+    if done.returncode and not failed:
+        return ""
+    ending = f"exit code {done.returncode}\n{done.stderr}" if done.returncode else ""
+    return done.stdout[:LOG_BYTES] + ending[:LOG_BYTES]

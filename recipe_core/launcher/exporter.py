@@ -1,0 +1,188 @@
+"""The launcher's own ``/healthz`` and Prometheus ``/metrics``, beside those of the engine."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+
+from .errors import LauncherError
+
+_TIMEOUT_S = 5.0
+"""How long a client may take for its request line; a supervisor has no time to lose."""
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known now; times in seconds, None is left out.
+
+    ``up``: whether requests are welcome; ``reason``: why not. ``restarts`` by cause since the
+    launcher took the bundle up, ``servers``: whether each is healthy. Tokens are those of the
+    engine's counters over its restarts. ``more``: further gauges, by names without ``recipe_``.
+    """
+
+    up: bool
+    reason: str = ""
+    name: str = ""
+    choice: str = "first"
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    servers: Mapping[str, bool] = field(default_factory=dict)
+    tokens: float | None = None
+    prompt_tokens: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    cache_usage: float | None = None
+    predicted_tpot_s: float | None = None
+    tpot_s: float | None = None
+    more: Mapping[str, float] = field(default_factory=dict)
+
+
+def render(snapshot: Snapshot) -> str:
+    """The snapshot in Prometheus' text format."""
+    lines: list[str] = []
+    for name, kind, text, samples in _metrics(snapshot):
+        finite = [(labels, value) for labels, value in samples if math.isfinite(value)]
+        if finite:
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{_labels(labels)} {_number(value)}" for labels, value in finite]
+    return "\n".join(lines) + "\n"
+
+
+_Samples = list[tuple[dict[str, str], float]]
+
+
+def _metrics(now: Snapshot) -> Iterator[tuple[str, str, str, _Samples]]:
+    choice = {"recipe": now.name, "choice": now.choice}
+    restarts: _Samples = [
+        ({"cause": cause}, count) for cause, count in sorted(now.restarts.items())
+    ]
+    servers: _Samples = [({"server": name}, well) for name, well in sorted(now.servers.items())]
+    yield "recipe_up", "gauge", "1 while requests are welcome.", [({}, now.up)]
+    yield "recipe_choice_info", "gauge", "The recipe and which of its choices runs.", [(choice, 1)]
+    yield "recipe_restarts_total", "counter", "Restarts by their cause.", restarts
+    yield "recipe_server_healthy", "gauge", "1 while the server answers.", servers
+    for name, kind, text, value in (
+        ("tokens_total", "counter", "Tokens that the engine generated.", now.tokens),
+        ("prompt_tokens_total", "counter", "Tokens of prompts.", now.prompt_tokens),
+        ("requests_running", "gauge", "Requests that run.", now.running),
+        ("requests_waiting", "gauge", "Requests that wait.", now.waiting),
+        ("cache_usage_ratio", "gauge", "Share of the cache in use.", now.cache_usage),
+        ("predicted_tpot_seconds", "gauge", "Time per token as planned.", now.predicted_tpot_s),
+        ("tpot_seconds", "gauge", "Time per token of late.", now.tpot_s),
+    ):
+        yield f"recipe_{name}", kind, text, [] if value is None else [({}, value)]
+    for name, value in sorted(now.more.items()):
+        yield f"recipe_{name}", "gauge", name.replace("_", " "), [({}, value)]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    pairs = ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    plain = value.encode("utf-8", errors="replace").decode()
+    return plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+class Exporter:
+    """Answers on an address from a thread of its own until it is closed.
+
+    ``source`` is called for every request, from several threads. Port 0 takes any that is free.
+    """
+
+    def __init__(self, host: str, port: int, source: Callable[[], Snapshot]) -> None:
+        """Listen.
+
+        Raises:
+            LauncherError: where the address cannot be listened on.
+        """
+        handler = type("Handler", (_Handler,), {"source": staticmethod(source)})
+        try:
+            self._server = _Server((host, port), handler)
+        except OSError as error:
+            raise LauncherError(
+                f"metrics cannot be served on {host}:{port}: {error.strerror or error}.",
+                field="--metrics-port",
+                hint="Choose a free port.",
+            ) from None
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="exporter", kwargs={"poll_interval": 0.1}
+        )
+        self._thread.daemon = True
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop answering and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_TIMEOUT_S)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Bind without looking the address up by name, which may wait for a name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is nobody's business."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    source: Callable[[], Snapshot]
+    timeout = _TIMEOUT_S
+    server_version = "recipe"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        status, kind, text = self._page(self.path.partition("?")[0])
+        payload = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(payload)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if body:
+            self.wfile.write(payload)
+
+    def _page(self, path: str) -> tuple[int, str, str]:
+        if path not in ("/healthz", "/metrics"):
+            return 404, _TEXT, "There are /healthz and /metrics.\n"
+        try:
+            now = self.source()
+        except Exception as error:  # the caller hears of it
+            return 500, _TEXT, f"{type(error).__name__}: {error}\n"
+        if path == "/metrics":
+            return 200, _TEXT, render(now)
+        return (200, _TEXT, "serving\n") if now.up else (503, _TEXT, f"{now.reason or 'down'}\n")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Every scrape would be a line."""

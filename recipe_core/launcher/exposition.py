@@ -1,0 +1,229 @@
+"""Prometheus' text format, and the figures that engines publish in it under their own names."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+MAX_CHARS = 8 << 20
+"""Text beyond this is not read: the largest engines write a tenth of it."""
+PATHS = {"tensorrt-llm": "/prometheus/metrics"}
+"""Where an engine publishes, if not at ``/metrics`` (TensorRT-LLM has JSON there)."""
+_SAMPLE = re.compile(
+    r"""(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)
+        (?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?
+        [ \t]+(?P<value>[^ \t]+)""",
+    re.VERBOSE,
+)
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line: a metric with its labels and value."""
+
+    name: str
+    labels: dict[str, str] = field(default_factory=dict)
+    value: float = 0.0
+
+
+def parse(text: str) -> dict[str, list[Sample]]:
+    """The samples by their names, in their order.
+
+    Of the format's versions 0.0.4 and OpenMetrics 1.0; comments, timestamps and exemplars are left
+    out, and so are lines that are no samples: the text comes from a program that may be dying.
+    """
+    samples: dict[str, list[Sample]] = {}
+    for line in text[:MAX_CHARS].splitlines():
+        match = _SAMPLE.match(line.strip())
+        value = _number(match["value"]) if match else None
+        if match and value is not None:
+            labels = {key: _plain(label) for key, label in _LABEL.findall(match["labels"] or "")}
+            sample = Sample(match["name"], labels, value)
+            samples.setdefault(sample.name, []).append(sample)
+    return samples
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)  # Go's and Python's spellings of infinity and NaN agree
+    except ValueError:
+        return None
+
+
+def _plain(label: str) -> str:
+    """A label's value without its escapes."""
+    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], label)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What an engine says of itself; None where it has no such metric.
+
+    Tokens and sums count from the engine's start. ``running`` and ``waiting`` are requests now,
+    ``cache_usage`` the share of the cache in use (of the fullest replica). Times in seconds.
+    """
+
+    generation_tokens: float | None = None
+    prompt_tokens: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    cache_usage: float | None = None
+    tpot_sum_s: float | None = None
+    tpot_count: float | None = None
+    ttft_sum_s: float | None = None
+    ttft_count: float | None = None
+
+    @property
+    def published(self) -> bool:
+        """Whether there is any figure at all."""
+        return any(getattr(self, name) is not None for name in self.__slots__)
+
+
+# Names by engine, the first that is there counts: vLLM (docs/usage/metrics), SGLang
+# (srt/observability and srt/metrics), TensorRT-LLM (metrics/collector.py; the gauges of requests
+# came after 1.2, then without the prefix), TGI (router/src/server.rs), llama.cpp (tools/server) and
+# Dynamo's frontend (its metrics catalog). The older names are of releases before.
+_GENERATION = (
+    "vllm:generation_tokens_total",
+    "sglang:generation_tokens_total",
+    "trtllm_generation_tokens_total",
+    "tgi_request_generated_tokens_sum",
+    "llamacpp:tokens_predicted_total",
+    "dynamo_frontend_output_sequence_tokens_sum",
+)
+_PROMPT = (
+    "vllm:prompt_tokens_total",
+    "sglang:prompt_tokens_total",
+    "trtllm_prompt_tokens_total",
+    "tgi_request_input_length_sum",
+    "llamacpp:prompt_tokens_total",
+    "dynamo_frontend_input_sequence_tokens_sum",
+)
+_RUNNING = (
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "trtllm_num_requests_running",
+    "num_requests_running",
+    "tgi_batch_current_size",
+    "llamacpp:requests_processing",
+    "dynamo_frontend_inflight_requests",
+)
+_WAITING = (
+    "vllm:num_requests_waiting",
+    "sglang:num_queue_reqs",
+    "trtllm_num_requests_waiting",
+    "num_requests_waiting",
+    "tgi_queue_size",
+    "llamacpp:requests_deferred",
+    "dynamo_frontend_queued_requests",
+)
+_CACHE = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",
+    "sglang:token_usage",
+    "trtllm_kv_cache_utilization",
+    "llamacpp:kv_cache_usage_ratio",
+)
+_ITL = (
+    "vllm:inter_token_latency_seconds",
+    "sglang:inter_token_latency_seconds",
+    "dynamo_frontend_inter_token_latency_seconds",
+)
+_TPOT = (
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:time_per_output_token_seconds",
+    "sglang:time_per_output_token_seconds",
+    "trtllm_time_per_output_token_seconds",
+    "tgi_request_mean_time_per_token_duration",
+)
+_TTFT = (
+    "vllm:time_to_first_token_seconds",
+    "sglang:time_to_first_token_seconds",
+    "trtllm_time_to_first_token_seconds",
+    "dynamo_frontend_time_to_first_token_seconds",
+)
+_SPECULATION = ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_drafts")
+_RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
+
+
+def engine_figures(text: str) -> Figures:
+    """The figures of the engine that wrote the text."""
+    samples = parse(text)
+    tpot_sum, tpot_count = _times(samples)
+    return Figures(
+        generation_tokens=_total(samples, _GENERATION),
+        prompt_tokens=_total(samples, _PROMPT),
+        running=_total(samples, _RUNNING),
+        waiting=_total(samples, _WAITING),
+        cache_usage=_fullest(samples, _CACHE),
+        tpot_sum_s=tpot_sum,
+        tpot_count=tpot_count,
+        ttft_sum_s=_total(samples, _parts(_TTFT, "sum")),
+        ttft_count=_total(samples, _parts(_TTFT, "count")),
+    )
+
+
+def _times(samples: dict[str, list[Sample]]) -> tuple[float | None, float | None]:
+    """Sum and count of the times between tokens, else of requests' mean times per token.
+
+    The former counts every token as it comes; the latter knows of a request only at its end. With
+    speculative decoding vLLM counts the former by step, which has several tokens.
+    """
+    names = (*_ITL, *_TPOT)
+    if any(name in samples for name in _SPECULATION):
+        names = (*_TPOT, *_ITL)
+    total = _total(samples, _parts(names, "sum"))
+    if total is not None:
+        return total, _total(samples, _parts(names, "count"))
+    # llama.cpp has no histograms, but the time it spent and the tokens that it made in it.
+    spent = _total(samples, ("llamacpp:tokens_predicted_seconds_total",))
+    made = _total(samples, ("llamacpp:tokens_predicted_total",))
+    return (None, None) if spent is None else (spent, made)
+
+
+def _parts(names: Sequence[str], part: str) -> tuple[str, ...]:
+    return tuple(f"{name}_{part}" for name in names)
+
+
+def _total(samples: dict[str, list[Sample]], names: Sequence[str]) -> float | None:
+    """The sum over replicas of the first metric that is there."""
+    values = _values(samples, names)
+    return sum(values) if values else None
+
+
+def _fullest(samples: dict[str, list[Sample]], names: Sequence[str]) -> float | None:
+    return max(_values(samples, names), default=None)
+
+
+def _values(samples: dict[str, list[Sample]], names: Sequence[str]) -> list[float]:
+    for name in names:
+        if name in samples:
+            finite = [sample for sample in samples[name] if math.isfinite(sample.value)]
+            return [sample.value for sample in _counted_once(finite)]
+    return []
+
+
+def _counted_once(samples: list[Sample]) -> Iterator[Sample]:
+    """Without what ranks of one replica, or priorities of one queue, state a second time.
+
+    SGLang labels samples with the scheduler's ranks, and requests by priority beside their total,
+    whose priority is empty.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
+    for sample in samples:
+        own = {**sample.labels, "priority": ""}
+        key = tuple(sorted(item for item in own.items() if item[0] not in _RANKS))
+        groups.setdefault(key, []).append(sample)
+    for group in groups.values():
+        whole = [sample for sample in group if not sample.labels.get("priority")] or group
+        first = min(map(_rank, whole))
+        yield from (sample for sample in whole if _rank(sample) == first)
+
+
+def _rank(sample: Sample) -> tuple[int, ...]:
+    texts = [sample.labels.get(name, "") for name in _RANKS]
+    return tuple(int(text) if text.isdigit() else 0 for text in texts)

@@ -1,0 +1,240 @@
+"""The commands' part in supervision: leave a keeper, be one, wait for one, ask one."""
+
+from __future__ import annotations
+
+import time
+
+from . import keeping, state, supervisor
+from .decide import Phase
+from .errors import InputError, LateError, LauncherError, StartError
+from .keeper import Keeper, Log
+from .kept import groups_of, rolled_groups
+from .plan import LaunchPlan
+from .request import Request
+from .running import as_started
+from .state import State
+from .supervision import OPTIONS, Supervision, option_of
+from .supervisor import Progress
+
+_LOOK_S = 0.2
+_DRAINED_S = 60.0
+"""How long a keeper may take to stop everything, beside the time to drain."""
+
+
+def limits_of(request: Request, plan: LaunchPlan) -> Supervision:
+    """The limits of the bundle with those of the command line."""
+    return plan.supervision.with_options(request.limits)
+
+
+def is_kept(current: State | None) -> bool:
+    """Whether a living keeper supervises what is recorded."""
+    return bool(current and current.here and current.keeper and current.keeper.alive)
+
+
+def left_alone(current: State | None) -> bool:
+    """Whether servers serve whose keeper is dead: they are adopted, not started again."""
+    if current is None or not current.here or current.keeper is None or current.keeper.alive:
+        return False
+    return any(server.alive for server in current.servers)
+
+
+def leave_keeper(request: Request, plan: LaunchPlan) -> None:
+    """Leave a keeper in the background for what runs, with the options of this command line.
+
+    Raises:
+        StartError: where it does not start; the servers run on.
+    """
+    options: list[str] = []
+    for name in OPTIONS:
+        if (value := request.limits.get(name)) is not None:
+            options += [option_of(name), str(value)]
+    if request.strict or request.choice is not None:
+        options.append("--strict")
+    if request.metrics_port is not None:
+        options += ["--metrics-port", str(request.metrics_port)]
+    keeping.spawn(plan, options)
+
+
+def run_keep(request: Request) -> int:
+    """Be the keeper in the background of what `up` started; people do not call it."""
+    plan = request.plan()
+    current = state.load(plan.own)
+    if current is None:
+        raise LauncherError("nothing runs that could be kept.", hint="Start it with `up`.")
+    return stay(request, as_started(plan, current), current, Log())
+
+
+def stay(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> int:
+    """Be the keeper until everything is stopped (0).
+
+    Raises:
+        StartError: with the diagnosis, when the servers cannot be kept up.
+    """
+    return _keeper(request, plan, current, progress).run()
+
+
+def _keeper(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> Keeper:
+    port = request.metrics_port
+    return Keeper(
+        plan,
+        current,
+        limits_of(request, plan),
+        progress,
+        strict=request.strict or request.choice is not None,
+        metrics_port=keeping.metrics_port(plan) if port is None else port or None,
+    )
+
+
+def wait_kept(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
+    """Wait until the groups that a living keeper has not parked serve.
+
+    Raises:
+        LateError: when the time is over.
+        StartError: when the keeper gives up, or dies.
+    """
+    began = told = time.monotonic()
+    while True:
+        current = state.load(plan.own)
+        if current is None or not is_kept(current):
+            raise _ended(plan)
+        if _serve(as_started(plan, current), current):
+            return current
+        now = time.monotonic()
+        if now - began >= timeout_s:
+            hint = f"See {plan.own / keeping.LOG}."
+            raise LateError(f"the servers were not ready after {timeout_s:.0f} s.", hint=hint)
+        if now - told >= supervisor.PROGRESS_S:
+            told = now
+            progress.say(f"waiting for the keeper: {now - began:.0f} s of {timeout_s:.0f}")
+        time.sleep(_LOOK_S)
+
+
+def _ended(plan: LaunchPlan) -> StartError:
+    last = keeping.last_event(plan.own) or {}
+    reason = str(last.get("reason") or last.get("event") or "no event was noted")
+    hint = str(last.get("fix") or f"See {plan.own / keeping.LOG}.")
+    return StartError(f"the keeper has ended: {reason.rstrip('.')}.", hint=hint)
+
+
+def _serve(plan: LaunchPlan, current: State) -> bool:
+    """Whether every process of the groups that are not parked runs and answers."""
+    by_name = {server.name: server for server in current.servers}
+    for process in plan.processes:
+        if process.group in current.parked:
+            continue
+        server = by_name.get(process.name)
+        if server is None or not server.alive:
+            return False
+        if process.answers and not supervisor.healthy(plan, process.port):
+            return False
+    return current.ready or bool(current.parked)
+
+
+def drain(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> list[str]:
+    """Let running requests finish, then stop everything; the names of what ran."""
+    limits = limits_of(request, plan)
+    seconds = request.drain or limits.drain_s
+    names = [server.name for server in reversed(current.servers) if server.alive]
+    if current.keeper is None or not is_kept(current):
+        plan = as_started(plan, current)
+        keeper = Keeper(plan, current, limits, progress, strict=True)
+        keeper.drain(seconds)
+        keeper.close()
+        return names
+    keeping.ask(plan.own, current.keeper, keeping.DRAIN, drain_s=seconds)
+    progress.say(f"draining: waiting up to {seconds:.0f} s for running requests")
+    end = time.monotonic() + seconds + _DRAINED_S
+    while is_kept(current) and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+    return names
+
+
+def run_restart(request: Request) -> int:
+    """Restart one group after the other, each healthy before the next, or those of named servers.
+
+    Raises:
+        InputError: for a name that the bundle lacks.
+        StartError: when one does not come back; the rest is not restarted then.
+    """
+    plan = request.plan()
+    if plan.kind == "training":
+        raise InputError(
+            "a training run is not restarted in turns.",
+            field="restart",
+            hint="Stop it with `down --checkpoint`, then start it with `up`.",
+        )
+    current = state.load(plan.own)
+    if current is None or not current.here:
+        raise LauncherError("nothing is running.", hint="Start it: python launch.py up")
+    plan, progress = as_started(plan, current), Progress(request.as_json)
+    groups = _groups(plan, request.names)
+    if len(set(groups)) == len([g for g in groups_of(plan) if _replica(plan, g)]) == 1:
+        progress.say("there is one replica: restarting it interrupts the service")
+    members = {process.name for process in plan.processes if process.group in groups}
+    before = {s.name: s.identity for s in current.servers if s.name in members}
+    if current.keeper is not None and is_kept(current):
+        keeping.ask(plan.own, current.keeper, keeping.READ, restart=sorted(members))
+        _wait_rolled(request, plan, before, progress)
+    else:
+        _roll_here(request, plan, current, sorted(members), progress)
+    now = state.load(plan.own)
+    renewed = {s.name for s in now.servers if before.get(s.name) != s.identity} if now else set()
+    if not set(before) <= renewed:
+        raise StartError("not every server came back.", hint=f"See {plan.own / keeping.LOG}.")
+    names = sorted(renewed & members)
+    request.show({"state": "up", "restarted": names}, lambda: f"restarted {', '.join(names)}")
+    return 0
+
+
+def _groups(plan: LaunchPlan, names: list[str]) -> list[int]:
+    known = [process.name for process in plan.processes]
+    for name in names:
+        if name not in known:
+            hint = f"It has: {', '.join(known)}."
+            raise InputError(f"the bundle has no process {name!r}.", field="NAME", hint=hint)
+    return rolled_groups(plan, names)
+
+
+def _replica(plan: LaunchPlan, group: int) -> bool:
+    return any(p.group == group and p.role != "router" for p in plan.processes)
+
+
+def _wait_rolled(
+    request: Request, plan: LaunchPlan, before: dict[str, tuple[int, int]], progress: Progress
+) -> None:
+    """Wait until the keeper has renewed every server, or has given one of them up."""
+    limits = limits_of(request, plan)
+    each = plan.startup_timeout_s + limits.drain_s + _DRAINED_S
+    end = time.monotonic() + (request.timeout or each * len(before))
+    told: set[str] = set()
+    while time.monotonic() < end:
+        current = state.load(plan.own)
+        if current is None or not is_kept(current):
+            raise _ended(plan)
+        renewed = {s.name for s in current.servers if s.identity != before.get(s.name)}
+        for name in sorted((renewed & set(before)) - told):
+            told.add(name)
+            progress.say(f"{name} is restarted")
+        if set(before) <= renewed and _serve(as_started(plan, current), current):
+            return
+        last = keeping.last_event(plan.own) or {}
+        if last.get("cause") == "requested" and last.get("finished") is False:
+            return
+        time.sleep(_LOOK_S)
+    raise LateError("the restart was not done in time.", hint="See: python launch.py status")
+
+
+def _roll_here(
+    request: Request, plan: LaunchPlan, current: State, names: list[str], progress: Progress
+) -> None:
+    """Be the keeper for as long as the restart takes."""
+    keeper = _keeper(request, plan, current, progress)
+    keeper.rolling.ask(names)
+    keeper.run(done=_rolled)
+
+
+def _rolled(keeper: Keeper) -> bool:
+    settled = (Phase.SERVING, Phase.PARKED)
+    return not keeper.rolling.groups and all(
+        track.phase in settled for track in keeper.tracks.values()
+    )

@@ -1,0 +1,241 @@
+"""The keeper of a bundle as a process: started in the background, asked, dismissed, found dead.
+
+A keeper supervises what its ``up`` started (module ``keeper``; of training runs ``run_keeper``).
+It is told what to do by signals: SIGUSR1 to leave what runs alone and end, SIGTERM to let requests
+finish and stop everything, SIGUSR2 to read a request. Servers do not depend on it: one that is
+killed leaves them serving, and the next ``up`` starts another for them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from . import events, notify, procs, state
+from .errors import LauncherError, StartError, file_error
+from .files import read_object, tail, write_json
+from .plan import LaunchPlan
+from .state import Keeper, State
+
+LOG = "keeper.log"
+LEAVE = signal.SIGUSR1
+DRAIN = signal.SIGTERM
+READ = signal.SIGUSR2
+METRICS_OFFSET = 1000
+"""The keeper's own port lies so far above the bundle's, whose processes count up from it."""
+_FAILURES = ("died", "killed", "hung", "slow", "device_lost", "gave_up", "refused")
+_REQUEST = "keeper-request.json"
+_LOCK = "keeper.lock"
+_LEAVES_S = 40.0
+"""How long a keeper may take to leave: it may be ending a server, which has its own grace."""
+_STARTS_S = 60.0
+
+
+def me(metrics_port: int | None = None) -> Keeper:
+    """The keeper that this process is."""
+    stat = procs.read_stat(os.getpid())
+    return Keeper(os.getpid(), stat.started if stat else 0, metrics_port)
+
+
+def metrics_port(plan: LaunchPlan) -> int:
+    """The port of the keeper's ``/healthz`` and ``/metrics``: one that no process here has."""
+    base, taken = plan.parameters.port, {process.port for process in plan.processes}
+    wanted = base + METRICS_OFFSET if base + METRICS_OFFSET <= 65535 else base - METRICS_OFFSET
+    while wanted in taken:
+        wanted -= 1
+    return wanted
+
+
+@contextmanager
+def only_keeper(own: Path) -> Iterator[None]:
+    """Be the one keeper of a bundle; the kernel forgets it when this process ends.
+
+    Raises:
+        LauncherError: while another keeper lives.
+    """
+    with _lock_file(own) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LauncherError(
+                "another keeper supervises this bundle.", hint="See: python launch.py status"
+            ) from None
+        yield
+
+
+def _lock_file(own: Path) -> IO[str]:
+    path = own / _LOCK
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise file_error(error, path) from None
+
+
+def spawn(plan: LaunchPlan, options: Sequence[str]) -> Keeper:
+    """Start a keeper in the background for what runs, and wait until it has noted itself.
+
+    ``options`` are words of the command ``keep``. Nobody may hold the lock of the bundle.
+
+    Raises:
+        StartError: when it ends, or does not note itself in time; what it kept runs on.
+    """
+    log = plan.own / LOG
+    try:
+        output = log.open("ab")
+    except OSError as error:
+        raise file_error(error, log) from None
+    node = [] if plan.node is None else ["--node", str(plan.node), "--head", plan.parameters.head]
+    with output:
+        child = subprocess.Popen(
+            [*_program(plan.root), "keep", *node, *options],
+            cwd=plan.root,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    child.returncode = 0  # it outlives this process; the object would warn when dropped
+    deadline = time.monotonic() + _STARTS_S
+    while time.monotonic() < deadline:
+        current = state.load(plan.own)
+        if current is None:  # another launcher's `down` was quicker
+            raise _not_started(log, "nothing runs that it could keep")
+        if current.keeper is not None and current.keeper.alive:
+            return current.keeper
+        if procs.reap(child.pid) is not None:
+            raise _not_started(log, "it ended")
+        time.sleep(0.05)
+    with suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGKILL)
+    raise _not_started(log, f"it did not answer for {_STARTS_S:.0f} s")
+
+
+def _not_started(log: Path, reason: str) -> StartError:
+    return StartError(
+        f"no keeper supervises the servers: {reason}.",
+        hint=f"The servers run on; try again with `up`. The end of {log} follows.",
+        detail=tail(log, 5),
+    )
+
+
+def _program(root: Path) -> list[str]:
+    """The command of this launcher on a bundle: its own script, or this package from where it is.
+
+    Python writes no compiled copies into a bundle.
+    """
+    python = [sys.executable, "-B", "-X", f"pycache_prefix={os.devnull}"]
+    package = __package__ or ""
+    script = root / "launch.py"
+    if package == "launcher" and script.is_file():
+        return [*python, str(script)]
+    code = (
+        "import sys; from importlib import import_module; from pathlib import Path; "
+        "sys.path.insert(0, sys.argv.pop(1)); root = Path(sys.argv.pop(1)); "
+        f"sys.exit(import_module('{package}.main').main(root=root))"
+    )
+    place = Path(__file__).resolve().parents[len(package.split("."))]
+    return (
+        [*python, "-P", "-c", code, str(place), str(root)]
+        if _SAFE_PATH
+        else [*python, "-c", code, str(place), str(root)]
+    )
+
+
+_SAFE_PATH = sys.version_info >= (3, 11)
+"""Whether Python can be told not to look for modules in the current folder."""
+
+
+def _environment() -> dict[str, str]:
+    """The keeper's environment: the service manager watches another process than it."""
+    return notify.without(dict(os.environ))
+
+
+def dismiss(keeper: Keeper | None) -> None:
+    """Have a keeper leave what it keeps alone, and wait until it has ended; ends it otherwise.
+
+    Nothing happens where the keeper is this process, or dead.
+    """
+    if keeper is None or keeper.pid == os.getpid() or not keeper.alive:
+        return
+    deadline = time.monotonic() + _LEAVES_S
+    _signal(keeper, LEAVE)
+    while keeper.alive and time.monotonic() < deadline:
+        stat = procs.read_stat(keeper.pid)
+        if stat is not None and stat.state in "Tt":  # stopped: it cannot hear
+            break
+        time.sleep(0.05)
+        procs.reap(keeper.pid)
+    while keeper.alive:
+        _signal(keeper, signal.SIGKILL)
+        time.sleep(0.05)
+        procs.reap(keeper.pid)
+
+
+def _signal(keeper: Keeper, number: signal.Signals) -> None:
+    procs.send([(keeper.pid, keeper.started)], number)
+
+
+def ask(own: Path, keeper: Keeper, number: signal.Signals, **request: Any) -> None:
+    """Leave a request for a keeper, and signal it.
+
+    Raises:
+        LauncherError: where the request cannot be written.
+    """
+    write_json(own / _REQUEST, request)
+    _signal(keeper, number)
+
+
+def requested(own: Path) -> dict[str, Any]:
+    """The request that was left, which is then gone; empty where there is none."""
+    path = own / _REQUEST
+    try:
+        return read_object(path) if path.is_file() else {}
+    except LauncherError:
+        return {}
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def last_event(own: Path) -> dict[str, Any] | None:
+    """The newest event of a bundle."""
+    known = events.read(own)
+    return known[-1] if known else None
+
+
+def _shown(known: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any] | None:
+    return {name: known[-1].get(name) for name in names} if known else None
+
+
+def described(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
+    """What ``status`` says about supervision."""
+    known = events.read(plan.own)
+    failures = [event for event in known if event["event"] in _FAILURES]
+    keeper = current.keeper if current is not None else None
+    alive = keeper is not None and current is not None and current.here and keeper.alive
+    shown: dict[str, Any] | None = None
+    if keeper is not None:
+        port = keeper.metrics_port
+        shown = {
+            "pid": keeper.pid,
+            "alive": alive,
+            "log": str(plan.own / LOG),
+            "metrics": f"http://127.0.0.1:{port}/metrics" if alive and port else None,
+        }
+    return {
+        "supervision": "supervised" if alive else "unsupervised",
+        "keeper": shown,
+        "restarts": current.restarts if current is not None else 0,
+        "last_event": _shown(known, ("event", "name", "time")),
+        "last_failure": _shown(failures, ("event", "name", "time", "cause", "reason", "fix")),
+    }

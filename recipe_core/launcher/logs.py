@@ -1,0 +1,147 @@
+"""``logs``: the ends of the logs of a bundle's processes, and what follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from . import events
+from .errors import InputError
+from .output import print_json
+from .plain import open_plain, plain_lines, read_end
+from .request import Request
+
+LINES = 20
+"""Lines of each log by default."""
+EVENTS = "events"
+"""The name by which the events are shown like a log."""
+_TAIL_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 16
+_POLL_S = 0.3
+
+
+def run_logs(request: Request) -> int:
+    """Show the end of each log, or of the one that is named; with ``--follow`` what comes, too."""
+    own = request.plan().own
+    names = [request.name] if request.name else sorted(log_files(own))
+    if request.name and request.name not in (*log_files(own), EVENTS):
+        known = ", ".join(sorted(log_files(own))) or "none yet"
+        raise InputError(
+            f"there is no log of {request.name!r}.",
+            field="NAME",
+            hint=f"There are: {known}, and {EVENTS}.",
+        )
+    count = LINES if request.lines is None else request.lines
+    ends = {name: last_lines(own, name, count) for name in names}
+    if request.as_json and not request.follow:
+        print_json({"logs": ends})
+        return 0
+    show = _Shown(request, several=request.name is None)
+    followers = {name: Follower(log_path(own, name)) for name in names} if request.follow else {}
+    for name, lines in ends.items():
+        show.lines(name, lines)
+    with suppress(KeyboardInterrupt):
+        while request.follow:
+            for name in () if request.name else sorted(log_files(own)):  # of what starts later
+                followers.setdefault(name, Follower(log_path(own, name), from_start=True))
+            for name, follower in followers.items():
+                show.lines(name, _worded(name, follower.lines()))
+            time.sleep(_POLL_S)
+    return 0
+
+
+def log_files(own: Path) -> dict[str, Path]:
+    """The logs by the names of their processes, ``keeper`` among them."""
+    paths = own.glob("*.log")
+    return {path.stem: path for path in paths if path.is_file() and not path.is_symlink()}
+
+
+def log_path(own: Path, name: str) -> Path:
+    """The file of a log, or of the events."""
+    return own / (events.NAME if name == EVENTS else f"{name}.log")
+
+
+def last_lines(own: Path, name: str, count: int) -> list[str]:
+    """The last lines of a log, or of the events; without colours and control characters."""
+    if name == EVENTS:
+        return [event_line(event) for event in events.read(own)[-count:]] if count else []
+    end = read_end(log_path(own, name), _TAIL_BYTES) or b""
+    return plain_lines(end.decode("utf-8", errors="replace"))[-count:] if count else []
+
+
+def event_line(event: dict[str, object]) -> str:
+    """An event for people: time, kind, and its fields."""
+    fields = (
+        f"{name}={value}"
+        for name, value in event.items()
+        if name not in ("time", "event") and value not in (None, "", [], {})
+    )
+    words = (str(event.get("time", "")), str(event["event"]), *fields)
+    return " ".join(plain_lines(" ".join(words).replace("\n", " ")))
+
+
+def _worded(name: str, lines: list[str]) -> list[str]:
+    if name != EVENTS or not lines:
+        return lines
+    return [event_line(event) for event in events.parse_lines("\n".join(lines).encode())]
+
+
+class _Shown:
+    """Prints lines, with their process's name before them where there are several."""
+
+    def __init__(self, request: Request, *, several: bool) -> None:
+        self._as_json, self._several = request.as_json, several
+
+    def lines(self, name: str, lines: list[str]) -> None:
+        for line in lines:
+            if self._as_json:
+                _print_line({"name": name, "line": line})
+            else:
+                print(f"{name} | {line}" if self._several else line, flush=True)
+
+
+def _print_line(data: dict[str, str]) -> None:
+    """JSON on one line: many lines make one document each."""
+    print(json.dumps(data), flush=True)
+
+
+class Follower:
+    """Lines of a file as they come: also once it is cut short by a restart, or replaced."""
+
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
+        self._path = path
+        self._place: tuple[int, int] | None = None
+        self._offset, self._rest = 0, b""
+        if not from_start and (descriptor := open_plain(path)) is not None:
+            try:
+                status = os.fstat(descriptor)
+                self._place = (status.st_dev, status.st_ino)
+                self._offset = status.st_size
+            finally:
+                os.close(descriptor)
+
+    def lines(self) -> list[str]:
+        """The complete lines since the last call."""
+        *whole, self._rest = (self._rest + b"".join(self._pieces())).split(b"\n")
+        if len(self._rest) > _PIECE_BYTES:  # a progress bar without line ends
+            whole, self._rest = [*whole, self._rest], b""
+        return plain_lines(b"\n".join(whole).decode("utf-8", errors="replace"))
+
+    def _pieces(self) -> Iterator[bytes]:
+        descriptor = open_plain(self._path)
+        if descriptor is None:
+            return
+        try:
+            status = os.fstat(descriptor)
+            place = (status.st_dev, status.st_ino)
+            if place != self._place or status.st_size < self._offset:
+                self._place, self._offset, self._rest = place, 0, b""
+            while piece := os.pread(descriptor, _PIECE_BYTES, self._offset):
+                self._offset += len(piece)
+                yield piece
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,225 @@
+"""What a running group shows now: its processes, its health, its engine's figures, its end."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import exposition, procs
+from .decide import Seen, Target
+from .errors import LauncherError
+from .exposition import Figures
+from .files import read_object
+from .metrics import bands, predictions
+from .plan import LaunchPlan, Process
+from .state import Server
+
+ANSWER_S = 2.0
+"""How long a server may take for its health or its figures."""
+_MOST_BYTES = 8 << 20
+_ESTABLISHED = "01"
+
+
+@dataclass(slots=True)
+class Look:
+    """One look: a verdict's input for each group, and the figures of servers that publish any."""
+
+    seen: dict[int, Seen] = field(default_factory=dict)
+    healthy: dict[str, bool] = field(default_factory=dict)
+    figures: dict[str, Figures] = field(default_factory=dict)
+
+
+class Observer:
+    """Looks at groups; all servers of one look are asked at once."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="observe")
+        self._killed = oom_kills(())
+        self._silent: set[str] = set()
+        self.published: set[str] = set()
+        """Servers that have published figures: where one stops, it is not for want of any."""
+
+    def close(self) -> None:
+        """Wait for no answer any more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def look(
+        self,
+        plan: LaunchPlan,
+        servers: Sequence[Server],
+        groups: Iterable[int],
+        *,
+        asks: bool = True,
+    ) -> Look:
+        """What the processes of ``groups`` show; what they answer only where it ``asks``."""
+        by_name = {server.name: server for server in servers}
+        wanted = set(groups)
+        processes = [process for process in plan.processes if process.group in wanted]
+        codes = {p.name: _code(by_name.get(p.name)) for p in processes}
+        alive = {p.name: p.name in by_name and by_name[p.name].alive for p in processes}
+        asked = [p for p in processes if asks and p.answers and alive[p.name]]
+        answers = list(self._pool.map(lambda process: self._ask(plan, process), asked))
+        look = Look()
+        for process, (healthy, figures) in zip(asked, answers, strict=True):
+            look.healthy[process.name] = healthy
+            if figures is not None:
+                look.figures[process.name] = figures
+        killed = self._out_of_memory(by_name[name] for name in alive if alive[name])
+        for group in wanted:
+            members = [process for process in processes if process.group == group]
+            look.seen[group] = _seen(members, alive, codes, look, asks=asks, killed=killed)
+        return look
+
+    def _ask(self, plan: LaunchPlan, process: Process) -> tuple[bool, Figures | None]:
+        if get(plan, process.port, plan.health) is None:
+            return False, None
+        if process.role == "router":
+            return True, None  # its servers' figures count, not its own
+        path = exposition.PATHS.get(plan.engine.name, "/metrics")
+        text = get(plan, process.port, path)
+        if text is None:
+            return True, None
+        figures = exposition.engine_figures(text)
+        if figures.generation_tokens is None and figures.running is None:
+            return True, None
+        self.published.add(process.name)
+        return True, figures
+
+    def _out_of_memory(self, servers: Iterable[Server]) -> bool:
+        """Whether the kernel killed something for want of memory since the last look."""
+        before, self._killed = self._killed, oom_kills(servers)
+        return any(count > before.get(place, count) for place, count in self._killed.items())
+
+
+def _code(server: Server | None) -> int | None:
+    return procs.reap(server.pid) if server is not None else None
+
+
+def _seen(
+    members: Sequence[Process],
+    alive: dict[str, bool],
+    codes: dict[str, int | None],
+    look: Look,
+    *,
+    asks: bool,
+    killed: bool,
+) -> Seen:
+    """The processes of a group as one."""
+    ended = tuple(process.name for process in members if not alive[process.name])
+    asked = [process.name for process in members if process.answers]
+    figures = [look.figures[name] for name in asked if name in look.figures]
+    ends = tuple(codes[name] for name in ended)
+    return Seen(
+        ended=ended,
+        codes=ends,
+        # Its own exit code may not be known: the kernel tells only whoever started it.
+        out_of_memory=killed and any(code != 0 for code in ends),
+        answers=all(look.healthy.get(name, False) for name in asked) if asks else None,
+        tokens=_sum(
+            [f.generation_tokens for f in figures] + [f.prompt_tokens for f in figures if figures]
+        ),
+        running=_sum([f.running for f in figures]),
+        waiting=_sum([f.waiting for f in figures]),
+        tpot_sum_s=_sum([f.tpot_sum_s for f in figures]),
+        tpot_count=_sum([f.tpot_count for f in figures]),
+    )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def get(plan: LaunchPlan, port: int, path: str, timeout_s: float = ANSWER_S) -> str | None:
+    """The text that a server here answers with 200; None for anything else."""
+    connection = http.client.HTTPConnection(plan.client_host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        with connection.getresponse() as answer:
+            if answer.status != 200:
+                return None
+            return answer.read(_MOST_BYTES).decode("utf-8", errors="replace")
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def target(plan: LaunchPlan, expected: Path) -> Target:
+    """What the recipe expects of one group: times per token at the load of one replica."""
+    try:
+        estimate = read_object(expected)
+    except LauncherError:
+        return Target()
+    band = bands(estimate).get("tpot_s")
+    load, replicas = plan.workload, _replicas(plan)
+    at_once: float | None = load.concurrency or load.batch
+    if at_once is None and load.request_rate is not None:
+        latency = bands(estimate).get("request_latency_s")
+        at_once = load.request_rate * latency[1] if latency else None  # Little's law
+    if at_once is None and load.mode != "offline":
+        band = None  # which load is more than planned is not known
+    return Target(
+        tpot_most_s=band[1] if band else None,
+        load_most=at_once / replicas if at_once is not None else None,
+        first_token_s=predictions(estimate).get("ttft_s"),
+        tpot_s=predictions(estimate).get("tpot_s"),
+    )
+
+
+def _replicas(plan: LaunchPlan) -> int:
+    """Groups that share the load: of pools, those that decode."""
+    roles = {process.group: process.role for process in plan.processes if process.answers}
+    names = list(roles.values())
+    return max(1, names.count("decode") or names.count("server"))
+
+
+def oom_kills(servers: Iterable[Server]) -> dict[str, int]:
+    """The kernel's counts of kills for want of memory: of the machine, and of servers' groups."""
+    counts = {}
+    machine = _counter(Path("/proc/vmstat"), "oom_kill")
+    if machine is not None:
+        counts["machine"] = machine
+    for place in {_control_group(server.pid) for server in servers} - {None}:
+        own = _counter(Path(f"/sys/fs/cgroup{place}/memory.events"), "oom_kill")
+        if own is not None:
+            counts[str(place)] = own
+    return counts
+
+
+def _control_group(pid: int) -> str | None:
+    """The control group (v2) of a process."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
+            if line.startswith("0::"):
+                return line[3:].rstrip("/")
+    return None
+
+
+def _counter(path: Path, name: str) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    return None
+
+
+def connections(ports: Iterable[int]) -> int:
+    """Established connections to ports of this machine: what still talks to a server.
+
+    For engines that do not publish how many requests run.
+    """
+    wanted = {f"{port:04X}" for port in ports}
+    count = 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
+                words = line.split()
+                local, state = words[1].rpartition(":")[2], words[3]
+                count += local in wanted and state == _ESTABLISHED
+    return count

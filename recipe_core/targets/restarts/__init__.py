@@ -1,0 +1,90 @@
+"""Who starts what again, where: per target and event who acts, how, and by which settings.
+
+A setting has the name and the value that it has in the target's files, which tests hold it against.
+Controllers differ in what they can be told: where one does nothing about an event, or counts in
+another way than the recipe, its answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from recipe_core.targets.context import Context
+from recipe_core.targets.restarts import machine, pods, runs, schedulers
+from recipe_core.targets.restarts.shape import EVENTS, LAUNCHER, Answer, Answers, Event, Setting
+
+
+def answers(target: str, context: Context) -> Answers:
+    """One answer per event for a target of the recipe's kind, or for the ``LAUNCHER``.
+
+    Raises:
+        KeyError: for a target that starts nothing (monitoring, autoscaling).
+    """
+    return _TARGETS[context.kind][target](context)
+
+
+def restarting(kind: Literal["serving", "training"]) -> list[str]:
+    """The launcher and the targets of a kind that start something."""
+    return list(_TARGETS[kind])
+
+
+_TARGETS: Mapping[str, Mapping[str, Callable[[Context], Answers]]] = {
+    "serving": {
+        LAUNCHER: machine.launcher,
+        "systemd": machine.of_systemd,
+        "docker": lambda context: machine.docker(context, compose=False),
+        "compose": lambda context: machine.docker(context, compose=True),
+        "kubernetes": pods.of_kubernetes,
+        "kserve": pods.kserve,
+        "kserve-llm": pods.kserve_llm,
+        "llm-d": pods.llm_d,
+        "slurm": schedulers.slurm,
+        "skypilot": schedulers.skypilot_service,
+        "ray-serve": schedulers.ray_serve,
+    },
+    "training": {
+        LAUNCHER: machine.launcher_training,
+        "slurm": schedulers.slurm,
+        "kubeflow-trainjob": runs.train_job,
+        "kubeflow-pytorchjob": runs.pytorch_job,
+        "jobset": runs.job_set,
+        "volcano": runs.volcano,
+        "skypilot": schedulers.skypilot_job,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Events of a target that have the same answer."""
+
+    target: str
+    events: tuple[str, ...]
+    answer: Answer
+
+
+def rows(context: Context, targets: Sequence[str]) -> list[Row]:
+    """The answers of targets, by name, one row for events that are answered alike."""
+    table = []
+    for target in (name for name in restarting(context.kind) if name in targets):
+        groups: dict[Answer, list[str]] = {}
+        for event, answer in answers(target, context).items():
+            groups.setdefault(answer, []).append(EVENTS[event])
+        table += [Row(target, tuple(events), answer) for answer, events in groups.items()]
+    return table
+
+
+__all__ = [
+    "EVENTS",
+    "LAUNCHER",
+    "Answer",
+    "Answers",
+    "Event",
+    "Row",
+    "Setting",
+    "answers",
+    "restarting",
+    "rows",
+]

@@ -1,0 +1,94 @@
+"""Slurm, SkyPilot and Ray Serve."""
+
+from __future__ import annotations
+
+from recipe_core.targets import supervise
+from recipe_core.targets.context import Context
+from recipe_core.targets.node_script import NOT_FOUND
+from recipe_core.targets.restarts.shape import Answer, Answers, Setting, nobody, slow
+from recipe_core.targets.skypilot import PROBES
+from recipe_core.targets.slurm import SIGNAL_S
+
+
+def slurm(context: Context) -> Answers:
+    """Answers of Slurm and of the script that it runs."""
+    most = context.supervision.requeues + supervise.expected_failures(context)
+    guard = Setting("most", most)
+    again = "puts the job back in the queue, then gives up"
+    training = context.kind == "training"
+    hangs = (
+        "nothing, until torch's own time-out ends the ranks; then as for a death"
+        if training
+        else "nothing is seen"
+    )
+    before = "before the time limit tells servers to stop, and the job ends"
+    told = Setting("--signal", f"B:TERM@{supervise.grace_s(context)}")
+    if training:
+        before = "before the time limit writes a checkpoint (the embedded trainer), and requeues"
+        told = Setting("--signal", f"B:USR1@{SIGNAL_S}")
+    wrong = f"ends the job where the program ends with 2 or {NOT_FOUND}; else as for a death"
+    return {
+        "dies": Answer("job script", again, (guard,)),
+        "hangs": nobody(hangs),
+        "memory": Answer("job script", again, (guard,)),
+        "lost": Answer("Slurm", "puts the job back in the queue", (Setting("--requeue"), guard)),
+        "drained": Answer("Slurm", f"lets the job end; the script {before}", (told,)),
+        "slow": nobody("nothing is seen") if training else slow(context),
+        "wrong": Answer("job script", wrong, (guard,)),
+    }
+
+
+def skypilot_service(context: Context) -> Answers:
+    """Answers of SkyServe."""
+    probe = (
+        Setting("readiness_probe.timeout_seconds", max(1, context.supervision.hang_s // PROBES)),
+        Setting("readiness_probe.initial_delay_seconds", supervise.start_s(context)),
+    )
+    who = "SkyServe"
+    ends = "ends the replica; makes another where the service had been ready before"
+    return {
+        "dies": Answer(who, ends),
+        "hangs": Answer(who, "replaces a replica whose probe fails for 3 minutes", probe),
+        "memory": Answer(who, ends),
+        "lost": Answer(who, "starts another machine, in any place that has the device"),
+        "drained": Answer(who, "as for a loss; running requests are cut off"),
+        "slow": slow(context),
+        "wrong": Answer(who, "gives the service up when no replica was ever ready", probe[1:]),
+    }
+
+
+def skypilot_job(context: Context) -> Answers:
+    """Answers of a managed job of SkyPilot."""
+    restarts = Setting("job_recovery.max_restarts_on_errors", supervise.lifetime_restarts(context))
+    who, again = "managed job", "starts the run again, then gives up"
+    kept = "run/ must lie in a mounted bucket, or the run begins anew"
+    return {
+        "dies": Answer(who, again, (restarts,)),
+        "hangs": nobody("nothing, until torch's own time-out ends the ranks"),
+        "memory": Answer(who, again, (restarts,)),
+        "lost": Answer(who, f"starts another machine, which is not counted; {kept}"),
+        "drained": Answer(who, f"as for a loss; {kept}"),
+        "slow": nobody("nothing is seen"),
+        "wrong": Answer(who, again, (restarts,)),
+    }
+
+
+def ray_serve(context: Context) -> Answers:
+    """Answers of Ray Serve's controller."""
+    budget = context.supervision
+    health = (
+        Setting("health_check_period_s", supervise.hang(context).period_s),
+        Setting("health_check_timeout_s", supervise.ray_timeout_s(context)),
+    )
+    who, again = "Ray Serve", "makes the replica anew without end"
+    starts = Setting("max_constructor_retry_count", budget.crash_budget)
+    drains = Setting("graceful_shutdown_timeout_s", budget.drain_s)
+    return {
+        "dies": Answer(who, again, health),
+        "hangs": Answer(who, f"{again} after 3 checks without an answer", health),
+        "memory": Answer(who, again, health),
+        "lost": Answer(who, "makes the replica anew where Ray has the devices", health),
+        "drained": Answer(who, "lets running requests finish", (drains,)),
+        "slow": slow(context),
+        "wrong": Answer(who, "gives up after so many starts, 3 per replica at most", (starts,)),
+    }

@@ -1,0 +1,95 @@
+"""The recipe's supervision in the terms of controllers: probes, grace periods, budgets.
+
+Each function turns seconds and counts of ``Supervision`` into what a controller takes; which of its
+settings answers which event is said in ``restarts.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.targets.context import Context
+
+DOWNLOAD_BYTES_PER_S = 100e6  # assumed for a first start; behind a slower link, fill the cache
+STOP_S = 30  # an engine that was told to stop has so long after its last request, then it is killed
+PROBE_S = 10  # between two looks at a server's health, less where a hang must be seen sooner
+LOOKS = 6  # in the time of a hang, so that one lost answer is not taken for one
+UNREADY = 3  # looks without an answer after which requests go elsewhere, before a restart
+RAY_FAILURES = 3  # health checks in a row that Ray Serve waits for (its own, no setting)
+SPARE_FAILURES = 2  # times the device failures that a run's estimate expects
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """A health check every ``period_s`` seconds; ``failures`` in a row without an answer count."""
+
+    period_s: int
+    failures: int
+
+
+def start_s(context: Context) -> int:
+    """Seconds that a start may take: the engine's time-out and, for a hub model, the download."""
+    wait_s = float(context.launch.startup_timeout_s)
+    if not context.model_is_folder:
+        wait_s += context.weights_bytes / DOWNLOAD_BYTES_PER_S
+    return math.ceil(wait_s)
+
+
+def hang(context: Context) -> Looks:
+    """Looks that together last as long as a server may be silent."""
+    silent_s = context.supervision.hang_s
+    period_s = max(1, min(PROBE_S, silent_s // LOOKS))
+    return Looks(period_s, math.ceil(silent_s / period_s))
+
+
+def unready(context: Context) -> Looks:
+    """Looks after which a server gets no new requests, always before it counts as hung."""
+    looks = hang(context)
+    return Looks(looks.period_s, max(1, min(UNREADY, looks.failures - 1)))
+
+
+def ray_timeout_s(context: Context) -> int:
+    """Seconds without an answer after which a check of Ray Serve counts as failed."""
+    return max(1, context.supervision.hang_s // RAY_FAILURES)
+
+
+def duration(seconds: int) -> str:
+    """Seconds as Prometheus writes a duration: whole minutes where they are."""
+    return f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
+
+
+def grace_s(context: Context) -> int:
+    """Seconds from a request to stop until a kill: running requests finish, then the engine."""
+    return context.supervision.drain_s + STOP_S
+
+
+def drain_hook(context: Context) -> dict[str, Any]:
+    """A pod's hook that keeps the engine running until its requests are done.
+
+    Kubernetes sends a pod no new requests once it is to stop; the signal, at which engines drop
+    what runs, comes after the hook.
+    """
+    return {"preStop": {"exec": {"command": ["sleep", str(context.supervision.drain_s)]}}}
+
+
+def rollout(context: Context, replicas: int) -> dict[str, int]:
+    """How many replicas an update replaces at once. None is added: devices are not spare."""
+    kept = context.supervision.available_of(replicas)
+    return {"maxSurge": 0, "maxUnavailable": max(1, replicas - kept)}
+
+
+def lifetime_restarts(context: Context) -> int:
+    """Restarts of a job over its whole life, for controllers that know no window of time.
+
+    The crash budget, and for a run of known length the failures of devices to be expected in it.
+    """
+    return context.supervision.crash_budget + expected_failures(context)
+
+
+def expected_failures(context: Context) -> int:
+    """Failures of devices to allow for in a run: twice the estimate's mean; 0 where unknown."""
+    run = context.estimate.get("run", {})
+    wall_s, mtbf_s = run.get("wall_s"), run.get("mtbf_s")
+    return math.ceil(SPARE_FAILURES * wall_s / mtbf_s) if wall_s and mtbf_s else 0

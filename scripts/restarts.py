@@ -1,0 +1,126 @@
+"""Write the tables of who restarts what where into ``docs/operations.md``, from example requests.
+
+python scripts/restarts.py            # write them
+python scripts/restarts.py --check    # exit 1 when they are stale
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from recipe_core.recipe.build import make_recipe, redecide
+from recipe_core.request.schema import PlanRequest
+from recipe_core.targets.context import Context
+from recipe_core.targets.of_recipe import target_context
+from recipe_core.targets.restarts import EVENTS, LAUNCHER, Answer, answers
+
+PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
+BEGIN, END = "<!-- restarts -->", "<!-- end of restarts -->"
+SERVING: Mapping[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1},
+    "workload": {"input_tokens": 1024, "output_tokens": 256, "concurrency": 64},
+    "candidate": {"engine": "vllm", "tp": 1, "pp": 1, "dp": 4},
+}
+SPREAD: Mapping[str, Any] = {
+    **SERVING,
+    "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 2},
+    "candidate": {"engine": "vllm", "tp": 8, "pp": 2, "dp": 1},
+}
+TRAINING: Mapping[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 2},
+    "workload": {
+        "kind": "training",
+        "sequence_length": 4096,
+        "global_batch": 256,
+        "tokens": 1e10,
+    },
+    "candidate": {"engine": "torch"},
+}
+TABLES: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "Serving": {
+        "launcher": (LAUNCHER, SERVING),
+        "systemd": ("systemd", SERVING),
+        "Compose": ("compose", SERVING),
+        "Kubernetes Deployment": ("kubernetes", SERVING),
+        "LeaderWorkerSet": ("kubernetes", SPREAD),
+        "KServe": ("kserve", SERVING),
+        "Slurm": ("slurm", SERVING),
+        "Ray Serve": ("ray-serve", SERVING),
+        "SkyPilot": ("skypilot", SERVING),
+    },
+    "Training": {
+        "launcher": (LAUNCHER, TRAINING),
+        "JobSet": ("jobset", TRAINING),
+        "TrainJob": ("kubeflow-trainjob", TRAINING),
+        "PyTorchJob": ("kubeflow-pytorchjob", TRAINING),
+        "Volcano": ("volcano", TRAINING),
+        "Slurm": ("slurm", TRAINING),
+        "SkyPilot": ("skypilot", TRAINING),
+    },
+}
+"""Columns of each table: a target, and the request whose recipe's values stand in its cells."""
+
+
+def context_of(request: Mapping[str, Any]) -> Context:
+    """The context of a request's recipe."""
+    return _context(str(request["hardware"]["nodes"]), request["workload"].get("kind", "serving"))
+
+
+@cache
+def _context(nodes: str, kind: str) -> Context:
+    values = TRAINING if kind == "training" else {"1": SERVING, "2": SPREAD}[nodes]
+    recipe = make_recipe(PlanRequest.parse(values), folders=False)
+    decision = redecide(recipe)
+    return target_context(recipe, decision, decision.started())
+
+
+def cell(answer: Answer) -> str:
+    """An answer as a cell."""
+    settings = ", ".join(f"`{setting}`" for setting in answer.settings)
+    return f"**{answer.who}**: {answer.does}" + (f" ({settings})" if settings else "")
+
+
+def table(columns: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Rows of events and columns of targets."""
+    by_column = [answers(target, context_of(request)) for target, request in columns.values()]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for event, words in EVENTS.items():
+        lines.append(f"| {words} | {' | '.join(cell(answer[event]) for answer in by_column)} |")
+    return lines
+
+
+def renewed(text: str) -> str:
+    """The page with what stands between its marks made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"{PAGE.name} lacks {BEGIN} … {END}")
+    parts = [
+        "\n".join([f"### {title}: who restarts what", "", *table(columns)])
+        for title, columns in TABLES.items()
+    ]
+    return f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
+    check = parser.parse_args().check
+    text = PAGE.read_text(encoding="utf-8")
+    stale = renewed(text) != text
+    if stale:
+        print(f"{'stale' if check else 'wrote'}: {PAGE.name}")
+        if not check:
+            PAGE.write_text(renewed(text), encoding="utf-8")
+    return int(check and stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

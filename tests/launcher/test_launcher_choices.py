@@ -1,0 +1,139 @@
+"""What `up` starts where the machine is not the one that was planned for."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe_core.launcher import choices, preflight
+from recipe_core.launcher.errors import InputError
+from recipe_core.launcher.machine import Device, Machine
+from recipe_core.launcher.plan import load_plan
+from tests.launcher.bundles import Bundle
+
+GIB = 1 << 30
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def machine(count: int, *, name: str = H100, free_bytes: int | None = None) -> Machine:
+    devices = tuple(Device(n, name, 80 * GIB, free_bytes) for n in range(count))
+    return Machine("cuda" if count else "cpu", devices, "CPU", 2, 64 * GIB, 32 * GIB)
+
+
+def needs(count: int, used_bytes: int) -> Callable[[dict[str, Any]], None]:
+    """A change of launch.json: so many devices, so much of each."""
+
+    def change(data: dict[str, Any]) -> None:
+        of_device = {"runtime": "cuda", "device": "h100-sxm", "title": "H100", "names": [H100]}
+        amounts = {"count": count, "memory_bytes": 80 * GIB, "used_bytes": used_bytes}
+        data["needs"] = {**of_device, **amounts}
+
+    return change
+
+
+@pytest.fixture
+def bundle(make_bundle: Callable[..., Bundle]) -> Bundle:
+    bundle = make_bundle()
+    bundle.edit(needs(4, 60 * GIB))
+    bundle.add_fallback("1-fewer-gpus", needs(2, 70 * GIB))
+    bundle.add_fallback("2-other-precision", needs(4, 30 * GIB))
+    return bundle
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
+    def put(here: Machine) -> None:
+        for module in (choices, preflight):
+            monkeypatch.setattr(module, "detect", lambda: here)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("here", "choice"),
+    [
+        (machine(4), "first"),
+        (machine(3), "1-fewer-gpus"),
+        (machine(4, free_bytes=40 * GIB), "2-other-precision"),
+    ],
+)
+def test_up_starts_the_first_choice_that_the_machine_holds(bundle, on, capsys, here, choice):
+    on(here)
+    assert bundle.run("up", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["choice"] == choice
+    assert bundle.state()["choice"] == choice
+    bundle.run("status")
+    assert json.loads(capsys.readouterr().out)["choice"] == choice
+    assert bundle.run("up", "--json") == 0  # again: the same, and not the first
+    assert json.loads(capsys.readouterr().out)["already"] is True
+
+
+def test_where_nothing_fits_the_first_choice_says_why(bundle, on, capsys):
+    on(machine(1))
+    assert bundle.run("up") == 1
+    assert "1 x NVIDIA H100 80GB HBM3; the recipe needs 4 x H100" in capsys.readouterr().err
+    assert not bundle.up
+
+
+def test_strict_takes_no_fallback(bundle, on, capsys):
+    on(machine(3))
+    assert bundle.run("up", "--strict") == 1
+    assert "the recipe needs 4 x H100" in capsys.readouterr().err
+    assert not bundle.up
+
+
+def test_a_choice_can_be_named(bundle, on, capsys):
+    on(machine(4))
+    assert bundle.run("up", "--json", "--choice", "1-fewer-gpus") == 0
+    assert bundle.state()["choice"] == "1-fewer-gpus"
+    bundle.run("down")
+    capsys.readouterr()
+    assert bundle.run("up", "--choice", "../../other") == 2
+    message = "the bundle has no choice '../../other'. It has: first, 1-fewer-gpus, 2-other-"
+    assert message in capsys.readouterr().err
+
+
+def behaving(data: dict[str, Any]) -> None:
+    """Of a fake server that was told to die."""
+    data["processes"][0]["argv"][-1] = "ok"
+
+
+def test_an_engine_that_dies_at_its_start_makes_way_for_the_next_choice(make_bundle, capsys):
+    bundle = make_bundle("--behave", "die")
+    bundle.add_fallback("1-other-split", lambda data: None)
+    bundle.add_fallback("2-other-split", behaving)
+    assert bundle.run("up", "--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["choice"] == "2-other-split"
+    assert "taking the fallback 1-other-split (fallback 1-other-split)" in printed.err
+    assert "taking the fallback 2-other-split" in printed.err
+
+
+def test_when_all_choices_fail_the_first_error_names_them(make_bundle, capsys):
+    bundle = make_bundle("--behave", "die")
+    bundle.add_fallback("1-other-split", lambda data: None)
+    assert bundle.run("up") == 1
+    error = capsys.readouterr().err
+    assert "server-0 ended before it was ready." in error
+    assert "Fallbacks failed too: 1-other-split." in error
+    assert not bundle.up
+
+
+def test_a_busy_port_is_no_reason_for_a_fallback(bundle, on, capsys):
+    on(machine(4))
+    with socket.create_server(("127.0.0.1", bundle.port)):
+        assert bundle.run("up") == 1
+    printed = capsys.readouterr().err
+    assert "is in use by another program" in printed
+    assert "fallback" not in printed
+
+
+def test_a_list_of_choices_that_leads_elsewhere_is_refused(bundle: Bundle):
+    bundle.edit(lambda data: data["fallbacks"][0].update(name="../../elsewhere"))
+    with pytest.raises(InputError, match="lower-case letters, digits and dashes"):
+        load_plan(Path(bundle.root))

@@ -1,0 +1,119 @@
+"""The launcher's own /healthz and /metrics."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from recipe_core.launcher.errors import LauncherError
+from recipe_core.launcher.exporter import Exporter, Snapshot, render
+from recipe_core.launcher.exposition import parse
+
+WHOLE = Snapshot(
+    up=True,
+    name="m-8b",
+    choice="1-fewer-gpus",
+    restarts={"device-memory": 2, "hung": 1},
+    servers={"server-0": True, 'se"rv\\er\n': False},
+    tokens=12_345.0,
+    running=3,
+    predicted_tpot_s=0.0125,
+    tpot_s=0.013,
+    more={"world_size": 4},
+)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Exporter]]:
+    started: list[Exporter] = []
+
+    def start(source: Callable[[], Snapshot], host: str = "127.0.0.1") -> Exporter:
+        started.append(Exporter(host, 0, source))
+        return started[-1]
+
+    yield start
+    for exporter in started:
+        exporter.close()
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_every_metric_has_its_kind_and_labels() -> None:
+    text = render(WHOLE)
+    samples = parse(text)
+    restarts = {s.labels["cause"]: s.value for s in samples["recipe_restarts_total"]}
+    assert restarts == {"device-memory": 2, "hung": 1}
+    healthy = {s.labels["server"]: s.value for s in samples["recipe_server_healthy"]}
+    assert healthy == {"server-0": 1, 'se"rv\\er\n': 0}
+    (choice,) = samples["recipe_choice_info"]
+    assert choice.labels == {"recipe": "m-8b", "choice": "1-fewer-gpus"}
+    kinds = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
+    assert set(kinds) == set(samples)
+    assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
+
+
+def test_figures_that_are_known_are_published() -> None:
+    samples = parse(render(WHOLE))
+    values = {name: each[0].value for name, each in samples.items()}
+    assert values["recipe_up"] == 1
+    assert values["recipe_tokens_total"] == 12_345
+    assert values["recipe_predicted_tpot_seconds"] == 0.0125
+    assert values["recipe_tpot_seconds"] == 0.013
+    assert values["recipe_world_size"] == 4
+    assert "recipe_requests_waiting" not in values  # an engine without the figure
+    assert "recipe_tpot_seconds" not in parse(render(replace(WHOLE, tpot_s=float("nan"))))
+
+
+def test_health_follows_the_source(serve: Callable[..., Exporter]) -> None:
+    now = [WHOLE]
+    exporter = serve(lambda: now[0])
+    assert get(exporter.port, "/healthz") == (200, "serving\n")
+    now[0] = replace(WHOLE, up=False, reason="draining: 2 requests run")
+    assert get(exporter.port, "/healthz?probe=1") == (503, "draining: 2 requests run\n")
+    status, text = get(exporter.port, "/metrics")
+    assert status == 200
+    assert "recipe_up 0\n" in text
+    assert get(exporter.port, "/")[0] == 404
+    assert get(exporter.port, "/healthz", "HEAD") == (503, "")
+    assert get(exporter.port, "/metrics", "POST")[0] == 501
+
+
+def test_a_source_that_fails_is_an_answer_too(serve: Callable[..., Exporter]) -> None:
+    def fail() -> Snapshot:
+        raise RuntimeError("no state")
+
+    exporter = serve(fail)
+    assert get(exporter.port, "/healthz") == (500, "RuntimeError: no state\n")
+
+
+def test_a_silent_client_holds_nobody_up(serve: Callable[..., Exporter]) -> None:
+    exporter = serve(lambda: WHOLE)
+    with socket.create_connection(("127.0.0.1", exporter.port)):
+        assert get(exporter.port, "/healthz")[0] == 200
+
+
+def test_a_taken_port_names_the_option(serve: Callable[..., Exporter]) -> None:
+    exporter = serve(lambda: WHOLE)
+    with pytest.raises(LauncherError) as raised:
+        Exporter("127.0.0.1", exporter.port, lambda: WHOLE)
+    assert raised.value.field == "--metrics-port"
+    assert str(exporter.port) in raised.value.message
+
+
+def test_the_port_is_free_afterwards() -> None:
+    exporter = Exporter("127.0.0.1", 0, lambda: WHOLE)
+    port = exporter.port
+    exporter.close()
+    Exporter("127.0.0.1", port, lambda: WHOLE).close()
