@@ -400,6 +400,7 @@ def test_the_surface_is_frozen():
         "models",
         "hardware",
         "engines",
+        "profile",
         "offers",
         "plan",
         "size",
@@ -422,6 +423,9 @@ def test_the_surface_is_frozen():
         "doctor",
         "serve",
         "mcp",
+        "import",
+        "reconcile",
+        "calibrate",
         "verify",
         "tune",
     ]
@@ -459,6 +463,8 @@ def test_the_options_are_frozen():
         "check": ground
         | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
         "validate": {"--bands", "--by", "--sizes", "--training"},
+        "import": {"--output", "--request", "--set"},
+        "reconcile": {"--request"},
         "build": {
             "--env",
             "--for",
@@ -470,6 +476,7 @@ def test_the_options_are_frozen():
             "--variants",
         },
         "lock": {"--model", "--verify"},
+        "profile": {"--device", "--output", "--quick", "--ranks", "--seconds"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
         "verify": {"--against", "--output", "--prompts", "--timeout", "--tokens"},

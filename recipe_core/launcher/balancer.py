@@ -43,14 +43,23 @@ def withdraw(plan: LaunchPlan, group: int) -> tuple[Withdrawn, ...]:
 
 
 def admit(plan: LaunchPlan, withdrawn: Iterable[Withdrawn]) -> bool:
-    """Put workers back; whether every router took its own."""
+    """Put workers back; whether every router sends requests to its own again.
+
+    A router takes a worker in the background: ask again until it has.
+    """
     # A list: one that fails must not keep the others out.
     return all([_admitted(plan, worker) for worker in withdrawn])  # noqa: C419
 
 
 def _admitted(plan: LaunchPlan, worker: Withdrawn) -> bool:
+    if worker.body is not None:
+        _, answer = _ask(plan, worker.router_port, "GET", "/workers")
+        listed = answer.get("workers") if isinstance(answer, dict) else None
+        for one in listed or ():
+            if isinstance(one, dict) and one.get("url") == worker.body["url"]:
+                return one.get("is_healthy") is not False
     status, _ = _ask(plan, worker.router_port, "POST", worker.path, worker.body)
-    return status is not None and status < 300
+    return worker.body is None and status is not None and status < 300
 
 
 def _routers(plan: LaunchPlan) -> list[Process]:

@@ -390,7 +390,7 @@ _OF_RUN = (
             r"(NCCL|RCCL) (error|WARN .*(Connect|connection|closed|timed? ?out|remote))",
             r"nccl(System|Remote|Internal|UnhandledCuda|InvalidUsage)Error|ncclUnhandled",
             r"Dist(Network|Backend|Store)Error|client socket has timed out",
-            r"Connection (reset|closed) by (remote )?peer|[Bb]roken pipe|gloo.*(timed out|[Cc]onn)",
+            r"Connection (reset|closed) by (remote )?peer|gloo.*(timed out|[Cc]onn)",
             r"TimeoutError: RPC call to .* timed out|execute_model.*timed out|shm_broadcast.*timed",
         ),
         transient=True,
@@ -408,7 +408,7 @@ SYMPTOMS = _any(
     r"Received sigquit from a child process|subprocess exited with code",
     r"Shard (process was signaled|\d+ failed|complete standard error)|ShardCannotStart",
     r"Failed to initialize executor|ChildFailedError|Segmentation fault|Fatal Python error",
-    r"terminate called after throwing",
+    r"terminate called after throwing|[Bb]roken ?[Pp]ipe",
 )
 """What says that a part of an engine ended, without saying why."""
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import events
+from .diagnosis import diagnose
 from .errors import LateError, LauncherError, PreflightError, StartError
 from .machine import Machine, detect
 from .plan import FIRST, LaunchPlan, load_plan
@@ -117,6 +119,9 @@ class Attempts:
         while choice := next_choice(candidates, detect(), tried=tried):
             tried.add(choice.name)
             self.progress.say(f"taking the fallback {choice.name} ({choice.title})")
+            left, error = self.refused[-1]
+            names = {"from": left, "to": choice.name, "title": choice.title}
+            events.append(self.plan.own, "fallback", **names, reason=error.message)
             yield choice
 
     @contextmanager
@@ -129,6 +134,9 @@ class Attempts:
         try:
             yield
         except LauncherError as error:
+            cause = error.check if isinstance(error, PreflightError) else _cause(error)
+            words = {"reason": error.message, "cause": cause, "fix": error.hint}
+            events.append(self.plan.own, "refused", choice=choice.name, **words)
             if self.strict or not curable(error):
                 raise
             self.refused.append((choice.name, error))
@@ -143,6 +151,12 @@ class Attempts:
         names = ", ".join(name for name, _ in others)
         first.hint = f"{first.hint or ''} Fallbacks failed too: {names}.".strip()
         return first
+
+
+def _cause(error: LauncherError) -> str:
+    """The cause that the end of the log shows, else the kind of error."""
+    cause = diagnose(error.detail, None, ready=False).cause if error.detail else "unknown"
+    return error.code if cause == "unknown" else cause
 
 
 def curable(error: LauncherError) -> bool:

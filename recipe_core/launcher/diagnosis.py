@@ -22,6 +22,8 @@ from .causes import (
 )
 from .plain import plain_lines
 
+VAGUE = frozenset({"unknown", "exception", "crashed", "ended"})
+"""Causes that say no more than the log itself."""
 MOST_LINES = 8
 LONGEST_LINE = 400
 _SEARCHED = 2000

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import stat
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -40,6 +41,9 @@ KINDS = (
 LIMIT_BYTES = 1 << 20
 """From this size on the file is moved aside, once: the two hold thousands of events."""
 _READ_BYTES = 4 * LIMIT_BYTES
+_MOST_WAITING = 200
+_WAITING: dict[Path, deque[bytes]] = {}
+"""Lines that could not be written yet, by the folder."""
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -47,14 +51,16 @@ def append(own: Path, kind: str, /, **fields: object) -> None:
     """Note an event with its time (UTC).
 
     One write for each line, so that lines of several processes do not mix. A disk that is full, or
-    may not be written to, loses the event and stops nothing.
+    may not be written to, stops nothing: the event is written with the next one that can be.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    line = _line({"time": now, "event": kind, **fields})
+    waiting = _WAITING.setdefault(own, deque(maxlen=_MOST_WAITING))
+    waiting.append(_line({"time": now, "event": kind, **fields}))
     with suppress(OSError):
         own.mkdir(parents=True, exist_ok=True)
         _rotate(own)
-        _write(own / NAME, line)
+        while waiting and _write(own / NAME, waiting[0]):
+            waiting.popleft()
 
 
 def _line(event: dict[str, object]) -> bytes:
@@ -64,15 +70,17 @@ def _line(event: dict[str, object]) -> bytes:
     return json.dumps(strict).encode() + b"\n"
 
 
-def _write(path: Path, line: bytes) -> None:
+def _write(path: Path, line: bytes) -> bool:
+    """Whether all of a line was written."""
     descriptor = os.open(path, _OPEN, 0o644)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            return
+            return True  # never: it is no file of ours
         # A line that a full disk cut short must not take this one with it.
         torn = status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n"
-        os.write(descriptor, b"\n" + line if torn else line)
+        whole = b"\n" + line if torn else line
+        return os.write(descriptor, whole) == len(whole)
     finally:
         os.close(descriptor)
 

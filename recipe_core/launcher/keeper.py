@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -36,6 +36,8 @@ from .teller import Teller
 _NAP_S = 0.1
 """How soon a signal is heeded between two looks."""
 _NOTED_S = 60.0
+_HUNG_GRACE_S = 5.0
+"""What hangs hardly ends by itself, and other groups are not looked at meanwhile."""
 _UNKNOWN = ("unknown", "exception", "crashed")
 
 
@@ -126,7 +128,7 @@ class Keeper(Kept):
                 if self.plan is plan:  # else its choice was left: these groups are gone
                     self._judge(group, self.look.seen[group])
             for group, track in list(self.tracks.items()):
-                if decide.due(track, time.monotonic()):
+                if self.plan is plan and decide.due(track, time.monotonic()):
                     self._start(group)
             self._watch_machine()
             self.rolling.step()
@@ -242,6 +244,7 @@ class Keeper(Kept):
             self.event(kind, group, **detail, lines=list(diagnosis.lines), fix=diagnosis.fix)
             self.progress.say(f"{self.name(group)} {kind}: {trouble.reason} ({diagnosis.title})")
             misfit = None
+            notify.watchdog()
             if trouble.kind is not Kind.SLOW:
                 misfit = self.machine.misfit_now(self.plan, self.options)
             if misfit:
@@ -275,7 +278,9 @@ class Keeper(Kept):
             self.tracks[group] = track
             return
         self.causes[cause] = self.causes.get(cause, 0) + 1
-        supervisor.stop_group(self.plan, self.current, group)
+        notify.watchdog()
+        grace = _HUNG_GRACE_S if cause == "hang" else supervisor.GRACE_S
+        supervisor.stop_group(self.plan, self.current, group, grace_s=grace)
         parked = tuple(
             sorted({*self.current.parked} | {group} if step is Step.PARK else self.current.parked)
         )
@@ -319,6 +324,18 @@ class Keeper(Kept):
             self.start(group, before)
         except StartError as error:
             self._not_started(group, self.tracks[group], error)
+        except LauncherError:  # a full disk, say: nothing runs that is not written down
+            attempt = before.attempt if before is not None else 0
+            now = time.monotonic()
+            pause = decide.backoff_s(attempt, self.limits, self.chance.random())
+            self.tracks[group] = replace(
+                self.tracks[group],
+                phase=Phase.RESTING,
+                since=now,
+                until=now + pause,
+                attempt=attempt + 1,
+            )
+            raise
 
     def _not_started(self, group: int, track: Track, error: StartError) -> None:
         """A program that cannot be started at all."""
@@ -460,10 +477,22 @@ class Keeper(Kept):
         events.append(self.own, "drained", finished=idle >= IDLE_LOOKS, after_s=spent)
 
     def _stop_all(self) -> None:
-        """Stop everything, unless another launcher is doing so."""
-        with suppress(BusyError), self.acting():
-            events.append(self.own, "stop")
-            supervisor.stop(self.own, self.current, progress=self.progress, recorded=True)
+        """Stop everything, unless another launcher does so.
+
+        Raises:
+            BusyError: while another command holds the lock for too long.
+        """
+        end = time.monotonic() + _NOTED_S
+        while True:
+            try:
+                with self.acting():
+                    events.append(self.own, "stop")
+                    supervisor.stop(self.own, self.current, progress=self.progress, recorded=True)
+                return
+            except BusyError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(_NAP_S)
 
     # What is told
 

@@ -16,12 +16,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from . import events, notify, procs, state
 from .errors import LauncherError, StartError, file_error
 from .files import read_object, tail, write_json
+from .interrupts import uninterrupted
 from .plan import LaunchPlan
 from .state import Keeper, State
 
@@ -94,9 +96,10 @@ def spawn(plan: LaunchPlan, options: Sequence[str]) -> Keeper:
     except OSError as error:
         raise file_error(error, log) from None
     node = [] if plan.node is None else ["--node", str(plan.node), "--head", plan.parameters.head]
-    with output:
+    words = [*_program(plan.root), "keep", *node, *options]
+    with output, uninterrupted():  # whenever this launcher is ended, `down` finds the keeper
         child = subprocess.Popen(
-            [*_program(plan.root), "keep", *node, *options],
+            words,
             cwd=plan.root,
             env=_environment(),
             stdin=subprocess.DEVNULL,
@@ -104,20 +107,32 @@ def spawn(plan: LaunchPlan, options: Sequence[str]) -> Keeper:
             stderr=output,
             start_new_session=True,
         )
-    child.returncode = 0  # it outlives this process; the object would warn when dropped
+        child.returncode = 0  # it outlives this process; the object would warn when dropped
+        _note(plan, child.pid)
     deadline = time.monotonic() + _STARTS_S
     while time.monotonic() < deadline:
         current = state.load(plan.own)
         if current is None:  # another launcher's `down` was quicker
             raise _not_started(log, "nothing runs that it could keep")
-        if current.keeper is not None and current.keeper.alive:
-            return current.keeper
+        keeper = current.keeper
+        if keeper is not None and keeper.watching and keeper.alive:
+            return keeper
         if procs.reap(child.pid) is not None:
             raise _not_started(log, "it ended")
         time.sleep(0.05)
     with suppress(ProcessLookupError):
         os.kill(child.pid, signal.SIGKILL)
     raise _not_started(log, f"it did not answer for {_STARTS_S:.0f} s")
+
+
+def _note(plan: LaunchPlan, pid: int) -> None:
+    """Write down a keeper that cannot do so itself yet, unless another command is at the state."""
+    stat = procs.read_stat(pid)
+    with suppress(LauncherError), state.exclusive(plan.own):
+        current = state.load(plan.own)
+        if current is not None and stat is not None:
+            keeper = Keeper(pid, stat.started, watching=False)
+            state.save(plan.own, replace(current, keeper=keeper))
 
 
 def _not_started(log: Path, reason: str) -> StartError:

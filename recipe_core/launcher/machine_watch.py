@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
+from . import notify
 from .choices import Choice, misfit
 from .machine import Device, Machine, detect
 from .plan import FIRST, LaunchPlan, Needs
@@ -59,6 +60,7 @@ class MachineWatch:
         for attempt in range(2):
             if attempt:
                 time.sleep(_AGAIN_S)
+                notify.watchdog()
             reason = _misfit(plan, options, self.as_if_stopped(plan))
             if reason is None:
                 return None

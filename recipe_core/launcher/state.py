@@ -42,11 +42,15 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The process that supervises the servers; its metrics are on a port of the loopback."""
+    """The process that supervises the servers; its metrics are on a port of the loopback.
+
+    ``watching``: it has noted itself; before that, whoever started it has.
+    """
 
     pid: int
     started: int
     metrics_port: int | None = None
+    watching: bool = True
 
     @property
     def alive(self) -> bool:
@@ -156,6 +160,7 @@ def _keeper(fields: Fields) -> Keeper | None:
         keeper.integer("pid", low=2),
         keeper.integer("started"),
         keeper.optional_integer("metrics_port", low=1),
+        keeper.data.get("watching") is True,
     )
 
 

@@ -10,9 +10,9 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from . import keeping, notify, procs, state
+from .diagnosis import VAGUE, diagnose
 from .engine import command
 from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
@@ -95,8 +95,8 @@ def start_group(plan: LaunchPlan, current: State, group: int) -> State:
     return current
 
 
-def stop_group(plan: LaunchPlan, current: State, group: int) -> None:
-    """End the processes of one group and their workers; others run on.
+def stop_group(plan: LaunchPlan, current: State, group: int, *, grace_s: float = GRACE_S) -> None:
+    """End the processes of one group and their workers, in ``grace_s``; others run on.
 
     Raises:
         LauncherError: when a process runs on.
@@ -107,7 +107,7 @@ def stop_group(plan: LaunchPlan, current: State, group: int) -> None:
         _, left = procs.terminate(
             leaders,
             part_mark(current.mark, group),
-            grace_s=GRACE_S,
+            grace_s=grace_s,
             settle_s=0.0 if current.ready or leaders else SETTLE_S,
             variable=procs.PART,
         )
@@ -234,11 +234,12 @@ def exit_codes(current: State) -> list[int]:
 
 
 def _died(server: Server, event: str) -> StartError:
-    return StartError(
-        f"{server.name} {event}.",
-        hint=f"The end of {server.log} follows.",
-        detail=tail(Path(server.log)),
-    )
+    log, code = tail(Path(server.log)), procs.reap(server.pid)
+    diagnosis, follows = diagnose(log, code, ready=False), f"The end of {server.log} follows."
+    if diagnosis.cause in VAGUE:
+        return StartError(f"{server.name} {event}.", hint=follows, detail=log)
+    hint = f"{diagnosis.fix} {follows}"
+    return StartError(f"{server.name} {event}: {diagnosis.title}.", hint=hint, detail=log)
 
 
 def _late(server: Server, timeout_s: float) -> LateError:
@@ -261,19 +262,6 @@ def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
         return False
     finally:
         connection.close()
-
-
-def watch(current: State) -> NoReturn:
-    """Stay while all servers run.
-
-    Raises:
-        StartError: when one dies.
-    """
-    while True:
-        for server in current.servers:
-            if not _runs(server):
-                raise _died(server, "died")
-        time.sleep(0.3)
 
 
 def stop(run: Path, current: State, *, progress: Progress, recorded: bool = False) -> list[str]:

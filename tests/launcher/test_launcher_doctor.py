@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,11 @@ def packed(bundle: Bundle, capsys: pytest.CaptureFixture[str], *words: str) -> d
 
 
 def test_the_archive_of_what_runs(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make_bundle: Callable[..., Bundle],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    bundle = make_bundle("--metrics")
     monkeypatch.setenv("HF_TOKEN", HUB)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     bundle.edit(lambda data: data["processes"][0]["env"].update(HUGGING_FACE_HUB_TOKEN=HUB))
@@ -133,7 +137,7 @@ def test_the_archive_of_what_runs(
     assert [check["status"] for check in checks["checks"] if check["name"] == "bundle"] == ["ok"]
     (process,) = json.loads(texts["processes.json"])
     assert "fake_server.py" in " ".join(process["argv"])
-    assert "metrics/server-0.txt" in texts
+    assert "vllm:generation_tokens_total" in texts["metrics/server-0.txt"]
     assert json.loads(texts["versions.json"])["launcher_python"]
     assert json.loads(texts["machine.json"])["disks"]["bundle"]["total"] > 0
     assert "VLLM_LOGGING_LEVEL=DEBUG" in texts["environment.txt"]

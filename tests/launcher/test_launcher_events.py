@@ -133,3 +133,18 @@ def test_odd_files_are_left_alone(tmp_path: Path, odd: str) -> None:
     events.append(own, "died")
     assert events.read(own) == []
     assert elsewhere.read_text() == '{"event": "mine"}\n'
+
+
+def test_what_a_full_disk_refused_is_written_later(tmp_path: Path) -> None:
+    text = """
+import resource, sys
+from pathlib import Path
+from recipe_core.launcher import events
+own = Path(sys.argv[1])
+for most in (0, 30, 5000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, 5000))
+    events.append(own, "died", most=most)
+"""
+    done = subprocess.run([sys.executable, "-c", text, str(tmp_path)], cwd=ROOT, check=False)
+    assert done.returncode == 0
+    assert [event["most"] for event in events.read(tmp_path)] == [0, 30, 5000]

@@ -138,5 +138,6 @@ def test_a_worker_is_taken_out_and_put_back(routed: Callable[..., Bundle]) -> No
     taken = balancer.withdraw(plan, 0)
     assert [worker.path for worker in taken] == ["/workers"]
     assert balancer.withdraw(plan, 0) == ()  # it is out
+    assert not balancer.admit(plan, taken)  # it was put back just now
     assert balancer.admit(plan, taken)
     assert balancer.withdraw(plan, 0) == taken
