@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-SERVERS = ("test_demo", "test_launcher_engine", "test_vllm")
+SERVERS = ("test_demo", "test_launcher_engine", "test_vllm", "test_verify")
 TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (

@@ -400,14 +400,13 @@ def test_the_surface_is_frozen():
         "models",
         "hardware",
         "engines",
+        "profile",
         "offers",
         "plan",
         "size",
         "estimate",
         "check",
         "validate",
-        "import",
-        "reconcile",
         "build",
         "lock",
         "resolve",
@@ -425,7 +424,11 @@ def test_the_surface_is_frozen():
         "doctor",
         "serve",
         "mcp",
-        "profile",
+        "import",
+        "reconcile",
+        "calibrate",
+        "verify",
+        "tune",
     ]
 
 
@@ -480,6 +483,11 @@ def test_the_options_are_frozen():
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
         "calibrate": {"--clear", "--dry-run", "--into", "--list", "--undo"},
+        "verify": {"--against", "--output", "--prompts", "--timeout", "--tokens"},
+        "tune": {
+            *("--minutes", "--objective", "--output", "--patience", "--repeats", "--resume"),
+            *("--splits", "--timeout", "--trials"),
+        },
         "serve": {
             *("--host", "--port", "--token", "--no-auth", "--allow-host", "--metrics"),
             *("--workers", "--queue", "--max-candidates", "--max-seconds", "--max-memory"),

@@ -34,6 +34,7 @@ ORDER = (
     "recipe",
     "targets",
     "bundle",
+    "trials",
     "present",
     "doors",
 )

@@ -16,6 +16,7 @@ from recipe_core.doors.cli import (
     launching,
     measuring,
     calibrating,
+    trials,
 )
 
 # isort: on
@@ -33,4 +34,5 @@ __all__ = [
     "planning",
     "profiling",
     "recipes",
+    "trials",
 ]

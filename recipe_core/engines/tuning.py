@@ -1,0 +1,46 @@
+"""Options of engines that a search on the real machine varies: ``tuning.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.provenance import Sourced, Status
+from recipe_core.engines.spec import Engine
+from recipe_core.hardware.profile import Runtime
+
+FILE = Path(__file__).with_name("tuning.yaml")
+
+
+class Tunable(BaseModel):
+    """One option, by name, and its values in the order of their size."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    option: str
+    values: Annotated[tuple[Any, ...], Field(min_length=2, max_length=32)]
+    runtimes: tuple[Runtime, ...]
+    source: str
+    status: Status
+
+
+class _File(Sourced):
+    engines: Mapping[str, tuple[Tunable, ...]]
+
+
+@cache
+def _file() -> _File:
+    return DataFile(FILE, "engines").read_as(_File)
+
+
+def tunables(spec: Engine, runtime: str) -> tuple[Tunable, ...]:
+    """The options of an engine's version that are worth varying on a runtime."""
+    known = _file().engines.get(spec.name, ())
+    return tuple(
+        one for one in known if runtime in one.runtimes and one.option in spec.options.by_name
+    )
