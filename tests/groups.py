@@ -20,6 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 SERVERS = ("test_demo", "test_launcher_engine", "test_vllm")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (
+    "test_launcher_chaos",
     "test_training_launch",
     "test_cli",
     "test_app",
