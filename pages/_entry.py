@@ -30,6 +30,7 @@ STEPS = {
 }
 BESIDE = {
     "size.py": st.Page("size.py", title="Size", icon=":material/shopping_cart:"),
+    "measured.py": st.Page("measured.py", title="Measured", icon=":material/monitoring:"),
     "check.py": st.Page("check.py", title="Check a command", icon=":material/terminal:"),
 }
 """Pages outside the wizard's steps."""

@@ -32,7 +32,8 @@ from recipe_core.base.intervals import BAND
 from recipe_core.calibration import own_runs
 from recipe_core.calibration.own_runs import learn, of_runs
 from recipe_core.measured.serving_runs import Run
-from recipe_core.physics.serving.bands import bands_of, narrowed
+from recipe_core.physics.bands import narrowed
+from recipe_core.physics.serving.bands import bands_of
 from recipe_core.physics.serving.corrections import EITHER
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.space.corrections import (

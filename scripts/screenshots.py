@@ -49,6 +49,7 @@ SHOTS = {
     "training": ("compare", TRAIN, "Pipeline"),
     "size": ("size", SIZE, None),
     "size-confidence": ("size", SIZE, "Confidence"),
+    "measured": ("measured", "", None),
     "check": ("check", LLAMA, "SGLang with a misspelt option"),
     "nothing-fits": (
         "compare",
@@ -57,7 +58,17 @@ SHOTS = {
     ),
 }
 """Path, query, and the view or example that is opened."""
-DARK = ("model", "hardware", "objective", "compare", "recipe", "training", "size", "check")
+DARK = (
+    "model",
+    "hardware",
+    "objective",
+    "compare",
+    "recipe",
+    "training",
+    "size",
+    "measured",
+    "check",
+)
 NARROW = ("model", "objective", "compare", "size", "check")
 WIDE_PX, NARROW_PX = 1440, 390
 

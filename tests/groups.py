@@ -18,6 +18,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 SERVERS = ("test_demo", "test_launcher_engine", "test_vllm")
+TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (
     "test_launcher_chaos",
@@ -36,9 +37,9 @@ def group_of(nodeid: str) -> str:
     path = PurePosixPath(nodeid.partition("::")[0])
     if path.stem in SERVERS:  # a real server of a real model
         return "server"
-    if "trainer" in path.parts or path.stem in ("test_chain", "test_attack_trainer"):
+    if "trainer" in path.parts or path.stem in TRAINERS:
         return "torchrun"
-    if "e2e" in path.parts and path.stem not in ("test_serve", "test_install"):
+    if "e2e" in path.parts and path.stem not in ("test_serve", "test_install", "test_profile"):
         return "browser"
     if path.stem.startswith("test_trace") or path.stem == "test_model_oracle":
         return "torch"

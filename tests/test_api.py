@@ -157,6 +157,7 @@ def test_the_surface_is_frozen(client):
         "POST /estimate",
         "POST /plan",
         "POST /recipe",
+        "POST /reconcile",
         "POST /resolve",
         "POST /size",
     ]

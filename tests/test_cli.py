@@ -406,6 +406,8 @@ def test_the_surface_is_frozen():
         "estimate",
         "check",
         "validate",
+        "import",
+        "reconcile",
         "build",
         "lock",
         "resolve",
@@ -422,6 +424,7 @@ def test_the_surface_is_frozen():
         "doctor",
         "serve",
         "mcp",
+        "profile",
     ]
 
 
@@ -457,6 +460,8 @@ def test_the_options_are_frozen():
         "check": ground
         | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"},
         "validate": {"--bands", "--by", "--sizes", "--training"},
+        "import": {"--output", "--request", "--set"},
+        "reconcile": {"--request"},
         "build": {
             "--env",
             "--for",
@@ -468,6 +473,7 @@ def test_the_options_are_frozen():
             "--variants",
         },
         "lock": {"--model", "--verify"},
+        "profile": {"--device", "--output", "--quick", "--ranks", "--seconds"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
         "serve": {

@@ -59,3 +59,7 @@ def _cited(value: object) -> list[str]:
     direct = getattr(value, "source", None)
     sources = [direct] if isinstance(direct, str) else []
     return sources + [source for _, item in value for source in _cited(item)]
+
+
+VALID_DAYS = 180
+"""Days after which a measurement speaks for nothing: drivers, images and clocks have moved on."""

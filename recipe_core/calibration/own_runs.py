@@ -8,6 +8,7 @@ output token nor a latency. How residuals become scales is said in ``space/corre
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from recipe_core.space.corrections import (
     version_of,
 )
 from recipe_core.space.serving import Cases, Setting
+from recipe_core.space.standing import uncorrected
 
 MAX_RUNS = 1000
 """Own runs of one question: what they teach takes a matrix of so many rows."""
@@ -45,6 +47,8 @@ class Measured:
     """One measured run: its request, the engine that really ran, and means in SI units.
 
     ``version``: empty for the version that estimates assume. ``excluded``: why it is not to count.
+    ``date``: day of the measurement. ``requests`` were answered, ``failed`` were not; None where
+    the source does not say. ``driver`` and ``machine``: what it ran on, empty where unknown.
     """
 
     name: str
@@ -54,7 +58,13 @@ class Measured:
     tpot_s: float | None = None
     request_latency_s: float | None = None
     output_tokens_per_s: float | None = None
+    step_s: float | None = None
     excluded: str = ""
+    date: datetime.date | None = None
+    requests: int | None = None
+    failed: int | None = None
+    driver: str = ""
+    machine: str = ""
 
     @staticmethod
     def of(run: Run) -> Measured:
@@ -74,7 +84,16 @@ class Measured:
             request_latency_s=latency_s,
             output_tokens_per_s=rate,
             excluded=run.exclude,
+            date=_day(run.date),
         )
+
+
+def _day(text: str) -> datetime.date | None:
+    """The day that a table states; None for another text, as tables may hold any."""
+    try:
+        return datetime.date.fromisoformat(text[:10])
+    except ValueError:
+        return None
 
 
 @cache
@@ -162,7 +181,8 @@ def _case(run: Measured, folders: bool) -> tuple[ServingProblem, Setting, Cases]
     request = PlanRequest.parse(run.request)
     if request.is_training:
         raise InputError("is a training run; own runs correct estimates of serving.", field="model")
-    problem = resolve(request, folders=folders)
+    with uncorrected():
+        problem = resolve(request, folders=folders)
     pair = ServingPlan.one_case(problem, problem.candidate)
     if pair is None:
         raise InputError("does not state tp, pp and dp.", field="candidate")

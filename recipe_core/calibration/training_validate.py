@@ -23,6 +23,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import shared_key
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_candidates import one_case
+from recipe_core.space.standing import uncorrected
 from recipe_core.space.training import TrainingCases, TrainingSetting, stack_cases
 from recipe_core.space.training_rules import rules
 
@@ -80,7 +81,8 @@ def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
     wrong: Counter[str] = Counter()
     for n, run in enumerate(runs):
         try:
-            problem = resolve(PlanRequest.parse(run.request()))
+            with uncorrected():
+                problem = resolve(PlanRequest.parse(run.request()))
             pair = one_case(problem, problem.candidate)
         except RecipeError as error:
             wrong[error.message] += 1

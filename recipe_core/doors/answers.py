@@ -47,6 +47,8 @@ MAX_FOR = 16
 """Devices in ``for``: each costs a search, and strangers may send the request."""
 MAX_OWN = 200
 """Own runs in ``measured``: each is estimated, and strangers may send the request."""
+MAX_TEXTS = 16
+"""Files in ``texts``."""
 _SEND = "Send a JSON object, such as a PlanRequest, as application/json."
 _ADDED = ("parameters", "options", "environment", "variants", "for")
 
@@ -79,7 +81,8 @@ class Answers:
         request, own = self._with_own_runs(body)
         matching, row = plan_candidate(request, folders=self.folders, corrections=own)
         added: Json = {"price": price_view(matching.setting(row).cluster)}
-        added |= {} if own is None else {"own_runs": own.to_json()}
+        used = matching.problem.corrections
+        added |= {} if used is None else {"own_runs": used.to_json()}
         answer = matching.detailed(row).to_json()
         return _clean({"candidate": matching.candidate(row), **answer, **added})
 
@@ -179,6 +182,36 @@ class Answers:
         """The differences of the recipes ``before`` and ``after``, and of their estimates."""
         before, after = (self._recipe(_part(body, name)) for name in ("before", "after"))
         return _clean(diff(before, after))
+
+    def reconcile(self, body: Body) -> Json:
+        """Measured figures in ``texts`` (logs, results, metrics) beside a request's estimate.
+
+        Each a match, explained by what the texts state differently, or not explained. No address
+        is read.
+        """
+        from recipe_core.calibration.reconcile import reconcile
+        from recipe_core.measured.imports.content import Content
+        from recipe_core.measured.imports.registry import read_imported
+
+        if unknown := sorted(set(body) - {"request", "texts"}):
+            raise InputError(
+                "is not a known field.", field=unknown[0], hint="Available: request, texts."
+            )
+        texts = body.get("texts")
+        if not isinstance(texts, list) or not 0 < len(texts) <= MAX_TEXTS:
+            raise InputError(f"must be a list of 1 to {MAX_TEXTS} texts.", field="texts")
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError("is not text.", field="texts", hint="Send each file's content.")
+        request = self._request(_part(body, "request"))
+        contents = [Content(f"texts[{n}]", text) for n, text in enumerate(texts)]
+        pairs = [(content.name, one) for content in contents for one in read_imported(content)]
+        if len(pairs) > MAX_OWN:
+            raise InputError(
+                f"hold {len(pairs):,} measurements; the limit is {MAX_OWN}.", field="texts"
+            )
+        answers = reconcile(pairs, request.to_json(), folders=self.folders)
+        ok = all(answer.ok for answer in answers)
+        return _clean({"ok": ok, "measurements": [answer.to_json() for answer in answers]})
 
     def convert(self, body: Body) -> Json:
         """An engine's ``command``, or a published recipe (``document``), as a recipe."""

@@ -40,6 +40,7 @@ RecipeBody = Annotated[Sent, SchemaOf(bodies.RecipeBody), Body()]
 ResolveBody = Annotated[Sent, SchemaOf(bodies.ResolveBody), Body()]
 DiffBody = Annotated[Sent, SchemaOf(bodies.DiffBody), Body()]
 ConvertBody = Annotated[Sent, SchemaOf(bodies.ConvertBody), Body()]
+ReconcileBody = Annotated[Sent, SchemaOf(bodies.ReconcileBody), Body()]
 
 
 class Problem(BaseModel):
@@ -283,6 +284,10 @@ def _questions(api: APIRouter, asked: _Asked) -> None:
     )
     async def check_route(request: Request, body: CheckBody) -> Response:
         return await asked.verdict(request, body)
+
+    @api.post("/reconcile", summary="What other programs measured, beside the estimate")
+    async def reconcile_route(request: Request, body: ReconcileBody) -> Response:
+        return await asked.json(request, "reconcile", body)
 
     @api.post(
         "/build",

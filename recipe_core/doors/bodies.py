@@ -5,9 +5,9 @@ What is sent is read by the same functions as anywhere else, whose errors name f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel, Field, RootModel
 
 from recipe_core.base.described import DESCRIBED
 from recipe_core.commands.ground import Ground
@@ -38,6 +38,18 @@ class WithOwnRuns(BaseModel):
 
     measured: list[dict[str, Any]]
     """Runs, as objects with the columns of a table of measured runs (docs/measured.md)."""
+
+
+class ReconcileBody(BaseModel):
+    """A request, and what other programs measured of it."""
+
+    model_config = DESCRIBED
+
+    request: PlanRequest
+    """What ran."""
+
+    texts: Annotated[list[str], Field(min_length=1, max_length=16)]
+    """Contents of files: results of benchmarks, start-up logs, metrics of an engine."""
 
 
 class PlanBody(RootModel[PlanRequest | WithOwnRuns]):

@@ -68,6 +68,7 @@ TOOLS = (
     "resolve",
     "diff",
     "convert",
+    "reconcile",
 )
 
 
@@ -248,6 +249,21 @@ class Tools:
         body = {"command": command, "document": document, "hardware": hardware, "choice": choice}
         stated = {name: value for name, value in body.items() if value is not None}
         return await self._ask("convert", stated)
+
+    async def reconcile(
+        self,
+        request: Request,
+        texts: Annotated[
+            list[str],
+            Field(
+                description="Contents of files: results of vllm bench serve, "
+                "sglang.bench_serving, guidellm, aiperf, InferenceX or MLPerf, training logs, "
+                "start-up logs of engines, their Prometheus metrics."
+            ),
+        ],
+    ) -> Json:
+        """What was measured, beside the estimate: each figure a match, explained, or neither."""
+        return await self._ask("reconcile", {"request": request, "texts": texts})
 
 
 def http_app(server: MCPServer[Any]) -> Starlette:

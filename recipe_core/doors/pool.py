@@ -29,7 +29,7 @@ from recipe_core.base.budget import Account, Cancelled
 from recipe_core.base.errors import BusyError, LimitError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.doors.settings import ServerSettings, variable
-from recipe_core.doors.worker import Answer, Call, Progress, pickled
+from recipe_core.doors.worker import Answer, Call, Progress, calibrated, pickled
 
 PROGRAM = "import sys; from recipe_core.doors.worker import main; main(int(sys.argv[1]))"
 GRACE_S = 3.0
@@ -206,7 +206,7 @@ class Pool:
         settings = self.settings
         if not settings.workers:
             with budget.limited(settings.budget, abandoned):
-                return function(*arguments, **options)
+                return cast(Value, calibrated(partial(function, *arguments, **options)))
         self.admit(client)
         call = Call(
             partial(function, *arguments, **options), settings.budget, settings.memory_bytes

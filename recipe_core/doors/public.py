@@ -6,6 +6,7 @@ What ``import recipe_core`` offers, over the same functions as the other doors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from recipe_core.base.errors import InputError
 from recipe_core.request.schema import PlanRequest, asks_for_any
 from recipe_core.search import plans
 from recipe_core.search.plan import Plan, Split
+from recipe_core.space import standing
+from recipe_core.space.standing import by_default
 
 if TYPE_CHECKING:
     from recipe_core.calibration.validate import Comparison
@@ -39,7 +42,8 @@ def plan(
         folders: whether the model may be named by a path on this machine.
         measured: runs of your own that correct the estimates: the path of a table, of a bundle or
             of its ``measurement.json``; several of them; rows of a table; or what
-            ``recipe.own_runs.corrections_of`` learned from these, for several calls.
+            ``recipe.own_runs.corrections_of`` learned from these, for several calls. Those in the
+            calibration of this machine count too, unless it is ``"none"``.
 
     Returns:
         The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``, ``to_frame()``,
@@ -110,13 +114,18 @@ def estimate(
 
 
 def check(
-    question: RequestSource | Sequence[str], *, folders: bool = True, **ground: Any
+    question: RequestSource | Sequence[str],
+    *,
+    folders: bool = True,
+    calibrated: bool = True,
+    **ground: Any,
 ) -> dict[str, Any]:
     """Say whether a request's split, or an engine's command, can run, why not, and what is better.
 
     Args:
         question: a request, or a command: ``"vllm serve …"`` or its words.
         folders: whether a model may be named by a path on this machine.
+        calibrated: whether the calibration of this machine counts.
         **ground: for a command, what it runs on and under: ``hardware`` (``"h100-sxm:8"``),
             ``gpus``, ``nodes``, ``input_tokens``, ``output_tokens``, ``concurrency``, ``optimize``.
 
@@ -130,13 +139,18 @@ def check(
     from recipe_core.commands.judge import check_command
     from recipe_core.search.verdict import check_request
 
-    if isinstance(question, Mapping | PlanRequest | Path):
-        return check_request(as_request(question, folders=folders), folders=folders)
-    return check_command(question, Ground.of(**ground), folders=folders)
+    with _corrected(calibrated):
+        if isinstance(question, Mapping | PlanRequest | Path):
+            return check_request(as_request(question, folders=folders), folders=folders)
+        return check_command(question, Ground.of(**ground), folders=folders)
 
 
 def build(
-    decided: Split | RequestSource, additions: Additions | None = None, *, folders: bool = True
+    decided: Split | RequestSource,
+    additions: Additions | None = None,
+    *,
+    folders: bool = True,
+    calibrated: bool = True,
 ) -> Recipe:
     """Make the recipe of a split, which is not searched again, or of the best split of a request.
 
@@ -144,6 +158,8 @@ def build(
         decided: a split of a plan (``plan.best``), or a request.
         additions: parameters of a deployment, variants for other hardware, measurements.
         folders: whether the model may be named by a path on this machine.
+        calibrated: whether the calibration of this machine counts; for a split of a plan, what
+            counted there.
 
     Raises:
         InputError: for what cannot be read.
@@ -153,9 +169,11 @@ def build(
     from recipe_core.recipe.decision import decide_split
 
     if isinstance(decided, Split):
-        decision = decide_split(decided)
-        return recipe_of(decision, decided.plan.request, additions, folders=folders)
-    return make_recipe(as_request(decided, folders=folders), additions, folders=folders)
+        with by_default(lambda: decided.plan.problem.corrections):
+            decision = decide_split(decided)
+            return recipe_of(decision, decided.plan.request, additions, folders=folders)
+    with _corrected(calibrated):
+        return make_recipe(as_request(decided, folders=folders), additions, folders=folders)
 
 
 def write(recipe: Recipe, path: str | Path, *, sign: bytes | None = None) -> Path:
@@ -205,11 +223,22 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
 
 
 def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
-    if measured is None:
-        return None
+    if measured is None and standing.decided():
+        return standing.standing()
     from recipe_core.recipe.own_runs import corrections_of
 
     return corrections_of(measured, folders=folders)
+
+
+def _corrected(calibrated: bool) -> AbstractContextManager[None]:
+    """A block with the calibration of this machine or without, unless one says so already."""
+    if standing.decided():
+        return nullcontext()
+    if not calibrated:
+        return standing.uncorrected()
+    from recipe_core.recipe.overlay import calibration
+
+    return by_default(calibration)
 
 
 def as_request(

@@ -11,19 +11,23 @@ import importlib
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from recipe_core.base import budget, progress
 from recipe_core.base.budget import Account, Budget, Cancelled
-from recipe_core.base.errors import LimitError, RecipeError
+from recipe_core.base.errors import InputError, LimitError, RecipeError
+
+if TYPE_CHECKING:
+    from recipe_core.space.corrections import Corrections
 
 NICE = 10
 """How far behind the server, which answers everybody else, workers stand in line for processors."""
@@ -125,7 +129,7 @@ def answer(call: Call, connection: Connection, interrupt: Callable[[], bool]) ->
     try:
         _limit_memory(call.memory_bytes)
         with budget.limited(call.budget, interrupt) as account, progress.watched(report):
-            value = call.question()
+            value = calibrated(call.question)
         return Answer(value, over=_grown(before, call.memory_bytes))
     except MemoryError:
         _limit_memory(None)
@@ -138,6 +142,30 @@ def answer(call: Call, connection: Connection, interrupt: Callable[[], bool]) ->
         return Answer(error=error)
     finally:
         _limit_memory(None)
+
+
+def calibrated(question: Callable[[], Any]) -> Any:
+    """The answer to a question with what the calibration of this server teaches.
+
+    Raises:
+        InputError: also where the calibration cannot be read; its path goes to the log only.
+    """
+    from recipe_core.recipe.overlay import calibration
+    from recipe_core.space.standing import by_default
+
+    def readable() -> Corrections | None:
+        try:
+            return calibration()
+        except InputError as error:
+            sys.stderr.write(f"error: {error}\n")
+            raise InputError(
+                "the calibration of this server cannot be read.",
+                field="calibration",
+                hint="Its operator sees why: recipe calibrate --list.",
+            ) from None
+
+    with by_default(readable):
+        return question()
 
 
 def _grown(before: int, memory_bytes: int) -> bool:

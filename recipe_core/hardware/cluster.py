@@ -16,11 +16,13 @@ from recipe_core.hardware.files import data_file, named, read
 from recipe_core.hardware.nodes import Cluster as Cluster
 from recipe_core.hardware.prices import price_of
 from recipe_core.hardware.profile import (
+    Collectives,
     Device,
     DtypeFile,
     DtypeSupport,
     Fabric,
     Family,
+    HostSpeed,
     Priors,
     Roofline,
 )
@@ -229,6 +231,24 @@ def roofline(profile: Device, family: Family, *dtypes: str) -> Roofline:
     return priors().roofline[profile.runtime][family]
 
 
+_REFERENCE = HostSpeed(source="reference", status="assumed")
+
+
+def host_speed(profile: Device) -> HostSpeed:
+    """How slow the host of a device is; the reference's where its profile does not say."""
+    return profile.host or _REFERENCE
+
+
+def measured_over(profile: Device, inside: Fabric) -> Fabric:
+    """The fabric of a node with what the profile measured over it; as is where it did not."""
+    reached = profile.node.collectives
+    if reached is None or inside.name != profile.node.fabric:
+        return inside
+    figures = {name: getattr(reached, name) for name in Collectives.model_fields}
+    sources = {**inside.sources, **profile.sources}
+    return inside.model_copy(update={**figures, "sources": sources})
+
+
 def cluster(request: HardwareRequest) -> Cluster:
     """The cluster a request names.
 
@@ -250,7 +270,7 @@ def cluster(request: HardwareRequest) -> Cluster:
         device=profile,
         per_node=request.per_node,
         nodes=request.nodes,
-        fabric=inside,
+        fabric=measured_over(profile, inside),
         network=fabric(request.network or profile.node.network, "hardware.network"),
         price=price_of(request, profile),
         asked=request,

@@ -32,6 +32,13 @@ Commitment = Literal["on-demand", "spot", "reserved"]
 Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f<>{}`]*$")]
 """One line of text that is safe in files of many formats: no markup, no templates."""
 Shared = Annotated[float, Field(ge=1e-4, le=1)]
+Ratio = Annotated[float, Field(ge=0.01, le=1000)]
+"""A time over that of the reference."""
+
+
+def _absent(value: object) -> bool:
+    """Whether a field is left out of what is written: files and digests without it stay as is."""
+    return value is None
 
 
 class Roofline(_Data):
@@ -58,10 +65,55 @@ class Roofline(_Data):
     note: Remark | None = None
 
 
+class HostSpeed(_Data):
+    """How slow the host is that drives the device: its times over those of the reference.
+
+    The reference is the machine on which the engines' overheads were measured. ``layers``: what
+    Python and the framework do for a layer of a step; ``sequences``: what a server does for a token
+    of each sequence, beside other threads and the client; ``requests``: what it does for a request
+    before it is scheduled. ``spread``: standard deviation of the logarithm of timings that were
+    repeated over the whole profile, by which intervals widen.
+    """
+
+    layers: Ratio = 1.0
+    sequences: Ratio = 1.0
+    requests: Ratio = 1.0
+    spread: Annotated[float, Field(ge=0, le=2)] = 0.0
+    source: str
+    status: Status
+    note: Remark | None = None
+
+
+class Transfers(_Data):
+    """Rates of what is moved before a device computes; no estimate of a step depends on them.
+
+    ``to_device`` and ``from_device``: copies from and to pinned host memory. ``disk_cold`` and
+    ``disk_warm``: reading a file of the model cache from the disk, and from the kernel's cache.
+    """
+
+    to_device_bytes_per_s: Quantity | None = None
+    from_device_bytes_per_s: Quantity | None = None
+    disk_cold_bytes_per_s: Quantity | None = None
+    disk_warm_bytes_per_s: Quantity | None = None
+
+
+class Collectives(_Data):
+    """What the collective library reached between the devices of this machine.
+
+    In place of the figures of the same names of the node's fabric (`Fabric`), whose direct kernels
+    it leaves out where there are none (``direct`` stays the fabric's).
+    """
+
+    efficiency: Annotated[Quantity, Field(description="achieved / datasheet rate of the fabric")]
+    latency_s: Quantity
+    latency_per_rank_s: Quantity
+
+
 class NodeSpec(_Data):
     """The usual machine of the device: how many share it, what joins them, and its network.
 
     ``alternatives``: other fabrics the device is sold with, to be named in a request.
+    ``collectives``: what was measured over ``fabric``, and counts instead of its figures.
     """
 
     devices: Annotated[int, Field(ge=1, le=128)]
@@ -69,6 +121,7 @@ class NodeSpec(_Data):
     alternatives: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
     network: Name
     host_memory_bytes: Quantity | None = None
+    collectives: Annotated[Collectives | None, Field(exclude_if=_absent)] = None
 
 
 class Device(Sourced):
@@ -78,7 +131,8 @@ class Device(Sourced):
     natively. ``memory_bytes`` is what the driver's tool prints, ``reserved_bytes`` what of it no
     process gets. ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases``
     are names drivers report. ``known_as``: of a profile that is not shipped, the shipped device as
-    which clouds and clusters know it.
+    which clouds and clusters know it. ``host``: how slow the machine around it is (None: as the
+    reference).
     """
 
     name: Name
@@ -98,6 +152,8 @@ class Device(Sourced):
     idle_watts: Quantity | None = None
     roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = Field(default_factory=dict)
     node: NodeSpec
+    host: Annotated[HostSpeed | None, Field(exclude_if=_absent)] = None
+    transfers: Annotated[Transfers | None, Field(exclude_if=_absent)] = None
 
     @property
     def usable_memory_bytes(self) -> float:

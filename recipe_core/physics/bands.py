@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.intervals import BAND, LEVELS, Ends, Intervals, Level
+from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Intervals, Level
 
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)]
@@ -104,6 +104,28 @@ def narrowed(ends: Ends, left: float) -> Ends:
     low, high = math.log(ends[0]), math.log(ends[1])
     middle, half = (low + high) / 2 * left**2, (high - low) / 2 * left
     return math.exp(max(middle - half, low)), math.exp(min(middle + half, high))
+
+
+_SCORES = {level: NORMAL.inv_cdf(0.5 + int(level) / 200) for level in LEVELS}
+"""Normal scores of the upper ends of the levels."""
+
+
+def widened(band: Band, spread: float) -> Band:
+    """The band where what is measured varies by ``spread`` besides.
+
+    ``spread``: standard deviation of the logarithm, independent of the error of the estimate: each
+    end moves out so that squares of logarithms add, as for normal errors.
+    """
+
+    def end(factor: float, level: Level) -> float:
+        return math.hypot(math.log(factor), _SCORES[level] * spread)
+
+    factors = {
+        level: (math.exp(-end(low, level)), math.exp(end(high, level)))
+        for level, (low, high) in band.factors.items()
+    }
+    independent = math.hypot(band.independent, spread)
+    return band.model_copy(update={"factors": factors, "independent": independent})
 
 
 class BandFile(BaseModel):

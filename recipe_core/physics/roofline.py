@@ -75,19 +75,24 @@ def _busy(
     # compute_dtype returns a key of the peaks, which its type does not say
     compute_s = flops / (device.peak_flops_per_s[dtype].value * shape.compute_efficiency)  # type: ignore[index]
     memory_s = moved_bytes / (device.memory_bandwidth_bytes_per_s.value * shape.memory_efficiency)
-    if shape.smoothing == 1:
-        return compute_s + memory_s, shape
+    return rounded(compute_s, memory_s, shape.smoothing), shape
+
+
+def rounded(compute_s: Float, memory_s: Float, smoothing: float) -> Float:
+    """Seconds of work that computes and moves bytes at once: ``(a^r + b^r)^(1/r)``."""
+    if smoothing == 1:
+        return compute_s + memory_s
     longer_s = np.maximum(compute_s, memory_s)
     # longer · (1 + (shorter / longer)^r)^(1/r), in place and by binary logarithms, which are faster
     # than powers: most of an estimate's time is spent here
     corner = np.minimum(compute_s, memory_s)
     corner /= np.maximum(longer_s, _TINY)
     np.log2(np.maximum(corner, _TINY, out=corner), out=corner)
-    corner *= shape.smoothing
+    corner *= smoothing
     np.exp2(corner, out=corner)
     corner += 1
     np.log2(corner, out=corner)
-    corner *= 1 / shape.smoothing
+    corner *= 1 / smoothing
     np.exp2(corner, out=corner)
     corner *= longer_s
-    return corner, shape
+    return corner

@@ -1,5 +1,6 @@
 """Answers as people read them: charts, tables, reports, text for terminals, JSON, snippets.
 
 It lays out what other rooms answer, decides nothing and prints nothing. May import base, model,
-hardware, engines, request, physics, search, sizing, explain, recipe, targets and bundle.
+hardware, engines, request, physics, search, sizing, explain, calibration, recipe, targets and
+bundle.
 """

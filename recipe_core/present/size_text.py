@@ -8,6 +8,7 @@ from typing import Any
 
 from recipe_core.base.columns import aligned
 from recipe_core.base.units import chance_text, significant, usd
+from recipe_core.present.terminal import calibrated_lines
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.rows import TIED
 from recipe_core.sizing.answer import Answer
@@ -30,6 +31,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
     parts += _ladder(answer, ladder)
     parts += _refused(answer)
     parts += _doubts(rows)
+    parts += calibrated_lines(sizing.corrections)
     return "\n".join(parts)
 
 

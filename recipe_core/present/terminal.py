@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # importing these would triple the time until a plan is print
     from recipe_core.recipe.lockcheck import Difference
     from recipe_core.recipe.resolve import Resolved
     from recipe_core.search.sensitivity import Flip
+    from recipe_core.space.corrections import Corrections
 
 REFUSALS_SHOWN = 12
 BEATEN_SHOWN = 5
@@ -44,6 +45,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     if len(plan.order):
         parts.append(_best(plan, top))
         parts += [*_sure(plan), *_beaten(plan, top), *_tied(plan), *_unpriced(plan)]
+        parts += calibrated_lines(plan.problem.corrections)
     else:
         parts += _nearest(plan)
     if flips is not None:
@@ -174,6 +176,15 @@ def _alike(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
 
 
 # One estimate
+
+
+def calibrated_lines(corrections: Corrections | None) -> list[str]:
+    """That own runs changed the figures, and how to see them without; nothing where none did."""
+    if corrections is None or not corrections.runs:
+        return []
+    return [
+        f"calibrated by {corrections.title}; `recipe estimate` says what they did to each figure"
+    ]
 
 
 def estimate_text(

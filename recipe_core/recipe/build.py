@@ -14,6 +14,7 @@ from recipe_core.launch.process import Launch
 from recipe_core.model.catalog import in_catalog
 from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.decision import Decision, decide
+from recipe_core.recipe.expected import is_calibrated
 from recipe_core.recipe.fallbacks import fallbacks
 from recipe_core.recipe.locking import image_lock, make_lock
 from recipe_core.recipe.measurements import Claim
@@ -23,6 +24,7 @@ from recipe_core.recipe.provenance import provenance, shared_environment
 from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.schema import PlanRequest
+from recipe_core.space.standing import uncorrected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +175,13 @@ def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:
 
 
 def redecide(recipe: Recipe) -> Decision:
-    """The decision behind a recipe, as this version takes it; raises NoAnswer where it refuses."""
-    return decide(recipe_request(recipe))
+    """The decision behind a recipe, as this version takes it; raises NoAnswer where it refuses.
+
+    Without own runs, which may be others by now. How fast the split is was judged with those that
+    were known when the recipe was made.
+    """
+    with uncorrected():
+        return decide(recipe_request(recipe), fast_enough=is_calibrated(recipe.estimate))
 
 
 def relaunch(recipe: Recipe) -> Launch:

@@ -18,6 +18,7 @@ from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import short_name
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.changes import advice
+from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan, Split
 from recipe_core.search.plans import plan_candidate
 from recipe_core.search.serving_candidates import served_context
@@ -26,6 +27,10 @@ from recipe_core.search.training_plan import TrainingPlan
 
 TRIED = 256
 """Splits, best first, that are tried until one is found that its engine or framework can start."""
+
+
+SPEED = frozenset({"rate", "confidence", *LIMITS})
+"""Rules about how fast a split is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,10 @@ class Decision:
     floors: Mapping[str, str] = field(default_factory=dict)
 
 
-def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
+def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = False) -> Decision:
     """The request's candidate, or the best split when it leaves that open.
+
+    ``fast_enough``: that a stated split keeps its limits and serves its load is known already.
 
     Raises:
         InputError: for a request that cannot be read.
@@ -65,7 +72,7 @@ def decide(request: PlanRequest, *, folders: bool = True) -> Decision:
             nearest change.
     """
     plan, row = plan_candidate(request, folders=folders)
-    if not plan.feasible[row]:
+    if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
         raise _refused(plan, row)
     if len(plan) == 1:  # the request states the split already, in its own words
         return _DECISIONS[plan.kind](plan, row, request)

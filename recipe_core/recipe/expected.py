@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from recipe_core.space.scales import CALIBRATED
+
 HEADLINE = {"serving": ("serving", "output_tokens_per_s"), "training": ("training", "tokens_per_s")}
 """Where each kind of recipe has the figure that estimates of two versions are compared by."""
 _FIGURES = {
@@ -47,6 +49,13 @@ def _at(estimate: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def is_calibrated(estimate: Mapping[str, Any]) -> bool:
+    """Whether measured runs of one's own corrected a figure of an estimate."""
+    basis = _at(estimate, "basis")
+    texts = basis.values() if isinstance(basis, Mapping) else ()
+    return any(str(text).startswith(CALIBRATED) for text in texts)
 
 
 def figure(estimate: Mapping[str, Any], path: str) -> float | None:

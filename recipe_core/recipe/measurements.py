@@ -15,9 +15,6 @@ from recipe_core.base.described import DESCRIBED
 if TYPE_CHECKING:
     from recipe_core.recipe.schema import Recipe
 
-VALID_DAYS = 180
-"""Days after which a measurement speaks for nothing: drivers, images and clocks have moved on."""
-
 
 class Claim(BaseModel):
     """One measurement.

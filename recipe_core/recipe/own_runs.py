@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,21 @@ from pydantic import ValidationError
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.own_runs import Measured, learn, of_runs
+from recipe_core.hardware.custom import with_profiles
 from recipe_core.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
 from recipe_core.recipe.claim_of import claim_of
+from recipe_core.recipe.imports import is_foreign, runs_of_file
 from recipe_core.recipe.measurements import Claim
+from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay, calibration
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request.schema import LOADS
 from recipe_core.space.corrections import Corrections
 
 MeasuredSource = Corrections | Path | str | Iterable[Run | str | Path]
-"""Own runs: what they taught already; a file, or several; or rows of a table."""
+"""Own runs: what they taught already; a file, or several; or rows of a table; ``"none"``."""
+
+NONE = "none"
+"""The source that says: not even the calibration of this machine."""
 
 MEASUREMENT = Path("run") / "measurement.json"
 """Where a bundle keeps what it measured."""
@@ -35,20 +42,40 @@ _HINT = (
 
 
 def corrections_of(measured: MeasuredSource | None, *, folders: bool = True) -> Corrections | None:
-    """What own runs teach; None without any.
+    """What own runs teach, with those in the calibration of this machine; None without any.
 
     Raises:
         InputError: for files that cannot be read, are of training, or are too many runs.
     """
-    if measured is None or isinstance(measured, Corrections):
+    if isinstance(measured, Corrections):
         return measured
-    sources = [measured] if isinstance(measured, str | Path) else list(measured)
-    if not sources:
+    sources = [measured] if isinstance(measured, str | Path) else list(measured or ())
+    named = [source for source in sources if str(source) != NONE]
+    if len(named) < len(sources):
+        if named:
+            raise InputError(
+                f"{NONE} goes with no other runs.",
+                field="measured",
+                hint=f"Switch the calibration off instead: {VARIABLE}= .",
+            )
         return None
+    if not sources:
+        return calibration()
     runs: list[Measured] = []
     for source in sources:
         runs += of_runs([source]) if isinstance(source, Run) else read_measured(Path(source))
-    return learn(runs, folders=folders)
+    stored = Overlay.open()
+    return stored.corrections(runs, folders=folders) if stored else learn(runs, folders=folders)
+
+
+def read_incoming(path: Path) -> list[Incoming]:
+    """The runs of a file, with where they come from, for a calibration.
+
+    Raises:
+        InputError: as ``read_measured``.
+    """
+    kind = "table" if path.suffix == ".csv" else "bundle"
+    return [Incoming(run, path.name, kind) for run in read_measured(path)]
 
 
 def read_measured(path: Path) -> list[Measured]:
@@ -59,6 +86,8 @@ def read_measured(path: Path) -> list[Measured]:
     """
     if path.is_dir():
         path = path / MEASUREMENT
+    if path.name != MEASUREMENT.name and is_foreign(path):
+        return _measured(runs_of_file(path))
     if path.suffix == ".json":
         return [_of_bundle(path)]
     if path.suffix != ".csv":
@@ -71,7 +100,13 @@ def read_measured(path: Path) -> list[Measured]:
             field="measured",
             hint="Compare it with estimates: recipe validate --training TABLE.",
         )
-    return of_runs(read_runs(path))
+    return _measured(read_runs(path))
+
+
+def _measured(runs: Sequence[Run]) -> list[Measured]:
+    """Rows as own runs; a device may be the path of its profile."""
+    rows = of_runs(runs)
+    return [replace(run, request=with_profiles(run.request)) for run in rows]
 
 
 def _of_bundle(path: Path) -> Measured:
@@ -86,7 +121,25 @@ def _of_bundle(path: Path) -> Measured:
             field="measured",
             hint="Leave it out.",
         )
-    return measured_of(str(path), recipe, claim_of(recipe, measurement))
+    run = measured_of(str(path), recipe, claim_of(recipe, measurement))
+    return replace(run, **_circumstances(measurement))
+
+
+def _circumstances(measurement: Mapping[str, Any]) -> dict[str, Any]:
+    """How many requests a measurement rests on, and on what it ran; what it does not say is left.
+
+    A failed request is in no mean, but says that the server was not in the state one estimates.
+    """
+    figures, machine = measurement["metrics"], measurement["machine"]
+    counts = {name: figures.get(name) for name in ("requests", "failed")}
+    out: dict[str, Any] = {
+        name: value for name, value in counts.items() if isinstance(value, int) and value >= 0
+    }
+    for name in ("driver", "hostname"):
+        if isinstance(value := machine.get(name), str):
+            out["driver" if name == "driver" else "machine"] = value[:256]
+    out.setdefault("machine", str(machine.get("cpu_name") or "")[:256])
+    return out
 
 
 def _recipe_beside(path: Path) -> Recipe:
@@ -117,6 +170,7 @@ def measured_of(name: str, recipe: Recipe, claim: Claim) -> Measured:
         tpot_s=figures.get("tpot_s"),
         request_latency_s=figures.get("request_latency_s"),
         output_tokens_per_s=figures.get("output_tokens_per_s"),
+        date=claim.date,
     )
 
 
@@ -160,6 +214,11 @@ def rows_of(values: Any, most: int) -> list[Run]:
 def own_runs_text(corrections: Corrections, shown: int = 8) -> Sequence[str]:
     """How many own runs count, and why others do not, a line each."""
     lines = [f"calibrated by {corrections.title}"]
+    if stored := corrections.stored:
+        waiting = [f"{stored.held:,} held"] if stored.held else []
+        waiting += [f"{stored.expired:,} expired"] if stored.expired else []
+        rest = f" ({', '.join(waiting)}: recipe calibrate --list)" if waiting else ""
+        lines.append(f"of these in the calibration: {stored.used:,}{rest}")
     if left_out := corrections.left_out:
         lines.append(f"left out: {len(left_out):,}")
         lines += [f"  {run.name}: {run.reason}" for run in left_out[:shown]]

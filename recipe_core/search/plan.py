@@ -16,6 +16,7 @@ from recipe_core.base.arrays import Int
 from recipe_core.request.schema import CandidateRequest, PlanRequest
 from recipe_core.search.problem import Problem, resolve
 from recipe_core.search.rows import PlanRows
+from recipe_core.space.standing import uncorrected
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,12 +90,17 @@ class Plan(PlanRows):
 
     def replan(self, request: PlanRequest) -> Self:
         """The plan of another request of the same kind."""
-        return self.search(resolve(request, corrections=self.problem.corrections))
+        return self.search(self._resolved(request))
 
     def replan_stated(self, request: PlanRequest) -> Self | None:
         """The plan of the one split that another request states in full; None where it does not."""
-        problem = resolve(request, corrections=self.problem.corrections)
+        problem = self._resolved(request)
         return self.stated(problem, problem.candidate)
+
+    def _resolved(self, request: PlanRequest) -> Problem[Any]:
+        """Another request under the corrections of this plan, not those that hold by now."""
+        with uncorrected():
+            return resolve(request, corrections=self.problem.corrections)
 
     def request_of(self, row: int) -> PlanRequest:
         """The request of a row alone.

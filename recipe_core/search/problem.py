@@ -32,6 +32,7 @@ from recipe_core.request.schema import (
 )
 from recipe_core.search.limits import LIMITS
 from recipe_core.space.corrections import Corrections
+from recipe_core.space.standing import standing
 
 MAX_DEVICES = {"serving": 4096, "training": 65_536}
 """The largest cluster that is planned, by kind: serving enumerates every product of degrees,
@@ -79,12 +80,15 @@ def resolve(
 ) -> Problem[Any]:
     """Look up model, devices and links; estimates are made with ``corrections``.
 
+    Without any, with those that hold by default (``space.standing``).
+
     Raises:
         InputError: for unknown names, for fields that the kind of workload does not have, and for
             what the schema has but this version does not model.
     """
     refuse_other_kind(request)
-    if corrections is not None and request.is_training:
+    stated, corrections = corrections, corrections or standing()
+    if stated is not None and request.is_training:
         raise InputError(
             "measured runs correct estimates of serving, not of training.",
             field="measured",

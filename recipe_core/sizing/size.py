@@ -32,6 +32,11 @@ class Sizing:
     sized: tuple[SizedDevice, ...]
     barred: tuple[Choice, ...]
 
+    @property
+    def corrections(self) -> Corrections | None:
+        """What runs of one's own taught its estimates; None without any."""
+        return self.sized[0].plan.problem.corrections if self.sized else None
+
     @cached_property
     def devices(self) -> list[SizedDevice]:
         """Priced devices on which something holds, best first."""

@@ -191,13 +191,17 @@ class DeviceRuns:
             self.shows[row] |= (*telling[figure].tolist(), True)
 
     @cached_property
-    def believed(self) -> tuple[Float, Float]:
-        """C⁻¹·y and C⁻¹ of the module."""
+    def covariance(self) -> Float:
+        """C of the module: of what each figure shows."""
         shares, scaled = self.prior.shares, self.weights * self.priors
         common = shares.common(self.with_each_other())[np.ix_(self.row, self.row)]
         noise = shares.noise * (self.weights * scaled).sum(axis=1)
-        covariance = common * (scaled @ self.weights.T) + np.diag(noise)
-        return _believed(covariance, self.shown, self.prior.cap)
+        return np.asarray(common * (scaled @ self.weights.T) + np.diag(noise))
+
+    @cached_property
+    def believed(self) -> tuple[Float, Float]:
+        """C⁻¹·y and C⁻¹ of the module."""
+        return _believed(self.covariance, self.shown, self.prior.cap)
 
     def _coded(self, labels: Labels) -> list[int]:
         """The labels as numbers, -1 for one that no run has: quicker to compare."""
@@ -290,13 +294,25 @@ class LeftOut(NamedTuple):
     reason: str
 
 
+class Stored(NamedTuple):
+    """How many runs of a calibration count, wait for another that agrees, and have expired."""
+
+    used: int
+    held: int
+    expired: int
+
+
 @dataclass(frozen=True, eq=False)
 class Corrections:
-    """What own runs teach about every setting; ``left_out`` are runs that teach nothing."""
+    """What own runs teach about every setting; ``left_out`` are runs that teach nothing.
+
+    ``stored``: how many of them lie in the calibration of this machine; None where none was asked.
+    """
 
     prior: Prior
     runs: tuple[OwnRun, ...]
     left_out: tuple[LeftOut, ...] = ()
+    stored: Stored | None = None
 
     @cached_property
     def _by_device(self) -> dict[str, DeviceRuns]:
@@ -321,4 +337,5 @@ class Corrections:
     def to_json(self) -> dict[str, Any]:
         """How many runs are used, and which are not, with reasons."""
         left_out = [one._asdict() for one in self.left_out]
-        return {"used": len(self.runs), "left_out": left_out}
+        stored = {} if self.stored is None else {"calibration": self.stored._asdict()}
+        return {"used": len(self.runs), "left_out": left_out, **stored}

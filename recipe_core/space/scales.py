@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from recipe_core.base.arrays import Float
 
+CALIBRATED = "calibrated"
+"""How the basis of a figure begins that rests on own runs."""
+
 SCOPES = {
     "deployment": "this deployment",
     "model": "this model, device and engine",
@@ -64,5 +67,5 @@ class Scales:
         """
         for scope, count in zip(SCOPES.values(), self.runs[case, showing].tolist(), strict=True):
             if count:
-                return f"calibrated: {count} own run{'s' * (count > 1)} of {scope}"
+                return f"{CALIBRATED}: {count} own run{'s' * (count > 1)} of {scope}"
         return None

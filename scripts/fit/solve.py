@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipe_core.base.minimise import minimise
 from recipe_core.hardware.profile import Device
 from recipe_core.physics.roofline import SORT_TOKENS
 
@@ -59,37 +59,6 @@ def predict(x: Array, compute_s: Array, memory_s: Array, rows_s: Array, sorting:
     rounded = larger * (1.0 + (smaller / larger) ** r) ** (1.0 / r)
     beside = rows_s * (1.0 + np.exp(-x[4])) + np.exp(x[5]) * sorting if len(rows_s) else 0.0
     return np.asarray(np.exp(x[2]) + rounded + beside, dtype=float)
-
-
-def minimise(
-    cost: Callable[[Array], float], start: Array, rounds: int = 400
-) -> tuple[Array, float]:
-    """Nelder and Mead's simplex."""
-    size = len(start)
-    simplex = [start, *(start + 0.6 * np.eye(size)[i] for i in range(size))]
-    costs = [cost(x) for x in simplex]
-    for _ in range(rounds):
-        order = np.argsort(costs)
-        simplex, costs = [simplex[i] for i in order], [costs[i] for i in order]
-        centre = np.mean(simplex[:-1], axis=0)
-        reflected = 2.0 * centre - simplex[-1]
-        value = cost(reflected)
-        if value < costs[0]:
-            further = 3.0 * centre - 2.0 * simplex[-1]
-            beyond = cost(further)
-            simplex[-1], costs[-1] = (further, beyond) if beyond < value else (reflected, value)
-        elif value < costs[-2]:
-            simplex[-1], costs[-1] = reflected, value
-        else:
-            inside = 0.5 * (centre + simplex[-1])
-            value = cost(inside)
-            if value < costs[-1]:
-                simplex[-1], costs[-1] = inside, value
-            else:
-                simplex = [simplex[0], *(0.5 * (simplex[0] + x) for x in simplex[1:])]
-                costs = [costs[0], *(cost(x) for x in simplex[1:])]
-    best = int(np.argmin(costs))
-    return simplex[best], costs[best]
 
 
 def peak_of(device: Device, points: Points) -> float:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from recipe_core.bundle.verify import read_bundle
+from recipe_core.hardware.cluster import device
+from recipe_core.hardware.custom import read_profile
 
 ROOT = Path(__file__).parents[2]
 MISSING = [
@@ -35,11 +37,16 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(
         [sys.executable, str(ROOT / "scripts" / "demo.py"), str(folder)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "model: up to date" in done.stdout
-    assert "1 of 1 splits can run" in done.stdout
+    assert "$ recipe profile" in done.stdout
+    machine = device(read_profile(str(folder / "machine.yaml")))
+    assert machine.host is not None
+    assert machine.roofline["gemm"]["bf16"].status == "fitted"
+    assert f"{machine.title}: 1 of 1 splits can run" in done.stdout
+    assert "open Measured" in done.stdout
     assert "measured" in done.stdout
     measured = json.loads((folder / "bundle" / "run" / "measurement.json").read_text())
     assert measured["metrics"]["failed"] == 0
@@ -50,5 +57,7 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(
         assert measured["ratio"][figure] == pytest.approx(
             measured["metrics"][figure] / measured["predicted"][figure], rel=1e-3
         )
-    assert read_bundle(folder / "bundle").recipe.candidate["engine"] == "transformers"
+    recipe = read_bundle(folder / "bundle").recipe
+    assert recipe.candidate["engine"] == "transformers"
+    assert recipe.request["hardware"]["device"]["name"] == machine.name
     assert not (folder / "bundle" / "run" / "state.json").exists()

@@ -20,7 +20,7 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[2]
 UNTRAINED = (
     "import sys, pathlib, demo_model as m; "
-    "m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(steps=1))"
+    "m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(loss=100.0))"
 )
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,8 @@ def page(bundle: Bundle, path: str) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+    except OSError:  # not yet
+        return 0, ""
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:

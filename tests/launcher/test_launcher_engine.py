@@ -68,9 +68,7 @@ def test_demo_model_is_served_and_measured(
     again = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "up to date" in again.stdout
     learnt = json.loads((demo_model / "demo_model.json").read_text())
-    assert (
-        learnt["loss_after"] < learnt["loss_before"]
-    )  # how far it gets in its time depends on the machine
+    assert learnt["loss_after"] <= 0.12 < learnt["loss_before"]
     bundle = Bundle(tmp_path / "bundle", free_port())
     bundle.root.mkdir()
     (bundle.root / "launch.json").write_text(json.dumps(real(bundle.port, demo_model)))

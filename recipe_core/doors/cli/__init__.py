@@ -6,9 +6,31 @@ runs, so that ``recipe --help`` is quick.
 
 # The order of `recipe --help`.
 # isort: off
-from recipe_core.doors.cli import catalog, offers, planning, checking, recipes, launching
+from recipe_core.doors.cli import (
+    catalog,
+    profiling,
+    offers,
+    planning,
+    checking,
+    recipes,
+    launching,
+    measuring,
+    calibrating,
+)
 
 # isort: on
 from recipe_core.doors.cli.app import app, main
 
-__all__ = ["app", "catalog", "checking", "launching", "main", "offers", "planning", "recipes"]
+__all__ = [
+    "app",
+    "calibrating",
+    "catalog",
+    "checking",
+    "launching",
+    "main",
+    "measuring",
+    "offers",
+    "planning",
+    "profiling",
+    "recipes",
+]

@@ -41,6 +41,10 @@ Measured = Annotated[
         help="Runs of your own that correct the estimates: a CSV, a bundle, a measurement.json.",
     ),
 ]
+NoCalibration = Annotated[
+    bool,
+    typer.Option("--no-calibration", help="Estimate without the calibration of this machine."),
+]
 Bundle = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A zip or folder that `recipe build` wrote.")
 ]
@@ -88,9 +92,18 @@ def emit(value: Any) -> None:
     typer.echo(to_json(value))
 
 
-def own_runs(paths: list[Path] | None) -> Any:
-    """What runs of one's own teach; says on standard error how many count. None without any."""
-    if not paths:
+def own_runs(paths: list[Path] | None, off: bool = False) -> Any:
+    """What runs of one's own teach; says on standard error how many count. None without any.
+
+    Those of the calibration count too, unless it is ``off`` or the only path is ``none``.
+    """
+    from recipe_core.recipe.overlay import stamp
+
+    if off and paths:
+        raise InputError(
+            "--no-calibration goes with no --measured.", field="measured", hint="Leave one out."
+        )
+    if off or not (paths or stamp()):  # nothing heavy is loaded to learn that there is nothing
         return None
     from recipe_core.recipe.own_runs import corrections_of, own_runs_text
 
@@ -98,6 +111,16 @@ def own_runs(paths: list[Path] | None) -> Any:
     if corrections is not None:
         typer.echo("\n".join(own_runs_text(corrections)), err=True)
     return corrections
+
+
+@contextmanager
+def calibrated(off: bool) -> Iterator[None]:
+    """Correct estimates in this block by the calibration of this machine, unless it is ``off``."""
+    from recipe_core.space.standing import by_default
+
+    corrections = own_runs(None, off)
+    with by_default(lambda: corrections):
+        yield
 
 
 @contextmanager

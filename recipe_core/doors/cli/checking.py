@@ -11,7 +11,9 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.errors import InputError
 from recipe_core.doors.cli.app import (
     Json,
+    NoCalibration,
     app,
+    calibrated,
     emit,
     own_device,
     plan_request,
@@ -66,6 +68,7 @@ def check(
         Path | None,
         typer.Option(metavar="KEY.pub.pem", help="The key that the bundle must be signed with."),
     ] = None,
+    no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
     """Judge a request, a bundle or engines' commands: a verdict, the reasons, a better split."""
@@ -85,18 +88,20 @@ def check(
     ground = {name: value for name, value in ground.items() if value is not None}
     ground |= own_device(hardware, gpus)
     source, path = str(what), Path(str(what))
-    if command is not None:
-        _check_command(command, ground, as_json)
-    elif folder is not None:
-        _check_folder(folder, ground)
-    elif source.endswith(".jsonl"):
-        _check_lines(path, ground)
-    elif source.endswith((".sh", ".bash", ".txt", ".md")):
-        _check_folder(path, ground)
-    elif path.is_dir() or source.endswith(".zip"):
+    if what is not None and (path.is_dir() or source.endswith(".zip")):
         _check_bundle(path, public_key, as_json)
-    else:
-        _check_request(source, as_json)
+        return
+    with calibrated(no_calibration):
+        if command is not None:
+            _check_command(command, ground, as_json)
+        elif folder is not None:
+            _check_folder(folder, ground)
+        elif source.endswith(".jsonl"):
+            _check_lines(path, ground)
+        elif source.endswith((".sh", ".bash", ".txt", ".md")):
+            _check_folder(path, ground)
+        else:
+            _check_request(source, as_json)
 
 
 def _check_request(source: str, as_json: bool) -> NoReturn:

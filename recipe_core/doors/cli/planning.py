@@ -13,6 +13,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.doors.cli.app import (
     Json,
     Measured,
+    NoCalibration,
     RequestFile,
     app,
     emit,
@@ -41,6 +42,7 @@ def plan_command(
         ),
     ] = False,
     measured: Measured = None,
+    no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
     """Judge and rank every split over the cluster."""
@@ -48,10 +50,10 @@ def plan_command(
     from recipe_core.present.terminal import plan_text
     from recipe_core.present.views import price_view
 
-    corrections = own_runs(measured)
+    corrections = own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
     with working("Judging every split …"):
-        result = plan(values, measured=corrections)
+        result = plan(values, measured=corrections or "none")
         if everything is not None:
             _write_rows(result, everything)
         sensitivity = result.sensitivity() if flips else None
@@ -96,6 +98,7 @@ def size_command(
         typer.Option("--ladder", metavar="DEVICE", help="Also print every count of a device."),
     ] = None,
     measured: Measured = None,
+    no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
     """Say which hardware, how many, at what cost and how sure: REQUEST with `hardware: any`."""
@@ -105,7 +108,7 @@ def size_command(
     from recipe_core.sizing.size import size
 
     values = SizeRequest.parse(read_request(request))
-    corrections = own_runs(measured)
+    corrections = own_runs(measured, no_calibration)
     with working("Sizing every device …"):
         sizing = size(values, corrections=corrections)
         answer = Answer(sizing)
@@ -127,6 +130,7 @@ def estimate(
         ),
     ] = False,
     measured: Measured = None,
+    no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
@@ -141,9 +145,9 @@ def estimate(
                 field="trace",
                 hint="Trace its lines one by one.",
             )
-        _estimate_lines(Path(request), own_runs(measured))
+        _estimate_lines(Path(request), own_runs(measured, no_calibration))
         return
-    corrections = own_runs(measured)
+    corrections = own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
     with working("Estimating …"):
         plan, row = plan_candidate(values, corrections=corrections)

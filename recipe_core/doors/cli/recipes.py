@@ -12,10 +12,12 @@ from recipe_core.base.errors import BundleError, InputError
 from recipe_core.doors.cli.app import (
     Bundle,
     Json,
+    NoCalibration,
     RequestFile,
     app,
     emit,
     own_device,
+    own_runs,
     plan_request,
     read_key,
     working,
@@ -80,6 +82,7 @@ def build(
         list[Path] | None,
         typer.Option("--measured", metavar="FILE", help="Add a run/measurement.json."),
     ] = None,
+    no_calibration: NoCalibration = False,
     key: Key = None,
     as_json: Json = False,
 ) -> None:
@@ -89,14 +92,16 @@ def build(
     from recipe_core.recipe import Additions, make_recipe, passing_on, with_claims, with_variants
     from recipe_core.recipe.parameters import read_parameters, read_variants
     from recipe_core.recipe.resolve import hardware_named
+    from recipe_core.space.standing import by_default
 
-    values = plan_request(request)
+    corrections = own_runs(None, no_calibration)
+    values = plan_request(request, corrections)
     values = passing_on(values, _pairs(options, "option"), _pairs(env, "env"))
     additions = Additions(
         parameters=read_parameters(_pairs(sets, "set")),
         variants=read_variants(read_document(variants, field="variants")) if variants else (),
     )
-    with working("Building …"):
+    with working("Building …"), by_default(lambda: corrections):
         recipe = make_recipe(values, additions)
         if devices:
             machines = [hardware_named(name, "for", files=True) for name in devices]

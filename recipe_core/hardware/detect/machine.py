@@ -102,7 +102,7 @@ def _described(
     if runtime == "cpu" and profile:
         notes.append(
             f"rates and bandwidth are those of the profile ({profile.title}); "
-            "scripts/profile_cpu.py measures this machine"
+            "`recipe profile` measures this machine"
         )
     if len(devices) > 1 and (joined is None or joined.fabric is None) and profile:
         notes.append(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
-from recipe_core.hardware.cluster import roofline
-from recipe_core.physics.bands import Band, BandFile, Uncertain
+from recipe_core.hardware.cluster import host_speed, roofline
+from recipe_core.physics.bands import Band, BandFile, Uncertain, widened
 from recipe_core.space.serving import Setting
 
 GROUPS = (
@@ -52,14 +52,16 @@ def group(setting: Setting) -> dict[str, str]:
 
 
 def bands_of(setting: Setting) -> dict[str, Band]:
-    """The band of every measured figure."""
-    return _bands_of(tuple(group(setting).items()))
+    """The band of every measured figure, wider where the machine's own timings vary."""
+    spread = host_speed(setting.cluster.device).spread
+    return _bands_of(tuple(group(setting).items()), spread)
 
 
 @cache
-def _bands_of(values: tuple[tuple[str, str], ...]) -> dict[str, Band]:
+def _bands_of(values: tuple[tuple[str, str], ...], spread: float) -> dict[str, Band]:
     names = (*METRICS, "request_latency_s")
-    return {name: bands().band(name, GROUPS, dict(values)) for name in names}
+    known = {name: bands().band(name, GROUPS, dict(values)) for name in names}
+    return {name: widened(band, spread) for name, band in known.items()} if spread else known
 
 
 def errors(setting: Setting) -> tuple[Float, Float]:

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.hardware.cluster import host_speed
 from recipe_core.physics.root import root
 from recipe_core.physics.serving.operators import Parts, Step, total
 from recipe_core.physics.serving.speculative import engine_steps, tokens_per_step
@@ -119,7 +120,7 @@ def request_overheads(setting: Setting) -> tuple[float, float]:
     """Seconds that a server adds before a request is scheduled, and those a token of its prompt."""
     engine, device = setting.engine, setting.cluster.device
     overhead = engine.overhead(device.runtime)
-    time = engine.kernel_time(device.architecture, "request")
+    time = engine.kernel_time(device.architecture, "request") * host_speed(device).requests
     return time * overhead.request_s, time * overhead.input_token_s
 
 

@@ -83,19 +83,33 @@ def time_factor(shares: TimeShares, scales: Scales) -> Float:
 class Corrected:
     """What scales made of an estimate: factors on its figures, and what they rest on.
 
-    ``rate``: on rates, of the simulation too. ``left``: what runs leave of the half-width of a
-    figure's band on a log scale.
+    ``latency``: on that of a request. ``rate``: on rates, of the simulation too. ``left``: what
+    runs leave of the half-width of a figure's band on a log scale.
     """
 
     scales: Scales
     ttft: Float
     tpot: Float
+    latency: Float
     rate: Float
     left: dict[str, Float]
 
     def basis(self, figure: str, case: int) -> str | None:
-        """Which runs a figure of a case rests on; None where none tells of it."""
-        return self.scales.basis(_SHOWN_BY.get(figure, EITHER), case)
+        """Which runs a figure of a case rests on, and what they did; None where none tells of it.
+
+        What is not a time or a rate (cost and energy of a token) goes with the time.
+        """
+        runs = self.scales.basis(_SHOWN_BY.get(figure, EITHER), case)
+        if runs is None:
+            return None
+        factors = {
+            "ttft_s": self.ttft,
+            "tpot_s": self.tpot,
+            "request_latency_s": self.latency,
+            "output_tokens_per_s": self.rate,
+        }
+        factor = float(factors[figure][case] if figure in factors else 1 / self.rate[case])
+        return f"{runs}, × {factor:.3g}"
 
     def take(self, rows: Any) -> Corrected:
         """The chosen rows, in that order."""
@@ -103,6 +117,7 @@ class Corrected:
             self.scales.take(rows),
             self.ttft[rows],
             self.tpot[rows],
+            self.latency[rows],
             self.rate[rows],
             {name: left[rows] for name, left in self.left.items()},
         )
@@ -143,8 +158,8 @@ def corrected(
     left = {figure: scales.left(*after.of(figure)) for figure in _SHOWN_BY}
     left["output_tokens_per_s_per_gpu"] = left["output_tokens_per_s"]
     with np.errstate(invalid="ignore"):
-        ttft = ttft_s / served.ttft_s
-    return scaled, Corrected(scales, ttft, scales.steps, rate, left)
+        ttft, latency = ttft_s / served.ttft_s, latency_s / served.request_latency_s
+    return scaled, Corrected(scales, ttft, scales.steps, latency, rate, left)
 
 
 def corrected_pools(pools: Pools, corrected: Corrected) -> Pools:

@@ -16,6 +16,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, add
 from recipe_core.engines.spec import Kernel
+from recipe_core.hardware.cluster import host_speed
 from recipe_core.hardware.profile import Family
 from recipe_core.model.compressed import STATE_VALUE_BYTES
 from recipe_core.model.dtypes import bytes_per_value
@@ -113,11 +114,14 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(model.layers)
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
     host = _kernel_time(setting, "host")
+    slow = host_speed(setting.cluster.device)
     launches = sum(count * kernels_launched(layer) for layer, count in model.kinds)
-    unhidden = np.maximum(overhead.launch_s * launches - total(parts), 0.0)
+    unhidden = np.maximum(slow.layers * overhead.launch_s * launches - total(parts), 0.0)
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
     parts["engine"] = host * (
-        overhead.step_s + overhead.sequence_s * step.sequences + overhead.layer_s * layers
+        slow.layers * overhead.step_s
+        + slow.sequences * overhead.sequence_s * step.sequences
+        + slow.layers * overhead.layer_s * layers
     )
     return parts
 

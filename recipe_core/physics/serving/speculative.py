@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from recipe_core.base.arrays import Float
+from recipe_core.hardware.cluster import host_speed
 from recipe_core.physics.roofline import operator_s
 from recipe_core.physics.serving.operators import Parts, Step, side_by_side, step_parts, total
 from recipe_core.physics.serving.weights import draft_layer, draft_projection
@@ -68,7 +69,7 @@ def _pass_s(setting: Setting, cases: Cases, step: Step) -> Float:
     model, device = setting.model, setting.cluster.device
     one = replace(setting, model=replace(model, layers=(draft_layer(model),), extras=()))
     parts = step_parts(one, cases, step)
-    layer_s = setting.engine.overhead(device.runtime).layer_s
+    layer_s = host_speed(device).layers * setting.engine.overhead(device.runtime).layer_s
     weights, b = draft_projection(model), setting.activation_bytes
     moved = weights * setting.stored_bytes("unquantized") + 3 * step.rows * model.hidden * b
     dtype = setting.stored_dtype("unquantized")

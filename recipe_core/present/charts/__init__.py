@@ -10,6 +10,12 @@ from recipe_core.present.charts.curves import load_curves, scaling_curve, swings
 from recipe_core.present.charts.degrees import heatmap
 from recipe_core.present.charts.front import tradeoff
 from recipe_core.present.charts.lines import parallel, passing
+from recipe_core.present.charts.measured import (
+    PREDICTED_BY,
+    measured_against,
+    parts_against,
+    ratios_by_group,
+)
 from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.model import parts_bars
 from recipe_core.present.charts.size import (
@@ -24,6 +30,7 @@ from recipe_core.present.charts.style import palette
 from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
 
 __all__ = [
+    "PREDICTED_BY",
     "axes_of",
     "causes_bars",
     "closer_look",
@@ -34,13 +41,16 @@ __all__ = [
     "heatmap",
     "limit_of",
     "load_curves",
+    "measured_against",
     "memory_bars",
     "owned_or_rented",
     "palette",
     "parallel",
+    "parts_against",
     "parts_bars",
     "passing",
     "pipeline",
+    "ratios_by_group",
     "scaling_curve",
     "stage_bars",
     "swings",

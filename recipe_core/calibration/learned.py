@@ -1,0 +1,187 @@
+"""What a calibration has learned: each number with its scope and its runs, and what it is worth.
+
+A scale is a sum of effects, one a scope (``space.corrections``). The best linear unbiased
+prediction of an effect ``u`` with the variance ``s·T`` (its scope's share of the scale's) is
+
+    u = b·C⁻¹·y      variance left = s·T - b·C⁻¹·bᵀ      weight = 1 - variance left / (s·T)
+
+with ``b`` the covariance of the effect with what the runs show. ``weight`` is its credibility: 0
+where runs say nothing of it, 1 where they settle it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.calibration.own_runs import Measured
+from recipe_core.physics.serving.estimates import estimate
+from recipe_core.space.corrections import WIDE_TO_NARROW, Corrections, DeviceRuns, OwnRun
+from recipe_core.space.serving import Setting, stack
+
+SCALES = ("steps", "prompts")
+"""The scales, as ``Residual`` orders them."""
+
+SETTLED = 0.01
+"""Least credibility of a number that is listed."""
+
+MOST_LEFT_OUT = 300
+"""Runs that are left out one by one: each is estimated anew."""
+
+FIGURES = ("tpot_s", "ttft_s", "request_latency_s", "output_tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedNumber:
+    """One effect: ``factor`` on the times of steps or prompts in a scope, learned from ``runs``.
+
+    ``of`` names the scope: device, engine and version, model, formats, as far as it goes. ``low``
+    and ``high`` hold the factor with 80 %. ``weight``: its credibility, 0 to 1.
+    """
+
+    scale: str
+    scope: str
+    of: tuple[str, ...]
+    factor: float
+    low: float
+    high: float
+    weight: float
+    runs: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The number as plain values."""
+        return asdict(self)
+
+
+def learned_numbers(corrections: Corrections) -> list[LearnedNumber]:
+    """Every number that the runs taught, wide scopes first."""
+    by_device: dict[str, list[OwnRun]] = defaultdict(list)
+    for run in corrections.runs:
+        by_device[run.setting.cluster.device.digest].append(run)
+    return [
+        number
+        for runs in by_device.values()
+        for number in _numbers(DeviceRuns(corrections.prior, runs), runs)
+    ]
+
+
+def _numbers(device: DeviceRuns, runs: Sequence[OwnRun]) -> Iterator[LearnedNumber]:
+    solved, inverse = device.believed
+    shared = device.with_each_other()
+    for level, scope in enumerate(WIDE_TO_NARROW[:-1]):  # loads have no names
+        share, seen = getattr(device.prior.shares, scope), set[bytes]()
+        for first in range(len(runs)):
+            members = shared[level, first] > 0
+            if not share or members.tobytes() in seen:
+                continue
+            seen.add(members.tobytes())
+            names = tuple(run.name for run, member in zip(runs, members, strict=True) if member)
+            for k, scale in enumerate(SCALES):
+                variance = share * float(device.priors[k])
+                tells = members[device.row] * device.weights[:, k] * variance
+                effect = float(tells @ solved)
+                left = max(variance - float(tells @ inverse @ tells), 0.0)
+                weight = 1 - left / variance
+                if weight < SETTLED:
+                    continue
+                yield LearnedNumber(
+                    scale=scale,
+                    scope=scope,
+                    of=_scope_names(runs[first], scope),
+                    factor=float(np.exp(effect)),
+                    low=float(np.exp(effect - Z80 * np.sqrt(left))),
+                    high=float(np.exp(effect + Z80 * np.sqrt(left))),
+                    weight=weight,
+                    runs=names,
+                )
+
+
+Z80 = 1.2816
+"""Standard deviations within which eight of ten normal values lie."""
+
+
+def _scope_names(run: OwnRun, scope: str) -> tuple[str, ...]:
+    """Device, engine, model and split of a run, as far as a scope goes."""
+    setting, case = run.setting, run.case
+    device, engine = setting.cluster.device.name, setting.engine.name
+    split = " ".join(
+        f"{name}{int(getattr(case, name)[0])}"
+        for name in ("tp", "pp", "dp", "ep")
+        if int(getattr(case, name)[0]) > 1
+    )
+    return {
+        "device": (device,),
+        "version": (device, f"{engine} {run.version}"),
+        "model": (device, engine, setting.model.name),
+        "deployment": (
+            device,
+            f"{engine} {run.version}",
+            setting.model.name,
+            f"{setting.weight_dtype} weights, {setting.kv_dtype} cache",
+            split or "one device",
+        ),
+    }[scope]
+
+
+# What it is worth
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOneOut:
+    """Median |estimate / measured - 1| of a figure over ``runs``, each estimated without itself.
+
+    ``before``: by the formulas alone; ``after``: with what all other runs teach.
+    """
+
+    figure: str
+    runs: int
+    before: float
+    after: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The errors as plain values."""
+        return asdict(self)
+
+
+def left_one_out(measured: Sequence[Measured], corrections: Corrections) -> tuple[LeftOneOut, ...]:
+    """Errors of the runs that count before and after learning from the others, by figure.
+
+    Only the latest ``MOST_LEFT_OUT`` are left out. ``measured`` are their figures, by name.
+    """
+    figures = {run.name: run for run in measured}
+    ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for run in corrections.runs[-MOST_LEFT_OUT:]:
+        others = tuple(other for other in corrections.runs if other is not run)
+        before = _estimated(run, None)
+        after = _estimated(run, replace(corrections, runs=others))
+        for figure in FIGURES:
+            value = getattr(figures[run.name], figure)
+            if value:
+                ratios[figure].append((before[figure] / value, after[figure] / value))
+    out = []
+    for figure in FIGURES:
+        if pairs := ratios.get(figure):
+            errors = np.median(np.abs(np.array(pairs) - 1), axis=0)
+            out.append(LeftOneOut(figure, len(pairs), float(errors[0]), float(errors[1])))
+    return tuple(out)
+
+
+def _estimated(run: OwnRun, corrections: Corrections | None) -> dict[str, float]:
+    """The figures of a run's own case, corrected as if its version were the assumed one."""
+    setting = run.setting
+    if corrections is not None:
+        setting = replace(setting, correction=corrections.of(as_ran(setting, run.version)))
+    served = estimate(setting, stack([run.case])).serving
+    values: dict[str, Float] = {figure: getattr(served, figure) for figure in FIGURES}
+    return {figure: float(value[0]) for figure, value in values.items()}
+
+
+def as_ran(setting: Setting, version: str) -> Setting:
+    """A setting whose labels are those of the version that really ran."""
+    engine = setting.engine.model_copy(update={"version": version, "as_of": None})
+    return replace(setting, engine=engine)

@@ -1,0 +1,446 @@
+"""A profile of this machine from its micro-benchmarks: fitted numbers in the form of a device.
+
+What a tool of the vendor tells (name, memory, driver) is taken from ``hardware.detect``. A device
+that a shipped profile describes is based on it, with shares of the datasheet's rates; any other,
+and every processor, is held against its own best measured rates.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from recipe_core import __version__
+from recipe_core.base.documents import parse_yaml, read_text, to_yaml, write_whole
+from recipe_core.base.errors import InputError, NoAnswer, RecipeError
+from recipe_core.calibration.roofline_fit import Fitted, fit_roofline
+from recipe_core.hardware.cluster import device, device_names, fabric
+from recipe_core.hardware.custom import BASE, MAX_BYTES, is_path
+from recipe_core.hardware.detect.machine import Found, detect
+from recipe_core.hardware.microbench.clock import Deadline
+from recipe_core.hardware.microbench.collectives import Reduced
+from recipe_core.hardware.microbench.host import Ratios, ratios, together
+from recipe_core.hardware.microbench.points import Point
+from recipe_core.hardware.microbench.run import (
+    FULL_S,
+    LEAST_S,
+    QUICK_S,
+    Measured,
+    check_torch,
+    chosen,
+    measure,
+)
+from recipe_core.hardware.profile import Device, Dtype, Fabric, Family
+
+SOURCE = "profile"
+"""The entry of ``sources`` that measured figures cite."""
+_ASSUMED = "assumed"
+WATTS_A_CORE = 15.0
+"""Of a server's processor: its power limit over its cores, roughly."""
+CARD_WATTS = 300.0
+MOST_BUSY = 16.0
+"""Load over processors beyond which times say no more."""
+_PRESENT: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A finished profile: plain values in the form of a custom device, and how it was made."""
+
+    values: dict[str, Any]
+    device: Device
+    measured: Measured
+    spread: float
+    busy: float
+
+
+def profile_machine(
+    kind: str | None = None,
+    *,
+    seconds: float | None = None,
+    quick: bool = False,
+    ranks: int | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Profiled:
+    """Measure this machine for at most ``seconds`` (180; 20 for a quick one) and fit its profile.
+
+    ``ranks``: processes for the collectives; by default as many as there are accelerators, and none
+    on a processor.
+
+    Raises:
+        InputError: for a device that torch does not see, or too few seconds.
+        NoAnswer: where torch is missing, or a part could not be measured.
+    """
+    total_s = seconds if seconds is not None else (QUICK_S if quick else FULL_S)
+    if not LEAST_S <= total_s <= 3600:
+        hint = f"Use {LEAST_S:g} to 3600; 180 is usual."
+        raise InputError(f"{total_s:g} seconds are not possible.", field="seconds", hint=hint)
+    deadline = Deadline(total_s)
+    check_torch()
+    named = chosen(kind)
+    found = detect()
+    if ranks is None:
+        ranks = found.count if named != "cpu" else 0
+    measured = measure(named, deadline, quick=quick, ranks=ranks, tell=tell)
+    return assembled(found, measured)
+
+
+def assembled(found: Found, measured: Measured) -> Profiled:
+    """The profile of a machine from what its tools tell and what was measured.
+
+    Raises:
+        NoAnswer: when too few products were measured for a fit.
+    """
+    busy = min(measured.load / measured.cpus, MOST_BUSY)
+    spread = total_spread(measured, busy)
+    base = device(found.matched) if found.matched and measured.kind != "cpu" else None
+    peaks = _peaks(measured, base)
+    bandwidth = base.memory_bandwidth_bytes_per_s.value if base else measured.bandwidth_bytes_per_s
+    rooflines = _rooflines(measured.points, peaks, bandwidth)
+    if "gemm" not in rooflines:
+        raise NoAnswer(
+            f"too few matrix products ran in the time ({_counted(measured)}).",
+            hint="Give it more --seconds, or profile when the machine is less busy.",
+        )
+    values = _based(base, found) if base else _complete(found, measured, peaks)
+    values["roofline"] = rooflines
+    values["host"] = _host(measured, spread)
+    if transfers := _transfers(measured):
+        values["transfers"] = transfers
+    inside = fabric(base.node.fabric if base else values["node"]["fabric"])
+    if reached := collectives_of(measured.collectives, inside):
+        values.setdefault("node", {})["collectives"] = {
+            name: _figure(value) for name, value in reached.items()
+        }
+    values["sources"] = {**values.get("sources", {}), SOURCE: _source(found, measured)}
+    return Profiled(values, device(values), measured, spread, busy)
+
+
+def total_spread(measured: Measured, busy: float) -> float:
+    """Standard deviation of the logarithm of what this machine's times may be in an hour.
+
+    Of rounds of the host's loop and of readings of memory, the larger; the drift between the loop
+    at the start and at the end; and what others may take or leave: with ``busy`` other processes
+    for each processor before the benchmarks began, times may fall or rise by up to ``1 + busy``,
+    taken as two standard deviations.
+    """
+    spread = max(measured.host.spread, measured.bandwidth_timing.spread)
+    drift = 0.0
+    if measured.host_at_end:
+        spread = max(spread, measured.host_at_end.spread)
+        first, last = measured.host.steps, measured.host_at_end.steps
+        drift = 0.5 * median(abs(math.log(last[cell] / first[cell])) for cell in first)
+    return round(min(math.hypot(spread, drift, math.log1p(busy) / 2), 2.0), 4)
+
+
+def _host(measured: Measured, spread: float) -> dict[str, Any]:
+    """How slow the host is; as the reference for an accelerator.
+
+    What engines spend on the host of an accelerator was measured on hosts of such machines, not on
+    the reference of this loop.
+    """
+    times = together([measured.host, *filter(None, [measured.host_at_end])])
+    slow = ratios(times) if measured.kind == "cpu" else Ratios(1.0, 1.0, 1.0)
+    steps = ", ".join(
+        f"{layers} layers x {tokens}: {seconds * 1e3:.2f} ms"
+        for (layers, tokens), seconds in times.steps.items()
+    )
+    note = f"{steps}; request {times.request_s * 1e3:.1f} ms; {times.rounds} rounds; "
+    note += f"load {measured.load:.2f} on {measured.cpus} processors before"
+    return {
+        **{name: _rounded(min(max(value, 0.01), 1000.0)) for name, value in asdict(slow).items()},
+        "spread": spread,
+        "source": SOURCE,
+        "status": "measured",
+        "note": note,
+    }
+
+
+def _peaks(measured: Measured, base: Device | None) -> dict[Dtype, float]:
+    """Rates that products are held against: the base's, else the best measured one."""
+    peaks: dict[Dtype, float] = {}
+    for point in measured.points:
+        if point.family == "gemm":
+            rate = point.flops / point.timing.seconds
+            peaks[point.dtype] = max(peaks.get(point.dtype, 0.0), rate)
+    for dtype in peaks:
+        if base and dtype in base.peak_flops_per_s:
+            peaks[dtype] = base.peak_flops_per_s[dtype].value
+    return peaks
+
+
+def _rooflines(
+    points: list[Point], peaks: Mapping[Dtype, float], bandwidth: float
+) -> dict[str, dict[str, Any]]:
+    """Fitted numbers by family and dtype; the first format stands for all that have none."""
+    sections: dict[str, dict[str, Any]] = {}
+    groups: dict[tuple[Family, Dtype], list[Point]] = {}
+    for point in points:
+        groups.setdefault((point.family, point.dtype), []).append(point)
+    for (family, dtype), group in groups.items():
+        if family != "gemm" and dtype not in peaks:
+            continue
+        fitted = fit_roofline(group, peaks[dtype], bandwidth)
+        if fitted:
+            sections.setdefault(family, {})[dtype] = _numbers(fitted)
+    return sections
+
+
+def _numbers(fitted: Fitted) -> dict[str, Any]:
+    note = f"n {fitted.points}, median error {fitted.median_error:.1%}, p90 {fitted.p90_error:.0%}"
+    return {
+        "compute_efficiency": _rounded(fitted.compute_efficiency),
+        "memory_efficiency": _rounded(fitted.memory_efficiency),
+        "overhead_s": _rounded(fitted.overhead_s),
+        "smoothing": _rounded(fitted.smoothing),
+        "source": SOURCE,
+        "status": "fitted",
+        "note": note,
+    }
+
+
+def _based(base: Device, found: Found) -> dict[str, Any]:
+    """What names a device that a shipped profile describes; the rest is the base's."""
+    values: dict[str, Any] = {
+        "schema_version": 1,
+        "name": f"my-{base.name}"[:64],
+        "title": f"{base.title}, measured here"[:300],
+        BASE: base.name,
+    }
+    if read := found.profile.get("memory_bytes"):
+        values["memory_bytes"] = {**read, "source": SOURCE}
+    return values
+
+
+def _complete(found: Found, measured: Measured, peaks: Mapping[Dtype, float]) -> dict[str, Any]:
+    """Every field of a device that no shipped profile describes."""
+    cpu = measured.kind == "cpu"
+    title = found.host["cpu"] if cpu else found.profile["title"]
+    title = re.sub(r"[\x00-\x1f\x7f<>{}`]", " ", title).strip() or "unknown device"
+    cores = found.host["cpus"]
+    memory = found.host["memory_bytes"] if cpu else _device_memory(found)
+    if not memory:
+        hint = "Write memory_bytes into a profile of your own; see docs/hardware.md."
+        raise NoAnswer("no tool here tells how much memory the device has.", hint=hint)
+    usable = [dtype for dtype in _PRESENT if dtype in peaks]
+    stored = [dtype for dtype in ("fp8", "int8") if dtype in peaks and not cpu]
+    watts = found.profile.get("tdp_watts") if not cpu else None
+    known = found.profile.get("tdp_watts") is not None and not cpu
+    values: dict[str, Any] = {
+        "schema_version": 1,
+        "name": own_name(f"{title}-{cores}-cores" if cpu else title),
+        "title": f"{title}, {cores} cores, measured here"[:300] if cpu else title[:300],
+        "vendor": {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}[measured.kind],
+        "runtime": measured.kind,
+        "architecture": _architecture(found, cpu),
+        "aliases": [title[:300]],
+        "memory_bytes": _figure(float(memory), note="as the operating system prints it"),
+        "memory_bandwidth_bytes_per_s": _figure(
+            measured.bandwidth_bytes_per_s,
+            note=f"reading, median; spread {measured.bandwidth_timing.spread:.1%}",
+        ),
+        "peak_flops_per_s": {
+            dtype: _figure(rate, note="best of the measured products")
+            for dtype, rate in peaks.items()
+            if dtype in (*usable, *stored)
+        },
+        "weight_dtypes": [*usable, *stored],
+        "kv_dtypes": [dtype for dtype in usable if dtype != "fp16" or not cpu],
+        "tdp_watts": {**watts, "source": SOURCE}
+        if watts and known
+        else _assumed(WATTS_A_CORE * cores if cpu else CARD_WATTS),
+        "node": {
+            "devices": found.count if not cpu else 1,
+            "fabric": _fabric(found, cpu),
+            "network": "ethernet-100",
+        },
+        "sources": {_ASSUMED: {"title": "order of magnitude; no tool here tells"}},
+    }
+    if cpu:
+        values["known_as"] = "cpu"
+    return values
+
+
+def _device_memory(found: Found) -> float | None:
+    """Bytes of an accelerator: as its tool prints them, else as torch sees them."""
+    for figure in (found.profile["memory_bytes"], found.allocatable_memory_bytes):
+        if figure and figure["value"]:
+            return float(figure["value"])
+    return None
+
+
+def _architecture(found: Found, cpu: bool) -> str:
+    word = platform.machine() if cpu else str(found.profile.get("architecture") or "unknown")
+    return re.sub(r"[^a-z0-9_]", "_", word.casefold())[:32]
+
+
+def _fabric(found: Found, cpu: bool) -> str:
+    if cpu:
+        return "shared-memory"
+    return (found.links and found.links.fabric) or "pcie4"
+
+
+def own_name(text: str) -> str:
+    """A name for a profile that no shipped device has."""
+    slug = re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:56].strip("-") or "device"
+    return f"my-{slug}" if slug in device_names() else slug
+
+
+def collectives_of(reduced: list[Reduced], inside: Fabric) -> dict[str, float]:
+    """Efficiency and latencies that fit measured all-reduces best; empty without any.
+
+    ``t = latency + 2·((n-1)·latency_per_rank + (n-1)/n·bytes/(bandwidth·efficiency))``, a line over
+    the bytes with relative weights. One number of ranks does not tell ``latency`` from
+    ``latency_per_rank``: they keep the ratio that the fabric's file has.
+    """
+    if len(reduced) < 2:
+        return {}
+    ranks = reduced[0].ranks
+    weights = [1 / row.seconds**2 for row in reduced]
+    total = sum(weights)
+    mean_x = sum(w * row.size_bytes for w, row in zip(weights, reduced, strict=True)) / total
+    mean_y = sum(w * row.seconds for w, row in zip(weights, reduced, strict=True)) / total
+    over = sum(
+        w * (row.size_bytes - mean_x) * (row.seconds - mean_y)
+        for w, row in zip(weights, reduced, strict=True)
+    )
+    under = sum(w * (row.size_bytes - mean_x) ** 2 for w, row in zip(weights, reduced, strict=True))
+    largest = max(reduced, key=lambda row: row.size_bytes)
+    slope = max(over / under, 1e-3 * largest.seconds / largest.size_bytes)
+    start_s = max(mean_y - slope * mean_x, 0.1 * min(row.seconds for row in reduced))
+    factor = 2 * (ranks - 1) / ranks
+    per_rank = inside.latency_per_rank_s.value if inside.latency_per_rank_s else 0.0
+    whole = inside.latency_s.value + 2 * (ranks - 1) * per_rank
+    return {
+        "efficiency": factor / slope / inside.bandwidth_bytes_per_s.value,
+        "latency_s": start_s * inside.latency_s.value / whole,
+        "latency_per_rank_s": max(start_s * per_rank / whole, 1e-12),
+    }
+
+
+def _transfers(measured: Measured) -> dict[str, Any]:
+    rates = {
+        name: getattr(measured, name)
+        for name in (
+            "to_device_bytes_per_s",
+            "from_device_bytes_per_s",
+            "disk_cold_bytes_per_s",
+            "disk_warm_bytes_per_s",
+        )
+    }
+    return {name: _figure(rate) for name, rate in rates.items() if rate}
+
+
+def _source(found: Found, measured: Measured) -> dict[str, Any]:
+    driver = found.versions.get("driver") or found.versions.get("ROCm")
+    words = [f"torch {measured.torch}", f"kernel {found.versions['kernel']}"]
+    words += [f"driver {driver}"] if driver and measured.kind != "cpu" else []
+    load = f"load {measured.load:.2f} before and {measured.load_after:.2f} after"
+    launch = f"a launch takes {measured.launch_s * 1e6:.1f} us"
+    return {
+        "title": f"{', '.join(words)}; recipe {__version__}; {load}; {launch}"[:500],
+        "date": f"{date.today()}",
+        "command": f"recipe profile --device {measured.kind}, {measured.seconds:.0f} s",
+    }
+
+
+def _figure(value: float, note: str | None = None) -> dict[str, Any]:
+    figure: dict[str, Any] = {"value": _rounded(value), "source": SOURCE, "status": "measured"}
+    return {**figure, "note": note} if note else figure
+
+
+def _assumed(value: float) -> dict[str, Any]:
+    return {"value": value, "source": _ASSUMED, "status": "assumed"}
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits; large whole numbers (bytes) as they are."""
+    return float(f"{value:.4g}") if value < 1e9 or value != int(value) else float(int(value))
+
+
+def _counted(measured: Measured) -> str:
+    products = [point for point in measured.points if point.family == "gemm"]
+    return f"{len(products)} in {measured.seconds:.0f} s"
+
+
+# --- files
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file that a request would not read as a profile, or that is something else.
+
+    Raises:
+        InputError: names the fix.
+    """
+    if not is_path(str(path)):
+        hint = "For example -o machine.yaml."
+        raise InputError(f"{path} does not end in .yaml or .yml.", field="output", hint=hint)
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent} is not a folder.", field="output", hint="Create it first.")
+    if path.exists() and not _is_profile(path):
+        hint = "Choose another name, or remove it first."
+        raise InputError(f"{path} exists and is not a profile.", field="output", hint=hint)
+
+
+def _is_profile(path: Path) -> bool:
+    try:
+        values = parse_yaml(read_text(path, field="output", limit=MAX_BYTES), str(path))
+    except RecipeError:
+        return False
+    return (
+        isinstance(values, Mapping)
+        and {"roofline", "memory_bandwidth_bytes_per_s", BASE} & set(values) != set()
+    )
+
+
+def write_profile(path: Path, profiled: Profiled) -> None:
+    """Write the profile as YAML, whole or not at all.
+
+    Raises:
+        InputError: when the folder is not writable.
+    """
+    write_whole(path, to_yaml(profiled.values).encode())
+
+
+def profile_text(profiled: Profiled) -> list[str]:
+    """What was measured, as lines for a terminal."""
+    profile, measured = profiled.device, profiled.measured
+    lines = [f"{profile.title} ({profile.name}), torch {measured.torch}"]
+    lines.append(f"  memory read at {measured.bandwidth_bytes_per_s / 1e9:,.1f} GB/s")
+    for family, cells in profiled.values["roofline"].items():
+        for dtype, cell in cells.items():
+            rate = ""
+            if family == "gemm":
+                best = max(
+                    point.flops / point.timing.seconds
+                    for point in measured.points
+                    if (point.family, point.dtype) == (family, dtype)
+                )
+                rate = f", best {best / 1e12:,.3g} TFLOP/s"
+            start = f"start {cell['overhead_s'] * 1e6:.1f} us"
+            lines.append(f"  {family} {dtype}: {start}{rate}; fit: {cell['note']}")
+    host = profile.host
+    if host and measured.kind == "cpu":
+        lines.append(
+            f"  host: {host.layers:.2f} times the reference a layer, {host.sequences:.2f} a token, "
+            f"{host.requests:.2f} a request"
+        )
+    transfers = profiled.values.get("transfers", {})
+    if transfers:
+        shown = (
+            f"{name.removesuffix('_bytes_per_s').replace('_', ' ')} {cell['value'] / 1e9:.2g} GB/s"
+            for name, cell in transfers.items()
+        )
+        lines.append(f"  {', '.join(shown)}")
+    lines.append(
+        f"  the load was {measured.load:.1f} on {measured.cpus} processors before; times vary by "
+        f"{profiled.spread:.0%}, which widens every interval"
+    )
+    return [*lines, *(f"  note: {note}" for note in measured.notes)]

@@ -1,0 +1,209 @@
+"""All micro-benchmarks of one machine, within a total time."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.hardware.microbench.clock import Clock, Deadline, EventClock, HostClock, Timing
+from recipe_core.hardware.microbench.collectives import Reduced, measure_collectives
+from recipe_core.hardware.microbench.host import HostTimes, measure_host
+from recipe_core.hardware.microbench.memory import (
+    disk_rates,
+    existing_parent,
+    host_copies,
+    launch_s,
+    memory_bandwidth,
+    model_cache,
+)
+from recipe_core.hardware.microbench.points import Bench, Case, Point, measured
+from recipe_core.launcher import machine
+
+Kind = Literal["cuda", "rocm", "cpu"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FULL_S, QUICK_S = 180.0, 20.0
+LEAST_S = 5.0
+MOST_RANKS = 64
+NEEDED_PRODUCTS = 18
+"""Products without which there is no profile, measured however late it is: up to 128 rows."""
+_FINISH_S = 3.0
+"""Seconds of the total that starting the program, fitting and writing take."""
+_DEFAULT_CACHE = float(32 << 20)
+
+
+@dataclass
+class Measured:
+    """What the micro-benchmarks found.
+
+    ``load``: processes that wanted a processor in the minute before, and ``load_after`` in the one
+    that ended with them, which counts the benchmarks themselves.
+    """
+
+    kind: Kind
+    torch: str
+    cpus: int
+    load: float
+    points: list[Point]
+    bandwidth_bytes_per_s: float
+    bandwidth_timing: Timing
+    launch_s: float
+    host: HostTimes
+    host_at_end: HostTimes | None = None
+    to_device_bytes_per_s: float | None = None
+    from_device_bytes_per_s: float | None = None
+    disk_cold_bytes_per_s: float | None = None
+    disk_warm_bytes_per_s: float | None = None
+    collectives: list[Reduced] = field(default_factory=list)
+    load_after: float = 0.0
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+def check_torch() -> None:
+    """Refuse where torch is missing.
+
+    Raises:
+        NoAnswer: says how to install it.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise NoAnswer(
+            "torch is not installed, and the benchmarks run in it.",
+            hint="pip install 'recipe-builder[torch]', or pip install torch as pytorch.org says "
+            "for your device; then profile again.",
+        )
+
+
+def chosen(name: str | None) -> Kind:
+    """The device to measure: the one that is named, else an accelerator where torch sees one.
+
+    Raises:
+        InputError: for an unknown name, or a device that torch does not see.
+    """
+    if name is not None and name not in KINDS:
+        hint = f"Use {', '.join(KINDS)}, or leave it out."
+        raise InputError(f"{name!r} is not a device.", field="device", hint=hint)
+    import torch
+
+    seen: Kind = "cpu"
+    if torch.cuda.is_available():
+        seen = "rocm" if torch.version.hip else "cuda"
+    if name not in (None, "cpu", seen):
+        other = f"it sees {seen}" if seen != "cpu" else "it sees no accelerator"
+        raise InputError(
+            f"torch {torch.__version__} does not see a {name} device; {other}.",
+            field="device",
+            hint=f"Install torch for {name} (pytorch.org) and its driver, or use --device {seen}.",
+        )
+    return name or seen
+
+
+def bench_of(kind: Kind) -> Bench:
+    """The device in torch's words."""
+    import torch
+
+    if kind == "cpu":
+        memory = machine.memory()[1] or 1 << 30
+        return Bench(torch.device("cpu"), HostClock(), cpu_cache_bytes(), float(memory))
+    properties = torch.cuda.get_device_properties(0)
+    cache = float(getattr(properties, "L2_cache_size", 0) or _DEFAULT_CACHE)
+    clock: Clock = EventClock(torch.cuda)
+    return Bench(torch.device("cuda", 0), clock, cache, float(torch.cuda.mem_get_info(0)[0]))
+
+
+def cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
+    """Bytes of the largest cache of the first processor; 32 MiB where the kernel does not say."""
+    sizes = []
+    for path in folder.glob("index*/size"):
+        text = path.read_text(encoding="utf-8").strip()
+        if text[:-1].isdigit() and text[-1] in "KM":
+            sizes.append(int(text[:-1]) * (1 << 10 if text[-1] == "K" else 1 << 20))
+    return float(max(sizes, default=_DEFAULT_CACHE))
+
+
+def measure(
+    kind: Kind, deadline: Deadline, *, quick: bool, ranks: int, tell: Callable[[str], None]
+) -> Measured:
+    """Run the benchmarks of a device; at most until the deadline, less what fitting takes.
+
+    ``ranks``: processes for the collectives; fewer than 2 leaves them out.
+
+    Raises:
+        InputError: for ``ranks`` out of range.
+        NoAnswer: when a part that a profile needs could not be measured.
+    """
+    if not 0 <= ranks <= MOST_RANKS:
+        hint = f"Use 2 to {MOST_RANKS}, or leave it out."
+        raise InputError(f"{ranks} ranks are not possible.", field="ranks", hint=hint)
+    load = os.getloadavg()[0]
+    import torch
+
+    from recipe_core.hardware.microbench import operators
+
+    torch.manual_seed(0)
+    bench, notes, points = bench_of(kind), list[str](), list[Point]()
+    deadline.seconds -= _FINISH_S
+    if ranks > 1:
+        tell(f"collectives between {ranks} ranks")
+        share = min(15.0, 0.1 * deadline.left_s)
+        backend = "gloo" if kind == "cpu" else "nccl"  # torch calls RCCL nccl
+        reduced = measure_collectives(ranks, backend, share)
+        if not reduced:
+            notes.append(f"collectives were not measured: torchrun with {ranks} ranks failed")
+    else:
+        reduced = []
+    tell("host: steps, tokens and requests of a small serving loop")
+    total_s = deadline.left_s
+    host = measure_host(deadline, 0.17 * total_s)
+    tell("memory bandwidth")
+    bandwidth, timing = memory_bandwidth(bench, 0.03 * total_s)
+    with torch.inference_mode():
+        sections: tuple[tuple[str, list[Case], float, int], ...] = (
+            ("matrix products", operators.product_cases(bench, quick), 0.34, NEEDED_PRODUCTS),
+            ("attention over prompts", operators.prefill_cases(bench, quick), 0.08, 0),
+            ("attention over caches", operators.decode_cases(bench, quick), 0.08, 0),
+            ("elementwise", operators.elementwise_cases(bench, quick), 0.03, 0),
+        )
+        for title, cases, share, needed in sections:
+            tell(title)
+            points += measured(cases, bench, deadline, share * total_s, notes, needed=needed)
+    tell("memory bandwidth again, launches, copies, disk")
+    later, again = memory_bandwidth(bench, 0.02 * total_s)
+    found = Measured(
+        kind=kind,
+        torch=str(torch.__version__),
+        cpus=len(os.sched_getaffinity(0)),
+        load=load,
+        points=points,
+        bandwidth_bytes_per_s=max(bandwidth, later),
+        bandwidth_timing=timing if bandwidth >= later else again,
+        launch_s=launch_s(bench, 0.01 * total_s),
+        host=host,
+        collectives=reduced,
+        notes=notes,
+    )
+    if bench.accelerated:
+        copied = host_copies(bench, 0.03 * total_s)
+        found.to_device_bytes_per_s, found.from_device_bytes_per_s = copied
+    _read_disk(found, quick)
+    tell("host again")
+    found.host_at_end = measure_host(deadline, max(0.0, deadline.left_s - 2.0))
+    found.load_after, found.seconds = os.getloadavg()[0], deadline.spent_s
+    return found
+
+
+def _read_disk(found: Measured, quick: bool) -> None:
+    """Disk rates of the model cache; a note where its disk cannot be written."""
+    folder = existing_parent(model_cache())
+    try:
+        cold, warm = disk_rates(folder, (1 << 25) if quick else (1 << 28))
+    except OSError as error:
+        found.notes.append(f"the disk of the model cache was not measured: {error.strerror}")
+        return
+    found.disk_cold_bytes_per_s, found.disk_warm_bytes_per_s = cold, warm
+    if cold is None:
+        found.notes.append("the disk of the model cache reads no slower than memory: no cold rate")

@@ -1,0 +1,378 @@
+"""Micro-benchmarks: clocks, budgets, cases, the token loop, disks, collectives."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.hardware.microbench import host, memory, run
+from recipe_core.hardware.microbench.clock import (
+    Deadline,
+    EventClock,
+    HostClock,
+    Timing,
+    spread_of,
+    timed,
+)
+from recipe_core.hardware.microbench.collectives import SIZES, measure_collectives, parse
+from recipe_core.hardware.microbench.host import (
+    REFERENCE,
+    HostTimes,
+    TokenLoop,
+    client_times,
+    host_times,
+    ratios,
+    together,
+)
+from recipe_core.hardware.microbench.points import Bench, Case, in_turn, measured
+
+torch = pytest.importorskip("torch", reason="NOT TESTED: micro-benchmarks, torch is missing")
+
+HERE = Bench(torch.device("cpu"), HostClock(), 1 << 20, 1 << 30)
+
+
+class Ticks:
+    """A clock whose every call takes as long as it is told."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.each, self.calls = list(seconds), 0
+
+    def seconds(self, work: Any, calls: int) -> float:
+        work()
+        self.calls += 1
+        return calls * self.each[self.calls % len(self.each)]
+
+
+def steps(slow: float, late: float) -> dict[tuple[int, int], float]:
+    """Steps of a host that is so many times slower than the reference."""
+    common = math.sqrt(slow * late)
+    return {
+        (layers, tokens): common * REFERENCE["step_s"]
+        + slow * REFERENCE["layer_s"] * layers
+        + late * REFERENCE["sequence_s"] * tokens
+        for layers in host.LAYERS
+        for tokens in host.SEQUENCES
+    }
+
+
+# --- clocks and budgets
+
+
+def test_a_time_is_the_median_of_batches_and_its_spread_theirs() -> None:
+    steady = timed(lambda: None, Ticks(1e-3), budget_s=0.0)
+    assert (steady.seconds, steady.spread, steady.batches) == (pytest.approx(1e-3), 0.0, 3)
+    wild = timed(lambda: None, Ticks(1e-3, 1e-3, 4e-3), budget_s=0.02)
+    assert wild.seconds == pytest.approx(1e-3)
+
+
+def test_spread_is_the_standard_deviation_of_logarithms_without_outliers() -> None:
+    draws = np.exp(np.random.default_rng(0).normal(0, 0.1, 2000)).tolist()
+    assert spread_of(draws) == pytest.approx(0.1, rel=0.1)
+    assert spread_of([*draws, 1e9]) == pytest.approx(0.1, rel=0.1)
+
+
+def test_events_count_what_the_stream_does() -> None:
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            told.append("record")
+
+        def synchronize(self) -> None:
+            told.append("wait")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 4.0
+
+    told: list[str] = []
+    cuda = SimpleNamespace(Event=Event, synchronize=lambda: told.append("synchronize"))
+    assert EventClock(cuda).seconds(lambda: told.append("call"), 2) == 4e-3
+    assert told == ["synchronize", "record", "call", "call", "record", "wait"]
+
+
+def test_a_deadline_is_never_less_than_over() -> None:
+    assert Deadline(-1).left_s == 0
+    assert 0 < Deadline(1e6).left_s <= 1e6
+
+
+def test_calls_come_in_turn() -> None:
+    told: list[int] = []
+    work = in_turn([lambda: told.append(0), lambda: told.append(1)])
+    for _ in range(3):
+        work()
+    assert told == [0, 1, 0]
+
+
+def case(flops: float = 1e6, *, dtype: Any = "bf16", fails: bool = False) -> Case:
+    def make() -> Any:
+        if fails:
+            raise RuntimeError("not implemented for 'Float8'\nand a long trace")
+        return lambda: None
+
+    return Case("gemm", dtype, "1 x 1", flops, 8.0, make)
+
+
+def test_what_a_device_refuses_is_left_out_and_said_once() -> None:
+    notes: list[str] = []
+    cases = [case(dtype="fp8", fails=True), case(dtype="fp8", fails=True), case()]
+    points = list(measured(cases, HERE, Deadline(60), 1.0, notes))
+    assert [point.dtype for point in points] == ["bf16"]
+    assert notes == ["not measured, gemm fp8 1 x 1: not implemented for 'Float8'"]
+
+
+def test_what_does_not_fit_in_the_time_is_left_out_and_counted() -> None:
+    notes: list[str] = []
+    bench = Bench(torch.device("cpu"), Ticks(1e-3), 1, 1)
+    points = list(measured([case(1.0), case(1e12)], bench, Deadline(60), 1.0, notes))
+    assert len(points) == 1
+    assert notes == ["1 of 2 shapes of gemm did not fit in the time"]
+
+
+def test_the_first_cases_are_measured_however_late_it_is() -> None:
+    points = list(measured([case(), case(), case()], HERE, Deadline(-1), 1.0, [], needed=2))
+    assert len(points) == 2
+
+
+# --- cases
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_cases_are_of_every_family_and_run_here(quick: bool) -> None:
+    from recipe_core.hardware.microbench import operators
+
+    every = {
+        "gemm": operators.product_cases(HERE, quick),
+        "attention_prefill": operators.prefill_cases(HERE, quick),
+        "attention_decode": operators.decode_cases(HERE, quick),
+        "elementwise": operators.elementwise_cases(HERE, quick),
+    }
+    for family, cases in every.items():
+        assert {each.family for each in cases} == {family}
+        assert len(cases) == len({(each.shape, each.dtype) for each in cases}) >= 4
+        smallest = min(cases, key=lambda each: each.flops)
+        smallest.make()()
+        assert smallest.flops > 0 < smallest.moved_bytes
+    rows = {int(each.shape.split(" ")[0]) for each in every["gemm"]}
+    assert min(rows) == 1 < max(rows) >= 1024
+
+
+def test_work_is_counted_as_the_estimate_counts_it() -> None:
+    from recipe_core.hardware.microbench import operators
+
+    product = next(
+        each for each in operators.product_cases(HERE, True) if each.shape == "4 x 1024 x 1024"
+    )
+    assert product.dtype == "bf16"
+    assert product.flops == 2 * 4 * 1024 * 1024
+    assert product.moved_bytes == 2 * 1024 * 1024 + 2 * 4 * 2048
+    width, cached = 8 * 2 * 64, 8 * 2 * 64 * 2
+    prompt = next(iter(operators.prefill_cases(HERE, True)))  # 128 tokens
+    assert prompt.flops == 2 * 128 * 64 * width
+    assert prompt.moved_bytes == 128 * (2 * width + 2 * cached)
+    decode = next(iter(operators.decode_cases(HERE, True)))  # one sequence of 256 tokens
+    assert decode.flops == 2 * 256 * width
+    assert decode.moved_bytes == 256 * cached + 2 * width
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp16", "int8"])
+def test_formats_that_a_processor_multiplies(dtype: Any) -> None:
+    from recipe_core.hardware.microbench import operators
+
+    made = operators._product(HERE, dtype, 4, 64, 128)
+    result = made.make()()
+    assert tuple(result.shape) == (4, 128)
+
+
+def test_weights_are_more_than_a_cache_holds() -> None:
+    from recipe_core.hardware.microbench import operators
+
+    arrays = operators.stored(HERE, "bf16", 128, 128)
+    assert sum(each.nbytes for each in arrays) >= 4 * HERE.cache_bytes
+    assert len({each.data_ptr() for each in arrays}) == len(arrays)
+    assert torch.isfinite(arrays[0].float()).all()
+    large = operators.stored(HERE, "fp32", 1 << 12, 1 << 11)
+    assert len(large) == 2
+    assert tuple(large[0].shape) == (1 << 12, 1 << 11)
+
+
+# --- the host
+
+
+def test_the_loop_serves_every_token_to_a_client_in_another_process() -> None:
+    seen: list[int] = []
+
+    def step(sequences: int) -> list[int]:
+        seen.append(sequences)
+        return [7] * sequences
+
+    with TokenLoop(step) as loop:
+        first_s, token_s = client_times(loop.port, 3, 5, 60.0)
+    assert sum(seen) == 15
+    assert first_s > 0 < token_s
+
+
+def test_a_client_that_fails_is_an_answer() -> None:
+    with TokenLoop(lambda sequences: [0] * sequences) as loop:
+        port = loop.port
+    with pytest.raises(NoAnswer, match="less busy"):
+        client_times(port, 1, 1, 30.0)
+
+
+def test_layers_are_steps_of_real_operators() -> None:
+    tokens = host.Layers(2).step(3)
+    assert len(tokens) == 3
+    assert all(0 <= token < 256 for token in tokens)
+
+
+def test_the_host_is_measured_once_at_least() -> None:
+    times = host.measure_host(Deadline(600), 0.0, tokens=3)
+    assert times.rounds == 1
+    assert set(times.steps) == {(2, 1), (2, 4), (8, 1), (8, 4)}
+    assert all(seconds > 0 for seconds in times.steps.values())
+
+
+@pytest.mark.parametrize(("slow", "late"), [(1, 1), (3, 3), (2, 1), (1, 2)])
+def test_ratios_are_those_of_the_host(slow: float, late: float) -> None:
+    found = ratios(HostTimes(steps(slow, late), 2 * REFERENCE["request_s"], 0.0, 1))
+    # what tells a layer from a token is held to what both have in common
+    assert found.layers == pytest.approx(slow, rel=0.25)
+    assert found.sequences == pytest.approx(late, rel=0.25)
+    assert found.requests == pytest.approx(math.sqrt(2 * math.sqrt(slow * late)), rel=0.1)
+
+
+def test_the_reference_is_one() -> None:
+    found = ratios(HostTimes(steps(1, 1), REFERENCE["request_s"], 0.0, 1))
+    assert (found.layers, found.sequences, found.requests) == pytest.approx((1, 1, 1))
+
+
+def test_rounds_and_measurements_are_put_together() -> None:
+    cells = {(2, 1): (5e-3, 1e-3), (8, 1): (9e-3, 4e-3), (2, 4): (6e-3, 2e-3), (8, 4): (1e-2, 5e-3)}
+    slower = {cell: (2 * first, 2 * step) for cell, (first, step) in cells.items()}
+    one = host_times([cells, cells, slower])
+    assert one.steps == {cell: step for cell, (_, step) in cells.items()}
+    assert one.request_s == pytest.approx(5e-3)
+    both = together([host_times([cells]), host_times([slower])])
+    assert both.steps[2, 1] == pytest.approx(math.sqrt(2) * 1e-3)
+    assert both.rounds == 2
+
+
+# --- memory, disks, links
+
+
+def test_memory_is_read_at_a_rate() -> None:
+    rate, timing = memory.memory_bandwidth(Bench(HERE.device, HERE.clock, 1 << 20, 1 << 28), 0.01)
+    assert rate > 1e7
+    assert timing.batches >= 3
+    assert memory.launch_s(HERE, 0.01) > 0
+
+
+def test_a_disk_is_read_and_left_as_it_was(tmp_path: Path) -> None:
+    cold, warm = memory.disk_rates(tmp_path, 8 << 20)
+    assert warm > 1e6
+    assert cold is None or cold < warm
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_models_is_the_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert memory.model_cache() == tmp_path / "hub"
+    assert memory.existing_parent(tmp_path / "hub" / "models") == tmp_path
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    assert memory.model_cache() == tmp_path / "elsewhere"
+
+
+def test_a_rank_prints_among_other_things() -> None:
+    rows = parse("warning\n[rank0] collective [1024, 0.5]\ncollective [2048, 1]\nx", 4)
+    assert [(row.ranks, row.size_bytes, row.seconds) for row in rows] == [
+        (4, 1024.0, 0.5),
+        (4, 2048.0, 1.0),
+    ]
+
+
+@pytest.mark.torchrun
+def test_ranks_of_this_machine_reduce_every_size() -> None:
+    rows = measure_collectives(2, "gloo", 0.1)
+    assert [row.size_bytes for row in rows] == list(SIZES)
+    assert all(row.seconds > 0 and row.ranks == 2 for row in rows)
+
+
+def test_ranks_that_cannot_start_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert measure_collectives(2, "gloo", 0.1) == []
+
+
+# --- the run
+
+
+def test_the_largest_cache_of_a_processor_counts(tmp_path: Path) -> None:
+    for name, size in (("index0", "32K"), ("index3", "96M"), ("index9", "odd")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "size").write_text(f"{size}\n")
+    assert run.cpu_cache_bytes(tmp_path) == 96 << 20
+    assert run.cpu_cache_bytes(tmp_path / "none") == 32 << 20
+
+
+def test_torch_that_is_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NoAnswer, match=r"pip install 'recipe-builder\[torch\]'"):
+        run.check_torch()
+
+
+@pytest.mark.parametrize(
+    ("seen", "hip", "name", "kind"),
+    [
+        (False, None, None, "cpu"),
+        (True, None, None, "cuda"),
+        (True, "6.4", None, "rocm"),
+        (True, "6.4", "cpu", "cpu"),
+        (True, None, "cuda", "cuda"),
+    ],
+)
+def test_the_device_is_what_torch_sees_or_what_is_named(
+    monkeypatch: pytest.MonkeyPatch, seen: bool, hip: str | None, name: str | None, kind: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert run.chosen(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("seen", "name", "says"),
+    [
+        (False, "cuda", "sees no accelerator. Install torch for cuda"),
+        (True, "rocm", "it sees cuda"),
+        (True, "tpu", "Use cuda, rocm, cpu"),
+    ],
+)
+def test_a_device_that_torch_does_not_see_is_refused(
+    monkeypatch: pytest.MonkeyPatch, seen: bool, name: str, says: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(InputError, match=says) as refused:
+        run.chosen(name)
+    assert refused.value.field == "device"
+
+
+def test_ranks_have_a_limit() -> None:
+    with pytest.raises(InputError, match="1000 ranks"):
+        run.measure("cpu", Deadline(60), quick=True, ranks=1000, tell=lambda _: None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: no GPU in this machine")
+def test_an_accelerator_is_measured_by_events() -> None:
+    found = run.measure(run.chosen(None), Deadline(60), quick=True, ranks=0, tell=lambda _: None)
+    assert found.to_device_bytes_per_s
+    assert found.launch_s < 1e-3
+    assert {"gemm", "attention_prefill", "attention_decode"} <= {p.family for p in found.points}
+    assert isinstance(found.bandwidth_timing, Timing)
