@@ -21,6 +21,7 @@ SERVERS = ("test_demo", "test_launcher_engine", "test_vllm", "test_verify")
 TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (
+    "test_launcher_chaos",
     "test_training_launch",
     "test_cli",
     "test_app",

@@ -63,6 +63,7 @@ def _ensure_up(
     """The plan as it runs, its state, and whether it was running before."""
     current = state.load(plan.own)
     if keep.is_kept(current):
+        keep.revive(plan, current)
         timeout_s = request.timeout or plan.startup_timeout_s
         current = keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
         return as_started(plan, current), current, True

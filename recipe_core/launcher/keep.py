@@ -151,6 +151,14 @@ def drain(request: Request, plan: LaunchPlan, current: State, progress: Progress
     return names
 
 
+def revive(plan: LaunchPlan, current: State | None) -> None:
+    """Have the keeper start groups that it has parked: whoever calls `up` has seen to the cause."""
+    if current is not None and current.keeper is not None and current.parked:
+        processes = as_started(plan, current).processes
+        names = [process.name for process in processes if process.group in current.parked]
+        keeping.ask(plan.own, current.keeper, keeping.READ, restart=names)
+
+
 def run_restart(request: Request) -> int:
     """Restart one group after the other, each healthy before the next, or those of named servers.
 

@@ -44,7 +44,9 @@ class Rolling:
             return
         group, now = self.groups[0], time.monotonic()
         track = self.kept.tracks[group]
-        if track.phase in (Phase.RESTING, Phase.PARKED):
+        if track.phase is Phase.PARKED and self.idle >= 0:  # whoever asks has seen to its cause
+            self._again(group, track)
+        elif track.phase in (Phase.RESTING, Phase.PARKED):
             self.kept.event("restart", group, cause="requested", finished=False)
             name = self.kept.name(group)
             self.kept.progress.say(f"{name} did not come back: the rest runs on as it is")
@@ -73,13 +75,17 @@ class Rolling:
             return
         with self.kept.acting():
             self.kept.event("drained", group, finished=self.idle >= IDLE_LOOKS)
+        self._again(group, track)
+
+    def _again(self, group: int, track: Track) -> None:
+        """Start a group anew, as if it had never failed."""
+        with self.kept.acting():
             self.kept.event("restart", group, cause="requested")
             self.kept.causes["requested"] = self.kept.causes.get("requested", 0) + 1
             self.kept.progress.say(f"{self.kept.name(group)} is restarted on request")
             supervisor.stop_group(self.kept.plan, self.kept.current, group)
             self.idle = -1
-            fresh = replace(track, failures=(), attempt=0)
-            self._start(group, fresh)
+            self._start(group, replace(track, failures=(), attempt=0))
 
     def admit(self, group: int) -> None:
         """Put a group that serves again back behind the router."""
