@@ -413,7 +413,6 @@ def test_the_surface_is_frozen():
         "diff",
         "convert",
         "keygen",
-        "calibrate",
         "preflight",
         "up",
         "bench",
@@ -466,7 +465,7 @@ def test_the_options_are_frozen():
         | {"--no-calibration"},
         "validate": {"--bands", "--by", "--sizes", "--training"},
         "import": {"--output", "--request", "--set"},
-        "reconcile": {"--request"},
+        "reconcile": {"--no-calibration", "--request"},
         "build": {
             "--env",
             "--for",

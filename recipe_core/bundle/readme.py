@@ -77,18 +77,25 @@ def _split(recipe: Recipe) -> str:
 
 
 def _run(recipe: Recipe, launch: dict[str, Any]) -> str:
-    start, options = " the run", "Options: `--model FOLDER_OR_ID`, `--data FILE`."
+    start, options = " the run, and keep it", "Options: `--model FOLDER_OR_ID`, `--data FILE`."
+    restart, end = "", "--checkpoint   # stop after a checkpoint; without: at once"
     if recipe.kind == "serving":
-        start, options = ", wait until healthy", _addresses(launch)
+        start, options = ", wait until healthy, and keep it up", _addresses(launch)
+        restart = "\npython launch.py restart     # one replica after the other"
+        end = "--drain 30     # stop when requests are done; without: at once"
     return f"""## Run
 
 ```
 python launch.py preflight   # is this the machine the recipe needs?
 python launch.py up          # start{start}
 python launch.py bench       # measure, compare with the prediction
-python launch.py status
-python launch.py down        # stop
+python launch.py status      # what runs, what went wrong last{restart}
+python launch.py logs        # also: doctor packs what a report needs, without secrets
+python launch.py down {end}
 ```
+
+`up` starts what was decided or, where this machine holds less, the first fallback that fits;
+`--strict` refuses that.
 
 {_nodes(launch)}{options} It starts:
 

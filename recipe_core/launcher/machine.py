@@ -41,7 +41,8 @@ class Device:
 class Machine:
     """A machine; ``runtime`` is cuda or rocm with accelerators, else cpu.
 
-    ``notes`` say why a vendor's tool failed.
+    ``notes`` say why a vendor's tool failed. ``driver``: version of the accelerators' kernel
+    driver; empty where it does not say.
     """
 
     runtime: str
@@ -51,6 +52,7 @@ class Machine:
     memory_bytes: int | None
     available_bytes: int | None
     notes: tuple[str, ...] = ()
+    driver: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The machine as a measurement records it."""
@@ -76,7 +78,26 @@ def detect() -> Machine:
         total,
         available,
         tuple(notes),
+        driver_version(runtime) if shown else "",
     )
+
+
+_DRIVERS = {
+    "cuda": (Path("/proc/driver/nvidia/version"), r"\s(\d+\.\d+(?:\.\d+)?)\s"),
+    "rocm": (Path("/sys/module/amdgpu/version"), r"(\S+)"),
+}
+"""Where the kernel says which driver it has loaded, and how to read the version out of it."""
+
+
+def driver_version(runtime: str) -> str:
+    """The version of the loaded driver; empty where the kernel does not say."""
+    path, pattern = _DRIVERS[runtime]
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")[:4096]
+    except OSError:
+        return ""
+    match = re.search(pattern, text)
+    return match.group(1) if match else ""
 
 
 def visible(devices: list[Device], variable: str) -> list[Device]:

@@ -139,3 +139,24 @@ def test_hidden_devices_leave_the_processor(
     found = machine.detect()
     assert (found.runtime, found.devices) == ("cpu", ())
     assert found.notes == ("CUDA_VISIBLE_DEVICES= hides all of 8 x NVIDIA H100 80GB HBM3",)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "text", "version"),
+    [
+        (
+            "cuda",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\nGCC version: 12",
+            "550.54.15",
+        ),
+        ("rocm", "6.8.5\n", "6.8.5"),
+        ("cuda", "nothing of use", ""),
+    ],
+)
+def test_the_kernel_says_which_driver_it_has(tmp_path, monkeypatch, runtime, text, version):
+    _path, pattern = machine._DRIVERS[runtime]
+    (tmp_path / "version").write_text(text)
+    monkeypatch.setitem(machine._DRIVERS, runtime, (tmp_path / "version", pattern))
+    assert machine.driver_version(runtime) == version
+    monkeypatch.setitem(machine._DRIVERS, runtime, (tmp_path / "none", pattern))
+    assert machine.driver_version(runtime) == ""

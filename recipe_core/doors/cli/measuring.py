@@ -10,7 +10,7 @@ import typer
 
 from recipe_core.base.documents import parse_yaml, read_document, write_whole
 from recipe_core.base.errors import InputError
-from recipe_core.doors.cli.app import Json, app, emit, working
+from recipe_core.doors.cli.app import Json, NoCalibration, app, calibrated, emit, working
 
 if TYPE_CHECKING:
     from recipe_core.measured.imports.content import Content
@@ -144,6 +144,7 @@ def reconcile_command(
             "--request", metavar="REQUEST|BUNDLE", help="What ran: a request, a recipe or a bundle."
         ),
     ],
+    no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
     """Set each measured figure beside its estimate: a match, explained, or not explained."""
@@ -154,7 +155,7 @@ def reconcile_command(
     values, _ = ran_request(request)
     contents = [_content(source) for source in sources]
     pairs = [(content.name, one) for content in contents for one in read_imported(content)]
-    with working("Estimating …"):
+    with working("Estimating …"), calibrated(no_calibration):
         answers = reconcile(pairs, values)
     if as_json:
         emit(
