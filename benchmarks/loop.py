@@ -78,7 +78,7 @@ def free_port() -> str:
 def make_model(source: Path, target: Path, size: str) -> None:
     """A model of a size with random weights, and the demo model's tokenizer."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     shape = SIZES[size]
@@ -87,7 +87,15 @@ def make_model(source: Path, target: Path, size: str) -> None:
     config.update({**shape, "num_attention_heads": heads, "num_key_value_heads": heads // 2})
     config.head_dim = shape["hidden_size"] // heads
     torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    silent = [
+        token
+        for token in range(config.vocab_size)
+        if not (text := tokenizer.decode([token], skip_special_tokens=True)) or "\ufffd" in text
+    ]
+    with torch.no_grad():  # random weights would give some answers no text at all
+        model.get_output_embeddings().weight[silent] = 0
     model.save_pretrained(target)
 
 

@@ -153,6 +153,19 @@ class Attempts:
         return first
 
 
+def refused_by_machine(own: Path) -> bool | None:
+    """Whether `up` last left the first choice for the machine's size; None where nothing says so.
+
+    The machine may hold it again before anybody looks.
+    """
+    for event in reversed(events.read(own)):
+        if event.get("event") in ("first_choice", "stop"):
+            return None
+        if event.get("event") == "refused" and event.get("choice") == FIRST:
+            return True if event.get("cause") in MACHINE_CHECKS else None
+    return None
+
+
 def _cause(error: LauncherError) -> str:
     """The cause that the end of the log shows, else the kind of error."""
     cause = diagnose(error.detail, None, ready=False).cause if error.detail else "unknown"

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from . import decide, events, keeping, notify, procs, state, supervisor
-from .choices import Choice, choices, next_choice
+from .choices import Choice, choices, next_choice, refused_by_machine
 from .decide import Kind, Phase, Seen, Step, Track, Trouble
 from .diagnosis import Diagnosis, diagnose
 from .errors import BusyError, LauncherError, StartError
@@ -70,6 +70,7 @@ class Keeper(Kept):
         super().__init__(plan, current, limits, progress)
         self.options = choices(plan)
         self.machine = MachineWatch(self.options, limits, strict=strict)
+        self.machine.left_for_misfit = refused_by_machine(self.own)
         self.strict = strict
         self.rolling = Rolling(self, self._start_now)
         self.teller = Teller(self, metrics_port)

@@ -137,3 +137,15 @@ def test_a_list_of_choices_that_leads_elsewhere_is_refused(bundle: Bundle):
     bundle.edit(lambda data: data["fallbacks"][0].update(name="../../elsewhere"))
     with pytest.raises(InputError, match="lower-case letters, digits and dashes"):
         load_plan(Path(bundle.root))
+
+
+def test_what_the_machine_refused_is_remembered(bundle, on):
+    own = bundle.root / "run"
+    assert choices.refused_by_machine(own) is None
+    on(machine(3))
+    assert bundle.run("up", "--no-keep") == 0
+    on(machine(4))  # the device is back before a keeper looks
+    assert choices.refused_by_machine(own) is True
+    bundle.run("down")
+    assert bundle.run("up", "--no-keep") == 0
+    assert bundle.state()["choice"] == "first"
