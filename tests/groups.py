@@ -17,11 +17,14 @@ from pathlib import PurePosixPath
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-SERVERS = ("test_demo", "test_launcher_engine", "test_vllm", "test_verify")
+SERVERS = ("test_demo", "test_launcher_engine", "test_vllm", "test_verify", "test_loop")
 TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (
     "test_launcher_chaos",
+    "test_trials_tune",
+    "test_launcher_keeper",
+    "test_launcher_rolling",
     "test_training_launch",
     "test_cli",
     "test_app",

@@ -31,7 +31,8 @@ def calibration_text(knowledge: Knowledge, *, whole: bool = False) -> str:
     parts = _changed(knowledge)
     if whole and overlay.entries:
         parts.append(_table(overlay.entries))
-    state = f"{overlay.path}: {counts.used:,} runs count"
+    verb = "run counts" if counts.used == 1 else "runs count"
+    state = f"{overlay.path}: {counts.used:,} {verb}"
     state += f", {counts.held:,} are held" if counts.held else ""
     state += f", {counts.expired:,} have expired" if counts.expired else ""
     parts.append(state)
