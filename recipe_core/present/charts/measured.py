@@ -17,6 +17,10 @@ Which = Literal["formulas", "corrected"]
 PREDICTED_BY: dict[Which, str] = {"formulas": "Formulas alone", "corrected": "With the other runs"}
 
 
+LARGEST = 5
+"""Parts that are shown one by one; a legend has no room for all."""
+
+
 def _predicted(row: ComparedFigure, which: Which) -> Prediction:
     return row.corrected if which == "corrected" else row.formulas
 
@@ -146,8 +150,11 @@ def parts_against(row: ComparedFigure, *, dark: bool = False) -> go.Figure:
     """The parts that a predicted time is made of, above the measured whole; both in ms."""
     colours = palette(dark)
     figure = go.Figure()
-    for n, (name, seconds) in enumerate(sorted(row.parts.items(), key=lambda part: -part[1])):
-        label = CAUSES.get(name, name.replace("_", " "))
+    ordered = sorted(row.parts.items(), key=lambda part: -part[1])
+    parts = [(CAUSES.get(name, name.replace("_", " ")), value) for name, value in ordered[:LARGEST]]
+    if rest := ordered[LARGEST:]:
+        parts.append(("Other parts", sum(seconds for _, seconds in rest)))
+    for n, (label, seconds) in enumerate(parts):
         figure.add_bar(
             y=["predicted"],
             x=[seconds * 1e3],
