@@ -18,7 +18,11 @@ QUESTIONS = {
 }
 NO_PLAYWRIGHT = "playwright is not installed: the browser tests did not run"
 SIZE = "Which hardware, and how much?"
-PAGES = QUESTIONS | {"size": SIZE, "check": "Does my command work?"}
+PAGES = QUESTIONS | {
+    "size": SIZE,
+    "measured": "Predicted against measured",
+    "check": "Does my command work?",
+}
 
 
 STILL = """
