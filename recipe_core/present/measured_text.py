@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from recipe_core.base.columns import aligned
+from recipe_core.base.quoting import shell, shell_command
 from recipe_core.base.units import count, duration, gib
 from recipe_core.calibration.reconcile import EXPLAINED, MATCH, TITLES, Reconciled, Row
 from recipe_core.recipe.imports import ImportedTable
@@ -29,7 +29,7 @@ def imported_text(table: ImportedTable, output: Path | None, there: int) -> str:
         added = f", {len(table.rows):,} of them new" if there else ""
         lines.append(f"{there + len(table.rows):,} rows in {output}{added}")
         if "sequence_length" not in table.rows[0].origins:
-            lines.append(f"learn from them: recipe calibrate {shlex.quote(str(output))}")
+            lines.append(f"learn from them: recipe calibrate {shell(str(output))}")
     return "\n".join(lines)
 
 
@@ -109,4 +109,4 @@ def _offer(answers: Sequence[Reconciled], sources: Sequence[str], request: str) 
     if not local:
         return ""
     words = ["recipe", "import", *local, "--request", request, "-o", "runs.csv"]
-    return f"Learn from it:\n  {shlex.join(words)}\n  recipe calibrate runs.csv"
+    return f"Learn from it:\n  {shell_command(words)}\n  recipe calibrate runs.csv"

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import RecipeError
+from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.bundle.write import write_bundle
 from recipe_core.launcher.interrupts import uninterrupted
 from recipe_core.recipe import Recipe
@@ -121,7 +122,7 @@ def _alone(folder: Path) -> list[str]:
 def _filled(value: Any, model: str) -> Any:
     """The API's fields with the model's name in them."""
     if isinstance(value, str):
-        return value.replace("${model}", model)
+        return PLACEHOLDER.sub(lambda one: model if one[1] == "model" else one[0], value)
     if isinstance(value, list):
         return [_filled(item, model) for item in value]
     if isinstance(value, dict):

@@ -165,7 +165,7 @@ def test_a_run_whose_launcher_was_killed_is_found_on_its_node(
     until(lambda: alive(token))
     assert bundle.run("status", *node) == 1
     assert json.loads(capsys.readouterr().out)["state"] == "degraded"
-    assert bundle.run("up", *node) == 0
+    assert bundle.run("up", "--no-keep", *node) == 0
     assert len(alive(token)) == 1
     assert bundle.run("down", *node) == 0
     assert alive(token) == []
