@@ -34,8 +34,16 @@ TITLES = {
 }
 """Figures of runs as a person calls them, in the order in which they are shown."""
 
+
+def _engine_version(row: ComparedFigure) -> str:
+    """An engine and the version that ran, of which some tables say the engine's name again."""
+    if row.version.startswith(row.engine):
+        return row.version
+    return f"{row.engine} {row.version or '(as estimated)'}"
+
+
 GROUPS: dict[str, Callable[[ComparedFigure], str]] = {
-    "Engine version": lambda row: f"{row.engine} {row.version or '(as estimated)'}",
+    "Engine version": _engine_version,
     "Model": lambda row: row.model,
     "Device": lambda row: row.device,
     "Load": lambda row: row.mode,
