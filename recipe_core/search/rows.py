@@ -117,6 +117,20 @@ class PlanRows(ABC):
         """Rows that nothing but a limit of the objective refuses."""
         return np.concatenate([block.runs for block in self.blocks])
 
+    @cached_property
+    def queues(self) -> Bool:
+        """Rows that start, but do not hold their whole load at once: the rest waits in a queue."""
+        return np.zeros(len(self), dtype=np.bool_)
+
+    @cached_property
+    def holds(self) -> Bool:
+        """Rows that nothing refuses and that hold their whole load at once."""
+        return self.feasible & ~self.queues
+
+    def queue_text(self, _row: int) -> str:
+        """How much of its load a queueing row holds, as a phrase; empty for any other row."""
+        return ""
+
     def degree(self, name: str) -> Int:
         """A degree (tp, pp, dp, ep or cp) of every row."""
         return np.asarray(self.columns[name], dtype=np.int64)
@@ -452,7 +466,7 @@ class PlanRows(ABC):
         return tuple(dict.fromkeys([*quantities, *derived, "gpus", "load"]))
 
     def front_of(self, *columns: str) -> Bool:
-        """Feasible rows on the Pareto front of two or three columns.
+        """Rows on the Pareto front of two or three columns, among those that hold their load.
 
         Raises:
             InputError: for a column that there is not, or another number of them.
@@ -468,7 +482,7 @@ class PlanRows(ABC):
             sign = -1 if name in MORE_IS_BETTER else 1
             signed.append(sign * np.asarray(self.columns[name], dtype=float))
         known: Bool = np.all(np.isfinite(signed), axis=0)
-        return pareto_front(*signed, among=self.feasible & known)
+        return pareto_front(*signed, among=self.holds & known)
 
     def front(self, *names: str) -> Bool:
         """Rows on the Pareto front of two or three measures."""

@@ -14,7 +14,7 @@ from recipe_core.base import progress
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.labels import REFUSALS
 from recipe_core.base.text_rows import MEMORY
-from recipe_core.base.units import significant
+from recipe_core.base.units import duration, significant
 from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors, uncertain
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
@@ -89,6 +89,10 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
         "kv_cache_tokens": lambda e: e.memory.pool_tokens,
         "max_concurrency": lambda e: e.memory.max_concurrency,
+        "held_requests": lambda e: np.minimum(
+            e.memory.max_concurrency, e.cases.max_num_seqs * e.cases.replicas
+        ),
+        "queue_s": lambda e: e.serving.prefill.get("engine_queue", np.zeros(len(e.cases))),
         "ttft_s": lambda e: e.serving.ttft_s,
         "tpot_s": lambda e: e.serving.tpot_s,
         "request_latency_s": lambda e: e.serving.request_latency_s,
@@ -194,6 +198,28 @@ class ServingPlan(Plan):
         c = self.columns
         output = -c["output_tokens_per_s"]
         return (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], output, c["gpus"])
+
+    @cached_property
+    def queues(self) -> Bool:
+        """Rows of a closed loop whose cache, or whose engine's limit, holds less than the load."""
+        if self.problem.workload.mode != "closed" or not self.blocks:
+            return super().queues
+        return np.asarray(self.columns["held_requests"] < self.columns["load"])
+
+    def queue_text(self, row: int) -> str:
+        """``holds 9 of 64 at once, 46 s of the time to first token is waiting``."""
+        if not self.queues[row]:
+            return ""
+        held, load = (float(self.columns[name][row]) for name in ("held_requests", "load"))
+        waiting_s = float(self.columns["queue_s"][row])
+        phrase = f"holds {held:,.0f} of {load:,.0f} at once"
+        if waiting_s <= 0:
+            return phrase
+        return f"{phrase}, {duration(waiting_s)} of the time to first token is waiting"
+
+    def _precedence(self) -> tuple[Any, ...]:
+        """Rows that hold their load come before those that queue."""
+        return (self.queues,)
 
     @cached_property
     def _pooled(self) -> Bool:
