@@ -63,6 +63,14 @@ def band(low_high: Sequence[float], show: Any) -> str:
     return f"{show(low_high[0])} – {show(low_high[1])}"
 
 
+def range_text(low_high: Sequence[float], show: Any) -> str:
+    """A range in words; a unit that both ends share is said once: ``24.7 to 68.5 ms``."""
+    low, high = (str(show(end)) for end in low_high)
+    number, _, unit = low.partition(" ")
+    shared = unit and high.partition(" ")[2] == unit
+    return f"{number if shared else low} to {high}"
+
+
 def rounded(values: Any, digits: int = 3) -> Any:
     """An array rounded to significant digits, for a table that formats numbers itself."""
     array = np.asarray(values, dtype=float)

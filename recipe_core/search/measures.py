@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from recipe_core.base.units import GIB, duration, gib, rate, significant, usd
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -87,6 +88,21 @@ def days(seconds: float) -> str:
     )
 
 
+def monthly(usd_per_hour: float) -> str:
+    """The price of a month of 730 hours, from that of an hour."""
+    return usd(usd_per_hour * HOURS_PER_MONTH)
+
+
+USD_MONTH = Measure(
+    "Cost per month",
+    "Per month",
+    "$",
+    "usd_per_hour",
+    monthly,
+    HOURS_PER_MONTH,
+    help="730 hours of the devices that are paid for, used or idle",
+)
+
 SERVING: dict[str, Measure] = {
     "tpot": Measure(
         "Time per output token",
@@ -165,6 +181,7 @@ SERVING: dict[str, Measure] = {
     "usd_hour": Measure(
         "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
     ),
+    "usd_month": USD_MONTH,
     "gpus": Measure("Devices", "Devices", "", "gpus", whole, limit="gpus"),
     "memory": Measure(
         "Memory per device",
@@ -266,6 +283,7 @@ TRAINING: dict[str, Measure] = {
     "usd_hour": Measure(
         "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
     ),
+    "usd_month": USD_MONTH,
     "gpus": Measure("Devices", "Devices", "", "gpus", whole, limit="gpus"),
     "memory": Measure(
         "Peak memory per device",

@@ -14,7 +14,7 @@ from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL, factor_at
 from recipe_core.base.labels import REFUSALS, split_name
-from recipe_core.base.units import band, chance_text, rounded
+from recipe_core.base.units import band, chance_text, range_text, rounded
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.physics.bands import better_score, probability
 from recipe_core.request.schema import Goal, PlanRequest
@@ -308,6 +308,10 @@ class PlanRows(ABC):
         extra = {"device": device, **self.titles_of(setting), "load": self.load_text(row)}
         shown = [text for name, text in extra.items() if name in self.differs]
         return " · ".join([split_name(self.candidate(row)), *shown])
+
+    def held_text(self, _row: int) -> str:
+        """How much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
+        return ""
 
     # ranking
 
@@ -757,10 +761,17 @@ class PlanRows(ABC):
 
         None where that is unknown.
         """
+        ends = self._ends_of(name, row)
+        return band(ends, self.measures[name].show) if ends else None
+
+    def likely(self, name: str, row: int) -> str:
+        """The same in words, ``24.7 to 68.5 ms likely``; empty where that is unknown."""
+        ends = self._ends_of(name, row)
+        return f"{range_text(ends, self.measures[name].show)} likely" if ends else ""
+
+    def _ends_of(self, name: str, row: int) -> tuple[float, float] | None:
         low, high = (float(end[0]) for end in self.band_ends(name, [row]))
-        if not (np.isfinite(low) and np.isfinite(high)):
-            return None
-        return band((low, high), self.measures[name].show)
+        return (low, high) if np.isfinite(low) and np.isfinite(high) else None
 
     def has_band(self, name: str) -> bool:
         """Whether a range is known around the estimates of a measure."""

@@ -117,7 +117,7 @@ class ServingPlan(Plan):
     axes = ("tpot", "per_gpu")
     listed = ("gpus", "output", "per_gpu", "tpot", "ttft", "memory", "used", "concurrency", "usd")
     tabled = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
-    headline = ("output", "tpot", "ttft", "usd")
+    headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour", "usd_month")
     phrased = ("output", "tpot", "usd")
     parts = MEMORY
     titles = REFUSALS
@@ -216,12 +216,18 @@ class ServingPlan(Plan):
         """``holds 9 of 64 at once, 46 s of the time to first token is waiting``."""
         if not self.queues[row]:
             return ""
-        held, load = (float(self.columns[name][row]) for name in ("held_requests", "load"))
         waiting_s = float(self.columns["queue_s"][row])
-        phrase = f"holds {held:,.0f} of {load:,.0f} at once"
+        phrase = f"holds {self.held_text(row)} at once"
         if waiting_s <= 0:
             return phrase
         return f"{phrase}, {duration(waiting_s)} of the time to first token is waiting"
+
+    def held_text(self, row: int) -> str:
+        """How much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
+        if not self.queues[row]:
+            return ""
+        held, load = (float(self.columns[name][row]) for name in ("held_requests", "load"))
+        return f"{held:,.0f} of {load:,.0f}"
 
     def _precedence(self) -> tuple[Any, ...]:
         """Rows that hold their load come before those that queue."""

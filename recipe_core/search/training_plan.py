@@ -105,11 +105,14 @@ class TrainingPlan(Plan):
         compared = ("gpus", "output", "per_gpu", "step", "memory", "bubble")
         if problem.workload.tokens is None:  # nothing to finish: a step is what is compared
             self.axes, self.phrased = ("step", "per_gpu"), ("output", "step", "usd")
-            self.listed, self.headline = (*compared, "usd"), ("output", "per_gpu", "step", "usd")
+            self.listed, self.headline = (
+                (*compared, "usd"),
+                ("output", "per_gpu", "step", "usd", "usd_hour"),
+            )
         else:
             self.axes, self.phrased = ("wall", "per_gpu"), ("output", "wall", "usd_run")
             self.listed = (*compared, "wall", "usd_run")
-            self.headline = ("output", "step", "wall", "usd_run")
+            self.headline = ("output", "step", "wall", "usd_run", "usd_hour")
 
     # planning
 

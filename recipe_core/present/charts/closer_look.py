@@ -69,14 +69,19 @@ def memory(focus: Focus[Any]) -> Iterator[Item]:
     if plan.find(key) is None:  # a request may state a split that no search lists
         plan = focus.plan
     rows = tables.memory_rows(plan, [*focus.pins, key])
-    capacity = gib(focus.plan.capacity_bytes(row))
+    capacities = sorted({gib(plan.capacity_bytes(row)) for row in rows})
+    note = (
+        "Pinned, best and nearest refused splits, with the cache that the engine will hold. "
+        "Dotted line: what the engine may use. Solid line: what a process can allocate."
+    )
+    if len(capacities) > 1:
+        note = note.replace("Dotted line", "Thin mark").replace("Solid line", "Thick mark")
     yield Chart(
         "memory",
         "Memory per device",
         memory_bars(plan, rows, dark=focus.dark),
-        f"Memory of {len(rows)} splits by part against a capacity of {capacity}",
-        "Pinned, best and nearest refused splits. Dotted line: what the engine may use. "
-        "Solid line: what a process can allocate.",
+        f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}",
+        note,
     )
     if stages := _stages(focus.plan, row):
         yield Chart(
