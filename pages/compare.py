@@ -22,29 +22,29 @@ def pin_clicked() -> None:
 def cards(plan: Plan, row: int) -> None:
     """The main figures of the best split, each with its likely range."""
     with st.grid(4, min_column_width=150):
-        waiting = plan.held_text(row)
-        st.metric(
-            "Best split",
-            labels.short_name(plan.candidate(row)),
-            delta=f"holds {waiting}" if waiting else plan.devices_text(row),
-            delta_color="off",
-            delta_arrow="off",
-            border=True,
-            help=common.escape(f"{plan.label(row)}. {plan.devices_text(row)}"),
-            height="stretch",
-        )
+        best_split(plan, row)
         for name in plan.headline:
             text, measure = plan.text(name, row), plan.measures[name]
             st.metric(
                 measure.head,
                 "no price" if text == "unknown" else text,
-                delta=common.escape(plan.likely(name, row)) or None,
+                delta=common.escape(plan.likely(name, row, unit=False)) or None,
                 delta_color="off",
                 delta_arrow="off",
                 border=True,
                 help=about_figure(plan, name, row),
                 height="stretch",
             )
+
+
+def best_split(plan: Plan, row: int) -> None:
+    """The best split with its devices. As text, which narrow screens wrap instead of cutting."""
+    with st.container(border=True, height="stretch", gap="xsmall"):
+        st.markdown("Best split", help=common.escape(plan.label(row)))
+        st.markdown(f"**{common.escape(labels.short_name(plan.candidate(row)))}**")
+        st.badge(common.escape(plan.devices_text(row)), color="gray")
+        if waiting := plan.held_text(row):
+            st.badge(common.escape(f"queues: holds {waiting}"), color="orange")
 
 
 def about_figure(plan: Plan, name: str, row: int) -> str:

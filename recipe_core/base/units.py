@@ -63,12 +63,16 @@ def band(low_high: Sequence[float], show: Any) -> str:
     return f"{show(low_high[0])} – {show(low_high[1])}"
 
 
-def range_text(low_high: Sequence[float], show: Any) -> str:
-    """A range in words; a unit that both ends share is said once: ``24.7 to 68.5 ms``."""
+def range_text(low_high: Sequence[float], show: Any, *, unit: bool = True) -> str:
+    """A range in words; a unit that both ends share is said once: ``24.7 to 68.5 ms``.
+
+    ``unit``: whether it is said at all.
+    """
     low, high = (str(show(end)) for end in low_high)
-    number, _, unit = low.partition(" ")
-    shared = unit and high.partition(" ")[2] == unit
-    return f"{number if shared else low} to {high}"
+    (first, _, first_unit), (last, _, last_unit) = low.partition(" "), high.partition(" ")
+    if first_unit != last_unit:
+        return f"{low} to {high}"
+    return f"{first} to {high if unit else last}"
 
 
 def rounded(values: Any, digits: int = 3) -> Any:

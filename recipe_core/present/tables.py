@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.arrays import Int
+from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import split_name
 from recipe_core.base.units import range_text, rounded, significant
 from recipe_core.present.charts.groups import TITLES, grouped
@@ -86,11 +86,11 @@ def front_of_each(plan: Plan, x: str, y: str) -> np.ndarray[tuple[int], np.dtype
 
 
 def splits_frame(
-    plan: Plan, rows: Sequence[int] | Int, *, ranges: bool = False, digits: int = 3
+    plan: Plan, rows: Sequence[int] | Int, *, ranges: bool = False, digits: int | None = None
 ) -> pd.DataFrame:
     """Rows of a plan: key, name, what they differ in, and every measure in its unit.
 
-    To ``digits`` significant digits. ``label`` says a split in full, ``split`` its degrees alone.
+    To ``digits`` significant digits, all by default. ``label`` says a split in full, ``split`` its degrees alone.
     ``state``: whether it holds its load. With limits also ``sure``: the probability that they hold,
     in percent. ``ranges``: with the ends of the 80 % band of every measure that has one, as columns
     of their own (``tpot_low``, ``tpot_high``) and as text (``tpot_likely``).
@@ -109,19 +109,23 @@ def splits_frame(
     if plan.limited:
         columns["sure"] = np.round(plan.confidence(index) * 100)
     for name in plan.measures:
-        columns[name] = rounded(plan.values(name, index), digits)
+        columns[name] = _to_digits(plan.values(name, index), digits)
         if ranges and plan.has_band(name):
             columns |= _ranges(plan, name, index, digits)
     front = front_of_each(plan, *plan.axes)
     return pd.DataFrame({**columns, "front": np.where(front[index], "◆", "")})
 
 
-def _ranges(plan: Plan, name: str, rows: Int, digits: int) -> dict[str, object]:
+def _to_digits(values: Float, digits: int | None) -> Float:
+    return values if digits is None else np.asarray(rounded(values, digits))
+
+
+def _ranges(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[str, object]:
     factor = plan.measures[name].factor
     low, high = (end * factor for end in plan.band_ends(name, rows))
     return {
-        f"{name}_low": rounded(low, digits),
-        f"{name}_high": rounded(high, digits),
+        f"{name}_low": _to_digits(low, digits),
+        f"{name}_high": _to_digits(high, digits),
         f"{name}_likely": [
             range_text(ends, significant) if np.isfinite(ends).all() else ""
             for ends in zip(low.tolist(), high.tolist(), strict=True)
@@ -136,11 +140,12 @@ def state_text(plan: Plan, row: int) -> str:
 
 
 def digits_of(plan: Plan) -> dict[str, Callable[[float], str]]:
-    """How each measure's cells are written: three significant digits, trailing zeros included."""
-    return {
+    """How cells of figures are written: three significant digits, trailing zeros included."""
+    texts: dict[str, Callable[[float], str]] = {
         name: _counted if measure.show is whole else significant
         for name, measure in plan.measures.items()
     }
+    return texts | {"sure": _counted}
 
 
 def _counted(value: float) -> str:

@@ -764,10 +764,13 @@ class PlanRows(ABC):
         ends = self._ends_of(name, row)
         return band(ends, self.measures[name].show) if ends else None
 
-    def likely(self, name: str, row: int) -> str:
-        """The same in words, ``24.7 to 68.5 ms likely``; empty where that is unknown."""
+    def likely(self, name: str, row: int, *, unit: bool = True) -> str:
+        """The same in words, ``24.7 to 68.5 ms likely``; empty where that is unknown.
+
+        ``unit``: with the unit also where both ends have the same.
+        """
         ends = self._ends_of(name, row)
-        return f"{range_text(ends, self.measures[name].show)} likely" if ends else ""
+        return f"{range_text(ends, self.measures[name].show, unit=unit)} likely" if ends else ""
 
     def _ends_of(self, name: str, row: int) -> tuple[float, float] | None:
         low, high = (float(end[0]) for end in self.band_ends(name, [row]))

@@ -52,14 +52,16 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
     else:
         _capacity_marks(figure, places, limits, colours)
     ends = np.nan_to_num(totals) / GIB
+    texts = [
+        _total_text(plan, row, float(total), of_capacity=not alike)
+        for row, total in zip(rows, totals, strict=True)
+    ]
+    beyond = np.array([not alike or "needs" in text for text in texts], dtype=bool)
     figure.add_scatter(
         y=places,
-        x=ends if alike else np.maximum(ends, limits["capacity"]),
+        x=np.where(beyond, np.maximum(ends, limits["capacity"]), ends),  # never across the lines
         mode="text",
-        text=[
-            _total_text(plan, row, float(total), of_capacity=not alike)
-            for row, total in zip(rows, totals, strict=True)
-        ],
+        text=texts,
         textposition="middle right",
         textfont={"color": colours.ink},
         hoverinfo="skip",
