@@ -90,10 +90,10 @@ def splits_frame(
 ) -> pd.DataFrame:
     """Rows of a plan: key, name, what they differ in, and every measure in its unit.
 
-    To ``digits`` significant digits, all by default. ``label`` says a split in full, ``split`` its degrees alone.
-    ``state``: whether it holds its load. With limits also ``sure``: the probability that they hold,
-    in percent. ``ranges``: with the ends of the 80 % band of every measure that has one, as columns
-    of their own (``tpot_low``, ``tpot_high``) and as text (``tpot_likely``).
+    To ``digits`` significant digits, all by default. ``label`` says a split in full, ``split`` its
+    degrees alone. ``state``: whether it holds its load. With limits also ``sure``: the probability
+    that they hold, in percent. ``ranges``: with the ends of the 80 % band of every measure that has
+    one, as columns of their own (``tpot_low``, ``tpot_high``) and as text (``tpot_likely``).
     """
     index = np.asarray(rows, dtype=int)
     numbers = index.tolist()

@@ -297,16 +297,20 @@ class PlanRows(ABC):
     def find(self, key: str) -> int | None:
         """The row that a key names, None when the plan has no such split."""
 
-    def label(self, row: int) -> str:
+    def label(self, row: int, *, device: bool = True) -> str:
         """The degrees, and what else a split is.
 
-        Device, engine, formats and load where the plan has several.
+        Device (unless that is said elsewhere), engine, formats and load where the plan has several.
         """
         setting = self.setting(row)
         place = setting.cluster
-        device = f"{place.devices} × {chip_title(place.device)}"
-        extra = {"device": device, **self.titles_of(setting), "load": self.load_text(row)}
-        shown = [text for name, text in extra.items() if name in self.differs]
+        extra = {
+            "device": f"{place.devices} × {chip_title(place.device)}",
+            **self.titles_of(setting),
+            "load": self.load_text(row),
+        }
+        named = self.differs if device else self.differs - {"device"}
+        shown = [text for name, text in extra.items() if name in named]
         return " · ".join([split_name(self.candidate(row)), *shown])
 
     def held_text(self, _row: int) -> str:
