@@ -99,7 +99,7 @@ def splits_frame(
     numbers = index.tolist()
     columns: dict[str, object] = {
         "key": [plan.key(row) for row in numbers],
-        "label": [plan.label(row) for row in numbers],
+        "label": plan.labels(index),
         "split": [split_name(candidate) for candidate in plan.candidates(index)],
         "state": [state_text(plan, row) for row in numbers],
     }
