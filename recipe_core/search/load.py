@@ -206,7 +206,8 @@ def bisected(keeps: Callable[[Int, Float], Bool], most: Float, *, whole: bool) -
     for _ in range(STEPS):
         middle = np.sqrt(np.maximum(low, high / FARTHEST) * high)
         middle = np.round(middle) if whole else middle
-        places = np.flatnonzero((low < middle) & (middle < high))
+        open_yet = (low < middle) & (middle < high) & (high > low * (1 + CLOSE))
+        places = np.flatnonzero(open_yet)
         if not len(places):
             break
         kept = keeps(places, middle[places])

@@ -62,6 +62,9 @@ seconds."""
 NEAREST = 8
 """Candidates that are simulated at least: where fewer keep the limits by their means, those that
 miss them by least."""
+LOADED = 12
+"""Candidates whose loads are searched by simulation where limits name a percentile: the first by
+their means."""
 QUICK = 5000
 """Requests of a replica that are simulated without being asked for, in the estimate of one
 candidate."""
@@ -577,7 +580,7 @@ def _loaded(
     if problem.request.objective.limits.percentile is None:
         return out, None
     first = plan(means, _held_to_limits(plan, means, out, at_most))
-    rows = np.sort(first.order[:NEAREST])
+    rows = np.sort(first.order[:LOADED])
     starts = np.cumsum([0, *(len(columns) for _, columns in out)])
     with progress.task(len(rows)):
         for k, (shared, columns) in enumerate(out):

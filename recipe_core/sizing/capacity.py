@@ -140,7 +140,7 @@ def _simulated(
     """The largest load whose simulated percentile holds: bisected below the one of the means."""
     broken = {float("inf"): codes}
 
-    def keeps(_: Int, loads: Float) -> Bool:
+    def keeps(_places: Int, loads: Float) -> Bool:
         holds, ends, _ = _scan(plan.request, plan, row, loads)
         broken.update(
             (load, end)
