@@ -88,6 +88,13 @@ class Plan(PlanRows):
     def of(cls, problem: Problem[Any], setting: Any, cases: Any) -> Self:
         """The plan of given cases of one setting."""
 
+    def least_loaded(self) -> Self:
+        """The plan with every split at its smallest load where loads are searched, else itself.
+
+        Limits that more load helps to keep do not count there.
+        """
+        return self
+
     def replan(self, request: PlanRequest) -> Self:
         """The plan of another request of the same kind."""
         return self.search(self._resolved(request))

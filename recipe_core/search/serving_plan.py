@@ -19,7 +19,14 @@ from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors,
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
-from recipe_core.request.schema import LOADS, CandidateRequest, Goal, PlanRequest
+from recipe_core.request.schema import (
+    LOADS,
+    TIME_LIMITS,
+    CandidateRequest,
+    Goal,
+    Limits,
+    PlanRequest,
+)
 from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
 from recipe_core.request.split_key import load_of as load_of_key
 from recipe_core.search.confidence import confident
@@ -206,6 +213,24 @@ class ServingPlan(Plan):
     def load_searched(self) -> bool:
         """Whether every row is under the best load that it holds within the limits."""
         return self.request.load_searched
+
+    def least_loaded(self) -> Self:
+        """The plan with every split at its smallest load where loads are searched, else itself.
+
+        By means. Limits that more load helps to keep do not count there.
+        """
+        if not self.load_searched:
+            return self
+        objective = self.request.objective
+        times = {name: getattr(objective.limits, name) for name in TIME_LIMITS}
+        timed = objective.model_copy(update={"limits": Limits(**times), "confidence": None})
+        request = self.request.model_copy(update={"objective": timed})
+        pairs = [
+            (block.setting, replace(block.cases, load=least_loads(block.cases)))
+            for block in self.blocks
+        ]
+        problem = replace(self.problem, request=request)
+        return type(self)(problem, _judged(type(self), problem, pairs, at_most=SIMULATED))
 
     # columns
 
