@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from recipe_core.base.units import GIB, duration, gib, rate, significant, usd
 
@@ -188,6 +189,14 @@ SERVING: dict[str, Measure] = {
         whole,
         help="At their full length, over all replicas",
     ),
+    "load": Measure(
+        "Requests in flight",
+        "In flight",
+        "",
+        "load",
+        whole,
+        help="That the deployment holds at once; the best within the limits where it is searched",
+    ),
     "watts": Measure("Power of the devices", "Power", "W", "watts", watts, limit="watts"),
     "joules": Measure(
         "Energy per output token",
@@ -199,6 +208,20 @@ SERVING: dict[str, Measure] = {
     ),
 }
 """What serving splits are compared by."""
+
+_LOADS = {
+    "closed": SERVING["load"],
+    "open": Measure("Requests that arrive", "Arrive", "1/s", "load", significant),
+    "static": Measure("Requests in the batch", "Batch", "", "load", whole),
+    "offline": Measure("Requests in the queue", "Queue", "", "load", whole),
+}
+
+
+@cache
+def measures_of(mode: str) -> dict[str, Measure]:
+    """What serving splits are compared by, the load in the terms of a mode."""
+    return {**SERVING, "load": _LOADS[mode]}
+
 
 TRAINING: dict[str, Measure] = {
     "step": Measure(

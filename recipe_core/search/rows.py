@@ -131,6 +131,17 @@ class PlanRows(ABC):
         """How much of its load a queueing row holds, as a phrase; empty for any other row."""
         return ""
 
+    @property
+    def load_searched(self) -> bool:
+        """Whether every row is under the best load that it holds within the limits."""
+        return False
+
+    def state(self, row: int) -> str:
+        """``holds``, ``queues`` or ``cannot run``."""
+        if not self.feasible[row]:
+            return "cannot run"
+        return "queues" if self.queues[row] else "holds"
+
     def degree(self, name: str) -> Int:
         """A degree (tp, pp, dp, ep or cp) of every row."""
         return np.asarray(self.columns[name], dtype=np.int64)
