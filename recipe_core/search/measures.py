@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from recipe_core.base.units import GIB, duration, gib, rate, significant, usd
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -32,8 +33,8 @@ class Measure:
 
     ``column`` of the plan holds it, SI. A chart or a table shows it times ``factor`` in ``unit``, a
     sentence as ``show`` says it. ``limit``: the field of the objective's limits that bounds it, and
-    ``limit_factor`` that field's unit in SI ones. ``band``: the figure of an estimate whose band is
-    this measure's.
+    ``limit_factor`` that field's unit in SI ones. ``band``: the figure of an estimate, a column of
+    the plan too, whose band is this measure's, upside down where ``band_inverse``.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Measure:
     limit_factor: float = 1.0
     help: str = ""
     band: str | None = None
+    band_inverse: bool = False
 
     @property
     def more_is_better(self) -> bool:
@@ -87,6 +89,21 @@ def days(seconds: float) -> str:
     )
 
 
+def monthly(usd_per_hour: float) -> str:
+    """The price of a month of 730 hours, from that of an hour."""
+    return usd(usd_per_hour * HOURS_PER_MONTH)
+
+
+USD_MONTH = Measure(
+    "Cost per month",
+    "Per month",
+    "$",
+    "usd_per_hour",
+    monthly,
+    HOURS_PER_MONTH,
+    help="730 hours of the devices that are paid for, used or idle",
+)
+
 SERVING: dict[str, Measure] = {
     "tpot": Measure(
         "Time per output token",
@@ -107,6 +124,8 @@ SERVING: dict[str, Measure] = {
         "tokens_per_s_per_user",
         rate,
         help="The inverse of the time per output token",
+        band="tpot_s",
+        band_inverse=True,
     ),
     "ttft": Measure(
         "Time to first token",
@@ -158,10 +177,12 @@ SERVING: dict[str, Measure] = {
         usd,
         limit="usd_per_million_output_tokens",
         help="Price of the devices by the hour, laid on the output",
+        band="usd_per_million_output_tokens",
     ),
     "usd_hour": Measure(
         "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
     ),
+    "usd_month": USD_MONTH,
     "gpus": Measure("Devices", "Devices", "", "gpus", whole, limit="gpus"),
     "memory": Measure(
         "Memory per device",
@@ -205,6 +226,7 @@ SERVING: dict[str, Measure] = {
         "joules_per_token",
         joules,
         limit="joules_per_token",
+        band="joules_per_token",
     ),
 }
 """What serving splits are compared by."""
@@ -249,6 +271,7 @@ TRAINING: dict[str, Measure] = {
         "tokens_per_s",
         rate,
         help="Less what failures and checkpoints cost",
+        band="tokens_per_s_per_gpu",
     ),
     "wall": Measure(
         "Time to finish",
@@ -260,8 +283,16 @@ TRAINING: dict[str, Measure] = {
         limit="wall_hours",
         limit_factor=HOUR_S,
         help="The whole token budget, failures included",
+        band="step_s",
     ),
-    "usd": Measure("Cost per million tokens", "Per M tokens", "$", "usd_per_million_tokens", usd),
+    "usd": Measure(
+        "Cost per million tokens",
+        "Per M tokens",
+        "$",
+        "usd_per_million_tokens",
+        usd,
+        band="usd_per_million_tokens",
+    ),
     "usd_run": Measure(
         "Cost of the run",
         "Run",
@@ -270,10 +301,12 @@ TRAINING: dict[str, Measure] = {
         usd,
         limit="usd",
         help="The whole token budget, failures included",
+        band="step_s",
     ),
     "usd_hour": Measure(
         "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
     ),
+    "usd_month": USD_MONTH,
     "gpus": Measure("Devices", "Devices", "", "gpus", whole, limit="gpus"),
     "memory": Measure(
         "Peak memory per device",
@@ -302,6 +335,7 @@ TRAINING: dict[str, Measure] = {
         "joules_per_token",
         joules,
         limit="joules_per_token",
+        band="joules_per_token",
     ),
 }
 """What training splits are compared by."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS
+from recipe_core.engines.frameworks import framework
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
@@ -104,11 +105,14 @@ class TrainingPlan(Plan):
         compared = ("gpus", "output", "per_gpu", "step", "memory", "bubble")
         if problem.workload.tokens is None:  # nothing to finish: a step is what is compared
             self.axes, self.phrased = ("step", "per_gpu"), ("output", "step", "usd")
-            self.listed, self.headline = (*compared, "usd"), ("output", "per_gpu", "step", "usd")
+            self.listed, self.headline = (
+                (*compared, "usd"),
+                ("output", "per_gpu", "step", "usd", "usd_hour"),
+            )
         else:
             self.axes, self.phrased = ("wall", "per_gpu"), ("output", "wall", "usd_run")
             self.listed = (*compared, "wall", "usd_run")
-            self.headline = ("output", "step", "wall", "usd_run")
+            self.headline = ("output", "step", "wall", "usd_run", "usd_hour")
 
     # planning
 
@@ -162,6 +166,11 @@ class TrainingPlan(Plan):
     def names_of(setting: TrainingSetting) -> Mapping[str, str]:
         """The framework."""
         return {"engine": setting.engine}
+
+    @staticmethod
+    def titles_of(setting: TrainingSetting) -> Mapping[str, str]:
+        """The framework, as people call it."""
+        return {"engine": framework(setting.engine).title}
 
     def split_columns(self) -> Mapping[str, Any]:
         """The device and every field of the candidates, one value per row."""
