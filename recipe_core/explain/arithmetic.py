@@ -6,13 +6,15 @@ Lines are built from the parts that the estimate adds up, so a line's numbers gi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES, TRAINING_MEMORY
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import GIB, duration, per_second, rate, significant, usd
+from recipe_core.explain.line import Line
+from recipe_core.explain.serving_time import Times, serving_times
+from recipe_core.explain.training_time import training_times
 from recipe_core.model.spec import CompressedAttention
 from recipe_core.physics.prediction import known
 from recipe_core.physics.serving.cache import cached_tokens, kv_token_bytes, state_bytes
@@ -26,16 +28,6 @@ from recipe_core.search.training_plan import TrainingPlan
 from recipe_core.space.serving import Cases, Setting
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One metric: its name, its formula, the same with numbers, and the result."""
-
-    name: str
-    formula: str
-    numbers: str
-    value: str
-
-
 def gib(value_bytes: float) -> str:
     """GiB with three digits, also of small values, so that a line can be checked."""
     return f"{significant(value_bytes / GIB)} GiB"
@@ -46,16 +38,21 @@ def _long(seconds: float) -> str:
     return duration(seconds) if seconds < 3600 else days(seconds)
 
 
-def arithmetic(board: ServingPlan, row: int) -> dict[str, list[Line]]:
-    """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy."""
+def arithmetic(board: ServingPlan, row: int) -> Times:
+    """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy.
+
+    Times come with the operators that they are made of, and where the numbers of these are from.
+    """
     estimate = board.estimate(row)
     if not np.isfinite(estimate.memory.total_bytes):
-        return {}
+        return Times()
     out = {"Memory of the fullest device": _memory_lines(board, row, estimate)}
-    if estimate.feasible:
-        out["Time"] = _time_lines(board, estimate)
-        out["Throughput, cost and energy"] = _rate_lines(board, row, estimate)
-    return out
+    if not estimate.feasible:
+        return Times(out)
+    times = serving_times(board, row)
+    out["Time"] = _time_lines(board, estimate)
+    out["Throughput, cost and energy"] = _rate_lines(board, row, estimate)
+    return Times(out | times.lines, times.workings, times.constants)
 
 
 def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list[Line]:
@@ -226,12 +223,15 @@ def _rate_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list
     return lines
 
 
-def training_arithmetic(board: TrainingPlan, row: int) -> dict[str, list[Line]]:
-    """Lines on a training split's fullest stage and, if it runs, its step and the run."""
+def training_arithmetic(board: TrainingPlan, row: int) -> Times:
+    """Lines on a training split's fullest stage and, if it runs, its step and the run.
+
+    The step comes with its operators, and where the numbers of these are from.
+    """
     estimate = board.estimate(row)
     m = estimate.memory
     if m is None:
-        return {}
+        return Times()
     held = {name: getattr(m, f"{name}_bytes") for name in TRAINING_MEMORY}
     parts = {name: value for name, value in held.items() if value > 0}
     total = " + ".join(
@@ -240,10 +240,12 @@ def training_arithmetic(board: TrainingPlan, row: int) -> dict[str, list[Line]]:
     out = {
         "Memory of the fullest stage": [Line("Peak", "sum of the parts", total, gib(m.total_bytes))]
     }
-    if estimate.feasible:
-        out["Time of a step"] = _step_lines(board, row, estimate)
-        out["The run"] = _run_lines(board, estimate)
-    return out
+    if not estimate.feasible:
+        return Times(out)
+    times = training_times(board, row)
+    out["Time of a step"] = _step_lines(board, row, estimate)
+    out["The run"] = _run_lines(board, estimate)
+    return Times(out | times.lines, times.workings, times.constants)
 
 
 def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> list[Line]:

@@ -1,8 +1,8 @@
-"""The ledger of an estimate as rows that a reader can multiply out, and where their numbers are from.
+"""The ledger of an estimate as rows to multiply out, and where their numbers are from.
 
-Each row is an expression with four digits: operations over peak · efficiency, bytes over bandwidth ·
-efficiency, both joined on the rounded roofline with the start of its kernels, times how many there
-are. The formulas are those of docs/physics.md ("Time of one operator", "Collectives").
+Each row is an expression with four digits: operations over peak · efficiency, bytes over bandwidth
+· efficiency, both joined on the rounded roofline with the start of its kernels, times how many
+there are. The formulas are those of docs/physics.md ("Time of one operator", "Collectives").
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def plain_number(value: float) -> str:
 
 def working(title: str, parts: Mapping[str, Sum], hidden: str = "") -> Working:
     """Rows of recorded parts. What computing hides of a part is one row, named by ``hidden``."""
-    return Working(title, tuple(row for name, of in parts.items() for row in _rows(name, of, hidden)))
+    return Working(
+        title, tuple(row for name, of in parts.items() for row in _rows(name, of, hidden))
+    )
 
 
 def _rows(part: str, of: Sum, hidden: str) -> Iterator[OperatorRow]:
@@ -151,7 +153,9 @@ def _result(slower: float, inside: str, once_s: float, *, grouped: bool = True) 
     if abs(slower - 1) < 1e-9:
         equation = inside
     else:
-        equation = f"{exact(slower)} × ({inside})" if grouped else f"{exact(slower)} × {inside}"
+        equation = (
+            f"{share_text(slower)} × ({inside})" if grouped else f"{share_text(slower)} × {inside}"
+        )
     time = time_text(once_s)
     return time if equation == time else f"{equation} = {time}"
 
@@ -290,7 +294,10 @@ def _of_transfer(entry: Transfer) -> Iterator[Constant]:
     way = "direct kernels" if entry.direct else "library"
     start = links.latency_s
     per_rank = links.latency_per_rank_s
-    figures = [f"efficiency {share_text(links.efficiency.value)}", f"start {time_text(start.value)}"]
+    figures = [
+        f"efficiency {share_text(links.efficiency.value)}",
+        f"start {time_text(start.value)}",
+    ]
     if per_rank is not None:
         figures.append(f"per rank {time_text(per_rank.value)}")
     yield Constant(

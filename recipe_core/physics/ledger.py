@@ -65,8 +65,9 @@ class Kernel(Entry):
 class Transfer(Entry):
     """A collective or a message: its ``starts``, then ``moved_bytes`` at bandwidth · efficiency.
 
-    ``starts``: seconds, and how many of them. ``data_bytes`` is what it is about, ``moved_bytes`` what the busiest link carries of it.
-    ``fabric``: the link that sets the pace; ``direct``: by kernels that do without the library.
+    ``starts``: seconds, and how many of them. ``data_bytes`` is what it is about, ``moved_bytes``
+    what the busiest link carries of it. ``fabric``: the link that sets the pace; ``direct``: by
+    kernels that do without the library.
     """
 
     algorithm: str = ""
