@@ -17,9 +17,12 @@ from recipe_core.explain.serving_time import DECODING, REACHED, STARTING, Times
 from recipe_core.explain.training_time import STEP
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.plans import plan
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
+from tests.test_own_runs import request as own_request
+from tests.test_own_runs import taught, times_as_estimated
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 UNITS = {
@@ -130,8 +133,18 @@ SERVING: list[dict[str, Any]] = [
     {"workload.mode": "static", "workload.batch": 16, "workload.concurrency": None},
     {"workload.input_tokens": 20000, "workload.output_tokens": 1},
     {"workload.prefix_hit": 0.5, "workload.input_tokens": 30000},
-    {"candidate.draft_tokens": 3, "model": "Qwen/Qwen3-32B"},
-    {"model": "deepseek-ai/DeepSeek-V3", "hardware.nodes": 2, "candidate.disaggregated": True},
+    {
+        "model": "deepseek-ai/DeepSeek-V3",
+        "hardware.device": "h200-sxm",
+        "workload.speculative": {"tokens": 2, "acceptance": 0.7, "method": "mtp"},
+    },
+    {"model": "meta-llama/Llama-3.1-70B-Instruct", "options.disaggregated": True},
+    {
+        "model": "openai/gpt-oss-120b",
+        "candidate.engine": "sglang",
+        "candidate.stream_interval": 30,
+        "candidate.scheduler_recv_interval": 30,
+    },
 ]
 
 
@@ -145,6 +158,8 @@ def some_rows(board: ServingPlan) -> list[int]:
     """Splits of several kinds that run: the best, and the best with each degree."""
     order = [int(row) for row in board.order]
     kinds = {0: order[0]} if order else {}
+    pooled = [row for row in order if board.candidate(row).get("prefill")]
+    kinds |= {-1: pooled[0], -2: pooled[-1]} if pooled else {}
     for n, name in enumerate(("tp", "pp", "dp", "ep", "cp"), 1):
         deep = [row for row in order if board.degree(name)[row] > 1]
         kinds |= {n: deep[0]} if deep else {}
@@ -183,6 +198,23 @@ def test_serving_is_multiplied_out_to_its_figures(changes: dict[str, Any]) -> No
             if line is not None and "no layer" not in line.numbers and "blocks" not in line.numbers:
                 numbers = line.numbers.replace(" of state", "")
                 assert value(numbers) == pytest.approx(value(line.value), rel=2e-2), line
+
+
+@pytest.mark.parametrize("mode", ["closed", "open", "offline", "static"])
+def test_what_own_runs_teach_is_a_factor_of_the_lines(mode: str) -> None:
+    measured = [
+        *times_as_estimated(1.3, 4),
+        *(row.model_copy(update={"ttft_ms": 900.0}) for row in times_as_estimated(1.3, 2)),
+    ]
+    load = {"closed": 64, "open": 2.0, "static": 16, "offline": 500}[mode]
+    asked = PlanRequest.parse(own_request(mode, load))
+    board, row = plan_candidate(asked, corrections=taught(measured))
+    assert isinstance(board, ServingPlan)
+    assert board.setting(row).correction is not None
+    times, estimate = arithmetic(board, row), board.estimate(row)
+    assert estimate.breakdown_s is not None
+    parts_hold(times, DECODING, estimate.breakdown_s.decode)
+    parts_hold(times, STARTING, estimate.breakdown_s.prefill)
 
 
 def test_every_number_says_where_it_is_from() -> None:

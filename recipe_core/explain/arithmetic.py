@@ -20,7 +20,13 @@ from recipe_core.physics.prediction import known
 from recipe_core.physics.serving.cache import cached_tokens, kv_token_bytes, state_bytes
 from recipe_core.physics.serving.memory import stage_columns
 from recipe_core.physics.serving.results import ServingEstimate
-from recipe_core.physics.serving.weights import layer_weight_bytes, stage_layers, vocabulary_bytes
+from recipe_core.physics.serving.weights import (
+    draft_layer,
+    draft_weight_bytes,
+    layer_weight_bytes,
+    stage_layers,
+    vocabulary_bytes,
+)
 from recipe_core.physics.training.results import TrainingEstimate
 from recipe_core.search.measures import days
 from recipe_core.search.serving_plan import ServingPlan
@@ -67,7 +73,7 @@ def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> li
     return [
         Line(
             "Weights",
-            "layers + embedding + head",
+            "layers + embedding + head + draft layers",
             _weights(block.setting, case, start, end),
             gib(m.weights_bytes),
         ),
@@ -115,6 +121,9 @@ def _weights(setting: Setting, case: Cases, start: int, end: int) -> str:
     ]
     first, last = start == 0, end == len(model.layers)
     terms += [table] * (1 if first and last and model.tied_embeddings else first + last)
+    drafts = float(draft_weight_bytes(setting, case)[0])
+    if last and drafts:
+        terms.append(gib(drafts))
     return " + ".join(terms)
 
 
@@ -122,8 +131,11 @@ def _cache(setting: Setting, case: Cases, start: int, end: int) -> str:
     """Layers × tokens × bytes per token, and states; packed caches are more than a product."""
     context = np.minimum(case.input_tokens + case.output_tokens, case.max_context)
     terms: list[str] = []
-    for kind, count in _kinds(setting, start, end):
-        layer = setting.model.kinds[kind][0]
+    model = setting.model
+    layers = [(model.kinds[kind][0], count) for kind, count in _kinds(setting, start, end)]
+    if end == len(model.layers) and case.draft_layers[0]:
+        layers.append((draft_layer(model), int(case.draft_layers[0])))
+    for layer, count in layers:
         if isinstance(layer.attention, CompressedAttention):
             return "blocks shared by the caches of several layers"
         token_bytes = float(kv_token_bytes(setting, layer.attention, case.tp)[0] / case.cp[0])

@@ -313,7 +313,8 @@ class _Explained:
         alone_s, full_s = _seconds(alone), _seconds(full)
         share = 0.0
         if abs(full_s - alone_s) > _SMALL * alone_s:
-            share = min(max((prompt_s - alone_s) / (full_s - alone_s), 0.0), 1.0)
+            share = (prompt_s - alone_s) / (full_s - alone_s)
+            share = 0.0 if share < 1e-6 else min(share, 1.0)
         first = [*self._pool_lines(decode, alone, full, share)]
         first += [*self._pool_waits()]
         group = plain_number(one(steps.group))
