@@ -269,7 +269,7 @@ def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> li
         f"{significant(flops / 1e9)} GFLOP × {rate(t.tokens_per_s_per_gpu)} ÷ "
         f"{per_second(peak, 'FLOP')}"
     )
-    return [
+    lines = [
         Line(
             "Step",
             "sum of the parts",
@@ -290,6 +290,18 @@ def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> li
         ),
         Line("MFU", "model flops per token · tokens per device ÷ peak", mfu, f"{t.mfu:.1%}"),
     ]
+    if t.hfu is not None:
+        again = flops * (t.hfu / t.mfu - 1)
+        lines.append(
+            Line(
+                "HFU",
+                "(model flops + those of recomputation) per token · tokens per device ÷ peak",
+                f"({significant(flops / 1e9)} GFLOP + {significant(again / 1e9)} GFLOP) × "
+                f"{rate(t.tokens_per_s_per_gpu)} ÷ {per_second(peak, 'FLOP')}",
+                f"{t.hfu:.1%}",
+            )
+        )
+    return lines
 
 
 def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
@@ -320,7 +332,14 @@ def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
         Line("Steps", "token budget ÷ tokens of a step, rounded up", tokens, f"{run.steps:,.0f}")
     )
     numbers = f"{run.steps:,.0f} × {duration(t.step_s)} ÷ {run.goodput:.2%}"
-    lines.append(Line("Time to finish", "steps · step time ÷ goodput", numbers, _long(run.wall_s)))
+    lines.append(
+        Line(
+            "Time to finish",
+            "steps · step time ÷ goodput",
+            numbers,
+            board.measures["wall"].show(run.wall_s),
+        )
+    )
     if cost.usd is not None and cost.usd_per_hour is not None:
         lines.append(
             Line(
