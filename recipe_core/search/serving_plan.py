@@ -76,8 +76,6 @@ QUICK = 5000
 """Requests of a replica that are simulated without being asked for, in the estimate of one
 candidate."""
 TAILS = (50.0, 95.0, 99.0)
-_LOADED = {"closed": "in flight", "open": "requests/s", "static": "in a batch", "offline": "queued"}
-"""What the number of a load counts, by the mode."""
 
 
 def _every_search_rule(setting: Setting, cases: Cases) -> list[Any]:
@@ -161,8 +159,9 @@ class ServingPlan(Plan):
         "usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"
     }
 
-    def __init__(self, problem: ServingProblem, blocks: Sequence[Any]) -> None:
+    def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
         super().__init__(problem, blocks)
+        self.measures = measures_of(problem.workload.mode)
         if len(problem.clusters) > 1:  # the chart that devices are usually compared by
             self.axes = ("interactivity", "per_gpu")
 
@@ -206,10 +205,6 @@ class ServingPlan(Plan):
         Where limits name a percentile, all that can run are simulated.
         """
         return cls(problem, _judged(cls, problem, [(setting, cases)], at_most=None))
-
-    def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
-        super().__init__(problem, blocks)
-        self.measures = measures_of(problem.workload.mode)
 
     @property
     def _mode(self) -> str:
@@ -424,12 +419,6 @@ class ServingPlan(Plan):
         """The name of a row in links and charts, with its load where a split has several."""
         load = float(self.columns["load"][row]) if self.request.options.loads else None
         return split_key(self.candidate(row), self.cluster_number(row), load)
-
-    def label(self, row: int) -> str:
-        """The degrees, what else a split is, and its load where it has several."""
-        if not self.request.options.loads:
-            return super().label(row)
-        return f"{super().label(row)} · {self.text('load', row)} {_LOADED[self._mode]}"
 
     def find(self, key: str) -> int | None:
         """The row that a key names; without a load in it the one under the request's."""
