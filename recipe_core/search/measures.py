@@ -31,8 +31,8 @@ class Measure:
 
     ``column`` of the plan holds it, SI. A chart or a table shows it times ``factor`` in ``unit``, a
     sentence as ``show`` says it. ``limit``: the field of the objective's limits that bounds it, and
-    ``limit_factor`` that field's unit in SI ones. ``band``: the figure of an estimate whose band is
-    this measure's.
+    ``limit_factor`` that field's unit in SI ones. ``band``: the figure of an estimate, a column of
+    the plan too, whose band is this measure's, upside down where ``band_inverse``.
     """
 
     title: str
@@ -45,6 +45,7 @@ class Measure:
     limit_factor: float = 1.0
     help: str = ""
     band: str | None = None
+    band_inverse: bool = False
 
     @property
     def more_is_better(self) -> bool:
@@ -106,6 +107,8 @@ SERVING: dict[str, Measure] = {
         "tokens_per_s_per_user",
         rate,
         help="The inverse of the time per output token",
+        band="tpot_s",
+        band_inverse=True,
     ),
     "ttft": Measure(
         "Time to first token",
@@ -157,6 +160,7 @@ SERVING: dict[str, Measure] = {
         usd,
         limit="usd_per_million_output_tokens",
         help="Price of the devices by the hour, laid on the output",
+        band="usd_per_million_output_tokens",
     ),
     "usd_hour": Measure(
         "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
@@ -196,6 +200,7 @@ SERVING: dict[str, Measure] = {
         "joules_per_token",
         joules,
         limit="joules_per_token",
+        band="joules_per_token",
     ),
 }
 """What serving splits are compared by."""
@@ -226,6 +231,7 @@ TRAINING: dict[str, Measure] = {
         "tokens_per_s",
         rate,
         help="Less what failures and checkpoints cost",
+        band="tokens_per_s_per_gpu",
     ),
     "wall": Measure(
         "Time to finish",
@@ -237,8 +243,16 @@ TRAINING: dict[str, Measure] = {
         limit="wall_hours",
         limit_factor=HOUR_S,
         help="The whole token budget, failures included",
+        band="step_s",
     ),
-    "usd": Measure("Cost per million tokens", "Per M tokens", "$", "usd_per_million_tokens", usd),
+    "usd": Measure(
+        "Cost per million tokens",
+        "Per M tokens",
+        "$",
+        "usd_per_million_tokens",
+        usd,
+        band="usd_per_million_tokens",
+    ),
     "usd_run": Measure(
         "Cost of the run",
         "Run",
@@ -247,6 +261,7 @@ TRAINING: dict[str, Measure] = {
         usd,
         limit="usd",
         help="The whole token budget, failures included",
+        band="step_s",
     ),
     "usd_hour": Measure(
         "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
@@ -279,6 +294,7 @@ TRAINING: dict[str, Measure] = {
         "joules_per_token",
         joules,
         limit="joules_per_token",
+        band="joules_per_token",
     ),
 }
 """What training splits are compared by."""

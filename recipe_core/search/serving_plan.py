@@ -12,7 +12,7 @@ import numpy as np
 
 from recipe_core.base import progress
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.labels import REFUSALS
+from recipe_core.base.labels import REFUSALS, load_text
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import duration, significant
 from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors, uncertain
@@ -87,6 +87,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         "usable_bytes": lambda e: e.memory.usable_bytes,
         "capacity_bytes": lambda e: e.memory.capacity_bytes,
         "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
+        "pool_bytes": lambda e: e.memory.pool_bytes,
         "kv_cache_tokens": lambda e: e.memory.pool_tokens,
         "max_concurrency": lambda e: e.memory.max_concurrency,
         "held_requests": lambda e: np.minimum(
@@ -134,6 +135,11 @@ class ServingPlan(Plan):
     unpriced: ClassVar[Mapping[str, str]] = {
         "usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"
     }
+
+    def __init__(self, problem: ServingProblem, blocks: Sequence[Any]) -> None:
+        super().__init__(problem, blocks)
+        if len(problem.clusters) > 1:  # the chart that devices are usually compared by
+            self.axes = ("interactivity", "per_gpu")
 
     # planning
 
@@ -234,6 +240,24 @@ class ServingPlan(Plan):
             "weight_dtype": setting.weight_dtype,
             "kv_dtype": setting.kv_dtype,
         }
+
+    @staticmethod
+    def titles_of(setting: Setting) -> Mapping[str, str]:
+        """Engine, weight format and cache format, as people call them."""
+        return {
+            "engine": setting.engine.title,
+            "weight_dtype": f"{setting.weight_dtype} weights",
+            "kv_dtype": f"{setting.kv_dtype} cache",
+        }
+
+    @property
+    def several_loads(self) -> bool:
+        """Whether the request lists loads, so that one split has a row for each."""
+        return bool(self.request.options.loads) and len(np.unique(self.columns["load"])) > 1
+
+    def load_text(self, row: int) -> str:
+        """The load of a row with what it counts: ``64 in flight``."""
+        return load_text(LOADS[self.problem.workload.mode], float(self.columns["load"][row]))
 
     def split_columns(self) -> Mapping[str, Any]:
         """Device, engine and formats, one value per row."""
@@ -338,6 +362,22 @@ class ServingPlan(Plan):
         """Bytes of each part on the fullest device, one per row."""
         index = list(rows)
         return {name: np.asarray(self.columns[name], dtype=float)[index] for name in self.parts}
+
+    def held_memory(self, rows: Sequence[int]) -> dict[str, Float]:
+        """The same with the cache as the engine will hold it: at most its pool.
+
+        Nothing beside the cache depends on the load, so it is also at most what the device has
+        left.
+        """
+        parts, index = self.memory(rows), list(rows)
+        needed = parts["kv_needed_bytes"]
+        rest = sum(values for name, values in parts.items() if name != "kv_needed_bytes")
+        capacity, pool, lacking = (
+            np.asarray(self.columns[name], dtype=float)[index]
+            for name in ("capacity_bytes", "pool_bytes", "shortfall_bytes")
+        )
+        held = np.minimum(needed, np.maximum(np.minimum(pool, capacity - rest), 0.0))
+        return parts | {"kv_needed_bytes": np.where(lacking > 0, needed, held)}
 
     def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
         """The candidates, with their hardware and load where the plan has several."""

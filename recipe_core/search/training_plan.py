@@ -10,6 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS
+from recipe_core.engines.frameworks import framework
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
@@ -162,6 +163,11 @@ class TrainingPlan(Plan):
     def names_of(setting: TrainingSetting) -> Mapping[str, str]:
         """The framework."""
         return {"engine": setting.engine}
+
+    @staticmethod
+    def titles_of(setting: TrainingSetting) -> Mapping[str, str]:
+        """The framework, as people call it."""
+        return {"engine": framework(setting.engine).title}
 
     def split_columns(self) -> Mapping[str, Any]:
         """The device and every field of the candidates, one value per row."""
