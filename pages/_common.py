@@ -274,6 +274,11 @@ def follow_edit() -> None:
         st.rerun()
 
 
+def replace_request(other: PlanRequest) -> None:
+    """Make another request the wizard's; pins are the other plan's."""
+    st.session_state.update({"request": other, "edited": True})
+
+
 def start_over() -> None:
     """Back to the request of an empty link; what is kept stays."""
     st.session_state.update({"request": DEFAULT, "pins": [], "market": Market(), "edited": True})

@@ -16,7 +16,7 @@ from typing import Any
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.labels import short_name
 from recipe_core.base.texts import flaw_of_name
-from recipe_core.hardware.cluster import device, short_title
+from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.request.describe import model_name, workload_name
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.packed import pack, unpack
@@ -108,7 +108,7 @@ def default_name(request: PlanRequest) -> str:
 def _default_names(request: PlanRequest) -> Iterator[str]:
     """Names that say more and more of a choice, for those that differ in less than their split."""
     split = request.candidate.model_dump() if request.candidate else {}
-    parts = [model_name(request), short_title(device(request.hardware.device)), short_name(split)]
+    parts = [model_name(request), chip_title(device(request.hardware.device)), short_name(split)]
     formats = split.get("precision") or split.get("weight_dtype") or ""
     more = ["", formats, str(split.get("engine") or ""), workload_name(request.workload)]
     for n in range(len(more)):
