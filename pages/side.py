@@ -12,10 +12,9 @@ from recipe_core.present import charts, side_by_side
 from recipe_core.present.side_by_side import NOTHING, Choice, Line
 from recipe_core.request.describe import summary
 from recipe_core.request.shelf import MAX_KEPT, MAX_NAME, Kept, Shelf, renamed, without
+from recipe_core.targets.start_command import typed
 
 BEST = "★"
-FIRST_COLUMN = "Figure\u00a0"
-"""Names of choices hold no such space, so that none is taken for this column."""
 FORMATS = ("png", "svg")
 
 
@@ -137,10 +136,18 @@ def cells(line: Line, *, ranges: bool) -> list[str]:
     return out
 
 
-def table(lines: Sequence[Line], choices: Sequence[Choice], *, ranges: bool, alt: str) -> None:
-    """Lines as a table, a column for each choice."""
+def table(
+    lines: Sequence[Line],
+    choices: Sequence[Choice],
+    *,
+    ranges: bool,
+    alt: str,
+    of_what: str = "Figure",
+) -> None:
+    """Lines as a table, a column for each choice; ``of_what`` heads the column of titles."""
     columns = [cells(line, ranges=ranges) for line in lines]
-    out = {FIRST_COLUMN: [common.escape(line.title) for line in lines]}
+    # names of choices hold no such space, so that none is taken for this column
+    out = {f"{of_what}\u00a0": [common.escape(line.title) for line in lines]}
     for n, choice in enumerate(choices):
         out[common.escape(choice.name)] = [column[n] for column in columns]
     st.table(out, border="horizontal", hide_index=True, alt=alt)
@@ -254,12 +261,14 @@ def commands(choices: Sequence[Choice]) -> None:
         st.markdown(f"**{common.escape(engine)}**")
         options(group, [words[choices.index(choice)] for choice in group])
     if len(groups) > 1:
-        st.caption("Options are compared between choices of one engine: others name theirs apart.")
+        st.caption(
+            "Options are compared between choices of one engine; another has other names for them."
+        )
     if places:
         with st.expander("Whole commands", icon=":material/terminal:", expanded=not several):
             for n in places:
                 st.caption(common.escape(choices[n].name))
-                widgets.code(" \\\n    ".join(words[n]))
+                widgets.code(typed(words[n]))
 
 
 def options(choices: Sequence[Choice], words: Sequence[Sequence[str]]) -> None:
@@ -269,7 +278,8 @@ def options(choices: Sequence[Choice], words: Sequence[Sequence[str]]) -> None:
     if not differing:
         st.caption("They start by the same command.")
         return
-    table(differing, choices, ranges=False, alt="Options that differ between the commands")
+    alt = "Options that differ between the commands"
+    table(differing, choices, ranges=False, alt=alt, of_what="Option")
     st.caption(
         f"Of the first process of each; {len(lines) - len(differing)} more are the same. "
         f"{NOTHING}: the command does not have it."

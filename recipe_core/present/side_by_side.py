@@ -317,7 +317,8 @@ def cautions(choices: Sequence[Choice]) -> list[str]:
         parts = [name for name in names if len({str(one[name]) for one in questions}) > 1]
         if parts:
             listed = " and ".join(parts)
-            out += [f"They differ in {listed}: a better figure does not answer the same question."]
+            who = "The runs" if training else "Choices of serving"
+            out += [f"{who} differ in {listed}: a better figure may answer another question."]
     omitted = [sentence for choice in choices if (sentence := left_out(choice.request))]
     return [*out, *dict.fromkeys(omitted)]
 
@@ -397,7 +398,11 @@ def frame(choices: Sequence[Choice]) -> pd.DataFrame:
         if choice.plan is not None:
             row |= _plain(choice, choice.plan)
         rows.append(row)
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    for name, kind in table.dtypes.items():
+        if kind == "object":  # mixed: every format has None for what is missing
+            table[name] = table[name].where(table[name].notna(), None)
+    return table
 
 
 def _plain(choice: Choice, plan: Plan) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from textwrap import wrap
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,9 +12,9 @@ import plotly.graph_objects as go
 from recipe_core.present.charts.style import BELOW, Palette, palette
 from recipe_core.present.side_by_side import Choice, ends, measures, value
 
-LONGEST = 36
-"""Characters of a name beside an axis; the whole name is in the hover."""
-ROW_PX = 46
+LINE, LINES = 24, 3
+"""Characters and lines of a name beside an axis; the whole name is in the hover."""
+ROW_PX = 54
 
 
 def kept_points(
@@ -41,7 +42,7 @@ def kept_points(
         title=None,
         autorange="reversed",
         tickvals=known,
-        ticktext=[_short(choices[n].name) for n in known],
+        ticktext=[_folded(choices[n].name) for n in known],
         zeroline=False,
     )
     return figure
@@ -57,7 +58,7 @@ def _marks(
     texts = [measure.show(value(choices[n], title)) for n in rows]
     colour = colours.series[0]
     return {
-        "x": values,
+        "x": values.tolist(),
         "y": list(rows),
         "mode": "markers+text",
         "text": texts,
@@ -67,8 +68,8 @@ def _marks(
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": np.nan_to_num(high - values),
-            "arrayminus": np.nan_to_num(values - low),
+            "array": np.nan_to_num(high - values).tolist(),
+            "arrayminus": np.nan_to_num(values - low).tolist(),
             "color": colour,
             "thickness": 1.5,
         },
@@ -83,6 +84,7 @@ def _marks(
     }
 
 
-def _short(name: str) -> str:
-    """A name as an axis shows it: cut, and never read as markup."""
-    return escape(name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…")
+def _folded(name: str) -> str:
+    """A name as an axis shows it: in lines, cut, and never read as markup."""
+    lines = wrap(name, LINE, max_lines=LINES, placeholder=" …")
+    return "<br>".join(escape(line) for line in lines)
