@@ -16,6 +16,7 @@ if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not t
 
 load_pages()  # or wait until another thread has done so
 import _common as common  # noqa: E402
+import _link as links  # noqa: E402
 import _widgets as widgets  # noqa: E402
 
 st.set_page_config(page_title="Recipe builder", page_icon=str(HERE / "icon.png"), layout="wide")
@@ -30,6 +31,7 @@ STEPS = {
 }
 BESIDE = {
     "size.py": st.Page("size.py", title="Size", icon=":material/shopping_cart:"),
+    "side.py": st.Page("side.py", title="Side by side", icon=":material/compare:"),
     "measured.py": st.Page("measured.py", title="Measured", icon=":material/monitoring:"),
     "check.py": st.Page("check.py", title="Check a command", icon=":material/terminal:"),
 }
@@ -66,10 +68,12 @@ def step_buttons(number: int) -> None:
 # a run that a step cuts short never does. So the frame fills the same three slots on every page and
 # in every state, and does so before the page, which may take long. Otherwise buttons of an earlier
 # run stay beside the new ones.
-if step is None:
-    st.empty()
-else:
-    st.progress((step + 1) / len(steps), text=f"Step {step + 1} of {len(steps)}: {page.title}")
+with st.container(horizontal=True, horizontal_alignment="right", vertical_alignment="bottom"):
+    if step is None:
+        st.empty()
+    else:
+        st.progress((step + 1) / len(steps), text=f"Step {step + 1} of {len(steps)}: {page.title}")
+    link_place = links.menu()
 body = st.container()
 if step is None:
     st.empty()
@@ -78,4 +82,5 @@ else:
 with body:
     widgets.show_notice()
     page.run()
+links.fill(link_place)
 common.write_url()

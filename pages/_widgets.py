@@ -69,6 +69,10 @@ def verdict() -> None:
         icon=":material/casino:" if tossed else ":material/check_circle:",
     )
     common.calibration_note(plan, row)
+    if lost := common.left_behind():
+        st.caption(
+            common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
+        )
     if plan.price_note:
         st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
 

@@ -153,6 +153,7 @@ def pinned(plan: Plan, key: str) -> None:
     if row is None:
         name = labels.split_name(split_key.split_of(key))
         st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
+        st.caption("The link omits it.")
     elif fits:
         st.markdown(f"**{common.escape(plan.label(row))}**\\\n{common.escape(plan.phrase(row))}")
         if sentence := plan.against_best(row):
@@ -169,6 +170,9 @@ def pinned(plan: Plan, key: str) -> None:
             args=(key,),
         ):
             st.switch_page("recipe.py", query_params=common.link())
+        wanted = plan.request_of(row) if row is not None and fits else common.pinned_request(key)
+        if wanted is not None:
+            common.keep_button(wanted, f"keep-{key}", type="tertiary")
         st.button(
             "Remove",
             key=f"unpin-{key}",

@@ -18,7 +18,7 @@ from recipe_core.present.report import html_report
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request import edit
-from recipe_core.request.edit import SHARED, shared_candidate
+from recipe_core.request.edit import shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of
 from recipe_core.search.plan import Plan
@@ -27,21 +27,9 @@ BEST, STATED = "", "stated"
 LISTED = 50
 
 
-def is_stated() -> bool:
-    """Whether the request states a split, or a part of one, that no key of this plan names."""
-    candidate = common.request().candidate
-    if candidate is None:
-        return False
-    listed = candidate.prefill is None or common.request().options.disaggregated
-    if listed and common.selected_key():
-        return False
-    shared = set(SHARED) if common.training() else set()
-    return bool(set(candidate.model_dump(exclude_none=True)) - shared)
-
-
 def lost_split(plan: Plan) -> str | None:
     """The name of a selected split that no longer fits; what only the request names stays."""
-    return None if is_stated() else common.lost_split(plan)
+    return None if common.is_stated() else common.lost_split(plan)
 
 
 def effective_request(plan: Plan) -> PlanRequest:
@@ -75,7 +63,7 @@ def selection_changes(key: str) -> dict[str, Any]:
 
 def selected_option(plan: Plan) -> str:
     """The option of the list that the request stands for."""
-    if is_stated():
+    if common.is_stated():
         return STATED
     if common.selected_key() is None or lost_split(plan):
         return BEST
@@ -104,6 +92,16 @@ def picker(plan: Plan) -> None:
         )
 
 
+def kept_request(plan: Plan) -> PlanRequest | None:
+    """What to keep of the split on this page; None where the request leaves a part of it open."""
+    if common.is_stated():
+        stated = common.request()
+        whole = stated.candidate and key_of(stated.candidate.model_dump())
+        return stated if whole else None
+    row = common.selected_row(plan)
+    return None if row is None else plan.request_of(row)
+
+
 def downloads(bundle: Bundle, plan: Plan) -> None:
     """The bundle and the report as files, each made on click."""
     recipe, addresses = bundle.recipe, deployment.addresses(bundle)
@@ -130,6 +128,8 @@ def downloads(bundle: Bundle, plan: Plan) -> None:
             key="report",
             help="One HTML file that opens offline: figures, charts, arithmetic, commands",
         )
+        if (wanted := kept_request(plan)) is not None:
+            common.keep_button(wanted, "keep")
 
 
 def described(recipe: Recipe, device_title: str) -> None:
@@ -200,7 +200,7 @@ def refused(plan: Plan, error: RecipeError) -> None:
             args=({"objective.limits.gpus": per_node, "candidate": None},),
         )
     candidate = plan.candidate(row)
-    if is_stated():
+    if common.is_stated():
         candidate |= common.request().candidate.model_dump(exclude_none=True)
     st.header("The same split on another engine", anchor=False)
     tabs.engines(common.request(), candidate)
