@@ -10,6 +10,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.request.describe import summary
 from recipe_core.search.plan import Plan
 
+
 def show_notice() -> None:
     """Say once what was ignored of a link or why an edit was refused."""
     if ignored := st.session_state.pop("ignored", None):
@@ -32,6 +33,8 @@ def head(title: str) -> None:
         given = bar.answer()
         if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
             bar.explain(given, "page")
+        elif given and given[0].price_note:
+            bar.price_note(given[0])
 
 
 def hardware_unknown() -> None:

@@ -73,7 +73,7 @@ class PlanRows(ABC):
         self.blocks = tuple(blocks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what tells clusters apart by identity: another process has its own."""
+        """What another process gets: numbers by identity hold in the process that counted."""
         return {name: value for name, value in vars(self).items() if name != "_cluster_numbers"}
 
     def __len__(self) -> int:
