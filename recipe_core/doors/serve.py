@@ -39,6 +39,7 @@ PAGES = (
     "present.size_later",
     "present.size_tables",
     "present.snippets",
+    "present.verdict",
     "present.views",
     "recipe.other_engines",
     "recipe.calibrate",

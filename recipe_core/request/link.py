@@ -4,8 +4,8 @@
 A load (concurrency, request_rate, batch, requests) differs when it is not the default of its mode,
 ``START_LOADS``; a closed loop whose load can be searched has no default, and without one its load
 is searched. A field of a training run differs when it is not ``TRAINING``'s. A candidate that
-states nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where that
-is shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
+states nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where
+that is shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
 request. Engine options and environment variables may hold private values: a link leaves them out,
 ``left_out`` says so.
 """

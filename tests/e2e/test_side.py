@@ -131,7 +131,7 @@ def test_a_choice_is_opened_and_removed(page: Any, address: str) -> None:
     page.get_by_role("button", name="Remove").filter(visible=True).click()
     page.get_by_role("columnheader", name="Llama on H100").wait_for(state="detached")
     settled(page, SIDE)
-    assert [kept.name for kept in shelf_of(query(page))[0]][0] == "Llama on MI300X"
+    assert next(kept.name for kept in shelf_of(query(page))[0]) == "Llama on MI300X"
     page.go_back()
     page.get_by_role("columnheader", name="Llama on H100").wait_for()
 
