@@ -76,6 +76,7 @@ if step is None:
 else:
     step_buttons(step)
 with body:
-    widgets.show_notice()
+    with st.container(key="notice"):
+        widgets.show_notice()
     page.run()
 common.write_url()

@@ -35,7 +35,8 @@ def head(title: str) -> None:
     """The question of a page, the request in one line, and the verdict."""
     st.title(title, anchor=False)
     st.caption(common.escape(summary(common.request())))
-    verdict()
+    with st.container(key="verdict"):  # one place, whatever it says: what follows stays in its own
+        verdict()
 
 
 def verdict() -> None:
