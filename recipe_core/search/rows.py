@@ -72,6 +72,10 @@ class PlanRows(ABC):
         self.problem = problem
         self.blocks = tuple(blocks)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: numbers by identity hold in the process that counted."""
+        return {name: value for name, value in vars(self).items() if name != "_cluster_numbers"}
+
     def __len__(self) -> int:
         return sum(len(block) for block in self.blocks)
 
