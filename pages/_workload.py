@@ -133,12 +133,12 @@ def searchable(request: PlanRequest) -> bool:
 
 def several_loads() -> None:
     """Other loads, each judged with every split."""
-    mode = common.request().workload.mode
-    unit = {"open": "requests per second", "static": "batch sizes", "offline": "queued requests"}
+    unit = {"open": "a second", "static": "in a batch", "offline": "queued"}
+    counted = unit.get(common.request().workload.mode, "in flight")
     numbers.numbers(
-        f"Other loads ({unit.get(mode, 'requests in flight')})",
+        "Other loads",
         "options.loads",
-        placeholder="none, or such as 16, 64, 256",
+        placeholder=f"none, or some such as 16, 64, 256 requests {counted}",
     )
 
 
