@@ -141,13 +141,36 @@ def write_url() -> None:
         st.query_params.from_dict(link())
 
 
+def change_to(changes: Mapping[str, Any]) -> None:
+    """Change the request.
+
+    Raises:
+        RecipeError: where that makes it invalid; it stays as it was.
+    """
+    st.session_state["edited"] = True
+    st.session_state["request"] = change(request(), changes)
+
+
 def apply(changes: Mapping[str, Any]) -> None:
     """Change the request; an edit that makes it invalid is refused, and the next run says why."""
-    st.session_state["edited"] = True
     try:
-        st.session_state["request"] = change(request(), changes)
+        change_to(changes)
     except RecipeError as error:
         st.session_state["refused"] = str(error)
+
+
+def seed(key: str, value: Any) -> None:
+    """Make a widget show a value; to be called right before it is drawn, on every run.
+
+    A widget that shows it already is left alone: setting it would send the value to the browser,
+    where it overwrites what the reader has typed or moved to meanwhile. The browser keeps nothing
+    of a widget from another page, even where it has the same key.
+    """
+    state, page = st.session_state, st.session_state.get("page")
+    drawn: dict[str, Any] = state.setdefault("drawn", {})
+    if key not in state or drawn.get(key) != page or state[key] != value:
+        state[key] = value
+    drawn[key] = page
 
 
 def narrow(changes: Mapping[str, Any]) -> None:
@@ -175,8 +198,7 @@ def edit(
     an empty widget takes the field out, else it changes nothing.
     """
     key = f"_{field}"
-    # seeded on every run: the request is the only source of the widget's value
-    st.session_state[key] = read(value_of(request(), field))
+    seed(key, read(value_of(request(), field)))  # the request is the only source of its value
 
     def commit() -> None:
         value = st.session_state[key]
@@ -224,7 +246,7 @@ def choose(
 
     ``optional``: an empty widget is a choice too.
     """
-    st.session_state[key] = now
+    seed(key, now)
 
     def commit() -> None:
         value = st.session_state[key]

@@ -49,7 +49,8 @@ step = steps.index(page) if page in steps else None
 # stay beside the new ones.
 foot = bar.Bar(steps, step)
 with st.container():
-    widgets.show_notice()
+    with st.container(key="notice"):
+        widgets.show_notice()
     page.run()
 common.write_url()
 foot.finish()

@@ -35,12 +35,13 @@ def head(title: str) -> None:
     """
     st.title(title, anchor=False)
     st.caption(common.escape(summary(common.request())))
-    if st.session_state.get("page") in bar.READ_ONLY:
-        given = bar.answer()
-        if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
-            bar.explain(given, "page")
-        elif given and given[0].price_note:
-            bar.price_note(given[0])
+    with st.container(key="answer"):  # one place, whatever it says: what follows stays in its own
+        if st.session_state.get("page") in bar.READ_ONLY:
+            given = bar.answer()
+            if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
+                bar.explain(given, "page")
+            elif given and given[0].price_note:
+                bar.price_note(given[0])
 
 
 def hardware_unknown() -> None:
