@@ -151,7 +151,14 @@ def _best_after(plan: Plan, fields: Mapping[str, Any]) -> Change | None:
     except RecipeError:
         return None
     row = after.best_row
-    return None if row is None else Change(fields, after.candidate(row), after.key(row))
+    if row is None or _loses_bundle(plan, after):
+        return None
+    return Change(fields, after.candidate(row), after.key(row))
+
+
+def _loses_bundle(plan: Plan, after: Plan) -> bool:
+    """Whether after a change there are estimates only, where a bundle could be made before."""
+    return after.launch_note is not None and plan.launch_note is None
 
 
 # One refused split
@@ -197,7 +204,7 @@ def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
         after = plan.replan_stated(request)
     except RecipeError:
         return False
-    return after is not None and bool(after.feasible[0])
+    return after is not None and bool(after.feasible[0]) and not _loses_bundle(plan, after)
 
 
 def nearest_feasible(plan: Plan, row: int) -> int | None:

@@ -226,7 +226,7 @@ class Plan(PlanRows):
         goal than the first (null for itself, and where only one of the two has a price);
         ``tied_with_best`` counts those of which it is 0.4 or more. ``confidence`` is the
         probability that a split keeps all limits (null without limits). ``unpriced``: devices of
-        which no price is known.
+        which no price is known. ``launch_note``: why no bundle can be made, where none can.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
@@ -263,6 +263,7 @@ class Plan(PlanRows):
                 "tied_with_best": self.tied,
             },
             "unpriced": self.unpriced_devices,
+            **({"launch_note": self.launch_note} if self.launch_note else {}),
             **own,
         }
 
