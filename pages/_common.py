@@ -36,7 +36,7 @@ from recipe_core.request.open_hardware import changed_market, market_of, market_
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of, read_pins, split_of
-from recipe_core.search.changes import Change
+from recipe_core.search.changes import Change, buildable_changes
 from recipe_core.search.plan import Plan
 
 Value = TypeVar("Value")
@@ -332,6 +332,12 @@ def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
     return calculated("Looking for a change that fits", Plan.changes, plan)
 
 
+@lru_cache(maxsize=64)
+def _buildable(text: str, digest: str, may_read: bool) -> list[Change]:
+    plan = _planned(text, digest, may_read)
+    return calculated("Looking for what can be built", buildable_changes, plan)
+
+
 def _cache_key() -> tuple[str, str]:
     """The request without its split, on which no plan depends, and the digest of files.
 
@@ -361,6 +367,11 @@ def planned_or_none() -> Plan | None:
 def changes() -> list[Change]:
     """Changes to the request after which a split fits, each really planned."""
     return _changes(*_cache_key(), folders_allowed())
+
+
+def buildable() -> list[Change]:
+    """Changes after which a bundle can be made, each really planned; none where one can."""
+    return _buildable(*_cache_key(), folders_allowed())
 
 
 def pinned_rows(plan: Plan) -> list[int]:

@@ -63,8 +63,25 @@ def verdict() -> None:
         icon=":material/casino:" if tossed else ":material/check_circle:",
     )
     common.calibration_note(plan, row)
+    if plan.launch_note:
+        no_bundle(plan)
     if plan.price_note:
         st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
+
+
+def no_bundle(plan: Plan) -> None:
+    """Why no bundle can be made of any split, and changes after which one can, a click each."""
+    st.warning(common.escape(plan.launch_note), icon=":material/block:")
+    with st.container(horizontal=True):
+        for n, change in enumerate(common.buildable()):
+            st.button(
+                common.escape(change_label(change.fields)),
+                key=f"buildable-{n}",
+                icon=":material/build:",
+                on_click=common.apply,
+                args=(change.fields,),
+                help=common.escape(f"Then {change.split} fits, and has a bundle."),
+            )
 
 
 def problem(error: RecipeError) -> None:

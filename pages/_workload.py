@@ -8,6 +8,7 @@ import streamlit as st
 from recipe_core.request.describe import steps_of
 from recipe_core.request.presets import preset_changes, preset_of, presets
 from recipe_core.request.schema import LOADS
+from recipe_core.search import launchable
 
 MODES = {
     "closed": "Closed loop",
@@ -21,7 +22,18 @@ MODES_MEAN = {
     "static": "One batch of fixed lengths from start to end, as in benchmarks.",
     "offline": "All requests are queued at once; only total time matters.",
 }
-METHODS = {"pretrain": "Pre-train", "finetune": "Fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
+METHODS = {
+    "pretrain": "Pre-train",
+    "finetune": "Fine-tune",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+}
+
+
+def launched(title: str, part: str, name: str) -> str:
+    """A choice, which says so where it is only estimated: no framework launches it."""
+    return title if name in launchable.launched(part) else f"{title} (estimate only)"
 
 
 def preset() -> None:
@@ -102,7 +114,7 @@ def training_run() -> None:
         "Method",
         "workload.method",
         options=list(METHODS),
-        format_func=METHODS.get,
+        format_func=lambda name: launched(METHODS[name], "methods", name),
         required=True,
     )
     # budgets have eleven digits and more

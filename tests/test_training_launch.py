@@ -489,7 +489,13 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
     ("engine", "parts", "work", "field", "said"),
     [
         ("torch", {"cp": 2, "dp": 8}, {}, "candidate.cp", "launched with cp 1 only, not 2"),
-        ("torch", {"precision": "fp8"}, {}, "candidate.precision", "cannot launch fp8 matrix products"),
+        (
+            "torch",
+            {"precision": "fp8"},
+            {},
+            "candidate.precision",
+            "cannot launch fp8 matrix products",
+        ),
         ("torch", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
         (
             "torch",

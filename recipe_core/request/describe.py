@@ -10,7 +10,13 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest, ServingWorkload, TrainingWorkload
 
-_METHODS = {"pretrain": "pre-train", "finetune": "fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
+_METHODS = {
+    "pretrain": "pre-train",
+    "finetune": "fine-tune",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+}
 
 
 def model_name(request: PlanRequest) -> str:
@@ -18,7 +24,8 @@ def model_name(request: PlanRequest) -> str:
     model = request.model
     if isinstance(model, str):
         return model.split("/")[-1]
-    return str(model.get("_name_or_path") or "inline config")
+    name = str(model.get("name") or model.get("_name_or_path") or "inline config")
+    return name.rstrip("/").split("/")[-1]
 
 
 def hardware_name(hardware: HardwareRequest) -> str:

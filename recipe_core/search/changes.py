@@ -144,14 +144,26 @@ def _loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
     return out
 
 
-def _best_after(plan: Plan, fields: Mapping[str, Any]) -> Change | None:
-    """The change with the best split after it, None when there is still none."""
+def buildable_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
+    """Changes after which a bundle can be made, each really planned; none where one can already."""
+    out: list[Change] = []
+    for fields in plan.launch_cures():
+        if len(out) < at_most and (best := _best_after(plan, fields, bundled=True)):
+            out.append(best)
+    return out
+
+
+def _best_after(plan: Plan, fields: Mapping[str, Any], *, bundled: bool = False) -> Change | None:
+    """The change with the best split after it, None when there is still none.
+
+    ``bundled``: one of which a bundle can be made.
+    """
     try:
         after = plan.replan(change(plan.request, fields))
     except RecipeError:
         return None
     row = after.best_row
-    if row is None or _loses_bundle(plan, after):
+    if row is None or _loses_bundle(plan, after) or (bundled and after.launch_note):
         return None
     return Change(fields, after.candidate(row), after.key(row))
 

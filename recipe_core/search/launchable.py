@@ -55,12 +55,14 @@ class Unable:
     """Something of a request that a framework cannot be told.
 
     ``what`` ends the sentence "torchtitan cannot launch …"; ``field`` of the request it stands in;
-    ``hint``: what can be launched instead, empty where only another framework helps.
+    ``hint``: what can be launched instead, with ``value`` in the field; empty where only another
+    framework helps.
     """
 
     what: str
     field: str
     hint: str = ""
+    value: str | None = None
 
 
 # Models
@@ -112,8 +114,9 @@ def unable(
     """
     launches = training_engine(setting.engine).launches
     if setting.method not in launches.methods:
-        hint = f"Use {METHODS[_CLOSEST[setting.method]]}." if setting.method in _CLOSEST else ""
-        yield Unable(METHODS[setting.method], "workload.method", hint)
+        other = _CLOSEST.get(setting.method)
+        hint = f"Use {METHODS[other]}." if other else ""
+        yield Unable(METHODS[setting.method], "workload.method", hint, other)
     if setting.document_tokens is not None:
         hint = "Leave the length of documents out."
         yield Unable("documents of a stated length", "workload.document_tokens", hint)
@@ -122,10 +125,12 @@ def unable(
         yield Unable(f"{setting.precision} matrix products", "candidate.precision", "Use bf16.")
     if setting.optimizer_name not in launches.optimizers:
         optimizer = _OPTIMIZERS.get(setting.optimizer_name, setting.optimizer_name)
-        yield Unable(optimizer, "workload.optimizer", "Use AdamW.")
+        yield Unable(optimizer, "workload.optimizer", "Use AdamW.", "adamw")
     kernel = "flash" if setting.flash else "eager"
     if kernel not in launches.attention:
-        yield Unable(f"{kernel} attention", "workload.attention", "Use flash attention.")
+        other = launches.attention[0]
+        hint = f"Use {other} attention."
+        yield Unable(f"{kernel} attention", "workload.attention", hint, other)
     if offload != "none" and offload not in launches.offload:
         hint = "Keep optimizer states on the device."
         yield Unable(_OFFLOADS[offload], "candidate.offload", hint)
@@ -198,6 +203,23 @@ def default_framework(
         facts().preferred,
         key=lambda name: len(list(unable(on_framework(closest, name), offload, in_pieces))),
     )
+
+
+def ways_out(setting: TrainingSetting, offload: str, in_pieces: bool) -> list[dict[str, object]]:
+    """Changes to a request that no framework can launch after which one can, the fewest first."""
+    out: list[dict[str, object]] = []
+    for name in facts().preferred:
+        lacks = list(unable(on_framework(setting, name), offload, in_pieces))
+        changes: dict[str, object] = {lack.field: lack.value for lack in lacks}
+        if lacks and all(lack.hint for lack in lacks) and changes not in out:
+            out.append(changes)
+    return sorted(out, key=len)
+
+
+def launched(part: str) -> frozenset[str]:
+    """What any framework can launch of a part: ``methods``, ``optimizers``, and so on."""
+    programs = facts().engines.values()
+    return frozenset(name for program in programs for name in getattr(program.launches, part))
 
 
 def titles(names: tuple[str, ...]) -> str:

@@ -130,6 +130,10 @@ class Plan(PlanRows):
         """Changes to a row's own choices that may keep the limits it breaks: by default none."""
         yield from ()
 
+    def launch_cures(self) -> Iterator[dict[str, Any]]:
+        """Changes after which a bundle can be made, where ``launch_note`` says that none can."""
+        yield from ()
+
     @abstractmethod
     def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``."""

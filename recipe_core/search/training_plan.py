@@ -13,12 +13,12 @@ from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
-from recipe_core.request.edit import shared_candidate
+from recipe_core.request.edit import TRAINING_TOKENS, shared_candidate
 from recipe_core.request.schema import CandidateRequest, Goal
 from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of, split_of
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
-from recipe_core.search.launchable import FRAMEWORK, able, unable
+from recipe_core.search.launchable import FRAMEWORK, able, unable, ways_out
 from recipe_core.search.launchable_splits import search_rules
 from recipe_core.search.limits import limited
 from recipe_core.search.measures import TRAINING
@@ -229,10 +229,7 @@ class TrainingPlan(Plan):
     def _of_frameworks(self) -> frozenset[str]:
         """Sentences that refuse all splits of a framework."""
         return frozenset(
-            rule.say(0)
-            for block in self.blocks
-            for rule in block.outside
-            if rule.code == FRAMEWORK
+            rule.say(0) for block in self.blocks for rule in block.outside if rule.code == FRAMEWORK
         )
 
     # changes that may help
@@ -305,6 +302,20 @@ class TrainingPlan(Plan):
         if self.problem.workload.tokens is None:
             notes.append("Without a token budget a step is estimated, and no bundle is made.")
         return " ".join(notes) or None
+
+    def launch_cures(self) -> Iterator[dict[str, Any]]:
+        """Changes after which a bundle can be made, where none can: the fewest first."""
+        if self.launch_note is None:
+            return
+        tokens = (
+            {"workload.tokens": TRAINING_TOKENS} if self.problem.workload.tokens is None else {}
+        )
+        setting = self.blocks[0].setting
+        if able(setting, *self._asked):
+            yield dict(tokens)
+            return
+        for changes in ways_out(setting, *self._asked):
+            yield {**changes, **tokens}
 
     def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``: nothing."""

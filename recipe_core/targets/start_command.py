@@ -19,4 +19,4 @@ def start_command(plan: Plan, row: int, *, folders: bool = True) -> str:
     # The plan has judged the split already; simulating percentiles again would only take time.
     request = request.model_copy(update={"objective": Objective()})
     decision = decide(request, folders=folders)
-    return first_command(decision.started(), decision.model.name)
+    return first_command(decision.started(), decision.model.source)

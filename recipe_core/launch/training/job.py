@@ -92,8 +92,8 @@ class Job:
 
     @property
     def has_home(self) -> bool:
-        """Whether the model has files (a folder, an id), and so a tokenizer."""
-        return "/" in self.setting.model.name
+        """Whether the run reads files of the model: they are known, or it starts from weights."""
+        return self.setting.model.weights is not None or self.from_weights
 
 
 def job_of(estimates: TrainingEstimates, row: int) -> Job:
