@@ -40,7 +40,7 @@ from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of, read_pins, split_of
 from recipe_core.search.alternatives import Alternative
 from recipe_core.search.alternatives import alternatives as plan_alternatives
-from recipe_core.search.changes import Change
+from recipe_core.search.changes import Change, buildable_changes
 from recipe_core.search.plan import Plan
 
 Value = TypeVar("Value")
@@ -458,6 +458,12 @@ def _alternatives(text: str, digest: str, may_read: bool) -> list[Alternative]:
     return calculated("Planning alternatives", plan_alternatives, plan, simulated_what="")
 
 
+@lru_cache(maxsize=64)
+def _buildable(text: str, digest: str, may_read: bool) -> list[Change]:
+    plan = _planned(text, digest, may_read)
+    return calculated("Looking for what can be built", buildable_changes, plan)
+
+
 def _cache_key() -> tuple[str, str]:
     """The request without its split, on which no plan depends, and the digest of files.
 
@@ -546,6 +552,11 @@ def changes() -> list[Change]:
 def alternatives() -> list[Alternative]:
     """Choices beside the best split that are worth a click, each really planned."""
     return _alternatives(*_cache_key(), folders_allowed())
+
+
+def buildable() -> list[Change]:
+    """Changes after which a bundle can be made, each really planned; none where one can."""
+    return _buildable(*_cache_key(), folders_allowed())
 
 
 def pinned_rows(plan: Plan) -> list[int]:

@@ -40,7 +40,8 @@ def head(title: str) -> None:
             given = bar.answer()
             if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
                 bar.explain(given, "page")
-            elif given and given[0].price_note:
+            elif given:
+                bar.no_bundle(given[0], "page")
                 bar.price_note(given[0])
 
 

@@ -1,6 +1,7 @@
 from typing import Any
 
 import _common as common
+import _upload as upload
 import _widgets as widgets
 import streamlit as st
 
@@ -10,7 +11,6 @@ from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_ids
 from recipe_core.model.spec import ModelSpec
-from recipe_core.model.uploaded import MAX_BYTES, uploaded_config
 from recipe_core.model.variants import variants
 from recipe_core.present.charts import parts_bars
 from recipe_core.present.views import model_view
@@ -24,7 +24,6 @@ KINDS = {
     "compressed": "compressed, sparse",
     "none": "none",
 }
-INLINE = "config in the link"
 WORK = {"serving": "Serve", "training": "Train"}
 
 
@@ -56,35 +55,14 @@ def architecture(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def shown(model: object) -> str:
-    """The model as an option of the list; a config has no name there."""
-    return model if isinstance(model, str) else INLINE
+    """The model as an option of the list; a config by its name."""
+    return model if isinstance(model, str) else upload.label()
 
 
 def stored(option: str) -> object:
     """The option as the request's model."""
-    return common.request().model if option == INLINE else option.strip()
-
-
-def take_config(data: bytes, name: str) -> None:
-    """Make a config the request's model, or say why not."""
-    try:
-        common.apply({"model": uploaded_config(data, name)})
-    except RecipeError as error:
-        st.session_state["refused"] = str(error)
-
-
-def uploaded() -> None:
-    """A file was chosen."""
-    file = st.session_state["upload"]
-    if file is not None:
-        take_config(file.getvalue(), file.name)
-
-
-def pasted() -> None:
-    """A config was pasted."""
-    text = st.session_state["paste"]
-    if text and text.strip():
-        take_config(text.encode(), "the pasted config.json")
+    config = upload.config()
+    return config if config is not None and option == upload.label() else option.strip()
 
 
 def search() -> None:
@@ -109,24 +87,7 @@ def search() -> None:
     st.caption(
         f"{len(options)} models in the catalog. Type any part of a name, such as llama70b{more}."
     )
-    with st.expander("Not in the list? Upload its config.json", icon=":material/upload_file:"):
-        left, right = st.columns(2)
-        with left:
-            st.file_uploader(
-                "config.json", type=["json"], key="upload", on_change=uploaded, max_upload_size=1
-            )
-            st.caption(
-                f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, "
-                "never weights or code."
-            )
-        with right:
-            st.text_area(
-                "Or paste it",
-                key="paste",
-                on_change=pasted,
-                height=150,
-                placeholder='{"model_type": "llama", "hidden_size": 4096, …',
-            )
+    upload.draw()
 
 
 def formats(spec: ModelSpec) -> None:
