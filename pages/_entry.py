@@ -16,6 +16,8 @@ if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not t
 
 load_pages()  # or wait until another thread has done so
 import _common as common  # noqa: E402
+import _glossary as glossary  # noqa: E402
+import _tour as tour  # noqa: E402
 import _widgets as widgets  # noqa: E402
 
 st.set_page_config(page_title="Recipe builder", page_icon=str(HERE / "icon.png"), layout="wide")
@@ -77,5 +79,7 @@ else:
     step_buttons(step)
 with body:
     widgets.show_notice()
+    tour.note()
     page.run()
+    glossary.button()
 common.write_url()

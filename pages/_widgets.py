@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _common as common
+import _names as names
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
+from recipe_core.present.glossary import measure_help, term_help
 from recipe_core.request.describe import summary
 from recipe_core.search.plan import Plan
 
@@ -76,6 +78,7 @@ def problem(error: RecipeError) -> None:
             st.page_link(
                 page, label="Correct it", icon=":material/edit:", query_params=common.link()
             )
+        names.ways_out(error)
         st.button(
             "Start over",
             key="start-over",
@@ -128,19 +131,19 @@ def column_config(plan: Plan) -> dict[str, object]:
         name: st.column_config.NumberColumn(
             f"{measure.head} ({measure.unit})" if measure.unit else measure.head,
             format="localized",
-            help=measure.help or measure.title,
+            help=measure_help(measure),
         )
         for name, measure in plan.measures.items()
     }
     if "used" in config:
         used = plan.measures["used"]
         config["used"] = st.column_config.ProgressColumn(
-            used.head, format="%.0f%%", min_value=0, max_value=100, help=used.help
+            used.head, format="%.0f%%", min_value=0, max_value=100, help=measure_help(used)
         )
     front = st.column_config.TextColumn(
         "Front",
         width="small",
-        help="◆: no other split beats it in both measures of the tradeoff chart",
+        help=f"◆: {term_help('front')}",
     )
     # names of training splits are long
     width = 330 if common.training() else None

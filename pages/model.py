@@ -1,6 +1,10 @@
+from collections.abc import Mapping
 from typing import Any
 
 import _common as common
+import _gallery as gallery
+import _names as names
+import _tour as tour
 import _widgets as widgets
 import streamlit as st
 
@@ -13,8 +17,8 @@ from recipe_core.model.spec import ModelSpec
 from recipe_core.model.uploaded import MAX_BYTES, uploaded_config
 from recipe_core.model.variants import variants
 from recipe_core.present.charts import parts_bars
+from recipe_core.present.glossary import field_help, term_help
 from recipe_core.present.views import model_view
-from recipe_core.request.schema import describe_field
 
 KINDS = {
     "mla": "latent (MLA)",
@@ -60,9 +64,9 @@ def shown(model: object) -> str:
     return model if isinstance(model, str) else INLINE
 
 
-def stored(option: str) -> object:
-    """The option as the request's model."""
-    return common.request().model if option == INLINE else option.strip()
+def picked(option: str) -> Mapping[str, Any]:
+    """The change that an option of the list makes; none for a name without a model."""
+    return {} if option == INLINE else names.known(option.strip())
 
 
 def take_config(data: bytes, name: str) -> None:
@@ -92,15 +96,17 @@ def search() -> None:
     options = catalog_ids()
     current = shown(common.request().model)
     listed = options if current in options else [current, *options]
-    common.edit(
+    common.choose(
         st.selectbox,
         "Model",
-        "model",
-        read=shown,
-        write=stored,
+        "_model",
+        current,
+        picked,
         options=listed,
         accept_new_options=True,
+        help=field_help("model"),
     )
+    names.unmatched()
     more = (
         ", a Hugging Face Hub id, or the path of a folder with a config.json"
         if folders_allowed()
@@ -168,13 +174,14 @@ def formats(spec: ModelSpec) -> None:
         selection_mode="multi",
         wrap=True,
         # beyond the field's description: which formats this device offers
-        help=f"{describe_field('options.weight_dtypes')} "
+        help=f"{field_help('options.weight_dtypes')}\n\n"
         f"{common.escape(chip.title)} has kernels for these; "
         "engines convert 16-bit weights to some of them at load time.",
     )
 
 
 widgets.head("What do you want to run?")
+tour.offer()
 common.edit(
     st.segmented_control,
     "Serve or train",
@@ -199,7 +206,7 @@ if spec is not None:
             "Active per token",
             count(spec.active_parameters),
             border=True,
-            help=f"{spec.active_parameters:,}",
+            help=f"{spec.active_parameters:,}. {term_help('active-parameters')}",
         )
         st.metric(
             "Stored as",
@@ -221,3 +228,4 @@ if spec is not None:
         )
     for note in spec.notes:
         st.info(common.escape(note), icon=":material/info:")
+gallery.show()
