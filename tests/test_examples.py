@@ -1,4 +1,4 @@
-"""The gallery's cases: each is planned, holds its load, and ends in a bundle that can be checked."""
+"""The cases of the gallery: each is planned, holds its load, and can be built."""
 
 from __future__ import annotations
 
