@@ -30,7 +30,6 @@ from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.present.calibrated import calibrated_sentence
 from recipe_core.present.glossary import field_help
-from recipe_core.recipe.overlay import stamp
 from recipe_core.request.edit import change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query
@@ -252,6 +251,8 @@ def digest() -> str:
     Raises:
         RecipeError: where the model cannot be read.
     """
+    from recipe_core.recipe.overlay import stamp  # with all of recipes, which no first page needs
+
     return f"{model().digest}{stamp()}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from recipe_core.doors.serve import load_pages
+from recipe_core.doors.serve import first_page_sent, load_first_page, load_pages
 
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not this one

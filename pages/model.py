@@ -3,60 +3,24 @@ from typing import Any
 
 import _common as common
 import _gallery as gallery
+import _layers as layers
 import _names as names
 import _tour as tour
 import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import count, gib
+from recipe_core.base.units import count
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_ids
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.uploaded import MAX_BYTES, uploaded_config
 from recipe_core.model.variants import variants
-from recipe_core.present.charts import parts_bars
 from recipe_core.present.glossary import field_help, term_help
-from recipe_core.present.views import model_view
 
-KINDS = {
-    "mla": "latent (MLA)",
-    "gqa": "grouped-query",
-    "mha": "multi-head",
-    "linear": "linear (fixed-size state, no cache)",
-    "compressed": "compressed, sparse",
-    "none": "none",
-}
 INLINE = "config in the link"
 WORK = {"serving": "Serve", "training": "Train"}
-
-
-def architecture(facts: dict[str, Any]) -> dict[str, str]:
-    """A model's architecture, one row per fact."""
-    windows = "none"
-    if facts["windows"]:
-        sizes = ", ".join(map(str, facts["windows"]))
-        windows = f"{sizes} tokens in {facts['windowed_layers']} layers"
-    experts = "none (dense)"
-    if facts["experts"]:
-        experts = f"{facts['experts']}, {facts['experts_per_token']} per token"
-    latent = facts["attention"] == "mla"
-    rows = {
-        "Layers": f"{facts['layers']}",
-        "Hidden size": f"{facts['hidden_size']:,}",
-        "Attention": KINDS[facts["attention"]],
-        "Attention heads": f"{facts['heads']} of size {facts['head_dim']}",
-        "KV heads": "1 latent, shared by all heads" if latent else f"{facts['kv_heads']}",
-        "Sliding window": windows,
-        "Experts": experts,
-        "Vocabulary": f"{facts['vocabulary']:,}",
-        "Embedding and head": "shared" if facts["tied_embeddings"] else "separate",
-        "Checkpoint": f"{gib(facts['counted_bytes'])} in {facts['weight_dtype']}",
-    }
-    if facts["state_layers"]:
-        rows["Layers with a state"] = f"{facts['state_layers']}"
-    return rows
 
 
 def shown(model: object) -> str:
@@ -199,7 +163,6 @@ except RecipeError:
 
 if spec is not None:
     formats(spec)
-    facts = model_view(spec)
     with st.grid(4, min_column_width=150):
         st.metric("Parameters", count(spec.parameters), border=True, help=f"{spec.parameters:,}")
         st.metric(
@@ -215,17 +178,14 @@ if spec is not None:
             help="Number format of the checkpoint's weight matrices",
         )
         st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
-    left, right = st.columns(2, gap="large")
-    with left:
-        st.header("Architecture", anchor=False)
-        st.table(architecture(facts), border="horizontal", alt="Architecture of the model")
-    with right:
-        st.header("Parameters by part", anchor=False)
-        st.plotly_chart(
-            parts_bars(spec.parameters_by_part, dark=common.dark()),
-            key="parts",
-            alt="Parameters by part of the model",
-        )
+    with st.expander(
+        "Architecture, and parameters by part",
+        key="architecture",
+        icon=":material/account_tree:",
+        on_change="rerun",
+    ) as inside:
+        if inside.open:  # tables and charts load much: not before somebody looks
+            layers.show(spec)
     for note in spec.notes:
         st.info(common.escape(note), icon=":material/info:")
 gallery.show()

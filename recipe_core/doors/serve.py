@@ -10,8 +10,9 @@ import os
 import socket
 import sys
 import threading
+import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -53,6 +54,32 @@ PAGES = (
     "targets.start_command",
 )
 """With what they import, all modules that any page uses."""
+FIRST_PAGE = (
+    "base.labels",
+    "base.progress",
+    "doors.pool",
+    "hardware.cluster",
+    "model.catalog",
+    "model.nearest",
+    "model.uploaded",
+    "model.variants",
+    "present.calibrated",
+    "present.glossary",
+    "request.describe",
+    "request.edit",
+    "request.examples",
+    "request.open_hardware",
+    "search.changes",
+    "search.plan",
+)
+"""With what they import, all modules that the first page uses with an empty link."""
+DRAWING_S = 1.0
+"""Time in which a browser draws what it was sent (seconds, on a slow machine): until then nothing
+else takes the processor."""
+NOBODY_S = 5.0
+"""Time after which nobody is taken to wait for the first page (seconds)."""
+first_page_sent = threading.Event()
+"""Set when the first page was sent to a browser."""
 importing = threading.RLock()
 """Taken while modules are imported. Two threads that enter a package by different modules deadlock,
 which Python breaks by giving one a half-initialized module:
@@ -110,11 +137,33 @@ class Later:
             await self._life
 
 
+def load_first_page() -> None:
+    """Import the modules of the first page, while the browser still loads its own part."""
+    _load(FIRST_PAGE)
+
+
 def load_pages() -> None:
-    """Import the modules of the pages, while the first browser still loads its own part."""
+    """Import the modules of all pages."""
+    _load(PAGES)
+
+
+def _load(names: Iterable[str]) -> None:
     with importing:
-        for name in PAGES:
+        for name in names:
             importlib.import_module(f"recipe_core.{name}")
+
+
+def get_ready(start_workers: Callable[[], None]) -> None:
+    """Load what pages need, in the order in which readers miss it, and start the workers.
+
+    The first page comes first. Until a browser has drawn it, or nobody has come for it, the rest
+    waits: on a small machine both would take twice as long side by side.
+    """
+    load_first_page()
+    if first_page_sent.wait(NOBODY_S):
+        time.sleep(DRAWING_S)
+    load_pages()
+    start_workers()
 
 
 def serve(host: str, port: int, stated: Mapping[str, object]) -> None:
