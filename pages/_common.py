@@ -36,6 +36,8 @@ from recipe_core.request.open_hardware import changed_market, market_of, market_
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of, read_pins, split_of
+from recipe_core.search.alternatives import Alternative
+from recipe_core.search.alternatives import alternatives as plan_alternatives
 from recipe_core.search.changes import Change
 from recipe_core.search.plan import Plan
 
@@ -44,6 +46,8 @@ Value = TypeVar("Value")
 MAX_PINS = 4
 LOOK_EVERY_S = 0.5
 """Seconds between looks whether the reader still waits for what is being calculated."""
+SHOWING_HARDWARE = ("hardware.py", "compare.py", "recipe.py")
+"""Pages that show which hardware splits are judged on."""
 BY_MEANS = {"objective.limits.percentile": None}
 
 
@@ -99,6 +103,7 @@ def link() -> dict[str, str]:
 def read_url() -> None:
     """Take request and pins from the link when it says something this session did not write."""
     state, query = st.session_state, st.query_params.to_dict()
+    state.pop("later", None)  # of a run that was cut short
     edited = state.pop("edited", False)
     if "request" in state and (edited or not query or query == state.get("written")):
         return  # ours, a click in the navigation, or an edit the address does not show yet
@@ -106,6 +111,8 @@ def read_url() -> None:
     state["pins"], bad_pins = read_pins(query.get("pins", ""), MAX_PINS)
     state["market"], bad_market = market_of(query)
     state["ignored"] = [*ignored, *bad_pins, *bad_market]
+    if any(name.startswith(("hardware.", "options.hardware")) for name in query):
+        state["hardware-chosen"] = True
 
 
 def write_url() -> None:
@@ -220,6 +227,19 @@ def select(key: str) -> None:
     apply(select_split(request(), key))
 
 
+def hardware_chosen() -> bool:
+    """Whether somebody chose the hardware: by a link, an edit, or on a page that shows it.
+
+    Before, pages judge no split on it.
+    """
+    state = st.session_state
+    if request().hardware != DEFAULT.hardware or request().options.hardware:
+        state["hardware-chosen"] = True
+    if state.get("page") in SHOWING_HARDWARE:
+        state["hardware-chosen"] = True
+    return bool(state.get("hardware-chosen"))
+
+
 def follow_edit() -> None:
     """Run the whole page anew after an edit in a fragment; to be called first in each."""
     if st.session_state.get("edited"):  # a whole run has taken the mark away before it comes here
@@ -228,7 +248,32 @@ def follow_edit() -> None:
 
 def start_over() -> None:
     """Back to the request of an empty link."""
-    st.session_state.update({"request": DEFAULT, "pins": [], "market": Market(), "edited": True})
+    st.session_state.update(
+        {"request": DEFAULT, "pins": [], "market": Market(), "edited": True}
+        | {"hardware-chosen": False}
+    )
+
+
+def shared_fields() -> dict[str, Any] | None:
+    """The candidate that leaves the split to the ranking: what all training splits share."""
+    shared = shared_candidate(request())
+    return shared.model_dump(exclude_none=True) if shared else None
+
+
+def split_fields(key: str) -> dict[str, Any]:
+    """The changes that make a split of the plan the request's own."""
+    return select_split(request(), key)
+
+
+def later(draw: Callable[[], None]) -> None:
+    """Draw something after the page and its address, in a place that the page keeps for it."""
+    st.session_state.setdefault("later", []).append(draw)
+
+
+def draw_later() -> None:
+    """Draw what pages left for later."""
+    for draw in st.session_state.pop("later", []):
+        draw()
 
 
 # --- the plan ------------------------------------------------------------------------------------
@@ -336,6 +381,12 @@ def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
     return calculated("Looking for a change that fits", Plan.changes, plan)
 
 
+@lru_cache(maxsize=64)
+def _alternatives(text: str, digest: str, may_read: bool) -> list[Alternative]:
+    plan = _planned(text, digest, may_read)
+    return calculated("Planning alternatives", plan_alternatives, plan, simulated_what="")
+
+
 def _cache_key() -> tuple[str, str]:
     """The request without its split, on which no plan depends, and the digest of files.
 
@@ -365,6 +416,11 @@ def planned_or_none() -> Plan | None:
 def changes() -> list[Change]:
     """Changes to the request after which a split fits, each really planned."""
     return _changes(*_cache_key(), folders_allowed())
+
+
+def alternatives() -> list[Alternative]:
+    """Choices beside the best split that are worth a click, each really planned."""
+    return _alternatives(*_cache_key(), folders_allowed())
 
 
 def pinned_rows(plan: Plan) -> list[int]:

@@ -49,35 +49,38 @@ def unmatched() -> None:
         "A model that is not listed can be given by its config.json below.",
         icon=":material/search_off:",
     )
-    offers(near)
-
-
-def offers(names: list[str]) -> None:
-    """One button a name."""
     with st.container(horizontal=True):
-        for n, name in enumerate(names):
-            st.button(
-                common.escape(name),
-                key=f"near-{n}",
-                icon=":material/neurology:",
-                on_click=take,
-                args=(name,),
-            )
+        offers(near, "page")
 
 
-def ways_out(error: RecipeError) -> None:
-    """Beside an error of the model: names like it, and the model before it."""
+def offers(names: list[str], place: str) -> None:
+    """One button a name."""
+    for n, name in enumerate(names):
+        st.button(
+            common.escape(name),
+            key=f"{place}-near-{n}",
+            icon=":material/neurology:",
+            on_click=take,
+            args=(name,),
+        )
+
+
+def ways_out(error: RecipeError, place: str) -> None:
+    """Beside an error of the model: names like it, and the model before it.
+
+    ``place`` names the buttons: an error may be shown twice on a page.
+    """
     model = common.request().model
     if error.field != "model":
         return
     if isinstance(model, str):
-        offers(nearest_models(model))
+        offers(nearest_models(model), place)
     former = st.session_state.get("known_model")
     if former is not None and former != model:
         title = former.rpartition("/")[2] if isinstance(former, str) else "the former model"
         st.button(
             common.escape(f"Back to {title}"),
-            key="former-model",
+            key=f"{place}-former-model",
             icon=":material/undo:",
             on_click=common.apply,
             args=({"model": former},),

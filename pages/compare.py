@@ -1,3 +1,4 @@
+import _bar as bar
 import _common as common
 import _explain as explain
 import _widgets as widgets
@@ -183,6 +184,7 @@ if plan is not None:
     best = plan.best_row
     if best is not None:
         cards(plan, best)
+        common.later(bar.alternatives(plan))
     if best is not None or plan.beyond_limits():
         st.header("Tradeoffs", anchor=False)
         scatter(plan)

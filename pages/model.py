@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import _bar as bar
 import _common as common
 import _gallery as gallery
 import _layers as layers
@@ -158,8 +159,9 @@ search()
 widgets.hardware_unknown()
 try:
     spec = common.model()
-except RecipeError:
-    spec = None  # the verdict above says what is wrong, and the fix
+except RecipeError as error:
+    spec = None
+    bar.problem(error, "page")
 
 if spec is not None:
     formats(spec)

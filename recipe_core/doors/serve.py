@@ -23,18 +23,36 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.resources import root
 from recipe_core.doors.settings import ServerSettings, variable
 
+FIRST_PAGE = (
+    "base.labels",
+    "base.progress",
+    "doors.pool",
+    "hardware.cluster",
+    "hardware.ownership",
+    "model.catalog",
+    "model.nearest",
+    "model.uploaded",
+    "model.variants",
+    "present.calibrated",
+    "present.glossary",
+    "present.verdict",
+    "request.describe",
+    "request.edit",
+    "request.examples",
+    "request.open_hardware",
+    "search.alternatives",
+    "search.changes",
+    "search.plan",
+)
+"""With what they import, all modules that the first page uses with an empty link."""
 PAGES = (
     "bundle.browse",
     "commands.judge",
     "hardware.detect.machine",
-    "hardware.ownership",
     "hardware.upload",
     "calibration.comparison",
     "measured.support",
-    "model.nearest",
-    "model.uploaded",
-    "model.variants",
-    "present.glossary",
+    "present.command_text",
     "present.measured_view",
     "present.report",
     "present.size_later",
@@ -43,36 +61,14 @@ PAGES = (
     "present.views",
     "recipe.other_engines",
     "recipe.calibrate",
-    "request.examples",
-    "request.open_hardware",
     "recipe.parameters",
     "search.plans",
-    "search.changes",
     "search.slos",
     "sizing.parts",
     "targets.form",
     "targets.start_command",
 )
-"""With what they import, all modules that any page uses."""
-FIRST_PAGE = (
-    "base.labels",
-    "base.progress",
-    "doors.pool",
-    "hardware.cluster",
-    "model.catalog",
-    "model.nearest",
-    "model.uploaded",
-    "model.variants",
-    "present.calibrated",
-    "present.glossary",
-    "request.describe",
-    "request.edit",
-    "request.examples",
-    "request.open_hardware",
-    "search.changes",
-    "search.plan",
-)
-"""With what they import, all modules that the first page uses with an empty link."""
+"""With these and what they import, all modules that any page uses."""
 DRAWING_S = 1.0
 """Time in which a browser draws what it was sent (seconds, on a slow machine): until then nothing
 else takes the processor."""
@@ -144,7 +140,7 @@ def load_first_page() -> None:
 
 def load_pages() -> None:
     """Import the modules of all pages."""
-    _load(PAGES)
+    _load((*FIRST_PAGE, *PAGES))
 
 
 def _load(names: Iterable[str]) -> None:

@@ -72,6 +72,10 @@ class PlanRows(ABC):
         self.problem = problem
         self.blocks = tuple(blocks)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what tells clusters apart by identity: another process has its own."""
+        return {name: value for name, value in vars(self).items() if name != "_cluster_numbers"}
+
     def __len__(self) -> int:
         return sum(len(block) for block in self.blocks)
 
@@ -546,7 +550,7 @@ class PlanRows(ABC):
     @property
     def limited(self) -> bool:
         """Whether the objective states any limit."""
-        return bool(self._stated_limits)
+        return bool(self.stated_limits)
 
     def confidence(self, rows: Sequence[int] | Int) -> Float:
         """The probability that each of some rows keeps every limit, if it were measured.
@@ -582,12 +586,13 @@ class PlanRows(ABC):
         if not self.limited or not self.runs[row]:
             return ""
         chance = float(self.confidence([row])[0])
-        plural = "s" if len(self._stated_limits) > 1 else ""
+        plural = "s" if len(self.stated_limits) > 1 else ""
         coin = ": as good as a coin toss" if self.is_coin_toss(row) else ""
         return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
 
     @cached_property
-    def _stated_limits(self) -> list[str]:
+    def stated_limits(self) -> list[str]:
+        """Codes of the limits that the objective states."""
         limits = self.request.objective.limits
         return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
 

@@ -15,8 +15,8 @@ from tests.pages.opening import LLAMA_70B, opened, query_of
 def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
     app = opened(model="meta-llama/Llama-3.1-80B-Instruct")
     assert "Did you mean" in app.error[0].value
-    app.button(key="start-over").click().run()
-    assert app.success
+    app.button(key="page-start-over").click().run()
+    assert not app.error
     assert query_of(app) == {"v": "1"}
 
 

@@ -85,10 +85,10 @@ def test_a_name_without_a_model_keeps_the_model_and_offers_the_nearest() -> None
     typed(app, "llama70b")
     assert query_of(app)["model"] == "Qwen/Qwen3-8B"
     assert "No model is called “llama70b”. **Qwen/Qwen3-8B** stays." in words(app)
-    labels = [app.button(key=f"near-{n}").label.replace("\\", "") for n in range(5)]
+    labels = [app.button(key=f"page-near-{n}").label.replace("\\", "") for n in range(5)]
     assert LLAMA_70B in labels
     assert set(labels) <= set(catalog_ids())
-    app.button(key=f"near-{labels.index(LLAMA_70B)}").click().run()
+    app.button(key=f"page-near-{labels.index(LLAMA_70B)}").click().run()
     assert query_of(app)["model"] == LLAMA_70B
     assert "No model is called" not in words(app)
 
@@ -99,7 +99,7 @@ def test_nonsense_offers_nothing_but_the_upload() -> None:
     said = words(app)
     assert "Nothing in the catalog is like it." in said
     assert "config.json below" in said
-    assert not app_has(app, "near-0")
+    assert not app_has(app, "page-near-0")
     app.selectbox(key="_model").set_value("Qwen/Qwen3-32B").run()
     assert "Nothing in the catalog" not in words(app)
     assert query_of(app)["model"] == "Qwen/Qwen3-32B"
@@ -109,9 +109,9 @@ def test_a_link_to_an_unknown_model_leads_back_to_the_one_before() -> None:
     app = opened(model="Qwen/Qwen3-8B", **{"hardware.nodes": "2"})
     app.query_params["model"] = "someone/Llama-3.1-80B-Instruct"
     app.run()
-    assert app_has(app, "start-over")
-    assert app_has(app, "near-0")
-    app.button(key="former-model").click().run()
+    assert app_has(app, "page-start-over")
+    assert app_has(app, "page-near-0")
+    app.button(key="page-former-model").click().run()
     assert query_of(app) == {"v": "1", "model": "Qwen/Qwen3-8B", "hardware.nodes": "2"}
 
 
