@@ -149,6 +149,21 @@ def _load(names: Iterable[str]) -> None:
             importlib.import_module(f"recipe_core.{name}")
 
 
+def read_first_page() -> None:
+    """Read the data files of the first page, which then come from memory."""
+    from recipe_core.model.catalog import load_model
+    from recipe_core.model.variants import variants
+    from recipe_core.present.glossary import field_help
+    from recipe_core.request.examples import examples
+    from recipe_core.request.link import DEFAULT, from_query
+
+    from_query({})
+    load_model(DEFAULT.model, folders=False)
+    variants(str(DEFAULT.model))
+    field_help("model")
+    _ = [example.asked for example in examples().values()]
+
+
 def get_ready(start_workers: Callable[[], None]) -> None:
     """Load what pages need, in the order in which readers miss it, and start the workers.
 
@@ -156,6 +171,7 @@ def get_ready(start_workers: Callable[[], None]) -> None:
     waits: on a small machine both would take twice as long side by side.
     """
     load_first_page()
+    read_first_page()
     if first_page_sent.wait(NOBODY_S):
         time.sleep(DRAWING_S)
     load_pages()
