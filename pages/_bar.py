@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import _common as common
+import _link as links
 import _names as names
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
 from recipe_core.hardware.cluster import device, short_title
-from recipe_core.present.verdict import Verdict, percent, verdict
+from recipe_core.present.verdict import Verdict, limits_text, percent, verdict
 from recipe_core.search.alternatives import FORMATS_UNJUDGED, SURE, safer
 from recipe_core.search.plan import Plan
 
@@ -47,18 +48,20 @@ MOST_OF_AN_ERROR = 160
 class Bar:
     """The frame's bar: drawn before the page, its details filled after it.
 
-    Back and Next stand in the same places on every step; on other pages the bar is empty.
+    Back and Next stand in the same places on every step; other pages have only the link.
     """
 
     def __init__(self, steps: Sequence[Any], number: int | None) -> None:
         self.details: Any = None
         with st.bottom:
             if number is None:
-                st.empty()
+                with st.container(horizontal=True, horizontal_alignment="right", key="bar"):
+                    self.link = links.menu()
                 return
             with st.container(horizontal=True, vertical_alignment="center", key="bar"):
                 self.text = st.container(width="stretch", gap=None)
                 with st.container(horizontal=True, width="content", vertical_alignment="center"):
+                    self.link = links.menu()
                     self.details = st.popover("Details", key="details")
                     back(steps, number)
                     forward(steps, number)
@@ -67,7 +70,8 @@ class Bar:
             lines(self.answer)
 
     def finish(self) -> None:
-        """Fill the details, after the page."""
+        """Fill the details and the link, after the page."""
+        links.fill(self.link)
         if self.details is not None:
             with self.details:
                 explain(self.answer, "bar")
@@ -125,7 +129,7 @@ def lines(given: Answer) -> None:
         assumed = f"{hardware.devices:,} × {title} assumed until you choose"
         two_lines(ICONS["open"], "No hardware is chosen yet", "", assumed)
     else:
-        plan, said = given
+        said = given[1]
         lead = "" if said.best else "Chosen: "
         two_lines(icon(said), f"{lead}{said.subject}", said.line, said.short_counts)
 
@@ -143,6 +147,12 @@ def two_lines(mark: str, subject: str, rest: str, second: str) -> None:
 
 
 # --- in full -------------------------------------------------------------------------------------
+
+
+def widget(name: str, place: str) -> str:
+    """A widget's key: the bar's differ where the page draws the same below its title."""
+    twice = place == "bar" and st.session_state.get("page") in READ_ONLY
+    return f"bar-{name}" if twice else name
 
 
 def explain(given: Answer, place: str) -> None:
@@ -186,6 +196,15 @@ def told(plan: Plan, said: Verdict) -> None:
 def notes(plan: Plan, row: int) -> None:
     """What measured runs did to the figures, and whose price is unknown."""
     common.calibration_note(plan, row)
+    if lost := common.left_behind():
+        st.caption(
+            common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
+        )
+    price_note(plan)
+
+
+def price_note(plan: Plan) -> None:
+    """How splits rank whose price is unknown."""
     if plan.price_note:
         st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
 
@@ -199,7 +218,7 @@ def offers(plan: Plan, place: str) -> None:
         if row != best:
             button(
                 f"Back to the best: {plan.label(best)}",
-                f"{place}-best",
+                widget("best", place),
                 {"candidate": common.shared_fields()},
                 ":material/undo:",
             )
@@ -215,18 +234,26 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
     chance = percent(float(plan.confidence([safe])[0]))
     button(
         f"{plan.label(safe)} {verb} with {chance}: use it",
-        f"{place}-safe",
+        widget("safe", place),
         common.split_fields(plan.key(safe)),
         ":material/verified_user:",
     )
     if common.request().objective.confidence is None:
         button(
             f"Ask for {SURE * 100:.0f} %",
-            f"{place}-sure",
+            widget("sure", place),
             {"objective.confidence": SURE, "candidate": common.shared_fields()},
             ":material/percent:",
             "Only splits that keep all limits with this probability then count",
         )
+
+
+def safe_row(plan: Plan, row: int) -> None:
+    """The same in a row of a page."""
+    if safer(plan, row) is not None:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f":orange[:material/warning:] {common.escape(limits_text(plan, row))}")
+            safe_choice(plan, row, "page")
 
 
 def button(
@@ -255,7 +282,7 @@ def nothing_fits(plan: Plan, said: Verdict, place: str) -> None:
     with st.container(horizontal=True):
         for n, change in enumerate(common.changes()):
             label = f"{change_label(change.fields)}: then {change.split} fits"
-            button(label, f"{place}-change-{n}", change.fields, ":material/build:")
+            button(label, widget(f"change-{n}", place), change.fields, ":material/build:")
 
 
 def problem(error: RecipeError, place: str) -> None:
@@ -270,7 +297,7 @@ def problem(error: RecipeError, place: str) -> None:
         names.ways_out(error, place)
         st.button(
             "Start over",
-            key=f"{place}-start-over",
+            key=widget("start-over", place),
             icon=":material/restart_alt:",
             on_click=common.start_over,
         )
@@ -284,6 +311,9 @@ def alternatives(plan: Plan) -> Callable[[], None]:
 
     A page calls ``common.later`` with it: nothing on the page waits for what is planned for them.
     """
+    row = common.selected_row(plan)
+    if row is not None:
+        safe_row(plan, row)
     place = st.empty()
     with place.container(horizontal=True, key="alternatives-wait"):
         st.skeleton(height=40)
@@ -294,9 +324,6 @@ def alternatives(plan: Plan) -> Callable[[], None]:
         except RecipeError:  # the server is busy: the page does without
             choices = []
         with place.container(horizontal=True, key="alternatives"):
-            row = common.selected_row(plan)
-            if row is not None:
-                safe_choice(plan, row, "page")
             for n, choice in enumerate(choices):
                 note = f" {FORMATS_UNJUDGED}" if choice.formats else ""
                 tip = f"{choice.split} is then best, each figure planned anew.{note}"

@@ -1,4 +1,4 @@
-"""What all pages draw: question, request in one line, notices, columns of tables."""
+"""What all pages draw: question, request in one line, notices."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import _common as common
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.present.glossary import measure_help, term_help
 from recipe_core.request.describe import summary
-from recipe_core.search.plan import Plan
 
 
 def show_notice() -> None:
@@ -34,6 +32,8 @@ def head(title: str) -> None:
         given = bar.answer()
         if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
             bar.explain(given, "page")
+        elif given and given[0].price_note:
+            bar.price_note(given[0])
 
 
 def hardware_unknown() -> None:
@@ -49,32 +49,3 @@ def hardware_unknown() -> None:
 def code(text: str) -> None:
     """Text to copy, in one colour: syntax colours are too pale for some readers."""
     st.code(text, language=None, wrap_lines=True)
-
-
-def column_config(plan: Plan) -> dict[str, object]:
-    """Titles, units and bars of the table's columns."""
-    config: dict[str, object] = {
-        name: st.column_config.NumberColumn(
-            f"{measure.head} ({measure.unit})" if measure.unit else measure.head,
-            format="localized",
-            help=measure_help(measure),
-        )
-        for name, measure in plan.measures.items()
-    }
-    if "used" in config:
-        used = plan.measures["used"]
-        config["used"] = st.column_config.ProgressColumn(
-            used.head, format="%.0f%%", min_value=0, max_value=100, help=measure_help(used)
-        )
-    front = st.column_config.TextColumn(
-        "Front",
-        width="small",
-        help=f"◆: {term_help('front')}",
-    )
-    # names of training splits are long
-    width = 330 if common.training() else None
-    split = st.column_config.TextColumn("Split", pinned=True, width=width)
-    sure = st.column_config.NumberColumn(
-        "Sure (%)", help="Probability that all limits hold, if the split were measured"
-    )
-    return {**config, "key": None, "split": split, "sure": sure, "front": front}

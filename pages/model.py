@@ -1,7 +1,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import _bar as bar
 import _common as common
 import _gallery as gallery
 import _layers as layers
@@ -161,7 +160,9 @@ try:
     spec = common.model()
 except RecipeError as error:
     spec = None
-    bar.problem(error, "page")
+    st.error(common.escape(error), icon=":material/error:")
+    with st.container(horizontal=True):
+        names.ways_out(error, "page")
 
 if spec is not None:
     formats(spec)

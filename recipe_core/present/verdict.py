@@ -88,7 +88,6 @@ def counts(plan: Plan) -> str:
     holding = int(plan.holds.sum())
     queueing = int((plan.feasible & plan.queues).sum())
     serving = plan.kind == "serving"
-    within = _within(plan)
     if len(plan) == 1:
         return _only(plan, holding, queueing)
     of = int(legal(plan).sum())
@@ -137,7 +136,7 @@ def devices_used(plan: Plan, row: int) -> str:
 
 
 def main_figures(plan: Plan, row: int) -> list[str]:
-    """Measures that a line about a row names: the goals', those that are limited, then the usual."""
+    """Measures that a line about a row names: the goals', the limited ones, then the usual."""
     columns = [plan.goals[goal][0] for goal in plan.request.objective.goals]
     goals = [name for name, measure in plan.measures.items() if measure.column in columns]
     limited = [name for name in plan.measures if plan.limit(name) is not None]

@@ -76,8 +76,10 @@ class Alternative:
     @property
     def label(self) -> str:
         """``fp8 weights: $1.71, −15 %``; with what is gained where the goal's figure is not."""
-        goal = f"{self.figure}, {share_text(self.change)}"
-        return f"{self.what}: {goal}" if self.better else f"{self.what}: {self.gained}; {goal}"
+        share = share_text(self.change)
+        if self.better:
+            return f"{self.what}: {self.figure}, {share}"
+        return f"{self.what}: {self.gained}, {self.figure} ({share})"
 
     @property
     def split(self) -> str:
@@ -308,19 +310,12 @@ def _best_trade(
         gain = math.log(then / before) * (1 if measure.more_is_better else -1)
         if gain >= math.log1p(LEAST_TRADED) and (out is None or gain > out[1]):
             words = f"{after.text(name, row)}{_WORDS.get(name, '')}"
-            out = f"{words}, {share_text(then / before - 1)}", gain
+            out = f"{words} ({share_text(then / before - 1)})", gain
     return out
 
 
-_WORDS = {
-    "tpot": " per token",
-    "ttft": " to first token",
-    "usd": " per million tokens",
-    "usd_run": " for the run",
-    "usd_hour": " an hour",
-    "wall": " to finish",
-    "step": " a step",
-}
+_WORDS = {"ttft": " to first token", "usd_hour": " an hour", "wall": " to finish"}
+"""What tells figures of one unit apart."""
 
 
 def _tradeable(plan: Plan) -> Sequence[str]:

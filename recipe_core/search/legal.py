@@ -36,7 +36,7 @@ divide, and pipelines that a shorter one equals."""
 
 
 def legal(plan: PlanRows) -> Bool:
-    """Rows that no rule of divisibility refuses; the others are no splits that anybody could choose."""
+    """Rows that no rule of divisibility refuses; nobody could choose the others."""
     out = np.ones(len(plan), dtype=np.bool_)
     for code, broken in plan.rules().items():
         if code in NEVER:

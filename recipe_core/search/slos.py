@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
+from recipe_core.request.schema import TIME_LIMITS
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.measures import whole
 from recipe_core.search.plan import Plan
@@ -62,9 +63,12 @@ class LimitSteps:
 def limit_steps(plan: Plan, name: str, stated: float | None = None) -> LimitSteps:
     """The steps of a measure that has a limit, tightest last where more is better.
 
-    The ``stated`` limit is always among them.
+    The ``stated`` limit is always among them. Where the load is searched it follows a limit on a
+    time: then those splits keep a step that keep it at their smallest load.
     """
     measure = plan.measures[name]
+    if measure.limit in TIME_LIMITS:
+        plan = plan.least_loaded()
     values = plan.bounded(name) / measure.limit_factor
     others = _keeping_others(plan, name) & np.isfinite(values)
     reached = values[plan.runs & np.isfinite(values)]

@@ -109,7 +109,7 @@ def test_a_link_to_an_unknown_model_leads_back_to_the_one_before() -> None:
     app = opened(model="Qwen/Qwen3-8B", **{"hardware.nodes": "2"})
     app.query_params["model"] = "someone/Llama-3.1-80B-Instruct"
     app.run()
-    assert app_has(app, "page-start-over")
+    assert app_has(app, "start-over")
     assert app_has(app, "page-near-0")
     app.button(key="page-former-model").click().run()
     assert query_of(app) == {"v": "1", "model": "Qwen/Qwen3-8B", "hardware.nodes": "2"}
