@@ -12,6 +12,7 @@ from typing import Any
 
 import _common as common
 import _link as links
+import _names as names
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -310,6 +311,7 @@ def problem(error: RecipeError, place: str) -> None:
             st.page_link(
                 page, label="Correct it", icon=":material/edit:", query_params=common.link()
             )
+        names.ways_out(error, place)
         st.button(
             "Start over",
             key=widget("start-over", place),
