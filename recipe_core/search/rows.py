@@ -72,6 +72,10 @@ class PlanRows(ABC):
         self.problem = problem
         self.blocks = tuple(blocks)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: numbers by identity hold in the process that counted."""
+        return {name: value for name, value in vars(self).items() if name != "_cluster_numbers"}
+
     def __len__(self) -> int:
         return sum(len(block) for block in self.blocks)
 
@@ -130,6 +134,17 @@ class PlanRows(ABC):
     def queue_text(self, _row: int) -> str:
         """How much of its load a queueing row holds, as a phrase; empty for any other row."""
         return ""
+
+    @property
+    def load_searched(self) -> bool:
+        """Whether every row is under the best load that it holds within the limits."""
+        return False
+
+    def state(self, row: int) -> str:
+        """``holds``, ``queues`` or ``cannot run``."""
+        if not self.feasible[row]:
+            return "cannot run"
+        return "queues" if self.queues[row] else "holds"
 
     def degree(self, name: str) -> Int:
         """A degree (tp, pp, dp, ep or cp) of every row."""
@@ -387,6 +402,11 @@ class PlanRows(ABC):
         order = f"{its} splits come last" if known else "splits rank by output per device"
         return f"No price of {listed} is known: {order}."
 
+    @property
+    def launch_note(self) -> str | None:
+        """Why no bundle of any split can be made, as sentences; None where one can."""
+        return None
+
     @abstractmethod
     def _simplicity(self) -> tuple[Any, ...]:
         """Columns that order rows of equal score, simpler first; the last one counts first."""
@@ -619,7 +639,7 @@ class PlanRows(ABC):
     @property
     def limited(self) -> bool:
         """Whether the objective states any limit."""
-        return bool(self._stated_limits)
+        return bool(self.stated_limits)
 
     def confidence(self, rows: Sequence[int] | Int) -> Float:
         """The probability that each of some rows keeps every limit, if it were measured.
@@ -655,12 +675,13 @@ class PlanRows(ABC):
         if not self.limited or not self.runs[row]:
             return ""
         chance = float(self.confidence([row])[0])
-        plural = "s" if len(self._stated_limits) > 1 else ""
+        plural = "s" if len(self.stated_limits) > 1 else ""
         coin = ": as good as a coin toss" if self.is_coin_toss(row) else ""
         return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
 
     @cached_property
-    def _stated_limits(self) -> list[str]:
+    def stated_limits(self) -> list[str]:
+        """Codes of the limits that the objective states."""
         limits = self.request.objective.limits
         return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
-from recipe_core.base.units import gib
-from recipe_core.explain.arithmetic import Line, arithmetic, training_arithmetic
+from recipe_core.base.units import gib, significant
+from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.explain.curves import load_curve, scaling
 from recipe_core.explain.frontier import frontier
+from recipe_core.explain.operators import Constant, Working, time_text
+from recipe_core.explain.serving_time import Times
 from recipe_core.explain.timeline import best_with_pipeline, step_timeline
 from recipe_core.explain.tornado import FIGURES, tornado
 from recipe_core.present import tables
@@ -319,22 +321,53 @@ def degrees(focus: Focus[Any]) -> Iterator[Item]:
     )
 
 
-def _lines(groups: Mapping[str, list[Line]]) -> Iterator[Item]:
-    """Formulas with the numbers in them."""
-    if not groups:
+def _lines(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:
+    """Formulas with the numbers in them, down to operators, and where these are from."""
+    if not times.lines:
         yield Note("The split breaks a rule, so nothing was estimated.")
-    for title, lines in groups.items():
+    for title, lines in times.lines.items():
         rows = tuple((line.name, line.formula, line.numbers, line.value) for line in lines)
         yield Table(title, ("Figure", "Formula", "With your numbers", "Value"), rows, "Value")
+    for work in times.workings:
+        yield _operators(work, causes)
+    if times.constants:
+        yield _sources(times.constants)
+
+
+def _operators(work: Working, causes: Mapping[str, str]) -> Table:
+    """The operators of a step, each as equations, and their sum."""
+    head = ("Part", "Operator", "Compute", "Memory or link", "Once", "Count", "Time")
+    rows = [
+        (
+            causes.get(row.part, row.part),
+            row.operator,
+            row.compute,
+            row.moved,
+            row.once,
+            row.count,
+            row.time,
+        )
+        for row in work.rows
+    ]
+    together = time_text(sum(row.time_s for row in work.rows))
+    rows.append(("All parts", "", "", "", "", "", together))
+    return Table(work.title, head, tuple(rows), "Time")
+
+
+def _sources(constants: Sequence[Constant]) -> Table:
+    """Where the numbers of operators are from."""
+    head = ("Number", "Value", "Status", "Source")
+    rows = tuple((one.name, one.value, one.status, one.source) for one in constants)
+    return Table("Where these numbers are from", head, rows, "Value")
 
 
 @view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)
 def serving_lines(focus: Focus[ServingPlan]) -> Iterator[Item]:
     """The arithmetic of a serving split."""
-    return _lines(arithmetic(focus.plan, focus.row))
+    return _lines(arithmetic(focus.plan, focus.row), CAUSES)
 
 
 @view("training-arithmetic", "Arithmetic", ("training",), needs_fit=False)
 def training_lines(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     """The arithmetic of a training split."""
-    return _lines(training_arithmetic(focus.plan, focus.row))
+    return _lines(training_arithmetic(focus.plan, focus.row), TRAINING_CAUSES)
