@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.pages.opening import LLAMA_70B, opened, query_of
+from tests.pages.opening import LLAMA_70B, opened, query_of, words
 
 
 def test_a_preset_fills_lengths_and_load() -> None:
@@ -25,7 +25,9 @@ def test_a_limit_is_set_and_cleared() -> None:
     everything = app.success[0].value
     app.select_slider(key="_objective.limits.tpot_ms").set_value(40.0).run()
     assert query_of(app)["objective.limits.tpot_ms"] == "40"
-    assert app.success[0].value != everything
+    assert "workload.concurrency" not in query_of(app)  # the largest load is searched
+    assert "in flight within the limits" in words(app)
+    assert everything not in [shown.value for shown in (*app.success, *app.warning)]
     app.select_slider(key="_objective.limits.tpot_ms").set_value("no limit").run()
     assert app.success[0].value == everything
 
