@@ -15,8 +15,9 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.columns import aligned
 from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
-from recipe_core.base.units import chance_text, duration, gib, rate, significant, usd
+from recipe_core.base.units import chance_text, duration, gib, rate, usd
 from recipe_core.present.calibrated import calibrated_lines
+from recipe_core.search.measures import days
 from recipe_core.search.plan import Plan
 from recipe_core.search.rows import TIED
 
@@ -151,7 +152,7 @@ def _best(plan: Plan, top: int) -> str:
     texts["engine"] = lambda row: str(plan.candidate(row)["engine"])
     texts["weights"] = lambda row: _format(plan.candidate(row))
     numbers: dict[str, Callable[[int], str]] = {}
-    if plan.several_loads:
+    if plan.loads_differ:
         numbers[plan.measures["load"].head] = partial(plan.text, "load")
     for name in plan.tabled:
         numbers[plan.measures[name].head] = partial(plan.text, name)
@@ -263,7 +264,10 @@ def _training_lines(answer: Mapping[str, Any]) -> list[str]:
     """Memory, times with bands, MFU, the parts of a step, the run and its checkpoints."""
     step, run, cost = answer["training"], answer["run"], answer["cost"]
     lines = _pairs(_training_memory(answer)) + _banded("training", answer)
-    lines += [f"  {'MFU':26} {step['mfu']:>14.1%}", "parts of a step:"]
+    lines.append(f"  {'MFU':26} {step['mfu']:>14.1%}")
+    if step.get("hfu") is not None:
+        lines.append(f"  {'HFU, with recomputation':26} {step['hfu']:>14.1%}")
+    lines.append("parts of a step:")
     parts = sorted(answer["breakdown_s"]["step"].items(), key=lambda item: -item[1])
     for name, seconds in parts:
         label, share = TRAINING_CAUSES.get(name, name), seconds / step["step_s"]
@@ -271,8 +275,7 @@ def _training_lines(answer: Mapping[str, Any]) -> list[str]:
             lines.append(f"  {label:26} {duration(seconds):>14} {share:6.1%}")
     if run["wall_s"]:
         price = f", {usd(cost['usd'])}" if cost["usd"] else ""
-        days = significant(run["wall_s"] / 86_400)
-        lines.append(f"run: {run['steps']:,.0f} steps, {days} days{price}")
+        lines.append(f"run: {run['steps']:,.0f} steps, {days(run['wall_s'])}{price}")
     size, interval = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
     return [*lines, f"checkpoint of {size} every {interval}; goodput {run['goodput']:.1%}"]
 

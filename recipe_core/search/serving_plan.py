@@ -12,7 +12,7 @@ import numpy as np
 
 from recipe_core.base import progress
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.labels import REFUSALS
+from recipe_core.base.labels import REFUSALS, load_text
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import duration, significant
 from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors, uncertain
@@ -76,8 +76,6 @@ QUICK = 5000
 """Requests of a replica that are simulated without being asked for, in the estimate of one
 candidate."""
 TAILS = (50.0, 95.0, 99.0)
-_LOADED = {"closed": "in flight", "open": "requests/s", "static": "in a batch", "offline": "queued"}
-"""What the number of a load counts, by the mode."""
 
 
 def _every_search_rule(setting: Setting, cases: Cases) -> list[Any]:
@@ -112,6 +110,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         "usable_bytes": lambda e: e.memory.usable_bytes,
         "capacity_bytes": lambda e: e.memory.capacity_bytes,
         "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
+        "pool_bytes": lambda e: e.memory.pool_bytes,
         "kv_cache_tokens": lambda e: e.memory.pool_tokens,
         "max_concurrency": lambda e: e.memory.max_concurrency,
         "held_requests": lambda e: np.minimum(
@@ -151,7 +150,7 @@ class ServingPlan(Plan):
         "usd",
     )
     tabled = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
-    headline = ("output", "tpot", "ttft", "usd")
+    headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour", "usd_month")
     phrased = ("output", "tpot", "usd")
     parts = MEMORY
     titles = REFUSALS
@@ -169,6 +168,14 @@ class ServingPlan(Plan):
     unpriced: ClassVar[Mapping[str, str]] = {
         "usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"
     }
+
+    def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
+        super().__init__(problem, blocks)
+        self.measures = measures_of(problem.workload.mode)
+        if self.loads_differ:
+            self.listed = ("load", *type(self).listed)
+        if len(problem.clusters) > 1:  # the chart that devices are usually compared by
+            self.axes = ("interactivity", "per_gpu")
 
     # planning
 
@@ -211,23 +218,13 @@ class ServingPlan(Plan):
         """
         return cls(problem, _judged(cls, problem, [(setting, cases)], at_most=None))
 
-    def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
-        super().__init__(problem, blocks)
-        self.measures = measures_of(problem.workload.mode)
-        if self.several_loads:
-            self.listed = ("load", *type(self).listed)
-
-    @property
-    def _mode(self) -> str:
-        return self.problem.workload.mode
-
     @property
     def load_searched(self) -> bool:
         """Whether every row is under the best load that it holds within the limits."""
         return self.request.load_searched
 
     @property
-    def several_loads(self) -> bool:
+    def loads_differ(self) -> bool:
         """Whether rows may be under different loads: each has to say its own."""
         return self.load_searched or bool(self.request.options.loads)
 
@@ -236,7 +233,7 @@ class ServingPlan(Plan):
         figures = super().phrase(row)
         if not self.load_searched:
             return figures
-        return f"{self.text('load', row)} {_LOADED[self._mode]}, {figures}"
+        return f"{self.load_text(row)}, {figures}"
 
     def least_loaded(self) -> Self:
         """The plan with every split at its smallest load where loads are searched, else itself.
@@ -306,12 +303,18 @@ class ServingPlan(Plan):
         """``holds 9 of 64 at once, 46 s of the time to first token is waiting``."""
         if not self.queues[row]:
             return ""
-        held, load = (float(self.columns[name][row]) for name in ("held_requests", "load"))
         waiting_s = float(self.columns["queue_s"][row])
-        phrase = f"holds {held:,.0f} of {load:,.0f} at once"
+        phrase = f"holds {self.held_text(row)} at once"
         if waiting_s <= 0:
             return phrase
         return f"{phrase}, {duration(waiting_s)} of the time to first token is waiting"
+
+    def held_text(self, row: int) -> str:
+        """How much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
+        if not self.queues[row]:
+            return ""
+        held, load = (float(self.columns[name][row]) for name in ("held_requests", "load"))
+        return f"{held:,.0f} of {load:,.0f}"
 
     def _precedence(self) -> tuple[Any, ...]:
         """Rows that hold their load come before those that queue."""
@@ -330,6 +333,24 @@ class ServingPlan(Plan):
             "weight_dtype": setting.weight_dtype,
             "kv_dtype": setting.kv_dtype,
         }
+
+    @staticmethod
+    def titles_of(setting: Setting) -> Mapping[str, str]:
+        """Engine, weight format and cache format, as people call them."""
+        return {
+            "engine": setting.engine.title,
+            "weight_dtype": f"{setting.weight_dtype} weights",
+            "kv_dtype": f"{setting.kv_dtype} cache",
+        }
+
+    @property
+    def several_loads(self) -> bool:
+        """Whether the request lists loads, so that one split has a row for each."""
+        return bool(self.request.options.loads) and len(np.unique(self.columns["load"])) > 1
+
+    def load_text(self, row: int) -> str:
+        """The load of a row with what it counts: ``64 in flight``."""
+        return load_text(LOADS[self.problem.workload.mode], float(self.columns["load"][row]))
 
     def split_columns(self) -> Mapping[str, Any]:
         """Device, engine and formats, one value per row."""
@@ -419,12 +440,6 @@ class ServingPlan(Plan):
         load = float(self.columns["load"][row]) if self.request.options.loads else None
         return split_key(self.candidate(row), self.cluster_number(row), load)
 
-    def label(self, row: int) -> str:
-        """The degrees, what else a split is, and its load where it has several."""
-        if not self.request.options.loads:
-            return super().label(row)
-        return f"{super().label(row)} · {self.text('load', row)} {_LOADED[self._mode]}"
-
     def find(self, key: str) -> int | None:
         """The row that a key names; without a load in it the one under the request's."""
         split = split_of(key)
@@ -450,10 +465,26 @@ class ServingPlan(Plan):
         index = list(rows)
         return {name: np.asarray(self.columns[name], dtype=float)[index] for name in self.parts}
 
+    def held_memory(self, rows: Sequence[int]) -> dict[str, Float]:
+        """The same with the cache as the engine will hold it: at most its pool.
+
+        Nothing beside the cache depends on the load, so it is also at most what the device has
+        left.
+        """
+        parts, index = self.memory(rows), list(rows)
+        needed = parts["kv_needed_bytes"]
+        rest = sum(values for name, values in parts.items() if name != "kv_needed_bytes")
+        capacity, pool, lacking = (
+            np.asarray(self.columns[name], dtype=float)[index]
+            for name in ("capacity_bytes", "pool_bytes", "shortfall_bytes")
+        )
+        held = np.minimum(needed, np.maximum(np.minimum(pool, capacity - rest), 0.0))
+        return parts | {"kv_needed_bytes": np.where(lacking > 0, needed, held)}
+
     def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
         """The candidates, with their hardware and load where the plan has several."""
         out = super()._cases_json(rows)
-        if self.several_loads:
+        if self.loads_differ:
             for case, load in zip(out, self.columns["load"][rows].tolist(), strict=True):
                 case["load"] = load
         return out
