@@ -140,6 +140,11 @@ class PlanRows(ABC):
         """Whether every row is under the best load that it holds within the limits."""
         return False
 
+    @property
+    def loads_differ(self) -> bool:
+        """Whether rows may be under different loads: each has to say its own."""
+        return False
+
     def state(self, row: int) -> str:
         """``holds``, ``queues`` or ``cannot run``."""
         if not self.feasible[row]:

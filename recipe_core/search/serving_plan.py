@@ -138,7 +138,17 @@ class ServingPlan(Plan):
     kind: Literal["serving", "training"] = "serving"
     measures = SERVING
     axes = ("tpot", "per_gpu")
-    listed = ("gpus", "output", "per_gpu", "tpot", "ttft", "memory", "used", "concurrency", "usd")
+    listed: tuple[str, ...] = (
+        "gpus",
+        "output",
+        "per_gpu",
+        "tpot",
+        "ttft",
+        "memory",
+        "used",
+        "concurrency",
+        "usd",
+    )
     tabled = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
     headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour", "usd_month")
     phrased = ("output", "tpot", "usd")
@@ -162,6 +172,8 @@ class ServingPlan(Plan):
     def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
         super().__init__(problem, blocks)
         self.measures = measures_of(problem.workload.mode)
+        if self.loads_differ:
+            self.listed = ("load", *type(self).listed)
         if len(problem.clusters) > 1:  # the chart that devices are usually compared by
             self.axes = ("interactivity", "per_gpu")
 
@@ -207,13 +219,21 @@ class ServingPlan(Plan):
         return cls(problem, _judged(cls, problem, [(setting, cases)], at_most=None))
 
     @property
-    def _mode(self) -> str:
-        return self.problem.workload.mode
-
-    @property
     def load_searched(self) -> bool:
         """Whether every row is under the best load that it holds within the limits."""
         return self.request.load_searched
+
+    @property
+    def loads_differ(self) -> bool:
+        """Whether rows may be under different loads: each has to say its own."""
+        return self.load_searched or bool(self.request.options.loads)
+
+    def phrase(self, row: int) -> str:
+        """A row's main figures in one phrase, after the load that was found for it."""
+        figures = super().phrase(row)
+        if not self.load_searched:
+            return figures
+        return f"{self.load_text(row)}, {figures}"
 
     def least_loaded(self) -> Self:
         """The plan with every split at its smallest load where loads are searched, else itself.
@@ -464,7 +484,7 @@ class ServingPlan(Plan):
     def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
         """The candidates, with their hardware and load where the plan has several."""
         out = super()._cases_json(rows)
-        if self.request.options.loads or self.load_searched:
+        if self.loads_differ:
             for case, load in zip(out, self.columns["load"][rows].tolist(), strict=True):
                 case["load"] = load
         return out

@@ -320,7 +320,7 @@ def test_what_would_let_a_refused_split_run_is_one_click() -> None:
     )
     keys = app.dataframe[1].value["key"].tolist()
     why = app.dataframe[1].value["why"].tolist()
-    row = next(n for n, reason in enumerate(why) if reason.startswith("time per output token"))
+    row = next(n for n, reason in enumerate(why) if "in flight: time per output token" in reason)
     app.session_state["refused-splits"] = {"selection": {"rows": [row], "columns": [], "cells": []}}
     app.run()
     app.button(key="fix-0").click().run()
