@@ -290,7 +290,7 @@ def test_a_table_has_a_column_for_what_differs() -> None:
     assert list(tables.differing(splits)) == ["device", "load"]
     frame = tables.splits_frame(splits, splits.order, ranges=True)
     assert set(frame["device"]) == {"H100 SXM5", "MI300X"}
-    assert set(frame["load"]) == {"16 in flight", "64 in flight", "512 in flight"}
+    assert set(frame["load"]) == {16, 64, 512}
     assert "H100" not in "".join(frame["split"])
     assert (frame["tpot_low"] < frame["tpot"]).all()
     assert (frame["tpot"] < frame["tpot_high"]).all()

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
-from recipe_core.base.units import gib, significant
+from recipe_core.base.units import gib
 from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.explain.curves import load_curve, scaling
 from recipe_core.explain.frontier import frontier

@@ -326,8 +326,7 @@ def _about(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]]:
     def lines(n: int, row: int) -> str:
         figures = [figure(n, row, name, title) for name, title in measures]
         waiting = [f"Queues: {plan.queue_text(row)}"] if plan.queues[row] else []
-        load = [plan.load_text(row)] if plan.load_text(row) else []
-        return "<br>".join([plan.devices_text(row), *load, *waiting, *figures, basis])
+        return "<br>".join([plan.devices_text(row), *waiting, *figures, basis])
 
     return [[plan.key(row), plan.label(row), lines(n, row)] for n, row in enumerate(map(int, rows))]
 
