@@ -56,7 +56,7 @@ def test_every_feasible_split_is_in_the_tradeoff(x: str) -> None:
 
 
 def test_states_differ_by_symbol_and_colour_and_devices_by_size() -> None:
-    splits = planned(("objective.limits.tpot_ms", 40.0))
+    splits = planned(("objective.limits.tpot_ms", 40.0), ("workload.concurrency", 64))
     traces = drawn(
         charts.tradeoff(splits, "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
     )
