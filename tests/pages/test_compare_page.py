@@ -30,7 +30,7 @@ def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
         len(figure(app, "memory")["layout"]["shapes"]) == 2
     )  # usable and capacity, drawn especially now
     app.button(key="change-0").click().run()
-    assert app.success
+    assert app.success or app.warning  # the best may queue
     assert not app.error
 
 
@@ -48,7 +48,8 @@ def test_two_limits_that_refuse_all_are_loosened_together() -> None:
     )
     assert "Over a limit" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
     app.button(key="change-0").click().run()
-    assert app.success
+    assert app.success or app.warning  # the limits are now what is estimated
+    assert not app.error
 
 
 def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
@@ -161,17 +162,18 @@ def test_a_view_of_a_pinned_split_is_chosen() -> None:
 def test_what_starts_the_split_that_is_looked_at_is_said() -> None:
     app = opened("compare.py", model=LLAMA_70B, pins=TP8)
     app.selectbox(key="focus").set_value(TP8).run()
-    assert "vllm serve meta-llama/Llama-3.1-70B-Instruct" in app.code[-1].value
-    assert "--tensor-parallel-size 8" in app.code[-1].value
+    (command,) = (code.value for code in app.code if "vllm serve" in code.value)
+    assert "vllm serve meta-llama/Llama-3.1-70B-Instruct" in command
+    assert "--tensor-parallel-size 8" in command
 
 
 def test_a_split_that_cannot_be_started_says_why() -> None:
     refused = "torchtitan.bf16.tp1.pp2.v1.cp1.ep4.dp4.z1.mb2.selective"
     run = {"model": "Qwen/Qwen3-30B-A3B", "workload.kind": "training", "workload.tokens": "1e10"}
     app = opened("compare.py", pins=refused, **run)
-    app.selectbox(key="focus").set_value(refused).run()
-    assert not app.code
+    assert "is refused: " in words(app)
     assert "ZeRO-2 or 3" in words(app)
+    assert refused not in app.dataframe[0].value["key"].tolist()
 
 
 def test_a_split_without_a_pipeline_shows_the_best_that_has_one() -> None:
