@@ -23,20 +23,27 @@ def pin_clicked() -> None:
 
 def cards(plan: Plan, row: int) -> None:
     """The main figures of the best split, each with its likely range."""
-    with st.grid(4, min_column_width=150):
+    with st.grid(len(plan.headline) + 1, min_column_width=160):
         best_split(plan, row)
         for name in plan.headline:
             text, measure = plan.text(name, row), plan.measures[name]
             st.metric(
                 measure.head,
                 "no price" if text == "unknown" else text,
-                delta=common.escape(plan.likely(name, row, unit=False)) or None,
+                delta=common.escape(beside(plan, name, row)) or None,
                 delta_color="off",
                 delta_arrow="off",
                 border=True,
                 help=about_figure(plan, name, row),
                 height="stretch",
             )
+
+
+def beside(plan: Plan, name: str, row: int) -> str:
+    """What a tile says below its figure: the likely range, and of an hour's price a month's."""
+    if name == "usd_hour" and plan.text(name, row) != "unknown":
+        return f"{plan.text('usd_month', row)} a month"
+    return plan.likely(name, row, unit=False)
 
 
 def best_split(plan: Plan, row: int) -> None:
