@@ -42,7 +42,7 @@ def cards(plan: Plan, row: int) -> None:
 def best_split(plan: Plan, row: int) -> None:
     """The best split with its devices. As text, which narrow screens wrap instead of cutting."""
     with st.container(border=True, height="stretch", gap="xsmall"):
-        st.markdown("Best split", help=common.escape(plan.label(row)))
+        st.markdown(":small[Best split]", help=common.escape(plan.label(row)))
         st.markdown(f"**{common.escape(labels.short_name(plan.candidate(row)))}**")
         st.badge(common.escape(plan.devices_text(row)), color="gray")
         if waiting := plan.held_text(row):
