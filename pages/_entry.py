@@ -47,9 +47,13 @@ step = steps.index(page) if page in steps else None
 # every state, and does so before the page, which may take long. Otherwise buttons of an earlier run
 # stay beside the new ones.
 foot = bar.Bar(steps, step)
-with st.container():
-    widgets.show_notice()
-    page.run()
+try:
+    with st.container():
+        widgets.show_notice()
+        page.run()
+except Exception:  # the details say what is wrong with the request, if it is that
+    foot.finish()
+    raise
 common.write_url()
 foot.finish()
 common.draw_later()

@@ -123,7 +123,7 @@ def _within(plan: Plan) -> str:
         return ""
     text = " within the limit" if stated == 1 else " within the limits"
     confidence = plan.request.objective.confidence
-    return text if confidence is None else f"{text} with {confidence:.0%} confidence"
+    return text if confidence is None else f"{text} with {confidence * 100:g} % confidence"
 
 
 def devices_used(plan: Plan, row: int) -> str:
