@@ -83,10 +83,8 @@ def test_a_wide_window_shows_tiles_and_half_of_the_tradeoff(
     settled(page, QUESTIONS["compare"])
     bar = page.get_by_test_id("stBottom").bounding_box()
     chart = page.locator(".st-key-frontier .js-plotly-plot .nsewdrag").first.bounding_box()
-    tiles = page.get_by_test_id("stMetric").all()
-    assert all(
-        tile.bounding_box()["y"] + tile.bounding_box()["height"] < bar["y"] for tile in tiles
-    )
+    tiles = [tile.bounding_box() for tile in page.get_by_test_id("stMetric").all()]
+    assert all(tile["y"] + tile["height"] < bar["y"] for tile in tiles)
     assert chart["y"] + chart["height"] / 2 < bar["y"]
 
 

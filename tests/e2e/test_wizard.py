@@ -95,7 +95,7 @@ def test_a_link_opens_on_every_page(page: Any, address: str, step: str) -> None:
 def test_a_link_to_training_opens_on_every_step(page: Any, address: str, step: str) -> None:
     page.goto(f"{address}/{step}?{TRAINING}")
     settled(page, QUESTIONS[step])
-    page.get_by_text("for the run").first.wait_for()
+    page.get_by_text("splits can run").first.wait_for()
 
 
 def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> None:
