@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import _common as common
+import _link as links
+import _names as names
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -46,18 +48,20 @@ MOST_OF_AN_ERROR = 160
 class Bar:
     """The frame's bar: drawn before the page, its details filled after it.
 
-    Back and Next stand in the same places on every step; on other pages the bar is empty.
+    Back and Next stand in the same places on every step; other pages have only the link.
     """
 
     def __init__(self, steps: Sequence[Any], number: int | None) -> None:
         self.details: Any = None
         with st.bottom:
             if number is None:
-                st.empty()
+                with st.container(horizontal=True, horizontal_alignment="right", key="bar"):
+                    self.link = links.menu()
                 return
             with st.container(horizontal=True, vertical_alignment="center", key="bar"):
                 self.text = st.container(width="stretch", gap=None)
                 with st.container(horizontal=True, width="content", vertical_alignment="center"):
+                    self.link = links.menu()
                     self.details = st.popover("Details", key="details")
                     back(steps, number)
                     forward(steps, number)
@@ -66,7 +70,8 @@ class Bar:
             lines(self.answer)
 
     def finish(self) -> None:
-        """Fill the details, after the page."""
+        """Fill the details and the link, after the page."""
+        links.fill(self.link)
         if self.details is not None:
             with self.details:
                 explain(self.answer, "bar")
@@ -162,6 +167,7 @@ def explain(given: Answer, place: str) -> None:
         nothing_fits(given[0], given[1], place)
     else:
         told(*given)
+        no_bundle(given[0], place)
         offers(given[0], place)
 
 
@@ -191,7 +197,27 @@ def told(plan: Plan, said: Verdict) -> None:
 def notes(plan: Plan, row: int) -> None:
     """What measured runs did to the figures, and whose price is unknown."""
     common.calibration_note(plan, row)
+    if lost := common.left_behind():
+        st.caption(
+            common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
+        )
     price_note(plan)
+
+
+def no_bundle(plan: Plan, place: str) -> None:
+    """Why no bundle can be made of any split, and changes after which one can, a click each."""
+    if not plan.launch_note:
+        return
+    st.warning(common.escape(plan.launch_note), icon=":material/block:")
+    with st.container(horizontal=True):
+        for n, change in enumerate(common.buildable()):
+            button(
+                change_label(change.fields),
+                widget(f"buildable-{n}", place),
+                change.fields,
+                ":material/build:",
+                f"Then {change.split} fits, and has a bundle.",
+            )
 
 
 def price_note(plan: Plan) -> None:
@@ -285,6 +311,7 @@ def problem(error: RecipeError, place: str) -> None:
             st.page_link(
                 page, label="Correct it", icon=":material/edit:", query_params=common.link()
             )
+        names.ways_out(error, place)
         st.button(
             "Start over",
             key=widget("start-over", place),

@@ -1,4 +1,4 @@
-"""What all pages draw: question, request in one line, notices, columns of tables."""
+"""What all pages draw: question, request in one line, notices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.request.describe import summary
-from recipe_core.search.plan import Plan
 
 
 def show_notice() -> None:
@@ -29,12 +28,14 @@ def head(title: str) -> None:
     """
     st.title(title, anchor=False)
     st.caption(common.escape(summary(common.request())))
-    if st.session_state.get("page") in bar.READ_ONLY:
-        given = bar.answer()
-        if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
-            bar.explain(given, "page")
-        elif given and given[0].price_note:
-            bar.price_note(given[0])
+    with st.container(key="answer"):  # one place, whatever it says: what follows stays in its own
+        if st.session_state.get("page") in bar.READ_ONLY:
+            given = bar.answer()
+            if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
+                bar.explain(given, "page")
+            elif given:
+                bar.no_bundle(given[0], "page")
+                bar.price_note(given[0])
 
 
 def hardware_unknown() -> None:
@@ -50,32 +51,3 @@ def hardware_unknown() -> None:
 def code(text: str) -> None:
     """Text to copy, in one colour: syntax colours are too pale for some readers."""
     st.code(text, language=None, wrap_lines=True)
-
-
-def column_config(plan: Plan) -> dict[str, object]:
-    """Titles, units and bars of the table's columns."""
-    config: dict[str, object] = {
-        name: st.column_config.NumberColumn(
-            f"{measure.head} ({measure.unit})" if measure.unit else measure.head,
-            format="localized",
-            help=measure.help or measure.title,
-        )
-        for name, measure in plan.measures.items()
-    }
-    if "used" in config:
-        used = plan.measures["used"]
-        config["used"] = st.column_config.ProgressColumn(
-            used.head, format="%.0f%%", min_value=0, max_value=100, help=used.help
-        )
-    front = st.column_config.TextColumn(
-        "Front",
-        width="small",
-        help="◆: no other split beats it in both measures of the tradeoff chart",
-    )
-    # names of training splits are long
-    width = 330 if common.training() else None
-    split = st.column_config.TextColumn("Split", pinned=True, width=width)
-    sure = st.column_config.NumberColumn(
-        "Sure (%)", help="Probability that all limits hold, if the split were measured"
-    )
-    return {**config, "key": None, "split": split, "sure": sure, "front": front}
