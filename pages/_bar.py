@@ -17,7 +17,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
-from recipe_core.hardware.cluster import device, short_title
+from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.present.verdict import Verdict, limits_text, percent, verdict
 from recipe_core.search.alternatives import FORMATS_UNJUDGED, SURE, safer
 from recipe_core.search.plan import Plan
@@ -60,9 +60,11 @@ class Bar:
                 return
             with st.container(horizontal=True, vertical_alignment="center", key="bar"):
                 self.text = st.container(width="stretch", gap=None)
-                with st.container(horizontal=True, width="content", vertical_alignment="center"):
+                with st.container(
+                    horizontal=True, width="content", vertical_alignment="center", gap="xsmall"
+                ):
                     self.link = links.menu()
-                    self.details = st.popover("Details", key="details")
+                    self.details = st.popover("Why?", key="details")
                     back(steps, number)
                     forward(steps, number)
         with self.text:
@@ -90,7 +92,7 @@ def forward(steps: Sequence[Any], number: int) -> None:
     if number + 1 == len(steps):
         st.empty()
     elif st.button(
-        f"Next: {steps[number + 1].title.split()[0].lower()}",
+        "Next",
         type=common.main_button(),
         key="next",
         shortcut="Ctrl+Enter",
@@ -125,7 +127,7 @@ def lines(given: Answer) -> None:
         two_lines(ICONS["error"], "The request cannot be planned", "", short)
     elif given is None:
         hardware = common.request().hardware
-        title = short_title(device(hardware.device))
+        title = chip_title(device(hardware.device))
         assumed = f"{hardware.devices:,} × {title} assumed until you choose"
         two_lines(ICONS["open"], "No hardware is chosen yet", "", assumed)
     else:
@@ -192,6 +194,13 @@ def told(plan: Plan, said: Verdict) -> None:
     for fact in said.facts:
         st.caption(common.escape(fact))
     notes(plan, row)
+    if st.session_state.get("page") not in READ_ONLY:
+        st.page_link(
+            "compare.py",
+            label="Other formats, fewer and more devices: on Compare",
+            icon=":material/alt_route:",
+            query_params=common.link(),
+        )
 
 
 def notes(plan: Plan, row: int) -> None:
@@ -265,9 +274,10 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
         )
 
 
-def safe_row(plan: Plan, row: int) -> None:
-    """The same in a row of a page."""
-    if safer(plan, row) is not None:
+def safe_row(plan: Plan) -> None:
+    """The same in a row of a page, about the split that is chosen."""
+    row = common.selected_row(plan)
+    if row is not None and safer(plan, row) is not None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f":orange[:material/warning:] {common.escape(limits_text(plan, row))}")
             safe_choice(plan, row, "page")
@@ -323,14 +333,11 @@ def problem(error: RecipeError, place: str) -> None:
 # --- alternatives --------------------------------------------------------------------------------
 
 
-def alternatives(plan: Plan) -> Callable[[], None]:
+def alternatives() -> Callable[[], None]:
     """Reserve a place for choices beside the verdict; gives what fills it, after the page.
 
     A page calls ``common.later`` with it: nothing on the page waits for what is planned for them.
     """
-    row = common.selected_row(plan)
-    if row is not None:
-        safe_row(plan, row)
     place = st.empty()
     with place.container(horizontal=True, key="alternatives-wait"):
         st.skeleton(height=40)

@@ -52,12 +52,13 @@ step = steps.index(page) if page in steps else None
 # stay beside the new ones.
 foot = bar.Bar(steps, step)
 try:
-    with st.container():
+    with st.container(gap=None):  # a notice that says nothing takes no room
         with st.container(key="notice"):
             widgets.show_notice()
             tour.note()
-        page.run()
-        glossary.button()
+        with st.container(key="body"):
+            page.run()
+            glossary.button()
 except Exception:  # the details say what is wrong with the request, if it is that
     foot.finish()
     raise

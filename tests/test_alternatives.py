@@ -23,11 +23,16 @@ from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 
 LLAMA = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
-LIMITED = LLAMA | {"objective.limits.tpot_ms": "40", "objective.optimize": "cost"}
+LIMITED = LLAMA | {
+    "objective.limits.tpot_ms": "40",
+    "objective.optimize": "cost",
+    "workload.concurrency": "64",
+}
 CASES: dict[str, dict[str, str]] = {
     "throughput": LLAMA,
     "cost": LIMITED,
     "sure": LIMITED | {"objective.confidence": "0.8"},
+    "searched": LLAMA | {"objective.limits.tpot_ms": "40", "objective.optimize": "cost"},
     "latency": LLAMA | {"objective.orientation": "latency"},
     "l40s": {
         "model": "Qwen/Qwen3-32B",

@@ -9,7 +9,6 @@ import pytest
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.present.verdict import (
     counts,
-    devices_used,
     limits_text,
     main_figures,
     money_text,
@@ -22,7 +21,7 @@ from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 
 LLAMA = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
-COST = {"objective.optimize": "cost"}
+COST = {"objective.optimize": "cost", "workload.concurrency": "64"}
 
 
 def planned(**query: str) -> Plan:
@@ -58,7 +57,7 @@ def test_the_best_says_devices_figures_and_how_sure_it_is() -> None:
     assert row is not None
     assert said.state == "holds"
     assert said.best
-    assert said.subject == "tp 4 · 4 of 8 × H100 SXM5 80 GB"
+    assert said.subject == "tp 4 · 4 of 8 × H100 SXM5"
     miss = 1 - float(limited.confidence([row])[0])
     assert said.doubtful
     assert f"may miss the limit: {miss * 100:.0f} %" in said.line
@@ -71,6 +70,7 @@ def test_the_best_says_devices_figures_and_how_sure_it_is() -> None:
 def test_several_limits_and_a_confidence_are_said() -> None:
     sure = planned(
         **{
+            "workload.concurrency": "64",
             "objective.limits.tpot_ms": "60",
             "objective.limits.ttft_ms": "5000",
             "objective.confidence": "0.8",
@@ -113,10 +113,14 @@ def test_a_chosen_split_is_told_apart_from_the_best() -> None:
     ("query", "start"),
     [
         ({"hardware.per_node": "1"}, "The only split does not hold the load"),
-        ({"objective.limits.tpot_ms": "1"}, "None of 32 legal splits holds the load"),
+        ({"objective.limits.tpot_ms": "1"}, "None of 32 legal splits holds a load within"),
+        (
+            {"objective.limits.tpot_ms": "1", "workload.concurrency": "64"},
+            "None of 32 legal splits holds the load within",
+        ),
         ({"workload.kind": "training", "hardware.per_node": "1"}, "None of "),
     ],
-    ids=["one", "limit", "training"],
+    ids=["one", "limit", "stated-load", "training"],
 )
 def test_nothing_that_runs_names_the_nearest(query: dict[str, str], start: str) -> None:
     none = planned(**query)
@@ -140,7 +144,7 @@ def test_money_is_by_the_hour_and_the_month_of_the_devices_used() -> None:
     assert row is not None
     hour = float(free.raw("usd_hour")[row])
     text = money_text(free, row)
-    assert text.startswith(f"{devices_used(free, row)}: ${hour:.3g} an hour, $")
+    assert text.startswith(f"{free.devices_text(row)}: ${hour:.3g} an hour, $")
     month = float(re.search(r"\$([\d,]+) a month", text)[1].replace(",", ""))  # type: ignore[index]
     assert month == pytest.approx(hour * HOURS_PER_MONTH, rel=0.01)
 
@@ -159,3 +163,20 @@ def test_a_range_names_both_ends() -> None:
         range_text(free, "tpot", free.best_row),
     )
     assert range_text(free, "gpus", free.best_row) == ""
+
+
+def test_a_searched_load_is_said_with_the_split_that_holds_it() -> None:
+    searched = planned(**{"objective.limits.tpot_ms": "40"})
+    row = searched.best_row
+    assert searched.load_searched
+    assert row is not None
+    load = int(searched.columns["load"][row])
+    assert verdict(searched).subject.endswith(f" · {load:,} in flight")
+    assert "hold a load within the limit" in verdict(searched).short_counts
+    assert verdict(planned(**COST)).subject.count("in flight") == 0
+
+
+def test_several_loads_are_told_apart() -> None:
+    several = planned(**{"options.loads": "16,64"})
+    assert several.best_row is not None
+    assert re.search(r"· (16|64) in flight$", verdict(several).subject)

@@ -319,4 +319,6 @@ _WORDS = {"ttft": " to first token", "usd_hour": " an hour", "wall": " to finish
 
 
 def _tradeable(plan: Plan) -> Sequence[str]:
-    return tuple(dict.fromkeys([*plan.headline, "usd_hour"]))
+    """Figures of the table's head; not those that say another one over again."""
+    names = dict.fromkeys([*plan.headline, "usd_hour"])
+    return [name for name in names if name not in ("interactivity", "usd_month")]
