@@ -18,7 +18,7 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
 from recipe_core.hardware.cluster import chip_title, device
-from recipe_core.present.verdict import Verdict, limits_text, percent, verdict
+from recipe_core.present.verdict import Verdict, limits_text, may_miss, percent, verdict
 from recipe_core.search.alternatives import FORMATS_UNJUDGED, SURE, safer
 from recipe_core.search.plan import Plan
 
@@ -254,17 +254,9 @@ def offers(plan: Plan, place: str) -> None:
 def safe_choice(plan: Plan, row: int, place: str) -> None:
     """Where a split may well miss the limits: the one that does not, and a limit on that itself."""
     safe = safer(plan, row)
-    if safe is None:
-        return
-    verb = "keeps them" if len(plan.stated_limits) > 1 else "keeps it"
-    chance = percent(float(plan.confidence([safe])[0]))
-    button(
-        f"{plan.label(safe)} {verb} with {chance}: use it",
-        widget("safe", place),
-        common.split_fields(plan.key(safe)),
-        ":material/verified_user:",
-    )
-    if common.request().objective.confidence is None:
+    if safe is not None:
+        safe_button(plan, safe, place)
+    if may_ask(plan, row):
         button(
             f"Ask for {SURE * 100:.0f} %",
             widget("sure", place),
@@ -274,10 +266,28 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
         )
 
 
+def may_ask(plan: Plan, row: int) -> bool:
+    """Whether more splits hold where limits must hold more surely: another one, or less load."""
+    free = common.request().objective.confidence is None
+    return free and may_miss(plan, row) and (plan.load_searched or safer(plan, row) is not None)
+
+
+def safe_button(plan: Plan, safe: int, place: str) -> None:
+    """The split that keeps the limits surely, one click."""
+    verb = "keeps them" if len(plan.stated_limits) > 1 else "keeps it"
+    chance = percent(float(plan.confidence([safe])[0]))
+    button(
+        f"{plan.label(safe)} {verb} with {chance}: use it",
+        widget("safe", place),
+        common.split_fields(plan.key(safe)),
+        ":material/verified_user:",
+    )
+
+
 def safe_row(plan: Plan) -> None:
     """The same in a row of a page, about the split that is chosen."""
     row = common.selected_row(plan)
-    if row is not None and safer(plan, row) is not None:
+    if row is not None and (safer(plan, row) is not None or may_ask(plan, row)):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f":orange[:material/warning:] {common.escape(limits_text(plan, row))}")
             safe_choice(plan, row, "page")
@@ -362,5 +372,6 @@ MARKS = {
     "cache": ":material/memory:",
     "fewer": ":material/remove:",
     "more": ":material/add:",
+    "sure": ":material/verified_user:",
 }
 """Marks of the kinds of alternatives."""

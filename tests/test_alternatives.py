@@ -89,14 +89,18 @@ def test_each_is_what_its_own_plan_says(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_each_improves_the_goal_or_gains_something_for_it(name: str) -> None:
     choices = alternatives(planned(name))
-    better = [one.better for one in choices]
+    better = [one.better for one in choices if one.kind != "sure"]
     assert better == sorted(better, reverse=True)  # those that improve come first
     for one in choices:
         assert one.better != bool(one.gained)
         if one.better and len(planned(name).request.objective.goals) == 1:
             assert abs(one.change) >= LEAST_GAIN * 0.9
         if not one.better:
-            assert one.kind in ("fewer", "more")  # another format without a gain is no choice
+            assert one.kind in (
+                "fewer",
+                "more",
+                "sure",
+            )  # another format without a gain is no choice
 
 
 def test_cheaper_formats_of_engine_and_device_are_offered() -> None:
@@ -187,3 +191,18 @@ def test_plain_values_say_the_same() -> None:
     value: dict[str, Any] = one.to_json()
     assert value["set"] == dict(one.fields)
     assert value["label"] == one.label
+
+
+def test_a_searched_load_that_may_miss_its_limit_is_offered_a_surer_one_first() -> None:
+    searched = planned("searched")
+    best = searched.best_row
+    assert best is not None
+    assert searched.confidence([best])[0] < SURE
+    first = alternatives(searched)[0]
+    assert first.kind == "sure"
+    assert first.fields == {"objective.confidence": SURE}
+    assert first.change > 0  # it costs more
+    sure = plan(change(searched.request, first.fields))
+    assert sure.best_row is not None
+    assert sure.confidence([sure.best_row])[0] >= SURE
+    assert "keeps the limit with 8" in first.label

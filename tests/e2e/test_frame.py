@@ -111,7 +111,7 @@ def test_the_first_page_judges_no_hardware_that_nobody_chose(page: Any, address:
     page.goto(f"{address}/?{LLAMA_70B}")
     settled(page, QUESTIONS[""])
     page.get_by_text("No hardware is chosen yet").wait_for()
-    page.get_by_text("8 × H100 SXM5 80 GB assumed until you choose").wait_for()
+    page.get_by_text("8 × H100 SXM5 assumed until you choose").wait_for()
     page.get_by_role("link", name="Hardware").first.click()
     settled(page, QUESTIONS["hardware"])
     page.get_by_text("hold the load").first.wait_for()

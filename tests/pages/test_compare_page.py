@@ -270,7 +270,11 @@ def test_the_safe_split_is_one_click_and_the_best_one_click_back() -> None:
     app = opened(
         "compare.py",
         model=LLAMA_70B,
-        **{"objective.optimize": "cost", "objective.limits.tpot_ms": "35"},
+        **{
+            "objective.optimize": "cost",
+            "objective.limits.tpot_ms": "35",
+            "workload.concurrency": "64",
+        },
     )
     assert "may miss the limit: " in words(app)
     safe = app.button(key="safe")
