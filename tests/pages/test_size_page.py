@@ -81,7 +81,7 @@ def test_the_hardware_is_taken_with_its_price_and_split() -> None:
     assert query["objective.confidence"] == "0.9"
     assert "does not fit" not in words(app)
     app.switch_page("compare.py").run()
-    assert re.search("legal splits? holds? the load within the limit", words(app))
+    assert re.search("holds? the load within the limit", words(app))
     assert query["workload.concurrency"] == "64"  # that the hardware was chosen for
     assert json.loads(query["any"]) == json.loads(FEW)
 
