@@ -118,8 +118,11 @@ def test_limits_refuse_with_the_figure_and_the_limit():
 )
 def test_ranking_follows_the_objective(optimize, column, sign):
     table = plan(make_request(objective={"optimize": optimize}))
-    values = sign * table.columns[column][table.order]
-    assert all(a <= b * (1 + 1e-3 * sign) or a <= b for a, b in pairwise(values))
+    queues = table.queues[table.order]
+    assert queues.tolist() == sorted(queues)  # those that hold the load come first
+    for rows in (table.order[~queues], table.order[queues]):
+        values = sign * table.columns[column][rows]
+        assert all(a <= b * (1 + 1e-3 * sign) or a <= b for a, b in pairwise(values))
 
 
 def test_ties_go_to_the_simpler_split():

@@ -32,6 +32,7 @@ PAGES = (
     "measured.support",
     "model.uploaded",
     "model.variants",
+    "present.exports",
     "present.measured_view",
     "present.report",
     "present.size_later",

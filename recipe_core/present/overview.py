@@ -14,7 +14,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.recipe.provenance import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.schema import CandidateRequest
-from recipe_core.search.measures import days, percent
+from recipe_core.search.measures import TRAINING, days, utilisation
 
 LAYER_TEXTS: Mapping[Layer, str] = {
     "base": "required by the engine or its launch",
@@ -139,15 +139,12 @@ def _serving(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
 
 def _training(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
     run, cost = estimate.get("run") or {}, estimate["cost"]
-    yield _row(
-        estimate, "Model FLOPs utilisation (MFU)", percent(estimate["training"]["mfu"]), "mfu"
-    )
+    for name in ("mfu", "hfu"):
+        # recipes of earlier versions have no HFU, and those without recomputation none of their own
+        if (share := estimate["training"].get(name)) is not None:
+            yield _row(estimate, TRAINING[name].title, utilisation(share), name)
     if run.get("wall_s"):
-        yield _row(
-            estimate,
-            "Time to finish",
-            days(run["wall_s"]) if run["wall_s"] > 3600 else duration(run["wall_s"]),
-        )
+        yield _row(estimate, "Time to finish", days(run["wall_s"]))
     for name, label in (("usd", "Cost of the run"), ("usd_per_hour", "Cost per hour")):
         if cost.get(name) is not None:
             yield _row(estimate, label, usd(cost[name]), "usd_per_hour")

@@ -15,7 +15,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.base.units import duration, significant, usd
 from recipe_core.physics.serving.simulate import MOST, requests_each
-from recipe_core.request.schema import Limits
+from recipe_core.request.schema import Limits, PlanRequest
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.measures import HOUR_S, days
 from recipe_core.space.refusal import Refusal
@@ -175,6 +175,13 @@ def _refusal(
 
     beyond = value < bound if rule.at_least else value > bound
     return Refusal(code, cases.feasible & beyond, say)
+
+
+def without_percentile(request: PlanRequest) -> PlanRequest:
+    """The request with its limits on means, above which percentiles lie but for some medians."""
+    objective = request.objective
+    limits = objective.limits.model_copy(update={"percentile": None})
+    return request.model_copy(update={"objective": objective.model_copy(update={"limits": limits})})
 
 
 def time_bounds(limits: Limits) -> dict[str, float]:
