@@ -14,6 +14,7 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.presets import preset_changes, preset_of, presets
 from recipe_core.request.schema import LOADS, PlanRequest
+from recipe_core.search import launchable
 
 MODES = {
     "closed": "Closed loop",
@@ -29,7 +30,22 @@ MODES_MEAN = {
 }
 MOST, FIXED = "most", "fixed"
 LOAD_CHOICES = {MOST: "Most within the limits", FIXED: "A fixed number"}
-METHODS = {"pretrain": "Pre-train", "finetune": "Fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
+SEARCHED_MEANS = (
+    "Each answer triggers the next request; every split gets as many in flight as it does best "
+    "with inside the limits."
+)
+METHODS = {
+    "pretrain": "Pre-train",
+    "finetune": "Fine-tune",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+}
+
+
+def launched(title: str, part: str, name: str) -> str:
+    """A choice, which says so where it is only estimated: no framework launches it."""
+    return title if name in launchable.launched(part) else f"{title} (estimate only)"
 
 
 def preset() -> None:
@@ -72,8 +88,9 @@ def serving_load() -> None:
         required=True,
         wrap=True,
     )
-    st.caption(MODES_MEAN[workload.mode])
-    searched = load_choice()
+    searched = workload.mode == "closed" and workload.concurrency is None
+    st.caption(SEARCHED_MEANS if searched else MODES_MEAN[workload.mode])
+    load_choice(searched=searched)
     with numbers.group("load"), st.grid(3, min_column_width=150):
         if workload.mode == "open":
             number("Requests per second", LOADS["open"])
@@ -95,16 +112,14 @@ def serving_load() -> None:
             )
 
 
-def load_choice() -> bool:
+def load_choice(*, searched: bool) -> None:
     """Whether the load is searched: a choice where a limit on time lets it be.
 
     The place is there in every state, so that what follows stays where it is.
     """
     request = common.request()
-    workload = request.workload
-    searched = workload.mode == "closed" and workload.concurrency is None
     with st.container(key="load-choice"):
-        if workload.mode == "closed" and (searched or searchable(request)):
+        if request.workload.mode == "closed" and (searched or searchable(request)):
             common.choose(
                 st.segmented_control,
                 "Load",
@@ -120,7 +135,6 @@ def load_choice() -> bool:
                 help="Within limits on time every split can carry a load of its own: the one at "
                 "which it does best. A fixed number is the same for all.",
             )
-    return searched
 
 
 def searchable(request: PlanRequest) -> bool:
@@ -149,7 +163,7 @@ def training_run() -> None:
         "Method",
         "workload.method",
         options=list(METHODS),
-        format_func=METHODS.get,
+        format_func=lambda name: launched(METHODS[name], "methods", name),
         required=True,
         wrap=True,
     )

@@ -1,3 +1,4 @@
+import _bar as bar
 import _common as common
 import _explain as explain
 import _export as export
@@ -8,6 +9,7 @@ import streamlit as st
 from recipe_core.base import labels
 from recipe_core.present import charts
 from recipe_core.present.charts import groups
+from recipe_core.present.glossary import measure_help
 from recipe_core.request import split_key
 from recipe_core.search.plan import Plan
 
@@ -51,7 +53,7 @@ def about_figure(plan: Plan, name: str, row: int) -> str:
     """What a figure means, its exact value, and where measured runs are expected."""
     measure, band = plan.measures[name], plan.band(name, row)
     exact = f"{plan.values(name)[row]:.6g} {measure.unit}".strip()
-    sentences = [measure.title, *([measure.help] if measure.help else [])]
+    sentences = [measure.title, measure_help(measure).rstrip(".")]
     sentences.append(f"Computed: {exact}; the device is {plan.basis}")
     if band:
         sentences.append(f"Eight of ten measured runs are expected between {band}")
@@ -153,6 +155,7 @@ def pinned(plan: Plan, key: str) -> None:
     if row is None:
         name = labels.split_name(split_key.split_of(key))
         st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
+        st.caption("The link omits it.")
     elif fits:
         st.markdown(f"**{common.escape(plan.label(row))}**\\\n{common.escape(plan.phrase(row))}")
         if sentence := plan.against_best(row):
@@ -169,6 +172,9 @@ def pinned(plan: Plan, key: str) -> None:
             args=(key,),
         ):
             st.switch_page("recipe.py", query_params=common.link())
+        wanted = plan.request_of(row) if row is not None and fits else common.pinned_request(key)
+        if wanted is not None:
+            common.keep_button(wanted, f"keep-{key}", type="tertiary")
         st.button(
             "Remove",
             key=f"unpin-{key}",
@@ -185,6 +191,7 @@ if plan is not None:
     best = plan.best_row
     if best is not None:
         cards(plan, best)
+        common.later(bar.alternatives(plan))
     if best is not None or plan.beyond_limits():
         st.header("Tradeoffs", anchor=False)
         scatter(plan)

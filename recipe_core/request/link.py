@@ -4,26 +4,27 @@
 A load (concurrency, request_rate, batch, requests) differs when it is not the default of its mode,
 ``START_LOADS``; a closed loop whose load can be searched has no default, and without one its load
 is searched. A field of a training run differs when it is not ``TRAINING``'s. A candidate that
-states nothing is written as no candidate. ``pins`` (split keys) travel beside the request. Engine
-options and environment variables may hold private values: a link leaves them out, ``left_out`` says
-so.
+states nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where
+that is shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
+request. Engine options and environment variables may hold private values: a link leaves them out,
+``left_out`` says so.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from recipe_core.base.documents import parse_json, to_json
+from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack
 from recipe_core.request.schema import (
     GAIN_FROM_LOAD,
     LOADS,
@@ -43,7 +44,7 @@ from recipe_core.request.schema import (
 from recipe_core.request.supervision import Supervision
 
 VERSION = "1"
-MAX_VALUE = 64 << 10
+MAX_VALUE = MAX_TEXT
 START_LOADS: dict[str, float] = {"closed": 64, "open": 4.0, "static": 16, "offline": 1000}
 """The load that a mode starts with."""
 
@@ -64,8 +65,9 @@ DEFAULT = PlanRequest.parse(
 TRAINING = TrainingWorkload(kind="training", sequence_length=4096, global_batch=256)
 """The run that a link means which says ``workload.kind=training`` and nothing more about it."""
 
-_BESIDE = ("v", "pins", "any")
-"""Parameters that are no field of a request: version, pinned splits, the market to choose from."""
+_BESIDE = ("v", "pins", "any", "kept")
+"""Parameters that are no field of a request: version, pinned splits, the market to choose from,
+choices that are kept."""
 PRIVATE = ("options.engine_options", "options.environment")
 """Fields that no link carries: what people pass on to an engine may hold paths and addresses."""
 WHOLE = ("model", "hardware.device", *PRIVATE)
@@ -212,9 +214,9 @@ def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _encode(name: str, value: Any) -> str:
     if name in WHOLE:
-        if isinstance(value, str) and not value.startswith(("{", '"')):
+        if isinstance(value, str) and not value.startswith(("{", '"')) and not is_packed(value):
             return value
-        return json.dumps(json.loads(to_json(value)), separators=(",", ":"), ensure_ascii=False)
+        return shorter(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -223,11 +225,13 @@ def _encode(name: str, value: Any) -> str:
         words = [_encode(name, item) if isinstance(item, int | float) else item for item in value]
         if all(isinstance(word, str) and _PLAIN.fullmatch(word) for word in words):
             return ",".join(words)
-        return json.dumps(value, separators=(",", ":"))
+        return shorter(value)
     return str(value)
 
 
 def _decode(name: str, text: str) -> Any:
+    if (name in WHOLE or name in _LISTS) and is_packed(text):
+        return unpack(text, f"the {name.rpartition('.')[2]}")
     if name in WHOLE and text.startswith(("{", '"')):
         return parse_json(text, f"the {name.rpartition('.')[2]}")
     if name not in _LISTS:

@@ -134,6 +134,19 @@ LIMITS = {
 """Every limit by the code of its rule; the order is that in which remedies are offered."""
 
 
+def stated(limits: Limits) -> list[str]:
+    """Every limit that is stated, in words: ``p95 of time per output token at most 40.0 ms``."""
+    out = []
+    for rule in LIMITS.values():
+        bound = rule.bound(limits)
+        if bound is None:
+            continue
+        percentile = f"p{limits.percentile:g} of " if rule.timed and limits.percentile else ""
+        way = "at least" if rule.at_least else "at most"
+        out.append(f"{percentile}{rule.label} {way} {rule.show(bound)}")
+    return out
+
+
 def limited(cases: Cases, limits: Limits, *, timed: bool | None = None) -> Cases:
     """With one more rule for each stated limit, on cases that can run at all.
 

@@ -389,6 +389,11 @@ class PlanRows(ABC):
         order = f"{its} splits come last" if known else "splits rank by output per device"
         return f"No price of {listed} is known: {order}."
 
+    @property
+    def launch_note(self) -> str | None:
+        """Why no bundle of any split can be made, as sentences; None where one can."""
+        return None
+
     @abstractmethod
     def _simplicity(self) -> tuple[Any, ...]:
         """Columns that order rows of equal score, simpler first; the last one counts first."""
@@ -621,7 +626,7 @@ class PlanRows(ABC):
     @property
     def limited(self) -> bool:
         """Whether the objective states any limit."""
-        return bool(self._stated_limits)
+        return bool(self.stated_limits)
 
     def confidence(self, rows: Sequence[int] | Int) -> Float:
         """The probability that each of some rows keeps every limit, if it were measured.
@@ -657,12 +662,13 @@ class PlanRows(ABC):
         if not self.limited or not self.runs[row]:
             return ""
         chance = float(self.confidence([row])[0])
-        plural = "s" if len(self._stated_limits) > 1 else ""
+        plural = "s" if len(self.stated_limits) > 1 else ""
         coin = ": as good as a coin toss" if self.is_coin_toss(row) else ""
         return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
 
     @cached_property
-    def _stated_limits(self) -> list[str]:
+    def stated_limits(self) -> list[str]:
+        """Codes of the limits that the objective states."""
         limits = self.request.objective.limits
         return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
 

@@ -44,7 +44,7 @@ def test_a_run_is_planned_on_a_cluster_beside_too() -> None:
     app = opened("hardware.py", **{"workload.kind": "training", "workload.tokens": "1e9"})
     app.selectbox(key="_add").select("mi300x").run()
     assert "8 × h100-sxm or 8 × mi300x" in words(app)
-    assert "splits fit" in app.success[0].value
+    assert "legal splits can run" in app.success[0].value
 
 
 def test_the_price_of_a_cluster_beside_is_stated_and_taken_back() -> None:
