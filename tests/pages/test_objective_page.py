@@ -54,13 +54,16 @@ def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
 
 
 def test_a_limit_says_how_many_splits_keep_it() -> None:
-    app = opened("objective.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": "40"})
+    limited = {"objective.limits.tpot_ms": "40"}
+    app = opened("objective.py", model=LLAMA_70B, **limited)
     board = plan(app.session_state["request"])
     line = f"{len(board.order)} of {int(board.runs.sum())} splits keep it"
     assert line in words(app).split("\n")
     free = opened("objective.py", model=LLAMA_70B)
     board = plan(free.session_state["request"])
     assert f"{len(board.order)} splits without this limit" in words(free).split("\n")
+    nowhere = opened("objective.py", hardware_chosen=False, model=LLAMA_70B, **limited)
+    assert "Splits are counted once hardware is chosen." in words(nowhere).split("\n")
 
 
 def test_a_load_is_searched_or_fixed_where_a_time_is_limited() -> None:
