@@ -38,6 +38,8 @@ from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.request.shelf import Shelf, holds, keep, shelf_of, shelf_query
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of, read_pins, split_of
+from recipe_core.search.alternatives import Alternative
+from recipe_core.search.alternatives import alternatives as plan_alternatives
 from recipe_core.search.changes import Change
 from recipe_core.search.plan import Plan
 
@@ -46,6 +48,8 @@ Value = TypeVar("Value")
 MAX_PINS = 4
 LOOK_EVERY_S = 0.5
 """Seconds between looks whether the reader still waits for what is being calculated."""
+SHOWING_HARDWARE = ("hardware.py", "compare.py", "recipe.py")
+"""Pages that show which hardware splits are judged on."""
 BY_MEANS = {"objective.limits.percentile": None}
 
 
@@ -116,6 +120,7 @@ def link() -> dict[str, str]:
 def read_url() -> None:
     """Take request, pins and what is kept from a link that says what this session did not write."""
     state, query = st.session_state, st.query_params.to_dict()
+    state.pop("later", None)  # of a run that was cut short
     edited = state.pop("edited", False)
     if "request" in state and (edited or not query or query == state.get("written")):
         return  # ours, a click in the navigation, or an edit the address does not show yet
@@ -125,6 +130,8 @@ def read_url() -> None:
     state["kept"], bad_kept = shelf_of(query)
     state["ignored"] = [*ignored, *bad_pins, *bad_market, *bad_kept]
     state.pop("outside", None)
+    if any(name.startswith(("hardware.", "options.hardware")) for name in query):
+        state["hardware-chosen"] = True
 
 
 def write_url() -> None:
@@ -134,13 +141,36 @@ def write_url() -> None:
         st.query_params.from_dict(link())
 
 
+def change_to(changes: Mapping[str, Any]) -> None:
+    """Change the request.
+
+    Raises:
+        RecipeError: where that makes it invalid; it stays as it was.
+    """
+    st.session_state["edited"] = True
+    st.session_state["request"] = change(request(), changes)
+
+
 def apply(changes: Mapping[str, Any]) -> None:
     """Change the request; an edit that makes it invalid is refused, and the next run says why."""
-    st.session_state["edited"] = True
     try:
-        st.session_state["request"] = change(request(), changes)
+        change_to(changes)
     except RecipeError as error:
         st.session_state["refused"] = str(error)
+
+
+def seed(key: str, value: Any) -> None:
+    """Make a widget show a value; to be called right before it is drawn, on every run.
+
+    A widget that shows it already is left alone: setting it would send the value to the browser,
+    where it overwrites what the reader has typed or moved to meanwhile. The browser keeps nothing
+    of a widget from another page, even where it has the same key.
+    """
+    state, page = st.session_state, st.session_state.get("page")
+    drawn: dict[str, Any] = state.setdefault("drawn", {})
+    if key not in state or drawn.get(key) != page or state[key] != value:
+        state[key] = value
+    drawn[key] = page
 
 
 def narrow(changes: Mapping[str, Any]) -> None:
@@ -168,8 +198,7 @@ def edit(
     an empty widget takes the field out, else it changes nothing.
     """
     key = f"_{field}"
-    # seeded on every run: the request is the only source of the widget's value
-    st.session_state[key] = read(value_of(request(), field))
+    seed(key, read(value_of(request(), field)))  # the request is the only source of its value
 
     def commit() -> None:
         value = st.session_state[key]
@@ -217,7 +246,7 @@ def choose(
 
     ``optional``: an empty widget is a choice too.
     """
-    st.session_state[key] = now
+    seed(key, now)
 
     def commit() -> None:
         value = st.session_state[key]
@@ -268,6 +297,19 @@ def select(key: str) -> None:
     apply(select_split(request(), key))
 
 
+def hardware_chosen() -> bool:
+    """Whether somebody chose the hardware: by a link, an edit, or on a page that shows it.
+
+    Before, pages judge no split on it.
+    """
+    state = st.session_state
+    if request().hardware != DEFAULT.hardware or request().options.hardware:
+        state["hardware-chosen"] = True
+    if state.get("page") in SHOWING_HARDWARE:
+        state["hardware-chosen"] = True
+    return bool(state.get("hardware-chosen"))
+
+
 def follow_edit() -> None:
     """Run the whole page anew after an edit in a fragment; to be called first in each."""
     if st.session_state.get("edited"):  # a whole run has taken the mark away before it comes here
@@ -281,7 +323,32 @@ def replace_request(other: PlanRequest) -> None:
 
 def start_over() -> None:
     """Back to the request of an empty link; what is kept stays."""
-    st.session_state.update({"request": DEFAULT, "pins": [], "market": Market(), "edited": True})
+    st.session_state.update(
+        {"request": DEFAULT, "pins": [], "market": Market(), "edited": True}
+        | {"hardware-chosen": False}
+    )
+
+
+def shared_fields() -> dict[str, Any] | None:
+    """The candidate that leaves the split to the ranking: what all training splits share."""
+    shared = shared_candidate(request())
+    return shared.model_dump(exclude_none=True) if shared else None
+
+
+def split_fields(key: str) -> dict[str, Any]:
+    """The changes that make a split of the plan the request's own."""
+    return select_split(request(), key)
+
+
+def later(draw: Callable[[], None]) -> None:
+    """Draw something after the page and its address, in a place that the page keeps for it."""
+    st.session_state.setdefault("later", []).append(draw)
+
+
+def draw_later() -> None:
+    """Draw what pages left for later."""
+    for draw in st.session_state.pop("later", []):
+        draw()
 
 
 # --- the plan ------------------------------------------------------------------------------------
@@ -385,6 +452,12 @@ def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
     return calculated("Looking for a change that fits", Plan.changes, plan)
 
 
+@lru_cache(maxsize=64)
+def _alternatives(text: str, digest: str, may_read: bool) -> list[Alternative]:
+    plan = _planned(text, digest, may_read)
+    return calculated("Planning alternatives", plan_alternatives, plan, simulated_what="")
+
+
 def _cache_key() -> tuple[str, str]:
     """The request without its split, on which no plan depends, and the digest of files.
 
@@ -468,6 +541,11 @@ def planned_or_none() -> Plan | None:
 def changes() -> list[Change]:
     """Changes to the request after which a split fits, each really planned."""
     return _changes(*_cache_key(), folders_allowed())
+
+
+def alternatives() -> list[Alternative]:
+    """Choices beside the best split that are worth a click, each really planned."""
+    return _alternatives(*_cache_key(), folders_allowed())
 
 
 def pinned_rows(plan: Plan) -> list[int]:

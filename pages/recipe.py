@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import _bar as bar
 import _common as common
 import _deployment as deployment
 import _recipe_cache as recipe_cache
@@ -132,12 +133,24 @@ def downloads(bundle: Bundle, plan: Plan) -> None:
             common.keep_button(wanted, "keep")
 
 
-def described(recipe: Recipe, device_title: str) -> None:
+def chance(plan: Plan) -> float | None:
+    """The probability that the chosen split keeps the limits; None without limits."""
+    row = common.selected_row(plan)
+    if row is None or common.is_stated() or not plan.limited:
+        return None
+    return float(plan.confidence([row])[0])
+
+
+def described(recipe: Recipe, plan: Plan) -> None:
     """The decision, memory by part, figures with bands and basis."""
+    device_title = plan.device_title
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.header("Decision", anchor=False)
-        facts = {name: common.escape(value) for name, value in overview.facts(recipe).items()}
+        st.header("What was decided", anchor=False)
+        facts = {
+            name: common.escape(value)
+            for name, value in overview.facts(recipe, chance(plan)).items()
+        }
         st.table(facts, border="horizontal", alt="What the recipe decides")
     with right:
         st.header(f"Memory per {common.escape(device_title)}", anchor=False)
@@ -181,7 +194,7 @@ def built(plan: Plan) -> None:
     downloads(bundle, plan)
     for note in recipe.notes:
         st.info(common.escape(note), icon=":material/info:")
-    described(recipe, plan.device_title)
+    described(recipe, plan)
     tabs.show(bundle, request)
 
 
@@ -211,8 +224,9 @@ plan = common.planned_or_none()
 if plan is not None and plan.best_row is not None:
     picker(plan)
     selected = common.selected_row(plan)
-    if selected is not None and selected != plan.best_row:
+    if selected is not None:
         common.calibration_note(plan, selected)
+        bar.safe_row(plan, selected)
     built(plan)
 elif plan is not None:
     st.page_link(

@@ -32,6 +32,8 @@ def load_name(workload: ServingWorkload) -> str:
     """The load of a serving workload, by its mode."""
     match workload.mode:
         case "closed":
+            if workload.concurrency is None:
+                return "most requests in flight within the limits"
             return f"{workload.concurrency:,} requests in flight"
         case "open":
             return f"{significant(workload.request_rate or 0.0)} requests/s"

@@ -2,9 +2,10 @@
 
 ``hardware.device=mi300x&workload.mode=open&v=1``: dotted names, only what differs from ``DEFAULT``.
 A load (concurrency, request_rate, batch, requests) differs when it is not the default of its mode,
-``START_LOADS``; a field of a training run when it is not ``TRAINING``'s. A candidate that states
-nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where that is
-shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
+``START_LOADS``; a closed loop whose load can be searched has no default, and without one its load
+is searched. A field of a training run differs when it is not ``TRAINING``'s. A candidate that
+states nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where
+that is shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
 request. Engine options and environment variables may hold private values: a link leaves them out,
 ``left_out`` says so.
 """
@@ -15,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
@@ -25,11 +26,14 @@ from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack
 from recipe_core.request.schema import (
+    GAIN_FROM_LOAD,
     LOADS,
+    TIME_LIMITS,
     CandidateRequest,
     Goal,
     Limits,
     Loading,
+    Objective,
     Options,
     PlanRequest,
     PoolRequest,
@@ -116,7 +120,7 @@ _LISTS = tuple(
 def to_query(request: PlanRequest) -> dict[str, str]:
     """The request as query parameters; ``v`` comes first, so that a link is never empty."""
     values = flat(request)
-    defaults = _defaults(values["workload.kind"], values.get("workload.mode"))
+    defaults = _defaults(values)
     query = {"v": VERSION}
     for name in FIELDS:
         if name in values and values[name] != defaults.get(name):
@@ -167,8 +171,34 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _defaults(kind: Any, mode: Any) -> dict[str, Any]:
-    """What a link leaves out, for a kind of workload and a mode."""
+def searches_load(values: Mapping[str, Any]) -> bool:
+    """Whether a closed loop of these dotted values is searched where it states no load.
+
+    Some limit bounds a time, and what counts gains from load; values may be wrong.
+    """
+    if values.get("options.loads") or not any(
+        values.get(f"objective.limits.{name}") is not None for name in TIME_LIMITS
+    ):
+        return False
+    stated = {
+        "optimize": values.get("objective.optimize", "throughput"),
+        "orientation": values.get("objective.orientation"),
+        "weights": {
+            goal: 1.0
+            for goal in get_args(Goal)
+            if values.get(f"objective.weights.{goal}") is not None
+        },
+    }
+    try:
+        goals = Objective.model_validate(stated).goals
+    except ValidationError:
+        return False
+    return bool(GAIN_FROM_LOAD & set(goals))
+
+
+def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a link of these values leaves out, by its kind of workload, mode and limits."""
+    kind, mode = values.get("workload.kind"), values.get("workload.mode")
     defaults = flat(DEFAULT)
     if kind == "training":
         run = leaves({"workload": TRAINING.model_dump(exclude={"kind"}, exclude_none=True)})
@@ -177,6 +207,8 @@ def _defaults(kind: Any, mode: Any) -> dict[str, Any]:
     for load in LOADS.values():
         defaults.pop(f"workload.{load}", None)
     mode = mode if mode in LOADS else "closed"
+    if mode == "closed" and searches_load(values):
+        return defaults
     return {**defaults, f"workload.{LOADS[mode]}": START_LOADS[mode]}
 
 
@@ -220,7 +252,7 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanRequest, list[str]]:
     """
     values, ignored = _readable(query)
     while True:
-        defaults = _defaults(values.get("workload.kind"), values.get("workload.mode"))
+        defaults = _defaults(values)
         try:
             return checked({**defaults, **values}), ignored
         except RecipeError as error:
@@ -312,7 +344,7 @@ def _culprit(error: RecipeError, values: Mapping[str, Any]) -> str | None:
     for name in group:
         rest = {key: value for key, value in values.items() if key != name}
         try:
-            checked({**_defaults(rest.get("workload.kind"), rest.get("workload.mode")), **rest})
+            checked({**_defaults(rest), **rest})
         except RecipeError as other:
             if (other.field, other.message) == (error.field, error.message):
                 continue

@@ -14,7 +14,7 @@ from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL, factor_at
 from recipe_core.base.labels import REFUSALS, split_name
-from recipe_core.base.units import band, chance_text, rounded
+from recipe_core.base.units import band, chance_text, range_text, rounded
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.physics.bands import better_score, probability
 from recipe_core.request.schema import Goal, PlanRequest
@@ -71,6 +71,10 @@ class PlanRows(ABC):
     ) -> None:
         self.problem = problem
         self.blocks = tuple(blocks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: numbers by identity hold in the process that counted."""
+        return {name: value for name, value in vars(self).items() if name != "_cluster_numbers"}
 
     def __len__(self) -> int:
         return sum(len(block) for block in self.blocks)
@@ -130,6 +134,17 @@ class PlanRows(ABC):
     def queue_text(self, _row: int) -> str:
         """How much of its load a queueing row holds, as a phrase; empty for any other row."""
         return ""
+
+    @property
+    def load_searched(self) -> bool:
+        """Whether every row is under the best load that it holds within the limits."""
+        return False
+
+    def state(self, row: int) -> str:
+        """``holds``, ``queues`` or ``cannot run``."""
+        if not self.feasible[row]:
+            return "cannot run"
+        return "queues" if self.queues[row] else "holds"
 
     def degree(self, name: str) -> Int:
         """A degree (tp, pp, dp, ep or cp) of every row."""
@@ -297,17 +312,25 @@ class PlanRows(ABC):
     def find(self, key: str) -> int | None:
         """The row that a key names, None when the plan has no such split."""
 
-    def label(self, row: int) -> str:
+    def label(self, row: int, *, device: bool = True) -> str:
         """The degrees, and what else a split is.
 
-        Device, engine, formats and load where the plan has several.
+        Device (unless that is said elsewhere), engine, formats and load where the plan has several.
         """
         setting = self.setting(row)
         place = setting.cluster
-        device = f"{place.devices} × {chip_title(place.device)}"
-        extra = {"device": device, **self.titles_of(setting), "load": self.load_text(row)}
-        shown = [text for name, text in extra.items() if name in self.differs]
+        extra = {
+            "device": f"{place.devices} × {chip_title(place.device)}",
+            **self.titles_of(setting),
+            "load": self.load_text(row),
+        }
+        named = self.differs if device else self.differs - {"device"}
+        shown = [text for name, text in extra.items() if name in named]
         return " · ".join([split_name(self.candidate(row)), *shown])
+
+    def held_text(self, _row: int) -> str:
+        """How much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
+        return ""
 
     # ranking
 
@@ -598,7 +621,7 @@ class PlanRows(ABC):
     @property
     def limited(self) -> bool:
         """Whether the objective states any limit."""
-        return bool(self._stated_limits)
+        return bool(self.stated_limits)
 
     def confidence(self, rows: Sequence[int] | Int) -> Float:
         """The probability that each of some rows keeps every limit, if it were measured.
@@ -634,12 +657,13 @@ class PlanRows(ABC):
         if not self.limited or not self.runs[row]:
             return ""
         chance = float(self.confidence([row])[0])
-        plural = "s" if len(self._stated_limits) > 1 else ""
+        plural = "s" if len(self.stated_limits) > 1 else ""
         coin = ": as good as a coin toss" if self.is_coin_toss(row) else ""
         return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
 
     @cached_property
-    def _stated_limits(self) -> list[str]:
+    def stated_limits(self) -> list[str]:
+        """Codes of the limits that the objective states."""
         limits = self.request.objective.limits
         return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
 
@@ -757,10 +781,20 @@ class PlanRows(ABC):
 
         None where that is unknown.
         """
+        ends = self._ends_of(name, row)
+        return band(ends, self.measures[name].show) if ends else None
+
+    def likely(self, name: str, row: int, *, unit: bool = True) -> str:
+        """The same in words, ``24.7 to 68.5 ms likely``; empty where that is unknown.
+
+        ``unit``: with the unit also where both ends have the same.
+        """
+        ends = self._ends_of(name, row)
+        return f"{range_text(ends, self.measures[name].show, unit=unit)} likely" if ends else ""
+
+    def _ends_of(self, name: str, row: int) -> tuple[float, float] | None:
         low, high = (float(end[0]) for end in self.band_ends(name, [row]))
-        if not (np.isfinite(low) and np.isfinite(high)):
-            return None
-        return band((low, high), self.measures[name].show)
+        return (low, high) if np.isfinite(low) and np.isfinite(high) else None
 
     def has_band(self, name: str) -> bool:
         """Whether a range is known around the estimates of a measure."""

@@ -9,14 +9,15 @@ import pytest
 
 from recipe_core.doors.settings import variable
 from recipe_core.model.catalog import catalog_entry
-from tests.pages.opening import LLAMA_70B, opened, query_of
+from tests.pages.opening import LLAMA_70B, opened, query_of, words
 
 
 def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
     app = opened(model="meta-llama/Llama-3.1-80B-Instruct")
     assert "Did you mean" in app.error[0].value
     app.button(key="start-over").click().run()
-    assert app.success
+    assert not app.error
+    assert "No hardware is chosen yet" in words(app)
     assert query_of(app) == {"v": "1"}
 
 
