@@ -12,6 +12,7 @@ from typing import Any
 
 import _common as common
 import _link as links
+import _names as names
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -166,6 +167,7 @@ def explain(given: Answer, place: str) -> None:
         nothing_fits(given[0], given[1], place)
     else:
         told(*given)
+        no_bundle(given[0], place)
         offers(given[0], place)
 
 
@@ -200,6 +202,22 @@ def notes(plan: Plan, row: int) -> None:
             common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
         )
     price_note(plan)
+
+
+def no_bundle(plan: Plan, place: str) -> None:
+    """Why no bundle can be made of any split, and changes after which one can, a click each."""
+    if not plan.launch_note:
+        return
+    st.warning(common.escape(plan.launch_note), icon=":material/block:")
+    with st.container(horizontal=True):
+        for n, change in enumerate(common.buildable()):
+            button(
+                change_label(change.fields),
+                widget(f"buildable-{n}", place),
+                change.fields,
+                ":material/build:",
+                f"Then {change.split} fits, and has a bundle.",
+            )
 
 
 def price_note(plan: Plan) -> None:
@@ -293,6 +311,7 @@ def problem(error: RecipeError, place: str) -> None:
             st.page_link(
                 page, label="Correct it", icon=":material/edit:", query_params=common.link()
             )
+        names.ways_out(error, place)
         st.button(
             "Start over",
             key=widget("start-over", place),

@@ -30,17 +30,17 @@ from recipe_core.hardware.profile import Device
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.present.calibrated import calibrated_sentence
-from recipe_core.recipe.overlay import stamp
+from recipe_core.present.glossary import field_help
 from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query
-from recipe_core.request.schema import PlanRequest, describe_field
+from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Shelf, holds, keep, shelf_of, shelf_query
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of, read_pins, split_of
 from recipe_core.search.alternatives import Alternative
 from recipe_core.search.alternatives import alternatives as plan_alternatives
-from recipe_core.search.changes import Change
+from recipe_core.search.changes import Change, buildable_changes
 from recipe_core.search.plan import Plan
 
 Value = TypeVar("Value")
@@ -207,7 +207,7 @@ def edit(
 
     if optional and widget == st.number_input:
         options["value"] = None  # an emptied field stays empty instead of falling to its minimum
-    widget(label, key=key, on_change=commit, **{"help": describe_field(field), **options})
+    widget(label, key=key, on_change=commit, **{"help": field_help(field), **options})
 
 
 def pick_device(
@@ -360,7 +360,9 @@ def model() -> ModelSpec:
     Raises:
         RecipeError: where it cannot be read.
     """
-    return load_model(request().model, folders=folders_allowed())
+    model = load_model(request().model, folders=folders_allowed())
+    st.session_state["known_model"] = request().model  # where an unknown name may go back to
+    return model
 
 
 def digest() -> str:
@@ -369,6 +371,8 @@ def digest() -> str:
     Raises:
         RecipeError: where the model cannot be read.
     """
+    from recipe_core.recipe.overlay import stamp  # with all of recipes, which no first page needs
+
     return f"{model().digest}{stamp()}"
 
 
@@ -456,6 +460,12 @@ def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
 def _alternatives(text: str, digest: str, may_read: bool) -> list[Alternative]:
     plan = _planned(text, digest, may_read)
     return calculated("Planning alternatives", plan_alternatives, plan, simulated_what="")
+
+
+@lru_cache(maxsize=64)
+def _buildable(text: str, digest: str, may_read: bool) -> list[Change]:
+    plan = _planned(text, digest, may_read)
+    return calculated("Looking for what can be built", buildable_changes, plan)
 
 
 def _cache_key() -> tuple[str, str]:
@@ -546,6 +556,11 @@ def changes() -> list[Change]:
 def alternatives() -> list[Alternative]:
     """Choices beside the best split that are worth a click, each really planned."""
     return _alternatives(*_cache_key(), folders_allowed())
+
+
+def buildable() -> list[Change]:
+    """Changes after which a bundle can be made, each really planned; none where one can."""
+    return _buildable(*_cache_key(), folders_allowed())
 
 
 def pinned_rows(plan: Plan) -> list[int]:

@@ -8,19 +8,13 @@ from pathlib import Path
 
 import streamlit as st
 
-from recipe_core.doors.serve import load_pages
+from recipe_core.doors.serve import first_page_sent, load_first_page, load_pages
 
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not this one
     sys.path.insert(0, str(HERE))
 
-load_pages()  # or wait until another thread has done so
-import _bar as bar  # noqa: E402
-import _common as common  # noqa: E402
-import _widgets as widgets  # noqa: E402
-
 st.set_page_config(page_title="Recipe builder", page_icon=str(HERE / "icon.png"), layout="wide")
-common.read_url()
 st.logo(HERE / "icon.png", size="large")
 STEPS = {
     "model.py": st.Page("model.py", title="Model", icon=":material/neurology:", default=True),
@@ -38,6 +32,15 @@ BESIDE = {
 """Pages outside the wizard's steps."""
 
 page = st.navigation([*STEPS.values(), *BESIDE.values()], position="top")
+opening = page is STEPS["model.py"] and not st.query_params and "request" not in st.session_state
+(load_first_page if opening else load_pages)()  # or wait until another thread has done so
+import _bar as bar  # noqa: E402
+import _common as common  # noqa: E402
+import _glossary as glossary  # noqa: E402
+import _tour as tour  # noqa: E402
+import _widgets as widgets  # noqa: E402
+
+common.read_url()
 files, steps = [*STEPS, *BESIDE], list(STEPS.values())
 st.session_state["page"] = files[[*steps, *BESIDE.values()].index(page)]
 step = steps.index(page) if page in steps else None
@@ -51,7 +54,10 @@ foot = bar.Bar(steps, step)
 with st.container():
     with st.container(key="notice"):
         widgets.show_notice()
+        tour.note()
     page.run()
+    glossary.button()
 common.write_url()
 foot.finish()
 common.draw_later()
+first_page_sent.set()

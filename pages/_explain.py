@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import _columns as columns_of
 import _common as common
 import _export as export
 import _widgets as widgets
@@ -126,11 +127,11 @@ def marked_splits(plan: Plan, rows: list[int]) -> None:
         frame = tables.splits_frame(plan, rows)
         order = ["label", *(name for name in plan.listed if plan.known(name))]
         st.dataframe(
-            widgets.with_digits(plan, frame, order),
+            columns_of.with_digits(plan, frame, order),
             hide_index=True,
             height="content" if len(frame) < 8 else 320,
             column_order=order,
-            column_config=widgets.column_config(plan),
+            column_config=columns_of.column_config(plan),
             alt=f"{len(rows)} splits that pass through the marked ranges",
         )
 

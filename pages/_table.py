@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import _columns as columns_of
 import _common as common
 import _export as export
-import _widgets as widgets
 import streamlit as st
 
 from recipe_core.present import tables
@@ -40,14 +40,14 @@ def ranked(plan: Plan) -> None:
     st.session_state["splits"] = {"selection": {"rows": ticks, "columns": [], "cells": []}}
     order = column_order(plan, names, ranges=ranges)
     st.dataframe(
-        widgets.with_digits(plan, frame, order),
+        columns_of.with_digits(plan, frame, order),
         key="splits",
         on_select=pin_rows,
         selection_mode="multi-row",
         hide_index=True,
         height="content" if len(frame) < 11 else 390,
         column_order=order,
-        column_config=widgets.column_config(plan),
+        column_config=columns_of.column_config(plan),
         alt=f"The {len(frame)} best splits that run, best first",
     )
     if len(passing) > len(frame):

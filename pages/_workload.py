@@ -14,6 +14,7 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.presets import preset_changes, preset_of, presets
 from recipe_core.request.schema import LOADS, PlanRequest
+from recipe_core.search import launchable
 
 MODES = {
     "closed": "Closed loop",
@@ -29,7 +30,18 @@ MODES_MEAN = {
 }
 MOST, FIXED = "most", "fixed"
 LOAD_CHOICES = {MOST: "Most within the limits", FIXED: "A fixed number"}
-METHODS = {"pretrain": "Pre-train", "finetune": "Fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
+METHODS = {
+    "pretrain": "Pre-train",
+    "finetune": "Fine-tune",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+}
+
+
+def launched(title: str, part: str, name: str) -> str:
+    """A choice, which says so where it is only estimated: no framework launches it."""
+    return title if name in launchable.launched(part) else f"{title} (estimate only)"
 
 
 def preset() -> None:
@@ -149,7 +161,7 @@ def training_run() -> None:
         "Method",
         "workload.method",
         options=list(METHODS),
-        format_func=METHODS.get,
+        format_func=lambda name: launched(METHODS[name], "methods", name),
         required=True,
         wrap=True,
     )

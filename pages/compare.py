@@ -9,6 +9,7 @@ import streamlit as st
 from recipe_core.base import labels
 from recipe_core.present import charts
 from recipe_core.present.charts import groups
+from recipe_core.present.glossary import measure_help
 from recipe_core.request import split_key
 from recipe_core.search.plan import Plan
 
@@ -52,7 +53,7 @@ def about_figure(plan: Plan, name: str, row: int) -> str:
     """What a figure means, its exact value, and where measured runs are expected."""
     measure, band = plan.measures[name], plan.band(name, row)
     exact = f"{plan.values(name)[row]:.6g} {measure.unit}".strip()
-    sentences = [measure.title, *([measure.help] if measure.help else [])]
+    sentences = [measure.title, measure_help(measure).rstrip(".")]
     sentences.append(f"Computed: {exact}; the device is {plan.basis}")
     if band:
         sentences.append(f"Eight of ten measured runs are expected between {band}")

@@ -6,13 +6,14 @@ import streamlit as st
 
 from recipe_core.base.numbers import number_text
 from recipe_core.base.units import significant
-from recipe_core.engines.frameworks import training_data
+from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.ranges import range_of
 from recipe_core.request.schema import describe_field
 from recipe_core.search import slos
+from recipe_core.search.framework_choices import framework_choices
 from recipe_core.search.measures import SERVING, TRAINING, Measure
 from recipe_core.search.plan import Plan
 
@@ -70,21 +71,25 @@ def serving_details() -> None:
 def training_details() -> None:
     """Framework, optimizer, attention and adapters."""
     with numbers.group("training"), st.grid(4, min_column_width=140):
-        frameworks = training_data().frameworks
+        choices = framework_choices(request, folders=folders_allowed())
+        labels = {choice.name: choice.label for choice in choices}
         common.edit(
             st.selectbox,
             "Framework",
             "candidate.engine",
-            read=lambda value: value or "torchtitan",
-            options=list(frameworks),
-            format_func=lambda name: frameworks[name].title,
+            read=lambda value: value or "",
+            write=lambda name: name or None,
+            options=list(labels),
+            format_func=labels.get,
+            help=f"{describe_field('candidate.engine')} Automatic takes the first framework that "
+            "can launch what is asked.",
         )
         common.edit(
             st.selectbox,
             "Optimizer",
             "workload.optimizer",
             options=list(OPTIMIZERS),
-            format_func=OPTIMIZERS.get,
+            format_func=lambda name: asking.launched(OPTIMIZERS[name], "optimizers", name),
         )
         common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"])
         if workload.method in ("lora", "qlora"):

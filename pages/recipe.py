@@ -11,12 +11,13 @@ import _tabs as tabs
 import _widgets as widgets
 import streamlit as st
 
-from recipe_core.base.errors import RecipeError
+from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.bundle.write import Bundle, zipped
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.present import overview
 from recipe_core.present.report import html_report
 from recipe_core.recipe import Recipe
+from recipe_core.recipe.decision import start_reasons
 from recipe_core.recipe.place import Parameters
 from recipe_core.request import edit
 from recipe_core.request.edit import shared_candidate
@@ -191,6 +192,7 @@ def built(plan: Plan) -> None:
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
         bundle = recipe_cache.bundle_at(*key, "")
+    other_than_selected(plan, recipe)
     downloads(bundle, plan)
     for note in recipe.notes:
         st.info(common.escape(note), icon=":material/info:")
@@ -198,25 +200,72 @@ def built(plan: Plan) -> None:
     tabs.show(bundle, request)
 
 
+def other_than_selected(plan: Plan, recipe: Recipe) -> None:
+    """Say so where the best split cannot be started, and the next one that can stands here."""
+    row = common.selected_row(plan)
+    if row is None or common.is_stated() or key_of(recipe.candidate) == key_of(plan.candidate(row)):
+        return
+    reasons = common.escape("; ".join(start_reasons(plan, row)))
+    st.warning(
+        f"The best split, {common.escape(plan.label(row))}, cannot be built: {reasons} "
+        "This is the best one that can.",
+        icon=":material/info:",
+    )
+
+
 def refused(plan: Plan, error: RecipeError) -> None:
-    """Why a split has no bundle, what helps as one click, and the engines that would run it."""
-    st.error(f"**This split cannot be built.** {common.escape(error)}", icon=":material/block:")
+    """Why a split has no bundle, and ways out: a click each, then the engines that would run it."""
+    said = error.plain if isinstance(error, NoAnswer) else str(error)
+    st.error(f"**This split cannot be built.** {common.escape(said)}", icon=":material/block:")
     row = common.selected_row(plan)
     if row is None:
         return
-    per_node = common.request().hardware.per_node
-    if plan.raw("gpus")[row] > per_node:
-        st.button(
-            f"Use at most {per_node} devices, one node",
-            key="one-node",
-            on_click=common.apply,
-            args=({"objective.limits.gpus": per_node, "candidate": None},),
-        )
+    if plan.launch_note:  # no split has a bundle: the verdict above offers what changes that
+        return
+    ways_out(plan, row)
     candidate = plan.candidate(row)
     if common.is_stated():
         candidate |= common.request().candidate.model_dump(exclude_none=True)
     st.header("The same split on another engine", anchor=False)
     tabs.engines(common.request(), candidate)
+
+
+def ways_out(plan: Plan, row: int) -> None:
+    """What to take instead of a split that cannot be built, a click each."""
+    request = common.request()
+    per_node = request.hardware.per_node
+    with st.container(horizontal=True):
+        if request.candidate is not None and selected_option(plan) != BEST:
+            best = plan.label(plan.best_row)
+            st.button(
+                f"Use the best split: {common.escape(best)}",
+                key="best-split",
+                icon=":material/star:",
+                on_click=common.apply,
+                args=(selection_changes(BEST),),
+            )
+        if plan.raw("gpus")[row] > per_node:
+            st.button(
+                f"Use at most {per_node} devices, one node",
+                key="one-node",
+                icon=":material/build:",
+                on_click=common.apply,
+                args=({"objective.limits.gpus": per_node, "candidate": None},),
+            )
+        if request.options.weight_dtypes != ("auto",):
+            st.button(
+                "Use the weights as they are stored",
+                key="stored-weights",
+                icon=":material/build:",
+                on_click=common.apply,
+                args=({"options.weight_dtypes": ("auto",), "candidate": None},),
+            )
+        st.page_link(
+            "compare.py",
+            label="Choose another split",
+            icon=":material/compare:",
+            query_params=common.link(),
+        )
 
 
 widgets.head("Use this split")

@@ -93,10 +93,20 @@ def recipe_of(
         variants=additions.variants,
         parameters=additions.parameters,
         claims=additions.claims,
-        notes=tuple(decision.estimate["notes"]),
+        notes=(*decision.estimate["notes"], *_open(decision, started, additions.parameters)),
     )
     _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe, folders=folders)})
+
+
+def _open(decision: Decision, started: Launch, place: Parameters) -> tuple[str, ...]:
+    """What a start will ask for: the weights of a model of which only the config is known."""
+    if decision.model.weights or place.model or not started.loads_model:
+        return ()
+    return (
+        f"Where the weights of {decision.model.name} are is not stated: start it with "
+        "`python launch.py up --model FOLDER_OR_ID`, or state `weights` with the model.",
+    )
 
 
 def whole_profiles(request: PlanRequest) -> PlanRequest:
@@ -164,7 +174,10 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
     """
     request = {**recipe.request, "candidate": recipe.candidate}
     if recipe.model.config is not None:
-        request["model"] = {**recipe.model.config, "_name_or_path": recipe.model.id}
+        config = dict(recipe.model.config)
+        if isinstance(recipe.request["model"], str):  # only an inline config says so itself
+            config = {key: config[key] for key in config if key not in ("name", "weights")}
+        request["model"] = {**config, "_name_or_path": recipe.model.id}
     parsed = PlanRequest.parse(request)
     if parsed.load_searched:
         raise InputError(

@@ -26,7 +26,7 @@ from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
 
 TRIED = 256
-"""Splits, best first, that are tried until one is found that its engine or framework can start."""
+"""Splits, best first, of which one is looked for that its engine or framework can start."""
 
 
 SPEED = frozenset({"rate", "confidence", *LIMITS})
@@ -99,14 +99,13 @@ def decision_of(plan: Plan, row: int) -> Decision:
 
 
 def _startable(plan: Plan, row: int) -> int:
-    """The best row that can be started: its checkpoint exists, its framework can be told.
+    """The best row whose checkpoint exists; the best of all where there is none.
 
-    The best of all where there is none, whose launch says why.
+    A training plan refuses what its framework cannot be told, so its best row starts.
     """
-    if plan.kind == "serving":
-        rows = (i for i in map(int, plan.order) if not plan.setting(i).needs_other_checkpoint)
-    else:
-        rows = (i for i in map(int, plan.order[:TRIED]) if not launch_reasons(*plan.detail(i)))
+    if plan.kind != "serving":
+        return row
+    rows = (i for i in map(int, plan.order) if not plan.setting(i).needs_other_checkpoint)
     return next(rows, row)
 
 

@@ -10,7 +10,13 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest, ServingWorkload, TrainingWorkload
 
-METHODS = {"pretrain": "pre-train", "finetune": "fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
+METHODS = {
+    "pretrain": "pre-train",
+    "finetune": "fine-tune",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+}
 """Methods of training, as people call them."""
 
 
@@ -19,7 +25,8 @@ def model_name(request: PlanRequest) -> str:
     model = request.model
     if isinstance(model, str):
         return model.split("/")[-1]
-    return str(model.get("_name_or_path") or "inline config")
+    name = str(model.get("name") or model.get("_name_or_path") or "inline config")
+    return name.rstrip("/").split("/")[-1]
 
 
 def hardware_name(hardware: HardwareRequest) -> str:

@@ -424,7 +424,7 @@ class _Degrees(_Part):
 
     engine: Text | None = None
     """Engine or training framework, by name; left out, that of ``options.engines``, else the
-    preferred one."""
+    device's preferred engine, or the first framework that can launch what is asked."""
 
     tp: Degree | None = None
     """Tensor parallelism: ranks over which every layer is cut."""

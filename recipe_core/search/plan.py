@@ -137,6 +137,10 @@ class Plan(PlanRows):
         """Changes to a row's own choices that may keep the limits it breaks: by default none."""
         yield from ()
 
+    def launch_cures(self) -> Iterator[dict[str, Any]]:
+        """Changes after which a bundle can be made, where ``launch_note`` says that none can."""
+        yield from ()
+
     @abstractmethod
     def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``."""
@@ -241,7 +245,8 @@ class Plan(PlanRows):
         probability that a split keeps all limits (null without limits). ``unpriced``: devices of
         which no price is known. ``state`` is ``holds`` where a split holds its whole load at once,
         else ``queues``; then ``holds_requests`` says how many it holds and ``queue`` how long the
-        others wait. ``feasible`` counts both.
+        others wait. ``feasible`` counts both. ``launch_note``: why no bundle can be made, where
+        none can.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
@@ -282,6 +287,7 @@ class Plan(PlanRows):
                 "tied_with_best": self.tied,
             },
             "unpriced": self.unpriced_devices,
+            **({"launch_note": self.launch_note} if self.launch_note else {}),
             **own,
         }
 

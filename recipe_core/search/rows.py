@@ -389,6 +389,11 @@ class PlanRows(ABC):
         order = f"{its} splits come last" if known else "splits rank by output per device"
         return f"No price of {listed} is known: {order}."
 
+    @property
+    def launch_note(self) -> str | None:
+        """Why no bundle of any split can be made, as sentences; None where one can."""
+        return None
+
     @abstractmethod
     def _simplicity(self) -> tuple[Any, ...]:
         """Columns that order rows of equal score, simpler first; the last one counts first."""

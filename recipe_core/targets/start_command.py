@@ -22,7 +22,7 @@ def start_command(plan: Plan, row: int, *, folders: bool = True) -> str:
     # The plan has judged the split already; simulating percentiles again would only take time.
     request = request.model_copy(update={"objective": Objective()})
     decision = decide(request, folders=folders)
-    return first_command(decision.started(), decision.model.name)
+    return first_command(decision.started(), decision.model.source)
 
 
 def start_words(request: PlanRequest, *, folders: bool = True) -> list[str]:
@@ -33,7 +33,7 @@ def start_words(request: PlanRequest, *, folders: bool = True) -> list[str]:
         NoAnswer: where the split cannot run, or its engine cannot be started that way.
     """
     decision = decide(request.model_copy(update={"objective": Objective()}), folders=folders)
-    return first_words(decision.started(), decision.model.name)
+    return first_words(decision.started(), decision.model.source)
 
 
 def typed(words: Sequence[str]) -> str:

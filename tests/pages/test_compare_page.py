@@ -10,7 +10,17 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.present.charts.views import VIEWS, View
-from tests.pages.opening import LLAMA_70B, PAGES, TP8, figure, open_view, opened, query_of, words
+from tests.pages.opening import (
+    LLAMA_70B,
+    PAGES,
+    TP8,
+    codes,
+    figure,
+    open_view,
+    opened,
+    query_of,
+    words,
+)
 
 PIPELINED = {
     "workload.kind": "training",
@@ -158,8 +168,8 @@ def test_a_view_of_a_pinned_split_is_chosen() -> None:
 def test_what_starts_the_split_that_is_looked_at_is_said() -> None:
     app = opened("compare.py", model=LLAMA_70B, pins=TP8)
     app.selectbox(key="focus").set_value(TP8).run()
-    assert "vllm serve meta-llama/Llama-3.1-70B-Instruct" in app.code[-1].value
-    assert "--tensor-parallel-size 8" in app.code[-1].value
+    assert "vllm serve meta-llama/Llama-3.1-70B-Instruct" in codes(app)[-1]
+    assert "--tensor-parallel-size 8" in codes(app)[-1]
 
 
 def test_a_split_that_cannot_be_started_says_why() -> None:
@@ -167,7 +177,7 @@ def test_a_split_that_cannot_be_started_says_why() -> None:
     run = {"model": "Qwen/Qwen3-30B-A3B", "workload.kind": "training", "workload.tokens": "1e10"}
     app = opened("compare.py", pins=refused, **run)
     app.selectbox(key="focus").set_value(refused).run()
-    assert not app.code
+    assert not codes(app)
     assert "ZeRO-2 or 3" in words(app)
 
 
