@@ -100,7 +100,7 @@ def serving_load() -> None:
                 names[workload.mode],
                 LOADS[workload.mode],
                 disabled=searched,
-                placeholder="the most within the limits" if searched else "",
+                placeholder="as limits allow" if searched else "",
             )
         number("Input tokens", "input_tokens")
         number("Output tokens", "output_tokens")
