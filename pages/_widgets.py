@@ -7,6 +7,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
+from recipe_core.present import tables
 from recipe_core.request.describe import summary
 from recipe_core.search.plan import Plan
 
@@ -127,7 +128,7 @@ def column_config(plan: Plan) -> dict[str, object]:
     config: dict[str, object] = {
         name: st.column_config.NumberColumn(
             f"{measure.head} ({measure.unit})" if measure.unit else measure.head,
-            format="localized",
+            format=tables.number_format(plan, name),
             help=measure.help or measure.title,
         )
         for name, measure in plan.measures.items()

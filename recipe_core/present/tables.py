@@ -28,6 +28,20 @@ def splits_frame(plan: Plan, rows: Sequence[int]) -> pd.DataFrame:
     return pd.DataFrame({**names, **sure, **measures, "front": front})
 
 
+def number_format(plan: Plan, name: str) -> str:
+    """How a table writes a measure: with the decimals that give most values three digits.
+
+    Trailing zeros stay, so that 1.00 stands beside 1.06. Columns of counts, or with thousands, have
+    separators in their place.
+    """
+    values = rounded(plan.values(name, plan.order if len(plan.order) else slice(None)))
+    values = np.abs(values[np.isfinite(values) & (values != 0)])
+    if not len(values) or values.max() >= 1000 or np.all(values == np.round(values)):
+        return "localized"
+    decimals = int(np.clip(2 - np.floor(np.log10(np.median(values))), 0, 3))
+    return f"%.{decimals}f"
+
+
 def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:
     """Refused splits with the kinds of their problems and the sentences, simplest problem first."""
     rows = [int(row) for row in plan.refused_rows()[:at_most]]
