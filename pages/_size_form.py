@@ -22,7 +22,7 @@ GOALS = ("cost", "gpus", "energy")
 TIMES = {
     "ttft_ms": ("First token (ms)", 100.0),
     "tpot_ms": ("Per token (ms)", 5.0),
-    "request_latency_ms": ("Whole answer (ms)", 1000.0),
+    "request_latency_ms": ("Request latency (ms)", 1000.0),
 }
 RUN = {"wall_hours": ("Finish within (h)", 24.0), "usd": ("Cost of the run ($)", 1000.0)}
 PERCENTILES = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}

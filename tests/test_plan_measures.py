@@ -187,7 +187,7 @@ def test_labels_name_what_differs() -> None:
     assert (
         labels.training_split(split) == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
     )
-    assert labels.short_name(split) == "dp 8 · pp 4 × 2"
+    assert labels.short_name(split) == "dp 8 · pp 4 × 2 · zero 1 · mb 2 · full recompute"
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ class PlanRows(ABC):
         place, names = setting.cluster, dict(self.names_of(setting))
         if "kv_dtype" in names:
             names["kv_dtype"] += " cache"
-        extra = {"device": f"{place.devices} × {place.device.name}", **names}
+        extra = {"device": f"{place.devices} × {short_title(place.device)}", **names}
         shown = [text for name, text in extra.items() if name in self._differ]
         return " · ".join([split_name(self.candidate(row)), *shown])
 
