@@ -148,7 +148,7 @@ def test_several_clusters_are_told_apart() -> None:
     assert len(set(keys)) == len(board)
     assert {key.endswith(".on1") for key in keys} == {True, False}
     assert [board.find(key) for key in keys] == list(range(len(board)))
-    assert "mi300x" in board.label(board.find(next(key for key in keys if key.endswith(".on1"))))
+    assert "MI300X" in board.label(board.find(next(key for key in keys if key.endswith(".on1"))))
 
 
 def test_a_training_precision_is_taken_from_the_candidate() -> None:

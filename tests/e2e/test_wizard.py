@@ -86,7 +86,7 @@ def test_a_link_opens_on_every_page(page: Any, address: str, step: str) -> None:
     page.goto(f"{address}/{step}?{LLAMA_70B}&hardware.device=mi300x&pins={TP8}")
     settled(page, PAGES[step])
     if step in QUESTIONS:
-        page.get_by_text("Llama-3.1-70B-Instruct · 8 × MI300X 192 GB").wait_for()
+        page.get_by_text("Llama-3.1-70B-Instruct · 8 × Instinct MI300X 192 GB").wait_for()
     assert query(page)["pins"] == TP8
     assert query(page)["hardware.device"] == "mi300x"
 
