@@ -16,7 +16,7 @@ from recipe_core.search.changes import fixes
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import estimate_batch, plan
-from recipe_core.search.slos import limit_steps
+from recipe_core.search.slos import keeping
 from tests.conftest import request_values
 
 PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
@@ -95,7 +95,7 @@ def test_a_limit_on_money_refuses_what_has_no_price(
     free = plan(asked(kind, ["h100-sxm"], limits={name: limit}))
     assert order_of(beside, beside.order) == order_of(free, free.order)
     measure = next(n for n, m in beside.measures.items() if m.limit == "gpus")
-    assert limit_steps(beside, measure).without == len(beside.order)
+    assert keeping(beside, measure, None) == len(beside.order)
 
 
 def test_one_stated_split_without_a_price_is_refused_in_words() -> None:

@@ -6,11 +6,21 @@ import json
 
 import pytest
 
-from recipe_core.base.errors import InputError
-from recipe_core.model.catalog import catalog_entry, catalog_ids
+from recipe_core.base.errors import InputError, ModelError
+from recipe_core.bundle.write import bundle_of
+from recipe_core.model.catalog import catalog_entry, catalog_ids, load_model
 from recipe_core.model.config.read import read_config
-from recipe_core.model.uploaded import MAX_BYTES, essential, uploaded_config
+from recipe_core.model.spec import UNPLACED
+from recipe_core.model.uploaded import MAX_BYTES, essential, renamed, uploaded_config
 from recipe_core.model.variants import variants
+from recipe_core.recipe.build import Additions, make_recipe, redecide
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.describe import model_name
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT, from_query, to_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan
+from recipe_core.targets.start_command import start_command
 
 
 @pytest.mark.parametrize(
@@ -31,7 +41,8 @@ def test_what_is_left_of_a_config_is_the_same_model(name: str) -> None:
     left = uploaded_config(json.dumps(config).encode(), "config.json")
     assert read_config(left, "left").digest == read_config(config, "whole").digest
     assert not {"id2label", "bos_token_id", "architectures"} & set(left)
-    assert left["_name_or_path"] == "config"
+    assert left["name"].startswith(str(config["model_type"]))
+    assert "weights" not in left
 
 
 @pytest.mark.parametrize(
@@ -58,13 +69,107 @@ def test_what_is_no_config_is_refused_with_the_reason(data: bytes, said: str) ->
 
 def test_a_config_keeps_its_own_name() -> None:
     config = catalog_entry("Qwen/Qwen3-0.6B").config
-    assert essential(config, "my-model")["_name_or_path"] == "my-model"
-    assert (
-        uploaded_config(json.dumps(config | {"_name_or_path": "me/mine"}).encode(), "x.json")[
-            "_name_or_path"
-        ]
-        == "me/mine"
+    assert essential(config, "my-model")["name"] == "my-model"
+    stated = json.dumps(config | {"_name_or_path": "me/mine"}).encode()
+    left = uploaded_config(stated, "x.json")
+    # the id is often that of the model it was trained from: no place of these weights
+    assert ("weights" in left, left["name"]) == (False, "mine")
+    assert uploaded_config(json.dumps(config).encode(), "acme-7b.json")["name"] == "acme-7b"
+    assert uploaded_config(json.dumps(config).encode(), "config.json")["name"] == "qwen3-0.596b"
+    again = uploaded_config(json.dumps(left | {"weights": "/data/mine"}).encode(), "config.json")
+    assert (again["name"], again["weights"]) == ("mine", "/data/mine")
+
+
+QWEN = catalog_entry("Qwen/Qwen3-0.6B").config
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "said"),
+    [
+        ("", "", "the name is empty"),
+        ("-x", "", "begins with a dash"),
+        ("a${model}", "", "filled in"),
+        ("mine", "somewhere", "no place of weights"),
+        ("mine", "./here", "no place of weights"),
+        ("mine", "me/mine; rm -rf /", "no place of weights"),
+        ("mine", "/data/$(id)", "no place of weights"),
+        ("mine", "/data/${model}", "filled in"),
+        ("mine", "-x/y", "begins with a dash"),
+        ("mine", "~/mine", "no place of weights"),
+    ],
+)
+def test_names_and_places_that_no_command_can_carry_are_refused(
+    name: str, weights: str, said: str
+) -> None:
+    with pytest.raises(ModelError, match=said):
+        renamed(essential(QWEN, "first"), name, weights)
+    if name:
+        with pytest.raises(ModelError, match=said):
+            load_model({**QWEN, "name": name, "weights": weights or None})
+
+
+def test_a_place_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ModelError, match="no place of weights") as caught:
+        load_model({**QWEN, "weights": ["me/mine"]})
+    assert caught.value.field == "model.weights"
+
+
+def asked(**model: str) -> PlanRequest:
+    return change(DEFAULT, {"model": {**essential(QWEN, "acme-tiny"), **model}})
+
+
+def test_the_name_and_the_weights_of_a_config_are_in_its_bundle() -> None:
+    recipe = make_recipe(asked(weights="acme/tiny"), folders=False)
+    assert recipe.model.id == "acme-tiny"
+    assert recipe.name.startswith("acme-tiny-")
+    assert not any("weights" in note for note in recipe.notes)
+    bundle = bundle_of(recipe)
+    launch = json.loads(bundle.files["launch.json"])
+    assert launch["parameters"]["model"] == "acme/tiny"
+    assert launch["api"]["model"] == "acme-tiny"
+    assert isinstance(bundle.targets["kubernetes"], dict)
+    assert "acme/tiny" in bundle.files["README.md"].decode()
+    assert redecide(recipe).model.source == "acme/tiny"
+
+
+def test_a_config_without_a_place_of_weights_asks_for_it() -> None:
+    request = asked()
+    recipe = make_recipe(request, folders=False)
+    assert "Where the weights of acme-tiny are is not stated" in recipe.notes[-1]
+    bundle = bundle_of(recipe)
+    launch = json.loads(bundle.files["launch.json"])
+    assert launch["parameters"]["model"] == UNPLACED
+    for name, reason in bundle.targets.items():
+        if name != "monitoring":
+            assert isinstance(reason, str), name
+            assert "Where the weights of this model are is not known" in reason
+    readme = bundle.files["README.md"].decode()
+    assert "--model FOLDER_OR_ID" in readme
+    table = plan(request)
+    command = start_command(table, int(table.order[0]), folders=False)
+    assert f"serve {UNPLACED}" in command
+    assert "serve acme-tiny" not in command
+    placed = make_recipe(
+        request, Additions(parameters=Parameters(model="/data/tiny")), folders=False
     )
+    assert not any("weights" in note for note in placed.notes)
+    assert isinstance(bundle_of(placed).targets["kubernetes"], dict)
+
+
+def test_adapters_of_a_config_ask_for_the_weights_they_stand_beside() -> None:
+    run = change(asked(), {"workload.kind": "training"})
+    adapters = change(run, {"workload.method": "lora"})
+    words = make_recipe(adapters, folders=False)
+    assert any("weights" in note for note in words.notes)
+    assert "${model}" in " ".join(redecide(words).started().processes[0].argv)
+    placed = make_recipe(change(adapters, {"model": asked(weights="/data/tiny").model}))
+    assert json.loads(bundle_of(placed).files["launch.json"])["parameters"]["model"] == "/data/tiny"
+
+
+def test_a_named_config_travels_in_a_link() -> None:
+    request = asked(weights="acme/tiny")
+    assert from_query(to_query(request)) == (request, [])
+    assert model_name(request) == "acme-tiny"
 
 
 def test_checkpoints_of_one_model_are_found_and_distilled_ones_are_not() -> None:

@@ -46,6 +46,11 @@ class RecipeError(Exception):
         fix = f" {self.hint}" if self.hint else ""
         return f"{where}{self.message}{fix}"
 
+    @property
+    def plain(self) -> str:
+        """What is wrong and what to do, without the name of the field, for a page."""
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
     def to_json(self) -> dict[str, Any]:
         """The error as the API and the command line print it, under the key ``error``."""
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from recipe_core.base.units import significant, usd
@@ -60,7 +60,29 @@ def short_name(candidate: Mapping[str, Any]) -> str:
     return split_name(candidate).replace("micro-batch", "mb")
 
 
-_CHANGES = {
+_LOADS = {
+    "concurrency": "in flight",
+    "batch": "in a batch",
+    "requests": "queued",
+    "request_rate": "requests/s",
+}
+
+
+def load_text(field: str, load: float) -> str:
+    """A load with what it counts, by the workload's field: ``64 in flight``, ``2.5 requests/s``."""
+    number = f"{load:,.0f}" if float(load).is_integer() else significant(load)
+    return f"{number} {_LOADS[field]}"
+
+
+_METHODS = {
+    "pretrain": "pre-training",
+    "finetune": "fine-tuning",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+}
+
+_CHANGES: Mapping[str, Callable[[Any], str]] = {
     "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
     "options.engines": lambda value: f"Use {value[0]}",
     "candidate.stream_interval": lambda value: f"Stream tokens {value} at a time",
@@ -70,6 +92,10 @@ _CHANGES = {
         else f"Check for requests every {value:,} steps"
     ),
     "candidate.offload": lambda value: f"Keep {value} states in host memory",
+    "candidate.engine": lambda value: f"Train with {value}",
+    "workload.method": lambda value: f"Use {_METHODS.get(value, value)}",
+    "workload.tokens": lambda value: f"Train on {value:,.0f} tokens",
+    "workload.document_tokens": lambda _: "Leave the length of documents out",
     "hardware.per_node": lambda value: f"Use {value} devices per node",
     "hardware.nodes": lambda value: f"Use {value} nodes",
     "workload.max_context": lambda value: f"Serve at most {value:,} tokens",
@@ -236,6 +262,16 @@ TRAINING_REFUSALS = {
     "shard": "Replicas not divisible by shard",
     "memory": "Does not fit in memory",
     "host-memory": "Does not fit in the host's memory",
+    "framework": "Framework cannot launch what is asked",
+    "launch-degree": "Framework does not launch the degree",
+    "launch-nodes": "Devices do not fill whole nodes",
+    "launch-sharding": "Framework does not launch the ZeRO stage",
+    "launch-recompute": "Framework does not launch the recomputation",
+    "launch-schedule": "Framework lacks the pipeline schedule",
+    "launch-gradients": "Framework exchanges gradients otherwise",
+    "launch-pipeline": "Framework does not launch the pipeline",
+    "launch-tensor": "Framework does not cut the model this way",
+    "launch-experts": "Framework does not share experts this way",
     "limit": "Over a limit of the objective",
     "confidence": "Too likely to miss a limit",
 }

@@ -106,6 +106,18 @@ def band(low_high: Sequence[float], show: Any) -> str:
     return f"{show(low)} – {show(high)}"
 
 
+def range_text(low_high: Sequence[float], show: Any, *, unit: bool = True) -> str:
+    """A range in words; a unit that both ends share is said once: ``24.7 to 68.5 ms``.
+
+    ``unit``: whether it is said at all.
+    """
+    low, high = (str(show(end)) for end in low_high)
+    (first, _, first_unit), (last, _, last_unit) = low.partition(" "), high.partition(" ")
+    if first_unit != last_unit:
+        return f"{low} to {high}"
+    return f"{first} to {high if unit else last}"
+
+
 def rounded(values: Any, digits: int = 3) -> Any:
     """An array rounded to significant digits, for a table that formats numbers itself."""
     array = np.asarray(values, dtype=float)

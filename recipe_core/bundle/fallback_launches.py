@@ -150,7 +150,7 @@ def launch_document(
             "used_bytes": int(recipe.estimate["memory"]["total_bytes"]),
         },
         "parameters": {
-            "model": recipe.parameters.model or recipe.model.id,
+            "model": recipe.parameters.model or decision.model.source,
             "host": recipe.parameters.host,
             "port": recipe.parameters.port,
         },

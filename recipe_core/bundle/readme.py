@@ -10,6 +10,7 @@ from recipe_core.base.labels import training_split
 from recipe_core.base.text_rows import cost_text, text_rows
 from recipe_core.base.units import gib
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
+from recipe_core.model.spec import UNPLACED
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.schema import Fallback
@@ -61,11 +62,20 @@ def _head(recipe: Recipe, launch: dict[str, Any]) -> str:
     return (
         f"# {recipe.name}\n\n"
         f"{model} ({recipe.model.parameters / 1e9:.3g} B parameters, {weights}) on "
-        f"{d.count} × {device}, {_split(recipe)}, with {recipe.engine.title}{version}.\n\n"
+        f"{d.count} × {device}, {_split(recipe)}, with {recipe.engine.title}{version}."
+        f"{_weights(recipe, launch)}\n\n"
         f"Needs {d.count} {d.vendor.upper()} device{plural} of this kind "
         f"({gib(recipe.estimate['memory']['total_bytes'])} used on each), Python 3.10 or newer, "
         f"and the engine ({quoting.markdown_code(launch['engine']['install'])}{image})."
     )
+
+
+def _weights(recipe: Recipe, launch: dict[str, Any]) -> str:
+    """Where the weights are, where that is not the model's name."""
+    place = launch["parameters"]["model"]
+    if place in (UNPLACED, recipe.model.id):
+        return ""
+    return f" Its weights are read from {quoting.markdown_code(place)}."
 
 
 def _split(recipe: Recipe) -> str:

@@ -37,12 +37,39 @@ class Base(_Data):
     torch: str
 
 
+class Launches(_Data):
+    """What the launch of a framework can be told; what is not listed is estimated only.
+
+    ``models``: ``any``; ``shipped``, those of which it ships a configuration (`TitanModel`);
+    ``uniform``, those of identical layers of plain attention. ``gradients``: number formats in
+    which it can keep them beside its own. ``degrees``: those that may be above 1 beside dp.
+    ``expert_checkpoints``: whether it reads the weights of a model with experts. ``runtimes``: of
+    devices; empty for any.
+    """
+
+    methods: tuple[str, ...]
+    models: Literal["any", "shipped", "uniform"] = "any"
+    precisions: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    attention: tuple[str, ...]
+    gradients: tuple[str, ...] = ()
+    degrees: tuple[str, ...] = ()
+    zero_stages: tuple[int, ...]
+    recompute: tuple[str, ...]
+    schedules: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    loss_in_pieces: bool = False
+    expert_checkpoints: bool = False
+    runtimes: tuple[str, ...] = ()
+
+
 class TrainingEngine(_Data):
     """A framework at its pinned release.
 
     ``module`` is asked for its version; ``requires`` are the modules it must be able to import.
 
-    ``container``: how its image is built, None where it is not a package. ``launcher``: the module
+    ``launches``: what its launch can be told. ``container``: how its image is built, None where it
+    is not a package. ``launcher``: the module
     of ``launch/training/`` that starts it, where that is not of its name.
     """
 
@@ -53,6 +80,7 @@ class TrainingEngine(_Data):
     container: Packages | None = None
     launcher: str | None = None
     source: str
+    launches: Launches
 
 
 class TitanModel(_Data):
@@ -97,6 +125,7 @@ class _Hyper(_Data):
 
 class _Facts(_Data):
     schema_version: Literal[1]
+    preferred: tuple[str, ...]
     engines: dict[str, TrainingEngine]
     bases: dict[str, dict[str, Base]]
     torchtitan_models: tuple[TitanModel, ...]

@@ -181,6 +181,13 @@ class Launch:
     kind: Literal["serving", "training"] = "serving"
 
     @property
+    def loads_model(self) -> bool:
+        """Whether anything that is started reads the model's files."""
+        words = [word for p in self.processes for word in (*p.argv, *p.env.values())]
+        texts = (*words, *self.files.values())
+        return self.kind == "serving" or any("${model}" in text for text in texts)
+
+    @property
     def nodes(self) -> int:
         """Nodes that processes run on."""
         return 1 + max(process.node for process in self.processes)

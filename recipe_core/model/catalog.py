@@ -37,6 +37,9 @@ FOLDER = Path(__file__).with_name("catalog")
 
 _ALIASES = re.compile(r"^aliases:\n((?: *- .+\n)+)", re.MULTILINE)
 
+_PLACE = re.compile(r"/[\w./:@%+=,-]{1,510}|\w[\w.-]{0,254}/\w[\w.-]{0,254}")
+"""Where weights of an inline config can be: an absolute path, or an id of the hub."""
+
 _LIKE_NOTHING = ("", "-hf", "-bf16")
 """Endings without meaning, which names of quantised copies leave out."""
 
@@ -226,7 +229,8 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
             name that no command could carry.
     """
     if isinstance(model, Mapping):
-        return read_config(model, _own_name(model))
+        weights = checked_weights(model.get("weights"))
+        return replace(read_config(model, _own_name(model)), stated_weights=weights)
     check_name(model, "model", ModelError)
     if (shape := shape_config(model)) is not None:
         return read_config(shape[1], model)
@@ -246,11 +250,32 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
 
 def _own_name(config: Mapping[str, Any]) -> str:
     """The name that a config gives itself; raises ModelError for one that no command can carry."""
-    field, name = "model._name_or_path", str(config.get("_name_or_path") or "inline config")
+    field = "model.name" if config.get("name") else "model._name_or_path"
+    name = str(config.get("name") or config.get("_name_or_path") or "inline config")
     if name.startswith("~"):
         hint = "Write the folder in full."
         raise ModelError(f"{name[:80]!r} is a folder of an unnamed user.", field=field, hint=hint)
     return check_name(name, field, ModelError)
+
+
+def is_place(text: str) -> bool:
+    """Whether a text can say where weights are."""
+    return _PLACE.fullmatch(text) is not None
+
+
+def checked_weights(weights: object) -> str | None:
+    """Where an inline config says that its weights are: nothing, an id, or a folder.
+
+    Raises:
+        ModelError: for what no command can carry, and for a path that is not absolute.
+    """
+    if weights is None:
+        return None
+    field = "model.weights"
+    hint = "Give an id of the hub (owner/name) or an absolute path on the target machine."
+    if not isinstance(weights, str) or not is_place(check_name(weights, field, ModelError)):
+        raise ModelError(f"{weights!r:.80} is no place of weights.", field=field, hint=hint)
+    return weights
 
 
 def _looks_like_path(model: str) -> bool:

@@ -44,6 +44,10 @@ __all__ = [
 ]
 
 
+UNPLACED = "./weights"
+"""What commands name as the model while nobody has said where its weights are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer; a hybrid's layer may be only a mixer or only a feed-forward block.
@@ -102,7 +106,8 @@ class ModelSpec:
     ``kv_dtype`` is the cache format that the checkpoint asks for (None: the engine's choice).
     ``draft_layers`` (multi-token prediction) are in the checkpoint but counted nowhere. ``extras``
     are tensors outside the layers besides embedding and head. ``checkpoint_bytes`` is what the
-    files on disk hold, where they are at hand.
+    files on disk hold, where they are at hand. ``stated_weights``: where an inline config says that
+    its weights are.
     """
 
     name: str
@@ -119,6 +124,22 @@ class ModelSpec:
     draft_layers: int = 0
     extras: tuple[Tensor, ...] = ()
     checkpoint_bytes: int | None = field(default=None, compare=False)
+    stated_weights: str | None = field(default=None, compare=False)
+
+    @property
+    def weights(self) -> str | None:
+        """Where the weights are: an id of the hub or a folder; None where only a config is known.
+
+        An inline config may state it; any other model is named by it.
+        """
+        if self.stated_weights:
+            return self.stated_weights
+        return self.name if "/" in self.name else None
+
+    @property
+    def source(self) -> str:
+        """What an engine loads: the place of the weights, ``UNPLACED`` where it is not known."""
+        return self.weights or UNPLACED
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe_core import __version__
+from recipe_core.base.errors import InputError
 from recipe_core.base.secrets import refuse_secrets
 from recipe_core.hardware.cluster import device, plain
 from recipe_core.hardware.request import HardwareRequest
@@ -92,10 +93,20 @@ def recipe_of(
         variants=additions.variants,
         parameters=additions.parameters,
         claims=additions.claims,
-        notes=tuple(decision.estimate["notes"]),
+        notes=(*decision.estimate["notes"], *_open(decision, started, additions.parameters)),
     )
     _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe, folders=folders)})
+
+
+def _open(decision: Decision, started: Launch, place: Parameters) -> tuple[str, ...]:
+    """What a start will ask for: the weights of a model of which only the config is known."""
+    if decision.model.weights or place.model or not started.loads_model:
+        return ()
+    return (
+        f"Where the weights of {decision.model.name} are is not stated: start it with "
+        "`python launch.py up --model FOLDER_OR_ID`, or state `weights` with the model.",
+    )
 
 
 def whole_profiles(request: PlanRequest) -> PlanRequest:
@@ -157,11 +168,24 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
     """The request with the recipe's split, readable on any machine.
 
     A model folder is replaced by the config it held.
+
+    Raises:
+        InputError: for a request that cannot be read, and for one that leaves its load open.
     """
     request = {**recipe.request, "candidate": recipe.candidate}
     if recipe.model.config is not None:
-        request["model"] = {**recipe.model.config, "_name_or_path": recipe.model.id}
-    return PlanRequest.parse(request)
+        config = dict(recipe.model.config)
+        if isinstance(recipe.request["model"], str):  # only an inline config says so itself
+            config = {key: config[key] for key in config if key not in ("name", "weights")}
+        request["model"] = {**config, "_name_or_path": recipe.model.id}
+    parsed = PlanRequest.parse(request)
+    if parsed.load_searched:
+        raise InputError(
+            "is missing: a recipe holds the load that its split was judged under.",
+            field="request.workload.concurrency",
+            hint="State it, or build the recipe again.",
+        )
+    return parsed
 
 
 def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:

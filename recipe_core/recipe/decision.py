@@ -26,7 +26,7 @@ from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
 
 TRIED = 256
-"""Splits, best first, that are tried until one is found that its engine or framework can start."""
+"""Splits, best first, of which one is looked for that its engine or framework can start."""
 
 
 SPEED = frozenset({"rate", "confidence", *LIMITS})
@@ -75,6 +75,8 @@ def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = Fa
     if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
         raise _refused(plan, row)
     if len(plan) == 1:  # the request states the split already, in its own words
+        if plan.load_searched:  # what is built holds the load that it was judged under
+            request = request.model_copy(update={"workload": plan.request_of(row).workload})
         return _DECISIONS[plan.kind](plan, row, request)
     return decision_of(plan, _startable(plan, row))
 
@@ -97,14 +99,13 @@ def decision_of(plan: Plan, row: int) -> Decision:
 
 
 def _startable(plan: Plan, row: int) -> int:
-    """The best row that can be started: its checkpoint exists, its framework can be told.
+    """The best row whose checkpoint exists; the best of all where there is none.
 
-    The best of all where there is none, whose launch says why.
+    A training plan refuses what its framework cannot be told, so its best row starts.
     """
-    if plan.kind == "serving":
-        rows = (i for i in map(int, plan.order) if not plan.setting(i).needs_other_checkpoint)
-    else:
-        rows = (i for i in map(int, plan.order[:TRIED]) if not launch_reasons(*plan.detail(i)))
+    if plan.kind != "serving":
+        return row
+    rows = (i for i in map(int, plan.order) if not plan.setting(i).needs_other_checkpoint)
     return next(rows, row)
 
 

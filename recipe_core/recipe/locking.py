@@ -93,7 +93,8 @@ def _model(decision: Decision, *, folders: bool) -> ModelLock:
     model, name = decision.model, decision.request.model
     if not PurePath(model.name).is_absolute():
         revision = split_revision(name)[1] if isinstance(name, str) else None
-        return ModelLock(id=model.name, revision=revision, architecture_digest=model.digest)
+        place = model.weights or model.name
+        return ModelLock(id=place, revision=revision, architecture_digest=model.digest)
     snapshot = snapshot_of(model.name)
     files = checkpoint_digest(Path(model.name)) if folders else None
     return ModelLock(

@@ -7,12 +7,19 @@ import re
 
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import count, significant
-from recipe_core.hardware.cluster import device, short_title
+from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest, ServingWorkload, TrainingWorkload
 
-_METHODS = {"pretrain": "pre-train", "finetune": "fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
+METHODS = {
+    "pretrain": "pre-train",
+    "finetune": "fine-tune",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+}
+"""Methods of training, as people call them."""
 
 
 def model_name(request: PlanRequest) -> str:
@@ -20,14 +27,15 @@ def model_name(request: PlanRequest) -> str:
     model = request.model
     if isinstance(model, str):
         return model.split("/")[-1]
-    return str(model.get("_name_or_path") or "inline config")
+    name = str(model.get("name") or model.get("_name_or_path") or "inline config")
+    return name.rstrip("/").split("/")[-1]
 
 
 def hardware_name(hardware: HardwareRequest) -> str:
-    """``16 × H100 SXM5 80 GB in 2 nodes``; a device that nobody knows by what it is called."""
+    """``16 × H100 SXM in 2 nodes``; a device that nobody knows by what it is called."""
     nodes = f" in {hardware.nodes:,} nodes" if hardware.nodes > 1 else ""
     try:
-        title = short_title(device(hardware.device))
+        title = chip_title(device(hardware.device))
     except HardwareError:
         title = hardware.device_name
     return f"{hardware.devices:,} × {title}{nodes}"
@@ -37,6 +45,8 @@ def load_name(workload: ServingWorkload) -> str:
     """The load of a serving workload, by its mode."""
     match workload.mode:
         case "closed":
+            if workload.concurrency is None:
+                return "most requests in flight within the limits"
             return f"{workload.concurrency:,} requests in flight"
         case "open":
             return f"{significant(workload.request_rate or 0.0)} requests/s"
@@ -51,7 +61,7 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
     if isinstance(workload, TrainingWorkload):
         step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
         budget = f", {count(workload.tokens)} tokens" if workload.tokens else ""
-        return f"{_METHODS[workload.method]}, {step}{budget}"
+        return f"{METHODS[workload.method]}, {step}{budget}"
     return f"{load_name(workload)}, {workload.input_tokens:,} → {workload.output_tokens:,} tokens"
 
 

@@ -144,14 +144,33 @@ def _loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
     return out
 
 
-def _best_after(plan: Plan, fields: Mapping[str, Any]) -> Change | None:
-    """The change with the best split after it, None when there is still none."""
+def buildable_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
+    """Changes after which a bundle can be made, each really planned; none where one can already."""
+    out: list[Change] = []
+    for fields in plan.launch_cures():
+        if len(out) < at_most and (best := _best_after(plan, fields, bundled=True)):
+            out.append(best)
+    return out
+
+
+def _best_after(plan: Plan, fields: Mapping[str, Any], *, bundled: bool = False) -> Change | None:
+    """The change with the best split after it, None when there is still none.
+
+    ``bundled``: one of which a bundle can be made.
+    """
     try:
         after = plan.replan(change(plan.request, fields))
     except RecipeError:
         return None
     row = after.best_row
-    return None if row is None else Change(fields, after.candidate(row), after.key(row))
+    if row is None or _loses_bundle(plan, after) or (bundled and after.launch_note):
+        return None
+    return Change(fields, after.candidate(row), after.key(row))
+
+
+def _loses_bundle(plan: Plan, after: Plan) -> bool:
+    """Whether after a change there are estimates only, where a bundle could be made before."""
+    return after.launch_note is not None and plan.launch_note is None
 
 
 # One refused split
@@ -197,7 +216,7 @@ def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
         after = plan.replan_stated(request)
     except RecipeError:
         return False
-    return after is not None and bool(after.feasible[0])
+    return after is not None and bool(after.feasible[0]) and not _loses_bundle(plan, after)
 
 
 def nearest_feasible(plan: Plan, row: int) -> int | None:

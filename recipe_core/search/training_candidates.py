@@ -13,9 +13,12 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.frameworks import framework, training_data
+from recipe_core.engines.training_programs import facts
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import MoeMlp
 from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorkload
+from recipe_core.search.launchable import default_framework, on_framework
+from recipe_core.search.launchable_splits import whole_rules
 from recipe_core.search.problem import TrainingProblem
 from recipe_core.search.size import check_training_size
 from recipe_core.space.training import (
@@ -32,7 +35,6 @@ from recipe_core.space.training import (
 from recipe_core.space.training_rules import rules
 
 SECONDS_PER_HOUR = 3600.0
-DEFAULT_FRAMEWORK = "torchtitan"
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 """Micro-batches that a search tries; more fill no device better."""
 VIRTUAL_STAGES = (1, 2, 4)
@@ -66,14 +68,16 @@ def setting(
 ) -> TrainingSetting:
     """What all splits of one framework and precision share on a cluster.
 
+    Without a name the framework is the first that can launch what is asked.
+
     Raises InputError for an unknown framework.
     """
-    workload, name = problem.workload, name or DEFAULT_FRAMEWORK
-    return TrainingSetting(
+    workload, any_name = problem.workload, name or facts().preferred[0]
+    shared = TrainingSetting(
         model=problem.model,
         cluster=place,
-        engine=name,
-        framework=framework(name),
+        engine=any_name,
+        framework=framework(any_name),
         precision=precision or "bf16",  # type: ignore[arg-type]  # the schema's own words
         method=workload.method,
         optimizer_name=workload.optimizer,
@@ -89,6 +93,10 @@ def setting(
         gradient_dtype=workload.gradient_dtype,
         loading=workload.loading or Loading(),
     )
+    if name:
+        return shared
+    offload, in_pieces = problem.candidate.offload or "none", bool(workload.fused_loss)
+    return on_framework(shared, default_framework(shared, offload, in_pieces))
 
 
 def settings(problem: TrainingProblem) -> list[TrainingSetting]:
@@ -230,14 +238,16 @@ def _cases(
     """Every split with every ZeRO stage, micro-batch, chunk count and recomputation.
 
     FSDP also with states divided inside a node only (HSDP). Splits that break a rule with a
-    micro-batch of one and one chunk a stage are listed once. ``total``: candidates before these.
+    micro-batch of one and one chunk a stage are listed once, and so are those of degrees that the
+    framework does not launch. ``total``: candidates before these.
     """
     place = shared.cluster
     degrees = dict(zip(DEGREES, _degrees(problem, place, candidate).T, strict=True))
     columns = shared_columns(problem, place)
-    base = training_cases(len(degrees["tp"]), **degrees, **columns)
+    offload = OFFLOADS.index(candidate.offload or "none")
+    base = training_cases(len(degrees["tp"]), **degrees, **columns, offload=offload)
     legal = np.ones(len(base), dtype=np.bool_)
-    for rule in rules(shared, base):
+    for rule in (*rules(shared, base), *whole_rules(shared, base)):
         legal &= ~rule.broken
     parts = [base.take(np.flatnonzero(~legal))]
     total += len(parts[0])

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS
+from recipe_core.engines.frameworks import framework
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
-from recipe_core.request.edit import shared_candidate
+from recipe_core.request.edit import TRAINING_TOKENS, shared_candidate
 from recipe_core.request.schema import CandidateRequest, Goal
 from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of, split_of
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
+from recipe_core.search.launchable import FRAMEWORK, able, unable, ways_out
+from recipe_core.search.launchable_splits import search_rules
 from recipe_core.search.limits import limited
 from recipe_core.search.measures import TRAINING, to_finish
 from recipe_core.search.plan import LENGTH, LOAD, Plan
@@ -33,14 +36,14 @@ MORE_NODES = (2, 4, 8, 16)
 
 
 def _nothing(_setting: TrainingSetting, _cases: TrainingCases) -> list[Any]:
-    """Training jobs fill their nodes; no placement or load refuses one."""
+    """Training jobs fill their nodes; no placement or load refuses a stated one."""
     return []
 
 
 PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     estimate=estimate,
     rules=rules,
-    search_rules=_nothing,
+    search_rules=search_rules,
     place_rules=_nothing,
     uncertain=uncertain,
     correlations=dict,
@@ -106,11 +109,12 @@ class TrainingPlan(Plan):
         compared = ("gpus", "output", "per_gpu", "mfu", "step", "memory", "bubble")
         if problem.workload.tokens is None:  # nothing to finish: a step is what is compared
             self.axes, self.phrased = ("step", "per_gpu"), ("output", "step", "usd")
-            self.listed, self.headline = (*compared, "usd"), ("output", "step", "mfu", "usd")
+            self.listed = (*compared, "usd")
+            self.headline = ("output", "step", "mfu", "usd", "usd_hour")
         else:
             self.axes, self.phrased = ("wall", "per_gpu"), ("output", "wall", "usd_run")
             self.listed = (*compared, "wall", "usd_run")
-            self.headline = ("output", "mfu", "wall", "usd_run")
+            self.headline = ("output", "mfu", "wall", "usd_run", "usd_hour")
             finish_s = self.columns["wall_s"][self.feasible if self.feasible.any() else ...]
             self.measures = TRAINING | {"wall": to_finish(finish_s)}
 
@@ -167,6 +171,11 @@ class TrainingPlan(Plan):
         """The framework."""
         return {"engine": setting.engine}
 
+    @staticmethod
+    def titles_of(setting: TrainingSetting) -> Mapping[str, str]:
+        """The framework, as people call it."""
+        return {"engine": framework(setting.engine).title}
+
     def split_columns(self) -> Mapping[str, Any]:
         """The device and every field of the candidates, one value per row."""
         splits = self.candidates(range(len(self)))
@@ -210,21 +219,114 @@ class TrainingPlan(Plan):
         values = np.reshape(self._of_blocks(rows, partial(_fullest_parts, names)), (-1, len(names)))
         return dict(zip(names, values.T, strict=True))
 
+    # refusals
+
+    def sentences(self, rows: Sequence[int] | Int) -> list[list[str]]:
+        """The reasons of some rows.
+
+        Only one of a framework that cannot launch what is asked: its splits are not searched.
+        """
+        return [self._alone(reasons) for reasons in super().sentences(rows)]
+
+    def every_sentence(self) -> Iterator[list[str]]:
+        """The reasons of every row, in order."""
+        return map(self._alone, super().every_sentence())
+
+    def _alone(self, reasons: list[str]) -> list[str]:
+        whole = [reason for reason in reasons if reason in self._of_frameworks]
+        return whole or reasons
+
+    @cached_property
+    def _of_frameworks(self) -> frozenset[str]:
+        """Sentences that refuse all splits of a framework."""
+        return frozenset(
+            rule.say(0) for block in self.blocks for rule in block.outside if rule.code == FRAMEWORK
+        )
+
     # changes that may help
 
     def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Optimizer states on the host, then twice, four, eight and sixteen times the nodes."""
-        if self.problem.candidate.offload is None:
-            yield "offload", {"candidate.offload": "optimizer"}
+        """Another framework, optimizer states on the host, twice to sixteen times the nodes.
+
+        All on a framework that can launch what is asked, where the plan's cannot.
+        """
+        names = self._launching()
+        for name in names:
+            yield f"framework {name}", {"candidate.engine": name}
+        refused = bool(names) and all(map(self._is_refused, self.blocks))
+        other = {"candidate.engine": names[0]} if refused else {}
+        if self.problem.candidate.offload is None and self.blocks:
+            yield from (("offload", fields) for fields in self._offloaded(self.blocks[0].setting))
         hardware = self.request.hardware
         for factor in MORE_NODES:
             if hardware.devices * factor <= MAX_DEVICES["training"]:
-                yield "nodes", {"hardware.nodes": hardware.nodes * factor}
+                yield "nodes", {"hardware.nodes": hardware.nodes * factor, **other}
+
+    @staticmethod
+    def _is_refused(block: Block) -> bool:
+        """Whether a block's framework cannot launch what is asked."""
+        return any(rule.code == FRAMEWORK for rule in block.outside)
 
     def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
         """Changes that may let a refused row run: against memory, optimizer states on the host."""
         if "memory" in codes and self.candidate(row).get("offload") is None:
+            yield from self._offloaded(self.setting(row))
+
+    def _launching(self) -> list[str]:
+        """Frameworks beside those of the plan that can launch what is asked."""
+        if not self.blocks:
+            return []
+        used = {block.setting.engine for block in self.blocks}
+        names = able(self.blocks[0].setting, *self._asked)
+        return [name for name in names if name not in used]
+
+    @property
+    def _asked(self) -> tuple[str, bool]:
+        """Where the request keeps optimizer states, and whether its loss is in pieces."""
+        return self.problem.candidate.offload or "none", bool(self.problem.workload.fused_loss)
+
+    def _offloaded(self, setting: TrainingSetting) -> Iterator[dict[str, Any]]:
+        """Optimizer states on the host, on a framework that can be told so.
+
+        Nothing where only without them a bundle can be made.
+        """
+        names = able(setting, "optimizer", self._asked[1])
+        if setting.engine in names or self.launch_note:
             yield {"candidate.offload": "optimizer"}
+        elif names:
+            yield {"candidate.offload": "optimizer", "candidate.engine": names[0]}
+
+    @cached_property
+    def launch_note(self) -> str | None:
+        """Why no bundle of any split can be made, as sentences; None where one can."""
+        if not self.blocks:
+            return None
+        setting = self.blocks[0].setting
+        offload, in_pieces = self._asked
+        notes = []
+        if not able(setting, offload, in_pieces):
+            lacks = dict.fromkeys(lack.what for lack in unable(setting, offload, in_pieces))
+            notes.append(
+                f"No framework launches {' and '.join(lacks)}: figures are estimates, without a "
+                "bundle."
+            )
+        if self.problem.workload.tokens is None:
+            notes.append("Without a token budget a step is estimated, and no bundle is made.")
+        return " ".join(notes) or None
+
+    def launch_cures(self) -> Iterator[dict[str, Any]]:
+        """Changes after which a bundle can be made, where none can: the fewest first."""
+        if self.launch_note is None:
+            return
+        tokens = (
+            {"workload.tokens": TRAINING_TOKENS} if self.problem.workload.tokens is None else {}
+        )
+        setting = self.blocks[0].setting
+        if able(setting, *self._asked):
+            yield dict(tokens)
+            return
+        for changes in ways_out(setting, *self._asked):
+            yield {**changes, **tokens}
 
     def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``: nothing."""

@@ -61,6 +61,13 @@ TRAINING: Mapping[str, Target] = {
 }
 
 
+UNKNOWN_WEIGHTS = "Where the weights of this model are is not known."
+STATE_WEIGHTS = (
+    "State them with the model (`weights`: an id of the hub, or an absolute path on the target "
+    "machine), or set `model` in the deployment settings."
+)
+
+
 def target_names(context: Context) -> list[str]:
     """Every target for the recipe's kind, available or not."""
     return list(_targets(context))
@@ -91,6 +98,8 @@ def _targets(context: Context) -> Mapping[str, Target]:
 
 
 def _try(target: Target, context: Context) -> dict[str, str] | str:
+    if context.asks_for_weights:
+        return f"{UNKNOWN_WEIGHTS} {STATE_WEIGHTS}"
     try:
         return target(context)
     except NoAnswer as error:

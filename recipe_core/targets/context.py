@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from recipe_core.launch.process import Launch
+from recipe_core.model.spec import UNPLACED
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.supervision import Supervision
 
@@ -75,6 +76,11 @@ class Context:
     def model_source(self) -> str:
         """What engines load: a folder on the nodes or a hub id."""
         return self.parameters.model or self.model
+
+    @property
+    def asks_for_weights(self) -> bool:
+        """Whether the launch reads the model's files, and nobody has said where they are."""
+        return self.model_source == UNPLACED and self.launch.loads_model
 
     @property
     def model_is_folder(self) -> bool:

@@ -24,7 +24,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         engine_version=recipe.engine.version,
         launch=started,
         parameters=recipe.parameters,
-        model=recipe.model.id,
+        model=model.source,
         device=profile.known_as or profile.name,
         vendor=profile.vendor,
         runtime=profile.runtime,

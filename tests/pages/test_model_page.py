@@ -9,14 +9,15 @@ import pytest
 
 from recipe_core.doors.settings import variable
 from recipe_core.model.catalog import catalog_entry
-from tests.pages.opening import LLAMA_70B, opened, query_of
+from tests.pages.opening import LLAMA_70B, opened, query_of, words
 
 
 def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
     app = opened(model="meta-llama/Llama-3.1-80B-Instruct")
     assert "Did you mean" in app.error[0].value
     app.button(key="start-over").click().run()
-    assert app.success
+    assert not app.error
+    assert "No hardware is chosen yet" in words(app)
     assert query_of(app) == {"v": "1"}
 
 
@@ -36,7 +37,7 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
 def test_a_config_in_the_link_is_a_model() -> None:
     app = opened(model=json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config))
     assert app.metric[0].value == "596 M"
-    assert app.selectbox(key="_model").value == "config in the link"
+    assert app.selectbox(key="_model").value == "inline config (your config.json)"
 
 
 def test_serving_turns_into_training_and_back() -> None:
@@ -79,6 +80,43 @@ def test_a_pasted_config_is_a_model_and_a_bad_one_is_refused() -> None:
     app.text_area(key="paste").set_value("not a config").run()
     assert "not valid JSON" in app.error[0].value
     assert app.metric[0].value == "596 M"
+
+
+def test_an_uploaded_config_has_a_name_and_a_place_of_its_weights() -> None:
+    app = opened(**{"candidate.tp": "1", "candidate.pp": "1", "candidate.dp": "1"})
+    config = catalog_entry("Qwen/Qwen3-0.6B").config
+    content = json.dumps(config).encode()
+    app.file_uploader(key="upload").set_value(("config.json", content, "application/json")).run()
+    assert app.text_input(key="_upload-name").value == "qwen3-0.596b"
+    assert "28 layers, 596 M parameters" in words(app)
+    assert "Left open, the start command asks" in words(app)
+    app.text_input(key="_upload-name").input("acme-tiny").run()
+    app.text_input(key="_upload-weights").input("acme/tiny").run()
+    kept = json.loads(query_of(app)["model"])
+    assert (kept["name"], kept["weights"]) == ("acme-tiny", "acme/tiny")
+    assert app.selectbox(key="_model").value == "acme-tiny (your config.json)"
+    app.text_input(key="_upload-weights").input("somewhere else").run()
+    assert "no place of weights" in app.error[0].value
+    assert json.loads(query_of(app)["model"])["weights"] == "acme/tiny"
+    app.switch_page("recipe.py").run()
+    shown = "\n".join(code.value for code in app.code)
+    assert "acme/tiny" in shown
+    assert "--served-model-name acme-tiny" in shown
+    app.switch_page("model.py").run()
+    app.button(key="remove-upload").click().run()
+    assert app.selectbox(key="_model").value == "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_two_uploads_are_told_apart() -> None:
+    app = opened()
+    config = catalog_entry("Qwen/Qwen3-0.6B").config
+    names = []
+    for path, layers in (("config.json", 28), ("config.json", 14)):
+        content = json.dumps(config | {"num_hidden_layers": layers}).encode()
+        app.file_uploader(key="upload").set_value((path, content, "application/json")).run()
+        names.append(app.text_input(key="_upload-name").value)
+    assert len(set(names)) == 2
+    assert all(name.startswith("qwen3-") for name in names)
 
 
 def test_an_uploaded_config_is_a_model_and_weights_are_refused() -> None:

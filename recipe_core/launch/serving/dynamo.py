@@ -142,7 +142,7 @@ def _component(
     # The operator numbers the nodes itself, so that the words are those of one node.
     alone = Group(first.number, first.role, first.split, first.places[:1])
     words = [
-        _in_kubernetes(word, deployment.setting.model.name)
+        _in_kubernetes(word, deployment.setting.model.source)
         for word in _arguments(deployment, alone, 0, extra)
     ]
     env = [

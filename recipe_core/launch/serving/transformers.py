@@ -58,6 +58,6 @@ def _options(deployment: Deployment) -> dict[str, Any]:
 def _environment(deployment: Deployment) -> dict[str, str]:
     """A model folder needs no hub."""
     variables = rules.environment(deployment)
-    if PurePath(deployment.setting.model.name).is_absolute():
+    if PurePath(deployment.setting.model.source).is_absolute():
         return {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub", **variables}
     return variables

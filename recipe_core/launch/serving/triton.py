@@ -86,7 +86,7 @@ def _words(deployment: Deployment, repository: str, group: Group) -> tuple[str, 
 def _vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """The file that the vLLM backend hands to vLLM's engine."""
     return {
-        "model": deployment.setting.model.name,
+        "model": deployment.setting.model.source,
         "served_model_name": [deployment.served_name],
         **vllm.engine_arguments(deployment, group),
         "disable_log_stats": False,
@@ -106,7 +106,7 @@ def _llmapi_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     options = tensorrt_llm.split_options(deployment, group)
     server = ("host", "port", "config", "free_gpu_memory_fraction")
     return {
-        "model": deployment.setting.model.name,
+        "model": deployment.setting.model.source,
         **{name: value for name, value in options.items() if name not in server},
         **tensorrt_llm.config_of(deployment, group),
         "triton_config": {"decoupled": True, "max_batch_size": 0},

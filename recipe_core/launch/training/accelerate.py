@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.deepspeed import trainer_refusals
 from recipe_core.launch.training.embedded import train_json
 from recipe_core.launch.training.job import (
     Job,
-    Unsupported,
     environment,
-    fsdp,
-    only_replicas,
     processes,
     training,
 )
 from recipe_core.launch.training.sources import trainer_files
-
-
-def refusals(job: Job) -> Iterator[Unsupported]:
-    """What this way of starting Accelerate cannot do."""
-    yield from only_replicas(job, "Accelerate")
-    yield from trainer_refusals(job, "Accelerate", ("adamw", "sgd"))
-    yield fsdp(job)
-    host = job.setting.cluster.device.runtime == "cpu" and job.zero_stage > 0
-    yield Unsupported(
-        host,
-        "candidate.zero_stage",
-        "Accelerate copies parameters on a CPU, whatever it is told.",
-        "Use zero_stage: 0, or torch.",
-    )
 
 
 def launch(job: Job) -> Launch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from recipe_core.base.documents import to_json
@@ -10,58 +9,13 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.embedded import train_json
 from recipe_core.launch.training.job import (
     Job,
-    Unsupported,
     environment,
-    only_replicas,
     processes,
-    synchronised,
     training,
 )
 from recipe_core.launch.training.sources import trainer_files
 
 _OPTIMIZERS = {"adamw": "AdamW"}
-
-
-def refusals(job: Job) -> Iterator[Unsupported]:
-    """What this way of starting DeepSpeed cannot do."""
-    yield from only_replicas(job, "DeepSpeed")
-    yield from trainer_refusals(job, "DeepSpeed", tuple(_OPTIMIZERS))
-    yield synchronised(job, "DeepSpeed")
-    apart = job.zero_stage > 0 and job.dims.copies > 1
-    yield Unsupported(
-        apart, "candidate.shard", "DeepSpeed divides states over all replicas.", "Leave shard out."
-    )
-
-
-def trainer_refusals(job: Job, title: str, optimizers: tuple[str, ...]) -> Iterator[Unsupported]:
-    """What transformers' trainer cannot be told."""
-    setting = job.setting
-    yield Unsupported(
-        setting.precision == "fp8",
-        "candidate.precision",
-        f"{title} is launched without 8-bit matrix products.",
-        "Use bf16 or fp16.",
-    )
-    selective = job.recompute == "selective"
-    yield Unsupported(
-        selective,
-        "candidate.recompute",
-        f"{title} recomputes whole layers or none.",
-        "Use none or full.",
-    )
-    other = setting.optimizer_name not in optimizers
-    yield Unsupported(
-        other,
-        "workload.optimizer",
-        f"{title} is launched with {' or '.join(optimizers)}.",
-        "Use adamw.",
-    )
-    yield Unsupported(
-        job.fused_loss,
-        "workload.fused_loss",
-        f"{title} is launched with full logits.",
-        "Leave fused_loss out.",
-    )
 
 
 def launch(job: Job) -> Launch:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     KEPT_CHECKPOINTS,
     Job,
-    Unsupported,
     elastic_torchrun,
     environment,
-    fsdp,
     processes,
     short_name,
     torchrun,
@@ -22,113 +19,6 @@ from recipe_core.launch.training.sources import DATA, trainer_files
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
 OPTIMIZERS = ("adamw", "sgd")
-
-
-def refusals(job: Job) -> Iterator[Unsupported]:
-    """What the embedded trainer cannot do."""
-    setting, model = job.setting, job.setting.model
-    cp = job.dims.cp
-    yield Unsupported(
-        cp > 1,
-        "candidate.cp",
-        f"the embedded trainer does not cut sequences (cp {cp}).",
-        "Use torchtitan or megatron.",
-    )
-    yield Unsupported(
-        job.ep > 1,
-        "candidate.ep",
-        f"the embedded trainer does not share experts (ep {job.ep}).",
-        "Use torchtitan or megatron.",
-    )
-    fp8 = setting.precision == "fp8"
-    yield Unsupported(
-        fp8,
-        "candidate.precision",
-        "the embedded trainer has no 8-bit matrix products.",
-        "Use bf16, or megatron.",
-    )
-    unknown = job.dims.pp > 1 and job.schedule not in SCHEDULES
-    yield Unsupported(
-        unknown,
-        "candidate.schedule",
-        f"the embedded trainer has no {job.schedule} schedule.",
-        f"Use {', '.join(SCHEDULES)}.",
-    )
-    other = setting.optimizer_name not in OPTIMIZERS
-    yield Unsupported(
-        other,
-        "workload.optimizer",
-        f"the embedded trainer has no {setting.optimizer_name}.",
-        f"Use {' or '.join(OPTIMIZERS)}.",
-    )
-    yield Unsupported(
-        job.fused_loss,
-        "workload.fused_loss",
-        "the embedded trainer computes full logits.",
-        "Leave fused_loss out.",
-    )
-    bare = setting.method == "lora" and not job.has_home
-    yield Unsupported(
-        bare,
-        "model",
-        "adapters need the weights of a checkpoint, and a config has none.",
-        "Give the model's folder or id.",
-    )
-    yield fsdp(job)
-    yield from _pipeline(job)
-    yield from _tensor(job)
-    fused = job.moe is not None and job.from_weights
-    yield Unsupported(
-        fused,
-        "workload.method",
-        f"{model.name}: the embedded trainer does not read checkpoints with experts.",
-        "Use method: pretrain.",
-    )
-
-
-def _pipeline(job: Job) -> Iterator[Unsupported]:
-    piped, several = job.dims.pp > 1, job.virtual_stages > 1
-    tied = piped and job.setting.model.tied_embeddings
-    yield Unsupported(
-        tied,
-        "candidate.pp",
-        f"{job.setting.model.name} ties embedding and head, which are on different stages.",
-        "Use pp: 1.",
-    )
-    rounds = max(1, job.dims.accumulation // job.dims.pp)
-    uneven = piped and several and job.dims.accumulation % rounds != 0
-    reason = (
-        f"{job.dims.accumulation} micro-batches are not divisible by {rounds} interleaved rounds."
-    )
-    hint = "Use a multiple of pp micro-batches."
-    yield Unsupported(uneven, "candidate.virtual_stages", reason, hint)
-
-
-def _tensor(job: Job) -> Iterator[Unsupported]:
-    model, tp = job.setting.model, job.dims.tp
-    if tp == 1:
-        return
-    plain = job.attention is not None and job.moe is None
-    yield Unsupported(
-        not plain,
-        "candidate.tp",
-        f"{model.name}: the embedded trainer cuts plain attention and dense layers only.",
-        "Use tp: 1.",
-    )
-    heads = job.attention.kv_heads if job.attention else 0
-    yield Unsupported(
-        heads % tp != 0,
-        "candidate.tp",
-        f"{heads} key/value heads are not divisible by tp {tp}.",
-        "Use a divisor of them.",
-    )
-    rows = model.vocabulary
-    yield Unsupported(
-        rows % tp != 0,
-        "candidate.tp",
-        f"a vocabulary of {rows} is not divisible by tp {tp}.",
-        "Use a divisor of it.",
-    )
 
 
 def launch(job: Job) -> Launch:

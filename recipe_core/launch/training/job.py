@@ -1,4 +1,4 @@
-"""One estimated row as a job, and what frameworks share: refusals, processes, torchrun's words."""
+"""One estimated row as a job, and what frameworks share: processes, torchrun's words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 from recipe_core.base.errors import InputError
 from recipe_core.engines.training_programs import Hyper, training_engine, usual
 from recipe_core.launch.process import Launch, Process
-from recipe_core.model.spec import Attention, LatentAttention, LinearAttention, MoeMlp
+from recipe_core.model.spec import Attention, MoeMlp
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.estimates import TrainingEstimates, flops_per_token
 from recipe_core.physics.training.fits import memory_rule
 from recipe_core.physics.training.memory import memory
 from recipe_core.physics.training.stages import stage_layers
+from recipe_core.search.launchable import experts_of, plain_attention
 from recipe_core.space.dims import ParallelDims
 from recipe_core.space.training import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingSetting
 
@@ -72,15 +73,12 @@ class Job:
     @property
     def moe(self) -> MoeMlp | None:
         """The experts, where the model has some."""
-        blocks = (layer.mlp for layer, _ in self.setting.model.kinds)
-        return next((block for block in blocks if isinstance(block, MoeMlp)), None)
+        return experts_of(self.setting.model)
 
     @property
     def attention(self) -> Attention | None:
         """The one kind of plain attention that all layers share, if they do."""
-        kinds = {layer.attention for layer, _ in self.setting.model.kinds}
-        only = next(iter(kinds)) if len(kinds) == 1 else None
-        return None if isinstance(only, (LatentAttention, LinearAttention)) else only
+        return plain_attention(self.setting.model)
 
     @property
     def cuts(self) -> int:
@@ -94,8 +92,8 @@ class Job:
 
     @property
     def has_home(self) -> bool:
-        """Whether the model has files (a folder, an id), and so a tokenizer."""
-        return "/" in self.setting.model.name
+        """Whether the run reads files of the model: they are known, or it starts from weights."""
+        return self.setting.model.weights is not None or self.from_weights
 
 
 def job_of(estimates: TrainingEstimates, row: int) -> Job:
@@ -147,102 +145,22 @@ def fewest_nodes(estimates: TrainingEstimates, row: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """Something that a framework cannot do, and whether the job needs it (``applies``)."""
+    """Something that cannot be launched: the field it stands in, why, and what to do."""
 
-    applies: bool
     field: str
     reason: str
     hint: str
 
 
-_INSTEAD = {"qlora": "Use lora, whose frozen weights have 16 bits.", "dpo": "Use finetune or lora."}
-
-
-def common(job: Job) -> Iterator[Unsupported]:
-    """What no framework can do."""
-    yield Unsupported(
-        job.steps is None, "workload.tokens", "a run needs a token budget.", "Set workload.tokens."
-    )
-    uneven = job.dims.devices > job.per_node and job.dims.devices % job.per_node != 0
-    yield Unsupported(
-        uneven,
-        "candidate",
-        f"{job.dims.devices} devices do not fill nodes of {job.per_node}.",
-        "Use whole nodes.",
-    )
-    yield _invariant(job)
-    s = job.setting
-    yield Unsupported(
-        s.method in ("qlora", "dpo"),
-        "workload.method",
-        f"{s.method} is estimated, not launched by this version.",
-        _INSTEAD.get(s.method, ""),
-    )
-    other_engine = s.method == "lora" and s.engine != "torch"
-    yield Unsupported(
-        other_engine,
-        "candidate.engine",
-        f"{s.framework.title} is not launched with adapters; the embedded trainer is.",
-        "Use engine: torch.",
-    )
-    documents = s.document_tokens is not None
-    reason = "document_tokens is estimated, not launched by this version."
-    yield Unsupported(documents, "workload.document_tokens", reason, "Leave it out.")
-    partial = 0 < job.recompute_layers < job.layers
-    reason = "a launch recomputes all layers or none."
-    yield Unsupported(partial, "candidate.recompute_layers", reason, "Leave it out.")
-    away = job.offload != "none" and (s.engine, job.offload) != ("deepspeed", "optimizer")
-    yield Unsupported(
-        away,
-        "candidate.offload",
-        f"{s.framework.title} is not launched with offload: {job.offload}.",
-        "Use deepspeed and optimizer.",
-    )
-    usual = "bf16" if s.framework.states.reduced < 4 else "fp32"
-    wide = s.gradient_dtype not in (None, usual) and s.engine != "megatron"
-    yield Unsupported(
-        wide,
-        "workload.gradient_dtype",
-        f"{s.framework.title} is launched with {usual} gradients.",
-        f"Use {usual}.",
-    )
-
-
-def _invariant(job: Job) -> Unsupported:
-    """Whether processes, batch and shards multiply up, in the words of ``ParallelDims``."""
+def incomplete(job: Job) -> Iterator[Unsupported]:
+    """What a run lacks, and products of its split that do not come out."""
+    if job.steps is None:
+        reason = "a run needs a token budget."
+        yield Unsupported("workload.tokens", reason, "State how many tokens it trains on.")
     try:
         job.dims.check(job.nodes * job.processes_per_node)
     except InputError as error:
-        return Unsupported(True, error.field or "candidate", error.message, error.hint or "")
-    return Unsupported(False, "candidate", "", "")
-
-
-def only_replicas(job: Job, title: str) -> Iterator[Unsupported]:
-    """Degrees that a framework lacks which divides states over replicas and nothing else."""
-    for name in ("tp", "pp", "cp", "ep"):
-        degree = job.ep if name == "ep" else getattr(job.dims, name)
-        yield Unsupported(
-            degree > 1,
-            f"candidate.{name}",
-            f"{title} is launched with {name} 1 only, not {degree}.",
-            "Use torch or megatron.",
-        )
-
-
-def fsdp(job: Job) -> Unsupported:
-    """FSDP has no ZeRO-1."""
-    reason = "FSDP divides parameters and gradients with the optimizer: ZeRO-2 or 3, not 1."
-    return Unsupported(job.zero_stage == 1, "candidate.zero_stage", reason, "Use zero_stage: 2.")
-
-
-def synchronised(job: Job, title: str) -> Unsupported:
-    """Frameworks that divide gradients exchange them after every micro-batch."""
-    waits = job.sync_step and job.zero_stage > 1 and job.dims.accumulation > 1
-    reason = f"{title} exchanges divided gradients after every micro-batch."
-    return Unsupported(waits, "candidate.gradient_sync", reason, "Use gradient_sync: micro-batch.")
-
-
-Engine = Callable[[Job], Launch]
+        yield Unsupported(error.field or "candidate", error.message, error.hint or "")
 
 
 def short_name(model: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,122 +10,17 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     Job,
-    Unsupported,
     environment,
     processes,
     short_name,
-    synchronised,
     torchrun,
     training,
 )
-from recipe_core.model.spec import DenseMlp, MoeMlp
+from recipe_core.model.spec import MoeMlp
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 PRIMUS_CONFIG = "primus.yaml"
-
-
-def refusals(job: Job) -> Iterator[Unsupported]:
-    """What Megatron-LM cannot do, or cannot be told of this model."""
-    setting, model = job.setting, job.setting.model
-    yield Unsupported(
-        not _plain(job),
-        "model",
-        f"{model.name}: Megatron-LM is launched only with identical layers of plain attention.",
-        "Use torch.",
-    )
-    other = setting.optimizer_name not in _OPTIMIZERS
-    yield Unsupported(
-        other,
-        "workload.optimizer",
-        f"Megatron-LM is launched with {' or '.join(_OPTIMIZERS)}.",
-        "Use adamw.",
-    )
-    yield Unsupported(
-        job.from_weights,
-        "workload.method",
-        "Megatron-LM reads checkpoints of its own format only.",
-        "Convert one, or use torch.",
-    )
-    yield Unsupported(
-        job.fused_loss,
-        "workload.fused_loss",
-        "Megatron-LM computes full logits.",
-        "Leave fused_loss out.",
-    )
-    mixed = setting.precision == "fp16" and setting.gradient_dtype == "bf16"
-    yield Unsupported(
-        mixed,
-        "workload.gradient_dtype",
-        "Megatron-LM keeps gradients of fp16 in fp16 or fp32.",
-        "Leave it out.",
-    )
-    runtime = setting.cluster.device.runtime
-    yield Unsupported(
-        runtime not in ("cuda", "rocm"), "hardware.device", "Megatron-LM needs GPUs.", "Use torch."
-    )
-    yield from _degrees(job)
-
-
-def _degrees(job: Job) -> Iterator[Unsupported]:
-    piped, several = job.dims.pp > 1, job.virtual_stages > 1
-    unknown = piped and job.schedule not in ("1f1b", "interleaved")
-    yield Unsupported(
-        unknown,
-        "candidate.schedule",
-        f"Megatron-LM has no {job.schedule} schedule.",
-        "Use 1f1b or interleaved.",
-    )
-    uneven = several and job.layers % job.cuts != 0
-    yield Unsupported(
-        uneven,
-        "candidate.pp",
-        f"{job.layers} layers are not divisible by {job.cuts} chunks.",
-        "Use a divisor of the layers.",
-    )
-    empty = 0 in job.stage_layers[:-1]  # the last one can be the head alone
-    yield Unsupported(
-        empty,
-        "candidate.pp",
-        f"{job.layers} layers and the head leave one of {job.dims.pp} stages empty.",
-        "Use a smaller pp.",
-    )
-    odd = piped and several and job.dims.accumulation % job.dims.pp != 0
-    batches = f"a multiple of pp {job.dims.pp} micro-batches, not {job.dims.accumulation}"
-    reason = f"an interleaved schedule takes {batches}."
-    yield Unsupported(odd, "candidate.virtual_stages", reason, "Use virtual_stages: 1.")
-    experts = job.moe is not None and job.dims.tp > 1 and not job.sequence_parallel
-    yield Unsupported(
-        experts,
-        "candidate.sequence_parallel",
-        "Megatron-LM trains experts under tp with sequence parallelism only.",
-        "Leave it on.",
-    )
-    yield synchronised(job, "Megatron-FSDP")
-    sharded = job.zero_stage > 1 and piped
-    yield Unsupported(
-        sharded,
-        "candidate.zero_stage",
-        f"Megatron-FSDP's ZeRO-{job.zero_stage} is not launched with a pipeline.",
-        "Use zero_stage: 1.",
-    )
-    a = job.attention
-    groups = a.kv_heads if a else 0
-    cut = groups % job.dims.tp != 0
-    yield Unsupported(
-        cut,
-        "candidate.tp",
-        f"{groups} key/value heads are not divisible by tp {job.dims.tp}.",
-        "Use a divisor.",
-    )
-
-
-def _plain(job: Job) -> bool:
-    kinds = job.setting.model.kinds
-    if len(kinds) != 1 or job.attention is None or job.attention.window:
-        return False
-    mlp = kinds[0][0].mlp
-    return isinstance(mlp, (DenseMlp, MoeMlp)) and mlp.gated and not getattr(mlp, "latent", 0)
 
 
 def launch(job: Job) -> Launch:

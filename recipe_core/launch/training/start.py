@@ -12,12 +12,14 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.job import Job, Unsupported, common, job_of
+from recipe_core.launch.training.job import Job, Unsupported, incomplete, job_of
 from recipe_core.physics.training.estimates import TrainingEstimates
+from recipe_core.search.launchable import able, titles, unable
+from recipe_core.search.launchable_splits import split_rules
 
 MODULES = LaunchFolder(
     "recipe_core.launch.training",
-    (("refusals", "(job: Job) -> Iterator[Unsupported]"), ("launch", "(job: Job) -> Launch")),
+    (("launch", "(job: Job) -> Launch"),),
 )
 
 
@@ -29,24 +31,37 @@ def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
             change; or when no module starts it.
     """
     job = job_of(estimates, row)
-    if (refusal := next(_refused(job), None)) is not None:
+    module = _module(job)
+    if (refusal := next(_refused(job, estimates, row), None)) is not None:
         raise NoAnswer(refusal.reason, field=refusal.field, hint=refusal.hint)
-    started: Launch = _module(job).launch(job)
+    started: Launch = module.launch(job)
     return started
 
 
 def launch_reasons(estimates: TrainingEstimates, row: int) -> list[str]:
     """Why a split that was estimated cannot be started; empty where it can."""
+    job = job_of(estimates, row)
     try:
-        return [refusal.reason for refusal in _refused(job_of(estimates, row))]
+        _module(job)
     except NoAnswer as error:  # no module starts the framework
         return [error.message]
+    return [refusal.reason for refusal in _refused(job, estimates, row)]
 
 
-def _refused(job: Job) -> Iterator[Unsupported]:
-    """Refusals in order: those that all frameworks share first, since the others build on them."""
-    for rules in (common, _module(job).refusals):
-        yield from (rule for rule in rules(job) if rule.applies)
+def _refused(job: Job, estimates: TrainingEstimates, row: int) -> Iterator[Unsupported]:
+    """Refusals in order: what the run lacks, what its framework cannot launch, then the split."""
+    yield from incomplete(job)
+    setting, cases = estimates.setting, estimates.cases.take([row])
+    others = able(setting, job.offload, job.fused_loss)
+    instead = f"Use {titles(others)}." if others else ""
+    for lack in unable(setting, job.offload, job.fused_loss):
+        reason = f"{setting.framework.title} cannot launch {lack.what}."
+        elsewhere = bool(others) and not lack.hint
+        field = "candidate.engine" if elsewhere else lack.field
+        yield Unsupported(field, reason, lack.hint or instead)
+    for rule in split_rules(setting, cases):
+        if rule.broken[0]:
+            yield Unsupported(rule.field, f"{rule.say(0)}.", rule.hint)
 
 
 def _module(job: Job) -> ModuleType:

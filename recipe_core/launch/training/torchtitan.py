@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from recipe_core.engines.training_programs import TitanModel, facts
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     KEPT_CHECKPOINTS,
     Job,
-    Unsupported,
     environment,
-    fsdp,
     processes,
-    synchronised,
     torchrun,
     training,
 )
 from recipe_core.launch.training.sources import data_files
+from recipe_core.search.launchable import shipped_configuration
 
 _SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
 _RECOMPUTE = {
@@ -29,108 +25,9 @@ _RECOMPUTE = {
 }
 
 
-def preset(job: Job) -> TitanModel | None:
-    """Torchtitan's configuration of the model, by its dimensions."""
-    model, a = job.setting.model, job.attention
-    sizes = (job.layers, model.hidden, model.vocabulary, a.head_dim if a else 0)
-    for shipped in facts().torchtitan_models:
-        if sizes == (shipped.layers, shipped.hidden, shipped.vocabulary, shipped.head_dim):
-            return shipped
-    return None
-
-
-def refusals(job: Job) -> Iterator[Unsupported]:
-    """What torchtitan cannot do, or ships no configuration for."""
-    setting = job.setting
-    names = ", ".join(shipped.config for shipped in facts().torchtitan_models)
-    reason = f"torchtitan ships no configuration of {setting.model.name} in bf16."
-    yield Unsupported(preset(job) is None, "model", reason, f"It ships {names}; or use torch.")
-    yield Unsupported(
-        setting.precision != "bf16",
-        "candidate.precision",
-        f"its configurations have no {setting.precision}.",
-        "Use bf16.",
-    )
-    yield Unsupported(
-        setting.optimizer_name != "adamw",
-        "workload.optimizer",
-        f"they use AdamW, not {setting.optimizer_name}.",
-        "Use adamw.",
-    )
-    yield Unsupported(
-        not setting.flash,
-        "workload.attention",
-        "torchtitan has no eager attention.",
-        "Use attention: flash.",
-    )
-    yield from _sharding(job)
-    yield from _pipeline(job)
-    inner = job.dims.tp * job.dims.cp * dense_shard(job)
-    reason = (
-        f"tp × cp × shard = {inner} ranks, which share experts, are not divisible by ep {job.ep}."
-    )
-    yield Unsupported(inner % job.ep != 0, "candidate.ep", reason, "Use a divisor of them.")
-
-
 def dense_shard(job: Job) -> int:
     """Replicas that divide states, without the context-parallel ranks that divide them too."""
     return max(job.dims.sharded // job.dims.cp, 1) if job.zero_stage else 1
-
-
-def _sharding(job: Job) -> Iterator[Unsupported]:
-    divided = job.zero_stage > 0 and job.dims.sharded % job.dims.cp != 0
-    yield Unsupported(
-        divided,
-        "candidate.shard",
-        f"shard {job.dims.sharded} is not a multiple of cp {job.dims.cp}.",
-        "Use a multiple.",
-    )
-    plain = job.zero_stage == 0 and job.dims.cp > 1
-    yield Unsupported(
-        plain,
-        "candidate.zero_stage",
-        "ranks of context parallelism always divide states in torchtitan.",
-        "Use zero_stage: 3.",
-    )
-    yield fsdp(job)
-    if job.dims.pp > 1:  # pipelines exchange gradients once a step
-        return
-    yield synchronised(job, "torchtitan")
-    again = job.zero_stage == 0 and job.dims.dp > 1 and job.dims.accumulation > 1
-    reason = (
-        "torchtitan exchanges gradients of replicas after every micro-batch, not once per step."
-    )
-    hint = "Use zero_stage: 2 or 3, or a micro_batch that needs no accumulation."
-    yield Unsupported(again, "candidate.zero_stage", reason, hint)
-
-
-def _pipeline(job: Job) -> Iterator[Unsupported]:
-    piped = job.dims.pp > 1
-    unknown = piped and job.schedule not in _SCHEDULES
-    # zb schedules run the backward pass in two halves, which compiled layers cannot.
-    reason = f"torch has no {job.schedule} schedule for compiled layers."
-    yield Unsupported(unknown, "candidate.schedule", reason, f"Use {', '.join(_SCHEDULES)}.")
-    uneven = piped and math.ceil(job.layers / _per_stage(job)) != job.cuts
-    yield Unsupported(
-        uneven,
-        "candidate.pp",
-        f"{job.layers} layers do not fill {job.cuts} chunks evenly.",
-        "Use a divisor of the layers.",
-    )
-    rounds = max(1, job.dims.accumulation // job.dims.pp)
-    odd = piped and job.virtual_stages > 1 and job.dims.accumulation % rounds != 0
-    reason = (
-        f"{job.dims.accumulation} micro-batches are not divisible by {rounds} interleaved rounds."
-    )
-    hint = "Use a multiple of pp micro-batches."
-    yield Unsupported(odd, "candidate.virtual_stages", reason, hint)
-    tied = piped and job.setting.model.tied_embeddings
-    yield Unsupported(
-        tied,
-        "candidate.pp",
-        f"{job.setting.model.name} ties embedding and head, which are on different stages.",
-        "Use pp: 1.",
-    )
 
 
 def _reshard(job: Job) -> str:
@@ -150,7 +47,7 @@ def _per_stage(job: Job) -> int:
 
 def launch(job: Job) -> Launch:
     """One torchrun per node on torchtitan's own entry; its text is a folder of one file."""
-    model, options = preset(job), settings(job)
+    model, options = shipped_configuration(job.setting.model), settings(job)
     assert model is not None  # noqa: S101 - refused otherwise
     program = ("-m", "torchtitan.train", "--module", model.module, "--config", model.config)
     words = (*program, *argv(options), _RECOMPUTE[job.recompute])

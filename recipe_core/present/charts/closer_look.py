@@ -7,9 +7,10 @@ from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
-from recipe_core.base.units import gib
+from recipe_core.base.units import gib, significant
 from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.explain.curves import Crossing, crossing, load_curve, scaling
+from recipe_core.explain.frontier import frontier
 from recipe_core.explain.operators import Constant, Working, time_text
 from recipe_core.explain.serving_time import Times
 from recipe_core.explain.timeline import best_with_pipeline, step_timeline
@@ -24,6 +25,7 @@ from recipe_core.present.charts.curves import (
     use_curves,
 )
 from recipe_core.present.charts.degrees import heatmap
+from recipe_core.present.charts.frontier import frontier_lines, frontier_table
 from recipe_core.present.charts.lines import parallel, passing
 from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
@@ -78,14 +80,19 @@ def memory(focus: Focus[Any]) -> Iterator[Item]:
     if plan.find(key) is None:  # a request may state a split that no search lists
         plan = focus.plan
     rows = tables.memory_rows(plan, [*focus.pins, key])
-    capacity = gib(focus.plan.capacity_bytes(row))
+    capacities = sorted({gib(plan.capacity_bytes(row)) for row in rows})
+    note = (
+        "Pinned, best and nearest refused splits, with the cache that the engine will hold. "
+        "Dotted line: what the engine may use. Solid line: what a process can allocate."
+    )
+    if len(capacities) > 1:
+        note = note.replace("Dotted line", "Thin mark").replace("Solid line", "Thick mark")
     yield Chart(
         "memory",
         "Memory per device",
         memory_bars(plan, rows, dark=focus.dark),
-        f"Memory of {len(rows)} splits by part against a capacity of {capacity}",
-        "Pinned, best and nearest refused splits. Dotted line: what the engine may use. "
-        "Solid line: what a process can allocate.",
+        f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}",
+        note,
     )
     if stages := _stages(focus.plan, row):
         yield Chart(
@@ -168,6 +175,32 @@ def _allowed(
         reach = "at least " if at.within else ""
         parts.append(f"{name} holds {reach}{crossing_text(at, unit)}")
     return f"At {limit_ms:g} ms: {'; '.join(parts)}."
+
+
+@view("frontier", "Frontier", ("serving",), needs_fit=False)
+def all_loads(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """Output per device against interactivity over all splits and loads, by device."""
+    plan = focus.searched
+    try:
+        wide = frontier(plan)
+    except RecipeError as error:
+        yield Note(str(error))
+        return
+    if not wide.envelopes:
+        yield Note("No split holds a single request on these devices.")
+        return
+    loads = wide.loads
+    unit = UNITS[LOADS[plan.problem.workload.mode]][1]
+    yield Chart(
+        "interactivity",
+        "Output per device against interactivity",
+        frontier_lines(wide, focus.plan, focus.row, dark=focus.dark),
+        f"Output per device against tokens per second of a user for {len(wide.envelopes)} devices",
+        f"Each marker is the best split at a load, of {significant(loads[0])} to "
+        f"{significant(loads[-1])} {unit}. Splits that queue are left out; limits on time are not "
+        "applied.",
+    )
+    yield frontier_table(wide)
 
 
 @view("cost", "Cost", ("serving",))

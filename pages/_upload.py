@@ -1,0 +1,128 @@
+"""A model by its own config.json: uploaded or pasted, named, with the place of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import _common as common
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.units import count
+from recipe_core.model.uploaded import LONGEST_NAME, MAX_BYTES, renamed, uploaded_config
+from recipe_core.request.describe import model_name
+from recipe_core.request.link import DEFAULT
+
+NAME, PLACE = "_upload-name", "_upload-weights"
+
+
+def config() -> Mapping[str, Any] | None:
+    """The request's own config; None where its model is named."""
+    model = common.request().model
+    return None if isinstance(model, str) else model
+
+
+def label() -> str:
+    """What the list of models calls the config."""
+    return f"{model_name(common.request())} (your config.json)"
+
+
+def take(data: bytes, name: str) -> None:
+    """Make a config the request's model, or say why not."""
+    try:
+        common.apply({"model": uploaded_config(data, name)})
+    except RecipeError as error:
+        st.session_state["refused"] = str(error)
+
+
+def uploaded() -> None:
+    """A file was chosen."""
+    file = st.session_state["upload"]
+    if file is not None:
+        take(file.getvalue(), file.name)
+
+
+def pasted() -> None:
+    """A config was pasted."""
+    text = st.session_state["paste"]
+    if text and text.strip():
+        take(text.encode(), "the pasted config.json")
+
+
+def stated() -> None:
+    """Name or place were changed."""
+    model = config()
+    if model is None:
+        return
+    try:
+        name, place = st.session_state[NAME] or "", st.session_state[PLACE] or ""
+        common.apply({"model": renamed(model, name, place)})
+    except RecipeError as error:
+        st.session_state["refused"] = error.plain
+
+
+def remove() -> None:
+    """Back to a model of the catalog."""
+    common.apply({"model": DEFAULT.model})
+
+
+def draw() -> None:
+    """What was uploaded, with its name and the place of its weights; and how to upload one."""
+    if config() is not None:
+        current()
+    title = "Upload another config.json" if config() else "Not in the list? Upload its config.json"
+    with st.expander(title, icon=":material/upload_file:"):
+        left, right = st.columns(2)
+        with left:
+            st.file_uploader(
+                "config.json", type=["json"], key="upload", on_change=uploaded, max_upload_size=1
+            )
+            st.caption(
+                f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, "
+                "never weights or code."
+            )
+        with right:
+            st.text_area(
+                "Or paste it",
+                key="paste",
+                on_change=pasted,
+                height=150,
+                placeholder='{"model_type": "llama", "hidden_size": 4096, …',
+            )
+
+
+def current() -> None:
+    """The config in use."""
+    model = config()
+    assert model is not None  # noqa: S101 - drawn for a config only
+    st.session_state[NAME] = model_name(common.request())
+    st.session_state[PLACE] = str(model.get("weights") or "")
+    with st.container(border=True):
+        try:
+            spec = common.model()
+            said = f"{len(spec.layers)} layers, {count(spec.parameters)} parameters"
+        except RecipeError:
+            said = "cannot be read"  # the verdict above says why
+        st.markdown(f"**Your config.json:** {common.escape(model_name(common.request()))}, {said}")
+        name, place = st.columns(2)
+        name.text_input(
+            "Name",
+            key=NAME,
+            on_change=stated,
+            max_chars=LONGEST_NAME,
+            help="Names the model in links, files and requests to the server",
+        )
+        place.text_input(
+            "Where its weights are",
+            key=PLACE,
+            on_change=stated,
+            max_chars=512,
+            placeholder="owner/name on the Hub, or /path/on/the/machine",
+            help="What the engine loads when it starts: an id of the Hugging Face Hub, or an "
+            "absolute path on the machine that runs it. Nothing is read from there now.",
+        )
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button("Remove", key="remove-upload", icon=":material/close:", on_click=remove)
+            if not model.get("weights"):
+                st.caption("Left open, the start command asks for the weights.")

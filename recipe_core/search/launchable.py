@@ -1,0 +1,255 @@
+"""What the launch of a training framework can be told of a request, whatever its split.
+
+From ``launches`` in ``engines/training/programs.yaml``. Where some frameworks can launch what is
+asked, the first of them is the default and the splits of all others are refused. Where none can
+(QLoRA, Muon …), splits are estimated all the same, and the plan says that there is no bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.engines.frameworks import framework
+from recipe_core.engines.training_programs import TitanModel, facts, training_engine
+from recipe_core.model.spec import (
+    Attention,
+    DenseMlp,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    MoeMlp,
+)
+from recipe_core.space.refusal import Refusal
+from recipe_core.space.training import OFFLOADS, TrainingCases, TrainingSetting
+
+FRAMEWORK = "framework"
+"""The code of the rule that refuses all splits of a framework."""
+
+METHODS = {
+    "pretrain": "pre-training",
+    "finetune": "fine-tuning",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+}
+_CLOSEST = {"qlora": "lora", "dpo": "finetune"}
+"""What comes closest to a method that no framework launches; its framework is the default."""
+_OPTIMIZERS = {
+    "adamw": "AdamW",
+    "adamw-8bit": "8-bit AdamW",
+    "adafactor": "Adafactor",
+    "muon": "Muon",
+    "sgd": "SGD",
+}
+_OFFLOADS = {
+    "optimizer": "optimizer states in host memory",
+    "optimizer-nvme": "optimizer states on the host's disks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unable:
+    """Something of a request that a framework cannot be told.
+
+    ``what`` ends the sentence "torchtitan cannot launch …"; ``field`` of the request it stands in;
+    ``hint``: what can be launched instead, with ``value`` in the field; empty where only another
+    framework helps.
+    """
+
+    what: str
+    field: str
+    hint: str = ""
+    value: str | None = None
+
+
+# Models
+
+
+def experts_of(model: ModelSpec) -> MoeMlp | None:
+    """The experts of a model, where it has some."""
+    blocks = (layer.mlp for layer, _ in model.kinds)
+    return next((block for block in blocks if isinstance(block, MoeMlp)), None)
+
+
+def plain_attention(model: ModelSpec) -> Attention | None:
+    """The one kind of plain attention that all layers of a model share, if they do."""
+    kinds = {layer.attention for layer, _ in model.kinds}
+    only = next(iter(kinds)) if len(kinds) == 1 else None
+    return None if isinstance(only, (LatentAttention, LinearAttention)) else only
+
+
+def is_uniform(model: ModelSpec) -> bool:
+    """Whether all layers are alike: plain attention to all positions and gated blocks."""
+    attention = plain_attention(model)
+    if len(model.kinds) != 1 or attention is None or attention.window:
+        return False
+    mlp = model.kinds[0][0].mlp
+    return isinstance(mlp, (DenseMlp, MoeMlp)) and mlp.gated and not getattr(mlp, "latent", 0)
+
+
+def shipped_configuration(model: ModelSpec) -> TitanModel | None:
+    """Torchtitan's own configuration of a model, by its dimensions; None where it ships none."""
+    attention = plain_attention(model)
+    head = attention.head_dim if attention else 0
+    sizes = (len(model.layers), model.hidden, model.vocabulary, head)
+    for shipped in facts().torchtitan_models:
+        if sizes == (shipped.layers, shipped.hidden, shipped.vocabulary, shipped.head_dim):
+            return shipped
+    return None
+
+
+# One framework
+
+
+def unable(
+    setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
+) -> Iterator[Unable]:
+    """What of a request the setting's framework cannot be told.
+
+    ``offload``: where optimizer states live; ``in_pieces``: whether the loss is to be computed in
+    pieces.
+    """
+    launches = training_engine(setting.engine).launches
+    if setting.method not in launches.methods:
+        other = _CLOSEST.get(setting.method)
+        hint = f"Use {METHODS[other]}." if other else ""
+        yield Unable(METHODS[setting.method], "workload.method", hint, other)
+    if setting.document_tokens is not None:
+        hint = "Leave the length of documents out."
+        yield Unable("documents of a stated length", "workload.document_tokens", hint)
+    yield from _model_unable(setting)
+    if setting.precision not in launches.precisions:
+        yield Unable(f"{setting.precision} matrix products", "candidate.precision", "Use bf16.")
+    if setting.optimizer_name not in launches.optimizers:
+        optimizer = _OPTIMIZERS.get(setting.optimizer_name, setting.optimizer_name)
+        yield Unable(optimizer, "workload.optimizer", "Use AdamW.", "adamw")
+    kernel = "flash" if setting.flash else "eager"
+    if kernel not in launches.attention:
+        other = launches.attention[0]
+        hint = f"Use {other} attention."
+        yield Unable(f"{kernel} attention", "workload.attention", hint, other)
+    if offload != "none" and offload not in launches.offload:
+        hint = "Keep optimizer states on the device."
+        yield Unable(_OFFLOADS[offload], "candidate.offload", hint)
+    if in_pieces and not launches.loss_in_pieces:
+        yield Unable("a loss in pieces", "workload.fused_loss", "Compute full logits.")
+    yield from _gradients_unable(setting)
+    runtime = setting.cluster.device.runtime
+    if launches.runtimes and runtime not in launches.runtimes:
+        yield Unable(f"a run on {setting.cluster.device.title}", "hardware.device")
+
+
+def _model_unable(setting: TrainingSetting) -> Iterator[Unable]:
+    launches, model = training_engine(setting.engine).launches, setting.model
+    if launches.models == "shipped" and shipped_configuration(model) is None:
+        names = ", ".join(shipped.config for shipped in facts().torchtitan_models)
+        what = f"{model.name}, of which it ships no configuration (it ships {names})"
+        yield Unable(what, "model")
+    if launches.models == "uniform" and not is_uniform(model):
+        yield Unable(f"{model.name}, whose layers are not all alike with plain attention", "model")
+    trained = setting.method != "pretrain"
+    if trained and experts_of(model) is not None and not launches.expert_checkpoints:
+        yield Unable("training from a checkpoint with experts", "workload.method")
+
+
+def _gradients_unable(setting: TrainingSetting) -> Iterator[Unable]:
+    launches, dtype = training_engine(setting.engine).launches, setting.gradient_dtype
+    if dtype is None:
+        return
+    own = "bf16" if setting.framework.states.reduced < 4 else "fp32"
+    mixed = setting.precision == "fp16" and dtype == "bf16"  # it keeps them in fp16 or fp32
+    if dtype not in (launches.gradients or (own,)) or (launches.gradients and mixed):
+        hint = "Leave their format to the framework."
+        yield Unable(f"{dtype} gradients", "workload.gradient_dtype", hint)
+
+
+# All frameworks
+
+
+def able(
+    setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
+) -> tuple[str, ...]:
+    """The frameworks that can launch what is asked, the preferred ones first."""
+    return tuple(
+        name
+        for name in facts().preferred
+        if not any(unable(on_framework(setting, name), offload, in_pieces))
+    )
+
+
+def on_framework(setting: TrainingSetting, name: str) -> TrainingSetting:
+    """The setting on another framework."""
+    if name == setting.engine:
+        return setting
+    return replace(setting, engine=name, framework=framework(name))
+
+
+def default_framework(
+    setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
+) -> str:
+    """The framework of a request that names none: the first that can launch what is asked.
+
+    Where none can, the one that can launch most of it, with the closest method that is launched.
+    """
+    names = able(setting, offload, in_pieces)
+    if names:
+        return names[0]
+    method = _CLOSEST.get(setting.method, setting.method)
+    closest = replace(setting, method=method)  # type: ignore[arg-type]  # the schema's own words
+    return min(
+        facts().preferred,
+        key=lambda name: len(list(unable(on_framework(closest, name), offload, in_pieces))),
+    )
+
+
+def ways_out(setting: TrainingSetting, offload: str, in_pieces: bool) -> list[dict[str, object]]:
+    """Changes to a request that no framework can launch after which one can, the fewest first."""
+    out: list[dict[str, object]] = []
+    for name in facts().preferred:
+        lacks = list(unable(on_framework(setting, name), offload, in_pieces))
+        changes: dict[str, object] = {lack.field: lack.value for lack in lacks}
+        if lacks and all(lack.hint for lack in lacks) and changes not in out:
+            out.append(changes)
+    return sorted(out, key=len)
+
+
+def launched(part: str) -> frozenset[str]:
+    """What any framework can launch of a part: ``methods``, ``optimizers``, and so on."""
+    programs = facts().engines.values()
+    return frozenset(name for program in programs for name in getattr(program.launches, part))
+
+
+def titles(names: tuple[str, ...]) -> str:
+    """Frameworks as a person calls them: ``torchtitan, Accelerate or DeepSpeed``."""
+    *others, last = (framework(name).title for name in names)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def refusals(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+    """Refuses all cases where their framework cannot launch what is asked and another can."""
+    offload, in_pieces = _asked(cases)
+    lacks = list(unable(setting, offload, in_pieces))
+    if not lacks or not (others := able(setting, offload, in_pieces)):
+        return []
+    reason = f"{setting.framework.title} cannot launch {_listed(lacks)}: use {titles(others)}"
+    return [Refusal(FRAMEWORK, np.ones(len(cases), dtype=np.bool_), lambda _: reason)]
+
+
+def is_estimate_only(setting: TrainingSetting, cases: TrainingCases) -> bool:
+    """Whether no framework can launch what is asked."""
+    offload, in_pieces = _asked(cases)
+    return not able(setting, offload, in_pieces)
+
+
+def _asked(cases: TrainingCases) -> tuple[str, bool]:
+    """Where optimizer states live and whether the loss is in pieces, which all cases share."""
+    if not len(cases):
+        return "none", False
+    return OFFLOADS[int(cases.offload[0])], bool(cases.fused_loss[0])
+
+
+def _listed(lacks: list[Unable]) -> str:
+    return " and ".join(lack.what for lack in lacks)

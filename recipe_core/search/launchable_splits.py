@@ -1,0 +1,345 @@
+"""Which splits the launch of a training framework cannot be told, as rules over columns.
+
+Degrees, ZeRO stages, recomputation and schedules are lists of data (``launches`` in
+``engines/training/programs.yaml``); what only one framework knows has a function here, by the name
+of the module that launches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Int
+from recipe_core.engines.training_programs import training_engine
+from recipe_core.physics.training.stages import stage_layers
+from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
+from recipe_core.space.refusal import Refusal
+from recipe_core.space.training import RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
+
+CUTS = ("tp", "pp", "cp", "ep")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRule(Refusal):
+    """A rule about launches: the field of the request that it is about, and what to use."""
+
+    field: str = "candidate"
+    hint: str = ""
+
+
+Rules = Callable[[TrainingSetting, TrainingCases], Iterator[LaunchRule]]
+
+
+def search_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+    """What refuses splits of a search: a framework that cannot launch the request, or the split.
+
+    Nothing where no framework can launch the request: then there are estimates only.
+    """
+    if not len(cases) or is_estimate_only(setting, cases):
+        return []
+    return refusals(setting, cases) or list(split_rules(setting, cases))
+
+
+def whole_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+    """Of those the rules that hold whatever a split chooses beside its degrees."""
+    if not len(cases) or is_estimate_only(setting, cases):
+        return []
+    return refusals(setting, cases) or list(degree_rules(setting, cases))
+
+
+def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    """What the setting's framework cannot be told of its splits."""
+    yield from degree_rules(setting, cases)
+    yield from _listed_rules(setting, cases)
+    if own := _OWN.get(training_engine(setting.engine).launcher or setting.engine):
+        yield from own(setting, cases)
+
+
+def degree_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    """Degrees that are not launched whatever else a split chooses."""
+    title, able = setting.framework.title, training_engine(setting.engine).launches.degrees
+    for name in CUTS:
+        if name not in able:
+            degree: Int = getattr(cases, name)
+            yield LaunchRule(
+                "launch-degree",
+                degree > 1,
+                lambda i, name=name, degree=degree: (  # type: ignore[misc]
+                    f"{title} is launched with {name} 1 only, not {degree[i]}"
+                ),
+                f"candidate.{name}",
+                f"Use {name} 1, or another framework.",
+            )
+    uneven = (cases.devices > cases.per_node) & (cases.devices % cases.per_node != 0)
+    yield LaunchRule(
+        "launch-nodes",
+        uneven,
+        lambda i: f"{cases.devices[i]} devices do not fill nodes of {cases.per_node[i]}",
+        "candidate",
+        "Use whole nodes.",
+    )
+
+
+def _listed_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    """ZeRO stages, recomputation and schedules that are not among those of the framework."""
+    title, able = setting.framework.title, training_engine(setting.engine).launches
+    fsdp = setting.framework.sharding == "fsdp"
+    zero = "FSDP divides parameters and gradients with the optimizer: ZeRO-2 or 3, not 1"
+    yield LaunchRule(
+        "launch-sharding",
+        ~np.isin(cases.zero_stage, able.zero_stages),
+        lambda i: zero if fsdp else f"{title} is not launched with ZeRO-{cases.zero_stage[i]}",
+        "candidate.zero_stage",
+        f"Use ZeRO-{' or '.join(map(str, able.zero_stages))}.",
+    )
+    known = [RECOMPUTE.index(name) for name in able.recompute]
+    yield LaunchRule(
+        "launch-recompute",
+        ~np.isin(cases.recompute, known),
+        lambda i: f"{title} recomputes whole layers or none, not {RECOMPUTE[cases.recompute[i]]}",
+        "candidate.recompute",
+        "Use no recomputation, or full.",
+    )
+    partial = (cases.recompute_layers > 0) & (cases.recompute_layers < len(setting.model.layers))
+    yield LaunchRule(
+        "launch-recompute",
+        partial,
+        lambda _: "a launch recomputes all layers or none",
+        "candidate.recompute_layers",
+        "Leave the number of layers out.",
+    )
+    if able.schedules:
+        codes = [SCHEDULES.index(name) for name in able.schedules]
+        yield LaunchRule(
+            "launch-schedule",
+            (cases.pp > 1) & ~np.isin(cases.schedule, codes),
+            lambda i: f"{title} has no {SCHEDULES[cases.schedule[i]]} schedule",
+            "candidate.schedule",
+            f"Use {', '.join(able.schedules)}.",
+        )
+
+
+# What several frameworks share
+
+
+def _accumulates(cases: TrainingCases) -> Bool:
+    return cases.micro_batches > 1
+
+
+def _synchronised(title: str, cases: TrainingCases) -> LaunchRule:
+    """Frameworks that divide gradients exchange them after every micro-batch."""
+    waits = (cases.sync_step > 0) & (cases.zero_stage > 1) & _accumulates(cases)
+    return LaunchRule(
+        "launch-gradients",
+        waits,
+        lambda _: f"{title} exchanges divided gradients after every micro-batch",
+        "candidate.gradient_sync",
+        "Exchange gradients after every micro-batch.",
+    )
+
+
+def _tied(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
+    name = setting.model.name
+    return LaunchRule(
+        "launch-pipeline",
+        (cases.pp > 1) & setting.model.tied_embeddings,
+        lambda _: f"{name} ties embedding and head, which are on different stages",
+        "candidate.pp",
+        "Use pp 1.",
+    )
+
+
+def _rounds(cases: TrainingCases) -> LaunchRule:
+    """Torch's interleaved schedule runs micro-batches in rounds of equal size."""
+    rounds = np.maximum(cases.micro_batches // np.maximum(cases.pp, 1), 1)
+    return LaunchRule(
+        "launch-pipeline",
+        (cases.pp > 1) & (cases.virtual_stages > 1) & (cases.micro_batches % rounds != 0),
+        lambda i: (
+            f"{cases.micro_batches[i]} micro-batches are not divisible by {rounds[i]} "
+            "interleaved rounds"
+        ),
+        "candidate.virtual_stages",
+        "Use a multiple of pp micro-batches.",
+    )
+
+
+def _heads(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
+    attention = plain_attention(setting.model)
+    heads = attention.kv_heads if attention else 0
+    return LaunchRule(
+        "launch-tensor",
+        heads % np.maximum(cases.tp, 1) != 0,
+        lambda i: f"{heads} key/value heads are not divisible by tp {cases.tp[i]}",
+        "candidate.tp",
+        "Use a divisor of them.",
+    )
+
+
+# Each framework's own
+
+
+def _torch(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    model = setting.model
+    yield _tied(setting, cases)
+    yield _rounds(cases)
+    cut = cases.tp > 1
+    plain = plain_attention(model) is not None and experts_of(model) is None
+    yield LaunchRule(
+        "launch-tensor",
+        cut & (not plain),
+        lambda _: f"the trainer cuts plain attention and dense layers only, not {model.name}",
+        "candidate.tp",
+        "Use tp 1.",
+    )
+    if plain:
+        yield _heads(setting, cases)
+    yield LaunchRule(
+        "launch-tensor",
+        cut & (model.vocabulary % np.maximum(cases.tp, 1) != 0),
+        lambda i: f"a vocabulary of {model.vocabulary:,} is not divisible by tp {cases.tp[i]}",
+        "candidate.tp",
+        "Use a divisor of it.",
+    )
+
+
+def _accelerate(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    on_cpu = setting.cluster.device.runtime == "cpu"
+    yield LaunchRule(
+        "launch-sharding",
+        (cases.zero_stage > 0) & on_cpu,
+        lambda _: "Accelerate copies parameters on a CPU, whatever it is told",
+        "candidate.zero_stage",
+        "Use ZeRO-0, or plain torch.",
+    )
+
+
+def _deepspeed(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    yield _synchronised(setting.framework.title, cases)
+    yield LaunchRule(
+        "launch-sharding",
+        (cases.zero_stage > 0) & (cases.replicas > cases.shard),
+        lambda _: "DeepSpeed divides states over all replicas",
+        "candidate.shard",
+        "Divide them over all.",
+    )
+
+
+def _torchtitan(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    layers = len(setting.model.layers)
+    divides, piped = cases.zero_stage > 0, cases.pp > 1
+    yield LaunchRule(
+        "launch-sharding",
+        divides & (cases.shard % cases.cp != 0),
+        lambda i: f"shard {cases.shard[i]} is not a multiple of cp {cases.cp[i]}",
+        "candidate.shard",
+        "Use a multiple.",
+    )
+    yield LaunchRule(
+        "launch-sharding",
+        ~divides & (cases.cp > 1),
+        lambda _: "ranks of context parallelism always divide states in torchtitan",
+        "candidate.zero_stage",
+        "Use ZeRO-3.",
+    )
+    yield LaunchRule(
+        "launch-gradients",  # pipelines exchange gradients once a step
+        ~piped & ~divides & (cases.dp > 1) & _accumulates(cases),
+        lambda _: (
+            "torchtitan exchanges gradients of replicas after every micro-batch, not once per step"
+        ),
+        "candidate.zero_stage",
+        "Use ZeRO-2 or 3, or a micro-batch that needs no accumulation.",
+    )
+    waits = _synchronised("torchtitan", cases)
+    yield LaunchRule(waits.code, waits.broken & ~piped, waits.say, waits.field, waits.hint)
+    yield from _even_stages(cases, layers)
+    yield _rounds(cases)
+    yield _tied(setting, cases)
+    shard = np.where(divides, np.maximum(cases.shard // np.maximum(cases.cp, 1), 1), 1)
+    inner = cases.tp * cases.cp * shard
+    yield LaunchRule(
+        "launch-experts",
+        inner % np.maximum(cases.ep, 1) != 0,
+        lambda i: (
+            f"tp × cp × shard = {inner[i]} ranks, which share experts, are not divisible by "
+            f"ep {cases.ep[i]}"
+        ),
+        "candidate.ep",
+        "Use a divisor of them.",
+    )
+
+
+def _even_stages(cases: TrainingCases, layers: int) -> Iterator[LaunchRule]:
+    """Torchtitan fills chunks with equally many layers, the last one with what is left."""
+    chunks = cases.pp * cases.virtual_stages
+    per_chunk = np.maximum(-(-layers // chunks), 1)
+    yield LaunchRule(
+        "launch-pipeline",
+        (cases.pp > 1) & (-(-layers // per_chunk) != chunks),
+        lambda i: f"{layers} layers do not fill {chunks[i]} chunks evenly",
+        "candidate.pp",
+        "Use a divisor of the layers.",
+    )
+
+
+def _megatron(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    layers = len(setting.model.layers)
+    piped, several = cases.pp > 1, cases.virtual_stages > 1
+    chunks = cases.pp * cases.virtual_stages
+    yield LaunchRule(
+        "launch-pipeline",
+        several & (layers % np.maximum(chunks, 1) != 0),
+        lambda i: f"{layers} layers are not divisible by {chunks[i]} chunks",
+        "candidate.pp",
+        "Use a divisor of the layers.",
+    )
+    counts, _, _ = stage_layers(setting, cases)
+    stages = np.arange(counts.shape[1])[None, :]
+    before_last = stages < cases.pp[:, None] - 1  # the last one can be the head alone
+    yield LaunchRule(
+        "launch-pipeline",
+        np.any(before_last & (counts == 0), axis=1),
+        lambda i: f"{layers} layers and the head leave one of {cases.pp[i]} stages empty",
+        "candidate.pp",
+        "Use a smaller pp.",
+    )
+    yield LaunchRule(
+        "launch-pipeline",
+        piped & several & (cases.micro_batches % np.maximum(cases.pp, 1) != 0),
+        lambda i: (
+            f"an interleaved schedule takes a multiple of pp {cases.pp[i]} micro-batches, not "
+            f"{cases.micro_batches[i]}"
+        ),
+        "candidate.virtual_stages",
+        "Use one chunk per stage.",
+    )
+    has_experts = experts_of(setting.model) is not None
+    yield LaunchRule(
+        "launch-tensor",
+        (cases.tp > 1) & (cases.sequence_parallel == 0) & has_experts,
+        lambda _: "Megatron-LM trains experts under tp with sequence parallelism only",
+        "candidate.sequence_parallel",
+        "Leave it on.",
+    )
+    yield _synchronised("Megatron-FSDP", cases)
+    yield LaunchRule(
+        "launch-sharding",
+        (cases.zero_stage > 1) & piped,
+        lambda i: f"Megatron-FSDP's ZeRO-{cases.zero_stage[i]} is not launched with a pipeline",
+        "candidate.zero_stage",
+        "Use ZeRO-1.",
+    )
+    yield _heads(setting, cases)
+
+
+_OWN: Mapping[str, Rules] = {
+    "embedded": _torch,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+    "torchtitan": _torchtitan,
+    "megatron": _megatron,
+}
