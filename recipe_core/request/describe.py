@@ -32,7 +32,7 @@ def model_name(request: PlanRequest) -> str:
 
 
 def hardware_name(hardware: HardwareRequest) -> str:
-    """``16 × H100 SXM in 2 nodes``; a device that nobody knows by what it is called."""
+    """``16 × H100 SXM5 in 2 nodes``; a device that nobody knows by what it is called."""
     nodes = f" in {hardware.nodes:,} nodes" if hardware.nodes > 1 else ""
     try:
         title = chip_title(device(hardware.device))
