@@ -157,7 +157,8 @@ def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
             curves, current, unit, limit, crossings, unit=plan.device_title, dark=focus.dark
         ),
         "Time per output token against output per device as the load grows",
-        f"{allowed} Each marker is one load, the large one yours ({load_text(current)} {unit}). "
+        f"{allowed} Each marker is one load, the large one what the split is planned "
+        f"for ({load_text(current)} {unit}). "
         f"Labels: {label}; loads on one spot share a label, as a split holds no more of them.",
     )
 
