@@ -54,7 +54,7 @@ def preset() -> None:
     known = presets(request)
     common.choose(
         st.pills,
-        "Start from",
+        "Example runs" if request.is_training else "Start from",
         "_preset",
         preset_of(request),
         lambda name: preset_changes(request, name),
