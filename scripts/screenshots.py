@@ -38,6 +38,10 @@ SIZE = (
     "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40"
     "&objective.limits.ttft_ms=2000"
 )
+KEPT = (
+    "v=1&kept=~1.ePmQfAf8i45WAoakArCk8DAEpfRqkkKd3mFDakCAvQjyX2aeArDc0VHISMxJU8hPUygBtvlI9SwRp"
+    "RrR4WFCk_BAdwTO4ABGt68nMINGkBoGeDL6APud-LQA9DywgaOjAKwoSlPB9QqNEr3RQHk0FgAGETvM"
+)
 SHOTS = {
     "model": ("", LLAMA, None),
     "hardware": ("hardware", LLAMA, None),
@@ -49,6 +53,7 @@ SHOTS = {
     "training": ("compare", TRAIN, "Pipeline"),
     "size": ("size", SIZE, None),
     "size-confidence": ("size", SIZE, "Confidence"),
+    "side": ("side", KEPT, None),
     "measured": ("measured", "", None),
     "check": ("check", LLAMA, "SGLang with a misspelt option"),
     "nothing-fits": (
@@ -66,10 +71,11 @@ DARK = (
     "recipe",
     "training",
     "size",
+    "side",
     "measured",
     "check",
 )
-NARROW = ("model", "objective", "compare", "size", "check")
+NARROW = ("model", "objective", "compare", "size", "side", "check")
 WIDE_PX, NARROW_PX = 1440, 390
 
 

@@ -86,7 +86,7 @@ def test_a_link_opens_on_every_page(page: Any, address: str, step: str) -> None:
     page.goto(f"{address}/{step}?{LLAMA_70B}&hardware.device=mi300x&pins={TP8}")
     settled(page, PAGES[step])
     if step in QUESTIONS:
-        page.get_by_text("Llama-3.1-70B-Instruct · 8 × mi300x").wait_for()
+        page.get_by_text("Llama-3.1-70B-Instruct · 8 × MI300X").wait_for()
     assert query(page)["pins"] == TP8
     assert query(page)["hardware.device"] == "mi300x"
 
@@ -95,7 +95,7 @@ def test_a_link_opens_on_every_page(page: Any, address: str, step: str) -> None:
 def test_a_link_to_training_opens_on_every_step(page: Any, address: str, step: str) -> None:
     page.goto(f"{address}/{step}?{TRAINING}")
     settled(page, QUESTIONS[step])
-    page.get_by_text("for the run").first.wait_for()
+    page.get_by_text("splits can run").first.wait_for()
 
 
 def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> None:
@@ -104,25 +104,25 @@ def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> No
     choose(page, "Model", "qwen3-8b", "Qwen/Qwen3-8B")
     wait_for_query(page, "model", "Qwen/Qwen3-8B")
     page.get_by_role("button", name="Next").click()
-    settled(page, QUESTIONS["hardware"])
+    settled(page, QUESTIONS["objective"])
     page.go_back()
     settled(page, QUESTIONS[""])
-    page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
+    page.get_by_text("Qwen3-8B · 8 × H100 SXM").wait_for()
     page.go_back()
-    page.get_by_text("Llama-3.1-8B-Instruct · 8 × h100-sxm").wait_for()
+    page.get_by_text("Llama-3.1-8B-Instruct · 8 × H100 SXM").wait_for()
     settled(page, QUESTIONS[""])
     page.go_forward()
-    page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
+    page.get_by_text("Qwen3-8B · 8 × H100 SXM").wait_for()
     settled(page, QUESTIONS[""])
     page.go_forward()
-    settled(page, QUESTIONS["hardware"])
-    page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
+    settled(page, QUESTIONS["objective"])
+    page.get_by_text("Qwen3-8B · 8 × H100 SXM").wait_for()
 
 
 def test_a_click_in_the_navigation_keeps_the_choice(page: Any, address: str) -> None:
     page.goto(f"{address}/?{LLAMA_70B}")
     settled(page, QUESTIONS[""])
-    page.get_by_role("link", name="Objective").click()
+    page.get_by_role("link", name="Traffic and goals").click()
     settled(page, QUESTIONS["objective"])
     wait_for_query(page, "model", "meta-llama/Llama-3.1-70B-Instruct")
 
@@ -157,7 +157,7 @@ def test_the_change_that_helps_is_one_click(page: Any, address: str) -> None:
     settled(page, QUESTIONS["compare"])
     page.get_by_text("GiB short").first.wait_for()
     page.get_by_role("button", name="fits").first.click()
-    page.get_by_text("fit.").first.wait_for()
+    page.get_by_text("the load").first.wait_for()
 
 
 def test_the_first_page_is_also_found_by_its_name(page: Any, address: str) -> None:
@@ -238,7 +238,7 @@ def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(
     wait_for_query(page, "objective.limits.percentile", None)
     settled(page, QUESTIONS["objective"])
     assert query(page)["objective.limits.tpot_ms"] == "400"
-    page.get_by_text("splits fit").first.wait_for()
+    page.get_by_text("hold the load").first.wait_for()
     expect(page.get_by_text("Simulating requests")).to_have_count(0)
 
 
@@ -264,7 +264,7 @@ def test_a_config_is_uploaded(
     unfold(page, "Not in the list?")
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     page.locator("input[type=file]").set_input_files(tmp_path / "config.json")
-    page.get_by_text("config · 8 × h100-sxm").wait_for()
+    page.get_by_text("config · 8 × H100 SXM").wait_for()
     page.wait_for_function("() => location.search.includes('hidden_size')")
     (tmp_path / "weights.json").write_bytes(b"PK\x03\x04")
     page.locator("input[type=file]").set_input_files(tmp_path / "weights.json")

@@ -48,7 +48,7 @@ def test_two_limits_that_refuse_all_are_loosened_together() -> None:
     )
     assert "Over a limit" in [trace.get("name") for trace in figure(app, "frontier")["data"]]
     app.button(key="change-0").click().run()
-    assert app.success or app.warning  # the limits are now what is estimated
+    assert app.warning  # at the limits that the nearest split just keeps
     assert not app.error
 
 
@@ -325,3 +325,69 @@ def test_what_would_let_a_refused_split_run_is_one_click() -> None:
     app.button(key="fix-0").click().run()
     assert float(query_of(app)["objective.limits.tpot_ms"]) > 40
     assert keys[row] in app.dataframe[0].value["key"].tolist()
+
+
+def test_a_device_without_a_price_comes_last_and_is_named() -> None:
+    """Beside a priced one: the bar's best has a price, and dollars rise down the table."""
+    app = opened(
+        "compare.py",
+        model=LLAMA_70B,
+        **{
+            "objective.optimize": "cost",
+            "workload.concurrency": "8",
+            "options.hardware": json.dumps(
+                [{"device": "gb300", "per_node": 4}, {"device": "gh200-144gb", "per_node": 4}]
+            ),
+        },
+    )
+    text = words(app)
+    assert "No price of GH200 Grace Hopper 144 GB is known: its splits come last." in text
+    usd = app.dataframe[0].value["usd"]
+    priced = usd[usd.notna()]
+    assert usd.isna().any()
+    assert usd[: len(priced)].notna().all()
+    assert priced.tolist() == sorted(priced)
+    assert re.search(r"\*\* · \$[\d.]+ per M tokens", text)
+
+
+def test_alternatives_stand_beside_the_tiles_and_are_one_click() -> None:
+    app = opened(
+        "compare.py",
+        model=LLAMA_70B,
+        **{"objective.optimize": "cost", "objective.limits.tpot_ms": "40"},
+    )
+    labels = {
+        button.key: button.label.replace("\\", "")
+        for button in app.button
+        if (button.key or "").startswith("alternative-")
+    }
+    assert 1 <= len(labels) <= 5
+    key = next(key for key, label in labels.items() if label.startswith("fp8 weights"))
+    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %", labels[key])
+    figure_then = labels[key].split(": ")[1].split(",")[0]
+    app.button(key=key).click().run()
+    assert query_of(app)["options.weight_dtypes"] == "fp8"
+    assert f"{figure_then} per M tokens" in words(app)
+
+
+def test_the_safe_split_is_one_click_and_the_best_one_click_back() -> None:
+    app = opened(
+        "compare.py",
+        model=LLAMA_70B,
+        **{
+            "objective.optimize": "cost",
+            "objective.limits.tpot_ms": "35",
+            "workload.concurrency": "64",
+        },
+    )
+    assert "may miss the limit: " in words(app)
+    safe = app.button(key="safe")
+    assert re.fullmatch(r"tp \d.* keeps it with (\d+|>99) %: use it", safe.label.replace("\\", ""))
+    safe.click().run()
+    assert "candidate.tp" in query_of(app)
+    assert "Chosen: tp" in words(app)
+    app.button(key="bar-best").click().run()
+    assert "candidate.tp" not in query_of(app)
+    app.button(key="sure").click().run()
+    assert query_of(app)["objective.confidence"] == "0.8"
+    assert "keeps the limit: " in words(app)
