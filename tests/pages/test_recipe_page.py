@@ -117,9 +117,11 @@ def test_a_stated_split_that_cannot_be_built_is_left_for_the_best_one() -> None:
     split = {"engine": "torch", "tp": "1", "pp": "1", "dp": "8", "zero_stage": "1"}
     split |= {"micro_batch": "1"}
     query = LORA | {f"candidate.{name}": value for name, value in split.items()}
-    app = opened("recipe.py", **query | {"workload.method": "finetune"})
-    assert "ZeRO-2 or 3, not 1" in app.error[0].value
-    assert "candidate." not in app.error[0].value
+    for device, said in (("a100-sxm-80gb", "101.8 GiB"), ("h200-sxm", "ZeRO-2 or 3, not 1")):
+        where = {"workload.method": "finetune", "hardware.device": device}
+        app = opened("recipe.py", **query | where)
+        assert said in app.error[0].value
+        assert "candidate." not in app.error[0].value
     app.button(key="best-split").click().run()
     assert not app.error
     assert app.get_by_key("download")
