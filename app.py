@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from recipe_core.base.resources import root
 from recipe_core.doors.guard import Guard
 from recipe_core.doors.pool import server_pool
-from recipe_core.doors.serve import Later, importing, load_pages
+from recipe_core.doors.serve import Later, get_ready, importing
 from recipe_core.doors.settings import ServerSettings
 
 log = logging.getLogger("recipe_builder")
@@ -67,8 +67,9 @@ api, agents = Later(make_api), Later(make_mcp)
 @asynccontextmanager
 async def lifespan(_: st.App) -> AsyncIterator[None]:
     """Load what pages need while the server already answers; at the end, close API and MCP."""
-    for task in (load_pages, server_pool().start):
-        threading.Thread(target=task, name="loading", daemon=True).start()
+    threading.Thread(
+        target=get_ready, args=(server_pool().start,), name="loading", daemon=True
+    ).start()
     try:
         yield
     finally:

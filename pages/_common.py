@@ -1,4 +1,4 @@
-"""The wizard's shared state: one PlanRequest and the pinned splits, in the session and in the link.
+"""The wizard's shared state, in the session and in the link: one PlanRequest, pins, what is kept.
 
 Pages compute nothing: they edit the request by field name and draw what the core says about it.
 """
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -29,13 +30,16 @@ from recipe_core.hardware.profile import Device
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.present.calibrated import calibrated_sentence
-from recipe_core.recipe.overlay import stamp
-from recipe_core.request.edit import change, select_split, shared_candidate, value_of
+from recipe_core.present.glossary import field_help
+from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query
-from recipe_core.request.schema import PlanRequest, describe_field
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.shelf import Shelf, holds, keep, shelf_of, shelf_query
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of, read_pins, split_of
+from recipe_core.search.alternatives import Alternative
+from recipe_core.search.alternatives import alternatives as plan_alternatives
 from recipe_core.search.changes import Change, buildable_changes
 from recipe_core.search.plan import Plan
 
@@ -44,6 +48,8 @@ Value = TypeVar("Value")
 MAX_PINS = 4
 LOOK_EVERY_S = 0.5
 """Seconds between looks whether the reader still waits for what is being calculated."""
+SHOWING_HARDWARE = ("hardware.py", "compare.py", "recipe.py")
+"""Pages that show which hardware splits are judged on."""
 BY_MEANS = {"objective.limits.percentile": None}
 
 
@@ -91,21 +97,41 @@ def market() -> Market:
     return current
 
 
+def shelf() -> Shelf:
+    """The choices that are kept side by side; they survive a change of the request."""
+    kept: Shelf = st.session_state.get("kept", ())
+    return kept
+
+
 def link() -> dict[str, str]:
-    """The query of a link to what is on the screen."""
-    return {**link_query(request(), pins()), **market_query(market())}
+    """The query of a link to what is on the screen.
+
+    Pins of other plans and a split that no longer fits mean nothing to whoever opens it, so they
+    stay in the session alone.
+    """
+    outside = st.session_state.get("outside", Outside())
+    current = request()
+    if outside.split and outside.split == selected_key():
+        current = current.model_copy(update={"candidate": shared_candidate(current)})
+    inside = [pin for pin in pins() if pin not in outside.pins]
+    return {**link_query(current, inside), **market_query(market()), **shelf_query(shelf())}
 
 
 def read_url() -> None:
-    """Take request and pins from the link when it says something this session did not write."""
+    """Take request, pins and what is kept from a link that says what this session did not write."""
     state, query = st.session_state, st.query_params.to_dict()
+    state.pop("later", None)  # of a run that was cut short
     edited = state.pop("edited", False)
     if "request" in state and (edited or not query or query == state.get("written")):
         return  # ours, a click in the navigation, or an edit the address does not show yet
     state["request"], ignored = from_query(query)
     state["pins"], bad_pins = read_pins(query.get("pins", ""), MAX_PINS)
     state["market"], bad_market = market_of(query)
-    state["ignored"] = [*ignored, *bad_pins, *bad_market]
+    state["kept"], bad_kept = shelf_of(query)
+    state["ignored"] = [*ignored, *bad_pins, *bad_market, *bad_kept]
+    state.pop("outside", None)
+    if any(name.startswith(("hardware.", "options.hardware")) for name in query):
+        state["hardware-chosen"] = True
 
 
 def write_url() -> None:
@@ -115,13 +141,36 @@ def write_url() -> None:
         st.query_params.from_dict(link())
 
 
+def change_to(changes: Mapping[str, Any]) -> None:
+    """Change the request.
+
+    Raises:
+        RecipeError: where that makes it invalid; it stays as it was.
+    """
+    st.session_state["edited"] = True
+    st.session_state["request"] = change(request(), changes)
+
+
 def apply(changes: Mapping[str, Any]) -> None:
     """Change the request; an edit that makes it invalid is refused, and the next run says why."""
-    st.session_state["edited"] = True
     try:
-        st.session_state["request"] = change(request(), changes)
+        change_to(changes)
     except RecipeError as error:
         st.session_state["refused"] = str(error)
+
+
+def seed(key: str, value: Any) -> None:
+    """Make a widget show a value; to be called right before it is drawn, on every run.
+
+    A widget that shows it already is left alone: setting it would send the value to the browser,
+    where it overwrites what the reader has typed or moved to meanwhile. The browser keeps nothing
+    of a widget from another page, even where it has the same key.
+    """
+    state, page = st.session_state, st.session_state.get("page")
+    drawn: dict[str, Any] = state.setdefault("drawn", {})
+    if key not in state or drawn.get(key) != page or state[key] != value:
+        state[key] = value
+    drawn[key] = page
 
 
 def narrow(changes: Mapping[str, Any]) -> None:
@@ -149,8 +198,7 @@ def edit(
     an empty widget takes the field out, else it changes nothing.
     """
     key = f"_{field}"
-    # seeded on every run: the request is the only source of the widget's value
-    st.session_state[key] = read(value_of(request(), field))
+    seed(key, read(value_of(request(), field)))  # the request is the only source of its value
 
     def commit() -> None:
         value = st.session_state[key]
@@ -159,7 +207,7 @@ def edit(
 
     if optional and widget == st.number_input:
         options["value"] = None  # an emptied field stays empty instead of falling to its minimum
-    widget(label, key=key, on_change=commit, **{"help": describe_field(field), **options})
+    widget(label, key=key, on_change=commit, **{"help": field_help(field), **options})
 
 
 def pick_device(
@@ -198,7 +246,7 @@ def choose(
 
     ``optional``: an empty widget is a choice too.
     """
-    st.session_state[key] = now
+    seed(key, now)
 
     def commit() -> None:
         value = st.session_state[key]
@@ -215,9 +263,51 @@ def toggle_pin(key: str) -> None:
     st.session_state["edited"] = True
 
 
+def keep_split(wanted: PlanRequest) -> None:
+    """Keep the request of one split side by side with others."""
+    try:
+        put_on_shelf(keep(shelf(), wanted))
+    except RecipeError as error:
+        st.session_state["edited"] = True
+        st.session_state["refused"] = str(error)
+
+
+def put_on_shelf(choices: Shelf) -> None:
+    """Make these the choices that are kept."""
+    st.session_state.update({"kept": choices, "edited": True})
+
+
+def keep_button(wanted: PlanRequest, key: str, **options: Any) -> None:
+    """A button that keeps the request of one split; it says so where that is kept already."""
+    kept = holds(shelf(), wanted)
+    st.button(
+        "Kept" if kept else "Keep",
+        key=key,
+        icon=":material/bookmark_added:" if kept else ":material/bookmark_add:",
+        disabled=kept,
+        on_click=keep_split,
+        args=(wanted,),
+        help="Compare it side by side with splits of other models, devices, loads and formats",
+        **options,
+    )
+
+
 def select(key: str) -> None:
     """Make a split the request's own; the recipe page shows it."""
     apply(select_split(request(), key))
+
+
+def hardware_chosen() -> bool:
+    """Whether somebody chose the hardware: by a link, an edit, or on a page that shows it.
+
+    Before, pages judge no split on it.
+    """
+    state = st.session_state
+    if request().hardware != DEFAULT.hardware or request().options.hardware:
+        state["hardware-chosen"] = True
+    if state.get("page") in SHOWING_HARDWARE:
+        state["hardware-chosen"] = True
+    return bool(state.get("hardware-chosen"))
 
 
 def follow_edit() -> None:
@@ -226,9 +316,39 @@ def follow_edit() -> None:
         st.rerun()
 
 
+def replace_request(other: PlanRequest) -> None:
+    """Make another request the wizard's; pins are the other plan's."""
+    st.session_state.update({"request": other, "edited": True})
+
+
 def start_over() -> None:
-    """Back to the request of an empty link."""
-    st.session_state.update({"request": DEFAULT, "pins": [], "market": Market(), "edited": True})
+    """Back to the request of an empty link; what is kept stays."""
+    st.session_state.update(
+        {"request": DEFAULT, "pins": [], "market": Market(), "edited": True}
+        | {"hardware-chosen": False}
+    )
+
+
+def shared_fields() -> dict[str, Any] | None:
+    """The candidate that leaves the split to the ranking: what all training splits share."""
+    shared = shared_candidate(request())
+    return shared.model_dump(exclude_none=True) if shared else None
+
+
+def split_fields(key: str) -> dict[str, Any]:
+    """The changes that make a split of the plan the request's own."""
+    return select_split(request(), key)
+
+
+def later(draw: Callable[[], None]) -> None:
+    """Draw something after the page and its address, in a place that the page keeps for it."""
+    st.session_state.setdefault("later", []).append(draw)
+
+
+def draw_later() -> None:
+    """Draw what pages left for later."""
+    for draw in st.session_state.pop("later", []):
+        draw()
 
 
 # --- the plan ------------------------------------------------------------------------------------
@@ -240,7 +360,9 @@ def model() -> ModelSpec:
     Raises:
         RecipeError: where it cannot be read.
     """
-    return load_model(request().model, folders=folders_allowed())
+    model = load_model(request().model, folders=folders_allowed())
+    st.session_state["known_model"] = request().model  # where an unknown name may go back to
+    return model
 
 
 def digest() -> str:
@@ -249,6 +371,8 @@ def digest() -> str:
     Raises:
         RecipeError: where the model cannot be read.
     """
+    from recipe_core.recipe.overlay import stamp  # with all of recipes, which no first page needs
+
     return f"{model().digest}{stamp()}"
 
 
@@ -333,6 +457,12 @@ def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
 
 
 @lru_cache(maxsize=64)
+def _alternatives(text: str, digest: str, may_read: bool) -> list[Alternative]:
+    plan = _planned(text, digest, may_read)
+    return calculated("Planning alternatives", plan_alternatives, plan, simulated_what="")
+
+
+@lru_cache(maxsize=64)
 def _buildable(text: str, digest: str, may_read: bool) -> list[Change]:
     plan = _planned(text, digest, may_read)
     return calculated("Looking for what can be built", buildable_changes, plan)
@@ -353,7 +483,61 @@ def planned() -> Plan:
     Raises:
         RecipeError: where there is nothing to plan; the verdict on the page shows it.
     """
-    return _planned(*_cache_key(), folders_allowed())
+    key = _cache_key()
+    plan = _planned(*key, folders_allowed())
+    _look_outside(plan, key)
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the session holds and the plan does not: pins, and the split that the request states."""
+
+    pins: frozenset[str] = frozenset()
+    split: str = ""
+
+
+def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
+    """Note what of the session is outside of a plan, and what its pins ask while they fit."""
+    state, seen = st.session_state, (key, tuple(pins()), request().candidate)
+    if state.get("looked") == seen:
+        return
+    rows = {key: plan.find(key) for key in pins()}
+    asked = {
+        key: plan.request_of(row)
+        for key, row in rows.items()
+        if row is not None and plan.feasible[row]
+    }
+    state["pinned_requests"] = {
+        key: one for key, one in state.get("pinned_requests", {}).items() if key in rows
+    } | asked
+    lost = "" if is_stated() or lost_split(plan) is None else selected_key()
+    pins_outside = frozenset(key for key, row in rows.items() if row is None)
+    state.update({"outside": Outside(pins_outside, lost or ""), "looked": seen})
+
+
+def left_behind() -> str:
+    """The name of the split that the request states and its link omits; empty for none."""
+    split = st.session_state.get("outside", Outside()).split
+    return split_name(split_of(split) or {}) if split and split == selected_key() else ""
+
+
+def pinned_request(key: str) -> PlanRequest | None:
+    """What a pin asked when it last fitted, None where this session has not seen that."""
+    requests: dict[str, PlanRequest] = st.session_state.get("pinned_requests", {})
+    return requests.get(key)
+
+
+def is_stated() -> bool:
+    """Whether the request states a split, or a part of one, that no key of this plan names."""
+    candidate = request().candidate
+    if candidate is None:
+        return False
+    listed = candidate.prefill is None or request().options.disaggregated
+    if listed and selected_key():
+        return False
+    shared = set(SHARED) if training() else set()
+    return bool(set(candidate.model_dump(exclude_none=True)) - shared)
 
 
 def planned_or_none() -> Plan | None:
@@ -367,6 +551,11 @@ def planned_or_none() -> Plan | None:
 def changes() -> list[Change]:
     """Changes to the request after which a split fits, each really planned."""
     return _changes(*_cache_key(), folders_allowed())
+
+
+def alternatives() -> list[Alternative]:
+    """Choices beside the best split that are worth a click, each really planned."""
+    return _alternatives(*_cache_key(), folders_allowed())
 
 
 def buildable() -> list[Change]:

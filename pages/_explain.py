@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import _columns as columns_of
 import _common as common
+import _export as export
 import _widgets as widgets
 import streamlit as st
 
@@ -105,7 +107,13 @@ def show_chart(plan: Plan, chart: Chart) -> None:
     listen: dict[str, Any] = (
         {"on_select": "rerun", "selection_mode": "box"} if chart.passing else {}
     )
-    event = st.plotly_chart(chart.figure, key=chart.key, alt=chart.alt, **listen)
+    event = st.plotly_chart(
+        chart.figure,
+        key=chart.key,
+        alt=chart.alt,
+        config=export.chart_config(chart.key),
+        **listen,
+    )
     if chart.note:
         st.caption(common.escape(chart.note))
     if chart.passing and (boxes := event["selection"].get("box")):
@@ -117,12 +125,13 @@ def marked_splits(plan: Plan, rows: list[int]) -> None:
     st.markdown(f"**Splits that pass through: {len(rows):,}**")
     if rows:
         frame = tables.splits_frame(plan, rows)
+        order = ["label", *(name for name in plan.listed if plan.known(name))]
         st.dataframe(
-            frame,
+            columns_of.with_digits(plan, frame, order),
             hide_index=True,
             height="content" if len(frame) < 8 else 320,
-            column_order=["split", *(name for name in plan.listed if plan.known(name))],
-            column_config=widgets.column_config(plan),
+            column_order=order,
+            column_config=columns_of.column_config(plan),
             alt=f"{len(rows)} splits that pass through the marked ranges",
         )
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import get_args
 
 import _common as common
+import _numbers as numbers
 import streamlit as st
 
-from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import usd
 from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.prices import default_offer, offers_of
 from recipe_core.hardware.profile import Commitment
+from recipe_core.request.ranges import range_of
 from recipe_core.request.schema import describe_field
 
 PRICES = {"offer": "Cloud offer", "stated": "Custom price", "owned": "Own hardware"}
@@ -21,17 +23,16 @@ CHEAPEST = ""
 OWNED = {
     "capex_usd": (
         "Price per device ($)",
-        1000.0,
         "Including its share of server, network and building",
     ),
-    "years": ("Depreciation period (years)", 0.5, None),
-    "watts": ("Mean power (W)", 50.0, "Per device, including its share of the server"),
-    "usd_per_kwh": ("Electricity price ($/kWh)", 0.01, None),
-    "pue": ("PUE", 0.05, "Power usage effectiveness: power of the building over that of the IT"),
-    "upkeep": ("Yearly upkeep (share of price)", 0.01, "Repairs, space and staff"),
-    "use": ("Utilisation (share of hours)", 0.05, "Idle hours are paid for too"),
+    "years": ("Depreciation period (years)", None),
+    "watts": ("Mean power (W)", "Per device, including its share of the server"),
+    "usd_per_kwh": ("Electricity price ($/kWh)", None),
+    "pue": ("PUE", "Power usage effectiveness: power of the building over that of the IT"),
+    "upkeep": ("Yearly upkeep (share of price)", "Repairs, space and staff"),
+    "use": ("Utilisation (share of hours)", "Idle hours are paid for too"),
 }
-"""Fields of ``OwnershipCost``: label, step and help of each."""
+"""Fields of ``OwnershipCost``: label and help of each."""
 
 
 def price_changes(mode: str) -> dict[str, object]:
@@ -59,19 +60,16 @@ def owned_price() -> float:
     return round(owning().usd_per_device_hour, 4) or 1e-4
 
 
-def set_owned(name: str) -> None:
-    """Apply a changed figure of own hardware; an impossible one is refused."""
-    value = st.session_state[f"_own_{name}"]
-    if value is None:
-        return
+def set_owned(name: str, value: float) -> None:
+    """Apply a changed figure of own hardware.
+
+    Raises:
+        RecipeError: for an impossible one.
+    """
     figures = st.session_state.get("owning", {}) | {name: value}
-    try:
-        OwnershipCost.of(**figures)
-    except RecipeError as error:
-        st.session_state["refused"] = str(error)
-        return
+    OwnershipCost.of(**figures)
     st.session_state["owning"] = figures
-    common.apply({"hardware.usd_per_device_hour": owned_price()})
+    common.change_to({"hardware.usd_per_device_hour": owned_price()})
 
 
 def draw() -> None:
@@ -101,35 +99,18 @@ def draw() -> None:
 
 def stated_price() -> None:
     """A custom price and its commitment."""
-    price, kind, term = st.columns([2, 3, 2], vertical_alignment="bottom")
-    with price:
-        common.edit(
-            st.number_input,
-            "Price ($ per device-hour)",
-            "hardware.usd_per_device_hour",
-            min_value=0.001,
-            step=0.1,
-            format="%.3f",
-        )
-    with kind:
+    with numbers.group("price"), st.grid(3, min_column_width=150):
+        numbers.number("Price ($ per device-hour)", "hardware.usd_per_device_hour", unit="$")
         common.edit(
             st.segmented_control,
             "Commitment",
             "hardware.commitment",
             options=list(get_args(Commitment)),
             optional=True,
+            wrap=True,
         )
-    if common.request().hardware.commitment == "reserved":
-        with term:
-            common.edit(
-                st.number_input,
-                "Term (months)",
-                "hardware.term_months",
-                min_value=1,
-                max_value=120,
-                step=1,
-                optional=True,
-            )
+        if common.request().hardware.commitment == "reserved":
+            numbers.number("Term (months)", "hardware.term_months", optional=True)
 
 
 def offer_list() -> None:
@@ -207,18 +188,16 @@ def stored_commitment(kind: str) -> str | None:
 def own_hardware() -> None:
     """Capital, upkeep and power, and the hourly price they make."""
     cost = owning()
-    with st.grid(4, min_column_width=150):
-        for name, (label, step, text) in OWNED.items():
-            st.session_state[f"_own_{name}"] = getattr(cost, name)
-            st.number_input(
+    with numbers.group("owned"), st.grid(4, min_column_width=150):
+        for name, (label, text) in OWNED.items():
+            numbers.box(
                 label,
-                key=f"_own_{name}",
-                step=step,
-                min_value=0.0,
-                on_change=set_owned,
-                args=(name,),
+                f"_own_{name}",
+                getattr(cost, name),
+                partial(set_owned, name),
+                range_of(name, OwnershipCost),
+                unit="$" if "$" in label else "",
                 help=text,
-                format="%.6g",
             )
     parts = {
         "depreciation": cost.capital_usd_per_hour,

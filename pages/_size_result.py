@@ -12,6 +12,7 @@ import streamlit as st
 
 from recipe_core.present import charts, size_tables
 from recipe_core.present import size_view as view
+from recipe_core.request.edit import change
 from recipe_core.request.open_hardware import take
 from recipe_core.request.size import SizeRequest
 
@@ -91,6 +92,8 @@ def actions(row: Json, asked: SizeRequest) -> None:
             args=(row, asked, "compare.py"),
             help="Sets the same, and opens the comparison",
         )
+        current = common.request()
+        common.keep_button(change(current, take(current, asked, row)), "size-keep")
 
 
 def taken(row: Json, asked: SizeRequest, page: str) -> None:

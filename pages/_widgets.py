@@ -1,24 +1,13 @@
-"""What all pages draw: question, request in one line, verdict with changes that help, errors."""
+"""What all pages draw: question, request in one line, notices."""
 
 from __future__ import annotations
 
+import _bar as bar
 import _common as common
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import change_label
 from recipe_core.request.describe import summary
-from recipe_core.search.plan import Plan
-
-PAGE_OF = {
-    "model": "model.py",
-    "hardware": "hardware.py",
-    "workload": "objective.py",
-    "objective": "objective.py",
-    "options": "objective.py",
-    "candidate": "compare.py",
-}
-"""The page where a part of the request is edited."""
 
 
 def show_notice() -> None:
@@ -32,103 +21,28 @@ def show_notice() -> None:
 
 
 def head(title: str) -> None:
-    """The question of a page, the request in one line, and the verdict."""
+    """The question of a page and the request in one line.
+
+    On pages on which nothing is edited also what keeps the request from an answer; everywhere the
+    bar at the foot gives the verdict.
+    """
     st.title(title, anchor=False)
     st.caption(common.escape(summary(common.request())))
-    verdict()
-
-
-def verdict() -> None:
-    """How many splits fit and the best, or why none does and what would change that."""
-    try:
-        plan = common.planned()
-    except RecipeError as error:
-        problem(error)
-        return
-    row = plan.best_row
-    if row is None:
-        nothing_fits(plan)
-        return
-    fitting = (
-        "**The only split fits.**"
-        if len(plan) == 1
-        else f"**{len(plan.order):,} of {len(plan):,} splits fit.**"
-    )
-    best = f"Best: **{common.escape(plan.label(row))}**, {common.escape(plan.phrase(row))}."
-    sure = plan.confidence_text(row)
-    tossed = bool(sure) and plan.is_coin_toss(row)
-    said = f" {common.escape(sure)}." if sure else ""
-    (st.warning if tossed else st.success)(
-        f"{fitting} {best}{said}",
-        icon=":material/casino:" if tossed else ":material/check_circle:",
-    )
-    common.calibration_note(plan, row)
-    if plan.launch_note:
-        no_bundle(plan)
-    if plan.price_note:
-        st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
-
-
-def no_bundle(plan: Plan) -> None:
-    """Why no bundle can be made of any split, and changes after which one can, a click each."""
-    st.warning(common.escape(plan.launch_note), icon=":material/block:")
-    with st.container(horizontal=True):
-        for n, change in enumerate(common.buildable()):
-            st.button(
-                common.escape(change_label(change.fields)),
-                key=f"buildable-{n}",
-                icon=":material/build:",
-                on_click=common.apply,
-                args=(change.fields,),
-                help=common.escape(f"Then {change.split} fits, and has a bundle."),
-            )
-
-
-def problem(error: RecipeError) -> None:
-    """An error of the request, with a link to the page that corrects it."""
-    st.error(common.escape(error), icon=":material/error:")
-    page = PAGE_OF.get((error.field or "").split(".")[0])
-    with st.container(horizontal=True):
-        if page and st.session_state.get("page") != page:
-            st.page_link(
-                page, label="Correct it", icon=":material/edit:", query_params=common.link()
-            )
-        st.button(
-            "Start over",
-            key="start-over",
-            icon=":material/restart_alt:",
-            on_click=common.start_over,
-        )
-
-
-def nothing_fits(plan: Plan) -> None:
-    """What refuses everything, by how much for the nearest split, and changes as one click each."""
-    row = plan.nearest_row()
-    if row is None:
-        st.error("These devices allow no split.", icon=":material/block:")
-        return
-    nearest = f"Nearest is {plan.label(row)}: {'; '.join(plan.reasons(row))}."
-    none = (
-        "The only split does not fit." if len(plan) == 1 else f"None of {len(plan):,} splits fits."
-    )
-    st.error(f"**{none}** {common.escape(nearest)}", icon=":material/block:")
-    with st.container(horizontal=True):
-        for n, change in enumerate(common.changes()):
-            label = f"{change_label(change.fields)}: then {change.split} fits"
-            st.button(
-                common.escape(label),
-                key=f"change-{n}",
-                icon=":material/build:",
-                on_click=common.apply,
-                args=(change.fields,),
-            )
+    with st.container(key="answer"):  # one place, whatever it says: what follows stays in its own
+        if st.session_state.get("page") in bar.READ_ONLY:
+            given = bar.answer()
+            if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
+                bar.explain(given, "page")
+            elif given:
+                bar.no_bundle(given[0], "page")
+                bar.price_note(given[0])
 
 
 def hardware_unknown() -> None:
     """A link to the page that chooses the hardware."""
     st.page_link(
         "size.py",
-        label="I don't know the hardware yet",
+        label="Any hardware: find it for me",
         icon=":material/shopping_cart:",
         query_params=common.link(),
     )
@@ -137,32 +51,3 @@ def hardware_unknown() -> None:
 def code(text: str) -> None:
     """Text to copy, in one colour: syntax colours are too pale for some readers."""
     st.code(text, language=None, wrap_lines=True)
-
-
-def column_config(plan: Plan) -> dict[str, object]:
-    """Titles, units and bars of the table's columns."""
-    config: dict[str, object] = {
-        name: st.column_config.NumberColumn(
-            f"{measure.head} ({measure.unit})" if measure.unit else measure.head,
-            format="localized",
-            help=measure.help or measure.title,
-        )
-        for name, measure in plan.measures.items()
-    }
-    if "used" in config:
-        used = plan.measures["used"]
-        config["used"] = st.column_config.ProgressColumn(
-            used.head, format="%.0f%%", min_value=0, max_value=100, help=used.help
-        )
-    front = st.column_config.TextColumn(
-        "Front",
-        width="small",
-        help="◆: no other split beats it in both measures of the tradeoff chart",
-    )
-    # names of training splits are long
-    width = 330 if common.training() else None
-    split = st.column_config.TextColumn("Split", pinned=True, width=width)
-    sure = st.column_config.NumberColumn(
-        "Sure (%)", help="Probability that all limits hold, if the split were measured"
-    )
-    return {**config, "key": None, "split": split, "sure": sure, "front": front}

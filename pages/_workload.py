@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import _common as common
+import _numbers as numbers
 import streamlit as st
 
+from recipe_core.base.errors import RecipeError
 from recipe_core.request.describe import steps_of
+from recipe_core.request.edit import change
+from recipe_core.request.link import START_LOADS
 from recipe_core.request.presets import preset_changes, preset_of, presets
-from recipe_core.request.schema import LOADS
+from recipe_core.request.schema import LOADS, PlanRequest
 from recipe_core.search import launchable
 
 MODES = {
@@ -22,6 +28,8 @@ MODES_MEAN = {
     "static": "One batch of fixed lengths from start to end, as in benchmarks.",
     "offline": "All requests are queued at once; only total time matters.",
 }
+MOST, FIXED = "most", "fixed"
+LOAD_CHOICES = {MOST: "Most within the limits", FIXED: "A fixed number"}
 METHODS = {
     "pretrain": "Pre-train",
     "finetune": "Fine-tune",
@@ -54,36 +62,19 @@ def preset() -> None:
     )
 
 
-def whole(label: str, field: str, step: int) -> None:
-    """A field that counts something."""
-    common.edit(
-        st.number_input,
-        label,
-        f"workload.{field}",
-        min_value=1,
-        max_value=1 << 30,
-        step=step,
-    )
+def number(label: str, field: str, **options: Any) -> None:
+    """A number of the workload."""
+    numbers.number(label, f"workload.{field}", **options)
 
 
-def optional(label: str, field: str, step: float, empty: str, minimum: float) -> None:
-    """A number that may be left out; ``empty`` is its placeholder."""
-    common.edit(
-        st.number_input,
-        label,
-        f"workload.{field}",
-        read=lambda value: None if value is None else float(value),
-        optional=True,
-        min_value=minimum,
-        step=step,
-        format="%.3g",
-        placeholder=empty,
-    )
+def optional(label: str, field: str, empty: str, **options: Any) -> None:
+    """A number of the workload that may be left out; ``empty`` is its placeholder."""
+    numbers.number(label, f"workload.{field}", optional=True, placeholder=empty, **options)
 
 
 def serving_load() -> None:
     """How requests arrive, how many and how long they are."""
-    mode = common.request().workload.mode
+    workload = common.request().workload
     common.edit(
         st.segmented_control,
         "Traffic",
@@ -91,20 +82,76 @@ def serving_load() -> None:
         options=list(MODES),
         format_func=MODES.get,
         required=True,
+        wrap=True,
     )
-    st.caption(MODES_MEAN[mode])
-    load, prompt, answer = st.columns(3)
-    with load:
-        if mode == "open":
-            rate = {"read": float, "min_value": 0.001, "step": 0.5, "format": "%.3f"}
-            common.edit(st.number_input, "Requests per second", "workload.request_rate", **rate)
+    st.caption(MODES_MEAN[workload.mode])
+    searched = load_choice()
+    with numbers.group("load"), st.grid(3, min_column_width=150):
+        if workload.mode == "open":
+            number("Requests per second", LOADS["open"])
         else:
             names = {"closed": "Requests in flight", "static": "Batch size", "offline": "Requests"}
-            whole(names[mode], LOADS[mode], 1)
-    with prompt:
-        whole("Input tokens", "input_tokens", 256)
-    with answer:
-        whole("Output tokens", "output_tokens", 64)
+            number(
+                names[workload.mode],
+                LOADS[workload.mode],
+                disabled=searched,
+                placeholder="the most within the limits" if searched else "",
+            )
+        number("Input tokens", "input_tokens")
+        number("Output tokens", "output_tokens")
+    with st.container(key="lengths-note"):
+        if workload.output_tokens == 1:
+            st.caption(
+                "One output token: prompts are computed and nothing is decoded after them, as in "
+                "scoring or a prefill pool."
+            )
+
+
+def load_choice() -> bool:
+    """Whether the load is searched: a choice where a limit on time lets it be.
+
+    The place is there in every state, so that what follows stays where it is.
+    """
+    request = common.request()
+    workload = request.workload
+    searched = workload.mode == "closed" and workload.concurrency is None
+    with st.container(key="load-choice"):
+        if workload.mode == "closed" and (searched or searchable(request)):
+            common.choose(
+                st.segmented_control,
+                "Load",
+                "_load",
+                MOST if searched else FIXED,
+                lambda choice: {
+                    "workload.concurrency": None if choice == MOST else START_LOADS["closed"]
+                },
+                options=list(LOAD_CHOICES),
+                format_func=LOAD_CHOICES.get,
+                required=True,
+                wrap=True,
+                help="Within limits on time every split can carry a load of its own: the one at "
+                "which it does best. A fixed number is the same for all.",
+            )
+    return searched
+
+
+def searchable(request: PlanRequest) -> bool:
+    """Whether the request may leave its load open."""
+    try:
+        return change(request, {"workload.concurrency": None}).workload.concurrency is None
+    except RecipeError:
+        return False
+
+
+def several_loads() -> None:
+    """Other loads, each judged with every split."""
+    unit = {"open": "a second", "static": "in a batch", "offline": "queued"}
+    counted = unit.get(common.request().workload.mode, "in flight")
+    numbers.numbers(
+        "Other loads",
+        "options.loads",
+        placeholder=f"none, or some such as 16, 64, 256 requests {counted}",
+    )
 
 
 def training_run() -> None:
@@ -116,15 +163,13 @@ def training_run() -> None:
         options=list(METHODS),
         format_func=lambda name: launched(METHODS[name], "methods", name),
         required=True,
+        wrap=True,
     )
-    # budgets have eleven digits and more
-    length, batch, tokens = st.columns([2, 2, 3])
-    with length:
-        whole("Sequence length", "sequence_length", 1024)
-    with batch:
-        whole("Global batch", "global_batch", 8)
-    with tokens:
-        optional("Token budget", "tokens", 1e9, "one step only", minimum=1.0)
+    with numbers.group("run"), st.grid(3, min_column_width=150):
+        number("Sequence length", "sequence_length")
+        number("Global batch", "global_batch")
+        optional("Token budget", "tokens", "one step only")
     workload = common.request().workload
-    if workload.tokens:
-        st.caption(steps_of(workload))
+    with st.container(key="run-note"):
+        if workload.tokens:
+            st.caption(steps_of(workload))

@@ -16,6 +16,8 @@ from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_names
 from recipe_core.present.calibrated import changed_figures
+from recipe_core.present.command_text import memory_meant
+from recipe_core.present.glossary import term_help
 from recipe_core.recipe.overlay import stamp
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.schema import ServingWorkload
@@ -117,16 +119,24 @@ def ask() -> str:
     return (text or "").strip()
 
 
-def cards(estimate: dict[str, Any]) -> None:
-    """What the command's own split would do."""
+def cards(answer: dict[str, Any]) -> None:
+    """What the command's own split would do; of its memory both figures, and which is which."""
+    estimate = answer["estimate"]
     m, serving, cost = estimate["memory"], estimate.get("serving"), estimate.get("cost")
-    with st.grid(4, min_column_width=150):
+    with st.grid(5, min_column_width=190):
         parts = ", ".join(f"{name.lower()} {gib(m[key])}" for key, name in MEMORY.items())
         st.metric(
-            "Memory per device",
+            "Memory for the load",
             gib(m["total_bytes"]),
             border=True,
-            help=f"Of {gib(m['usable_bytes'])} usable: {parts}",
+            help=f"Per device, of {gib(m['usable_bytes'])} usable: {parts}",
+        )
+        st.metric(
+            "Memory to start",
+            gib(answer["start_bytes"]),
+            border=True,
+            help="Per device, with the cache of one request of the longest length. "
+            + term_help("context"),
         )
         if serving:
             st.metric("Output", rate(serving["output_tokens_per_s"]), border=True)
@@ -135,6 +145,7 @@ def cards(estimate: dict[str, Any]) -> None:
             st.metric(
                 "Per million tokens", "no price" if price is None else usd(price), border=True
             )
+    st.caption(common.escape(memory_meant(answer)))
 
 
 def findings(answer: dict[str, Any]) -> None:
@@ -244,7 +255,7 @@ def show(answer: dict[str, Any]) -> None:
     if "estimate" in answer:
         if not answer["ok"]:
             st.caption("What its split would deliver:")
-        cards(answer["estimate"])
+        cards(answer)
         if changed := changed_figures(answer["estimate"]):
             st.caption(f":material/tune: {common.escape(f'Calibrated by own runs. {changed}.')}")
     left, right = st.columns(2, gap="large")

@@ -1,11 +1,15 @@
+import _bar as bar
 import _common as common
 import _explain as explain
+import _export as export
+import _table as table
 import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base import labels
-from recipe_core.present import charts, tables
-from recipe_core.present.tables import SHOWN_ROWS
+from recipe_core.present import charts
+from recipe_core.present.charts import groups
+from recipe_core.present.glossary import measure_help
 from recipe_core.request import split_key
 from recipe_core.search.plan import Plan
 
@@ -18,31 +22,38 @@ def pin_clicked() -> None:
 
 
 def cards(plan: Plan, row: int) -> None:
-    """The main figures of the best split."""
-    with st.grid(5, min_column_width=150):
-        st.metric(
-            "Best split",
-            labels.short_name(plan.candidate(row)),
-            border=True,
-            help=common.escape(plan.label(row)),
-            height="stretch",
-        )
+    """The main figures of the best split, each with its likely range."""
+    with st.grid(4, min_column_width=150):
+        best_split(plan, row)
         for name in plan.headline:
-            text = plan.text(name, row)
+            text, measure = plan.text(name, row), plan.measures[name]
             st.metric(
-                plan.measures[name].title,
+                measure.head,
                 "no price" if text == "unknown" else text,
+                delta=common.escape(plan.likely(name, row, unit=False)) or None,
+                delta_color="off",
+                delta_arrow="off",
                 border=True,
                 help=about_figure(plan, name, row),
                 height="stretch",
             )
 
 
+def best_split(plan: Plan, row: int) -> None:
+    """The best split with its devices. As text, which narrow screens wrap instead of cutting."""
+    with st.container(border=True, height="stretch", gap="xsmall"):
+        st.markdown("Best split", help=common.escape(plan.label(row)))
+        st.markdown(f"**{common.escape(labels.short_name(plan.candidate(row)))}**")
+        st.badge(common.escape(plan.devices_text(row)), color="gray")
+        if waiting := plan.held_text(row):
+            st.badge(common.escape(f"queues: holds {waiting}"), color="orange")
+
+
 def about_figure(plan: Plan, name: str, row: int) -> str:
     """What a figure means, its exact value, and where measured runs are expected."""
     measure, band = plan.measures[name], plan.band(name, row)
     exact = f"{plan.values(name)[row]:.6g} {measure.unit}".strip()
-    sentences = [measure.help] if measure.help else []
+    sentences = [measure.title, measure_help(measure).rstrip(".")]
     sentences.append(f"Computed: {exact}; the device is {plan.basis}")
     if band:
         sentences.append(f"Eight of ten measured runs are expected between {band}")
@@ -52,40 +63,81 @@ def about_figure(plan: Plan, name: str, row: int) -> str:
 def axes(plan: Plan) -> tuple[str, str]:
     """The two measures that are drawn against each other."""
     known = [name for name in plan.measures if plan.known(name)]
+    # other first axes are another widget: a choice for one device is none for several
+    several = "" if "device" not in plan.differs else "-devices"
     names = []
-    with st.container(horizontal=True):
-        for label, default in zip(("Horizontal", "Vertical"), plan.axes, strict=True):
-            name = st.selectbox(
-                label,
-                known,
-                index=known.index(default) if default in known else 0,
-                format_func=lambda name: plan.measures[name].title,
-                key=f"axis-{label.lower()}-{plan.kind}",
-                persist_state="session",
-                width=300,
-            )
-            names.append(name or default)
+    for label, default in zip(("Horizontal", "Vertical"), plan.axes, strict=True):
+        name = st.selectbox(
+            label,
+            known,
+            index=known.index(default) if default in known else 0,
+            format_func=lambda name: plan.measures[name].title,
+            key=f"axis-{label.lower()}-{plan.kind}{several}",
+            persist_state="session",
+            width=260,
+        )
+        names.append(name or default)
     return names[0], names[1]
+
+
+def colour_by(plan: Plan) -> str:
+    """What the colours of the tradeoff tell apart; nothing to choose where one thing differs."""
+    names = groups.group_names(plan)
+    if len(names) < 2:
+        return groups.first_grouping(plan)
+    titles = {name: groups.TITLES[name] for name in names} | {groups.ALONE: "Nothing"}
+    name = st.selectbox(
+        "Colour by",
+        list(titles),
+        format_func=titles.get,
+        key=f"colour-{plan.kind}-{'-'.join(names)}",
+        persist_state="session",
+        width=170,
+    )
+    return name or names[0]
 
 
 @st.fragment
 def scatter(plan: Plan) -> None:
     """What splits trade, by click; other axes leave the rest of the page as it is."""
     common.follow_edit()
-    x, y = axes(plan)
-    titles = [plan.measures[name].title.lower() for name in (x, y)]
-    alt = f"{titles[0]} against {titles[1]} for {len(plan)} splits; {len(plan.order)} fit."
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        x, y = axes(plan)
+        by = colour_by(plan)
+        bands = st.toggle(
+            "Likely ranges",
+            value=True,
+            key="tradeoff-ranges",
+            persist_state="session",
+            help="Eight of ten measured runs are expected within the lines at the best tradeoffs",
+        )
+        pins = list(common.pins())
+        export.chart_menu(
+            "tradeoff", lambda: charts.tradeoff(plan, x, y, pins=pins, by=by, bands=bands)
+        )
+    measured = " against ".join(plan.measures[name].title.lower() for name in (x, y))
     st.plotly_chart(
-        charts.tradeoff(plan, x, y, pins=common.pins(), dark=common.dark()),
+        charts.tradeoff(plan, x, y, pins=pins, by=by, bands=bands, dark=common.dark()),
         key="frontier",
         on_select=pin_clicked,
         selection_mode="points",
-        alt=alt.capitalize(),
+        config=export.chart_config("tradeoff"),
+        alt=f"{measured} for {len(plan)} splits; {counted(plan)}.".capitalize(),
     )
     st.caption(
         "Larger markers use more devices. Click a marker to pin its split, or tick rows in the "
         f"table below. Up to {common.MAX_PINS} pins are compared."
     )
+
+
+def counted(plan: Plan) -> str:
+    """How many splits are in which state."""
+    waiting = int(plan.queues[plan.order].sum())
+    holding = len(plan.order) - waiting
+    if plan.kind == "training":
+        return f"{holding:,} can run"
+    queueing = f", {waiting:,} start and queue" if waiting else ""
+    return f"{holding:,} hold the load{queueing}"
 
 
 def tray(plan: Plan) -> None:
@@ -103,6 +155,7 @@ def pinned(plan: Plan, key: str) -> None:
     if row is None:
         name = labels.split_name(split_key.split_of(key))
         st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
+        st.caption("The link omits it.")
     elif fits:
         st.markdown(f"**{common.escape(plan.label(row))}**\\\n{common.escape(plan.phrase(row))}")
         if sentence := plan.against_best(row):
@@ -119,6 +172,9 @@ def pinned(plan: Plan, key: str) -> None:
             args=(key,),
         ):
             st.switch_page("recipe.py", query_params=common.link())
+        wanted = plan.request_of(row) if row is not None and fits else common.pinned_request(key)
+        if wanted is not None:
+            common.keep_button(wanted, f"keep-{key}", type="tertiary")
         st.button(
             "Remove",
             key=f"unpin-{key}",
@@ -129,65 +185,19 @@ def pinned(plan: Plan, key: str) -> None:
         )
 
 
-def columns(plan: Plan) -> list[str]:
-    """The measures that the table shows, as the reader chose."""
-    with st.popover("Columns", icon=":material/view_column:"):
-        names = st.pills(
-            "Columns of the table",
-            [name for name in plan.measures if plan.known(name)],
-            default=[name for name in plan.listed if plan.known(name)],
-            selection_mode="multi",
-            format_func=lambda name: plan.measures[name].title,
-            key=f"columns-{plan.kind}",
-            persist_state="session",
-        )
-    return names or list(plan.listed)
-
-
-@st.fragment
-def ranked_table(plan: Plan) -> None:
-    """Every split that fits, best first. Ticks are pins; other columns redraw only the table."""
-    common.follow_edit()
-    rows = [int(row) for row in plan.order[:SHOWN_ROWS]]
-    frame = tables.splits_frame(plan, rows)
-    keys = frame["key"].tolist()
-
-    def pin_rows() -> None:
-        """Pins follow the table's ticks; pins of splits that the table does not list stay."""
-        ticked = [keys[row] for row in st.session_state["splits"]["selection"]["rows"]]
-        unlisted = [pin for pin in common.pins() if pin not in keys]
-        st.session_state["pins"] = [*unlisted, *ticked][-common.MAX_PINS :]
-        st.session_state["edited"] = True
-
-    ticks = [n for n, key in enumerate(keys) if key in common.pins()]
-    st.session_state["splits"] = {"selection": {"rows": ticks, "columns": [], "cells": []}}
-    st.dataframe(
-        frame,
-        key="splits",
-        on_select=pin_rows,
-        selection_mode="multi-row",
-        hide_index=True,
-        height="content" if len(frame) < 11 else 390,
-        column_order=["split", *(["sure"] if plan.limited else []), *columns(plan), "front"],
-        column_config=widgets.column_config(plan),
-        alt=f"The {len(frame)} best splits that fit, best first",
-    )
-    if len(plan.order) > len(rows):
-        st.caption(f"The first {len(rows):,} of {len(plan.order):,} splits.")
-
-
 widgets.head("Which split?")
 plan = common.planned_or_none()
 if plan is not None:
     best = plan.best_row
     if best is not None:
         cards(plan, best)
+        common.later(bar.alternatives(plan))
     if best is not None or plan.beyond_limits():
         st.header("Tradeoffs", anchor=False)
         scatter(plan)
         if common.pins():
             tray(plan)
     if best is not None:
-        st.header("Splits that fit, best first", anchor=False)
-        ranked_table(plan)
+        st.header("Splits, best first", anchor=False)
+        table.ranked(plan)
     explain.look_closer(plan)

@@ -1,6 +1,8 @@
 from collections.abc import Sequence
+from typing import Any
 
 import _common as common
+import _numbers as numbers
 import _own_device as own_device
 import _price as price
 import _widgets as widgets
@@ -24,6 +26,7 @@ from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.measured.support import support
 from recipe_core.request.describe import hardware_name
+from recipe_core.request.ranges import range_of
 from recipe_core.request.schema import describe_field
 
 VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
@@ -73,21 +76,15 @@ def devices() -> None:
 
 def counts() -> None:
     """How many devices there are, and what joins them."""
-    per_node, nodes = st.columns(2)
+    with numbers.group("counts"), st.grid(2, min_column_width=150):
+        numbers.number("Devices per node", "hardware.per_node")
+        numbers.number("Nodes", "hardware.nodes")
+    with st.container(key="counts-note"):
+        usual = chip.node.devices
+        st.caption(
+            f"A usual node of these has {usual:,}. Both take {range_of('hardware.nodes').text}."
+        )
     inside, between = st.columns(2)
-    with per_node:
-        common.edit(
-            st.number_input,
-            "Devices per node",
-            "hardware.per_node",
-            min_value=1,
-            max_value=1 << 20,
-            step=1,
-        )
-    with nodes:
-        common.edit(
-            st.number_input, "Nodes", "hardware.nodes", min_value=1, max_value=1 << 20, step=1
-        )
     networks = [name for name in fabric_names() if fabric(name).kind == "scale-out"]
     with inside:
         link("In a node", "fabric", chip.node.fabric, chip.node.alternatives)
@@ -175,8 +172,10 @@ def beside() -> None:
     """Other clusters, evaluated together with this one."""
     st.header("Compare clusters", anchor=False)
     st.caption("Other clusters are evaluated together with this one; every chart tells them apart.")
-    for n, other in enumerate(request.options.hardware):
-        other_cluster(n, other)
+    with numbers.group("clusters"):
+        for n, other in enumerate(request.options.hardware):
+            with st.container(key=f"cluster-{n}"):
+                other_cluster(n, other)
     common.choose(
         st.selectbox,
         "Add a cluster",
@@ -192,38 +191,32 @@ def beside() -> None:
 
 def other_cluster(n: int, other: HardwareRequest) -> None:
     """The n-th other cluster: its size and price, and a button that removes it."""
-    left, per_node, nodes, hour, remove = st.columns([3, 1, 1, 1, 1], vertical_alignment="bottom")
+    left, counts, remove = st.columns([2, 4, 1], vertical_alignment="bottom")
     name = common.escape(short_title(device(other.device)))
     left.markdown(f"**{name}** · {common.escape(hardware_name(other))}")
-    for column, field, label in (
-        (per_node, "per_node", "Devices per node"),
-        (nodes, "nodes", "Nodes"),
-    ):
-        with column:
-            common.choose(
-                st.number_input,
-                label,
-                f"_other_{n}_{field}",
-                getattr(other, field),
-                lambda value, field=field: {"options.hardware": replaced(n, **{field: value})},
-                min_value=1,
-                max_value=4096,
-                step=1,
-            )
-    with hour:
+
+    def box(label: str, field: str, **options: Any) -> None:
+        numbers.box(
+            label,
+            f"_other_{n}_{field}",
+            getattr(other, field),
+            lambda value: common.change_to({"options.hardware": replaced(n, field, value)}),
+            range_of(f"options.hardware.0.{field}"),
+            name=f"{label} of {short_title(device(other.device))}",
+            help=describe_field(f"hardware.{field}"),
+            **options,
+        )
+
+    with counts, st.grid(3, min_column_width=120):
+        box("Devices per node", "per_node")
+        box("Nodes", "nodes")
         offered = cluster(other).usd_per_device_hour
-        common.choose(
-            st.number_input,
+        box(
             "$ per device-hour",
-            f"_other_{n}_price",
-            other.usd_per_device_hour,
-            lambda value: {"options.hardware": replaced(n, usd_per_device_hour=value, offer=None)},
+            "usd_per_device_hour",
             optional=True,
-            value=None,
-            min_value=0.0001,
-            step=0.1,
+            unit="$",
             placeholder="unknown" if offered is None else f"offer: {usd(offered)}",
-            help=describe_field("hardware.usd_per_device_hour"),
         )
     rest = tuple(place for k, place in enumerate(request.options.hardware) if k != n)
     remove.button(
@@ -235,9 +228,10 @@ def other_cluster(n: int, other: HardwareRequest) -> None:
     )
 
 
-def replaced(n: int, **fields: object) -> tuple[HardwareRequest, ...]:
-    """The other clusters with some fields of the n-th changed."""
+def replaced(n: int, field: str, value: object) -> tuple[HardwareRequest, ...]:
+    """The other clusters with a field of the n-th changed; a price of its own drops its offer."""
     clusters = list(request.options.hardware)
+    fields = {field: value, **({"offer": None} if field == "usd_per_device_hour" else {})}
     clusters[n] = clusters[n].model_copy(update=fields)
     return tuple(clusters)
 
@@ -322,7 +316,8 @@ with left:
     widgets.hardware_unknown()
     devices()
     counts()
-    price.draw()
+    with st.container(key="price"):
+        price.draw()
 with right:
     known()
 cards()

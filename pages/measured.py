@@ -211,7 +211,7 @@ try:
     whose = choose(overlay)
     if overlay is None or not overlay.entries:
         how_to_begin()
-        st.subheader("Published runs that ship with the builder", anchor=False)
+        st.header("Published runs that ship with the builder", anchor=False)
     ids = tuple(entry.id for entry in overlay.entries if not entry.expired) if overlay else ()
     compared = compared_runs(ids if whose == MINE else (), whose)
     if overlay is not None and whose == MINE:

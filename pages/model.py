@@ -1,57 +1,25 @@
+from collections.abc import Mapping
 from typing import Any
 
 import _common as common
+import _gallery as gallery
+import _layers as layers
+import _names as names
+import _tour as tour
 import _upload as upload
 import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import count, gib
+from recipe_core.base.units import count
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_ids
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.variants import variants
-from recipe_core.present.charts import parts_bars
-from recipe_core.present.views import model_view
-from recipe_core.request.schema import describe_field
+from recipe_core.present.glossary import field_help, term_help
 
-KINDS = {
-    "mla": "latent (MLA)",
-    "gqa": "grouped-query",
-    "mha": "multi-head",
-    "linear": "linear (fixed-size state, no cache)",
-    "compressed": "compressed, sparse",
-    "none": "none",
-}
 WORK = {"serving": "Serve", "training": "Train"}
-
-
-def architecture(facts: dict[str, Any]) -> dict[str, str]:
-    """A model's architecture, one row per fact."""
-    windows = "none"
-    if facts["windows"]:
-        sizes = ", ".join(map(str, facts["windows"]))
-        windows = f"{sizes} tokens in {facts['windowed_layers']} layers"
-    experts = "none (dense)"
-    if facts["experts"]:
-        experts = f"{facts['experts']}, {facts['experts_per_token']} per token"
-    latent = facts["attention"] == "mla"
-    rows = {
-        "Layers": f"{facts['layers']}",
-        "Hidden size": f"{facts['hidden_size']:,}",
-        "Attention": KINDS[facts["attention"]],
-        "Attention heads": f"{facts['heads']} of size {facts['head_dim']}",
-        "KV heads": "1 latent, shared by all heads" if latent else f"{facts['kv_heads']}",
-        "Sliding window": windows,
-        "Experts": experts,
-        "Vocabulary": f"{facts['vocabulary']:,}",
-        "Embedding and head": "shared" if facts["tied_embeddings"] else "separate",
-        "Checkpoint": f"{gib(facts['counted_bytes'])} in {facts['weight_dtype']}",
-    }
-    if facts["state_layers"]:
-        rows["Layers with a state"] = f"{facts['state_layers']}"
-    return rows
 
 
 def shown(model: object) -> str:
@@ -59,10 +27,10 @@ def shown(model: object) -> str:
     return model if isinstance(model, str) else upload.label()
 
 
-def stored(option: str) -> object:
-    """The option as the request's model."""
-    config = upload.config()
-    return config if config is not None and option == upload.label() else option.strip()
+def picked(option: str) -> Mapping[str, Any]:
+    """The change that an option of the list makes; none for a name without a model."""
+    own = upload.config() is not None and option == upload.label()
+    return {} if own else names.known(option.strip())
 
 
 def search() -> None:
@@ -70,15 +38,17 @@ def search() -> None:
     options = catalog_ids()
     current = shown(common.request().model)
     listed = options if current in options else [current, *options]
-    common.edit(
+    common.choose(
         st.selectbox,
         "Model",
-        "model",
-        read=shown,
-        write=stored,
+        "_model",
+        current,
+        picked,
         options=listed,
         accept_new_options=True,
+        help=field_help("model"),
     )
+    names.unmatched()
     more = (
         ", a Hugging Face Hub id, or the path of a folder with a config.json"
         if folders_allowed()
@@ -129,13 +99,14 @@ def formats(spec: ModelSpec) -> None:
         selection_mode="multi",
         wrap=True,
         # beyond the field's description: which formats this device offers
-        help=f"{describe_field('options.weight_dtypes')} "
+        help=f"{field_help('options.weight_dtypes')}\n\n"
         f"{common.escape(chip.title)} has kernels for these; "
         "engines convert 16-bit weights to some of them at load time.",
     )
 
 
 widgets.head("What do you want to run?")
+tour.offer()
 common.edit(
     st.segmented_control,
     "Serve or train",
@@ -148,19 +119,21 @@ search()
 widgets.hardware_unknown()
 try:
     spec = common.model()
-except RecipeError:
-    spec = None  # the verdict above says what is wrong, and the fix
+except RecipeError as error:
+    spec = None
+    st.error(common.escape(error), icon=":material/error:")
+    with st.container(horizontal=True):
+        names.ways_out(error, "page")
 
 if spec is not None:
     formats(spec)
-    facts = model_view(spec)
     with st.grid(4, min_column_width=150):
         st.metric("Parameters", count(spec.parameters), border=True, help=f"{spec.parameters:,}")
         st.metric(
             "Active per token",
             count(spec.active_parameters),
             border=True,
-            help=f"{spec.active_parameters:,}",
+            help=f"{spec.active_parameters:,}. {term_help('active-parameters')}",
         )
         st.metric(
             "Stored as",
@@ -169,16 +142,14 @@ if spec is not None:
             help="Number format of the checkpoint's weight matrices",
         )
         st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
-    left, right = st.columns(2, gap="large")
-    with left:
-        st.header("Architecture", anchor=False)
-        st.table(architecture(facts), border="horizontal", alt="Architecture of the model")
-    with right:
-        st.header("Parameters by part", anchor=False)
-        st.plotly_chart(
-            parts_bars(spec.parameters_by_part, dark=common.dark()),
-            key="parts",
-            alt="Parameters by part of the model",
-        )
+    with st.expander(
+        "Architecture, and parameters by part",
+        key="architecture",
+        icon=":material/account_tree:",
+        on_change="rerun",
+    ) as inside:
+        if inside.open:  # tables and charts load much: not before somebody looks
+            layers.show(spec)
     for note in spec.notes:
         st.info(common.escape(note), icon=":material/info:")
+gallery.show()

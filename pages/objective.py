@@ -1,17 +1,20 @@
 import _common as common
+import _numbers as numbers
 import _widgets as widgets
 import _workload as asking
 import streamlit as st
 
+from recipe_core.base.numbers import number_text
 from recipe_core.base.units import significant
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
 from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.ranges import range_of
 from recipe_core.request.schema import describe_field
 from recipe_core.search import slos
 from recipe_core.search.framework_choices import framework_choices
-from recipe_core.search.measures import Measure
+from recipe_core.search.measures import SERVING, TRAINING, Measure
 from recipe_core.search.plan import Plan
 
 OPTIMIZERS = {
@@ -26,6 +29,21 @@ LIMITED = {
     True: ("wall", "usd_run", "gpus", "usd_hour"),
 }
 MORE_LIMITED = {False: ("output", "watts", "joules"), True: ("watts", "joules")}
+UNITS = {
+    "ttft_ms": ("ms", 1.0),
+    "tpot_ms": ("ms", 1.0),
+    "request_latency_ms": ("s", 1e-3),
+    "usd_per_hour": ("$", 1.0),
+    "usd_per_million_output_tokens": ("$", 1.0),
+    "wall_hours": ("h", 1.0),
+    "usd": ("$", 1.0),
+    "joules_per_token": ("J", 1.0),
+    "watts": ("W", 1.0),
+    "gpus": ("", 1.0),
+    "output_tokens_per_s_at_least": ("tok/s", 1.0),
+}
+"""The unit in which a limit is asked for, and units of the page in one of the field's."""
+MEASURES = {False: SERVING, True: TRAINING}
 PERCENTILES = {None: "Mean", 50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 FREE = "no limit"
 
@@ -36,44 +54,18 @@ training = common.training()
 
 
 def serving_details() -> None:
-    """How lengths vary, prefix cache hits, and the longest request."""
+    """How lengths vary, prefix cache hits, the longest request, and other loads."""
     exact = workload.mode == "static"
-    with st.grid(4, min_column_width=140):
+    with numbers.group("details"), st.grid(4, min_column_width=140):
         for field, label in (
             ("input_spread", "Prompt length variation"),
             ("output_spread", "Answer length variation"),
         ):
-            common.edit(
-                st.number_input,
-                label,
-                f"workload.{field}",
-                optional=True,
-                min_value=0.0,
-                max_value=1.0,
-                step=0.1,
-                format="%.2f",
-                disabled=exact,
-                placeholder="fixed" if exact else "default (±10 %)",
-            )
-        common.edit(
-            st.number_input,
-            "Prefix cache hit rate",
-            "workload.prefix_hit",
-            min_value=0.0,
-            max_value=0.99,
-            step=0.1,
-            format="%.2f",
-        )
-        common.edit(
-            st.number_input,
-            "Longest context",
-            "workload.max_context",
-            optional=True,
-            min_value=1,
-            max_value=1 << 30,
-            step=1024,
-            placeholder="as needed",
-        )
+            asking.optional(label, field, "fixed" if exact else "default (±10 %)", disabled=exact)
+        asking.number("Prefix cache hit rate", "prefix_hit")
+        asking.optional("Longest context", "max_context", "as needed")
+    with numbers.group("loads"):
+        asking.several_loads()
 
 
 def training_details() -> None:
@@ -90,7 +82,7 @@ def training_details() -> None:
         format_func=labels.get,
         help="Automatic takes the first framework that can launch what is asked.",
     )
-    with st.grid(4, min_column_width=140):
+    with numbers.group("training"), st.grid(4, min_column_width=140):
         common.edit(
             st.selectbox,
             "Optimizer",
@@ -100,8 +92,8 @@ def training_details() -> None:
         )
         common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"])
         if workload.method in ("lora", "qlora"):
-            asking.whole("Adapter rank", "lora_rank", 8)
-            asking.optional("Adapter alpha", "lora_alpha", 8.0, "twice the rank", minimum=0.01)
+            asking.number("Adapter rank", "lora_rank")
+            asking.optional("Adapter alpha", "lora_alpha", "twice the rank")
     common.edit(
         st.toggle,
         "Chunked loss",
@@ -162,39 +154,81 @@ def aim() -> None:
     st.caption(known[current].help if current else "Several goals, weighted as the link states.")
 
 
-def limit(plan: Plan, name: str) -> None:
-    """A slider over round steps; each step shows how many splits keep it."""
-    measure = plan.measures[name]
+def limit(plan: Plan | None, name: str) -> None:
+    """A limit as a box and a slider on one value, and how many splits keep it.
+
+    The slider's steps are always the same; a value that was typed between two of them is a step
+    until another is chosen.
+    """
+    measure = MEASURES[training][name]
+    stated = getattr(request.objective.limits, measure.limit)
+    unit, scale = UNITS[measure.limit]
+    now = None if stated is None else scaled(stated, scale)
+    title = limit_title(measure, unit)
     field = f"objective.limits.{measure.limit}"
-    current = getattr(request.objective.limits, measure.limit)
-    steps = slos.limit_steps(plan, name, current)
-    if not steps.steps:
-        st.caption(f"{measure.title}: unknown for every split, so it cannot be limited.")
-        return
-    options = [FREE, *steps.steps] if measure.more_is_better else [*steps.steps, FREE]
-    key = f"_{field}"
-    st.session_state[key] = FREE if current is None else float(current)
 
-    def commit() -> None:
-        value = st.session_state[key]
-        if value == FREE:
-            common.apply({field: None})
-        else:
-            common.apply({field: int(value) if measure.limit == "gpus" else value})
+    def take(value: float | None) -> None:
+        common.change_to({field: None if value is None else value / scale})
 
-    def label(value: float | str) -> str:
-        if value == FREE:
-            return FREE
-        return f"{limit_text(measure, value)} · {splits(steps.count(value))}"
+    def moved() -> None:
+        value = st.session_state[f"_{field}_slider"]
+        common.apply({field: None if value == FREE else scaled(value, 1 / scale)})
 
-    st.select_slider(
-        limit_title(measure),
-        options,
-        key=key,
-        on_change=commit,
-        help=describe_field(field),
-        format_func=label,
-    )
+    limits = range_of(field)
+    steps = slos.limit_steps(measure.limit, devices=most_devices(), stated=stated)
+    shown = [scaled(step, scale) for step in steps]
+    with st.container(key=f"limit-{name}", gap="xsmall"):
+        st.markdown(f":small[{title}]", help=describe_field(field))
+        with st.container(horizontal=True, vertical_alignment="center"):
+            numbers.box(
+                title,
+                f"_{field}",
+                now,
+                take,
+                limits,
+                optional=True,
+                unit=unit,
+                placeholder=FREE,
+                label_visibility="collapsed",
+                width=110,
+            )
+            common.seed(f"_{field}_slider", FREE if now is None else now)
+            st.select_slider(
+                f"{title}, slider",
+                [FREE, *shown] if measure.more_is_better else [*shown, FREE],
+                key=f"_{field}_slider",
+                on_change=moved,
+                format_func=lambda value: value if value == FREE else with_unit(value, unit),
+                label_visibility="collapsed",
+            )
+        st.caption(kept(plan, name, stated))
+
+
+def scaled(value: float, factor: float) -> float:
+    """A number in another unit, without the dust of a product of floats; counts stay whole."""
+    return value if factor == 1 else float(f"{value * factor:.12g}")
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A number as a slider says it."""
+    return f"${number_text(value)}" if unit == "$" else f"{number_text(value)} {unit}".strip()
+
+
+def most_devices() -> int:
+    """Devices of the largest cluster that is judged."""
+    return max(place.devices for place in (request.hardware, *request.options.hardware))
+
+
+def kept(plan: Plan | None, name: str, stated: float | None) -> str:
+    """How many splits keep the limit and all others, in one line in every state."""
+    if plan is None:
+        return "Not counted: see above."
+    if not plan.known(name):
+        return "Unknown for every split, so none keeps a limit on it."
+    every, n = int(plan.runs.sum()), slos.keeping(plan, name, stated)
+    if stated is None:
+        return f"{splits(n)} without this limit"
+    return f"{n:,} of {splits(every)} keep{'s' if n == 1 else ''} it"
 
 
 def splits(n: int) -> str:
@@ -202,17 +236,13 @@ def splits(n: int) -> str:
     return f"{n:,} split" if n == 1 else f"{n:,} splits"
 
 
-def limit_title(measure: Measure) -> str:
-    """The measure and the direction of its limit."""
-    return f"{measure.title}, at least" if measure.more_is_better else f"{measure.title}, at most"
+def limit_title(measure: Measure, unit: str) -> str:
+    """The measure, the direction of its limit, and the unit."""
+    way = "at least" if measure.more_is_better else "at most"
+    return f"{measure.title}, {way}{f' ({unit})' if unit else ''}"
 
 
-def limit_text(measure: Measure, value: float) -> str:
-    """A limit in the words of its measure."""
-    return measure.show(value * measure.limit_factor)
-
-
-def limits(plan: Plan) -> None:
+def limits(plan: Plan | None) -> None:
     """All limits, the usual ones first."""
     if not training:
         common.edit(
@@ -222,15 +252,17 @@ def limits(plan: Plan) -> None:
             options=list(PERCENTILES)[1:],
             format_func=lambda value: PERCENTILES.get(value, f"p{significant(value)}"),
             optional=True,
+            wrap=True,
         )
-    with st.grid(2, gap="medium"):
+    with numbers.group("limits"), st.grid(2, min_column_width=250):
         for name in LIMITED[training]:
-            with st.container():
-                limit(plan, name)
-    if MORE_LIMITED[training]:
-        with st.expander("More limits", icon=":material/tune:"):
-            for name in MORE_LIMITED[training]:
-                limit(plan, name)
+            limit(plan, name)
+    with (
+        st.expander("More limits", icon=":material/tune:", key="more-limits"),
+        numbers.group("more-limits-boxes"),
+    ):
+        for name in MORE_LIMITED[training]:
+            limit(plan, name)
 
 
 widgets.head("What matters?")
@@ -249,11 +281,12 @@ with left:
 with right:
     st.header("Objective", anchor=False)
     aim()
-    plan = common.planned_or_none()
-    if plan is not None:
-        st.header("Limits", anchor=False)
-        st.caption(
-            f"Limits come before the objective. {splits(int(plan.runs.sum()))} can run; each step "
-            "shows how many of them also meet it and the other limits."
-        )
-        limits(plan)
+    # what is drawn while a plan is made must not move what stands below
+    with st.container(key="counted"):
+        plan = common.planned_or_none()
+    st.header("Limits", anchor=False)
+    st.caption(
+        "Limits come before the objective. Type one or move its slider; below stands how many "
+        "splits keep it beside all other limits."
+    )
+    limits(plan)

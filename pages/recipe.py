@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import _bar as bar
 import _common as common
 import _deployment as deployment
 import _recipe_cache as recipe_cache
@@ -19,7 +20,7 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.decision import start_reasons
 from recipe_core.recipe.place import Parameters
 from recipe_core.request import edit
-from recipe_core.request.edit import SHARED, shared_candidate
+from recipe_core.request.edit import shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of
 from recipe_core.search.plan import Plan
@@ -28,21 +29,9 @@ BEST, STATED = "", "stated"
 LISTED = 50
 
 
-def is_stated() -> bool:
-    """Whether the request states a split, or a part of one, that no key of this plan names."""
-    candidate = common.request().candidate
-    if candidate is None:
-        return False
-    listed = candidate.prefill is None or common.request().options.disaggregated
-    if listed and common.selected_key():
-        return False
-    shared = set(SHARED) if common.training() else set()
-    return bool(set(candidate.model_dump(exclude_none=True)) - shared)
-
-
 def lost_split(plan: Plan) -> str | None:
     """The name of a selected split that no longer fits; what only the request names stays."""
-    return None if is_stated() else common.lost_split(plan)
+    return None if common.is_stated() else common.lost_split(plan)
 
 
 def effective_request(plan: Plan) -> PlanRequest:
@@ -76,7 +65,7 @@ def selection_changes(key: str) -> dict[str, Any]:
 
 def selected_option(plan: Plan) -> str:
     """The option of the list that the request stands for."""
-    if is_stated():
+    if common.is_stated():
         return STATED
     if common.selected_key() is None or lost_split(plan):
         return BEST
@@ -105,6 +94,16 @@ def picker(plan: Plan) -> None:
         )
 
 
+def kept_request(plan: Plan) -> PlanRequest | None:
+    """What to keep of the split on this page; None where the request leaves a part of it open."""
+    if common.is_stated():
+        stated = common.request()
+        whole = stated.candidate and key_of(stated.candidate.model_dump())
+        return stated if whole else None
+    row = common.selected_row(plan)
+    return None if row is None else plan.request_of(row)
+
+
 def downloads(bundle: Bundle, plan: Plan) -> None:
     """The bundle and the report as files, each made on click."""
     recipe, addresses = bundle.recipe, deployment.addresses(bundle)
@@ -131,14 +130,28 @@ def downloads(bundle: Bundle, plan: Plan) -> None:
             key="report",
             help="One HTML file that opens offline: figures, charts, arithmetic, commands",
         )
+        if (wanted := kept_request(plan)) is not None:
+            common.keep_button(wanted, "keep")
 
 
-def described(recipe: Recipe, device_title: str) -> None:
+def chance(plan: Plan) -> float | None:
+    """The probability that the chosen split keeps the limits; None without limits."""
+    row = common.selected_row(plan)
+    if row is None or common.is_stated() or not plan.limited:
+        return None
+    return float(plan.confidence([row])[0])
+
+
+def described(recipe: Recipe, plan: Plan) -> None:
     """The decision, memory by part, figures with bands and basis."""
+    device_title = plan.device_title
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.header("Decision", anchor=False)
-        facts = {name: common.escape(value) for name, value in overview.facts(recipe).items()}
+        st.header("What was decided", anchor=False)
+        facts = {
+            name: common.escape(value)
+            for name, value in overview.facts(recipe, chance(plan)).items()
+        }
         st.table(facts, border="horizontal", alt="What the recipe decides")
     with right:
         st.header(f"Memory per {common.escape(device_title)}", anchor=False)
@@ -183,14 +196,14 @@ def built(plan: Plan) -> None:
     downloads(bundle, plan)
     for note in recipe.notes:
         st.info(common.escape(note), icon=":material/info:")
-    described(recipe, plan.device_title)
+    described(recipe, plan)
     tabs.show(bundle, request)
 
 
 def other_than_selected(plan: Plan, recipe: Recipe) -> None:
     """Say so where the best split cannot be started, and the next one that can stands here."""
     row = common.selected_row(plan)
-    if row is None or is_stated() or key_of(recipe.candidate) == key_of(plan.candidate(row)):
+    if row is None or common.is_stated() or key_of(recipe.candidate) == key_of(plan.candidate(row)):
         return
     reasons = common.escape("; ".join(start_reasons(plan, row)))
     st.warning(
@@ -211,7 +224,7 @@ def refused(plan: Plan, error: RecipeError) -> None:
         return
     ways_out(plan, row)
     candidate = plan.candidate(row)
-    if is_stated():
+    if common.is_stated():
         candidate |= common.request().candidate.model_dump(exclude_none=True)
     st.header("The same split on another engine", anchor=False)
     tabs.engines(common.request(), candidate)
@@ -260,8 +273,9 @@ plan = common.planned_or_none()
 if plan is not None and plan.best_row is not None:
     picker(plan)
     selected = common.selected_row(plan)
-    if selected is not None and selected != plan.best_row:
+    if selected is not None:
         common.calibration_note(plan, selected)
+        bar.safe_row(plan, selected)
     built(plan)
 elif plan is not None:
     st.page_link(

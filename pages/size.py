@@ -14,12 +14,13 @@ if page := st.session_state.pop("size-goto", None):
 
 request = common.request()
 st.title("Which hardware, and how much?", anchor=False)
-st.caption(common.escape(f"{model_name(request)} · {workload_name(request.workload)}"))
+caption = st.empty()
 form.draw()
 status = st.container()
 place = st.empty()
 try:
     asked = size_request(request, common.market(), form.goal(), **later.asked())
+    caption.caption(common.escape(f"{model_name(request)} · {workload_name(asked.workload)}"))
     with status:
         for answer in sizing.answers(asked):
             if "sized" in answer and answer["sized"] < answer["of"]:

@@ -18,8 +18,9 @@ from recipe_core.request.describe import steps_of, summary
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
+from recipe_core.request.schema import Limits
 from recipe_core.search.plans import plan
-from recipe_core.search.slos import limit_steps
+from recipe_core.search.slos import keeping, limit_steps
 
 TRAINING = change(DEFAULT, {"workload.kind": "training"})
 
@@ -51,40 +52,50 @@ def test_the_count_of_a_step_is_what_the_plan_then_has(name: str) -> None:
         DEFAULT, {"model": "meta-llama/Llama-3.1-70B-Instruct", "objective.limits.ttft_ms": 400.0}
     )
     board = plan(request)
-    found = limit_steps(board, name)
-    assert list(found.steps) == sorted(found.steps)
-    for step in found.steps[:: max(1, len(found.steps) // 4)]:
-        field = f"objective.limits.{board.measures[name].limit}"
+    measure = board.measures[name]
+    steps = limit_steps(measure.limit or "", devices=8)
+    assert list(steps) == sorted(steps)
+    counts = []
+    for step in steps[:: max(1, len(steps) // 5)]:
+        field = f"objective.limits.{measure.limit}"
         after = plan(change(request, {field: int(step) if name == "gpus" else step}))
-        assert found.count(step) == len(after.order)
-    assert found.count(None) == len(
-        plan(change(request, {f"objective.limits.{board.measures[name].limit}": None})).order
+        counts.append(keeping(board, name, step))
+        assert counts[-1] == len(after.order)
+    assert counts == sorted(counts, reverse=measure.more_is_better)
+    assert keeping(board, name, None) == len(
+        plan(change(request, {f"objective.limits.{measure.limit}": None})).order
     )
 
 
 def test_the_stated_limit_is_a_step_and_does_not_count_against_itself() -> None:
     board = plan(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
-    found = limit_steps(board, "tpot", 7.777)
-    assert 7.777 in found.steps
-    assert found.count(7.777) == len(board.order)
-    assert found.without > len(board.order)
+    assert 7.777 in limit_steps("tpot_ms", devices=8, stated=7.777)
+    assert keeping(board, "tpot", 7.777) == len(board.order)
+    assert keeping(board, "tpot", None) > len(board.order)
 
 
-def test_a_measure_that_is_not_known_has_no_steps() -> None:
+def test_steps_of_a_limit_are_round_and_its_own() -> None:
+    for name in Limits.model_fields.keys() - {"percentile"}:
+        steps = limit_steps(name, devices=12)
+        assert 4 <= len(steps) <= 90, name
+        assert all(float(f"{step:.2g}") == step for step in steps), name
+    assert limit_steps("gpus", devices=12) == (1, 2, 4, 8, 12)
+
+
+def test_a_measure_that_is_not_known_is_kept_by_nobody() -> None:
     board = plan(
         change(
             DEFAULT, {"model": "Qwen/Qwen3-0.6B", "hardware.device": "cpu", "hardware.per_node": 1}
         )
     )
     assert not np.isfinite(board.raw("usd")).any()
-    assert limit_steps(board, "usd").steps == ()
+    assert keeping(board, "usd", 1e9) == 0
 
 
 def test_training_limits_count_too() -> None:
     board = plan(TRAINING)
-    found = limit_steps(board, "gpus")
-    assert found.steps == tuple(sorted(set(board.raw("gpus")[board.runs])))
-    assert found.kept[-1] == found.without == len(board.order)
+    most = board.raw("gpus")[board.runs].max()
+    assert keeping(board, "gpus", most) == keeping(board, "gpus", None) == len(board.order)
 
 
 def test_owning_adds_capital_upkeep_and_power() -> None:

@@ -297,12 +297,14 @@ def test_json_of_both_kinds_has_the_same_names() -> None:
     assert set(training["candidates"][0]) == {
         "rank",
         "candidate",
+        "state",
         "estimate",
         "pareto",
         "beats_best",
         "confidence",
     }
-    assert set(training["counts"]) == {"candidates", "feasible", "refused", "tied_with_best"}
+    counts = {"candidates", "feasible", "holds", "queues", "refused", "tied_with_best"}
+    assert set(training["counts"]) == counts
 
 
 def test_json_of_both_kinds_has_the_same_names_where_nothing_runs() -> None:
@@ -355,6 +357,8 @@ def test_json_says_what_splits_say(kind: str) -> None:
     assert view["counts"] == {
         "candidates": len(table),
         "feasible": len(table.ranked),
+        "holds": int(table.holds.sum()),
+        "queues": len(table.ranked) - int(table.holds.sum()),
         "refused": len(table.refused),
         "tied_with_best": sum(chance is not None and chance >= TIED for chance in chances),
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -116,8 +118,11 @@ def test_limits_refuse_with_the_figure_and_the_limit():
 )
 def test_ranking_follows_the_objective(optimize, column, sign):
     table = plan(make_request(objective={"optimize": optimize}))
-    values = sign * table.columns[column][table.order]
-    assert all(a <= b * (1 + 1e-3 * sign) or a <= b for a, b in pairwise(values))
+    queues = table.queues[table.order]
+    assert queues.tolist() == sorted(queues)  # those that hold the load come first
+    for rows in (table.order[~queues], table.order[queues]):
+        values = sign * table.columns[column][rows]
+        assert all(a <= b * (1 + 1e-3 * sign) or a <= b for a, b in pairwise(values))
 
 
 def test_ties_go_to_the_simpler_split():
@@ -190,3 +195,13 @@ def test_reasons_of_many_rows_are_those_of_each() -> None:
     assert said == [table.reasons(row) for row in rows]
     assert sum(map(bool, said)) > 10
     assert table.sentences([]) == []
+
+
+def test_a_plan_that_went_to_another_process_names_its_rows() -> None:
+    table = plan(make_request(LLAMA_70B, objective={"limits": {"tpot_ms": 7.0}}))
+    keys = [table.key(row) for row in range(len(table))]  # counted here, before it is sent
+    arrived = pickle.loads(cloudpickle.dumps(table))
+    assert [arrived.key(row) for row in range(len(table))] == keys
+    assert [change.to_json() for change in arrived.changes()] == [
+        change.to_json() for change in table.changes()
+    ]

@@ -148,7 +148,7 @@ def test_several_clusters_are_told_apart() -> None:
     assert len(set(keys)) == len(board)
     assert {key.endswith(".on1") for key in keys} == {True, False}
     assert [board.find(key) for key in keys] == list(range(len(board)))
-    assert "mi300x" in board.label(board.find(next(key for key in keys if key.endswith(".on1"))))
+    assert "MI300X" in board.label(board.find(next(key for key in keys if key.endswith(".on1"))))
 
 
 def test_a_training_precision_is_taken_from_the_candidate() -> None:
@@ -204,3 +204,52 @@ def test_rates_and_rounding_read_well() -> None:
     assert units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist() == pytest.approx(
         [12300.0, 0.0, 0.0123, np.inf]
     )
+
+
+def training_plan(**changes):
+    asked = {"workload.kind": "training", "hardware.nodes": 2, "workload.tokens": 1e9}
+    return plan(
+        change(DEFAULT, asked | {name.replace("__", "."): v for name, v in changes.items()})
+    )
+
+
+def test_mfu_is_a_measure_of_training_and_the_estimates_own():
+    board = training_plan()
+    best = board.best_row
+    estimate = board.estimate(best).training
+    assert board.raw("mfu")[best] == pytest.approx(estimate.mfu, rel=1e-12)
+    assert board.text("mfu", best) == f"{estimate.mfu:.1%}"
+    assert "mfu" in board.headline
+    assert "mfu" in board.listed
+    assert "mfu" in board.tabled
+    assert board.measures["mfu"].more_is_better
+    low, high = board.estimate(best).bands["mfu"]
+    assert low < estimate.mfu < high
+    assert board.pareto("mfu", "peak_memory_bytes")
+
+
+def test_hfu_counts_what_is_computed_again():
+    board = training_plan()
+    recompute = board.columns["recompute"]
+    for code, repeats in ((0, None), (2, 1 / 3)):
+        row = next(int(row) for row in board.order if recompute[row] == code)
+        training = board.estimate(row).training
+        if repeats is None:
+            assert training.hfu is None
+            assert board.raw("hfu")[row] == pytest.approx(training.mfu, rel=1e-12)
+        else:  # a third forward pass of everything but embedding and head
+            assert 1.25 < training.hfu / training.mfu < 1 + repeats
+            assert training.hfu < 1
+
+
+@pytest.mark.parametrize(("tokens", "unit"), [(1e9, "h"), (1e11, "days")])
+def test_the_time_to_finish_has_one_unit_in_a_plan(tokens, unit):
+    board = training_plan(workload__tokens=tokens)
+    measure = board.measures["wall"]
+    assert measure.unit == unit
+    assert measure.axis.endswith(f"({unit})")
+    texts = {board.text("wall", int(row)).split()[-1] for row in board.order}
+    assert texts == {unit}
+    hours = 3600 if unit == "h" else 86400
+    best = board.best_row
+    assert board.values("wall")[best] * hours == pytest.approx(board.raw("wall")[best])

@@ -14,7 +14,7 @@ from tests.conftest import request_values
         ({}, "model", "missing"),
         (request_values(per_node=0), "hardware.per_node", "got 0"),
         (request_values(workload={"input_tokens": -4}), "workload.input_tokens", "got -4"),
-        (request_values(workload={"concurrency": None}), "workload", "needs concurrency"),
+        (request_values(workload={"concurrency": None}), "workload.concurrency", "limits.tpot_ms"),
         (request_values(workload={"batch": 4}), "workload", "not batch"),
         (request_values(workload={"max_context": 100}), "workload", "shorter than"),
         (request_values(workload={"kind": "juggling"}), "workload", "juggling"),

@@ -69,7 +69,7 @@ def test_rows_know_their_cluster() -> None:
     assert len(set(keys)) == len(table)
     for row in range(0, len(table), 97):
         assert table.find(keys[row]) == row
-    for k, device in enumerate(("8 × h100-sxm", "8 × mi300x", "4 × h100-sxm")):
+    for k, device in enumerate(("8 × H100 SXM", "8 × MI300X", "4 × H100 SXM")):
         row = next(row for row in table.order.tolist() if table.cluster_number(row) == k)
         assert keys[row].endswith(f".on{k}") == bool(k)
         assert device in table.label(row)

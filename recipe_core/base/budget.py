@@ -83,6 +83,12 @@ def plan(candidates: int) -> None:
         account.planned, account.evaluated = candidates, 0
 
 
+def grow(candidates: int) -> None:
+    """Say that the plan whose candidates are being evaluated has turned out to have more."""
+    if (account := _account.get()) is not None:
+        account.planned = max(account.planned, candidates)
+
+
 def spend(evaluated: int = 0) -> None:
     """Count evaluated candidates, and end the calculation where it must not go on.
 

@@ -61,6 +61,20 @@ def short_name(candidate: Mapping[str, Any]) -> str:
     )
 
 
+_LOADS = {
+    "concurrency": "in flight",
+    "batch": "in a batch",
+    "requests": "queued",
+    "request_rate": "requests/s",
+}
+
+
+def load_text(field: str, load: float) -> str:
+    """A load with what it counts, by the workload's field: ``64 in flight``, ``2.5 requests/s``."""
+    number = f"{load:,.0f}" if float(load).is_integer() else significant(load)
+    return f"{number} {_LOADS[field]}"
+
+
 _METHODS = {
     "pretrain": "pre-training",
     "finetune": "fine-tuning",

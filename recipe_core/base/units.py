@@ -32,6 +32,23 @@ def duration(seconds: float) -> str:
     return f"{significant(seconds * 1e3)} ms" if abs(seconds) < 1 else f"{significant(seconds)} s"
 
 
+def seconds(value_s: float, digits: int = 3) -> str:
+    """Seconds from microseconds on, with significant digits: ``88.59 µs``, ``2.42 s``."""
+    size = abs(value_s)
+    for least, factor, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
+        if size >= least:
+            return f"{significant(value_s * factor, digits)} {unit}"
+    return f"{significant(value_s * 1e6, digits)} µs" if size else "0 s"
+
+
+def prefixed(value: float, unit: str, digits: int = 3) -> str:
+    """An amount or a rate with a decimal prefix: ``3.676 GFLOP``, ``450.0 GB/s``."""
+    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{significant(value / size, digits)} {prefix}{unit}"
+    return f"{significant(value, digits)} {unit}"
+
+
 def rate(tokens_per_s: float) -> str:
     """Tokens per second as text."""
     return f"{significant(tokens_per_s)} tok/s"
@@ -61,6 +78,18 @@ def per_second(value: float, unit: str) -> str:
 def band(low_high: Sequence[float], show: Any) -> str:
     """A band as two formatted ends."""
     return f"{show(low_high[0])} – {show(low_high[1])}"
+
+
+def range_text(low_high: Sequence[float], show: Any, *, unit: bool = True) -> str:
+    """A range in words; a unit that both ends share is said once: ``24.7 to 68.5 ms``.
+
+    ``unit``: whether it is said at all.
+    """
+    low, high = (str(show(end)) for end in low_high)
+    (first, _, first_unit), (last, _, last_unit) = low.partition(" "), high.partition(" ")
+    if first_unit != last_unit:
+        return f"{low} to {high}"
+    return f"{first} to {high if unit else last}"
 
 
 def rounded(values: Any, digits: int = 3) -> Any:

@@ -78,7 +78,8 @@ def profile_machine(
         InputError: for a device that torch does not see, or too few seconds.
         NoAnswer: where torch is missing, or a part could not be measured.
     """
-    total_s = seconds if seconds is not None else (QUICK_S if quick else FULL_S)
+    usual_s = QUICK_S if quick else FULL_S
+    total_s = usual_s if seconds is None else seconds
     if not LEAST_S <= total_s <= 3600:
         hint = f"Use {LEAST_S:g} to 3600; 180 is usual."
         raise InputError(f"{total_s:g} seconds are not possible.", field="seconds", hint=hint)

@@ -183,8 +183,13 @@ class View:
         if self.refused:
             estimates, position = self.refused
             result = estimates.row(position)
+            to_start = float(estimates.memory.start_bytes[position])
         else:
             result = self.plan.estimate(self.row)
+            short, usable = (
+                float(self.columns[name][self.row]) for name in ("shortfall_bytes", "usable_bytes")
+            )
+            to_start = usable + short
         refused = [str(finding) for finding in case.findings if finding.level == "error"]
         ok = result.feasible and not refused
         verdict = "cannot start"
@@ -201,6 +206,7 @@ class View:
             "findings": [finding.to_json() for finding in case.findings],
             "waste": self.waste(ground.optimize),
             "estimate": result.to_json(),
+            "start_bytes": to_start,
             "better": self.better(ground.optimize, needed=bool(refused)),
             "changes": [],
             "unread": case.arguments.unread,

@@ -10,8 +10,9 @@ import os
 import socket
 import sys
 import threading
+import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,34 +23,63 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.resources import root
 from recipe_core.doors.settings import ServerSettings, variable
 
+FIRST_PAGE = (
+    "base.labels",
+    "base.progress",
+    "doors.pool",
+    "hardware.cluster",
+    "hardware.ownership",
+    "model.catalog",
+    "model.nearest",
+    "model.uploaded",
+    "model.variants",
+    "present.calibrated",
+    "present.glossary",
+    "present.verdict",
+    "request.describe",
+    "request.edit",
+    "request.examples",
+    "request.open_hardware",
+    "request.shelf",
+    "search.alternatives",
+    "search.changes",
+    "search.plan",
+)
+"""With what they import, all modules that the first page uses with an empty link."""
 PAGES = (
     "bundle.browse",
     "commands.judge",
     "hardware.detect.machine",
-    "hardware.ownership",
     "hardware.upload",
     "calibration.comparison",
     "measured.support",
-    "model.uploaded",
-    "model.variants",
+    "present.command_text",
+    "present.exports",
     "present.measured_view",
     "present.report",
+    "present.side_by_side",
     "present.size_later",
     "present.size_tables",
     "present.snippets",
+    "present.verdict",
     "present.views",
     "recipe.other_engines",
     "recipe.calibrate",
-    "request.open_hardware",
     "recipe.parameters",
     "search.plans",
-    "search.changes",
     "search.slos",
     "sizing.parts",
     "targets.form",
     "targets.start_command",
 )
-"""With what they import, all modules that any page uses."""
+"""With these and what they import, all modules that any page uses."""
+DRAWING_S = 1.0
+"""Time in which a browser draws what it was sent (seconds, on a slow machine): until then nothing
+else takes the processor."""
+NOBODY_S = 5.0
+"""Time after which nobody is taken to wait for the first page (seconds)."""
+first_page_sent = threading.Event()
+"""Set when the first page was sent to a browser."""
 importing = threading.RLock()
 """Taken while modules are imported. Two threads that enter a package by different modules deadlock,
 which Python breaks by giving one a half-initialized module:
@@ -107,11 +137,49 @@ class Later:
             await self._life
 
 
+def load_first_page() -> None:
+    """Import the modules of the first page, while the browser still loads its own part."""
+    _load(FIRST_PAGE)
+
+
 def load_pages() -> None:
-    """Import the modules of the pages, while the first browser still loads its own part."""
+    """Import the modules of all pages."""
+    _load((*FIRST_PAGE, *PAGES))
+
+
+def _load(names: Iterable[str]) -> None:
     with importing:
-        for name in PAGES:
+        for name in names:
             importlib.import_module(f"recipe_core.{name}")
+
+
+def read_first_page() -> None:
+    """Read the data files of the first page, which then come from memory."""
+    from recipe_core.model.catalog import load_model
+    from recipe_core.model.variants import variants
+    from recipe_core.present.glossary import field_help
+    from recipe_core.request.examples import examples
+    from recipe_core.request.link import DEFAULT, from_query
+
+    from_query({})
+    load_model(DEFAULT.model, folders=False)
+    variants(str(DEFAULT.model))
+    field_help("model")
+    _ = [example.asked for example in examples().values()]
+
+
+def get_ready(start_workers: Callable[[], None]) -> None:
+    """Load what pages need, in the order in which readers miss it, and start the workers.
+
+    The first page comes first. Until a browser has drawn it, or nobody has come for it, the rest
+    waits: on a small machine both would take twice as long side by side.
+    """
+    load_first_page()
+    read_first_page()
+    if first_page_sent.wait(NOBODY_S):
+        time.sleep(DRAWING_S)
+    load_pages()
+    start_workers()
 
 
 def serve(host: str, port: int, stated: Mapping[str, object]) -> None:

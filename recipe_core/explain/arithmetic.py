@@ -6,34 +6,32 @@ Lines are built from the parts that the estimate adds up, so a line's numbers gi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES, TRAINING_MEMORY
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import GIB, duration, per_second, rate, significant, usd
+from recipe_core.explain.line import Line
+from recipe_core.explain.serving_time import Times, serving_times
+from recipe_core.explain.training_time import training_times
 from recipe_core.model.spec import CompressedAttention
 from recipe_core.physics.prediction import known
 from recipe_core.physics.serving.cache import cached_tokens, kv_token_bytes, state_bytes
 from recipe_core.physics.serving.memory import stage_columns
 from recipe_core.physics.serving.results import ServingEstimate
-from recipe_core.physics.serving.weights import layer_weight_bytes, stage_layers, vocabulary_bytes
+from recipe_core.physics.serving.weights import (
+    draft_layer,
+    draft_weight_bytes,
+    layer_weight_bytes,
+    stage_layers,
+    vocabulary_bytes,
+)
 from recipe_core.physics.training.results import TrainingEstimate
 from recipe_core.search.measures import days
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
 from recipe_core.space.serving import Cases, Setting
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One metric: its name, its formula, the same with numbers, and the result."""
-
-    name: str
-    formula: str
-    numbers: str
-    value: str
 
 
 def gib(value_bytes: float) -> str:
@@ -46,16 +44,21 @@ def _long(seconds: float) -> str:
     return duration(seconds) if seconds < 3600 else days(seconds)
 
 
-def arithmetic(board: ServingPlan, row: int) -> dict[str, list[Line]]:
-    """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy."""
+def arithmetic(board: ServingPlan, row: int) -> Times:
+    """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy.
+
+    Times come with the operators that they are made of, and where the numbers of these are from.
+    """
     estimate = board.estimate(row)
     if not np.isfinite(estimate.memory.total_bytes):
-        return {}
+        return Times()
     out = {"Memory of the fullest device": _memory_lines(board, row, estimate)}
-    if estimate.feasible:
-        out["Time"] = _time_lines(board, estimate)
-        out["Throughput, cost and energy"] = _rate_lines(board, row, estimate)
-    return out
+    if not estimate.feasible:
+        return Times(out)
+    times = serving_times(board, row)
+    out["Time"] = _time_lines(board, estimate)
+    out["Throughput, cost and energy"] = _rate_lines(board, row, estimate)
+    return Times(out | times.lines, times.workings, times.constants)
 
 
 def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list[Line]:
@@ -70,7 +73,7 @@ def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> li
     return [
         Line(
             "Weights",
-            "layers + embedding + head",
+            "layers + embedding + head + draft layers",
             _weights(block.setting, case, start, end),
             gib(m.weights_bytes),
         ),
@@ -118,6 +121,9 @@ def _weights(setting: Setting, case: Cases, start: int, end: int) -> str:
     ]
     first, last = start == 0, end == len(model.layers)
     terms += [table] * (1 if first and last and model.tied_embeddings else first + last)
+    drafts = float(draft_weight_bytes(setting, case)[0])
+    if last and drafts:
+        terms.append(gib(drafts))
     return " + ".join(terms)
 
 
@@ -125,8 +131,11 @@ def _cache(setting: Setting, case: Cases, start: int, end: int) -> str:
     """Layers × tokens × bytes per token, and states; packed caches are more than a product."""
     context = np.minimum(case.input_tokens + case.output_tokens, case.max_context)
     terms: list[str] = []
-    for kind, count in _kinds(setting, start, end):
-        layer = setting.model.kinds[kind][0]
+    model = setting.model
+    layers = [(model.kinds[kind][0], count) for kind, count in _kinds(setting, start, end)]
+    if end == len(model.layers) and case.draft_layers[0]:
+        layers.append((draft_layer(model), int(case.draft_layers[0])))
+    for layer, count in layers:
         if isinstance(layer.attention, CompressedAttention):
             return "blocks shared by the caches of several layers"
         token_bytes = float(kv_token_bytes(setting, layer.attention, case.tp)[0] / case.cp[0])
@@ -226,12 +235,15 @@ def _rate_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list
     return lines
 
 
-def training_arithmetic(board: TrainingPlan, row: int) -> dict[str, list[Line]]:
-    """Lines on a training split's fullest stage and, if it runs, its step and the run."""
+def training_arithmetic(board: TrainingPlan, row: int) -> Times:
+    """Lines on a training split's fullest stage and, if it runs, its step and the run.
+
+    The step comes with its operators, and where the numbers of these are from.
+    """
     estimate = board.estimate(row)
     m = estimate.memory
     if m is None:
-        return {}
+        return Times()
     held = {name: getattr(m, f"{name}_bytes") for name in TRAINING_MEMORY}
     parts = {name: value for name, value in held.items() if value > 0}
     total = " + ".join(
@@ -240,10 +252,12 @@ def training_arithmetic(board: TrainingPlan, row: int) -> dict[str, list[Line]]:
     out = {
         "Memory of the fullest stage": [Line("Peak", "sum of the parts", total, gib(m.total_bytes))]
     }
-    if estimate.feasible:
-        out["Time of a step"] = _step_lines(board, row, estimate)
-        out["The run"] = _run_lines(board, estimate)
-    return out
+    if not estimate.feasible:
+        return Times(out)
+    times = training_times(board, row)
+    out["Time of a step"] = _step_lines(board, row, estimate)
+    out["The run"] = _run_lines(board, estimate)
+    return Times(out | times.lines, times.workings, times.constants)
 
 
 def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> list[Line]:
@@ -255,7 +269,7 @@ def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> li
         f"{significant(flops / 1e9)} GFLOP × {rate(t.tokens_per_s_per_gpu)} ÷ "
         f"{per_second(peak, 'FLOP')}"
     )
-    return [
+    lines = [
         Line(
             "Step",
             "sum of the parts",
@@ -276,6 +290,18 @@ def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> li
         ),
         Line("MFU", "model flops per token · tokens per device ÷ peak", mfu, f"{t.mfu:.1%}"),
     ]
+    if t.hfu is not None:
+        again = flops * (t.hfu / t.mfu - 1)
+        lines.append(
+            Line(
+                "HFU",
+                "(model flops + those of recomputation) per token · tokens per device ÷ peak",
+                f"({significant(flops / 1e9)} GFLOP + {significant(again / 1e9)} GFLOP) × "
+                f"{rate(t.tokens_per_s_per_gpu)} ÷ {per_second(peak, 'FLOP')}",
+                f"{t.hfu:.1%}",
+            )
+        )
+    return lines
 
 
 def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
@@ -306,7 +332,14 @@ def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
         Line("Steps", "token budget ÷ tokens of a step, rounded up", tokens, f"{run.steps:,.0f}")
     )
     numbers = f"{run.steps:,.0f} × {duration(t.step_s)} ÷ {run.goodput:.2%}"
-    lines.append(Line("Time to finish", "steps · step time ÷ goodput", numbers, _long(run.wall_s)))
+    lines.append(
+        Line(
+            "Time to finish",
+            "steps · step time ÷ goodput",
+            numbers,
+            board.measures["wall"].show(run.wall_s),
+        )
+    )
     if cost.usd is not None and cost.usd_per_hour is not None:
         lines.append(
             Line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -126,6 +127,17 @@ def short_title(profile: Device) -> str:
     for prefix in ("NVIDIA ", "AMD ", "Intel ", "GeForce "):
         title = title.removeprefix(prefix)
     return title.strip()
+
+
+def chip_title(profile: Device) -> str:
+    """A device's title in the fewest words: without its memory where no other differs in that.
+
+    Devices of one chip with several sizes of memory have the size in their names.
+    """
+    title = short_title(profile).removeprefix("Instinct ")
+    if is_own(profile) or re.search(r"\d+gb$", profile.name):
+        return title
+    return re.sub(r" \d+ GB( unified)?$", "", title)
 
 
 def plain(profile: Device) -> dict[str, Any]:

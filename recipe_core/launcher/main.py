@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -100,20 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     # SUPPRESS: an option may come before or after the command; its absence in one place must not
     # undo the other.
     shared = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    shared.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
-    shared.add_argument(
-        "--model", metavar="FOLDER|NAME", help="serve this model instead of the recipe's"
-    )
-    shared.add_argument("--host", help="listen on this address")
-    shared.add_argument(
-        "--port", type=int, help="listen on this port (servers after the first count up from it)"
-    )
-    shared.add_argument("--node", type=int, metavar="N", help="which node of the bundle this is")
-    shared.add_argument(
-        "--head",
-        metavar="ADDRESS",
-        help="address of node 0, or of all nodes with commas between where pools span nodes",
-    )
+    _add_shared(shared)
     parser = _Parser(
         prog="launch.py",
         description="Start, check and measure the deployment in this folder.",
@@ -130,6 +117,36 @@ def _parser() -> argparse.ArgumentParser:
     }
     for name in _HIDDEN:
         subs[name] = actions.add_parser(name, parents=[shared], argument_default=argparse.SUPPRESS)
+    _add_start(subs)
+    _add_stop(subs)
+    _add_reading(subs)
+    _add_bench(subs["bench"])
+    return parser
+
+
+Subparsers = Mapping[str, argparse.ArgumentParser]
+
+
+def _add_shared(shared: argparse.ArgumentParser) -> None:
+    """Options of every command."""
+    shared.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
+    shared.add_argument(
+        "--model", metavar="FOLDER|NAME", help="serve this model instead of the recipe's"
+    )
+    shared.add_argument("--host", help="listen on this address")
+    shared.add_argument(
+        "--port", type=int, help="listen on this port (servers after the first count up from it)"
+    )
+    shared.add_argument("--node", type=int, metavar="N", help="which node of the bundle this is")
+    shared.add_argument(
+        "--head",
+        metavar="ADDRESS",
+        help="address of node 0, or of all nodes with commas between where pools span nodes",
+    )
+
+
+def _add_start(subs: Subparsers) -> None:
+    """Options of what starts processes."""
     subs["up"].add_argument(
         "--foreground",
         action="store_true",
@@ -142,40 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     subs["keep"].add_argument("--data")
     for name in ("up", "keep", "restart"):
         _add_limits(subs[name])
-    subs["restart"].add_argument(
-        "names", nargs="*", metavar="NAME", help="only these servers (default: every replica)"
-    )
-    subs["restart"].add_argument(
-        "--timeout", type=_positive(float), metavar="S", help="seconds until all are restarted"
-    )
-    subs["down"].add_argument(
-        "--drain",
-        nargs="?",
-        type=_positive(float),
-        const=0.0,
-        metavar="S",
-        help="let running requests finish first, for S seconds at most (default: the bundle's)",
-    )
     subs["up"].add_argument(
         "--data", metavar="FILE", help="train on this text (.txt, .jsonl) instead of the bundle's"
-    )
-    subs["down"].add_argument(
-        "--checkpoint", action="store_true", help="let a training run save a checkpoint first"
-    )
-    subs["logs"].add_argument(
-        "name", nargs="?", metavar="NAME", help="of this process, or: keeper, events"
-    )
-    subs["logs"].add_argument(
-        "--follow", action="store_true", help="go on with what comes, until Ctrl-C"
-    )
-    subs["logs"].add_argument(
-        "--lines", type=_count, metavar="N", help=f"lines of each log (default {logs.LINES})"
-    )
-    subs["doctor"].add_argument(
-        "--output", "-o", metavar="FILE", help="write this .tar.gz instead of one in run/"
-    )
-    subs["bench"].add_argument(
-        "--steps", type=_positive(int), metavar="N", help="how many training steps to measure"
     )
     for name in ("up", "bench"):
         subs[name].add_argument(
@@ -192,19 +177,62 @@ def _parser() -> argparse.ArgumentParser:
             metavar="S",
             help="seconds to wait until the servers answer",
         )
-    subs["bench"].add_argument(
+
+
+def _add_stop(subs: Subparsers) -> None:
+    """Options of what stops and restarts them."""
+    subs["restart"].add_argument(
+        "names", nargs="*", metavar="NAME", help="only these servers (default: every replica)"
+    )
+    subs["restart"].add_argument(
+        "--timeout", type=_positive(float), metavar="S", help="seconds until all are restarted"
+    )
+    subs["down"].add_argument(
+        "--drain",
+        nargs="?",
+        type=_positive(float),
+        const=0.0,
+        metavar="S",
+        help="let running requests finish first, for S seconds at most (default: the bundle's)",
+    )
+    subs["down"].add_argument(
+        "--checkpoint", action="store_true", help="let a training run save a checkpoint first"
+    )
+
+
+def _add_reading(subs: Subparsers) -> None:
+    """Options of what only looks."""
+    subs["logs"].add_argument(
+        "name", nargs="?", metavar="NAME", help="of this process, or: keeper, events"
+    )
+    subs["logs"].add_argument(
+        "--follow", action="store_true", help="go on with what comes, until Ctrl-C"
+    )
+    subs["logs"].add_argument(
+        "--lines", type=_count, metavar="N", help=f"lines of each log (default {logs.LINES})"
+    )
+    subs["doctor"].add_argument(
+        "--output", "-o", metavar="FILE", help="write this .tar.gz instead of one in run/"
+    )
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    """What is measured."""
+    bench.add_argument(
+        "--steps", type=_positive(int), metavar="N", help="how many training steps to measure"
+    )
+    bench.add_argument(
         "--requests", type=_positive(int), metavar="N", help="how many requests to measure"
     )
-    subs["bench"].add_argument(
+    bench.add_argument(
         "--concurrency", type=_positive(int), metavar="C", help="how many requests at once"
     )
-    subs["bench"].add_argument(
+    bench.add_argument(
         "--duration-limit",
         type=_positive(float),
         metavar="S",
         help="send no new request after this many seconds",
     )
-    return parser
 
 
 def _count(text: str) -> int:

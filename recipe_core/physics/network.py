@@ -18,13 +18,14 @@ NCCL's performance notes (bus bandwidth). Left out: in-network reduction.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.profile import DirectLinks, Fabric
+from recipe_core.physics.ledger import Transfer, note, one
 from recipe_core.space.serving import Cases
 
 if TYPE_CHECKING:  # importing what training needs takes serving time
@@ -79,6 +80,31 @@ def _start(links: Fabric | DirectLinks, ranks: Float, passes: float = 1.0) -> Fl
     return np.where(ranks > 1, links.latency_s.value + passes * per_rank * (ranks - 1), 0.0)
 
 
+Starts = tuple[tuple[float, float], ...]
+
+
+def _starts(links: Fabric | DirectLinks, ranks: Any, passes: float = 1.0) -> Starts:
+    """The terms of `_start`, of one case: seconds, and how many of them."""
+    if one(ranks) <= 1:
+        return ()
+    terms = [(links.latency_s.value, 1.0)]
+    if links.latency_per_rank_s:
+        terms.append((links.latency_per_rank_s.value, passes * (one(ranks) - 1)))
+    return tuple(terms)
+
+
+def _all_starts(cluster: Cluster, members: Group, passes: float, times: float = 1.0) -> Starts:
+    """The starts of ``times`` library rounds inside and between islands, of one case."""
+    inside = cluster.fabric
+    if cluster.beyond is not None and bool(_wide(cluster, members.local).any()):
+        inside = cluster.beyond
+    both = (
+        *_starts(inside, members.local, passes),
+        *_starts(cluster.network, members.remote, passes),
+    )
+    return tuple((start_s, times * count) for start_s, count in both)
+
+
 def _wide(cluster: Cluster, ranks: Float) -> Bool:
     """Groups in a node that span fabric domains (bridged pairs): the link between them counts."""
     return (
@@ -102,32 +128,116 @@ def _inside(cluster: Cluster, ranks: Float, passes: float) -> tuple[Float, Float
     return np.where(wide, beyond[0], fabric[0]), np.where(wide, beyond[1], fabric[1])
 
 
-def _library(cluster: Cluster, members: Group, data_bytes: Float, passes: float) -> Float:
+def _library(
+    cluster: Cluster, members: Group, data_bytes: Float, passes: float, label: str
+) -> Float:
     """Library rounds that move (n - 1)/n of the data; an island's ranks share its network part."""
     start_inside, rate_inside = _inside(cluster, members.local, passes)
     start_outside, rate_outside = _rounds(cluster.network, members.remote, passes)
     inside = (members.local - 1) / members.local / rate_inside
     outside = (members.remote - 1) / members.remote / members.local / rate_outside
-    return start_inside + start_outside + passes * np.maximum(inside, outside) * data_bytes
+
+    def entry(seconds: float) -> Transfer:
+        return _transfer(
+            cluster,
+            members,
+            seconds,
+            label=label,
+            algorithm=f"{LIBRARY[cluster.device.runtime]}, {_PASSES[passes]}",
+            data_bytes=data_bytes,
+            starts=_all_starts(cluster, members, passes),
+            busy_s=(inside * passes * data_bytes, outside * passes * data_bytes),
+        )
+
+    return note(
+        start_inside + start_outside + passes * np.maximum(inside, outside) * data_bytes, entry
+    )
+
+
+LIBRARY = {"cuda": "NCCL", "rocm": "RCCL", "hpu": "HCCL", "cpu": "gloo"}
+"""Collective library of each runtime."""
+_PASSES = {1.0: "one pass", 2.0: "two passes"}
+
+
+def _transfer(
+    cluster: Cluster,
+    members: Group,
+    seconds: float,
+    *,
+    label: str,
+    algorithm: str,
+    data_bytes: Float,
+    starts: Starts,
+    busy_s: tuple[Float, Float],
+    direct: bool = False,
+) -> Transfer:
+    """The ledger's entry of a collective: ``busy_s`` inside and outside an island, which overlap.
+
+    The longer one sets the pace; its bytes are those that take so long at its achieved rate.
+    """
+    inside_s, outside_s = one(busy_s[0]), one(busy_s[1])
+    if outside_s > inside_s:
+        fabric, ranks = cluster.network, members.remote
+    elif cluster.beyond is not None and not direct and bool(_wide(cluster, members.local).any()):
+        fabric, ranks = cluster.beyond, members.local
+    else:
+        fabric, ranks = cluster.fabric, members.local
+    links = fabric.direct if direct and fabric.direct is not None else fabric
+    bandwidth, efficiency = one(_bandwidth(fabric, ranks)), links.efficiency.value
+    return Transfer(
+        label,
+        seconds,
+        algorithm=algorithm,
+        ranks=one(members.ranks),
+        data_bytes=one(data_bytes),
+        starts=starts,
+        moved_bytes=max(inside_s, outside_s) * bandwidth * efficiency,
+        bandwidth_bytes_per_s=bandwidth,
+        efficiency=efficiency,
+        fabric=fabric,
+        direct=direct,
+    )
 
 
 def all_reduce_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
     """Seconds to sum ``data_bytes`` over all ranks, by direct kernels where one domain has them."""
-    library = _library(cluster, members, data_bytes, 2.0)
+    library = _library(cluster, members, data_bytes, 2.0, "All-reduce")
     direct, ranks = cluster.fabric.direct, members.local
     if direct is None:
         return library
     start = _start(direct, ranks)
     shot_s = (ranks - 1) / (_bandwidth(cluster.fabric, ranks) * direct.efficiency.value)
-    best = np.minimum(start + shot_s * data_bytes, 2 * start + 2 / ranks * shot_s * data_bytes)
+
+    def shots(number: int, start_s: Float, busy_s: Float) -> Float:
+        return note(
+            start_s + busy_s,
+            lambda seconds: _transfer(
+                cluster,
+                members,
+                seconds,
+                label="All-reduce",
+                algorithm=f"direct kernels, {'one shot' if number == 1 else 'two shots'}",
+                data_bytes=data_bytes,
+                starts=tuple((each_s, number * n) for each_s, n in _starts(direct, ranks)),
+                busy_s=(busy_s, np.zeros(1)),
+                direct=True,
+            ),
+        )
+
+    best = np.minimum(
+        shots(1, start, shot_s * data_bytes),
+        shots(2, 2 * start, 2 / ranks * shot_s * data_bytes),
+    )
     largest = direct.largest_bytes.value if direct.largest_bytes else np.inf
     by_library = (members.remote > 1) | _wide(cluster, ranks) | (data_bytes > largest)
     return np.where(by_library, library, best)
 
 
-def all_gather_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
+def all_gather_s(
+    cluster: Cluster, members: Group, data_bytes: Float, label: str = "All-gather"
+) -> Float:
     """Seconds until every rank has all ``data_bytes``; a reduce-scatter takes the same."""
-    return _library(cluster, members, data_bytes, 1.0)
+    return _library(cluster, members, data_bytes, 1.0, label)
 
 
 def all_to_all_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
@@ -144,8 +254,20 @@ def _exchange(
     """A library round in which each rank sends these bytes inside and outside its island."""
     start_inside, rate_inside = _inside(cluster, members.local, 1.0)
     start_outside, rate_outside = _rounds(cluster.network, members.remote, 1.0)
-    return starts * (start_inside + start_outside) + np.maximum(
-        inside_bytes / rate_inside, outside_bytes / rate_outside
+    inside_s, outside_s = inside_bytes / rate_inside, outside_bytes / rate_outside
+    start_s = starts * (start_inside + start_outside)
+    return note(
+        start_s + np.maximum(inside_s, outside_s),
+        lambda seconds: _transfer(
+            cluster,
+            members,
+            seconds,
+            label="Exchange of tokens",
+            algorithm=f"{LIBRARY[cluster.device.runtime]}, to all ranks",
+            data_bytes=inside_bytes + outside_bytes,
+            starts=_all_starts(cluster, members, 1.0, starts),
+            busy_s=(inside_s, outside_s),
+        ),
     )
 
 
@@ -186,7 +308,8 @@ def low_latency_s(
         return np.full(np.broadcast_shapes(np.shape(row), np.shape(ranks)), np.inf)
     start = _start(direct, members.local)
     rate = _bandwidth(cluster.fabric, members.local) * direct.efficiency.value
-    seconds = row * top_k * (members.local - 1) / ranks / rate
+    seconds = inside_s = row * top_k * (members.local - 1) / ranks / rate
+    outside_s = np.zeros(1)
     possible = ~_wide(cluster, members.local)
     if remote is None:
         possible &= members.remote == 1
@@ -194,8 +317,28 @@ def low_latency_s(
         start = start + _start(remote, members.remote)
         outside = row * top_k * (ranks - members.local) / ranks
         rate = _bandwidth(cluster.network, members.remote) * remote.efficiency.value
-        seconds = np.maximum(seconds, outside / rate)
-    return np.where(possible, EXCHANGE_STARTS * start + seconds, np.inf)
+        outside_s = outside / rate
+        seconds = np.maximum(seconds, outside_s)
+    return note(
+        np.where(possible, EXCHANGE_STARTS * start + seconds, np.inf),
+        lambda once_s: _transfer(
+            cluster,
+            members,
+            once_s,
+            label="Exchange of tokens",
+            algorithm="direct kernels, low latency",
+            data_bytes=row * top_k,
+            starts=tuple(
+                (each_s, EXCHANGE_STARTS * n)
+                for each_s, n in (
+                    *_starts(direct, members.local),
+                    *(_starts(remote, members.remote) if remote else ()),
+                )
+            ),
+            busy_s=(inside_s, outside_s),
+            direct=True,
+        ),
+    )
 
 
 def send_s(cluster: Cluster, across: Float | Bool, data_bytes: Float) -> Float:
@@ -205,4 +348,41 @@ def send_s(cluster: Cluster, across: Float | Bool, data_bytes: Float) -> Float:
     start_outside, rate_outside = _rounds(cluster.network, two, 1.0)
     within = 1.0 - across
     start = across * start_outside + within * start_inside
-    return start + (across / rate_outside + within / rate_inside) * data_bytes
+    between, inside = across / rate_outside, within / rate_inside
+    return note(
+        start + (between + inside) * data_bytes,
+        lambda seconds: _sent(cluster, seconds, across, (between, inside), data_bytes),
+    )
+
+
+def _sent(
+    cluster: Cluster,
+    seconds: float,
+    across: Float | Bool,
+    each_s: tuple[Any, Any],
+    data_bytes: Float,
+) -> Transfer:
+    """The ledger's entry of a message: the mean of those between nodes and inside them.
+
+    Its bandwidth is that of the slower kind, its efficiency what the mean reaches of it.
+    """
+    two, share = np.array([2.0]), one(across)
+    within = cluster.fabric
+    if cluster.beyond is not None and bool(_wide(cluster, two).any()):
+        within = cluster.beyond
+    fabric = cluster.network if share > 0 else within
+    bandwidth = one(_bandwidth(fabric, two))
+    starts = [(each, n * share) for each, n in _starts(cluster.network, two) if share > 0]
+    starts += [(each, n * (1 - share)) for each, n in _starts(within, two) if share < 1]
+    return Transfer(
+        "Send to the next stage",
+        seconds,
+        algorithm=f"{LIBRARY[cluster.device.runtime]}, {one(across):.0%} between nodes",
+        ranks=2.0,
+        data_bytes=one(data_bytes),
+        starts=tuple(starts),
+        moved_bytes=one(data_bytes),
+        bandwidth_bytes_per_s=bandwidth,
+        efficiency=1 / (one(each_s[0] + each_s[1]) * bandwidth),
+        fabric=fabric,
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.hardware.cluster import roofline
 from recipe_core.hardware.profile import Device, Family, Roofline
 from recipe_core.model.dtypes import compute_dtype
+from recipe_core.physics.ledger import Kernel, note, one
 
 SIXTEEN_BIT = ("attention_decode", "mla_decode")
 """Families whose ``stored_dtype`` is that of a cache: values are widened to 16 bits before they are
@@ -28,6 +31,9 @@ def operator_s(
     flops: Float,
     moved_bytes: Float,
     kernels: float = 1.0,
+    *,
+    label: str = "",
+    dims: tuple[Any, Any, Any] | None = None,
 ) -> Float:
     """Seconds of an operator of ``flops`` that moves ``moved_bytes`` to or from device memory.
 
@@ -35,10 +41,26 @@ def operator_s(
     Its four parameters are fitted to the device, or priors of its runtime; fits of this form are
     4–7 % off (median) on measured 16-bit matrix products. ``stored_dtype`` is that of the weights
     (in decode attention, of the cache): kernels differ by it. The peak is that of the format that
-    is multiplied: 16 bit for weight-only formats and for attention over any cache.
+    is multiplied: 16 bit for weight-only formats and for attention over any cache. ``label`` and
+    ``dims`` (rows, inputs, outputs) are for the ledger.
     """
-    busy_s, shape = _busy(device, family, stored_dtype, flops, moved_bytes)
-    return np.where(busy_s > 1e-30, kernels * shape.overhead_s + busy_s, 0.0)
+    busy_s, shape, dtype = _busy(device, family, stored_dtype, flops, moved_bytes)
+    return note(
+        np.where(busy_s > 1e-30, kernels * shape.overhead_s + busy_s, 0.0),
+        lambda seconds: Kernel(
+            label or family,
+            seconds,
+            device=device,
+            family=family,
+            stored_dtype=stored_dtype,
+            dtype=dtype,
+            shape=shape,
+            flops=one(flops),
+            moved_bytes=one(moved_bytes),
+            starts=kernels,
+            dims=None if dims is None else (one(dims[0]), one(dims[1]), one(dims[2])),
+        ),
+    )
 
 
 def experts_s(
@@ -48,26 +70,44 @@ def experts_s(
     weight_bytes: Float,
     row_bytes: Float,
     tokens: Float,
+    row_time: float = 1.0,
 ) -> Float:
     """Seconds of a layer's routed experts on one rank: sort tokens, move rows, multiply.
 
     As `operator_s` for the products, plus what surrounds them: ``row_bytes`` at a share of the
     bandwidth of their own (``row_efficiency``) and ``sort_s · tokens / (tokens + SORT_TOKENS)``.
+    ``row_time``: an engine's own time for what grows with rows over the profile's.
     Fits of this form are 4–13 % off (median) on the layers they were fitted to; without both 10–22
     %.
     """
-    busy_s, shape = _busy(device, "moe", stored_dtype, flops, weight_bytes)
-    rows_s = row_bytes / (
+    busy_s, shape, dtype = _busy(device, "moe", stored_dtype, row_time * flops, weight_bytes)
+    rows_s = (row_time * row_bytes) / (
         device.memory_bandwidth_bytes_per_s.value
         * (shape.row_efficiency or shape.memory_efficiency)
     )
-    return shape.overhead_s + shape.sort_s * tokens / (tokens + SORT_TOKENS) + busy_s + rows_s
+    return note(
+        shape.overhead_s + shape.sort_s * tokens / (tokens + SORT_TOKENS) + busy_s + rows_s,
+        lambda seconds: Kernel(
+            "Routed experts",
+            seconds,
+            device=device,
+            family="moe",
+            stored_dtype=stored_dtype,
+            dtype=dtype,
+            shape=shape,
+            flops=one(flops),
+            moved_bytes=one(weight_bytes),
+            row_bytes=one(row_bytes),
+            sorted_share=one(tokens / (tokens + SORT_TOKENS)),
+            row_time=row_time,
+        ),
+    )
 
 
 def _busy(
     device: Device, family: Family, stored_dtype: str, flops: Float, moved_bytes: Float
-) -> tuple[Float, Roofline]:
-    """Seconds of compute and memory by the rounded roofline, and the parameters used."""
+) -> tuple[Float, Roofline, str]:
+    """Seconds of compute and memory by the rounded roofline, its parameters, the peak's dtype."""
     dtype = compute_dtype(
         "bf16" if family in SIXTEEN_BIT else stored_dtype, device.peak_flops_per_s
     )
@@ -75,7 +115,7 @@ def _busy(
     # compute_dtype returns a key of the peaks, which its type does not say
     compute_s = flops / (device.peak_flops_per_s[dtype].value * shape.compute_efficiency)  # type: ignore[index]
     memory_s = moved_bytes / (device.memory_bandwidth_bytes_per_s.value * shape.memory_efficiency)
-    return rounded(compute_s, memory_s, shape.smoothing), shape
+    return rounded(compute_s, memory_s, shape.smoothing), shape, dtype
 
 
 def rounded(compute_s: Float, memory_s: Float, smoothing: float) -> Float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.base.labels import split_name
-from recipe_core.base.units import rate
+from recipe_core.base.units import gib, rate
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present.terminal import change_lines, estimate_text, serving_speed
 
@@ -24,6 +24,26 @@ def verdict_text(answer: dict[str, Any]) -> str:
         lines.append(estimate_text(answer["candidate"], answer["estimate"]))
     lines += _waste(answer["waste"]) + _better(answer["better"])
     return "\n".join(lines + change_lines(answer["changes"]))
+
+
+def memory_meant(answer: dict[str, Any]) -> str:
+    """Which of a command's two memory figures is which, in words: the load's and the start's."""
+    workload, memory = answer["workload"], answer["estimate"]["memory"]
+    tokens = workload["input_tokens"] + workload["output_tokens"]
+    requests = f"{workload['concurrency']:,} requests of {tokens:,} tokens"
+    usable = gib(memory["usable_bytes"])
+    starts = answer["start_bytes"] <= memory["usable_bytes"]
+    outcome = f"is within the {usable} that are usable: it starts."
+    if not starts:
+        outcome = f"is more than the {usable} that are usable: it cannot start."
+    text = (
+        f"{gib(memory['total_bytes'])} would hold the load, {requests}, at once. "
+        f"{gib(answer['start_bytes'])} is what the engine needs to start: room for one request of "
+        f"{workload['max_context']:,} tokens, the longest that the command accepts. This {outcome}"
+    )
+    if starts and memory["total_bytes"] > memory["usable_bytes"]:
+        text += f" Of the load it holds {memory['max_concurrency']:,} requests; the others wait."
+    return text
 
 
 def _findings(answer: dict[str, Any], errors: bool = True) -> list[str]:

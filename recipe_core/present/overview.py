@@ -9,12 +9,17 @@ from typing import Any
 
 from recipe_core.base.labels import TRAINING_MEMORY, change_label, split_name
 from recipe_core.base.text_rows import TextRow, text_rows
-from recipe_core.base.units import count, duration, gib, rate, significant, usd
+from recipe_core.base.units import chance_text, count, duration, gib, rate, significant, usd
 from recipe_core.engines.spec import engine, engine_names
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.provenance import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
-from recipe_core.request.schema import CandidateRequest
-from recipe_core.search.measures import days, percent
+from recipe_core.request.describe import workload_name
+from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.search.limits import stated as stated_limits
+from recipe_core.search.measures import TRAINING, days, utilisation
 
 LAYER_TEXTS: Mapping[Layer, str] = {
     "base": "required by the engine or its launch",
@@ -76,18 +81,28 @@ def stated(candidate: CandidateRequest | None) -> str:
     )
 
 
-def facts(recipe: Recipe) -> dict[str, str]:
-    """What the recipe decides, one line each."""
-    c, d, lock = recipe.candidate, recipe.device, recipe.lock
-    nodes = f" in {-(-d.count // d.per_node)} nodes" if d.per_node and d.count > d.per_node else ""
+def facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
+    """What the recipe decides and what was asked for, one line each.
+
+    Args:
+        recipe: as it was made.
+        chance: probability that the split keeps the limits, where a plan tells.
+    """
+    c, lock = recipe.candidate, recipe.lock
+    request = recipe_request(recipe)
     weights = c.get("precision") or f"{c['weight_dtype']} weights, {c['kv_dtype']} cache"
     out = {
         "Model": f"{recipe.model.id} ({count(recipe.model.parameters)} parameters)",
-        "Devices": f"{d.count} × {d.title}{nodes}",
+        "Devices": _devices(recipe, request),
         "Split": split_name(c),
         "Formats": weights,
         "Engine": f"{recipe.engine.title} {recipe.engine.version}".strip(),
+        "Workload": workload_name(request.workload),
+        "Optimised for": goals_text(request),
+        "Limits": "; ".join(stated_limits(request.objective.limits)) or "none",
     }
+    out |= _confidence(request, chance)
+    out |= _price(recipe)
     out |= {"Longest request": f"{recipe.max_context:,} tokens"} if recipe.max_context else {}
     if drafts := c.get("speculative"):
         out["Speculative decoding"] = (
@@ -95,6 +110,43 @@ def facts(recipe: Recipe) -> dict[str, str]:
         )
     out |= {"Container": lock.image.reference} if lock and lock.image else {}
     return out
+
+
+def _devices(recipe: Recipe, request: PlanRequest) -> str:
+    """``4 of 8 × NVIDIA H100 SXM5 80 GB``: what the split uses of what is there."""
+    d, there = recipe.device, request.hardware.devices
+    nodes = f" in {-(-d.count // d.per_node)} nodes" if d.per_node and d.count > d.per_node else ""
+    used = f"{d.count:,} of {there:,}" if there > d.count else f"{d.count:,}"
+    return f"{used} × {d.title}{nodes}"
+
+
+def goals_text(request: PlanRequest) -> str:
+    """What counts most, by its name on the pages; several goals with their weights."""
+    aim = aim_of(request)
+    if aim is not None:
+        return aims(request)[aim].title
+    goals = request.objective.goals.items()
+    return ", ".join(f"{goal} × {significant(weight, 2)}" for goal, weight in goals)
+
+
+def _confidence(request: PlanRequest, chance: float | None) -> dict[str, str]:
+    """How surely the limits hold, and what was asked for; nothing without limits."""
+    asked = request.objective.confidence
+    if not stated_limits(request.objective.limits):
+        return {}
+    held = "" if chance is None else chance_text(chance).replace("%", " %")
+    wanted = "" if asked is None else f"at least {asked * 100:g} % asked for"
+    text = ", ".join(part for part in (held, wanted) if part)
+    return {"Limits hold with": text} if text else {}
+
+
+def _price(recipe: Recipe) -> dict[str, str]:
+    """By the hour and the month; nothing where no price is known."""
+    hour = recipe.estimate["cost"].get("usd_per_hour")
+    if hour is None:
+        return {}
+    month = f"{usd(hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH:,.0f} hours"
+    return {"Price": f"{usd(hour)} an hour, {month}"}
 
 
 def expected(recipe: Recipe) -> list[TextRow]:
@@ -142,15 +194,12 @@ def _serving(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
 
 def _training(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
     run, cost = estimate.get("run") or {}, estimate["cost"]
-    yield _row(
-        estimate, "Model FLOPs utilisation (MFU)", percent(estimate["training"]["mfu"]), "mfu"
-    )
+    for name in ("mfu", "hfu"):
+        # recipes of earlier versions have no HFU, and those without recomputation none of their own
+        if (share := estimate["training"].get(name)) is not None:
+            yield _row(estimate, TRAINING[name].title, utilisation(share), name)
     if run.get("wall_s"):
-        yield _row(
-            estimate,
-            "Time to finish",
-            days(run["wall_s"]) if run["wall_s"] > 3600 else duration(run["wall_s"]),
-        )
+        yield _row(estimate, "Time to finish", days(run["wall_s"]))
     for name, label in (("usd", "Cost of the run"), ("usd_per_hour", "Cost per hour")):
         if cost.get(name) is not None:
             yield _row(estimate, label, usd(cost[name]), "usd_per_hour")

@@ -142,6 +142,12 @@ def _carries(row: Row) -> str:
     return significant(load["value"]) if load["bounded"] else "any"
 
 
+def _holds(row: Row) -> str:
+    if row["queue"]:
+        return "queues"
+    return "●" if row["holds"] else ""
+
+
 def _wins(row: Row) -> str:
     wins = row["wins_at"]
     if wins["usd_per_device_hour"] is None:
@@ -186,7 +192,7 @@ def _ladder(answer: Answer, name: str | None) -> Iterator[str]:
             "engine": lambda row: row["engine"],
             "$/h": lambda row: "" if row["usd_per_hour"] is None else f"{row['usd_per_hour']:,.2f}",
             "sure": lambda row: "" if row["confidence"] is None else chance_text(row["confidence"]),
-            "holds": lambda row: "●" if row["holds"] else "",
+            "holds": _holds,
             "kW": lambda row: significant(row["watts"] / 1e3),
             "offer": _offer,
         }

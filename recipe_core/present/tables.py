@@ -3,29 +3,169 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.units import rounded
+from recipe_core.base.arrays import Float, Int
+from recipe_core.base.labels import split_name
+from recipe_core.base.units import range_text, rounded, significant
+from recipe_core.present.charts.groups import TITLES, grouped
+from recipe_core.search.measures import whole
 from recipe_core.search.plan import Plan
 
 SHOWN_ROWS = 300
 """Splits that a table lists."""
+HOLDS, QUEUES = "holds", "queues"
+STATE_TITLES = {HOLDS: "Holds the load", QUEUES: "Starts, queues"}
+EXPORTED_DIGITS = 4
+"""Significant digits of exported figures: one more than estimates are told apart by."""
 
 
-def splits_frame(plan: Plan, rows: Sequence[int]) -> pd.DataFrame:
-    """Rows of a plan: key, name, and every measure in its unit to three significant digits.
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which splits a table lists; what is empty leaves all in.
 
-    With limits also ``sure``: the probability that they hold, in percent.
+    ``by``: titles to keep, for names of ``charts.groups.TITLES``. ``states``: of ``STATE_TITLES``.
+    ``devices``: numbers of devices. ``front``: only what is on the front of two measures.
+    """
+
+    by: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    states: tuple[str, ...] = ()
+    devices: tuple[int, ...] = ()
+    front: tuple[str, str] | None = None
+
+
+def differing(plan: Plan) -> dict[str, str]:
+    """What the plan's splits differ in beside their degrees: names of columns with titles."""
+    return {name: title for name, title in TITLES.items() if name in plan.differs}
+
+
+def group_titles(plan: Plan, name: str) -> tuple[str, ...]:
+    """What a filter by one of ``differing`` offers: what feasible splits have."""
+    titles, codes = grouped(plan, name, at_most=None).told(plan.order)
+    return tuple(titles[code] for code in np.unique(codes))
+
+
+def device_counts(plan: Plan) -> list[int]:
+    """Numbers of devices that feasible splits use."""
+    return [int(count) for count in np.unique(plan.raw("gpus")[plan.order])]
+
+
+def states_of(plan: Plan) -> list[str]:
+    """States that feasible splits are in."""
+    waiting = plan.queues[plan.order]
+    return [name for name, some in ((HOLDS, ~waiting), (QUEUES, waiting)) if some.any()]
+
+
+def filtered(plan: Plan, filters: Filters) -> Int:
+    """Feasible rows that pass, best first."""
+    rows = plan.order
+    keep = np.ones(len(rows), dtype=np.bool_)
+    for name, kept in filters.by:
+        if kept and name in plan.differs:
+            titles, codes = grouped(plan, name, at_most=None).told(rows)
+            keep &= np.isin(codes, [titles.index(title) for title in kept if title in titles])
+    if filters.states:
+        waiting = plan.queues[rows]
+        keep &= np.where(waiting, QUEUES in filters.states, HOLDS in filters.states)
+    if filters.devices:
+        keep &= np.isin(plan.raw("gpus")[rows], filters.devices)
+    if filters.front:
+        keep &= front_of_each(plan, *filters.front)[rows]
+    return np.asarray(rows[keep])
+
+
+def front_of_each(plan: Plan, x: str, y: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Rows on the front of two measures; where there are several devices, on that of their own."""
+    groups = grouped(plan, "device", at_most=None)
+    fronts = [plan.front(x, y, among=groups.among(n)) for n in range(len(groups.titles))]
+    return np.asarray(np.any(fronts, axis=0))
+
+
+def splits_frame(
+    plan: Plan, rows: Sequence[int] | Int, *, ranges: bool = False, digits: int | None = None
+) -> pd.DataFrame:
+    """Rows of a plan: key, name, what they differ in, and every measure in its unit.
+
+    To ``digits`` significant digits, all by default. ``label`` says a split in full, ``split`` its
+    degrees alone. ``state``: whether it holds its load. With limits also ``sure``: the probability
+    that they hold, in percent. ``ranges``: with the ends of the 80 % band of every measure that has
+    one, as columns of their own (``tpot_low``, ``tpot_high``) and as text (``tpot_likely``).
     """
     index = np.asarray(rows, dtype=int)
-    measures = {name: rounded(plan.values(name, index)) for name in plan.measures}
-    names = {"key": [plan.key(row) for row in rows], "split": [plan.label(row) for row in rows]}
-    front = np.where(plan.front(*plan.axes)[index], "◆", "")
-    sure = {"sure": np.round(plan.confidence(index) * 100)} if plan.limited else {}
-    return pd.DataFrame({**names, **sure, **measures, "front": front})
+    numbers = index.tolist()
+    columns: dict[str, object] = {
+        "key": [plan.key(row) for row in numbers],
+        "label": [plan.label(row) for row in numbers],
+        "split": [split_name(candidate) for candidate in plan.candidates(index)],
+        "state": [state_text(plan, row) for row in numbers],
+    }
+    for name in differing(plan):
+        titles, codes = grouped(plan, name, at_most=None).told(index)
+        columns[name] = [titles[code] for code in codes]
+    if plan.limited:
+        columns["sure"] = np.round(plan.confidence(index) * 100)
+    for name in plan.measures:
+        columns[name] = _to_digits(plan.values(name, index), digits)
+        if ranges and plan.has_band(name):
+            columns |= _ranges(plan, name, index, digits)
+    front = front_of_each(plan, *plan.axes)
+    return pd.DataFrame({**columns, "front": np.where(front[index], "◆", "")})
+
+
+def _to_digits(values: Float, digits: int | None) -> Float:
+    return values if digits is None else np.asarray(rounded(values, digits))
+
+
+def _ranges(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[str, object]:
+    factor = plan.measures[name].factor
+    low, high = (end * factor for end in plan.band_ends(name, rows))
+    return {
+        f"{name}_low": _to_digits(low, digits),
+        f"{name}_high": _to_digits(high, digits),
+        f"{name}_likely": [
+            range_text(ends, significant) if np.isfinite(ends).all() else ""
+            for ends in zip(low.tolist(), high.tolist(), strict=True)
+        ],
+    }
+
+
+def state_text(plan: Plan, row: int) -> str:
+    """``holds``, or how much of its load a queueing row holds: ``queues: 9 of 64``."""
+    held = plan.held_text(row)
+    return f"{QUEUES}: {held}" if plan.queues[row] else HOLDS
+
+
+def digits_of(plan: Plan) -> dict[str, Callable[[float], str]]:
+    """How cells of figures are written: three significant digits, trailing zeros included."""
+    texts: dict[str, Callable[[float], str]] = {
+        name: _counted if measure.show is whole else significant
+        for name, measure in plan.measures.items()
+    }
+    return texts | {"sure": _counted}
+
+
+def _counted(value: float) -> str:
+    """A count; a dash where it is unknown."""
+    return whole(value) if np.isfinite(value) else "–"
+
+
+def export_frame(plan: Plan, rows: Sequence[int] | Int, names: Sequence[str]) -> pd.DataFrame:
+    """A table of some rows to take away: titles with units, figures with their likely ranges."""
+    frame = splits_frame(plan, rows, ranges=True, digits=EXPORTED_DIGITS)
+    titles = {"key": "Key", "label": "Split", "state": "State", **differing(plan)}
+    if plan.limited:
+        titles["sure"] = "Keeps the limits (%)"
+    for name in names:
+        measure = plan.measures[name]
+        titles[name] = measure.axis
+        if plan.has_band(name):
+            titles[f"{name}_low"] = f"{measure.axis}, low"
+            titles[f"{name}_high"] = f"{measure.axis}, high"
+    return frame[list(titles)].rename(columns=titles)
 
 
 def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:

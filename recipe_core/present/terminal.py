@@ -15,8 +15,9 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.columns import aligned
 from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
-from recipe_core.base.units import chance_text, duration, gib, rate, significant, usd
+from recipe_core.base.units import chance_text, duration, gib, rate, usd
 from recipe_core.present.calibrated import calibrated_lines
+from recipe_core.search.measures import days
 from recipe_core.search.plan import Plan
 from recipe_core.search.rows import TIED
 
@@ -37,14 +38,20 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     """The ``top`` splits as a table, the ``flips`` of a sensitivity if any, reasons of refusals."""
     problem = plan.problem
     devices = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
-    parts = [f"{problem.model.name} on {devices}: {len(plan.order)} of {len(plan)} splits can run"]
+    parts = [f"{problem.model.name} on {devices}: {_states(plan)}"]
     for c in problem.clusters:
         parts.append(f"price of {c.device.name}: {c.price_text()}")
         if c.price_note and c.usd_per_device_hour is not None:
             parts.append(f"  {c.price_note}")
     if len(plan.order):
         parts.append(_best(plan, top))
-        parts += [*_sure(plan), *_beaten(plan, top), *_tied(plan), *_unpriced(plan)]
+        parts += [
+            *_queueing(plan),
+            *_sure(plan),
+            *_beaten(plan, top),
+            *_tied(plan),
+            *_unpriced(plan),
+        ]
         parts += calibrated_lines(plan.problem.corrections)
     else:
         parts += _nearest(plan)
@@ -64,6 +71,31 @@ def _beaten(plan: Plan, top: int) -> list[str]:
     if not beaten:
         return []
     return [f"probability that 1 measures better (by {_goals(plan)}) than {', '.join(beaten)}"]
+
+
+def _states(plan: Plan) -> str:
+    """How many splits hold the load, and how many start and queue."""
+    if plan.kind == "training":
+        return f"{len(plan.order)} of {len(plan)} splits can run"
+    holding, queueing = int(plan.holds.sum()), int((plan.feasible & plan.queues).sum())
+    load = "a load within the limits" if plan.load_searched else "the load"
+    text = f"{holding} of {len(plan)} splits {'holds' if holding == 1 else 'hold'} {load}"
+    if not queueing:
+        return text
+    return f"{text}, {queueing} {'starts and queues' if queueing == 1 else 'start and queue'}"
+
+
+def _queueing(plan: Plan) -> list[str]:
+    """That the first split queues, and how much of the load it holds."""
+    text = plan.queue_text(int(plan.order[0]))
+    return [f"no split holds the whole load: 1 starts and queues, it {text}"] if text else []
+
+
+def _mark(plan: Plan, row: int) -> str:
+    """A point on the front, or that a row queues: those are on none."""
+    if plan.queues[row]:
+        return "queues"
+    return "●" if plan.frontier[row] else ""
 
 
 def _sure(plan: Plan) -> list[str]:
@@ -120,8 +152,8 @@ def _best(plan: Plan, top: int) -> str:
     texts["engine"] = lambda row: str(plan.candidate(row)["engine"])
     texts["weights"] = lambda row: _format(plan.candidate(row))
     numbers: dict[str, Callable[[int], str]] = {}
-    if options.loads:
-        numbers["load"] = lambda row: significant(plan.columns["load"][row])
+    if options.loads or plan.load_searched:
+        numbers[plan.measures["load"].head] = partial(plan.text, "load")
     for name in plan.tabled:
         numbers[plan.measures[name].head] = partial(plan.text, name)
     if plan.limited:
@@ -129,7 +161,7 @@ def _best(plan: Plan, top: int) -> str:
     rows = []
     for rank, row in enumerate(map(int, plan.order[:top]), 1):
         cells = [write(row) for write in (*texts.values(), *numbers.values())]
-        rows.append([str(rank), *cells, "●" if plan.frontier[row] else ""])
+        rows.append([str(rank), *cells, _mark(plan, row)])
     width = max(shutil.get_terminal_size((140, 40)).columns, 100)
     return aligned(["rank", *texts, *numbers, "front"], rows, left=tuple(texts), width=width)
 
@@ -232,7 +264,10 @@ def _training_lines(answer: Mapping[str, Any]) -> list[str]:
     """Memory, times with bands, MFU, the parts of a step, the run and its checkpoints."""
     step, run, cost = answer["training"], answer["run"], answer["cost"]
     lines = _pairs(_training_memory(answer)) + _banded("training", answer)
-    lines += [f"  {'MFU':26} {step['mfu']:>14.1%}", "parts of a step:"]
+    lines.append(f"  {'MFU':26} {step['mfu']:>14.1%}")
+    if step.get("hfu") is not None:
+        lines.append(f"  {'HFU, with recomputation':26} {step['hfu']:>14.1%}")
+    lines.append("parts of a step:")
     parts = sorted(answer["breakdown_s"]["step"].items(), key=lambda item: -item[1])
     for name, seconds in parts:
         label, share = TRAINING_CAUSES.get(name, name), seconds / step["step_s"]
@@ -240,8 +275,7 @@ def _training_lines(answer: Mapping[str, Any]) -> list[str]:
             lines.append(f"  {label:26} {duration(seconds):>14} {share:6.1%}")
     if run["wall_s"]:
         price = f", {usd(cost['usd'])}" if cost["usd"] else ""
-        days = significant(run["wall_s"] / 86_400)
-        lines.append(f"run: {run['steps']:,.0f} steps, {days} days{price}")
+        lines.append(f"run: {run['steps']:,.0f} steps, {days(run['wall_s'])}{price}")
     size, interval = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
     return [*lines, f"checkpoint of {size} every {interval}; goodput {run['goodput']:.1%}"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe_core import __version__
+from recipe_core.base.errors import InputError
 from recipe_core.base.secrets import refuse_secrets
 from recipe_core.hardware.cluster import device, plain
 from recipe_core.hardware.request import HardwareRequest
@@ -167,6 +168,9 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
     """The request with the recipe's split, readable on any machine.
 
     A model folder is replaced by the config it held.
+
+    Raises:
+        InputError: for a request that cannot be read, and for one that leaves its load open.
     """
     request = {**recipe.request, "candidate": recipe.candidate}
     if recipe.model.config is not None:
@@ -174,7 +178,14 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
         if isinstance(recipe.request["model"], str):  # only an inline config says so itself
             config = {key: config[key] for key in config if key not in ("name", "weights")}
         request["model"] = {**config, "_name_or_path": recipe.model.id}
-    return PlanRequest.parse(request)
+    parsed = PlanRequest.parse(request)
+    if parsed.load_searched:
+        raise InputError(
+            "is missing: a recipe holds the load that its split was judged under.",
+            field="request.workload.concurrency",
+            hint="State it, or build the recipe again.",
+        )
+    return parsed
 
 
 def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:

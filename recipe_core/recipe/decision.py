@@ -75,6 +75,8 @@ def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = Fa
     if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
         raise _refused(plan, row)
     if len(plan) == 1:  # the request states the split already, in its own words
+        if plan.load_searched:  # what is built holds the load that it was judged under
+            request = request.model_copy(update={"workload": plan.request_of(row).workload})
         return _DECISIONS[plan.kind](plan, row, request)
     return decision_of(plan, _startable(plan, row))
 

@@ -63,7 +63,10 @@ def fallbacks(
 
 def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
     fixed = decision.request.options.model_copy(update={"engines": (decision.engine,)})
-    request = decision.request.model_copy(update={"candidate": None, "options": fixed})
+    own = decision.request
+    if asked.load_searched:  # so that others are judged at the load which they hold
+        own = own.model_copy(update={"workload": _without_load(own.workload)})
+    request = own.model_copy(update={"candidate": None, "options": fixed})
     shorter = _half_the_context(request, decision)
     weights, caches = _other_formats(decision)
     formats = {
@@ -76,7 +79,7 @@ def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[
             request,
             change(request, formats),
             change(request, shorter) if shorter else None,
-            _on_other_devices(decision, asked),
+            _on_other_devices(decision, own, asked),
         )
     )
     problems = [problem for problem in (here, half, others) if problem is not None]
@@ -91,10 +94,10 @@ def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[
     same = rows[[formats in stated_formats for formats in pair]]
     yield from _other_splits(decision, plan, same)
     yield from _fewer(decision, plan, same)
-    own = decision.candidate["weight_dtype"], decision.candidate["kv_dtype"]
+    weight_here, cache_here = decision.candidate["weight_dtype"], decision.candidate["kv_dtype"]
     narrower = (
-        [weight in weights and cache == own[1] for weight, cache in pair],
-        [weight == own[0] and cache in caches for weight, cache in pair],
+        [weight in weights and cache == cache_here for weight, cache in pair],
+        [weight == weight_here and cache in caches for weight, cache in pair],
     )
     for fits in narrower:
         for row in islice(_starting(plan, rows[fits]), 1):
@@ -118,6 +121,8 @@ def _problem(request: PlanRequest | None, folders: bool) -> ServingProblem | Non
 
 
 def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallback:
+    if plan.load_searched:
+        changes = {**changes, "workload.concurrency": int(plan.columns["load"][row])}
     return Fallback(
         kind=kind,
         changes=changes,
@@ -189,8 +194,14 @@ def _half_the_context(request: PlanRequest, decision: Decision) -> dict[str, Any
     }
 
 
-def _on_other_devices(decision: Decision, asked: PlanRequest) -> PlanRequest | None:
-    """The request on its other devices, else on the likeliest devices of each vendor.
+def _without_load(workload: Any) -> Any:
+    return workload.model_copy(update={"concurrency": None})
+
+
+def _on_other_devices(
+    decision: Decision, own: PlanRequest, asked: PlanRequest
+) -> PlanRequest | None:
+    """The decision's ``own`` request on its other devices, else on the likeliest of each vendor.
 
     None where there are none.
     """
@@ -208,7 +219,7 @@ def _on_other_devices(decision: Decision, asked: PlanRequest) -> PlanRequest | N
         "options.engines": list(engines),
         "candidate": None,
     }
-    return change(decision.request, fields)
+    return change(own, fields)
 
 
 def _named(decision: Decision, asked: PlanRequest) -> list[HardwareRequest]:

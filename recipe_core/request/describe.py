@@ -10,13 +10,14 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest, ServingWorkload, TrainingWorkload
 
-_METHODS = {
+METHODS = {
     "pretrain": "pre-train",
     "finetune": "fine-tune",
     "lora": "LoRA",
     "qlora": "QLoRA",
     "dpo": "DPO",
 }
+"""Methods of training, as people call them."""
 
 
 def model_name(request: PlanRequest) -> str:
@@ -38,6 +39,8 @@ def load_name(workload: ServingWorkload) -> str:
     """The load of a serving workload, by its mode."""
     match workload.mode:
         case "closed":
+            if workload.concurrency is None:
+                return "most requests in flight within the limits"
             return f"{workload.concurrency:,} requests in flight"
         case "open":
             return f"{significant(workload.request_rate or 0.0)} requests/s"
@@ -52,7 +55,7 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
     if isinstance(workload, TrainingWorkload):
         step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
         budget = f", {count(workload.tokens)} tokens" if workload.tokens else ""
-        return f"{_METHODS[workload.method]}, {step}{budget}"
+        return f"{METHODS[workload.method]}, {step}{budget}"
     return f"{load_name(workload)}, {workload.input_tokens:,} → {workload.output_tokens:,} tokens"
 
 

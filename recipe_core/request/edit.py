@@ -10,9 +10,18 @@ from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
-from recipe_core.request.link import START_LOADS, TRAINING, WHOLE, checked, flat, leaves
-from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest
-from recipe_core.request.split_key import cluster_of, split_of
+from recipe_core.request.link import (
+    START_LOADS,
+    TRAINING,
+    WHOLE,
+    checked,
+    flat,
+    leaves,
+    searches_load,
+)
+from recipe_core.request.presets import preset_of, presets
+from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest, ServingWorkload
+from recipe_core.request.split_key import cluster_of, load_of, split_of
 
 TRAINING_TOKENS = 10e9
 """The budget that a run starts with when a request turns from serving to training."""
@@ -43,7 +52,9 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     Another kind of workload starts from its usual one and drops what only the old kind has; a new
     mode brings its usual load; a new device drops the links and the price of the old one and keeps
     a full node full; an offer and a stated price replace each other, and an offer and a commitment;
-    a longer prompt or answer stretches the longest context.
+    a longer prompt or answer stretches the longest context. The load of a closed loop becomes
+    searched where that becomes possible and the load is not one's own (the first limit on a time is
+    set while it is the usual one), and a usual one again where it is no longer possible.
 
     Raises:
         RecipeError: when the changed request is not valid; the message names the field.
@@ -86,6 +97,7 @@ def _keep_consistent(
         fields["hardware.offer"] = None
     if "workload.tokens" in changes and changes["workload.tokens"] is None:
         fields |= dict.fromkeys(f"objective.limits.{name}" for name in RUN_LIMITS)
+    _search_load(fields, request, changes)
     longest, prompt, answer = (
         fields.get(f"workload.{name}") for name in ("max_context", "input_tokens", "output_tokens")
     )
@@ -107,7 +119,8 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     drops_goal = kind == "training" and goal in _SERVING_GOALS
     out["objective.optimize"] = "throughput" if drops_goal else goal
     if kind != "training":
-        return {**out, "workload.kind": kind, f"workload.{LOADS['closed']}": START_LOADS["closed"]}
+        load = None if searches_load(out) else START_LOADS["closed"]
+        return {**out, "workload.kind": kind, f"workload.{LOADS['closed']}": load}
     run = TRAINING.model_dump(exclude_none=True)
     run["tokens"] = TRAINING_TOKENS
     run["sequence_length"] = min(run["sequence_length"], _positions(fields["model"]))
@@ -129,7 +142,30 @@ def _swap_load(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
         if name != mode:
             fields[field] = None
         elif fields.get(field) is None and field not in changes:
-            fields[field] = START_LOADS[mode]
+            searched = name == "closed" and searches_load(fields)
+            fields[field] = None if searched else START_LOADS[mode]
+
+
+def _search_load(fields: dict[str, Any], request: PlanRequest, changes: Mapping[str, Any]) -> None:
+    """Leave the load of a closed loop open where it can be searched, or fill it in where not."""
+    load = f"workload.{LOADS['closed']}"
+    if load in changes or fields.get("workload.mode") != "closed":
+        return
+    usual = _usual_load(request)
+    searchable = searches_load(fields)
+    if fields.get(load) is None and not searchable:
+        fields[load] = usual
+        return
+    start = fields.get(load) in (usual, START_LOADS["closed"])
+    if start and searchable and not searches_load(flat(request)):
+        fields[load] = None
+
+
+def _usual_load(request: PlanRequest) -> float:
+    """The requests in flight of the preset in force, else those that a closed loop starts with."""
+    name = preset_of(request)
+    preset = presets(request)[name].workload if name else {}
+    return float(preset.get(LOADS["closed"], START_LOADS["closed"]))
 
 
 def _swap_device(fields: dict[str, Any], old: HardwareRequest, changes: Mapping[str, Any]) -> None:
@@ -144,12 +180,14 @@ def _swap_device(fields: dict[str, Any], old: HardwareRequest, changes: Mapping[
 def select_split(request: PlanRequest, key: str) -> dict[str, Any]:
     """The changes that make a plan's split the request's candidate.
 
-    A split on another cluster of the options swaps that cluster with the request's. What all splits
-    of a training plan share stays as the request states it.
+    A split on another cluster of the options swaps that cluster with the request's, and one under
+    another load of the options that load with the workload's. What all splits of a training plan
+    share stays as the request states it.
     """
     shared = shared_candidate(request)
     candidate = shared.model_dump(exclude_none=True) if shared else {}
     changes: dict[str, Any] = {"candidate": {**candidate, **(split_of(key) or {})}}
+    changes |= _select_load(request, load_of(key))
     if place := cluster_of(key):
         clusters = list(request.options.hardware)
         # Each keeps the commitment that it was priced under.
@@ -161,6 +199,20 @@ def select_split(request: PlanRequest, key: str) -> dict[str, Any]:
             changes[f"hardware.{name}"] = value
         changes["options.hardware"] = tuple(clusters)
     return changes
+
+
+def _select_load(request: PlanRequest, load: float | None) -> dict[str, Any]:
+    """The changes that make a load of the options the workload's, and that one of the options."""
+    workload = request.workload
+    if load is None or not isinstance(workload, ServingWorkload):
+        return {}
+    name = LOADS[workload.mode]
+    now = getattr(workload, name)
+    others = dict.fromkeys(map(float, (now, *request.options.loads)))
+    return {
+        f"workload.{name}": load if workload.mode == "open" else int(load),
+        "options.loads": tuple(other for other in others if other != load),
+    }
 
 
 def _stated(old: HardwareRequest, new: HardwareRequest) -> HardwareRequest:

@@ -2,32 +2,38 @@
 
 ``hardware.device=mi300x&workload.mode=open&v=1``: dotted names, only what differs from ``DEFAULT``.
 A load (concurrency, request_rate, batch, requests) differs when it is not the default of its mode,
-``START_LOADS``; a field of a training run when it is not ``TRAINING``'s. A candidate that states
-nothing is written as no candidate. ``pins`` (split keys) travel beside the request. Engine options
-and environment variables may hold private values: a link leaves them out, ``left_out`` says so.
+``START_LOADS``; a closed loop whose load can be searched has no default, and without one its load
+is searched. A field of a training run differs when it is not ``TRAINING``'s. A candidate that
+states nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where
+that is shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
+request. Engine options and environment variables may hold private values: a link leaves them out,
+``left_out`` says so.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from recipe_core.base.documents import parse_json, to_json
+from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack
 from recipe_core.request.schema import (
+    GAIN_FROM_LOAD,
     LOADS,
+    TIME_LIMITS,
     CandidateRequest,
     Goal,
     Limits,
     Loading,
+    Objective,
     Options,
     PlanRequest,
     PoolRequest,
@@ -38,7 +44,7 @@ from recipe_core.request.schema import (
 from recipe_core.request.supervision import Supervision
 
 VERSION = "1"
-MAX_VALUE = 64 << 10
+MAX_VALUE = MAX_TEXT
 START_LOADS: dict[str, float] = {"closed": 64, "open": 4.0, "static": 16, "offline": 1000}
 """The load that a mode starts with."""
 
@@ -59,8 +65,9 @@ DEFAULT = PlanRequest.parse(
 TRAINING = TrainingWorkload(kind="training", sequence_length=4096, global_batch=256)
 """The run that a link means which says ``workload.kind=training`` and nothing more about it."""
 
-_BESIDE = ("v", "pins", "any")
-"""Parameters that are no field of a request: version, pinned splits, the market to choose from."""
+_BESIDE = ("v", "pins", "any", "kept")
+"""Parameters that are no field of a request: version, pinned splits, the market to choose from,
+choices that are kept."""
 PRIVATE = ("options.engine_options", "options.environment")
 """Fields that no link carries: what people pass on to an engine may hold paths and addresses."""
 WHOLE = ("model", "hardware.device", *PRIVATE)
@@ -113,7 +120,7 @@ _LISTS = tuple(
 def to_query(request: PlanRequest) -> dict[str, str]:
     """The request as query parameters; ``v`` comes first, so that a link is never empty."""
     values = flat(request)
-    defaults = _defaults(values["workload.kind"], values.get("workload.mode"))
+    defaults = _defaults(values)
     query = {"v": VERSION}
     for name in FIELDS:
         if name in values and values[name] != defaults.get(name):
@@ -164,8 +171,34 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _defaults(kind: Any, mode: Any) -> dict[str, Any]:
-    """What a link leaves out, for a kind of workload and a mode."""
+def searches_load(values: Mapping[str, Any]) -> bool:
+    """Whether a closed loop of these dotted values is searched where it states no load.
+
+    Some limit bounds a time, and what counts gains from load; values may be wrong.
+    """
+    if values.get("options.loads") or not any(
+        values.get(f"objective.limits.{name}") is not None for name in TIME_LIMITS
+    ):
+        return False
+    stated = {
+        "optimize": values.get("objective.optimize", "throughput"),
+        "orientation": values.get("objective.orientation"),
+        "weights": {
+            goal: 1.0
+            for goal in get_args(Goal)
+            if values.get(f"objective.weights.{goal}") is not None
+        },
+    }
+    try:
+        goals = Objective.model_validate(stated).goals
+    except ValidationError:
+        return False
+    return bool(GAIN_FROM_LOAD & set(goals))
+
+
+def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a link of these values leaves out, by its kind of workload, mode and limits."""
+    kind, mode = values.get("workload.kind"), values.get("workload.mode")
     defaults = flat(DEFAULT)
     if kind == "training":
         run = leaves({"workload": TRAINING.model_dump(exclude={"kind"}, exclude_none=True)})
@@ -174,14 +207,16 @@ def _defaults(kind: Any, mode: Any) -> dict[str, Any]:
     for load in LOADS.values():
         defaults.pop(f"workload.{load}", None)
     mode = mode if mode in LOADS else "closed"
+    if mode == "closed" and searches_load(values):
+        return defaults
     return {**defaults, f"workload.{LOADS[mode]}": START_LOADS[mode]}
 
 
 def _encode(name: str, value: Any) -> str:
     if name in WHOLE:
-        if isinstance(value, str) and not value.startswith(("{", '"')):
+        if isinstance(value, str) and not value.startswith(("{", '"')) and not is_packed(value):
             return value
-        return json.dumps(json.loads(to_json(value)), separators=(",", ":"), ensure_ascii=False)
+        return shorter(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -190,11 +225,13 @@ def _encode(name: str, value: Any) -> str:
         words = [_encode(name, item) if isinstance(item, int | float) else item for item in value]
         if all(isinstance(word, str) and _PLAIN.fullmatch(word) for word in words):
             return ",".join(words)
-        return json.dumps(value, separators=(",", ":"))
+        return shorter(value)
     return str(value)
 
 
 def _decode(name: str, text: str) -> Any:
+    if (name in WHOLE or name in _LISTS) and is_packed(text):
+        return unpack(text, f"the {name.rpartition('.')[2]}")
     if name in WHOLE and text.startswith(("{", '"')):
         return parse_json(text, f"the {name.rpartition('.')[2]}")
     if name not in _LISTS:
@@ -215,7 +252,7 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanRequest, list[str]]:
     """
     values, ignored = _readable(query)
     while True:
-        defaults = _defaults(values.get("workload.kind"), values.get("workload.mode"))
+        defaults = _defaults(values)
         try:
             return checked({**defaults, **values}), ignored
         except RecipeError as error:
@@ -307,7 +344,7 @@ def _culprit(error: RecipeError, values: Mapping[str, Any]) -> str | None:
     for name in group:
         rest = {key: value for key, value in values.items() if key != name}
         try:
-            checked({**_defaults(rest.get("workload.kind"), rest.get("workload.mode")), **rest})
+            checked({**_defaults(rest), **rest})
         except RecipeError as other:
             if (other.field, other.message) == (error.field, error.message):
                 continue

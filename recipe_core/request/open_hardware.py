@@ -17,8 +17,14 @@ from recipe_core.engines.spec import default_engine
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.edit import change, select_split, shared_candidate
-from recipe_core.request.link import MAX_VALUE
-from recipe_core.request.schema import Goal, Objective, PlanRequest, first_error
+from recipe_core.request.link import MAX_VALUE, START_LOADS
+from recipe_core.request.schema import (
+    Goal,
+    Objective,
+    PlanRequest,
+    ServingWorkload,
+    first_error,
+)
 from recipe_core.request.size import AnyHardware, Market, SizeRequest
 from recipe_core.request.split_key import split_key
 
@@ -31,7 +37,8 @@ def size_request(
 ) -> SizeRequest:
     """What a plan's request asks, on any hardware of a market.
 
-    Its split and its clusters are left out.
+    Its split and its clusters are left out. A load that is searched becomes the usual one: how much
+    hardware carries a load has no answer without one.
 
     Args:
         request: the wizard's.
@@ -47,10 +54,13 @@ def size_request(
         limits=request.objective.limits,
         confidence=request.objective.confidence or CONFIDENCE,
     )
+    workload = request.workload
+    if request.load_searched:
+        workload = workload.model_copy(update={"concurrency": int(START_LOADS["closed"])})
     sized = SizeRequest(
         model=request.model,
         hardware=AnyHardware(any=market),
-        workload=request.workload,
+        workload=workload,
         objective=objective,
         options=request.options.model_copy(update={"hardware": (), "loads": ()}),
         candidate=shared_candidate(request),
@@ -76,6 +86,8 @@ def take(request: PlanRequest, asked: SizeRequest, row: Mapping[str, Any]) -> di
         usual = default_engine(device(row["request"]["device"]).runtime).name
         if row["engine"] != usual:
             changes["options.engines"] = (usual, row["engine"])
+    if isinstance(asked.workload, ServingWorkload) and request.load_searched:
+        changes["workload.concurrency"] = asked.workload.concurrency
     on_it = change(request, changes)
     return {**changes, **select_split(on_it, split_key(row["split"]))}
 

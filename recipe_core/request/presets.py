@@ -10,7 +10,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from recipe_core.base.documents import read_shipped
-from recipe_core.request.schema import Goal, Orientation, PlanRequest
+from recipe_core.request.schema import (
+    Goal,
+    Orientation,
+    PlanRequest,
+    ServingWorkload,
+    no_search,
+)
 
 _CLEARED = ("max_context", "input_spread", "output_spread")
 """Fields that a serving preset takes out unless it states them."""
@@ -54,15 +60,28 @@ def preset_changes(request: PlanRequest, name: str) -> dict[str, Any]:
         changes |= dict.fromkeys(f"workload.{field}" for field in _CLEARED)
     for field, value in presets(request)[name].workload.items():
         changes[f"workload.{field}"] = value
+    if _stays_searched(request, changes):
+        changes["workload.concurrency"] = None
     return changes
 
 
+def _stays_searched(request: PlanRequest, changes: Mapping[str, Any]) -> bool:
+    """Whether a closed loop's load is searched, and still is after the changes of a preset."""
+    workload = request.workload
+    if not isinstance(workload, ServingWorkload) or changes.get("workload.mode") != "closed":
+        return False
+    searchable = no_search(request.objective, request.options) is None
+    return searchable and workload.concurrency is None
+
+
 def preset_of(request: PlanRequest) -> str | None:
-    """The preset whose numbers the request has now."""
+    """The preset whose numbers the request has now; a load that is searched may be any."""
     workload = request.workload.model_dump()
     cleared = dict.fromkeys(field for field in _CLEARED if field in workload)
     for name, preset in presets(request).items():
         values = {**cleared, **preset.workload}
+        if request.load_searched:
+            values["concurrency"] = None
         if all(workload[field] == value for field, value in values.items()):
             return name
     return None

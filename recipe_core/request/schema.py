@@ -56,6 +56,11 @@ class Speculative(_Part):
     """Checkpoint of an ``eagle`` draft. An estimate does without; a launch needs it."""
 
 
+GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
+"""Goals that more requests in flight are good for."""
+TIME_LIMITS = ("ttft_ms", "tpot_ms", "request_latency_ms")
+"""Limits on times of a request, which more requests in flight lengthen."""
+
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
 """The field of a workload that says the load, by its mode."""
 
@@ -86,7 +91,10 @@ class ServingWorkload(_Part):
     """Spread of answer lengths as a share of the mean, as ``input_spread`` for prompts."""
 
     concurrency: Count | None = None
-    """Requests in flight; needed by ``mode: closed``, and only there."""
+    """Requests in flight; needed by ``mode: closed``, and only there. May be left out where
+    ``objective.limits`` bounds a time (``ttft_ms``, ``tpot_ms``, ``request_latency_ms``) and
+    throughput, cost or energy counts: then every split is judged at its best load within the
+    limits."""
 
     request_rate: Positive | None = None
     """Arrivals in requests per second; needed by ``mode: open``, and only there."""
@@ -111,7 +119,7 @@ class ServingWorkload(_Part):
     @model_validator(mode="after")
     def _load_fits_mode(self) -> Self:
         needed = LOADS[self.mode]
-        if getattr(self, needed) is None:
+        if getattr(self, needed) is None and self.mode != "closed":  # a closed loop's is searched
             raise ValueError(f"mode {self.mode} needs {needed}")
         loads = sorted(set(LOADS.values()) - {needed})
         extra = ", ".join(name for name in loads if getattr(self, name) is not None)
@@ -356,8 +364,8 @@ class Options(_Part):
 
     loads: Annotated[tuple[Positive, ...], Field(max_length=256)] = ()
     """Other loads besides the workload's, in the unit of its mode: requests in flight, in the batch
-    or in the queue, or requests per second. With limits on times the best is the highest
-    throughput within them."""
+    or in the queue, or requests per second. Each is a row of the plan. Without
+    ``workload.concurrency`` the best load of every split is searched instead."""
 
     max_batched_tokens: Annotated[tuple[Tokens, ...], Field(max_length=64)] = ()
     """Limits on the tokens of one engine step to judge; none given: the engine's default."""
@@ -538,6 +546,33 @@ class CandidateRequest(TrainingCandidate, ServingCandidate):
     """
 
 
+def needs_load(workload: Workload) -> bool:
+    """Whether a workload is a closed loop that does not say how many requests are in flight."""
+    if not isinstance(workload, ServingWorkload) or workload.mode != "closed":
+        return False
+    return workload.concurrency is None
+
+
+def no_search(objective: Objective, options: Options) -> str | None:
+    """What to state so that the load of a closed loop is known; None where it can be searched."""
+    if all(getattr(objective.limits, name) is None for name in TIME_LIMITS):
+        return (
+            "State workload.concurrency, or a limit on time such as objective.limits.tpot_ms, for "
+            "which the largest load is searched."
+        )
+    if not GAIN_FROM_LOAD & set(objective.goals):
+        return (
+            "State workload.concurrency: the largest load is searched only where throughput, cost "
+            "or energy counts."
+        )
+    if options.loads:
+        return (
+            "State workload.concurrency, or leave options.loads out: then the largest load is "
+            "searched."
+        )
+    return None
+
+
 class PlanRequest(_Part):
     """Model, hardware, workload and objective: all that a plan, an estimate or a bundle needs."""
 
@@ -563,6 +598,12 @@ class PlanRequest(_Part):
     candidate: CandidateRequest | None = None
     """The split to estimate, check or build; what it leaves out is chosen. A plan judges every
     split, whatever stands here."""
+
+    @model_validator(mode="after")
+    def _load_is_known(self) -> Self:
+        if needs_load(self.workload) and (hint := no_search(self.objective, self.options)):
+            raise InputError("is missing.", field="workload.concurrency", hint=hint)
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -601,6 +642,11 @@ class PlanRequest(_Part):
     def is_training(self) -> bool:
         """Whether the workload is training rather than serving."""
         return isinstance(self.workload, TrainingWorkload)
+
+    @property
+    def load_searched(self) -> bool:
+        """Whether every split is judged at its best load within the limits, not at a stated one."""
+        return needs_load(self.workload)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with every default written out, so that a stored request keeps its meaning.

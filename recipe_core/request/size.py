@@ -23,6 +23,7 @@ from recipe_core.request.schema import (
     PlanRequest,
     Workload,
     first_error,
+    needs_load,
 )
 
 MOST_DEVICES = 64
@@ -253,6 +254,12 @@ class SizeRequest(_Part):
             raise ValueError("options.hardware does not go with sizing; name devices in hardware")
         if self.options.loads:
             raise ValueError("options.loads does not go with sizing; the largest load is searched")
+        if needs_load(self.workload):
+            raise InputError(
+                "is missing.",
+                field="workload.concurrency",
+                hint="State how many requests are in flight: sizing finds what holds them.",
+            )
         return self
 
     @classmethod

@@ -2,7 +2,8 @@
 
 Serving: ``vllm.bf16.auto.tp4.pp1.dp2.ep1``; ``.cp2`` where ranks share a cache;
 ``.x2.pre3.tp1.pp1.dp1.ep1``: two copies of it decode, three of tp 1 compute the prompts; ``.on1``
-on the first of the clusters that the options put beside the request's. Training:
+on the first of the clusters that the options put beside the request's; ``.load128`` under one of
+several loads. Training:
 ``torchtitan.bf16.tp2.pp4.v1.cp1.ep1.dp4.z1.mb2.full``; ``.s8`` where states are divided over eight
 ranks only; ``.on1`` as in serving.
 """
@@ -36,7 +37,7 @@ _SERVING = re.compile(
     r"\.tp(?P<tp>\d{1,5})\.pp(?P<pp>\d{1,5})\.dp(?P<dp>\d{1,5})\.ep(?P<ep>\d{1,5})(\.cp(?P<cp>\d{1,5}))?"
     r"(\.x(?P<replicas>\d{1,5})\.pre(?P<pool_replicas>\d{1,5})"
     r"\.tp(?P<pool_tp>\d{1,5})\.pp(?P<pool_pp>\d{1,5})\.dp(?P<pool_dp>\d{1,5})\.ep(?P<pool_ep>\d{1,5}))?"
-    r"(\.on(?P<on>\d{1,2}))?"
+    r"(\.on(?P<on>\d{1,2}))?(\.load(?P<load>\d{1,10}(\.\d{1,10})?))?"
 )
 _TRAINING = re.compile(
     r"(?P<engine>[\w\-]+)\.(?P<precision>\w+)\.tp(?P<tp>\d{1,5})\.pp(?P<pp>\d{1,5})"
@@ -46,9 +47,17 @@ _TRAINING = re.compile(
 )
 
 
-def split_key(candidate: Mapping[str, Any], cluster: int = 0) -> str:
-    """The key of a serving or training candidate; ``cluster``: which of the plan's it is on."""
+def split_key(candidate: Mapping[str, Any], cluster: int = 0, load: float | None = None) -> str:
+    """The key of a serving or training candidate.
+
+    Args:
+        candidate: the split in full.
+        cluster: which of the plan's it is on.
+        load: of a serving plan with several, the one that it is under.
+    """
     c, where = candidate, f".on{cluster}" if cluster else ""
+    if load is not None:
+        where += f".load{f'{load:.10f}'.rstrip('0').rstrip('.')}"
     if c.get("micro_batch") is not None:
         replicas = c["dp"] * c["cp"]
         shard = f".s{c['shard']}" if (c.get("shard") or replicas) != replicas else ""
@@ -87,7 +96,7 @@ def split_of(key: str) -> dict[str, Any] | None:
     split: dict[str, Any] = {
         name: int(text) if text.isdecimal() else text
         for name, text in match.groupdict().items()
-        if text is not None and name != "on"
+        if text is not None and name not in ("on", "load")
     }
     pool = {name: split.pop(f"pool_{name}") for name in _POOL if f"pool_{name}" in split}
     return {**split, "prefill": pool} if pool else split
@@ -97,6 +106,12 @@ def cluster_of(key: str) -> int:
     """Which of the plan's clusters a key's split is on: 0 is the request's."""
     match = _match(key)
     return int(match["on"] or 0) if match else 0
+
+
+def load_of(key: str) -> float | None:
+    """The load that a key names; None where it leaves that to the request."""
+    match = _SERVING.fullmatch(key)
+    return float(match["load"]) if match and match["load"] else None
 
 
 def read_pins(text: str, at_most: int) -> tuple[list[str], list[str]]:

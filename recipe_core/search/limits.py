@@ -15,7 +15,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.base.units import duration, significant, usd
 from recipe_core.physics.serving.simulate import MOST, requests_each
-from recipe_core.request.schema import Limits
+from recipe_core.request.schema import Limits, PlanRequest
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.measures import HOUR_S, days
 from recipe_core.space.refusal import Refusal
@@ -134,6 +134,19 @@ LIMITS = {
 """Every limit by the code of its rule; the order is that in which remedies are offered."""
 
 
+def stated(limits: Limits) -> list[str]:
+    """Every limit that is stated, in words: ``p95 of time per output token at most 40.0 ms``."""
+    out = []
+    for rule in LIMITS.values():
+        bound = rule.bound(limits)
+        if bound is None:
+            continue
+        percentile = f"p{limits.percentile:g} of " if rule.timed and limits.percentile else ""
+        way = "at least" if rule.at_least else "at most"
+        out.append(f"{percentile}{rule.label} {way} {rule.show(bound)}")
+    return out
+
+
 def limited(cases: Cases, limits: Limits, *, timed: bool | None = None) -> Cases:
     """With one more rule for each stated limit, on cases that can run at all.
 
@@ -175,6 +188,13 @@ def _refusal(
 
     beyond = value < bound if rule.at_least else value > bound
     return Refusal(code, cases.feasible & beyond, say)
+
+
+def without_percentile(request: PlanRequest) -> PlanRequest:
+    """The request with its limits on means, above which percentiles lie but for some medians."""
+    objective = request.objective
+    limits = objective.limits.model_copy(update={"percentile": None})
+    return request.model_copy(update={"objective": objective.model_copy(update={"limits": limits})})
 
 
 def time_bounds(limits: Limits) -> dict[str, float]:

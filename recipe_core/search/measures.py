@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
+import numpy as np
+
+from recipe_core.base.arrays import Float
 from recipe_core.base.units import GIB, duration, gib, rate, significant, usd
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -20,6 +25,8 @@ MORE_IS_BETTER = frozenset(
         "load",
         "tokens_per_s",
         "tokens_per_s_per_gpu",
+        "mfu",
+        "hfu",
     }
 )
 """Columns of a plan of which larger values are better."""
@@ -31,8 +38,8 @@ class Measure:
 
     ``column`` of the plan holds it, SI. A chart or a table shows it times ``factor`` in ``unit``, a
     sentence as ``show`` says it. ``limit``: the field of the objective's limits that bounds it, and
-    ``limit_factor`` that field's unit in SI ones. ``band``: the figure of an estimate whose band is
-    this measure's.
+    ``limit_factor`` that field's unit in SI ones. ``band``: the figure of an estimate, a column of
+    the plan too, whose band is this measure's, upside down where ``band_inverse``.
     """
 
     title: str
@@ -45,6 +52,7 @@ class Measure:
     limit_factor: float = 1.0
     help: str = ""
     band: str | None = None
+    band_inverse: bool = False
 
     @property
     def more_is_better(self) -> bool:
@@ -77,14 +85,51 @@ def percent(value: float) -> str:
     return f"{value:.0%}"
 
 
-def days(seconds: float) -> str:
-    """A long time: days, or hours below two of them."""
-    return (
-        f"{significant(seconds / DAY_S)} days"
-        if seconds >= 2 * DAY_S
-        else f"{significant(seconds / HOUR_S)} h"
-    )
+def utilisation(value: float) -> str:
+    """A share of a peak, whose first decimal is compared."""
+    return f"{value:.1%}"
 
+
+def in_hours(seconds: float) -> str:
+    """A long time in hours."""
+    return f"{significant(seconds / HOUR_S)} h"
+
+
+def in_days(seconds: float) -> str:
+    """A long time in days."""
+    return f"{significant(seconds / DAY_S)} days"
+
+
+def days(seconds: float) -> str:
+    """A long time by itself: days, or hours below two of them."""
+    return in_days(seconds) if seconds >= 2 * DAY_S else in_hours(seconds)
+
+
+def to_finish(seconds: Float) -> Measure:
+    """The measure of the time to finish in one unit for all rows of a plan.
+
+    Hours where the fastest takes less than two days, else days.
+    """
+    finite = seconds[np.isfinite(seconds)]
+    if len(finite) and finite.min() >= 2 * DAY_S:
+        return TRAINING["wall"]
+    return replace(TRAINING["wall"], unit="h", show=in_hours, factor=1 / HOUR_S)
+
+
+def monthly(usd_per_hour: float) -> str:
+    """The price of a month of 730 hours, from that of an hour."""
+    return usd(usd_per_hour * HOURS_PER_MONTH)
+
+
+USD_MONTH = Measure(
+    "Cost per month",
+    "Per month",
+    "$",
+    "usd_per_hour",
+    monthly,
+    HOURS_PER_MONTH,
+    help="730 hours of the devices that are paid for, used or idle",
+)
 
 SERVING: dict[str, Measure] = {
     "tpot": Measure(
@@ -106,6 +151,8 @@ SERVING: dict[str, Measure] = {
         "tokens_per_s_per_user",
         rate,
         help="The inverse of the time per output token",
+        band="tpot_s",
+        band_inverse=True,
     ),
     "ttft": Measure(
         "Time to first token",
@@ -157,10 +204,12 @@ SERVING: dict[str, Measure] = {
         usd,
         limit="usd_per_million_output_tokens",
         help="Price of the devices by the hour, laid on the output",
+        band="usd_per_million_output_tokens",
     ),
     "usd_hour": Measure(
         "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
     ),
+    "usd_month": USD_MONTH,
     "gpus": Measure("Devices", "Devices", "", "gpus", whole, limit="gpus"),
     "memory": Measure(
         "Memory per device",
@@ -188,6 +237,14 @@ SERVING: dict[str, Measure] = {
         whole,
         help="At their full length, over all replicas",
     ),
+    "load": Measure(
+        "Requests in flight",
+        "In flight",
+        "",
+        "load",
+        whole,
+        help="That the deployment holds at once; the best within the limits where it is searched",
+    ),
     "watts": Measure("Power of the devices", "Power", "W", "watts", watts, limit="watts"),
     "joules": Measure(
         "Energy per output token",
@@ -196,9 +253,24 @@ SERVING: dict[str, Measure] = {
         "joules_per_token",
         joules,
         limit="joules_per_token",
+        band="joules_per_token",
     ),
 }
 """What serving splits are compared by."""
+
+_LOADS = {
+    "closed": SERVING["load"],
+    "open": Measure("Requests that arrive", "Arrive", "1/s", "load", significant),
+    "static": Measure("Requests in the batch", "Batch", "", "load", whole),
+    "offline": Measure("Requests in the queue", "Queue", "", "load", whole),
+}
+
+
+@cache
+def measures_of(mode: str) -> dict[str, Measure]:
+    """What serving splits are compared by, the load in the terms of a mode."""
+    return {**SERVING, "load": _LOADS[mode]}
+
 
 TRAINING: dict[str, Measure] = {
     "step": Measure(
@@ -219,6 +291,26 @@ TRAINING: dict[str, Measure] = {
         help="Tokens per second of the run, divided by its devices",
         band="tokens_per_s_per_gpu",
     ),
+    "mfu": Measure(
+        "Model FLOPs utilisation (MFU)",
+        "MFU",
+        "%",
+        "mfu",
+        utilisation,
+        100,
+        help="Model operations a second, over the device's peak in the precision of the "
+        "computation. Recomputation does not count",
+        band="mfu",
+    ),
+    "hfu": Measure(
+        "Hardware FLOPs utilisation (HFU)",
+        "HFU",
+        "%",
+        "hfu",
+        utilisation,
+        100,
+        help="As MFU, with the operations that recomputation repeats",
+    ),
     "output": Measure(
         "Tokens trained",
         "Trained",
@@ -226,19 +318,28 @@ TRAINING: dict[str, Measure] = {
         "tokens_per_s",
         rate,
         help="Less what failures and checkpoints cost",
+        band="tokens_per_s_per_gpu",
     ),
     "wall": Measure(
         "Time to finish",
         "To finish",
         "days",
         "wall_s",
-        days,
+        in_days,
         1 / DAY_S,
         limit="wall_hours",
         limit_factor=HOUR_S,
         help="The whole token budget, failures included",
+        band="step_s",
     ),
-    "usd": Measure("Cost per million tokens", "Per M tokens", "$", "usd_per_million_tokens", usd),
+    "usd": Measure(
+        "Cost per million tokens",
+        "Per M tokens",
+        "$",
+        "usd_per_million_tokens",
+        usd,
+        band="usd_per_million_tokens",
+    ),
     "usd_run": Measure(
         "Cost of the run",
         "Run",
@@ -247,10 +348,12 @@ TRAINING: dict[str, Measure] = {
         usd,
         limit="usd",
         help="The whole token budget, failures included",
+        band="step_s",
     ),
     "usd_hour": Measure(
         "Cost per hour", "Per hour", "$", "usd_per_hour", usd, limit="usd_per_hour"
     ),
+    "usd_month": USD_MONTH,
     "gpus": Measure("Devices", "Devices", "", "gpus", whole, limit="gpus"),
     "memory": Measure(
         "Peak memory per device",
@@ -279,6 +382,7 @@ TRAINING: dict[str, Measure] = {
         "joules_per_token",
         joules,
         limit="joules_per_token",
+        band="joules_per_token",
     ),
 }
 """What training splits are compared by."""

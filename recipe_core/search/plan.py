@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from recipe_core.search.changes import Change
     from recipe_core.search.sensitivity import Flip
 
-PRICE, LENGTH, LOAD = 0.2, 0.5, 2.0
-"""How far a price per device and hour, mean lengths (as shares) and the load (as a factor) are
-moved."""
+PRICE, LENGTH, LOAD, LIMIT = 0.2, 0.5, 2.0, 0.2
+"""How far a price per device and hour, mean lengths (as shares), the load (as a factor) and a limit
+on a time (as a share) are moved."""
 
 LISTED, REFUSED_LISTED = 1000, 5000
 """Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how
@@ -87,6 +87,13 @@ class Plan(PlanRows):
     @abstractmethod
     def of(cls, problem: Problem[Any], setting: Any, cases: Any) -> Self:
         """The plan of given cases of one setting."""
+
+    def least_loaded(self) -> Self:
+        """The plan with every split at its smallest load where loads are searched, else itself.
+
+        Limits that more load helps to keep do not count there.
+        """
+        return self
 
     def replan(self, request: PlanRequest) -> Self:
         """The plan of another request of the same kind."""
@@ -204,7 +211,10 @@ class Plan(PlanRows):
     # whole plans
 
     def to_frame(self) -> pd.DataFrame:
-        """All rows: split, ``columns``, ``rank`` (empty when refused), ``pareto``, ``reasons``."""
+        """All rows: split, ``columns``, ``state``, ``rank``, ``pareto``, ``reasons``.
+
+        ``state``: ``holds``, ``queues`` or ``cannot run``; ``rank`` is empty where it cannot run.
+        """
         import pandas as pd
 
         rank = pd.array([None] * len(self), dtype="Int64")
@@ -213,7 +223,10 @@ class Plan(PlanRows):
         split = self.split_columns()
         rest = {name: column for name, column in self.columns.items() if name not in split}
         return pd.DataFrame({**split, **rest}).assign(
-            rank=rank, pareto=self.frontier, reasons=reasons
+            state=np.select([self.holds, self.feasible], ["holds", "queues"], "cannot run"),
+            rank=rank,
+            pareto=self.frontier,
+            reasons=reasons,
         )
 
     @abstractmethod
@@ -230,11 +243,15 @@ class Plan(PlanRows):
         goal than the first (null for itself, and where only one of the two has a price);
         ``tied_with_best`` counts those of which it is 0.4 or more. ``confidence`` is the
         probability that a split keeps all limits (null without limits). ``unpriced``: devices of
-        which no price is known. ``launch_note``: why no bundle can be made, where none can.
+        which no price is known. ``state`` is ``holds`` where a split holds its whole load at once,
+        else ``queues``; then ``holds_requests`` says how many it holds and ``queue`` how long the
+        others wait. ``feasible`` counts both. ``launch_note``: why no bundle can be made, where
+        none can.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
         ranked = zip(
+            shown.tolist(),
             self._cases_json(shown),
             self.estimates(shown),
             self.frontier[shown].tolist(),
@@ -251,18 +268,21 @@ class Plan(PlanRows):
                 {
                     "rank": rank,
                     **case,
+                    **self._state_json(row),
                     "estimate": estimate.to_json(),
                     "pareto": pareto,
                     "beats_best": chance,
                     "confidence": confidence,
                 }
-                for rank, (case, estimate, pareto, chance, confidence) in enumerate(ranked, 1)
+                for rank, (row, case, estimate, pareto, chance, confidence) in enumerate(ranked, 1)
             ],
             "refused": [{**case, "reasons": sentences} for case, sentences in reasons],
             "nearest": self._nearest_json(),
             "counts": {
                 "candidates": len(self),
                 "feasible": len(self.order),
+                "holds": int(self.holds.sum()),
+                "queues": int((self.feasible & self.queues).sum()),
                 "refused": len(rows),
                 "tied_with_best": self.tied,
             },
@@ -279,6 +299,14 @@ class Plan(PlanRows):
                 hardware = self.setting(row).cluster.asked
                 case["hardware"] = hardware.model_dump(exclude_none=True) if hardware else None
         return out
+
+    def _state_json(self, row: int) -> dict[str, Any]:
+        """Whether a feasible row holds its load at once, and where it queues how much it holds."""
+        state = self.state(row)
+        if state != "queues":
+            return {"state": state}
+        held = int(self.columns["held_requests"][row])
+        return {"state": state, "holds_requests": held, "queue": self.queue_text(row)}
 
     def _nearest_json(self) -> dict[str, Any] | None:
         row = self.nearest_row()

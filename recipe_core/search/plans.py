@@ -129,7 +129,10 @@ def shared_key(problem: Problem[Any], setting: Any) -> str:
         lengths = {"sequence_length", "global_batch", "tokens"}
         workload = problem.workload.model_dump(mode="json", exclude=lengths)
         return json.dumps([*model, setting.engine, setting.precision, place, workload, limits])
-    workload = {"spread": (problem.workload.input_spread, problem.workload.output_spread)}
+    workload = {
+        "spread": (problem.workload.input_spread, problem.workload.output_spread),
+        "searched": problem.request.load_searched,
+    }
     engine = [setting.engine.name, setting.engine.as_of, setting.engine.chunked_prefill]
     formats = [*engine, setting.mode, setting.weight_dtype, setting.kv_dtype]
     # either all columns of an estimate have two pools or none has

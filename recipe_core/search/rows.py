@@ -14,8 +14,8 @@ from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL, factor_at
 from recipe_core.base.labels import REFUSALS, split_name
-from recipe_core.base.units import band, chance_text, rounded
-from recipe_core.hardware.cluster import short_title
+from recipe_core.base.units import band, chance_text, range_text, rounded
+from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.physics.bands import better_score, probability
 from recipe_core.request.schema import Goal, PlanRequest
 from recipe_core.request.split_key import split_key
@@ -71,6 +71,10 @@ class PlanRows(ABC):
     ) -> None:
         self.problem = problem
         self.blocks = tuple(blocks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: numbers by identity hold in the process that counted."""
+        return {name: value for name, value in vars(self).items() if name != "_cluster_numbers"}
 
     def __len__(self) -> int:
         return sum(len(block) for block in self.blocks)
@@ -131,6 +135,17 @@ class PlanRows(ABC):
         """How much of its load a queueing row holds, as a phrase; empty for any other row."""
         return ""
 
+    @property
+    def load_searched(self) -> bool:
+        """Whether every row is under the best load that it holds within the limits."""
+        return False
+
+    def state(self, row: int) -> str:
+        """``holds``, ``queues`` or ``cannot run``."""
+        if not self.feasible[row]:
+            return "cannot run"
+        return "queues" if self.queues[row] else "holds"
+
     def degree(self, name: str) -> Int:
         """A degree (tp, pp, dp, ep or cp) of every row."""
         return np.asarray(self.columns[name], dtype=np.int64)
@@ -174,16 +189,66 @@ class PlanRows(ABC):
     def names_of(setting: Any) -> Mapping[str, str]:
         """What tells settings on one cluster apart: engine, formats."""
 
+    @staticmethod
+    @abstractmethod
+    def titles_of(setting: Any) -> Mapping[str, str]:
+        """What ``names_of`` says, as people call it."""
+
     @cached_property
-    def _differ(self) -> frozenset[str]:
-        """What of device and ``names_of`` this plan has several of."""
+    def differs(self) -> frozenset[str]:
+        """What of device and ``names_of`` this plan has several of, and of the loads stated."""
         shared = [block.setting for block in self.blocks]
         values = [
             {"device": self._cluster_numbers[id(one.cluster)], **self.names_of(one)}
             for one in shared
         ]
         names = values[0] if values else ()
-        return frozenset(name for name in names if len({one[name] for one in values}) > 1)
+        several = {name for name in names if len({one[name] for one in values}) > 1}
+        return frozenset(several | ({"load"} if self.several_loads else set()))
+
+    @property
+    def several_loads(self) -> bool:
+        """Whether one split has a row for each of several loads."""
+        return False
+
+    def load_text(self, _row: int) -> str:
+        """The load of a row, with what it counts; empty where no load is part of a row."""
+        return ""
+
+    @cached_property
+    def _cluster_titles(self) -> tuple[str, ...]:
+        """What tells the plan's clusters apart, in the order of their numbers: titles of devices.
+
+        With their number where several clusters are of one device, and counted where that too is
+        the same.
+        """
+        clusters = (*self.problem.clusters, *(block.setting.cluster for block in self.blocks))
+        distinct = list({id(one): one for one in clusters}.values())
+        titles = [chip_title(one.device) for one in distinct]
+        counted = [
+            title if titles.count(title) == 1 else f"{one.devices} × {title}"
+            for one, title in zip(distinct, titles, strict=True)
+        ]
+        return tuple(
+            title if counted.count(title) == 1 else f"{title} ({counted[: n + 1].count(title)})"
+            for n, title in enumerate(counted)
+        )
+
+    def cluster_title(self, row: int) -> str:
+        """The device of a row as its title, and what else tells its cluster apart."""
+        return self._cluster_titles[self.cluster_number(row)]
+
+    @cached_property
+    def clusters_of_rows(self) -> Int:
+        """The number of every row's cluster, as ``cluster_number``."""
+        numbers = [self._cluster_numbers[id(block.setting.cluster)] for block in self.blocks]
+        return np.repeat(np.array(numbers, dtype=np.int64), [len(block) for block in self.blocks])
+
+    def devices_text(self, row: int) -> str:
+        """Devices that a row uses of those there: ``4 of 8 × H100 SXM``; all of them: ``8 × …``."""
+        place, used = self.setting(row).cluster, int(self.columns["gpus"][row])
+        count = f"{used:,}" if used == place.devices else f"{used:,} of {place.devices:,}"
+        return f"{count} × {chip_title(place.device)}"
 
     def candidate(self, row: int) -> dict[str, Any]:
         """The split of a row, as the contract writes it."""
@@ -247,18 +312,25 @@ class PlanRows(ABC):
     def find(self, key: str) -> int | None:
         """The row that a key names, None when the plan has no such split."""
 
-    def label(self, row: int) -> str:
+    def label(self, row: int, *, device: bool = True) -> str:
         """The degrees, and what else a split is.
 
-        Device, engine and formats where the plan has several.
+        Device (unless that is said elsewhere), engine, formats and load where the plan has several.
         """
         setting = self.setting(row)
-        place, names = setting.cluster, dict(self.names_of(setting))
-        if "kv_dtype" in names:
-            names["kv_dtype"] += " cache"
-        extra = {"device": f"{place.devices} × {place.device.name}", **names}
-        shown = [text for name, text in extra.items() if name in self._differ]
+        place = setting.cluster
+        extra = {
+            "device": f"{place.devices} × {chip_title(place.device)}",
+            **self.titles_of(setting),
+            "load": self.load_text(row),
+        }
+        named = self.differs if device else self.differs - {"device"}
+        shown = [text for name, text in extra.items() if name in named]
         return " · ".join([split_name(self.candidate(row)), *shown])
+
+    def held_text(self, _row: int) -> str:
+        """How much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
+        return ""
 
     # ranking
 
@@ -470,8 +542,10 @@ class PlanRows(ABC):
         derived = [measure.column for measure in self.measures.values()]
         return tuple(dict.fromkeys([*quantities, *derived, "gpus", "load"]))
 
-    def front_of(self, *columns: str) -> Bool:
+    def front_of(self, *columns: str, among: Bool | None = None) -> Bool:
         """Rows on the Pareto front of two or three columns, among those that hold their load.
+
+        ``among``: and among these rows only.
 
         Raises:
             InputError: for a column that there is not, or another number of them.
@@ -487,11 +561,12 @@ class PlanRows(ABC):
             sign = -1 if name in MORE_IS_BETTER else 1
             signed.append(sign * np.asarray(self.columns[name], dtype=float))
         known: Bool = np.all(np.isfinite(signed), axis=0)
-        return pareto_front(*signed, among=self.holds & known)
+        rows = self.holds & known if among is None else self.holds & known & among
+        return pareto_front(*signed, among=rows)
 
-    def front(self, *names: str) -> Bool:
-        """Rows on the Pareto front of two or three measures."""
-        return self.front_of(*(self.measures[name].column for name in names))
+    def front(self, *names: str, among: Bool | None = None) -> Bool:
+        """Rows on the Pareto front of two or three measures; ``among`` as in ``front_of``."""
+        return self.front_of(*(self.measures[name].column for name in names), among=among)
 
     @cached_property
     def frontier(self) -> Bool:
@@ -551,7 +626,7 @@ class PlanRows(ABC):
     @property
     def limited(self) -> bool:
         """Whether the objective states any limit."""
-        return bool(self._stated_limits)
+        return bool(self.stated_limits)
 
     def confidence(self, rows: Sequence[int] | Int) -> Float:
         """The probability that each of some rows keeps every limit, if it were measured.
@@ -587,12 +662,13 @@ class PlanRows(ABC):
         if not self.limited or not self.runs[row]:
             return ""
         chance = float(self.confidence([row])[0])
-        plural = "s" if len(self._stated_limits) > 1 else ""
+        plural = "s" if len(self.stated_limits) > 1 else ""
         coin = ": as good as a coin toss" if self.is_coin_toss(row) else ""
         return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
 
     @cached_property
-    def _stated_limits(self) -> list[str]:
+    def stated_limits(self) -> list[str]:
+        """Codes of the limits that the objective states."""
         limits = self.request.objective.limits
         return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
 
@@ -641,6 +717,14 @@ class PlanRows(ABC):
 
         NaN without an estimate.
         """
+
+    def held_memory(self, rows: Sequence[int]) -> dict[str, Float]:
+        """Bytes of each of ``parts`` as they will be held, which is no more than there is.
+
+        What a row that starts needs beyond that waits; a row that does not start is drawn with all
+        that it needs.
+        """
+        return self.memory(rows)
 
     def short_bytes(self, row: int) -> float:
         """What a device lacks for the split to start at all.
@@ -702,9 +786,55 @@ class PlanRows(ABC):
 
         None where that is unknown.
         """
-        figure = self.measures[name].band
-        limits = (self.estimate(row).bands or {}).get(figure) if figure else None
-        return band(limits, self.measures[name].show) if limits else None
+        ends = self._ends_of(name, row)
+        return band(ends, self.measures[name].show) if ends else None
+
+    def likely(self, name: str, row: int, *, unit: bool = True) -> str:
+        """The same in words, ``24.7 to 68.5 ms likely``; empty where that is unknown.
+
+        ``unit``: with the unit also where both ends have the same.
+        """
+        ends = self._ends_of(name, row)
+        return f"{range_text(ends, self.measures[name].show, unit=unit)} likely" if ends else ""
+
+    def _ends_of(self, name: str, row: int) -> tuple[float, float] | None:
+        low, high = (float(end[0]) for end in self.band_ends(name, [row]))
+        return (low, high) if np.isfinite(low) and np.isfinite(high) else None
+
+    def has_band(self, name: str) -> bool:
+        """Whether a range is known around the estimates of a measure."""
+        return self.measures[name].band is not None
+
+    def band_ends(self, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
+        """Low and high ends of the 80 % band around a measure of some rows, SI.
+
+        NaN where unknown. All rows of a block have the same factors but where runs of one's own
+        narrow some, so that one estimate a block tells them.
+        """
+        index = np.asarray(rows, dtype=np.int64)
+        measure = self.measures[name]
+        low, high = np.full(len(index), np.nan), np.full(len(index), np.nan)
+        if measure.band is None:
+            return low, high
+        numbers = np.searchsorted(self._ends, index, side="right")
+        for k in np.unique(numbers).tolist():
+            inside = np.flatnonzero((numbers == k) & np.isfinite(self.raw(name)[index]))
+            if not len(inside):
+                continue
+            alike = getattr(self.blocks[k].setting, "correction", None) is None
+            told = inside[:1] if alike else inside
+            factors = np.array([self._factors(measure.band, int(index[n])) for n in told])
+            if measure.band_inverse:
+                factors = 1 / factors[:, ::-1]
+            values = self.raw(name)[index[inside]]
+            low[inside], high[inside] = values * factors[:, 0], values * factors[:, 1]
+        return low, high
+
+    def _factors(self, figure: str, row: int) -> tuple[float, float]:
+        """The ends of the band of a figure of a row, over its estimate."""
+        ends = (self.estimate(row).bands or {}).get(figure)
+        value = float(self.columns[figure][row])
+        return (np.nan, np.nan) if ends is None else (ends[0] / value, ends[1] / value)
 
 
 _TAIL = {

@@ -83,8 +83,11 @@ def spread_of(workload: ServingWorkload) -> Spread:
 
 
 def load_of(workload: ServingWorkload) -> float:
-    """The number that the mode is about: concurrency, requests per second, batch or requests."""
-    return float(getattr(workload, LOADS[workload.mode]) or 0)
+    """The number that the mode is about: concurrency, requests per second, batch or requests.
+
+    1 where the load is searched.
+    """
+    return float(getattr(workload, LOADS[workload.mode]) or 1)
 
 
 # Settings: what all cases of an estimate share
@@ -187,6 +190,24 @@ def _interval_columns(
             )
         out[column] = stated or (getattr(usual, name) if usual else 1)
     return out
+
+
+def with_intervals(
+    problem: ServingProblem, shared: Setting, candidate: CandidateRequest, columns: Cases
+) -> Cases:
+    """The cases with the intervals that go with the load of each."""
+    spec, place = shared.engine, shared.cluster
+    if spec.intervals is None:
+        return columns
+    least = np.array(sorted({usual.requests_at_least for usual in spec.intervals.throughput}))
+    numbers = np.searchsorted(least, columns.load, side="right")
+    out = {name: np.array(getattr(columns, name)) for name in INTERVALS.values()}
+    for number in np.unique(numbers).tolist():
+        load = float(least[number - 1]) if number else 0.0
+        steps = _interval_columns(problem, spec, candidate, place, load)
+        for name, value in steps.items():
+            out[name][numbers == number] = value
+    return replace(columns, **out)
 
 
 def _draft_columns(draft: Speculative | None, model: ModelSpec) -> dict[str, Any]:

@@ -12,29 +12,49 @@ import numpy as np
 
 from recipe_core.base import progress
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.labels import REFUSALS
+from recipe_core.base.labels import REFUSALS, load_text
 from recipe_core.base.text_rows import MEMORY
 from recipe_core.base.units import duration, significant
 from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors, uncertain
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
-from recipe_core.request.schema import LOADS, CandidateRequest, Goal, PlanRequest
-from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_of
+from recipe_core.request.schema import (
+    LOADS,
+    TIME_LIMITS,
+    CandidateRequest,
+    Goal,
+    Limits,
+    PlanRequest,
+)
+from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
+from recipe_core.request.split_key import load_of as load_of_key
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
-from recipe_core.search.limits import limited, mean_excess, time_bounds, unsimulated
-from recipe_core.search.measures import SERVING
-from recipe_core.search.plan import LENGTH, LOAD, Plan
+from recipe_core.search.limits import (
+    LIMITS,
+    limited,
+    mean_excess,
+    time_bounds,
+    unsimulated,
+    without_percentile,
+)
+from recipe_core.search.load import best_loads, bisected, least_loads
+from recipe_core.search.measures import SERVING, measures_of
+from recipe_core.search.plan import LENGTH, LIMIT, LOAD, Plan
 from recipe_core.search.problem import ServingProblem
 from recipe_core.search.serving_candidates import (
     INTERVALS,
     describe,
     engine_of,
     every_case,
+    load_of,
     one_case,
     spread_of,
+    with_intervals,
 )
+from recipe_core.search.size import check_loads
+from recipe_core.space.refusal import Refusal
 from recipe_core.space.rules import load_rules, place_rules, refusals, search_rules, start_rules
 from recipe_core.space.serving import Cases, Setting, stack
 
@@ -49,6 +69,9 @@ seconds."""
 NEAREST = 8
 """Candidates that are simulated at least: where fewer keep the limits by their means, those that
 miss them by least."""
+LOADED = 12
+"""Candidates whose loads are searched by simulation where limits name a percentile: the first by
+their means."""
 QUICK = 5000
 """Requests of a replica that are simulated without being asked for, in the estimate of one
 candidate."""
@@ -87,6 +110,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         "usable_bytes": lambda e: e.memory.usable_bytes,
         "capacity_bytes": lambda e: e.memory.capacity_bytes,
         "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
+        "pool_bytes": lambda e: e.memory.pool_bytes,
         "kv_cache_tokens": lambda e: e.memory.pool_tokens,
         "max_concurrency": lambda e: e.memory.max_concurrency,
         "held_requests": lambda e: np.minimum(
@@ -116,7 +140,7 @@ class ServingPlan(Plan):
     axes = ("tpot", "per_gpu")
     listed = ("gpus", "output", "per_gpu", "tpot", "ttft", "memory", "used", "concurrency", "usd")
     tabled = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
-    headline = ("output", "tpot", "ttft", "usd")
+    headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour", "usd_month")
     phrased = ("output", "tpot", "usd")
     parts = MEMORY
     titles = REFUSALS
@@ -135,6 +159,12 @@ class ServingPlan(Plan):
         "usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"
     }
 
+    def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
+        super().__init__(problem, blocks)
+        self.measures = measures_of(problem.workload.mode)
+        if len(problem.clusters) > 1:  # the chart that devices are usually compared by
+            self.axes = ("interactivity", "per_gpu")
+
     # planning
 
     @classmethod
@@ -147,9 +177,25 @@ class ServingPlan(Plan):
     @classmethod
     def _searched(cls, problem: ServingProblem, candidate: CandidateRequest | None) -> list[Block]:
         pairs = every_case(problem, candidate)
-        return _judged(cls, problem, pairs, at_most=SIMULATED)
+        if not problem.request.load_searched:
+            return _judged(cls, problem, pairs, at_most=SIMULATED)
+        pairs, rows = _loaded(cls, problem, candidate or CandidateRequest(), pairs, SIMULATED)
+        return _judged(cls, problem, pairs, at_most=SIMULATED, rows=rows)
 
-    one_case = staticmethod(one_case)
+    @classmethod
+    def one_case(
+        cls, problem: ServingProblem, candidate: CandidateRequest
+    ) -> tuple[Setting, Cases] | None:
+        """Setting and case of a candidate that states its split in full, else None.
+
+        Under its best load where that is searched.
+        """
+        pair = one_case(problem, candidate)
+        if pair is None or not problem.request.load_searched:
+            return pair
+        [loaded], _ = _loaded(cls, problem, candidate, [pair], None)
+        return loaded
+
     stack = staticmethod(stack)
 
     @classmethod
@@ -159,6 +205,33 @@ class ServingPlan(Plan):
         Where limits name a percentile, all that can run are simulated.
         """
         return cls(problem, _judged(cls, problem, [(setting, cases)], at_most=None))
+
+    @property
+    def _mode(self) -> str:
+        return self.problem.workload.mode
+
+    @property
+    def load_searched(self) -> bool:
+        """Whether every row is under the best load that it holds within the limits."""
+        return self.request.load_searched
+
+    def least_loaded(self) -> Self:
+        """The plan with every split at its smallest load where loads are searched, else itself.
+
+        By means. Limits that more load helps to keep do not count there.
+        """
+        if not self.load_searched:
+            return self
+        objective = self.request.objective
+        times = {name: getattr(objective.limits, name) for name in TIME_LIMITS}
+        timed = objective.model_copy(update={"limits": Limits(**times), "confidence": None})
+        request = self.request.model_copy(update={"objective": timed})
+        pairs = [
+            (block.setting, replace(block.cases, load=least_loads(block.cases)))
+            for block in self.blocks
+        ]
+        problem = replace(self.problem, request=request)
+        return type(self)(problem, _judged(type(self), problem, pairs, at_most=SIMULATED))
 
     # columns
 
@@ -210,12 +283,18 @@ class ServingPlan(Plan):
         """``holds 9 of 64 at once, 46 s of the time to first token is waiting``."""
         if not self.queues[row]:
             return ""
-        held, load = (float(self.columns[name][row]) for name in ("held_requests", "load"))
         waiting_s = float(self.columns["queue_s"][row])
-        phrase = f"holds {held:,.0f} of {load:,.0f} at once"
+        phrase = f"holds {self.held_text(row)} at once"
         if waiting_s <= 0:
             return phrase
         return f"{phrase}, {duration(waiting_s)} of the time to first token is waiting"
+
+    def held_text(self, row: int) -> str:
+        """How much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
+        if not self.queues[row]:
+            return ""
+        held, load = (float(self.columns[name][row]) for name in ("held_requests", "load"))
+        return f"{held:,.0f} of {load:,.0f}"
 
     def _precedence(self) -> tuple[Any, ...]:
         """Rows that hold their load come before those that queue."""
@@ -234,6 +313,24 @@ class ServingPlan(Plan):
             "weight_dtype": setting.weight_dtype,
             "kv_dtype": setting.kv_dtype,
         }
+
+    @staticmethod
+    def titles_of(setting: Setting) -> Mapping[str, str]:
+        """Engine, weight format and cache format, as people call them."""
+        return {
+            "engine": setting.engine.title,
+            "weight_dtype": f"{setting.weight_dtype} weights",
+            "kv_dtype": f"{setting.kv_dtype} cache",
+        }
+
+    @property
+    def several_loads(self) -> bool:
+        """Whether the request lists loads, so that one split has a row for each."""
+        return bool(self.request.options.loads) and len(np.unique(self.columns["load"])) > 1
+
+    def load_text(self, row: int) -> str:
+        """The load of a row with what it counts: ``64 in flight``."""
+        return load_text(LOADS[self.problem.workload.mode], float(self.columns["load"][row]))
 
     def split_columns(self) -> Mapping[str, Any]:
         """Device, engine and formats, one value per row."""
@@ -318,13 +415,22 @@ class ServingPlan(Plan):
         full = np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens
         return int(min(full, max(memory.pool_tokens[k], tokens)))
 
+    def key(self, row: int) -> str:
+        """The name of a row in links and charts, with its load where a split has several."""
+        load = float(self.columns["load"][row]) if self.request.options.loads else None
+        return split_key(self.candidate(row), self.cluster_number(row), load)
+
     def find(self, key: str) -> int | None:
-        """The row that a key names."""
+        """The row that a key names; without a load in it the one under the request's."""
         split = split_of(key)
         if split is None or "kv_dtype" not in split:
             return None
         agree = [self.degree(name) == split.get(name, 1) for name in ("tp", "pp", "dp", "ep", "cp")]
         agree.append(self._pooled == ("prefill" in split))
+        if self.request.options.loads:
+            load = load_of_key(key)
+            wanted = load_of(self.problem.workload) if load is None else load
+            agree.append(np.isclose(self.columns["load"], wanted, rtol=1e-9))
         cluster = cluster_of(key)
         for row in map(int, np.flatnonzero(np.all(agree, axis=0))):
             candidate = self.candidate(row)
@@ -339,10 +445,26 @@ class ServingPlan(Plan):
         index = list(rows)
         return {name: np.asarray(self.columns[name], dtype=float)[index] for name in self.parts}
 
+    def held_memory(self, rows: Sequence[int]) -> dict[str, Float]:
+        """The same with the cache as the engine will hold it: at most its pool.
+
+        Nothing beside the cache depends on the load, so it is also at most what the device has
+        left.
+        """
+        parts, index = self.memory(rows), list(rows)
+        needed = parts["kv_needed_bytes"]
+        rest = sum(values for name, values in parts.items() if name != "kv_needed_bytes")
+        capacity, pool, lacking = (
+            np.asarray(self.columns[name], dtype=float)[index]
+            for name in ("capacity_bytes", "pool_bytes", "shortfall_bytes")
+        )
+        held = np.minimum(needed, np.maximum(np.minimum(pool, capacity - rest), 0.0))
+        return parts | {"kv_needed_bytes": np.where(lacking > 0, needed, held)}
+
     def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
         """The candidates, with their hardware and load where the plan has several."""
         out = super()._cases_json(rows)
-        if self.request.options.loads:
+        if self.request.options.loads or self.load_searched:
             for case, load in zip(out, self.columns["load"][rows].tolist(), strict=True):
                 case["load"] = load
         return out
@@ -407,6 +529,22 @@ class ServingPlan(Plan):
             for sign in (-1, 1):
                 tokens = max(round(getattr(workload, name) * (1 + sign * LENGTH)), 1)
                 yield f"{name.replace('_', ' ')} {sign * LENGTH:+.0%}", {f"workload.{name}": tokens}
+        yield from self._moved_limits() if self.load_searched else self._moved_loads()
+
+    def _moved_limits(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Limits on times, each tightened and loosened: they set the load that is searched."""
+        limits = self.request.objective.limits
+        for rule in LIMITS.values():
+            if not rule.timed or (stated := getattr(limits, rule.name)) is None:
+                continue
+            for sign in (-1, 1):
+                moved = float(f"{stated * (1 + sign * LIMIT):.6g}")
+                field = f"objective.limits.{rule.name}"
+                yield f"limit on {rule.label} {sign * LIMIT:+.0%}", {field: moved}
+
+    def _moved_loads(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The load, halved and doubled."""
+        workload = self.problem.workload
         load = LOADS[workload.mode]
         for factor in (1 / LOAD, LOAD):
             now = getattr(workload, load)
@@ -443,19 +581,103 @@ def _judged(
     problem: ServingProblem,
     pairs: Sequence[tuple[Setting, Cases]],
     at_most: int | None,
+    rows: Int | None = None,
 ) -> list[Block]:
     """All cases judged, the request's limits among the rules.
 
     A search (``at_most`` is given) leaves out what is wasteful, and simulates so many candidates
-    where limits name a percentile.
+    where limits name a percentile, or those of ``rows``. Where the load is searched, reasons say
+    under which load a limit is broken.
     """
+    blocks = _held_to_limits(plan, problem, pairs, at_most, rows)
+    return [_at_its_load(block) for block in blocks] if problem.request.load_searched else blocks
+
+
+def _at_its_load(block: Block) -> Block:
+    """The block, its limits broken under a load that their sentences name."""
+
+    def said(rule: Refusal) -> Callable[[int], str]:
+        return lambda i: f"at {_in_flight(block.cases.load[i])}: {rule.say(i)}"
+
+    limits = (replace(rule, say=said(rule)) for rule in block.limits)
+    return replace(block, limits=tuple(limits))
+
+
+def _in_flight(load: float) -> str:
+    return "one request in flight" if load == 1 else f"{load:,.0f} requests in flight"
+
+
+def _loaded(
+    plan: type[ServingPlan],
+    problem: ServingProblem,
+    candidate: CandidateRequest,
+    pairs: Sequence[tuple[Setting, Cases]],
+    at_most: int | None,
+) -> tuple[list[tuple[Setting, Cases]], Int | None]:
+    """All cases under their best loads, and which are simulated where limits name a percentile.
+
+    Loads are chosen by means; where limits name a percentile, those of the best few rows are then
+    lowered until their percentiles keep it.
+    """
+    means = replace(problem, request=without_percentile(problem.request))
+    total = sum(len(columns) for _, columns in pairs)
+
+    def count(loads: int) -> None:
+        nonlocal total
+        total += loads
+        check_loads(total)
+
+    out: list[tuple[Setting, Cases]] = []
+    for shared, columns in pairs:
+
+        def at(cases: Cases, shared: Setting = shared) -> tuple[Setting, Cases]:
+            return shared, with_intervals(problem, shared, candidate, cases)
+
+        def judge(cases: Cases, at: Any = at) -> ServingPlan:
+            return plan(means, _held_to_limits(plan, means, [at(cases)], at_most))
+
+        out.append(at(replace(columns, load=best_loads(judge, columns, count))))
+    if problem.request.objective.limits.percentile is None:
+        return out, None
+    first = plan(means, _held_to_limits(plan, means, out, at_most))
+    rows = np.sort(first.order[:LOADED])
+    starts = np.cumsum([0, *(len(columns) for _, columns in out)])
+    with progress.task(len(rows)):
+        for k, (shared, columns) in enumerate(out):
+            inside = rows[(rows >= starts[k]) & (rows < starts[k + 1])] - starts[k]
+            if not len(inside):
+                continue
+            some = columns.take(inside)
+
+            def keeps(
+                places: Int, loads: Float, shared: Setting = shared, some: Cases = some
+            ) -> Bool:
+                cases = replace(some.take(places), load=loads)
+                cases = with_intervals(problem, shared, candidate, cases)
+                return plan(problem, _held_to_limits(plan, problem, [(shared, cases)], None)).holds
+
+            kept, load = bisected(keeps, some.load, whole=True), np.array(columns.load)
+            load[inside] = np.where(np.isnan(kept), least_loads(some), kept)
+            load[inside] = np.maximum(load[inside], least_loads(some))
+            out[k] = shared, with_intervals(problem, shared, candidate, replace(columns, load=load))
+    return out, rows
+
+
+def _held_to_limits(
+    plan: type[ServingPlan],
+    problem: ServingProblem,
+    pairs: Sequence[tuple[Setting, Cases]],
+    at_most: int | None,
+    rows: Int | None = None,
+) -> list[Block]:
     limits, searching = problem.request.objective.limits, at_most is not None
     blocks = [evaluate(PHYSICS, *pair, searching=searching) for pair in pairs]
     objective = problem.request.objective
     if limits.percentile is None:
         return [confident(limited(block, limits), objective) for block in blocks]
     blocks = [limited(block, limits, timed=False) for block in blocks]
-    rows = _worth_simulating(plan(problem, blocks), at_most)
+    if rows is None:
+        rows = _worth_simulating(plan(problem, blocks), at_most)
     out, start = [], 0
     with progress.task(len(rows)):
         for block in blocks:

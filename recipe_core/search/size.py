@@ -51,6 +51,23 @@ def check_size(candidates: int, options: Options) -> None:
     )
 
 
+def check_loads(candidates: int) -> None:
+    """Take note of a plan's candidates, those of the loads searched so far among them.
+
+    Raises:
+        LimitError: for more than the budget allows.
+    """
+    most = budget.most_candidates()
+    if most is not None and candidates > most:
+        raise LimitError(
+            f"is searched for every split, which makes over {most:,} candidates, the most that are "
+            "evaluated in one plan.",
+            field="workload.concurrency",
+            hint="State it, or give fewer devices, formats or engines.",
+        )
+    budget.grow(candidates)
+
+
 def check_splits(
     place: Cluster, shares_experts: ExpertSharing, kv_heads: int | None, devices: int
 ) -> int:

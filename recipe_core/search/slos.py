@@ -1,96 +1,69 @@
-"""Limits to choose from.
-
-Round steps over what a plan's splits reach, each with how many of them keep it.
-"""
+"""Limits to choose from: round steps of each, and how many splits keep one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float
+from recipe_core.base.arrays import Bool
+from recipe_core.request.schema import TIME_LIMITS
 from recipe_core.search.limits import LIMITS
-from recipe_core.search.measures import whole
 from recipe_core.search.plan import Plan
 
-STEPS = (
-    1.0,
-    1.1,
-    1.2,
-    1.4,
-    1.6,
-    1.8,
-    2.0,
-    2.2,
-    2.5,
-    2.8,
-    3.0,
-    3.5,
-    4.0,
-    4.5,
-    5.0,
-    5.5,
-    6.0,
-    7.0,
-    8.0,
-    9.0,
-)
+_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0)
 """Round numbers in a decade."""
+
+_ENDS = {
+    "ttft_ms": (50.0, 60e3),
+    "tpot_ms": (2.0, 500.0),
+    "request_latency_ms": (200.0, 600e3),
+    "usd_per_hour": (1.0, 10e3),
+    "usd_per_million_output_tokens": (0.01, 100.0),
+    "wall_hours": (1.0, 5000.0),
+    "usd": (10.0, 50e6),
+    "joules_per_token": (0.01, 100.0),
+    "watts": (500.0, 5e6),
+    "output_tokens_per_s_at_least": (10.0, 1e6),
+}
+"""The first and the last step of each limit, in its unit: what people ask for. Any other number can
+be typed."""
 
 _MONEY = frozenset(rule.name for rule in LIMITS.values() if rule.money)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitSteps:
-    """Steps of a measure's limit, in the unit of the request's field.
+def limit_steps(name: str, *, devices: int, stated: float | None = None) -> tuple[float, ...]:
+    """The round steps of a limit in its unit, ascending; the ``stated`` one is always among them.
 
-    ``kept``: for each step how many splits keep it and all other limits.
-
-    ``without``: how many there are without this limit.
+    They depend neither on the splits nor on other limits, so that a slider over them stays what it
+    is while it is moved. Those of a count of devices are powers of two up to ``devices``.
     """
+    if name == "gpus":
+        powers = [float(1 << n) for n in range(devices.bit_length())]
+        steps = {*powers, float(devices)}
+    else:
+        low, high = _ENDS[name]
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        every = (float(f"{step * 10.0**decade:.6g}") for decade in decades for step in _STEPS)
+        steps = {step for step in every if low <= step <= high}
+    return tuple(sorted(steps | ({float(stated)} if stated is not None else set())))
 
-    steps: tuple[float, ...]
-    kept: tuple[int, ...]
-    without: int
 
-    def count(self, step: float | None) -> int:
-        """How many splits keep a step, or no limit."""
-        return self.without if step is None else self.kept[self.steps.index(step)]
+def keeping(plan: Plan, name: str, bound: float | None) -> int:
+    """How many splits keep a bound on a measure and all other limits; None is no bound.
 
-
-def limit_steps(plan: Plan, name: str, stated: float | None = None) -> LimitSteps:
-    """The steps of a measure that has a limit, tightest last where more is better.
-
-    The ``stated`` limit is always among them.
+    Where the load is searched it follows a limit on a time: then those splits keep it that keep it
+    at their smallest load.
     """
     measure = plan.measures[name]
+    if measure.limit in TIME_LIMITS:
+        plan = plan.least_loaded()
+    others = _keeping_others(plan, name)
+    if bound is None:
+        return int(others.sum())
     values = plan.bounded(name) / measure.limit_factor
-    others = _keeping_others(plan, name) & np.isfinite(values)
-    reached = values[plan.runs & np.isfinite(values)]
-    found = set(np.unique(reached).tolist() if measure.show is whole else _round_steps(reached)) | (
-        {float(stated)} if stated is not None else set()
-    )
-    steps = tuple(sorted(found))
-    kept = tuple(
-        int((others & (values >= step if measure.more_is_better else values <= step)).sum())
-        for step in steps
-    )
-    return LimitSteps(steps, kept, int(_keeping_others(plan, name).sum()))
-
-
-def _round_steps(reached: Float) -> list[float]:
-    """Round numbers from the first at which anything changes to the first that all keep."""
-    if not len(reached):
-        return []
-    low, high = float(reached.min()), float(reached.max())
-    decades = range(
-        int(np.floor(np.log10(max(low, 1e-9)))), int(np.ceil(np.log10(max(high, 1e-9)))) + 1
-    )
-    every = [float(f"{step * 10.0**decade:.6g}") for decade in decades for step in STEPS]
-    first = max((step for step in every if step <= low), default=every[0])
-    last = min((step for step in every if step >= high), default=every[-1])
-    return [step for step in every if first <= step <= last]
+    kept = values >= bound if measure.more_is_better else values <= bound
+    return int((others & np.isfinite(values) & kept).sum())
 
 
 def _keeping_others(plan: Plan, name: str) -> Bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS
+from recipe_core.engines.frameworks import framework
 from recipe_core.hardware.cluster import short_title
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
@@ -22,7 +23,7 @@ from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.launchable import FRAMEWORK, able, unable, ways_out
 from recipe_core.search.launchable_splits import search_rules
 from recipe_core.search.limits import limited
-from recipe_core.search.measures import TRAINING
+from recipe_core.search.measures import TRAINING, to_finish
 from recipe_core.search.plan import LENGTH, LOAD, Plan
 from recipe_core.search.problem import MAX_DEVICES, TrainingProblem
 from recipe_core.search.training_candidates import describe, every_case, one_case
@@ -65,6 +66,8 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
         "step_s": lambda e: e.step_s,
         "tokens_per_s": lambda e: e.run.tokens_per_s * e.run.goodput,
         "tokens_per_s_per_gpu": lambda e: e.run.tokens_per_s / e.cases.devices,
+        "mfu": lambda e: e.mfu,
+        "hfu": lambda e: e.hfu,
         "usd_per_million_tokens": lambda e: e.run.usd_per_million_tokens,
         "joules_per_token": lambda e: e.run.joules_per_token,
         "peak_memory_bytes": lambda e: e.memory.peak_bytes,
@@ -80,8 +83,8 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     },
 )
 """``tokens_per_s`` of all devices, less what padding and failures cost; ``tokens_per_s_per_gpu``
-without failures; ``usd_per_million_tokens`` NaN without a price; ``tight``: see
-`TrainingEstimates.tight`."""
+without failures; ``mfu`` and ``hfu`` shares of the peak; ``usd_per_million_tokens`` NaN without a
+price; ``tight``: see `TrainingEstimates.tight`."""
 
 
 class TrainingPlan(Plan):
@@ -90,7 +93,7 @@ class TrainingPlan(Plan):
     problem: TrainingProblem
     kind: Literal["serving", "training"] = "training"
     measures = TRAINING
-    tabled = ("gpus", "step", "output", "per_gpu", "memory", "bubble", "usd")
+    tabled = ("gpus", "step", "output", "per_gpu", "mfu", "memory", "bubble", "usd")
     parts = TRAINING_MEMORY
     titles = TRAINING_REFUSALS
     frontier_columns = ("step_s", "tokens_per_s_per_gpu")
@@ -104,14 +107,17 @@ class TrainingPlan(Plan):
 
     def __init__(self, problem: TrainingProblem, blocks: Sequence[Any]) -> None:
         super().__init__(problem, blocks)
-        compared = ("gpus", "output", "per_gpu", "step", "memory", "bubble")
+        compared = ("gpus", "output", "per_gpu", "mfu", "step", "memory", "bubble")
         if problem.workload.tokens is None:  # nothing to finish: a step is what is compared
             self.axes, self.phrased = ("step", "per_gpu"), ("output", "step", "usd")
-            self.listed, self.headline = (*compared, "usd"), ("output", "per_gpu", "step", "usd")
+            self.listed = (*compared, "usd")
+            self.headline = ("output", "step", "mfu", "usd", "usd_hour")
         else:
             self.axes, self.phrased = ("wall", "per_gpu"), ("output", "wall", "usd_run")
             self.listed = (*compared, "wall", "usd_run")
-            self.headline = ("output", "step", "wall", "usd_run")
+            self.headline = ("output", "mfu", "wall", "usd_run", "usd_hour")
+            finish_s = self.columns["wall_s"][self.feasible if self.feasible.any() else ...]
+            self.measures = TRAINING | {"wall": to_finish(finish_s)}
 
     # planning
 
@@ -165,6 +171,11 @@ class TrainingPlan(Plan):
     def names_of(setting: TrainingSetting) -> Mapping[str, str]:
         """The framework."""
         return {"engine": setting.engine}
+
+    @staticmethod
+    def titles_of(setting: TrainingSetting) -> Mapping[str, str]:
+        """The framework, as people call it."""
+        return {"engine": framework(setting.engine).title}
 
     def split_columns(self) -> Mapping[str, Any]:
         """The device and every field of the candidates, one value per row."""

@@ -84,6 +84,7 @@ class Answer:
             **self._power(one, row),
             "confidence": chance if plan.limited else None,
             "holds": bool(one.holds[row]),
+            "queue": plan.queue_text(row) or None,
             "offer": offer_json(place.offer, self.today),
             "headroom": headroom(one, row),
         }

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float
+from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.request.schema import LOADS, PlanRequest
+from recipe_core.search.limits import without_percentile
+from recipe_core.search.load import bisected
 from recipe_core.search.plan import Plan
 
 POINTS = 129
@@ -27,15 +29,17 @@ LEAST_RATE = 1e-3
 """The smallest arrival rate that is looked at, in requests per second and replica."""
 CLOSE = 1e-3
 """Share of a rate within which it is known."""
+QUEUE = "queue"
+"""What ends a load that the limits would allow: not all of it is held at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargestLoad:
-    """The largest load within the limits; None where not even the smallest holds.
+    """The largest load within the limits, held at once; None where not even the smallest holds.
 
-    ``field``: the workload's, which gives its unit. ``bounded``: whether anything ends it; without
-    limits on times a closed loop only queues. ``limited_by``: codes of the rules that the next
-    larger load breaks. ``monotone``: whether the loads that hold are one range.
+    ``field``: the workload's, which gives its unit. ``bounded``: whether anything ends it.
+    ``limited_by``: codes of the rules that the next larger load breaks, ``queue`` where some of it
+    would wait. ``monotone``: whether the loads that hold are one range.
     """
 
     value: float | None
@@ -69,7 +73,7 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
     now = float(getattr(workload, field))
     low, high = (1.0 if whole else LEAST_RATE), LARGEST
     limits = plan.request.objective.limits
-    mean = _without_percentile(plan)
+    mean = without_percentile(plan.request)
     holds, codes, loads = _scan(mean, plan, row, _grid(low, high, whole))
     monotone = _one_range(holds)
     start, end = _range(loads, holds, now)
@@ -90,15 +94,6 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
     return LargestLoad(value, field, True, codes_at, monotone)
 
 
-def _without_percentile(plan: Plan) -> PlanRequest:
-    """The request with its limits on means, above which percentiles lie but for some medians."""
-    objective = plan.request.objective
-    limits = objective.limits.model_copy(update={"percentile": None})
-    return plan.request.model_copy(
-        update={"objective": objective.model_copy(update={"limits": limits})}
-    )
-
-
 def _grid(low: float, high: float, whole: bool) -> Float:
     loads = np.geomspace(low, high, POINTS)
     return np.unique(np.round(loads)) if whole else loads
@@ -116,9 +111,9 @@ def _scan(
     cases = block.cases.take(np.full(len(loads), i))
     problem = replace(plan.problem, request=request)
     judged = type(plan).of(problem, block.setting, replace(cases, load=loads))
-    rules = judged.rules()
+    rules = {**judged.rules(), QUEUE: judged.queues}
     codes = [tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))]
-    return judged.feasible, codes, loads
+    return judged.holds, codes, loads
 
 
 def _one_range(holds: Bool) -> bool:
@@ -143,25 +138,16 @@ def _simulated(
     plan: Plan, row: int, most: float, whole: bool, codes: tuple[str, ...]
 ) -> tuple[float, tuple[str, ...]]:
     """The largest load whose simulated percentile holds: bisected below the one of the means."""
-    low, high = 0.0, most
-    holds, found, _ = _scan(plan.request, plan, row, np.array([most]))
-    if holds[0]:
-        return most, codes
-    codes = found[0]
-    for _ in range(STEPS):
-        middle = np.sqrt(max(low, high / FARTHEST) * high)
-        middle = float(np.round(middle)) if whole else float(middle)
-        if not low < middle < high:
-            break
-        holds, found, _ = _scan(plan.request, plan, row, np.array([middle]))
-        if holds[0]:
-            low = middle
-        else:
-            high, codes = middle, found[0]
-    return (low if low > 0 else float("nan")), codes
+    broken = {float("inf"): codes}
 
+    def keeps(_places: Int, loads: Float) -> Bool:
+        holds, ends, _ = _scan(plan.request, plan, row, loads)
+        broken.update(
+            (load, end)
+            for load, held, end in zip(loads.tolist(), holds, ends, strict=True)
+            if not held
+        )
+        return holds
 
-STEPS = 9
-"""Bisections of a percentile: the load is known within a few percent."""
-FARTHEST = 64.0
-"""How many times smaller than by means a load within a percentile may be."""
+    [load] = bisected(keeps, np.array([most]), whole=whole)
+    return float(load), broken[min(broken)]

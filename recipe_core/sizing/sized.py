@@ -98,8 +98,12 @@ class SizedDevice:
 
     @cached_property
     def holds(self) -> Bool:
-        """Allowed rows that keep the limits, with the confidence that is asked for."""
-        return self.allowed & self.plan.feasible & (not self.unknown)
+        """Allowed rows that hold the whole load at once and keep the limits.
+
+        With the confidence that is asked for. A row that starts and queues is no answer: more
+        devices hold what waits there.
+        """
+        return self.allowed & self.plan.holds & (not self.unknown)
 
     @cached_property
     def order(self) -> Int:
@@ -145,18 +149,30 @@ class SizedDevice:
 
     @cached_property
     def nearest(self) -> int | None:
-        """Where nothing holds: the row that most likely keeps the limits."""
+        """Where nothing holds: the row that most likely keeps the limits.
+
+        Rows that queue come last, those that hold most of their load first.
+        """
         rows = np.flatnonzero(self.allowed)
         if not len(rows):
             return None
         chance = np.nan_to_num(self.confidence[rows])
-        return int(rows[np.lexsort((self.rented[rows], -chance))[0]])
+        return int(rows[np.lexsort((self.rented[rows], -chance, self._waiting[rows]))[0]])
+
+    @cached_property
+    def _waiting(self) -> Float:
+        """The share of its load that each row does not hold at once."""
+        if not self.plan.queues.any():
+            return np.zeros(len(self.plan))
+        held = self.plan.columns["held_requests"] / self.plan.columns["load"]
+        return np.where(self.plan.queues, 1 - np.nan_to_num(held), 0.0)
 
     @cached_property
     def ladder(self) -> list[int]:
         """For each number of rented devices its row, rising.
 
-        The best that holds, or where none does the one that most likely keeps the limits.
+        The best that holds, or where none does the one that most likely keeps the limits; rows
+        that queue come last.
         """
         rows = np.flatnonzero(self.allowed)
         if not len(rows):
@@ -164,7 +180,7 @@ class SizedDevice:
         rank = np.full(len(self.plan), len(self.plan))
         rank[self.order] = np.arange(len(self.order))
         chance = np.nan_to_num(self.confidence[rows])
-        sort = np.lexsort((-chance, rank[rows], self.rented[rows]))
+        sort = np.lexsort((-chance, self._waiting[rows], rank[rows], self.rented[rows]))
         ranked = rows[sort]
         first = np.r_[True, np.diff(self.rented[ranked]) > 0]
         return [int(row) for row in ranked[first]]
@@ -173,9 +189,11 @@ class SizedDevice:
     def candidates(self) -> Int:
         """Of each number of rented devices the split with the best score and the likeliest one.
 
-        And those between them that neither a likelier one nor one with a better score beats.
+        And those between them that neither a likelier one nor one with a better score beats. Only
+        of those that hold the whole load at once.
         """
-        rows = np.flatnonzero(self.allowed & np.isfinite(self.plan.score))
+        holding = self.allowed & ~self.plan.queues
+        rows = np.flatnonzero(holding & np.isfinite(self.plan.score))
         chance = np.nan_to_num(self.confidence[rows])
         order = rows[np.lexsort((-chance, self.plan.score[rows], self.rented[rows]))]
         kept, likeliest, rented = [], -1.0, -1
@@ -188,8 +206,13 @@ class SizedDevice:
         return np.array(kept, dtype=np.int64)
 
     def highest_confidence(self, row: int) -> float:
-        """The highest probability, over all splits on as many rented devices as a row's."""
+        """The highest probability, over all splits on as many rented devices as a row's.
+
+        Of those that hold the whole load at once, where any does.
+        """
         alike = self.allowed & (self.rented == self.rented[row])
+        if (holding := alike & ~self.plan.queues).any():
+            alike = holding
         return float(np.nanmax(self.confidence[alike]))
 
     def simulated(self, request: SizeRequest) -> SizedDevice:
@@ -250,6 +273,9 @@ class SizedDevice:
                 f"with up to {most} devices the limits hold with {below_text(chance, asked)} at "
                 f"best; {asked:.0%} is asked for"
             )
+        if queueing := self.plan.queue_text(row):
+            broken = "; ".join([f"the likeliest split {queueing}", *self.plan.reasons(row)])
+            return f"with up to {most} devices no split holds the load: {broken}"
         broken = "; ".join(self.plan.reasons(row))
         return (
             f"with up to {most} devices the limits hold with {chance_text(chance)} at best: "

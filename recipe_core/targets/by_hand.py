@@ -74,8 +74,13 @@ def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeComman
 
 def first_command(launch: Launch, model: str) -> str:
     """The command of a launch's first process, with default parameters; it loads ``model``."""
+    return wrapped(first_words(launch, model), WIDTH, "    ")
+
+
+def first_words(launch: Launch, model: str) -> list[str]:
+    """The same as words for a shell: settings, program, and each option with its value."""
     process = launch.processes[0]
-    return _typed(process, _known(launch, process, Parameters(), model, _unnamed(launch.nodes)))
+    return _words(process, _known(launch, process, Parameters(), model, _unnamed(launch.nodes)))
 
 
 def _unnamed(nodes: int) -> tuple[str, ...]:
@@ -112,12 +117,16 @@ def _known(
 
 
 def _typed(process: Process, known: Values, more: Sequence[str] = ()) -> str:
+    return wrapped(_words(process, known, more), WIDTH, "    ")
+
+
+def _words(process: Process, known: Values, more: Sequence[str] = ()) -> list[str]:
     settings = [f"{name}={fill(value, known, IN_SHELL)}" for name, value in process.env.items()]
-    return wrapped(
-        [*settings, *more, *_with_values([fill(word, known, IN_SHELL) for word in process.argv])],
-        WIDTH,
-        "    ",
-    )
+    return [
+        *settings,
+        *more,
+        *_with_values([fill(word, known, IN_SHELL) for word in process.argv]),
+    ]
 
 
 def _with_values(words: Sequence[str]) -> list[str]:

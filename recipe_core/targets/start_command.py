@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from recipe_core.recipe.decision import decide
 from recipe_core.request import edit
-from recipe_core.request.schema import Objective
+from recipe_core.request.schema import Objective, PlanRequest
 from recipe_core.search.plan import Plan
-from recipe_core.targets.by_hand import first_command
+from recipe_core.targets.by_hand import WIDTH, first_command, first_words
+from recipe_core.targets.node_script import wrapped
 
 
 def start_command(plan: Plan, row: int, *, folders: bool = True) -> str:
@@ -20,3 +23,19 @@ def start_command(plan: Plan, row: int, *, folders: bool = True) -> str:
     request = request.model_copy(update={"objective": Objective()})
     decision = decide(request, folders=folders)
     return first_command(decision.started(), decision.model.source)
+
+
+def start_words(request: PlanRequest, *, folders: bool = True) -> list[str]:
+    """The command of the first process of a request's split, each option in a word with its value.
+
+    Raises:
+        InputError: for a request that cannot be read.
+        NoAnswer: where the split cannot run, or its engine cannot be started that way.
+    """
+    decision = decide(request.model_copy(update={"objective": Objective()}), folders=folders)
+    return first_words(decision.started(), decision.model.source)
+
+
+def typed(words: Sequence[str]) -> str:
+    """The words of a command as one types it, in lines."""
+    return wrapped(words, WIDTH, "    ")

@@ -18,8 +18,10 @@ QUESTIONS = {
 }
 NO_PLAYWRIGHT = "playwright is not installed: the browser tests did not run"
 SIZE = "Which hardware, and how much?"
+SIDE = "What differs?"
 PAGES = QUESTIONS | {
     "size": SIZE,
+    "side": SIDE,
     "measured": "Predicted against measured",
     "check": "Does my command work?",
 }

@@ -12,8 +12,8 @@ from tests.e2e.patience import PATIENCE
 
 PAGES = {
     "model.py": "What do you want to run?",
-    "hardware.py": "Where will it run?",
     "objective.py": "What matters?",
+    "hardware.py": "Where will it run?",
     "compare.py": "Which split?",
     "recipe.py": "Use this split",
 }
@@ -21,9 +21,12 @@ TP8 = "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
 
-def opened(page: str = "model.py", **query: str) -> AppTest:
+def opened(page: str = "model.py", *, hardware_chosen: bool = True, **query: str) -> AppTest:
+    """A page of a link, by default of a reader who has chosen the hardware that it means."""
     app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=PATIENCE)
     app.query_params.update(query)
+    if hardware_chosen:
+        app.session_state["hardware-chosen"] = True
     app.run()
     if page != "model.py":
         app.switch_page(page).run()

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from recipe_core.base.resources import root
 from recipe_core.doors.serve import Later, folders_allowed
 from recipe_core.doors.settings import variable
+from tests.e2e.patience import PATIENCE
 
 LOAD = """
 import importlib.util, sys
@@ -77,13 +78,48 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith("reci
     assert answer.stdout.strip() == "[]", answer.stderr
 
 
+def test_the_first_page_needs_no_more_than_was_loaded_for_it() -> None:
+    """It is drawn while other modules are not there yet: those would come out half-made."""
+    answer = run(f"""
+from recipe_core.doors.serve import load_first_page
+from streamlit.testing.v1 import AppTest
+load_first_page()
+before = set(sys.modules)
+app = AppTest.from_file({str(root("pages") / "_entry.py")!r}, default_timeout={PATIENCE}).run()
+new = set(sys.modules) - before
+print([error.message for error in app.exception], app.title[0].value)
+print(sorted(name for name in new if name.startswith("recipe_core")))
+print(sorted({{"pandas", "recipe_core.present.charts", "recipe_core.recipe"}} & set(sys.modules)))
+""")
+    assert answer.stdout.splitlines() == ["[] What do you want to run?", "[]", "[]"], answer.stderr
+
+
+def test_other_pages_and_workers_wait_until_the_first_page_was_sent() -> None:
+    answer = run("""
+import threading
+from recipe_core.doors import serve
+serve.NOBODY_S, serve.DRAWING_S = 3600, 0
+begun, loaded = threading.Event(), lambda: "recipe_core.present.report" in sys.modules
+thread = threading.Thread(target=serve.get_ready, args=(begun.set,), daemon=True)
+thread.start()
+while "recipe_core.search.plan" not in sys.modules:
+    thread.join(0.01)
+print(loaded(), begun.is_set())
+serve.first_page_sent.set()
+thread.join()
+print(loaded(), begun.is_set())
+""")
+    assert answer.stdout.splitlines() == ["False False", "True True"], answer.stderr
+
+
 def test_one_thread_imports_at_a_time() -> None:
     names = ["recipe_core.doors.api", "recipe_core.doors.mcp", "recipe_core.search.plans"]
     answer = run(f"""
 import threading
+from recipe_core.doors.serve import load_pages
 def imported():
     return sorted(set({names}) & set(sys.modules))
-targets = (module.load_pages, module.make_api, module.make_mcp)
+targets = (load_pages, module.make_api, module.make_mcp)
 threads = [threading.Thread(target=target) for target in targets]
 with module.importing:
     [thread.start() for thread in threads]

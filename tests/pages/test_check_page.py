@@ -36,3 +36,27 @@ def test_an_example_is_judged_and_opened_in_the_builder() -> None:
     app.button(key="to-builder").click().run()
     assert app.title[0].value == PAGES["compare.py"]
     assert query_of(app)["model"] == "Qwen/Qwen3-32B"
+
+
+def test_both_memory_figures_are_explained_beside_each_other() -> None:
+    app = opened("check.py")
+    app.text_area(key="command").set_value("vllm serve meta-llama/Llama-3.1-70B-Instruct").run()
+    figures = {metric.label: metric.value for metric in app.metric}
+    load, start = figures["Memory for the load"], figures["Memory to start"]
+    assert load != start
+    said = words(app)
+    assert f"{load} would hold the load, 64 requests of 1,280 tokens, at once." in said
+    assert f"{start} is what the engine needs to start" in said
+    assert "one request of 131,072 tokens" in said
+    assert f"needs {start} per GPU to start" in said  # the reason has the same figure
+    assert "it cannot start." in said
+
+
+def test_a_command_that_starts_and_queues_says_how_many_it_holds() -> None:
+    app = opened("check.py")
+    app.text_area(key="command").set_value(
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2 --max-model-len 4096"
+    ).run()
+    said = words(app)
+    assert "it starts. Of the load it holds" in said
+    assert "the others wait." in said

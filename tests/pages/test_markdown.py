@@ -118,6 +118,7 @@ def opened_with(request: PlanRequest, page: str) -> AppTest:
     app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=PATIENCE)
     app.session_state["request"] = request
     app.session_state["pins"] = []
+    app.session_state["hardware-chosen"] = True
     app.run()
     if page != "model.py":
         app.switch_page(page).run()

@@ -2,32 +2,140 @@
 
 from __future__ import annotations
 
-from tests.pages.opening import LLAMA_70B, opened, query_of
+import re
+
+import pytest
+
+from tests.pages.opening import LLAMA_70B, opened, query_of, words
 
 
 def test_a_preset_fills_lengths_and_load() -> None:
     app = opened("objective.py")
     app.get_by_key("_preset").set_value("batch").run()
     assert query_of(app)["workload.mode"] == "offline"
-    assert app.number_input(key="_workload.requests").value == 10_000
+    assert app.text_input(key="_workload.requests").value == "10,000"
     assert app.get_by_key("_preset").value == "batch"
 
 
 def test_a_mode_swaps_its_load() -> None:
     app = opened("objective.py")
     app.get_by_key("_workload.mode").set_value("open").run()
-    assert app.number_input(key="_workload.request_rate").value == 4.0
+    assert app.text_input(key="_workload.request_rate").value == "4"
     assert query_of(app) == {"v": "1", "workload.mode": "open"}
 
 
-def test_a_limit_is_set_and_cleared() -> None:
+TPOT = "_objective.limits.tpot_ms"
+
+
+def test_a_limit_is_dragged_typed_and_cleared() -> None:
     app = opened("objective.py", model=LLAMA_70B)
     everything = app.success[0].value
-    app.select_slider(key="_objective.limits.tpot_ms").set_value(40.0).run()
+    app.select_slider(key=f"{TPOT}_slider").set_value(40.0).run()
     assert query_of(app)["objective.limits.tpot_ms"] == "40"
+    assert app.text_input(key=TPOT).value == "40"
     assert app.success[0].value != everything
-    app.select_slider(key="_objective.limits.tpot_ms").set_value("no limit").run()
+    app.text_input(key=TPOT).set_value("37").run()
+    assert query_of(app)["objective.limits.tpot_ms"] == "37"
+    slider = app.select_slider(key=f"{TPOT}_slider")
+    assert slider.value == 37.0
+    assert "37 ms" in slider.options
+    slider.set_value(35.0).run()
+    assert app.text_input(key=TPOT).value == "35"
+    assert "37 ms" not in app.select_slider(key=f"{TPOT}_slider").options
+    app.text_input(key=TPOT).set_value("").run()
+    assert "objective.limits.tpot_ms" not in query_of(app)
+    assert app.select_slider(key=f"{TPOT}_slider").value == "no limit"
     assert app.success[0].value == everything
+
+
+def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
+    app = opened("objective.py", model=LLAMA_70B)
+    free = app.select_slider(key=f"{TPOT}_slider").options
+    app = opened("objective.py", model=LLAMA_70B, **{"objective.limits.ttft_ms": "500"})
+    assert app.select_slider(key=f"{TPOT}_slider").options == free
+    app = opened("objective.py", **{"workload.concurrency": "8"})
+    assert app.select_slider(key=f"{TPOT}_slider").options == free
+
+
+def test_a_limit_says_how_many_splits_keep_it() -> None:
+    app = opened("objective.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": "40"})
+    fitting = re.match(r"\*\*(\d+) of", app.success[0].value)
+    assert fitting
+    assert re.search(rf"^{fitting[1]} of \d+ splits keep it$", words(app), re.MULTILINE)
+
+
+def test_a_latency_is_asked_for_in_seconds() -> None:
+    app = opened("objective.py", model=LLAMA_70B)
+    key = "_objective.limits.request_latency_ms"
+    app.text_input(key=key).set_value("7.5 s").run()
+    assert query_of(app)["objective.limits.request_latency_ms"] == "7500"
+    assert app.text_input(key=key).value == "7.5"
+    app.select_slider(key=f"{key}_slider").set_value(8.0).run()
+    assert query_of(app)["objective.limits.request_latency_ms"] == "8000"
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [("1e3", "1,000"), ("2k", "2,000"), ("1,000", "1,000"), ("1 000", "1,000"), ("4Ki", "4,096")],
+)
+def test_a_number_is_understood_as_people_write_it(typed: str, shown: str) -> None:
+    app = opened("objective.py")
+    app.text_input(key="_workload.concurrency").set_value(typed).run()
+    assert not app.error
+    assert app.text_input(key="_workload.concurrency").value == shown
+    assert query_of(app)["workload.concurrency"] == shown.replace(",", "")
+
+
+def test_a_token_budget_has_separators() -> None:
+    app = opened("objective.py", **{"workload.kind": "training"})
+    app.text_input(key="_workload.tokens").set_value("10B").run()
+    assert app.text_input(key="_workload.tokens").value == "10,000,000,000"
+    app.text_input(key="_workload.tokens").set_value("1e9").run()
+    assert app.text_input(key="_workload.tokens").value == "1,000,000,000"
+    assert query_of(app)["workload.tokens"] == "1000000000"
+
+
+@pytest.mark.parametrize("typed", ["1e9", "-5", "0", "99999999999", "1.5", "many"])
+def test_a_refused_number_names_field_value_and_range_and_the_old_one_stays(typed: str) -> None:
+    app = opened("objective.py", model=LLAMA_70B)
+    before = app.success[0].value
+    app.text_input(key="_workload.concurrency").set_value(typed).run()
+    said = app.error[0].value.replace("\\", "")
+    for part in ("Requests in flight", typed, "from 1 to 1,048,576", "64 stays in effect"):
+        assert part in said
+    assert app.text_input(key="_workload.concurrency").value == "64"
+    assert app.success[0].value == before
+    app.text_input(key="_workload.concurrency").set_value("32").run()
+    assert not app.error
+    assert query_of(app)["workload.concurrency"] == "32"
+
+
+def test_a_range_is_said_before_it_is_broken() -> None:
+    app = opened("objective.py")
+    boxes = {box.key: box for box in app.text_input}
+    assert "from 1 to 1,048,576" in boxes["_workload.concurrency"].help
+    assert "from 0 to below 1" in boxes["_workload.prefix_hit"].help
+    assert all("Takes a" in box.help for box in boxes.values())
+
+
+def test_one_output_token_is_a_case_of_its_own() -> None:
+    app = opened("objective.py")
+    app.text_input(key="_workload.output_tokens").set_value("1").run()
+    assert "nothing is decoded" in words(app)
+    assert not app.error
+
+
+def test_several_loads_are_shown_and_changed() -> None:
+    app = opened("objective.py", model=LLAMA_70B, **{"options.loads": "16,256"})
+    assert app.text_input(key="_options.loads").value == "16, 256"
+    app.text_input(key="_options.loads").set_value("16; 1k 2048").run()
+    assert app.text_input(key="_options.loads").value == "16, 1000, 2048"
+    assert query_of(app)["options.loads"] == "16,1000,2048"
+    app.text_input(key="_options.loads").set_value("16, many").run()
+    assert "many" in app.error[0].value
+    assert query_of(app)["options.loads"] == "16,1000,2048"
+    app.text_input(key="_options.loads").set_value("").run()
+    assert "options.loads" not in query_of(app)
 
 
 def test_a_run_is_bounded_in_time_and_cost() -> None:
@@ -36,32 +144,23 @@ def test_a_run_is_bounded_in_time_and_cost() -> None:
     everything = app.success[0].value
     for field in ("wall_hours", "usd"):
         key = f"_objective.limits.{field}"
-        steps = app.select_slider(key=key).options
-        assert steps[-1] == "no limit"
-        assert any("split" in option for option in steps)
+        assert app.select_slider(key=f"{key}_slider").options[-1] == "no limit"
         tight = {"wall_hours": 1.0, "usd": 60.0}[field]
         app = opened("objective.py", **run, **{f"objective.limits.{field}": str(tight)})
         assert everything not in [shown.value for shown in app.success]
-        app.select_slider(key=key).set_value("no limit").run()
+        app.select_slider(key=f"{key}_slider").set_value("no limit").run()
         assert app.success[0].value == everything
     app = opened("objective.py", **run, **{"objective.limits.usd": "5000"})
-    app.number_input(key="_workload.tokens").set_value(None).run()
+    app.text_input(key="_workload.tokens").set_value("").run()
     assert "objective.limits.usd" not in query_of(app)
     assert not app.error
 
 
 def test_an_impossible_edit_is_refused_in_words() -> None:
     app = opened("objective.py")
-    app.number_input(key="_workload.max_context").set_value(5).run()
+    app.text_input(key="_workload.max_context").set_value("5").run()
     assert "shorter than" in app.error[0].value
-    assert app.number_input(key="_workload.max_context").value is None
-
-
-def test_each_step_of_a_limit_says_how_many_splits_keep_it() -> None:
-    app = opened("objective.py", model=LLAMA_70B)
-    slider = app.select_slider(key="_objective.limits.tpot_ms")
-    assert all("split" in option for option in slider.options[:-1])
-    assert slider.options[-1] == "no limit"
+    assert app.text_input(key="_workload.max_context").value == ""
 
 
 def test_an_aim_is_an_orientation_or_a_goal() -> None:
@@ -77,9 +176,9 @@ def test_adapters_have_a_rank_and_an_alpha() -> None:
         "objective.py",
         **{"workload.kind": "training", "workload.method": "lora", "workload.lora_rank": "32"},
     )
-    app.number_input(key="_workload.lora_alpha").set_value(16.0).run()
+    app.text_input(key="_workload.lora_alpha").set_value("16").run()
     assert query_of(app)["workload.lora_alpha"] == "16"
-    app.number_input(key="_workload.lora_alpha").set_value(None).run()
+    app.text_input(key="_workload.lora_alpha").set_value("").run()
     assert "workload.lora_alpha" not in query_of(app)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from recipe_core.model.spec import (
     MoeMlp,
     Role,
 )
+from recipe_core.physics.ledger import Overhead, folded, note, one
 from recipe_core.physics.network import (
     Group,
     all_gather_s,
@@ -47,6 +49,7 @@ from recipe_core.space.exchange import dispatch, dispatching
 from recipe_core.space.serving import Cases, Setting
 
 Parts = dict[str, Float]
+OVER_PROMPT, OVER_CACHE = "Attention over the prompt", "Attention over the cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,8 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     """Seconds of one step by part, through all pipeline stages; the parts add up to the step."""
     model, tp = setting.model, rank_group(setting.cluster, cases, cases.tp)
     reduced_bytes = model.hidden * setting.activation_bytes * step.rows
-    reduce_s = _kernel_time(setting, "all_reduce") * all_reduce_s(
-        setting.cluster, tp, reduced_bytes
+    reduce_s = folded(
+        _kernel_time(setting, "all_reduce") * all_reduce_s(setting.cluster, tp, reduced_bytes)
     )
     blocks = [
         *((_mixer(setting, cases, step, attention), count) for attention, count in model.mixers),
@@ -116,14 +119,28 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     host = _kernel_time(setting, "host")
     slow = host_speed(setting.cluster.device)
     launches = sum(count * kernels_launched(layer) for layer, count in model.kinds)
-    unhidden = np.maximum(slow.layers * overhead.launch_s * launches - total(parts), 0.0)
+    launched_s = _counted(slow.layers * overhead.launch_s, launches, "kernel launch")
+    unhidden = np.maximum(launched_s - total(parts), 0.0)
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
-    parts["engine"] = host * (
-        slow.layers * overhead.step_s
-        + slow.sequences * overhead.sequence_s * step.sequences
-        + slow.layers * overhead.layer_s * layers
+    parts["engine"] = folded(
+        host
+        * (
+            _counted(slow.layers * overhead.step_s, 1.0, "step")
+            + _counted(slow.sequences * overhead.sequence_s, step.sequences, "sequence")
+            + _counted(slow.layers * overhead.layer_s, layers, "layer")
+        )
     )
     return parts
+
+
+def _counted(each_s: float, count: Float | float, per: str) -> Any:
+    """Seconds of ``count`` times something that the engine's host takes ``each_s`` for."""
+    return note(
+        each_s * count,
+        lambda seconds: Overhead(
+            f"Engine, per {per}", seconds, count=one(count), each_s=each_s, per=per
+        ),
+    )
 
 
 def kernels_launched(layer: Layer) -> int:
@@ -168,13 +185,17 @@ def _matmul(
     rows: Float,
     inputs: Float | float,
     outputs: Float | float,
+    label: str,
     kernels: float = 1.0,
 ) -> Float:
     """Seconds of a dense product of ``rows`` with ``inputs × outputs`` weights of a role."""
     weights, values = inputs * outputs, (inputs + outputs) * setting.activation_bytes
     moved = weights * setting.stored_bytes(role) + values * rows
     dtype = setting.stored_dtype(role)
-    return _kernel_s(setting, "gemm", dtype, 2 * weights * rows, moved, kernels)
+    dims = (rows, inputs, outputs)
+    return _kernel_s(
+        setting, "gemm", dtype, 2 * weights * rows, moved, label, kernels=kernels, dims=dims
+    )
 
 
 def _kernel_s(
@@ -183,13 +204,18 @@ def _kernel_s(
     stored_dtype: str,
     flops: Float,
     moved_bytes: Float,
+    label: str,
+    *,
     kernels: float = 1.0,
+    dims: tuple[Any, Any, Any] | None = None,
 ) -> Float:
     """Seconds of an operator (see `operator_s`) with the engine's own kernel for it."""
     device = setting.cluster.device
-    seconds = operator_s(device, family, stored_dtype, flops, moved_bytes, kernels)
+    seconds = operator_s(
+        device, family, stored_dtype, flops, moved_bytes, kernels, label=label, dims=dims
+    )
     time = _kernel_time(setting, family, stored_dtype)
-    return seconds if time == 1 else time * seconds
+    return seconds if time == 1 else folded(time * seconds)
 
 
 def _kernel_time(setting: Setting, kernel: Kernel, stored_dtype: str = "any") -> float:
@@ -209,8 +235,8 @@ def _feed_forward(setting: Setting, cases: Cases, rows: Float, mlp: Mlp) -> Part
     if isinstance(mlp, MoeMlp):
         return _experts(setting, cases, rows, mlp)
     hidden, width = float(setting.model.hidden), mlp.intermediate / cases.tp
-    up = _matmul(setting, "linear", rows, hidden, (mlp.matrices - 1) * width)
-    return {"mlp": up + _matmul(setting, "linear", rows, width, hidden)}
+    up = _matmul(setting, "linear", rows, hidden, (mlp.matrices - 1) * width, "Gate and up")
+    return {"mlp": up + _matmul(setting, "linear", rows, width, hidden, "Down")}
 
 
 def _around(setting: Setting, cases: Cases, rows: Float, layer: Layer, reduce_s: Float) -> Parts:
@@ -232,7 +258,13 @@ def _around(setting: Setting, cases: Cases, rows: Float, layer: Layer, reduce_s:
     if layer.streams > 1:
         parts["hyper_connections"] = blocks * _hyper_connection(setting, rows, layer)
     parts["norms"] = operator_s(
-        setting.cluster.device, "elementwise", setting.model.dtype, values, moved, 2.0 * blocks
+        setting.cluster.device,
+        "elementwise",
+        setting.model.dtype,
+        values,
+        moved,
+        2.0 * blocks,
+        label="Norms, residuals, activations",
     )
     return parts
 
@@ -247,10 +279,12 @@ def _hyper_connection(setting: Setting, rows: Float, layer: Layer) -> Float:
     """
     hidden, b, extra = setting.model.hidden, setting.activation_bytes, 2 * (layer.streams - 1)
     inputs, outputs = float(layer.streams * hidden), float(layer.stream_weights)
-    weigh = _matmul(setting, "norm", rows, inputs, outputs)
+    weigh = _matmul(setting, "norm", rows, inputs, outputs, "Stream weights")
     mixed, moved = rows * (extra + layer.streams**2) * hidden, rows * extra * hidden * b
     device, dtype = setting.cluster.device, setting.model.dtype
-    return weigh + operator_s(device, "elementwise", dtype, 2 * mixed, moved, 2.0)
+    return weigh + operator_s(
+        device, "elementwise", dtype, 2 * mixed, moved, 2.0, label="Mix of streams"
+    )
 
 
 def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attention) -> Parts:
@@ -266,15 +300,21 @@ def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attenti
     if isinstance(a, LatentAttention):
         latent = float(a.kv_lora_rank + a.rope_head_dim + (a.q_lora_rank or 0))
         width = heads * (a.nope_head_dim + a.v_head_dim)
-        query = _matmul(setting, role, rows, float(a.q_lora_rank or hidden), heads * a.head_dim)
-        expand = _matmul(setting, role, rows, float(a.kv_lora_rank), width, 2.0)
-        qkv = _matmul(setting, role, rows, hidden, latent) + query + expand
+        query = _matmul(
+            setting, role, rows, float(a.q_lora_rank or hidden), heads * a.head_dim, "Query, up"
+        )
+        expand = _matmul(
+            setting, role, rows, float(a.kv_lora_rank), width, "Key and value, up", 2.0
+        )
+        qkv = _matmul(setting, role, rows, hidden, latent, "Latents, down") + query + expand
     elif isinstance(a, LinearAttention):
-        qkv = _matmul(setting, role, rows, hidden, a.in_columns / cases.tp)
+        qkv = _matmul(setting, role, rows, hidden, a.in_columns / cases.tp, "Inputs of the state")
     else:
         kv = np.ceil(a.kv_heads / np.minimum(cases.tp, a.kv_heads)) * a.kv_values_per_head
-        qkv = _matmul(setting, role, rows, hidden, heads * a.head_dim + a.gate / cases.tp + kv)
-    return {"qkv": qkv, "o": _matmul(setting, role, rows, heads * a.v_head_dim, hidden)}
+        width = heads * a.head_dim + a.gate / cases.tp + kv
+        qkv = _matmul(setting, role, rows, hidden, width, "Query, key, value")
+    out = _matmul(setting, role, rows, heads * a.v_head_dim, hidden, "Attention output")
+    return {"qkv": qkv, "o": out}
 
 
 def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Parts:
@@ -294,10 +334,10 @@ def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Part
     queries = step.queries
     moved = (io + 2 * token_bytes) * step.prefill_tokens
     dtype = setting.model.dtype
-    prefill = _kernel_s(setting, "attention_prefill", dtype, 2 * wide * pairs, moved)
+    prefill = _kernel_s(setting, "attention_prefill", dtype, 2 * wide * pairs, moved, OVER_PROMPT)
     moved = token_bytes / cases.cp * cached + queries * io * step.sequences
     flops = 2 * wide * queries * cached
-    decode = _kernel_s(setting, "attention_decode", setting.kv_dtype, flops, moved)
+    decode = _kernel_s(setting, "attention_decode", setting.kv_dtype, flops, moved, OVER_CACHE)
     return {"attention": prefill + decode, **_shared_context(setting, cases, step, wide)}
 
 
@@ -315,13 +355,13 @@ def _latent_attention(setting: Setting, cases: Cases, step: Step, a: LatentAtten
     pairs = step.prefill_tokens * np.minimum(step.prefill_context * expanded, context * absorbed)
     cached = step.sequences * np.minimum(step.context, attends)
     moved = step.prefill_tokens * (2 * expanded * b + token_bytes)
-    prefill = _kernel_s(setting, "mla_prefill", dtype, 2 * pairs, moved)
+    prefill = _kernel_s(setting, "mla_prefill", dtype, 2 * pairs, moved, OVER_PROMPT)
     moved = cached * token_bytes / cases.cp + step.queries * step.sequences * absorbed * b
     flops = 2 * step.queries * cached * absorbed
-    decode = _kernel_s(setting, "mla_decode", setting.kv_dtype, flops, moved)
+    decode = _kernel_s(setting, "mla_decode", setting.kv_dtype, flops, moved, OVER_CACHE)
     parts = {"attention": prefill + decode, **_shared_context(setting, cases, step, absorbed)}
     if a.index_heads:
-        parts["indexer"] = _kernel_time(setting, "indexer") * _indexer(setting, step, a)
+        parts["indexer"] = folded(_kernel_time(setting, "indexer") * _indexer(setting, step, a))
     return parts
 
 
@@ -345,13 +385,16 @@ def _indexer(setting: Setting, step: Step, a: LatentAttention) -> Float:
     hidden, rows = float(setting.model.hidden), step.rows
     queries = float(a.index_heads * a.index_head_dim)
     keys = float(a.index_head_dim + a.index_heads)
-    project = _matmul(setting, "attention", rows, float(a.q_lora_rank or hidden), queries)
-    project = project + _matmul(setting, "attention", rows, hidden, keys)
+    project = _matmul(
+        setting, "attention", rows, float(a.q_lora_rank or hidden), queries, "Indexer, queries"
+    )
+    project = project + _matmul(setting, "attention", rows, hidden, keys, "Indexer, keys")
     cached = step.sequences * step.context
     prompt = step.prefill_context * np.minimum(step.prefill_tokens, 1.0)
     moved = cached * a.index_bytes_per_token + prompt * a.index_bytes_per_token
     scores = step.queries * cached + step.prefill_tokens * step.prefill_context
-    return project + operator_s(setting.cluster.device, "gemm", "fp8", 2 * queries * scores, moved)
+    device, flops = setting.cluster.device, 2 * queries * scores
+    return project + operator_s(device, "gemm", "fp8", flops, moved, label="Indexer, scores")
 
 
 def _compressed_projections(
@@ -359,15 +402,20 @@ def _compressed_projections(
 ) -> Parts:
     """Queries through a latent, one key, inputs of entries; the output by groups, then together."""
     hidden, width, latent = float(setting.model.hidden), a.heads * a.head_dim, float(a.q_lora_rank)
-    down = _matmul(setting, "attention", rows, hidden, latent + a.head_dim)
-    qkv = down + _matmul(setting, "attention", rows, latent, width / cases.tp)
+    down = _matmul(setting, "attention", rows, hidden, latent + a.head_dim, "Latents, down")
+    qkv = down + _matmul(setting, "attention", rows, latent, width / cases.tp, "Query, up")
     if a.ratio:
         values = float(a.state_values_per_token + a.index_state_values_per_token + a.index_heads)
         kernels = 3.0 if a.index_heads else 1.0
-        qkv = qkv + _matmul(setting, "unquantized", rows, hidden, values, kernels)
+        qkv = qkv + _matmul(
+            setting, "unquantized", rows, hidden, values, "Inputs of entries", kernels
+        )
     groups = a.o_groups * a.o_lora_rank / cases.tp
-    by_group = _matmul(setting, "attention", rows, float(width // a.o_groups), groups)
-    return {"qkv": qkv, "o": by_group + _matmul(setting, "attention", rows, groups, hidden)}
+    by_group = _matmul(
+        setting, "attention", rows, float(width // a.o_groups), groups, "Output, by group"
+    )
+    together = _matmul(setting, "attention", rows, groups, hidden, "Output, together")
+    return {"qkv": qkv, "o": by_group + together}
 
 
 def _compressed_attention(
@@ -383,10 +431,10 @@ def _compressed_attention(
     pairs = step.prefill_tokens * _attended(a, step.prefill_context)
     cached = step.sequences * _attended(a, step.context)
     moved = step.prefill_tokens * (wide * b + entry_bytes)
-    prefill = _kernel_s(setting, "mla_prefill", dtype, 2 * pairs * wide, moved)
+    prefill = _kernel_s(setting, "mla_prefill", dtype, 2 * pairs * wide, moved, OVER_PROMPT)
     moved = cached * entry_bytes + step.queries * step.sequences * wide * b
     flops = 2 * step.queries * cached * wide
-    decode = _kernel_s(setting, "mla_decode", setting.kv_dtype, flops, moved)
+    decode = _kernel_s(setting, "mla_decode", setting.kv_dtype, flops, moved, OVER_CACHE)
     parts = {"attention": prefill + decode}
     if a.ratio:
         # a token's values stay until their entry is made, which reads those of all its tokens
@@ -394,10 +442,12 @@ def _compressed_attention(
         values = step.rows * (1 + a.series) * per_token
         moved = values * STATE_VALUE_BYTES
         parts["compressor"] = operator_s(
-            device, "elementwise", dtype, 4 * values, moved, 2.0 * a.series
+            device, "elementwise", dtype, 4 * values, moved, 2.0 * a.series, label="Compressor"
         )
     if a.index_heads:
-        parts["indexer"] = _kernel_time(setting, "indexer") * _entry_scores(setting, step, a)
+        parts["indexer"] = folded(
+            _kernel_time(setting, "indexer") * _entry_scores(setting, step, a)
+        )
     return parts
 
 
@@ -416,11 +466,17 @@ def _entry_scores(setting: Setting, step: Step, a: CompressedAttention) -> Float
     cached, prompt = step.sequences * step.context / a.ratio, step.prefill_context / a.ratio
     moved = (cached + prompt * np.minimum(step.prefill_tokens, 1.0)) * a.index_entry_bytes
     scores = step.queries * cached + step.prefill_tokens * prompt
-    project = _matmul(setting, "attention", step.rows, float(a.q_lora_rank), queries)
+    project = _matmul(
+        setting, "attention", step.rows, float(a.q_lora_rank), queries, "Indexer, queries"
+    )
     device = setting.cluster.device
     selected_bytes = 2 * 4 * scores + 2 * step.rows * queries
-    select = operator_s(device, "elementwise", "fp32", scores, selected_bytes, 2.0)
-    return project + select + operator_s(device, "gemm", "fp8", 2 * queries * scores, moved)
+    select = operator_s(
+        device, "elementwise", "fp32", scores, selected_bytes, 2.0, label="Indexer, selection"
+    )
+    flops = 2 * queries * scores
+    scored = operator_s(device, "gemm", "fp8", flops, moved, label="Indexer, scores")
+    return project + select + scored
 
 
 def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention) -> Float:
@@ -431,7 +487,8 @@ def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention
     state, values = state_bytes(setting, a, cases.tp), a.state_values / cases.tp
     moved = 2 * state * (step.sequences + np.minimum(step.prefill_tokens, 1.0))
     device, dtype = setting.cluster.device, setting.model.dtype
-    return operator_s(device, "elementwise", dtype, 4 * step.rows * values, moved, 2.0)
+    flops = 4 * step.rows * values
+    return operator_s(device, "elementwise", dtype, flops, moved, 2.0, label="Update of the state")
 
 
 def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
@@ -458,17 +515,27 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     overhead = setting.engine.overhead(device.runtime)
     time = _kernel_time(setting, "moe", dtype)
     per_row = _kernel_time(setting, "expert_rows", dtype)
-    sorted_s = overhead.expert_row_s * mlp.top_k / shared * fullest
+    sorted_s = note(
+        overhead.expert_row_s * mlp.top_k / shared * fullest,
+        lambda seconds: Overhead(
+            "Engine, per row of an expert",
+            seconds,
+            count=one(mlp.top_k / shared * fullest),
+            each_s=overhead.expert_row_s,
+            per="row of an expert",
+        ),
+    )
     out = {
-        "router": _matmul(setting, "router", rows, float(hidden), float(mlp.experts)),
-        "experts": time
-        * experts_s(device, dtype, per_row * flops, weights, per_row * moved, tokens)
+        "router": _matmul(setting, "router", rows, float(hidden), float(mlp.experts), "Router"),
+        "experts": folded(time * experts_s(device, dtype, flops, weights, moved, tokens, per_row))
         + sorted_s,
     }
     if mlp.shared_intermediate:
         width = mlp.shared_intermediate / cases.tp
-        up = _matmul(setting, "shared", rows, float(hidden), (mlp.matrices - 1) * width)
-        out["shared_experts"] = up + _matmul(setting, "shared", rows, width, float(hidden))
+        gate_up = (mlp.matrices - 1) * width
+        up = _matmul(setting, "shared", rows, float(hidden), gate_up, "Shared experts, gate and up")
+        down = _matmul(setting, "shared", rows, width, float(hidden), "Shared experts, down")
+        out["shared_experts"] = up + down
     out["all_to_all"] = _exchange_s(setting, cases, rows, mlp)
     return out
 
@@ -511,10 +578,17 @@ def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float
     crossed = np.minimum(islands, cases.pp) - 1  # stage boundaries that are between islands
     across = crossed / np.maximum(cases.pp - 1, 1)
     hand_over = send_s(setting.cluster, across, rows_bytes / cases.tp)
-    lookup = operator_s(setting.cluster.device, "elementwise", dtype, np.zeros(1), 2 * rows_bytes)
+    lookup = operator_s(
+        setting.cluster.device,
+        "elementwise",
+        dtype,
+        np.zeros(1),
+        2 * rows_bytes,
+        label="Embedding lookup",
+    )
     logits = all_gather_s(setting.cluster, tp, vocabulary * cases.tp * b * step.sampled)
     return {
         "embedding": lookup + reduce_s,
-        "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary) + logits,
+        "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary, "Head") + logits,
         "pipeline": (cases.pp - 1) * hand_over,
     }

@@ -66,7 +66,7 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
+class PromptSteps:
     """A replica of the prefill pool: the parts of a step of one prompt, and of a full ``group``."""
 
     one: Parts
@@ -106,7 +106,8 @@ class _Prefill:
         return step_s + np.maximum((prompts - group) / 2, 0.0) * step_s / group / self.stages
 
 
-def _prefill(setting: Setting, pool: Cases) -> _Prefill:
+def pool_steps(setting: Setting, pool: Cases) -> PromptSteps:
+    """Steps of a prefill pool, whose cases make one token."""
     tokens, chunks, context = prompt_chunks(pool, setting.engine.chunked_prefill)
     group, zero = prompts_a_step(pool), np.zeros(len(pool))
 
@@ -115,7 +116,7 @@ def _prefill(setting: Setting, pool: Cases) -> _Prefill:
         parts = engine_step(setting, pool, step)
         return {name: chunks * seconds for name, seconds in parts.items()}
 
-    return _Prefill(step_of(zero + 1), step_of(group), group, pool.pp.astype(float))
+    return PromptSteps(step_of(zero + 1), step_of(group), group, pool.pp.astype(float))
 
 
 def transfer_bytes(setting: Setting, cases: Cases) -> Float:
@@ -165,7 +166,7 @@ class _Line:
 
     setting: Setting
     cases: Cases
-    prefill: _Prefill
+    prefill: PromptSteps
     transfer_s: Float
     request_s: Float
     handoff_s: float
@@ -239,7 +240,7 @@ def disaggregated(setting: Setting, cases: Cases, decode_memory: Memory) -> tupl
     line = _Line(
         setting,
         cases,
-        prefill=_prefill(setting, pool),
+        prefill=pool_steps(setting, pool),
         transfer_s=transfer_s(setting, cases),
         request_s=request_overhead_s(setting, cases),
         handoff_s=handoff.value if handoff else 0.0,

@@ -77,7 +77,7 @@ def serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
         return to_client(setting, cases, _open(setting, cases, limit))
     replicas = active_replicas(cases)
     waiting_room = cases.load / replicas
-    flow = _bunched(setting, cases, closed_loop(setting, cases, np.minimum(waiting_room, limit)))
+    flow = _bunched(setting, cases, solved_flow(setting, cases, limit))
     waiting = np.maximum(waiting_room - flow.resident, 0)
     if setting.mode == "offline":
         waiting = waiting / 2  # the queue drains: on average a request has seen half of it
@@ -145,6 +145,23 @@ def _result(
     )
 
 
+def bunch_step(setting: Setting, cases: Cases, resident: Float) -> tuple[Step, Float, Float]:
+    """A step of prompts that start at once, how many of it they take, and how many share it."""
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    group, zero = np.minimum(prompts_a_step(cases), resident), np.zeros(len(cases))
+    return Step(group * tokens / chunks, context, zero, zero, group / chunks), chunks, group
+
+
+def batch_steps(setting: Setting, cases: Cases, batch: Float) -> tuple[Step, Step, Float]:
+    """A decode step of a static batch, a step of its prompts, and how many of the latter."""
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    if setting.engine.chunked_prefill:
+        chunks = np.maximum(chunks, np.ceil(batch * tokens / cases.max_batched_tokens))
+    zero = np.zeros(len(cases))
+    chunk = Step(batch * tokens / chunks, context, zero, zero, batch / chunks)
+    return decode_step(cases, batch), chunk, chunks
+
+
 def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     """The flow when a share of the prompts starts at once, as the first of a closed loop do.
 
@@ -154,9 +171,8 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     tokens, where prompts that are spread over time delay each by all others.
     """
     share = setting.engine.overhead(setting.cluster.device.runtime).bunched
-    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
-    group, zero = np.minimum(prompts_a_step(cases), flow.resident), np.zeros(len(cases))
-    chunk = Step(group * tokens / chunks, context, zero, zero, group / chunks)
+    zero = np.zeros(len(cases))
+    chunk, chunks, group = bunch_step(setting, cases, flow.resident)
     step = engine_step(setting, cases, chunk)
     first = {name: chunks * seconds for name, seconds in step.items()}
     ahead = np.maximum((flow.resident - group) / 2, 0.0) * total(first) / group / cases.pp
@@ -177,11 +193,22 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     return replace(flow, prefill=prefill, decode=decode, requests_per_s=rate)
 
 
+def solved_flow(setting: Setting, cases: Cases, limit: Float) -> Flow:
+    """The steady state of a closed loop in a replica that holds at most ``limit``."""
+    return closed_loop(setting, cases, np.minimum(cases.load / active_replicas(cases), limit))
+
+
+def arriving_flow(setting: Setting, cases: Cases, limit: Float) -> tuple[Float, Flow]:
+    """Requests per second of a full replica, and its steady state under the arrivals."""
+    capacity = closed_loop(setting, cases, limit).requests_per_s
+    arriving = cases.load / cases.replicas
+    return capacity, open_loop(setting, cases, limit, np.minimum(arriving, capacity))
+
+
 def _open(setting: Setting, cases: Cases, limit: Float) -> Serving:
     """A replica that serves what arrives; unstable when even a full one cannot."""
     arriving = cases.load / cases.replicas
-    capacity = closed_loop(setting, cases, limit).requests_per_s
-    flow = open_loop(setting, cases, limit, np.minimum(arriving, capacity))
+    capacity, flow = arriving_flow(setting, cases, limit)
     requests_per_s = np.minimum(cases.load, cases.replicas * capacity)
     return _result(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
 
@@ -190,14 +217,9 @@ def _static(setting: Setting, cases: Cases) -> Serving:
     """One batch: all prompts first, then all sequences decode together."""
     replicas = active_replicas(cases)
     batch = cases.load / replicas
-    step = decode_step(cases, batch)
+    step, chunk, chunks = batch_steps(setting, cases, batch)
     yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
     decode = {name: seconds / yields for name, seconds in engine_step(setting, cases, step).items()}
-    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
-    if setting.engine.chunked_prefill:
-        chunks = np.maximum(chunks, np.ceil(batch * tokens / cases.max_batched_tokens))
-    zero = np.zeros(len(cases))
-    chunk = Step(batch * tokens / chunks, context, zero, zero, batch / chunks)
     prompt = engine_step(setting, cases, chunk)
     prefill = {name: chunks * seconds for name, seconds in prompt.items()}
     ttft_s, tpot_s = total(prefill), total(decode)

@@ -73,6 +73,8 @@ def _pass_s(setting: Setting, cases: Cases, step: Step) -> Float:
     weights, b = draft_projection(model), setting.activation_bytes
     moved = weights * setting.stored_bytes("unquantized") + 3 * step.rows * model.hidden * b
     dtype = setting.stored_dtype("unquantized")
-    join = operator_s(device, "gemm", dtype, 2 * step.rows * weights, moved)
+    join = operator_s(
+        device, "gemm", dtype, 2 * step.rows * weights, moved, label="Join of a draft's inputs"
+    )
     passed = total({name: seconds for name, seconds in parts.items() if name != "engine"})
     return passed + layer_s + join

@@ -15,6 +15,7 @@ from recipe_core.engines.frameworks import training_data
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
+from recipe_core.physics.training.activations import recomputed_share
 from recipe_core.physics.training.bands import band
 from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
@@ -35,10 +36,7 @@ from recipe_core.physics.training.results import (
 from recipe_core.physics.training.run import Run, run
 from recipe_core.physics.training.schedule import step_parts
 from recipe_core.space.refusal import Refusal
-from recipe_core.space.training import (
-    TrainingCases,
-    TrainingSetting,
-)
+from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
 from recipe_core.space.training_rules import rules
 
 
@@ -53,13 +51,35 @@ def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
     """
     model = setting.model
     lookups = 0 if model.tied_embeddings else model.vocabulary * model.hidden
+    forward = 2.0 * (model.active_parameters - lookups) + _score_flops(setting, sequence_length)
+    passes = {"lora": 2.0, "qlora": 2.0, "dpo": 4.0}.get(setting.method, 3.0)
+    return np.asarray(passes * forward)
+
+
+def _score_flops(setting: TrainingSetting, sequence_length: Float) -> Float:
+    """Flops of a token's attention in a forward pass, causal."""
     scores: Float = np.zeros(len(sequence_length))
-    for layer, n in model.kinds:
+    for layer, n in setting.model.kinds:
         if (a := layer.attention) is not None and not isinstance(a, LinearAttention):
             seen = setting.seen(sequence_length, a.window)
             scores = scores + n * 2 * a.heads * (a.head_dim + a.v_head_dim) * seen
-    passes = {"lora": 2.0, "qlora": 2.0, "dpo": 4.0}.get(setting.method, 3.0)
-    return passes * (2.0 * (model.active_parameters - lookups) + scores)
+    return scores
+
+
+def recomputed_flops_per_token(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Flops of a token that the backward pass repeats (one per case).
+
+    Of the layers' forward pass all, or the share that selective recomputation repeats, which is at
+    least the attention where its scores are stored otherwise. Embedding and head are not repeated.
+    """
+    model, scores = setting.model, _score_flops(setting, cases.sequence_length.astype(float))
+    tables = (1 if model.tied_embeddings else 2) * model.vocabulary * model.hidden
+    forward = 2.0 * (model.active_parameters - tables) + scores
+    selective = setting.framework.selective_recomputes.value * forward
+    if not setting.flash:
+        selective = np.maximum(selective, scores)
+    share, full = recomputed_share(setting, cases), cases.recompute == RECOMPUTE.index("full")
+    return np.asarray(share * np.select([full, cases.recompute == 1], [forward, selective], 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +108,32 @@ class TrainingEstimates:
     def reasons(self, i: int) -> list[str]:
         """Every reason why case ``i`` cannot run."""
         return [refusal.say(i) for refusal in self.refusals if refusal.broken[i]]
+
+    @property
+    def flops_per_s_per_gpu(self) -> Float:
+        """Model flops per second and device, without recomputation (one per case)."""
+        lengths = self.cases.sequence_length.astype(float)
+        rate = self.run.tokens_per_s / self.cases.devices
+        return np.asarray(rate * flops_per_token(self.setting, lengths))
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """The device's peak in the precision of the computation."""
+        peaks = self.setting.cluster.device.peak_flops_per_s
+        dtype = compute_dtype(self.setting.precision, peaks)
+        return peaks[dtype].value  # type: ignore[index]  # a dtype of the profile
+
+    @property
+    def mfu(self) -> Float:
+        """Model flops utilisation (PaLM, arXiv:2204.02311): a share of the peak, one per case."""
+        return np.asarray(self.flops_per_s_per_gpu / self.peak_flops_per_s)
+
+    @property
+    def hfu(self) -> Float:
+        """Hardware flops utilisation: the same with what is recomputed (arXiv:2205.05198)."""
+        rate = self.run.tokens_per_s / self.cases.devices
+        again = rate * recomputed_flops_per_token(self.setting, self.cases)
+        return np.asarray((self.flops_per_s_per_gpu + again) / self.peak_flops_per_s)
 
     @property
     def tight(self) -> Bool:
@@ -227,18 +273,15 @@ class TrainingEstimates:
     def _training(self, i: int) -> TrainingFigures:
         step_s, devices = float(self.step_s[i]), float(self.cases.devices[i])
         rate = float(self.run.tokens_per_s[i]) / devices
-        length = self.cases.sequence_length[[i]].astype(float)
-        flops = rate * float(flops_per_token(self.setting, length)[0])
-        device = self.setting.cluster.device
-        dtype = compute_dtype(self.setting.precision, device.peak_flops_per_s)
-        peak = device.peak_flops_per_s[dtype].value  # type: ignore[index]  # a dtype of the profile
+        repeats = bool(self.cases.recompute[i])
         by_stage = self._by_stage(i)
         return TrainingFigures(
             step_s=step_s,
             tokens_per_s=rate * devices,
             tokens_per_s_per_gpu=rate,
-            flops_per_s_per_gpu=flops,
-            mfu=flops / peak,
+            flops_per_s_per_gpu=float(self.flops_per_s_per_gpu[i]),
+            mfu=float(self.mfu[i]),
+            hfu=float(self.hfu[i]) if repeats else None,
             peak_memory_bytes=float(by_stage.max()),
             memory_by_stage_bytes=by_stage.astype(float).tolist(),
             micro_batches=int(self.cases.micro_batches[i]),
@@ -246,7 +289,7 @@ class TrainingEstimates:
         )
 
 
-_RATES = ("tokens_per_s_per_gpu", "flops_per_s_per_gpu", "mfu")
+_RATES = ("tokens_per_s_per_gpu", "flops_per_s_per_gpu", "mfu", "hfu")
 
 
 def _intervals(

@@ -96,6 +96,9 @@ class TrainingFigures(Part):
     """Micro-batches that a replica computes in a step."""
     bubble_share: Share
     """Share of a step in which pipeline stages wait for each other, 0 to 1."""
+    hfu: Positive | None = None
+    """Hardware FLOPs utilisation: as ``mfu``, with the operations that recomputation repeats; null
+    where nothing is recomputed."""
 
 
 @dataclass(frozen=True, slots=True)

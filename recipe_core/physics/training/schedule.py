@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
+from recipe_core.physics.ledger import Overhead, note, plain
 from recipe_core.physics.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.physics.training.activations import BYTES
 from recipe_core.physics.training.memory import RankParameters, held
@@ -36,10 +38,10 @@ def bubble_micro_batches(cases: TrainingCases) -> Float:
 
 def step_parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     """Seconds of one optimizer step by part (one per case); the parts add up to the step."""
-    return by_length(cases, partial(_parts, setting))
+    return by_length(cases, partial(parts_of_length, setting))
 
 
-def _parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
+def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     """The same of pipelines of one length."""
     m = cases.micro_batches.astype(float)
     work = _mean_layer(setting, cases)
@@ -50,10 +52,11 @@ def _parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     count, first, last = stage_layers(setting, cases)
     per_layer = forward_s + backward_s + repeated + reference_s
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
-    unhidden = np.maximum(setting.framework.launch_s.value - per_layer, 0.0)
+    launched_s = _fixed(setting.framework.launch_s.value, "Kernel launches of a layer", "layer")
+    unhidden = np.maximum(launched_s - per_layer, 0.0)
     layer_s = (per_layer + unhidden)[:, None]
     stages = count * layer_s + first * _seconds(embedding)[:, None] + last * _seconds(head)[:, None]
-    slowest = np.nanargmax(stages, axis=1)
+    slowest = np.nanargmax(plain(stages), axis=1)
     rows = np.arange(len(cases))
     n = count[rows, slowest]
     parts: Parts = {}
@@ -76,11 +79,16 @@ def _parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     trained = rank.adapters if setting.frozen else rank.dense + rank.experts + rank.vocabulary
     divided = np.where(cases.zero_stage > 0, cases.shard, 1)
     parts["optimizer"] = optimizer_s(setting, cases, np.nanmax(trained, axis=1) / divided)
-    parts["fixed"] = np.full(len(cases), setting.calibration.step_s.value)
+    parts["fixed"] = _fixed(np.full(len(cases), setting.calibration.step_s.value), "Step", "step")
     # the slowest of many nodes sets the pace: the fitted share grows with each doubling of them
     slow = setting.calibration.straggler.value * np.log2(np.maximum(cases.nodes_used, 1))
     parts["stragglers"] = slow * add(parts.values())
     return parts
+
+
+def _fixed(seconds: Any, label: str, per: str) -> Any:
+    """Seconds that were fitted as they are, for the ledger."""
+    return note(seconds, lambda once_s: Overhead(label, once_s, each_s=once_s, per=per))
 
 
 def _mean_layer(setting: TrainingSetting, cases: TrainingCases) -> Work:
@@ -130,8 +138,8 @@ def _data_parallel(
     trained = rank.adapters[rows, stage] if setting.frozen else parameters
     reduced = states.reduced * trained
     group = rank_group(cluster, cases, cases.shard, cases.tp)
-    gather = all_gather_s(cluster, group, states.gathered * parameters)
-    scatter = all_gather_s(cluster, group, reduced)
+    gather = all_gather_s(cluster, group, states.gathered * parameters, "Gather of parameters")
+    scatter = all_gather_s(cluster, group, reduced, "Scatter of gradients")
     copies = np.maximum(cases.replicas // shard, 1)
     between = rank_group(cluster, cases, copies, cases.tp * cases.shard)
     spread = np.where(copies > 1, all_reduce_s(cluster, between, reduced / shard), 0.0)
@@ -143,7 +151,7 @@ def _data_parallel(
     by_layer = by_layer + (m - scatters) * np.maximum(regathers * gather - overlap * backward_s, 0)
     exchange = regathers * gather + scatter
     by_layer = by_layer + scatters * np.maximum(exchange - overlap * backward_s, 0) + spread
-    updated = all_gather_s(cluster, group, states.gathered * trained)
+    updated = all_gather_s(cluster, group, states.gathered * trained, "Gather of the update")
     reduce_s = all_reduce_s(cluster, everyone, reduced)
     once = np.where(cases.zero_stage >= 1, scatter + spread + updated, reduce_s)
     at_end = np.maximum(once - overlap * (backward_s + forward_s), 0.0)

@@ -16,6 +16,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, add
 from recipe_core.model.spec import Attention, LatentAttention, Layer, LinearAttention, MoeMlp
+from recipe_core.physics.ledger import Overhead, folded, note, one
 from recipe_core.physics.network import all_gather_s, dispatch_s, rank_group
 from recipe_core.physics.roofline import experts_s, operator_s
 from recipe_core.physics.training.activations import BYTES, recomputed_share
@@ -54,9 +55,8 @@ class Work:
 
 
 def _sum(a: Parts, b: Parts) -> Parts:
-    return {
-        name: np.asarray(a.get(name, 0.0) + b.get(name, 0.0), dtype=float) for name in {**a, **b}
-    }
+    nothing = np.zeros(1)
+    return {name: a.get(name, nothing) + b.get(name, nothing) for name in {**a, **b}}
 
 
 def _product(
@@ -64,6 +64,7 @@ def _product(
     rows: Float,
     inputs: Float | float,
     outputs: Float | float,
+    label: str,
     dtype: str | None = None,
 ) -> Float:
     """Seconds of a product of ``rows × inputs`` with ``inputs × outputs`` weights, one per case.
@@ -79,15 +80,20 @@ def _product(
     faster = peaks["fp8"].value / peaks[half].value if narrow else 1.0  # type: ignore[index]
     moved = (1.0 if narrow else BYTES) * (inputs * outputs + rows * inputs) + BYTES * rows * outputs
     flops = 2 * rows * inputs * outputs / faster
-    seconds = operator_s(device, "gemm", half if narrow else used, flops, moved)
-    seconds = seconds / setting.pace(used)
+    stored = half if narrow else used
+    dims = (rows, inputs, outputs)
+    kernel = f"{label} (fp8: operations ÷ {faster:.3g})" if narrow else label
+    seconds = operator_s(device, "gemm", stored, flops, moved, label=kernel, dims=dims)
+    seconds = folded(seconds / setting.pace(used))
     if narrow:
         figures = setting.calibration
         passes = figures.quantize_passes
         if setting.framework.casts_by_operator:
             passes = figures.quantize_passes_by_operator
         cast = passes.value * 1.5 * BYTES * rows * inputs
-        seconds = seconds + operator_s(device, "elementwise", half, rows * inputs, cast, 1.0)
+        seconds = seconds + operator_s(
+            device, "elementwise", half, rows * inputs, cast, 1.0, label=f"{label}, cast to fp8"
+        )
     return seconds
 
 
@@ -98,14 +104,18 @@ def _mixer(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Atten
         return _linear_attention(setting, cases, rows, a)
     if isinstance(a, LatentAttention):
         latent = float(a.kv_lora_rank + a.rope_head_dim + (a.q_lora_rank or 0))
-        query = _product(setting, rows, float(a.q_lora_rank or hidden), heads * a.head_dim)
+        query = _product(
+            setting, rows, float(a.q_lora_rank or hidden), heads * a.head_dim, "Query, up"
+        )
         width = heads * (a.nope_head_dim + a.v_head_dim)
-        expand = _product(setting, rows, float(a.kv_lora_rank), width)
-        projected = _product(setting, rows, hidden, latent) + query + expand
+        expand = _product(setting, rows, float(a.kv_lora_rank), width, "Key and value, up")
+        projected = _product(setting, rows, hidden, latent, "Latents, down") + query + expand
     else:
         kv = np.maximum(a.kv_heads / cases.tp, 1.0) * (a.head_dim + a.v_head_dim)
-        projected = _product(setting, rows, hidden, heads * a.head_dim + kv)
-    projected = projected + _product(setting, rows, heads * a.v_head_dim, hidden)
+        projected = _product(setting, rows, hidden, heads * a.head_dim + kv, "Query, key, value")
+    projected = projected + _product(
+        setting, rows, heads * a.v_head_dim, hidden, "Attention output"
+    )
     return {"matmul": projected, "attention": _scores_s(setting, cases, rows, a)}
 
 
@@ -117,10 +127,13 @@ def _linear_attention(
     values = rows * a.state_values / cases.tp
     moved = BYTES * 4 * rows * a.in_columns / cases.tp
     device = setting.cluster.device
-    projected = _product(setting, rows, hidden, a.in_columns / cases.tp)
+    projected = _product(setting, rows, hidden, a.in_columns / cases.tp, "Inputs of the state")
+    out = _product(setting, rows, heads * a.v_head_dim, hidden, "Output of the state")
     return {
-        "matmul": projected + _product(setting, rows, heads * a.v_head_dim, hidden),
-        "attention": operator_s(device, "elementwise", "bf16", 4 * values, moved, 4.0),
+        "matmul": projected + out,
+        "attention": operator_s(
+            device, "elementwise", "bf16", 4 * values, moved, 4.0, label="Update of the state"
+        ),
     }
 
 
@@ -132,13 +145,14 @@ def _scores_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: At
     if setting.flash:
         attended = setting.seen(cases.sequence_length, a.window)
         flops = 2 * rows * attended * wide
-        seconds = operator_s(device, "attention_prefill", "bf16", flops, moved)
+        seconds = operator_s(device, "attention_prefill", "bf16", flops, moved, label="Attention")
         seconds = seconds * setting.calibration.attention_slowdown.value / setting.pace("bf16")
-        return seconds * (1 + setting.calibration.ring_slowdown.value * np.log2(cases.cp))
+        return folded(seconds * (1 + setting.calibration.ring_slowdown.value * np.log2(cases.cp)))
     # all pairs, masked ones too; scores are written, read by the softmax, written, and read again
     pairs = rows * cases.sequence_length * heads
     moved = moved + 4 * BYTES * pairs
-    return operator_s(device, "gemm", "bf16", 2 * pairs * depth, moved, 4.0)
+    flops = 2 * pairs * depth
+    return operator_s(device, "gemm", "bf16", flops, moved, 4.0, label="Attention, unfused")
 
 
 def _elementwise(
@@ -153,7 +167,15 @@ def _elementwise(
     if layer.mlp is not None and not isinstance(layer.mlp, MoeMlp):
         values = values + (3.0 if layer.mlp.gated else 2.0) * layer.mlp.intermediate / cases.tp
     moved = setting.framework.elementwise_passes.value * BYTES * rows * values
-    return operator_s(setting.cluster.device, "elementwise", "bf16", rows * values, moved, 4.0)
+    return operator_s(
+        setting.cluster.device,
+        "elementwise",
+        "bf16",
+        rows * values,
+        moved,
+        4.0,
+        label="Norms, residuals, activations",
+    )
 
 
 def _experts(
@@ -174,12 +196,14 @@ def _experts(
     flops = 2 * routed * m.matrices * inside * width
     tokens = np.asarray(routed, dtype=float)
     seconds = experts_s(device, setting.precision, flops, weights, moved, tokens)
-    seconds = seconds / setting.pace(setting.precision)
-    seconds = seconds + _product(setting, rows, hidden, float(m.experts), "bf16")
+    seconds = folded(seconds / setting.pace(setting.precision))
+    seconds = seconds + _product(setting, rows, hidden, float(m.experts), "Router", "bf16")
     if m.shared_intermediate:
         wide = m.shared_intermediate / cases.tp
-        seconds = seconds + _product(setting, rows, hidden, (m.matrices - 1) * wide)
-        seconds = seconds + _product(setting, rows, wide, hidden)
+        seconds = seconds + _product(
+            setting, rows, hidden, (m.matrices - 1) * wide, "Shared experts, gate and up"
+        )
+        seconds = seconds + _product(setting, rows, wide, hidden, "Shared experts, down")
     group = rank_group(setting.cluster, cases, cases.ep)
     exchange = 2 * dispatch_s(setting.cluster, group, share, m.top_k, BYTES * inside)
     return seconds, np.where(shared, exchange, 0.0)
@@ -202,11 +226,12 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         forward["experts"], exchange = _experts(setting, cases, rows, layer.mlp)
     elif layer.mlp is not None:
         width = layer.mlp.intermediate / cases.tp
-        up = _product(setting, rows, hidden, (layer.mlp.matrices - 1) * width)
-        down = _product(setting, rows, width, hidden)
+        up = _product(setting, rows, hidden, (layer.mlp.matrices - 1) * width, "Gate and up")
+        down = _product(setting, rows, width, hidden, "Down")
         forward["matmul"] = forward["matmul"] + (up + down)
     halves = (layer.attention is not None) + (layer.mlp is not None)
-    gather_s = all_gather_s(cluster, rank_group(cluster, cases, cases.tp), BYTES * rows * hidden)
+    tensor = rank_group(cluster, cases, cases.tp)
+    gather_s = all_gather_s(cluster, tensor, BYTES * rows * hidden, "Gather or scatter (tp)")
     reduce_s = 2 * gather_s * setting.framework.tensor_exposed.value
     attention_s = forward["attention"]
     forward["tensor_parallel"] = np.where(cases.tp > 1, halves * reduce_s, 0.0)
@@ -241,7 +266,7 @@ def _ring(
     heads = np.maximum(a.kv_heads / cases.tp, 1.0)
     data = value_bytes * cases.tokens * cases.cp * heads * (a.head_dim + a.v_head_dim)
     group = rank_group(setting.cluster, cases, cases.cp, cases.tp)
-    seconds = all_gather_s(setting.cluster, group, data)
+    seconds = all_gather_s(setting.cluster, group, data, "Ring of keys and values (cp)")
     hops = np.maximum(cases.cp - 1, 1)
     exposed = np.maximum(seconds - hides * hops / cases.cp, 0.0) + seconds / hops
     return np.where(cases.cp > 1, exposed, 0.0)
@@ -250,11 +275,18 @@ def _ring(
 def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Work]:
     """The embedding's lookup, on the first stage; head and loss, on the last."""
     rows, hidden, device = cases.tokens, float(setting.model.hidden), setting.cluster.device
-    lookup = operator_s(device, "elementwise", "bf16", 0 * rows, 2 * BYTES * rows * hidden)
+    lookup = operator_s(
+        device,
+        "elementwise",
+        "bf16",
+        0 * rows,
+        2 * BYTES * rows * hidden,
+        label="Embedding lookup",
+    )
     width = setting.model.vocabulary / cases.tp
-    head = _product(setting, rows, hidden, width, "bf16")
+    head = _product(setting, rows, hidden, width, "Head", "bf16")
     moved = 0.5 * setting.framework.loss_bytes.value * rows * width
-    loss = operator_s(device, "elementwise", "bf16", rows * width, moved, 3.0)
+    loss = operator_s(device, "elementwise", "bf16", rows * width, moved, 3.0, label="Loss")
     trained = 1.0 if setting.frozen else 2.0
     return Work({"embedding": lookup}, {"embedding": lookup}), Work(
         {"head": head, "loss": loss}, {"head": trained * head, "loss": loss}
@@ -275,10 +307,15 @@ def optimizer_s(setting: TrainingSetting, cases: TrainingCases, trained: Float) 
     """Seconds of the optimizer on the ``trained`` parameters that a rank updates (one per case)."""
     state = setting.optimizer.state_bytes
     moved = trained * (OPTIMIZER_BYTES - 2 * (8 - state))
-    seconds = operator_s(setting.cluster.device, "elementwise", "fp32", 12 * trained, moved, 8.0)
+    device = setting.cluster.device
+    seconds = operator_s(
+        device, "elementwise", "fp32", 12 * trained, moved, 8.0, label="Optimizer update"
+    )
     if setting.optimizer.orthogonalizes:
         flops = ORTHOGONAL_FLOPS * setting.model.hidden * trained
-        seconds = seconds + operator_s(setting.cluster.device, "gemm", "bf16", flops, moved)
+        seconds = seconds + operator_s(
+            device, "gemm", "bf16", flops, moved, label="Orthogonalization"
+        )
     return np.where(cases.offload > 0, _offloaded_s(setting, cases, trained, moved), seconds)
 
 
@@ -292,9 +329,20 @@ def _offloaded_s(
     """
     figures, states = setting.calibration, setting.states
     link_bytes = (states.reduced + states.gathered) * trained  # gradients down, parameters up
-    links = link_bytes / figures.host_link_bytes_per_s.value
+    links = _moved(link_bytes, figures.host_link_bytes_per_s.value, "Host link")
     # states are read and written
     disk_bytes = 2 * (states.master + setting.optimizer.state_bytes) * trained
     on_disk = cases.offload == OFFLOADS.index("optimizer-nvme")
-    disks = np.where(on_disk, disk_bytes / figures.nvme_bytes_per_s.value, 0.0)
-    return links + moved / figures.host_memory_bytes_per_s.value + disks
+    read_s = _moved(disk_bytes, figures.nvme_bytes_per_s.value, "Disk")
+    disks = np.where(on_disk, read_s, 0.0)
+    return links + _moved(moved, figures.host_memory_bytes_per_s.value, "Host memory") + disks
+
+
+def _moved(data_bytes: Float, bytes_per_s: float, label: str) -> Float:
+    """Seconds of bytes at a rate, one per case."""
+    return note(
+        data_bytes / bytes_per_s,
+        lambda seconds: Overhead(
+            label, seconds, count=one(data_bytes), each_s=1 / bytes_per_s, per="byte"
+        ),
+    )

@@ -18,6 +18,7 @@ from recipe_core.present.charts.measured import (
 )
 from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.model import parts_bars
+from recipe_core.present.charts.side import kept_points
 from recipe_core.present.charts.size import (
     axes_of,
     confidence_curves,
@@ -39,6 +40,7 @@ __all__ = [
     "cost_bars",
     "growth_costs",
     "heatmap",
+    "kept_points",
     "limit_of",
     "load_curves",
     "measured_against",

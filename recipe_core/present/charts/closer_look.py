@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
-from recipe_core.base.units import gib
-from recipe_core.explain.arithmetic import Line, arithmetic, training_arithmetic
+from recipe_core.base.units import gib, significant
+from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.explain.curves import load_curve, scaling
+from recipe_core.explain.frontier import frontier
+from recipe_core.explain.operators import Constant, Working, time_text
+from recipe_core.explain.serving_time import Times
 from recipe_core.explain.timeline import best_with_pipeline, step_timeline
 from recipe_core.explain.tornado import FIGURES, tornado
 from recipe_core.present import tables
 from recipe_core.present.charts.curves import load_curves, scaling_curve, swings, use_curves
 from recipe_core.present.charts.degrees import heatmap
+from recipe_core.present.charts.frontier import frontier_lines, frontier_table
 from recipe_core.present.charts.lines import parallel, passing
 from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
@@ -69,14 +73,19 @@ def memory(focus: Focus[Any]) -> Iterator[Item]:
     if plan.find(key) is None:  # a request may state a split that no search lists
         plan = focus.plan
     rows = tables.memory_rows(plan, [*focus.pins, key])
-    capacity = gib(focus.plan.capacity_bytes(row))
+    capacities = sorted({gib(plan.capacity_bytes(row)) for row in rows})
+    note = (
+        "Pinned, best and nearest refused splits, with the cache that the engine will hold. "
+        "Dotted line: what the engine may use. Solid line: what a process can allocate."
+    )
+    if len(capacities) > 1:
+        note = note.replace("Dotted line", "Thin mark").replace("Solid line", "Thick mark")
     yield Chart(
         "memory",
         "Memory per device",
         memory_bars(plan, rows, dark=focus.dark),
-        f"Memory of {len(rows)} splits by part against a capacity of {capacity}",
-        "Pinned, best and nearest refused splits. Dotted line: what the engine may use. "
-        "Solid line: what a process can allocate.",
+        f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}",
+        note,
     )
     if stages := _stages(focus.plan, row):
         yield Chart(
@@ -141,6 +150,32 @@ def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
         f"Each marker is one load, the large one yours ({current:,.0f} {unit}). "
         f"Labels: {label}. {band}",
     )
+
+
+@view("frontier", "Frontier", ("serving",), needs_fit=False)
+def all_loads(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """Output per device against interactivity over all splits and loads, by device."""
+    plan = focus.searched
+    try:
+        wide = frontier(plan)
+    except RecipeError as error:
+        yield Note(str(error))
+        return
+    if not wide.envelopes:
+        yield Note("No split holds a single request on these devices.")
+        return
+    loads = wide.loads
+    unit = UNITS[LOADS[plan.problem.workload.mode]][1]
+    yield Chart(
+        "interactivity",
+        "Output per device against interactivity",
+        frontier_lines(wide, focus.plan, focus.row, dark=focus.dark),
+        f"Output per device against tokens per second of a user for {len(wide.envelopes)} devices",
+        f"Each marker is the best split at a load, of {significant(loads[0])} to "
+        f"{significant(loads[-1])} {unit}. Splits that queue are left out; limits on time are not "
+        "applied.",
+    )
+    yield frontier_table(wide)
 
 
 @view("cost", "Cost", ("serving",))
@@ -286,22 +321,53 @@ def degrees(focus: Focus[Any]) -> Iterator[Item]:
     )
 
 
-def _lines(groups: Mapping[str, list[Line]]) -> Iterator[Item]:
-    """Formulas with the numbers in them."""
-    if not groups:
+def _lines(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:
+    """Formulas with the numbers in them, down to operators, and where these are from."""
+    if not times.lines:
         yield Note("The split breaks a rule, so nothing was estimated.")
-    for title, lines in groups.items():
+    for title, lines in times.lines.items():
         rows = tuple((line.name, line.formula, line.numbers, line.value) for line in lines)
         yield Table(title, ("Figure", "Formula", "With your numbers", "Value"), rows, "Value")
+    for work in times.workings:
+        yield _operators(work, causes)
+    if times.constants:
+        yield _sources(times.constants)
+
+
+def _operators(work: Working, causes: Mapping[str, str]) -> Table:
+    """The operators of a step, each as equations, and their sum."""
+    head = ("Part", "Operator", "Compute", "Memory or link", "Once", "Count", "Time")
+    rows = [
+        (
+            causes.get(row.part, row.part),
+            row.operator,
+            row.compute,
+            row.moved,
+            row.once,
+            row.count,
+            row.time,
+        )
+        for row in work.rows
+    ]
+    together = time_text(sum(row.time_s for row in work.rows))
+    rows.append(("All parts", "", "", "", "", "", together))
+    return Table(work.title, head, tuple(rows), "Time")
+
+
+def _sources(constants: Sequence[Constant]) -> Table:
+    """Where the numbers of operators are from."""
+    head = ("Number", "Value", "Status", "Source")
+    rows = tuple((one.name, one.value, one.status, one.source) for one in constants)
+    return Table("Where these numbers are from", head, rows, "Value")
 
 
 @view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)
 def serving_lines(focus: Focus[ServingPlan]) -> Iterator[Item]:
     """The arithmetic of a serving split."""
-    return _lines(arithmetic(focus.plan, focus.row))
+    return _lines(arithmetic(focus.plan, focus.row), CAUSES)
 
 
 @view("training-arithmetic", "Arithmetic", ("training",), needs_fit=False)
 def training_lines(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     """The arithmetic of a training split."""
-    return _lines(training_arithmetic(focus.plan, focus.row))
+    return _lines(training_arithmetic(focus.plan, focus.row), TRAINING_CAUSES)

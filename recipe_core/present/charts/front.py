@@ -1,69 +1,99 @@
-"""What every split trades: two measures against each other."""
+"""What every split trades: two measures against each other, one front for each group of splits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.base.arrays import Int
-from recipe_core.base.units import significant
-from recipe_core.present.charts.style import FRAME, Palette, palette
+from recipe_core.base.arrays import Float, Int
+from recipe_core.base.units import range_text, significant
+from recipe_core.present.charts.groups import OTHERS, Groups, first_grouping, grouped
+from recipe_core.present.charts.style import DASHES, FRAME, Palette, palette
 from recipe_core.search.plan import Plan
 
 MAX_POINTS = 1500
-"""Points of a kind drawn besides the front: more would overlap, and cost server and browser time.
+"""Points of a state drawn besides the front: more would overlap, and cost server and browser time.
 
 They are SVG: without a GPU, which no page can count on, WebGL is slower even at this number.
 """
 CELLS = (200, 120)
 SMALL, LARGE = 8.0, 20.0
+FRONT = "front"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a split is, with its mark; ``rank`` orders the legend."""
+
+    name: str
+    title: str
+    symbol: str
+    rank: int
+    larger: float = 1.0
+
+
+def states(plan: Plan) -> dict[str, State]:
+    """The states of a plan's splits by name, in the order of drawing."""
+    holds = "Can run" if plan.kind == "training" else "Holds the load"
+    return {
+        state.name: state
+        for state in (
+            State("beyond", "Over a limit", "x", 1004),
+            State("queues", "Starts, queues", "hourglass-open", 1003, 1.1),
+            State("holds", holds, "circle", 1002),
+            State(FRONT, "Best tradeoffs", "diamond", 1001, 1.25),
+        )
+    }
 
 
 def tradeoff(
-    plan: Plan, x: str, y: str, *, pins: Sequence[str] = (), dark: bool = False
+    plan: Plan,
+    x: str,
+    y: str,
+    *,
+    pins: Sequence[str] = (),
+    by: str | None = None,
+    bands: bool = True,
+    dark: bool = False,
 ) -> go.Figure:
     """One measure against another: size is the device count, the symbol says what a split is.
 
-    Traces: front (with a step line), fits, over a limit alone, pinned. ``customdata[0]`` of a point
-    is the split's key.
+    ``by``: what colours tell apart (``groups.group_names``); by default what the plan differs in
+    first. Each group has a front of its own. ``bands``: whether the front's points carry the ranges
+    in which eight of ten measured runs are expected. ``customdata[0]`` of a point is the split's
+    key.
     """
     colours = palette(dark)
     figure = go.Figure()
-    known = np.isfinite(plan.raw(x)) & np.isfinite(plan.raw(y))
-    on_front = np.flatnonzero(plan.front(x, y))
-    on_front = on_front[np.argsort(plan.raw(x)[on_front], kind="stable")]
-    plain = plan.order[np.isin(plan.order, on_front, invert=True) & known[plan.order]]
-    drawn = thinned(plan, plain, x, y)
-    beyond = np.array([row for row in plan.beyond_limits() if known[row]], dtype=np.int64)
-    some = "" if len(drawn) == len(plain) else f" ({len(drawn):,} of {len(plain):,} drawn)"
-    shape = "vh" if plan.measures[x].more_is_better else "hv"
-    figure.add_scatter(
-        x=plan.values(x, on_front),
-        y=plan.values(y, on_front),
-        mode="lines",
-        line={"shape": shape, "color": colours.series[0], "width": 1.5},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-    axes = (x, y)
-    figure.add_trace(
-        _points(plan, thinned(plan, beyond, x, y), axes, "Over a limit", "x", colours.alarm).update(
-            legendrank=1003
-        )
-    )
-    figure.add_trace(
-        _points(plan, drawn, axes, f"Fits{some}", "circle", colours.muted).update(legendrank=1002)
-    )
-    figure.add_trace(
-        _points(plan, on_front, axes, "Best tradeoffs", "diamond", colours.series[0], 1.25).update(
-            legendrank=1001
-        )
-    )
-    _mark_pins(figure, plan, pins, axes, colours)
-    _limit_lines(figure, plan, axes, colours)
+    groups = grouped(plan, first_grouping(plan) if by is None else by)
+    drawn = _drawn(plan, groups, (x, y))
+    looks = _looks(groups, colours)
+    for group in range(len(groups.titles)):
+        _add_front_line(figure, plan, drawn.front(group), (x, y), looks[group])
+    titles = {state.name: state for state in states(plan).values()}
+    for state in titles.values():
+        for group in range(len(groups.titles)):
+            rows = drawn.rows(state.name, group)
+            if not len(rows) and (groups.several or state.name == "queues"):
+                continue
+            trace = _points(plan, rows, (x, y), state, looks[group], bands=bands)
+            if not groups.several:
+                colour = _state_colour(state.name, colours)
+                trace.update(
+                    name=f"{state.title}{drawn.left_out(state.name)}",
+                    marker_color=colour,
+                    showlegend=True,
+                    legendrank=state.rank,
+                )
+            figure.add_trace(trace)
+    if groups.several:
+        _add_legend(figure, titles, drawn, groups, looks, colours)
+    _mark_pins(figure, plan, pins, (x, y), colours)
+    _limit_lines(figure, plan, (x, y), colours)
     figure.update_xaxes(title=plan.measures[x].axis, rangemode="tozero", zeroline=False)
     figure.update_yaxes(title=plan.measures[y].axis, rangemode="tozero", zeroline=False)
     figure.update_layout(
@@ -72,8 +102,56 @@ def tradeoff(
     return figure
 
 
-def thinned(plan: Plan, rows: Int, x: str, y: str) -> Int:
-    """Rows, thinned to the best ranked of those that would overlap where there are too many."""
+# What is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Rows that are drawn, by state; ``every``: how many there are of each."""
+
+    by_state: dict[str, Int]
+    every: dict[str, int]
+    groups: Groups
+
+    def rows(self, state: str, group: int) -> Int:
+        rows = self.by_state[state]
+        return np.asarray(rows[self.groups.codes[rows] == group])
+
+    def front(self, group: int) -> Int:
+        """The front of a group, from left to right."""
+        return self.rows(FRONT, group)
+
+    def left_out(self, state: str) -> str:
+        """How many of a state's splits are drawn, where not all are."""
+        shown, every = len(self.by_state[state]), self.every[state]
+        return "" if shown == every else f" ({shown:,} of {every:,} drawn)"
+
+
+def _drawn(plan: Plan, groups: Groups, axes: tuple[str, str]) -> _Drawn:
+    x, y = axes
+    known = np.isfinite(plan.raw(x)) & np.isfinite(plan.raw(y))
+    on = np.zeros(len(plan), dtype=np.bool_)
+    for group in range(len(groups.titles)):
+        on |= plan.front(x, y, among=groups.among(group))
+    on_front = np.flatnonzero(on)
+    on_front = on_front[np.argsort(plan.raw(x)[on_front], kind="stable")]
+    rest = plan.order[known[plan.order] & ~on[plan.order]]
+    beyond = np.array([row for row in plan.beyond_limits() if known[row]], dtype=np.int64)
+    whole = {
+        "beyond": beyond,
+        "queues": rest[plan.queues[rest]],
+        "holds": rest[~plan.queues[rest]],
+    }
+    shown = {name: thinned(plan, rows, x, y, groups.codes) for name, rows in whole.items()}
+    counts = {name: len(rows) for name, rows in whole.items()}
+    return _Drawn(shown | {FRONT: on_front}, counts | {FRONT: len(on_front)}, groups)
+
+
+def thinned(plan: Plan, rows: Int, x: str, y: str, codes: Int | None = None) -> Int:
+    """Rows, thinned to the best ranked of those that would overlap where there are too many.
+
+    ``codes``: groups of all rows; a row hides none of another group.
+    """
     if len(rows) <= MAX_POINTS:
         return rows
     places = []
@@ -81,34 +159,138 @@ def thinned(plan: Plan, rows: Int, x: str, y: str) -> Int:
         values = plan.raw(name)[rows]
         span = float(np.ptp(values)) or 1.0
         places.append(((values - values.min()) / span * (cells - 1)).astype(np.int64))
-    _, first = np.unique(places[0] * CELLS[1] + places[1], return_index=True)
+    cell = places[0] * CELLS[1] + places[1]
+    if codes is not None:
+        cell = cell + codes[rows] * CELLS[0] * CELLS[1]
+    _, first = np.unique(cell, return_index=True)
     return np.asarray(rows[np.sort(first)][:MAX_POINTS], dtype=np.int64)
 
 
+# How it looks
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Title, colour and dash of a group; the dash says again what the colour says."""
+
+    title: str
+    colour: str
+    dash: str
+    several: bool
+
+
+def _looks(groups: Groups, colours: Palette) -> list[_Look]:
+    looks = []
+    for n, title in enumerate(groups.titles):
+        others = groups.several and title.startswith(OTHERS)
+        colour = colours.muted if others else colours.groups[n % len(colours.groups)]
+        looks.append(_Look(title, colour, DASHES[n % len(DASHES)], groups.several))
+    return looks
+
+
+def _state_colour(state: str, colours: Palette) -> str:
+    by_state = {"beyond": colours.alarm, "queues": colours.series[1], FRONT: colours.series[0]}
+    return by_state.get(state, colours.muted)
+
+
+def _add_front_line(
+    figure: go.Figure, plan: Plan, rows: Int, axes: tuple[str, str], look: _Look
+) -> None:
+    shape = "vh" if plan.measures[axes[0]].more_is_better else "hv"
+    figure.add_scatter(
+        x=plan.values(axes[0], rows),
+        y=plan.values(axes[1], rows),
+        mode="lines",
+        line={"shape": shape, "color": look.colour, "width": 1.5, "dash": look.dash},
+        legendgroup=look.title or None,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
 def _points(
-    plan: Plan,
-    rows: Int,
-    axes: tuple[str, str],
-    name: str,
-    symbol: str,
-    colour: str,
-    larger: float = 1.0,
+    plan: Plan, rows: Int, axes: tuple[str, str], state: State, look: _Look, *, bands: bool
 ) -> Any:
-    return go.Scatter(
+    on_front = state.name == FRONT
+    trace = go.Scatter(
         x=plan.values(axes[0], rows),
         y=plan.values(axes[1], rows),
         mode="markers",
-        name=name,
+        name=f"{look.title}, {state.title[0].lower()}{state.title[1:]}",
+        legendgroup=look.title or None,
+        showlegend=False,
         marker={
-            "symbol": symbol,
-            "color": colour,
-            "size": _sizes(plan, rows) * larger,
-            "line": {"width": 0},
+            "symbol": state.symbol,
+            "color": look.colour,
+            "opacity": 0.55 if look.several and not on_front else 1.0,
+            "size": _sizes(plan, rows) * state.larger,
+            "line": {"width": 1.5 if state.symbol.endswith("-open") else 0},
         },
-        customdata=_about(plan, rows),
+        customdata=_about(plan, rows, ranges=on_front),
         hovertemplate=_HOVER,
         selected={"marker": {"opacity": 1}},
         unselected={"marker": {"opacity": 1}},
+    )
+    if on_front and bands:
+        for axis, name in zip(("error_x", "error_y"), axes, strict=True):
+            if plan.has_band(name):
+                trace.update({axis: _error_bars(plan, name, rows, look.colour)})
+    return trace
+
+
+def _error_bars(plan: Plan, name: str, rows: Int, colour: str) -> dict[str, Any]:
+    """The 80 % band around each value, as bars without caps: they stand close together."""
+    factor, values = plan.measures[name].factor, plan.values(name, rows)
+    low, high = (end * factor for end in plan.band_ends(name, rows))
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": np.nan_to_num(high - values),
+        "arrayminus": np.nan_to_num(values - low),
+        "color": _faint(colour),
+        "thickness": 1.25,
+        "width": 0,
+    }
+
+
+def _faint(colour: str) -> str:
+    """A colour, given as #RRGGBB, with most of what is behind it to be seen."""
+    red, green, blue = (int(colour[n : n + 2], 16) for n in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, 0.4)"
+
+
+def _add_legend(
+    figure: go.Figure,
+    titles: dict[str, State],
+    drawn: _Drawn,
+    groups: Groups,
+    looks: Sequence[_Look],
+    colours: Palette,
+) -> None:
+    """Entries for groups by colour and dash, which hide a group, then for states by symbol."""
+    for n, look in enumerate(looks):
+        if any((groups.codes[rows] == n).any() for rows in drawn.by_state.values()):
+            figure.add_trace(
+                _entry(
+                    look.title,
+                    990 + n,
+                    legendgroup=look.title,
+                    mode="lines+markers",
+                    line={"color": look.colour, "dash": look.dash, "width": 1.5},
+                    marker={"color": look.colour, "symbol": "circle", "size": 11},
+                )
+            )
+    for state in titles.values():
+        if drawn.every[state.name]:
+            marker = {"color": colours.muted, "symbol": state.symbol, "size": 11}
+            name = f"{state.title}{drawn.left_out(state.name)}"
+            figure.add_trace(_entry(name, state.rank, mode="markers", marker=marker))
+
+
+def _entry(name: str, rank: int, **look: Any) -> Any:
+    """A line of the legend alone."""
+    return go.Scatter(
+        x=[None], y=[None], name=name, legendrank=rank, showlegend=True, hoverinfo="skip", **look
     )
 
 
@@ -125,18 +307,38 @@ def _sizes(plan: Plan, rows: Int) -> Any:
 _HOVER = "<b>%{customdata[1]}</b><br>%{customdata[2]}<extra></extra>"
 
 
-def _about(plan: Plan, rows: Int) -> list[list[str]]:
-    """What points carry, one list per row: key, name, and measures as hover text."""
-    noun, basis = plan.device_title, f"<i>computed; device: {plan.basis}</i>"
+def _about(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]]:
+    """What points carry, one list per row: key, name, and measures as hover text.
+
+    ``ranges``: with the ranges in which measured runs are expected.
+    """
+    basis = f"<i>computed; device: {plan.basis}</i>"
     measures = [(name, plan.measures[name].title) for name in plan.listed if name != "gpus"]
+    ends = dict(_ends(plan, rows)) if ranges else {}
 
-    def lines(row: int) -> str:
-        devices = int(plan.raw("gpus")[row])
-        size = f"{devices:,} {noun}" if devices == 1 else f"{devices:,} {noun}s"
-        figures = [f"{title} {plan.text(name, row)}" for name, title in measures]
-        return "<br>".join([size, *figures, basis])
+    def figure(n: int, row: int, name: str, title: str) -> str:
+        text = f"{title} {plan.text(name, row)}"
+        if name not in ends:
+            return text
+        low, high = ends[name]
+        return f"{text} ({range_text((low[n], high[n]), plan.measures[name].show)} likely)"
 
-    return [[plan.key(row), plan.label(row), lines(row)] for row in map(int, rows)]
+    def lines(n: int, row: int) -> str:
+        figures = [figure(n, row, name, title) for name, title in measures]
+        waiting = [f"Queues: {plan.queue_text(row)}"] if plan.queues[row] else []
+        load = [plan.load_text(row)] if plan.load_text(row) else []
+        return "<br>".join([plan.devices_text(row), *load, *waiting, *figures, basis])
+
+    return [[plan.key(row), plan.label(row), lines(n, row)] for n, row in enumerate(map(int, rows))]
+
+
+def _ends(plan: Plan, rows: Int) -> Iterator[tuple[str, tuple[Float, Float]]]:
+    """The bands of the listed measures that have one, by name."""
+    for name in plan.listed:
+        if plan.has_band(name):
+            low, high = plan.band_ends(name, rows)
+            if np.isfinite(low).all() and np.isfinite(high).all():
+                yield name, (low, high)
 
 
 def _mark_pins(
@@ -150,7 +352,7 @@ def _mark_pins(
             y=plan.values(axes[1], rows),
             mode="markers+text",
             name="Pinned",
-            legendrank=1004,
+            legendrank=1005,
             text=[plan.label(row) for row in rows],
             textposition="bottom center",
             textfont={"color": colours.ink},

@@ -14,52 +14,85 @@ from recipe_core.search.plan import Plan
 
 
 def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Figure:
-    """Memory per device by part, one bar per split, with usable memory and capacity."""
+    """Memory per device by part as it will be held, one bar a row, with what is usable and there.
+
+    The text behind a bar says what the row needs beyond that, or lacks. Where devices differ in
+    their memory, each bar has marks of its own instead of common lines.
+    """
     colours = palette(dark)
-    labels = [plan.label(row) + ("" if plan.feasible[row] else " (refused)") for row in rows]
-    parts = plan.memory(rows)
+    parts = plan.held_memory(rows)
+    places = list(range(len(rows)))  # bars of one name (two loads of a split) never stack
     figure = go.Figure()
     for n, (part, name) in enumerate(plan.parts.items()):
         if not np.nan_to_num(parts[part]).any():
             continue
         figure.add_bar(
-            y=labels,
+            y=places,
             x=parts[part] / GIB,
             orientation="h",
-            name=name,
+            name=_HELD.get(part, name),
             marker=filled(colours, n),
             customdata=[
-                [plan.key(row), gib(float(value))]
+                [plan.key(row), gib(float(value)), _row_title(plan, row)]
                 for row, value in zip(rows, parts[part], strict=True)
             ],
-            hovertemplate=f"%{{y}}<br>{name} %{{customdata[1]}}<extra></extra>",
+            hovertemplate=(
+                f"%{{customdata[2]}}<br>{_HELD.get(part, name)} %{{customdata[1]}}<extra></extra>"
+            ),
         )
     totals = np.sum(list(parts.values()), axis=0) if len(rows) else np.zeros(0)
+    limits = {
+        "usable": np.array([plan.usable_bytes(row) for row in rows]) / GIB,
+        "capacity": np.array([plan.capacity_bytes(row) for row in rows]) / GIB,
+    }
+    alike = all(np.ptp(values) < ALIKE_GIB for values in limits.values()) if len(rows) else True
+    if alike:
+        usable, capacity = (float(max(values, default=0.0)) for values in limits.values())
+        _capacity_lines(figure, usable, capacity, colours)
+    else:
+        _capacity_marks(figure, places, limits, colours)
+    ends = np.nan_to_num(totals) / GIB
+    texts = [
+        _total_text(plan, row, float(total), of_capacity=not alike)
+        for row, total in zip(rows, totals, strict=True)
+    ]
+    beyond = np.array([not alike or "needs" in text for text in texts], dtype=bool)
     figure.add_scatter(
-        y=labels,
-        x=totals / GIB,
+        y=places,
+        x=np.where(beyond, np.maximum(ends, limits["capacity"]), ends),  # never across the lines
         mode="text",
-        text=[
-            _total_text(plan, row, float(total)) for row, total in zip(rows, totals, strict=True)
-        ],
+        text=texts,
         textposition="middle right",
         textfont={"color": colours.ink},
         hoverinfo="skip",
         showlegend=False,
         cliponaxis=False,
     )
-    usable, capacity = (
-        max((get(row) for row in rows), default=0.0) / GIB
-        for get in (plan.usable_bytes, plan.capacity_bytes)
-    )
-    _capacity_lines(figure, usable, capacity, colours)
-    widest = max([capacity, *(float(total) / GIB for total in totals if np.isfinite(total))])
+    widest = float(max([*limits["capacity"], *ends], default=1.0))
     figure.update_layout(barmode="stack", height=150 + 36 * len(rows), bargap=0.35, **BELOW)
     figure.update_xaxes(
-        title=f"GiB per {plan.device_title}", range=[0, widest * 1.3], zeroline=False
+        title=f"GiB per {plan.device_title}", range=[0, widest * 1.34], zeroline=False
     )
-    figure.update_yaxes(autorange="reversed", type="category", title=None)
+    figure.update_yaxes(
+        range=[len(rows) - 0.5, -0.5],
+        tickvals=places,
+        ticktext=[_row_title(plan, row) for row in rows],
+        showgrid=False,
+        zeroline=False,
+        title=None,
+    )
     return figure
+
+
+ALIKE_GIB = 0.05
+"""Memory that differs by less is drawn as one line."""
+_HELD = {"kv_needed_bytes": "KV cache"}
+"""What a part is called as far as it is held."""
+
+
+def _row_title(plan: Plan, row: int) -> str:
+    """A row's name, and that it cannot run."""
+    return plan.label(row) + ("" if plan.feasible[row] else " (refused)")
 
 
 def _capacity_lines(figure: go.Figure, usable: float, capacity: float, colours: Palette) -> None:
@@ -76,13 +109,52 @@ def _capacity_lines(figure: go.Figure, usable: float, capacity: float, colours: 
     )
 
 
-def _total_text(plan: Plan, row: int, total: float) -> str:
-    """The total, and what is missing where the split does not fit."""
+def _capacity_marks(
+    figure: go.Figure, places: Sequence[int], limits: Mapping[str, Any], colours: Palette
+) -> None:
+    """A mark of usable memory and one of capacity on each bar."""
+    for name, title, colour, width in (
+        ("usable", "Usable", colours.ink, 1.5),
+        ("capacity", "Capacity", colours.alarm, 3),
+    ):
+        figure.add_scatter(
+            y=places,
+            x=limits[name],
+            mode="markers",
+            name=title,
+            marker={
+                "symbol": "line-ns-open",
+                "size": 28,
+                "color": colour,
+                "line": {"width": width, "color": colour},
+            },
+            hovertemplate=f"{title} %{{x:,.1f}} GiB<extra></extra>",
+            cliponaxis=False,
+        )
+
+
+def _total_text(plan: Plan, row: int, total: float, *, of_capacity: bool) -> str:
+    """What is held, and in a line of its own what a split lacks, or needs beyond it and holds.
+
+    Narrow screens cut long lines.
+    """
+    if not np.isfinite(total):
+        return " not estimated"
+    text = f" {total / GIB:,.1f}"
+    if of_capacity:
+        text += f" of {plan.capacity_bytes(row) / GIB:,.1f}"
     short = plan.short_bytes(row)
-    text = f" {total / GIB:,.1f}" if np.isfinite(total) else " not estimated"
     if short > 0 and not plan.feasible[row]:
-        text += f"<br> {short / GIB:,.1f} short"  # a line of its own: narrow screens cut long ones
+        return f"{text}<br> {short / GIB:,.1f} short"
+    needed = float(sum(values[0] for values in plan.memory([row]).values()))
+    if needed - total > ALIKE_GIB * GIB:
+        return f"{text}<br> needs {needed / GIB:,.1f}{_held_text(plan, row)}"
     return text
+
+
+def _held_text(plan: Plan, row: int) -> str:
+    held = plan.held_text(row)
+    return f", holds {held}" if held else ""
 
 
 def stage_bars(

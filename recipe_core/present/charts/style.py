@@ -8,18 +8,29 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours in order of use; ``muted`` for the background, ``alarm`` for limits and excess."""
+    """Colours in order of use; ``muted`` for the background, ``alarm`` for limits and excess.
+
+    ``more`` follows ``series`` where up to eight groups are told apart: CIE Lab distances of at
+    least 20, also as seen with deuteranopia and protanopia (Machado et al. 2009).
+    """
 
     series: tuple[str, ...]
+    more: tuple[str, ...]
     muted: str
     alarm: str
     ink: str
     paper: str
     grid: str
 
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Colours of groups."""
+        return (*self.series, *self.more)
+
 
 LIGHT = Palette(
     ("#0B57D0", "#B96A00", "#00936A", "#C2189B", "#22313A"),
+    ("#6E2A0C", "#7D86F0", "#110561"),
     "#7C8894",
     "#B3261E",
     "#0B1118",
@@ -28,6 +39,7 @@ LIGHT = Palette(
 )
 DARK = Palette(
     ("#4C86F0", "#B98A2E", "#35E0A1", "#D65AA8", "#C6E3F9"),
+    ("#F2F26B", "#A4513F", "#6B3DF5"),
     "#8593A1",
     "#FF8A80",
     "#E6EAEE",

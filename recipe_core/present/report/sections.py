@@ -13,6 +13,7 @@ from recipe_core.present.charts.views import Chart, Focus, Table, views_of
 from recipe_core.present.report.charts import tradeoffs
 from recipe_core.recipe.build import recipe_request
 from recipe_core.request.describe import summary
+from recipe_core.request.split_key import key_of
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_candidate
 from recipe_core.targets.by_hand import node_commands
@@ -39,7 +40,7 @@ def sections(
     """
     chosen_from = [] if plan is None else [_alternatives(bundle, plan, pins)]
     return [
-        _decision(bundle),
+        _decision(bundle, plan),
         _expected(bundle),
         *chosen_from,
         *_views(bundle, plan, pins),
@@ -49,9 +50,14 @@ def sections(
     ]
 
 
-def _decision(bundle: Bundle) -> Section:
+def _decision(bundle: Bundle, plan: Plan | None) -> Section:
     recipe = bundle.recipe
-    rows = tuple(overview.facts(recipe).items())
+    key = key_of(recipe.candidate)
+    row = plan.find(key) if plan and key else None
+    chance = None
+    if plan and plan.limited and row is not None:
+        chance = float(plan.confidence([row])[0])
+    rows = tuple(overview.facts(recipe, chance).items())
     words = (f"Request: {summary(recipe_request(recipe))}.", *recipe.notes)
     return Section("Decision", words, (Table("", (), rows),))
 

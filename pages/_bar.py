@@ -1,0 +1,359 @@
+"""The bar at the foot of the window: the verdict in two short lines, its details, Back and Next.
+
+It has the same lines whatever the answer is, so that nothing moves under a slider. What takes
+longer to say, and the changes that help, stand in a popover of the bar and below the title of the
+pages on which nothing is edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import _common as common
+import _link as links
+import _names as names
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import change_label
+from recipe_core.hardware.cluster import device, short_title
+from recipe_core.present.verdict import Verdict, limits_text, percent, verdict
+from recipe_core.search.alternatives import FORMATS_UNJUDGED, SURE, safer
+from recipe_core.search.plan import Plan
+
+PAGE_OF = {
+    "model": "model.py",
+    "hardware": "hardware.py",
+    "workload": "objective.py",
+    "objective": "objective.py",
+    "options": "objective.py",
+    "candidate": "compare.py",
+}
+"""The page where a part of the request is edited."""
+READ_ONLY = ("compare.py", "recipe.py")
+"""Pages that edit nothing above what they show: there a long answer may stand below the title."""
+ICONS = {
+    "holds": ":green[:material/check_circle:]",
+    "queues": ":orange[:material/hourglass_top:]",
+    "nothing": ":red[:material/block:]",
+    "doubtful": ":orange[:material/warning:]",
+    "error": ":red[:material/error:]",
+    "open": ":material/pending:",
+}
+MOST_OF_AN_ERROR = 160
+"""Characters of an error that the bar shows; its details show all."""
+
+
+class Bar:
+    """The frame's bar: drawn before the page, its details filled after it.
+
+    Back and Next stand in the same places on every step; other pages have only the link.
+    """
+
+    def __init__(self, steps: Sequence[Any], number: int | None) -> None:
+        self.details: Any = None
+        with st.bottom:
+            if number is None:
+                with st.container(horizontal=True, horizontal_alignment="right", key="bar"):
+                    self.link = links.menu()
+                return
+            with st.container(horizontal=True, vertical_alignment="center", key="bar"):
+                self.text = st.container(width="stretch", gap=None)
+                with st.container(horizontal=True, width="content", vertical_alignment="center"):
+                    self.link = links.menu()
+                    self.details = st.popover("Details", key="details")
+                    back(steps, number)
+                    forward(steps, number)
+        with self.text:
+            self.answer = answer()
+            lines(self.answer)
+
+    def finish(self) -> None:
+        """Fill the details and the link, after the page."""
+        links.fill(self.link)
+        if self.details is not None:
+            with self.details:
+                explain(self.answer, "bar")
+
+
+def back(steps: Sequence[Any], number: int) -> None:
+    """The button to the step before; nothing on the first one."""
+    if number == 0:
+        st.empty()
+    elif st.button("Back", key="back"):
+        st.switch_page(steps[number - 1], query_params=common.link())
+
+
+def forward(steps: Sequence[Any], number: int) -> None:
+    """The button to the next step; nothing on the last one."""
+    if number + 1 == len(steps):
+        st.empty()
+    elif st.button(
+        f"Next: {steps[number + 1].title.split()[0].lower()}",
+        type=common.main_button(),
+        key="next",
+        shortcut="Ctrl+Enter",
+    ):
+        st.switch_page(steps[number + 1], query_params=common.link())
+
+
+# --- the answer ----------------------------------------------------------------------------------
+
+
+Answer = tuple[Plan, Verdict] | RecipeError | None
+"""A plan with its verdict; what is wrong with the request; None before hardware was chosen."""
+
+
+def answer() -> Answer:
+    """What the bar speaks about; plans the request, except where no hardware was chosen yet."""
+    try:
+        if not common.hardware_chosen():
+            common.model()
+            return None
+        plan = common.planned()
+    except RecipeError as error:
+        return error
+    return plan, verdict(plan, common.selected_row(plan))
+
+
+def lines(given: Answer) -> None:
+    """The answer in two short lines."""
+    if isinstance(given, RecipeError):
+        text = str(given)
+        short = text if len(text) <= MOST_OF_AN_ERROR else f"{text[:MOST_OF_AN_ERROR]} …"
+        two_lines(ICONS["error"], "The request cannot be planned", "", short)
+    elif given is None:
+        hardware = common.request().hardware
+        title = short_title(device(hardware.device))
+        assumed = f"{hardware.devices:,} × {title} assumed until you choose"
+        two_lines(ICONS["open"], "No hardware is chosen yet", "", assumed)
+    else:
+        said = given[1]
+        lead = "" if said.best else "Chosen: "
+        two_lines(icon(said), f"{lead}{said.subject}", said.line, said.short_counts)
+
+
+def icon(said: Verdict) -> str:
+    """The mark of a verdict's state."""
+    return ICONS["doubtful" if said.doubtful and said.state == "holds" else said.state]
+
+
+def two_lines(mark: str, subject: str, rest: str, second: str) -> None:
+    """What matters, and below it how it stands; on a phone the first may take two lines."""
+    joint = ": " if rest and subject.startswith("Nearest") else " · "
+    first = f"**{common.escape(subject)}**{joint if rest else ''}{common.escape(rest)}"
+    st.markdown(f":small[{mark} {first}]\\\n:small[{common.escape(second)}]", anchors=False)
+
+
+# --- in full -------------------------------------------------------------------------------------
+
+
+def widget(name: str, place: str) -> str:
+    """A widget's key: the bar's differ where the page draws the same below its title."""
+    twice = place == "bar" and st.session_state.get("page") in READ_ONLY
+    return f"bar-{name}" if twice else name
+
+
+def explain(given: Answer, place: str) -> None:
+    """The answer in full, with what helps as one click each; ``place`` names its widgets."""
+    if isinstance(given, RecipeError):
+        problem(given, place)
+    elif given is None:
+        st.markdown(
+            "Splits are judged once you choose hardware, or on the Compare page on what is assumed."
+        )
+    elif given[1].state == "nothing":
+        nothing_fits(given[0], given[1], place)
+    else:
+        told(*given)
+        no_bundle(given[0], place)
+        offers(given[0], place)
+
+
+def told(plan: Plan, said: Verdict) -> None:
+    """The sentences about a split that can run."""
+    row = common.selected_row(plan)
+    if row is None:
+        return
+    name = "Best" if said.best else "Chosen"
+    split = f"{name}: **{common.escape(plan.label(row))}**, {common.escape(plan.phrase(row))}."
+    queue = plan.queue_text(row)
+    sentences = [f"**{common.escape(said.counts)}.** {split}"]
+    sentences += [f"It starts and queues: {common.escape(queue)}."] if queue else []
+    sure = plan.confidence_text(row)
+    sentences += [f"{common.escape(sure)}."] if sure else []
+    draw = st.warning if said.doubtful else st.success
+    marks = {"queues": ":material/hourglass_top:", "holds": ":material/check_circle:"}
+    draw(
+        " ".join(sentences),
+        icon=":material/warning:" if said.doubtful and not queue else marks[said.state],
+    )
+    for fact in said.facts:
+        st.caption(common.escape(fact))
+    notes(plan, row)
+
+
+def notes(plan: Plan, row: int) -> None:
+    """What measured runs did to the figures, and whose price is unknown."""
+    common.calibration_note(plan, row)
+    if lost := common.left_behind():
+        st.caption(
+            common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
+        )
+    price_note(plan)
+
+
+def no_bundle(plan: Plan, place: str) -> None:
+    """Why no bundle can be made of any split, and changes after which one can, a click each."""
+    if not plan.launch_note:
+        return
+    st.warning(common.escape(plan.launch_note), icon=":material/block:")
+    with st.container(horizontal=True):
+        for n, change in enumerate(common.buildable()):
+            button(
+                change_label(change.fields),
+                widget(f"buildable-{n}", place),
+                change.fields,
+                ":material/build:",
+                f"Then {change.split} fits, and has a bundle.",
+            )
+
+
+def price_note(plan: Plan) -> None:
+    """How splits rank whose price is unknown."""
+    if plan.price_note:
+        st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
+
+
+def offers(plan: Plan, place: str) -> None:
+    """The split that keeps the limits surely, and the way back from a chosen one to the best."""
+    best, row = plan.best_row, common.selected_row(plan)
+    if best is None or row is None:
+        return
+    with st.container(horizontal=True):
+        if row != best:
+            button(
+                f"Back to the best: {plan.label(best)}",
+                widget("best", place),
+                {"candidate": common.shared_fields()},
+                ":material/undo:",
+            )
+        safe_choice(plan, row, place)
+
+
+def safe_choice(plan: Plan, row: int, place: str) -> None:
+    """Where a split may well miss the limits: the one that does not, and a limit on that itself."""
+    safe = safer(plan, row)
+    if safe is None:
+        return
+    verb = "keeps them" if len(plan.stated_limits) > 1 else "keeps it"
+    chance = percent(float(plan.confidence([safe])[0]))
+    button(
+        f"{plan.label(safe)} {verb} with {chance}: use it",
+        widget("safe", place),
+        common.split_fields(plan.key(safe)),
+        ":material/verified_user:",
+    )
+    if common.request().objective.confidence is None:
+        button(
+            f"Ask for {SURE * 100:.0f} %",
+            widget("sure", place),
+            {"objective.confidence": SURE, "candidate": common.shared_fields()},
+            ":material/percent:",
+            "Only splits that keep all limits with this probability then count",
+        )
+
+
+def safe_row(plan: Plan, row: int) -> None:
+    """The same in a row of a page."""
+    if safer(plan, row) is not None:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f":orange[:material/warning:] {common.escape(limits_text(plan, row))}")
+            safe_choice(plan, row, "page")
+
+
+def button(
+    label: str, key: str, fields: Mapping[str, Any], icon: str, tip: str | None = None
+) -> None:
+    """One click that edits the request."""
+    st.button(
+        common.escape(label),
+        key=key,
+        icon=icon,
+        help=common.escape(tip) if tip else None,
+        on_click=common.apply,
+        args=(fields,),
+    )
+
+
+def nothing_fits(plan: Plan, said: Verdict, place: str) -> None:
+    """What refuses everything, by how much for the nearest split, and changes as one click each."""
+    row = plan.nearest_row()
+    nearest = f"{said.subject}."
+    if row is not None:
+        nearest = f"Nearest is {plan.label(row)}: {'; '.join(plan.reasons(row))}."
+    st.error(f"**{common.escape(said.counts)}.** {common.escape(nearest)}", icon=":material/block:")
+    if row is None:
+        return
+    with st.container(horizontal=True):
+        for n, change in enumerate(common.changes()):
+            label = f"{change_label(change.fields)}: then {change.split} fits"
+            button(label, widget(f"change-{n}", place), change.fields, ":material/build:")
+
+
+def problem(error: RecipeError, place: str) -> None:
+    """An error of the request, with a link to the page that corrects it."""
+    st.error(common.escape(error), icon=":material/error:")
+    page = PAGE_OF.get((error.field or "").split(".")[0])
+    with st.container(horizontal=True):
+        if page and st.session_state.get("page") != page:
+            st.page_link(
+                page, label="Correct it", icon=":material/edit:", query_params=common.link()
+            )
+        names.ways_out(error, place)
+        st.button(
+            "Start over",
+            key=widget("start-over", place),
+            icon=":material/restart_alt:",
+            on_click=common.start_over,
+        )
+
+
+# --- alternatives --------------------------------------------------------------------------------
+
+
+def alternatives(plan: Plan) -> Callable[[], None]:
+    """Reserve a place for choices beside the verdict; gives what fills it, after the page.
+
+    A page calls ``common.later`` with it: nothing on the page waits for what is planned for them.
+    """
+    row = common.selected_row(plan)
+    if row is not None:
+        safe_row(plan, row)
+    place = st.empty()
+    with place.container(horizontal=True, key="alternatives-wait"):
+        st.skeleton(height=40)
+
+    def fill() -> None:
+        try:
+            choices = common.alternatives()
+        except RecipeError:  # the server is busy: the page does without
+            choices = []
+        with place.container(horizontal=True, key="alternatives"):
+            for n, choice in enumerate(choices):
+                note = f" {FORMATS_UNJUDGED}" if choice.formats else ""
+                tip = f"{choice.split} is then best, each figure planned anew.{note}"
+                button(choice.label, f"alternative-{n}", choice.fields, MARKS[choice.kind], tip)
+
+    return fill
+
+
+MARKS = {
+    "weights": ":material/compress:",
+    "checkpoint": ":material/inventory:",
+    "cache": ":material/memory:",
+    "fewer": ":material/remove:",
+    "more": ":material/add:",
+}
+"""Marks of the kinds of alternatives."""

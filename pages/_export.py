@@ -1,0 +1,64 @@
+"""What a page lets its reader take away: tables as files, charts as pictures and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import _common as common
+import plotly.graph_objects as go
+import streamlit as st
+
+from recipe_core.present import exports
+
+PICTURE = "picture-format"
+
+
+def chart_config(what: str) -> dict[str, Any]:
+    """How a chart's camera saves it: as the reader chose, in a file named after the request."""
+    picture = st.session_state.get(PICTURE) or exports.PICTURES[0]
+    return exports.picture_config(exports.file_name(common.request(), what), picture)
+
+
+def chart_menu(what: str, figure: Callable[[], go.Figure]) -> None:
+    """The picture's format, and the chart as HTML, which ``figure`` draws on click."""
+    name = exports.file_name(common.request(), what)
+    with st.popover("Export", icon=":material/download:"):
+        st.segmented_control(
+            "Picture format",
+            exports.PICTURES,
+            default=exports.PICTURES[0],
+            format_func=str.upper,
+            key=PICTURE,
+            persist_state="session",
+            required=True,
+        )
+        st.caption("The camera at the chart's upper right corner saves the picture.")
+        st.download_button(
+            "Interactive chart (HTML)",
+            lambda: exports.chart_page(figure(), name),
+            file_name=f"{name}.html",
+            mime=exports.HTML,
+            on_click="ignore",
+            icon=":material/html:",
+            key=f"html-{what}",
+        )
+
+
+def table_menu(what: str, frame: Callable[[], Any]) -> None:
+    """A table as CSV and as Parquet, which ``frame`` makes on click."""
+    name = exports.file_name(common.request(), what)
+    kinds = (("CSV", "csv", exports.CSV, exports.csv_of),)
+    kinds += (("Parquet", "parquet", exports.PARQUET, exports.parquet_of),)
+    with st.popover("Export", icon=":material/download:"):
+        st.caption("The splits that pass the filters, with the ends of likely ranges.")
+        for title, ending, mime, write in kinds:
+            st.download_button(
+                title,
+                lambda write=write: write(frame()),
+                file_name=f"{name}.{ending}",
+                mime=mime,
+                on_click="ignore",
+                icon=":material/table:",
+                key=f"{ending}-{what}",
+            )

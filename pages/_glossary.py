@@ -1,0 +1,40 @@
+"""The glossary, opened from the foot of every page; help texts come from the same words."""
+
+from __future__ import annotations
+
+import _common as common
+import streamlit as st
+
+from recipe_core.present.glossary import Term, glossary
+
+
+def button() -> None:
+    """A button that opens the glossary over the page, which stays as it is."""
+    if st.button("Glossary", key="glossary", icon=":material/menu_book:", type="tertiary"):
+        explained()
+
+
+@st.dialog("Glossary", width="large")
+def explained() -> None:
+    """One word, or all by group."""
+    terms = glossary().terms
+    name = st.selectbox(
+        "Find a word",
+        list(terms),
+        index=None,
+        key="glossary-word",
+        format_func=lambda name: terms[name].title,
+        placeholder="Any part of a word",
+    )
+    if name is not None:
+        st.markdown(entry(terms[name]))
+        return
+    for group, members in glossary().by_group().items():
+        st.header(group, anchor=False)
+        st.markdown("\n\n".join(entry(term) for term in members))
+
+
+def entry(term: Term) -> str:
+    """A word, what it means, and a source."""
+    text = f"**{common.escape(term.title)}**\\\n{common.escape(term.text)}"
+    return f"{text} [{common.escape(term.source.title)}]({term.source.url})"

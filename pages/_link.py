@@ -1,0 +1,38 @@
+"""The link to what is on the screen, to copy from any page."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import _common as common
+import streamlit as st
+
+from recipe_core.request.link import left_out
+
+LONG = 4000
+"""Characters from which some programs cut a link."""
+
+
+def menu() -> Any:
+    """A button in the frame; gives the place that ``fill`` fills once the page has run."""
+    with st.popover("Link", icon=":material/link:", key="link", help="Copy a link to this page"):
+        return st.container()
+
+
+def address() -> str:
+    """The whole link, as another browser opens it."""
+    base = (st.context.url or "http://127.0.0.1:8501/").split("?")[0]
+    return f"{base}?{urlencode(common.link())}"
+
+
+def fill(place: Any) -> None:
+    """Show the link, what it holds and what it omits."""
+    text = address()
+    with place:
+        st.caption("Restores the request, its pins and what is kept side by side.")
+        st.code(text, language=None, wrap_lines=True)
+        if sentence := left_out(common.request()):
+            st.caption(common.escape(sentence))
+        if len(text) > LONG:
+            st.caption(f"It has {len(text):,} characters: some programs cut links so long.")

@@ -1,0 +1,93 @@
+"""Names that no model has: the nearest that one has, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import _common as common
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.model.catalog import load_model
+from recipe_core.model.nearest import nearest_models
+
+
+def known(name: str) -> Mapping[str, Any]:
+    """The change that makes a name the request's model; of a name without a model, none.
+
+    Such a name is kept aside, for ``unmatched`` to say so.
+    """
+    st.session_state.pop("unmatched", None)
+    try:
+        load_model(name, folders=folders_allowed())
+    except RecipeError as error:
+        st.session_state["unmatched"] = (name, error)
+        return {}
+    return {"model": name}
+
+
+def take(name: str) -> None:
+    """Make a name of the catalog the request's model."""
+    st.session_state.pop("unmatched", None)
+    common.apply({"model": name})
+
+
+def unmatched() -> None:
+    """Say that what was typed names no model, and offer those with names like it."""
+    if "unmatched" not in st.session_state:
+        return
+    name, error = st.session_state["unmatched"]
+    near = nearest_models(name)
+    reason = f"No model is called “{name[:80]}”."
+    if not error.message.startswith("unknown model"):  # a folder, the hub: they say why
+        reason = str(error).removeprefix("model: ")
+    then = "Did you mean one of these?" if near else "Nothing in the catalog is like it."
+    st.warning(
+        f"{common.escape(reason)} **{common.escape(current())}** stays. {then} "
+        "A model that is not listed can be given by its config.json below.",
+        icon=":material/search_off:",
+    )
+    with st.container(horizontal=True):
+        offers(near, "page")
+
+
+def offers(names: list[str], place: str) -> None:
+    """One button a name."""
+    for n, name in enumerate(names):
+        st.button(
+            common.escape(name),
+            key=f"{place}-near-{n}",
+            icon=":material/neurology:",
+            on_click=take,
+            args=(name,),
+        )
+
+
+def ways_out(error: RecipeError, place: str) -> None:
+    """Beside an error of the model: names like it, and the model before it.
+
+    ``place`` names the buttons: an error may be shown twice on a page.
+    """
+    model = common.request().model
+    if error.field != "model":
+        return
+    if isinstance(model, str):
+        offers(nearest_models(model), place)
+    former = st.session_state.get("known_model")
+    if former is not None and former != model:
+        title = former.rpartition("/")[2] if isinstance(former, str) else "the former model"
+        st.button(
+            common.escape(f"Back to {title}"),
+            key=f"{place}-former-model",
+            icon=":material/undo:",
+            on_click=common.apply,
+            args=({"model": former},),
+        )
+
+
+def current() -> str:
+    """The request's model, for a sentence."""
+    model = common.request().model
+    return model if isinstance(model, str) else "The model of the link"

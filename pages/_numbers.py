@@ -1,0 +1,126 @@
+"""Boxes for numbers as people write them: ``1e9``, ``64k``, ``1,000,000``.
+
+A text box, not Streamlit's number box, which reads ``1e9`` as 1 and says nothing of its range. What
+a box refuses is said below the group that it stands in, and the old value stays in effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import _common as common
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.numbers import Range, number_text, read_number, read_numbers
+from recipe_core.request.edit import value_of
+from recipe_core.request.ranges import range_of
+from recipe_core.request.schema import describe_field
+
+MOST_LOADS = 16
+"""Loads that a page takes: each is judged with every split."""
+_group: ContextVar[str | None] = ContextVar("group of boxes", default=None)
+
+
+@contextmanager
+def group(name: str) -> Iterator[None]:
+    """Boxes that stand together; below them is the place for what one of them refuses."""
+    outer = _group.set(name)
+    try:
+        with st.container(key=f"group-{name}"):
+            yield
+    finally:
+        _group.reset(outer)
+    with st.container(key=f"refused-{name}"):
+        if text := st.session_state.get("refused_in", {}).pop(name, None):
+            st.error(common.escape(text), icon=":material/block:")
+
+
+def refuse(place: str | None, text: str) -> None:
+    """Say on the next run what was refused: in a group, or at the top of the page."""
+    st.session_state["edited"] = True
+    if place is None:
+        st.session_state["refused"] = text
+    else:
+        st.session_state.setdefault("refused_in", {})[place] = text
+
+
+def box(
+    label: str,
+    key: str,
+    now: Any,
+    take: Callable[[Any], None],
+    limits: Range,
+    *,
+    optional: bool = False,
+    unit: str = "",
+    name: str | None = None,
+    show: Callable[[Any], str] = number_text,
+    read: Callable[..., Any] = read_number,
+    **options: Any,
+) -> None:
+    """Draw a box on a number that is ``now``; ``take`` gets another, or None where it is emptied.
+
+    ``optional``: it may be empty, else emptying it changes nothing. ``unit``: what people may write
+    behind the number. ``name``: what messages call it, where the label says less. ``take`` may
+    raise RecipeError: the message then stands where other refusals stand.
+    """
+    place = _group.get()
+    text = "" if now is None else show(now)
+    common.seed(key, text)
+
+    def commit() -> None:
+        typed = str(st.session_state[key] or "").strip()
+        try:
+            if typed:
+                take(read(typed, limits, unit=unit))
+            elif optional:
+                take(None)
+        except RecipeError as error:
+            kept = f"{text} stays in effect." if text else "It stays empty."
+            said = f"{error.message} {error.hint or ''}".strip()
+            refuse(place, f"{name or label}: {said} {kept}")
+
+    takes = f"Takes {limits.text}{f', in {unit}' if unit else ''}."
+    about = options.pop("help", None)
+    st.text_input(
+        label,
+        key=key,
+        on_change=commit,
+        help=f"{about} {takes}" if about else takes,
+        autocomplete="off",
+        **options,
+    )
+
+
+def number(label: str, field: str, **options: Any) -> None:
+    """Draw a box on a number of the request; its help is the field's description."""
+
+    def take(value: float | None) -> None:
+        common.change_to({field: value})
+
+    settings: Mapping[str, Any] = {"help": describe_field(field), **options}
+    box(label, f"_{field}", value_of(common.request(), field), take, range_of(field), **settings)
+
+
+def numbers(label: str, field: str, **options: Any) -> None:
+    """Draw a box on a list of numbers of the request, divided by commas."""
+
+    def take(values: tuple[float, ...] | None) -> None:
+        common.change_to({field: values or ()})
+
+    settings: Mapping[str, Any] = {"help": describe_field(field), **options}
+    box(
+        label,
+        f"_{field}",
+        value_of(common.request(), field) or None,
+        take,
+        range_of(field),
+        optional=True,
+        show=lambda values: ", ".join(number_text(value).replace(",", "") for value in values),
+        read=lambda text, limits, unit: read_numbers(text, limits, most=MOST_LOADS, unit=unit),
+        **settings,
+    )

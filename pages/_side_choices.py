@@ -1,0 +1,67 @@
+"""What is kept, evaluated: each choice by itself, once for all sessions that keep the same."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import _common as common
+from cachetools import LRUCache
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.model.catalog import load_model
+from recipe_core.present.side_by_side import Choice
+from recipe_core.recipe.overlay import stamp
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.shelf import Kept
+from recipe_core.search.plans import plan_candidate
+from recipe_core.targets.start_command import start_words
+
+Key = tuple[str, str, str, bool]
+_answers: LRUCache[Key, Any] = LRUCache(maxsize=256)
+_lock = threading.Lock()
+
+
+def _known(
+    task: str, function: Callable[..., Any], request: PlanRequest, simulated_what: str = ""
+) -> Any:
+    """The value of a function of one request; what failed is tried again the next time."""
+    digest = f"{load_model(request.model, folders=folders_allowed()).digest}{stamp()}"
+    key = (function.__name__, json.dumps(request.to_json()), digest, folders_allowed())
+    with _lock:
+        answer = _answers.get(key)
+    if answer is None:
+        answer = common.calculated(
+            task, function, request, folders=folders_allowed(), simulated_what=simulated_what
+        )
+        with _lock:
+            _answers[key] = answer
+    return answer
+
+
+def evaluated(shelf: Sequence[Kept]) -> list[Choice]:
+    """Every choice with its row of a plan, or why it has none; plans are shared, so read only."""
+    choices = []
+    for kept in shelf:
+        try:
+            plan, row = _known("Evaluating what you kept", plan_candidate, kept.request)
+            choices.append(Choice(kept.name, kept.request, plan, row))
+        except RecipeError as error:
+            choices.append(Choice(kept.name, kept.request, error=str(error)))
+    return choices
+
+
+def commands(choices: Sequence[Choice]) -> tuple[list[list[str]], dict[str, str]]:
+    """The words that start each choice, none where it cannot be, and why not by its name."""
+    words: list[list[str]] = []
+    refused: dict[str, str] = {}
+    for choice in choices:
+        try:
+            words.append(_known("Writing the commands", start_words, choice.request))
+        except RecipeError as error:
+            words.append([])
+            refused[choice.name] = str(error)
+    return words, refused

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import _common as common
+import _side_choices as side_choices
+import _widgets as widgets
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.present import charts, side_by_side
+from recipe_core.present.side_by_side import NOTHING, Choice, Line
+from recipe_core.request.describe import summary
+from recipe_core.request.shelf import MAX_KEPT, MAX_NAME, Kept, Shelf, renamed, without
+from recipe_core.targets.start_command import typed
+
+BEST = "★"
+FORMATS = ("png", "svg")
+
+
+def empty() -> None:
+    """Where nothing is kept: how to keep something."""
+    st.info(
+        "Nothing is kept yet. Pin a split on Compare and press **Keep**, or press it on Recipe or "
+        "Size. What you keep stays while you change model, devices, load or formats.",
+        icon=":material/bookmark_add:",
+    )
+    st.page_link(
+        "compare.py",
+        label="Compare splits",
+        icon=":material/scatter_plot:",
+        query_params=common.link(),
+    )
+
+
+# --- what is kept
+
+
+def shelf_bar(shelf: Shelf) -> None:
+    """A button for each choice that opens its name and what can be done with it."""
+    with st.container(horizontal=True):
+        for place, kept in enumerate(shelf):
+            with st.popover(common.escape(kept.name), icon=":material/bookmark:"):
+                details(shelf, place, kept)
+    st.caption(f"{len(shelf)} of at most {MAX_KEPT} choices. The link to this page holds them all.")
+
+
+def details(shelf: Shelf, place: int, kept: Kept) -> None:
+    """One choice: its request in a line, its name, and buttons."""
+    st.caption(common.escape(summary(kept.request)))
+    st.session_state[f"_name-{place}"] = kept.name
+    st.text_input(
+        "Name",
+        key=f"_name-{place}",
+        max_chars=MAX_NAME,
+        on_change=rename,
+        args=(shelf, place),
+    )
+    with st.container(horizontal=True):
+        for page, label, icon in (
+            ("compare.py", "Open in Compare", ":material/scatter_plot:"),
+            ("recipe.py", "Open its recipe", ":material/inventory_2:"),
+        ):
+            if st.button(
+                label,
+                key=f"{page}-{place}",
+                icon=icon,
+                on_click=common.replace_request,
+                args=(kept.request,),
+                help="Makes it the request of the wizard; what is kept stays",
+            ):
+                st.switch_page(page, query_params=common.link())
+        st.button(
+            "Remove",
+            key=f"remove-{place}",
+            icon=":material/bookmark_remove:",
+            type="tertiary",
+            on_click=remove,
+            args=(shelf, place),
+        )
+
+
+def rename(shelf: Shelf, place: int) -> None:
+    """A name was typed."""
+    try:
+        common.put_on_shelf(renamed(shelf, place, st.session_state[f"_name-{place}"] or ""))
+    except RecipeError as error:
+        common.put_on_shelf(shelf)
+        st.session_state["refused"] = str(error)
+
+
+def remove(shelf: Shelf, place: int) -> None:
+    """A choice was removed; the baseline stays the same choice where it is another."""
+    base = st.session_state.get("baseline", 0)
+    st.session_state["baseline"] = base - (place < base) if place != base else 0
+    common.put_on_shelf(without(shelf, place))
+
+
+# --- what differs
+
+
+def pick_baseline(choices: Sequence[Choice]) -> int:
+    """The choice that differences are to; the first unless the reader chose another."""
+    place = min(st.session_state.get("baseline", 0), len(choices) - 1)
+    st.session_state["_baseline"] = place
+
+    def commit() -> None:
+        st.session_state["baseline"] = st.session_state["_baseline"]
+
+    st.selectbox(
+        "Baseline",
+        range(len(choices)),
+        format_func=lambda n: choices[n].name,
+        key="_baseline",
+        on_change=commit,
+        help="Differences are to this choice",
+        width=420,
+    )
+    return place
+
+
+def shown(lines: Sequence[Line], *, differing: bool) -> list[Line]:
+    """Lines that differ, or all of them."""
+    return [line for line in lines if line.differs] if differing else list(lines)
+
+
+def cells(line: Line, *, ranges: bool) -> list[str]:
+    """A line's cells as Markdown: figure, range, difference, one below the other."""
+    out = []
+    for cell in line.cells:
+        text = common.escape(cell.text)
+        parts = [f"**{BEST} {text}**" if cell.best else text]
+        parts += [common.escape(cell.band)] if ranges and cell.band else []
+        parts += [common.escape(cell.difference)] if cell.difference else []
+        out.append("  \n".join(parts))
+    return out
+
+
+def table(
+    lines: Sequence[Line],
+    choices: Sequence[Choice],
+    *,
+    ranges: bool,
+    alt: str,
+    of_what: str = "Figure",
+) -> None:
+    """Lines as a table, a column for each choice; ``of_what`` heads the column of titles."""
+    columns = [cells(line, ranges=ranges) for line in lines]
+    # names of choices hold no such space, so that none is taken for this column
+    out = {f"{of_what}\u00a0": [common.escape(line.title) for line in lines]}
+    for n, choice in enumerate(choices):
+        out[common.escape(choice.name)] = [column[n] for column in columns]
+    st.table(out, border="horizontal", hide_index=True, alt=alt)
+
+
+def differences(choices: Sequence[Choice]) -> int:
+    """The table of facts and figures with what it shows; gives the baseline."""
+    several = len(choices) > 1
+    baseline, differing = 0, False
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if several:
+            baseline = pick_baseline(choices)
+            differing = st.toggle(
+                "Hide what is the same", value=True, key="differing", persist_state="session"
+            )
+        ranges = st.toggle(
+            "Ranges",
+            value=True,
+            key="ranges",
+            persist_state="session",
+            help="Where eight of ten measured runs are expected",
+        )
+    facts = side_by_side.facts(choices)
+    chances = side_by_side.chances(choices, baseline)
+    lines = [*facts, *([chances] if chances else [])]
+    lines += side_by_side.figures(choices, baseline)
+    for sentence in side_by_side.cautions(choices):
+        st.warning(common.escape(sentence), icon=":material/compare:")
+    table(
+        shown(lines, differing=differing),
+        choices,
+        ranges=ranges,
+        alt=f"{len(choices)} choices side by side",
+    )
+    same = [line for line in lines if not line.differs] if differing else []
+    if same:
+        listed = "; ".join(f"{line.title}: {line.cells[0].text}" for line in same)
+        st.caption(common.escape(f"The same for all: {listed}."))
+    if several:
+        st.caption(
+            f"{BEST} is the best figure of those that hold their load within their limits. "
+            "Differences are to the baseline."
+        )
+    return baseline
+
+
+def exports(choices: Sequence[Choice]) -> None:
+    """The table as files, made on click; figures in SI units."""
+    with st.container(horizontal=True):
+        st.download_button(
+            "CSV",
+            lambda: side_by_side.to_csv(side_by_side.frame(choices)),
+            file_name="side-by-side.csv",
+            mime="text/csv",
+            on_click="ignore",
+            icon=":material/download:",
+            key="side-csv",
+            help="All facts and figures with their ranges, units in the names",
+        )
+        st.download_button(
+            "Parquet",
+            lambda: side_by_side.to_parquet(side_by_side.frame(choices)),
+            file_name="side-by-side.parquet",
+            mime="application/vnd.apache.parquet",
+            on_click="ignore",
+            icon=":material/download:",
+            key="side-parquet",
+        )
+
+
+def chart(choices: Sequence[Choice], baseline: int) -> None:
+    """One figure of all choices with its ranges."""
+    titles = list(side_by_side.measures(choices))
+    if not titles:
+        return
+    st.header("One figure", anchor=False)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        title = st.selectbox(
+            "Measure", titles, key="side-measure", persist_state="session", width=420
+        )
+        kind = st.segmented_control(
+            "Image",
+            FORMATS,
+            default=FORMATS[0],
+            format_func=str.upper,
+            key="side-image",
+            persist_state="session",
+            required=True,
+            help="What the camera of the chart saves",
+        )
+    title = title if title in titles else titles[0]
+    figure = charts.kept_points(choices, title, baseline, dark=common.dark())
+    st.plotly_chart(
+        figure,
+        key="side-chart",
+        config={"toImageButtonOptions": {"format": kind or FORMATS[0], "filename": "side-by-side"}},
+        alt=f"{title} of {len(choices)} choices",
+    )
+
+
+def commands(choices: Sequence[Choice]) -> None:
+    """How the commands that start them differ: option by option for those of one engine."""
+    st.header("Commands", anchor=False)
+    words, refused = side_choices.commands(choices)
+    for name, reason in refused.items():
+        st.warning(f"**{common.escape(name)}:** {common.escape(reason)}", icon=":material/block:")
+    places = [n for n, command in enumerate(words) if command]
+    groups = side_by_side.by_engine([choices[n] for n in places])
+    several = {engine: group for engine, group in groups.items() if len(group) > 1}
+    for engine, group in several.items():
+        st.markdown(f"**{common.escape(engine)}**")
+        options(group, [words[choices.index(choice)] for choice in group])
+    if len(groups) > 1:
+        st.caption(
+            "Options are compared between choices of one engine; another has other names for them."
+        )
+    if places:
+        with st.expander("Whole commands", icon=":material/terminal:", expanded=not several):
+            for n in places:
+                st.caption(common.escape(choices[n].name))
+                widgets.code(typed(words[n]))
+
+
+def options(choices: Sequence[Choice], words: Sequence[Sequence[str]]) -> None:
+    """Options that differ between commands of one engine."""
+    lines = side_by_side.command_lines(words)
+    differing = [line for line in lines if line.differs]
+    if not differing:
+        st.caption("They start by the same command.")
+        return
+    alt = "Options that differ between the commands"
+    table(differing, choices, ranges=False, alt=alt, of_what="Option")
+    st.caption(
+        f"Of the first process of each; {len(lines) - len(differing)} more are the same. "
+        f"{NOTHING}: the command does not have it."
+    )
+
+
+st.title("What differs?", anchor=False)
+kept_choices = common.shelf()
+if kept_choices:
+    shelf_bar(kept_choices)
+    answers = side_choices.evaluated(kept_choices)
+    if len(answers) == 1:
+        st.info("Keep another to see what differs.", icon=":material/bookmark_add:")
+    base = differences(answers)
+    exports(answers)
+    chart(answers, base)
+    commands(answers)
+else:
+    empty()

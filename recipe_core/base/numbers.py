@@ -1,0 +1,142 @@
+"""Numbers as people type them, the ranges that they must lie in, and numbers as text to edit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+from recipe_core.base.errors import InputError
+
+LONGEST = 60
+"""Characters of a number that is read, and of one that a message repeats."""
+_SUFFIXES = {
+    "": Decimal(1),
+    "k": Decimal(10) ** 3,
+    "m": Decimal(10) ** 6,
+    "b": Decimal(10) ** 9,
+    "g": Decimal(10) ** 9,
+    "t": Decimal(10) ** 12,
+    "ki": Decimal(1 << 10),
+    "mi": Decimal(1 << 20),
+    "gi": Decimal(1 << 30),
+}
+_NUMBER = re.compile(
+    r"""(?P<sign>[+-]?)
+    (?P<whole>\d{1,3}(?P<gap>[,\ _'])\d{3}(?:(?P=gap)\d{3})*|\d*)
+    (?P<part>\.\d*)?
+    (?:(?P<power>e[+-]?\d{1,3})|\ ?(?P<suffix>ki|mi|gi|[kmbgt]))?""",
+    re.VERBOSE | re.ASCII,
+)
+_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f\t", " ") | {"\u2212": "-"})
+"""Spaces and the minus that documents and other programs write."""
+_LARGEST_POWER = 40
+"""A power of ten that is too large for every field, and still written out at once."""
+_UNBOUNDED = 1e15
+"""A range that ends so high is said to have no end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that a field takes; ``whole``: without fractions."""
+
+    whole: bool = False
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    @property
+    def text(self) -> str:
+        """The range in words: ``a whole number from 1 to 4,096``."""
+        ends = []
+        if self.least is not None:
+            ends.append(f"from {number_text(self.least)}")
+        elif self.above is not None:
+            ends.append(f"above {number_text(self.above)}")
+        if self.most is not None and self.most < _UNBOUNDED:
+            joint = "to" if self.least is not None else "and at most"
+            ends.append(f"{joint if ends else 'at most'} {number_text(self.most)}")
+        elif self.below is not None:
+            ends.append(f"{'to ' if ends else ''}below {number_text(self.below)}")
+        return " ".join(["a whole number" if self.whole else "a number", *ends])
+
+
+def number_text(value: float) -> str:
+    """A number with separators and all digits that count, as ``read_number`` reads it back.
+
+    Fractions keep ten significant digits.
+    """
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.10g}"
+
+
+def read_number(text: str, limits: Range, *, field: str | None = None, unit: str = "") -> float:
+    """The number that a text means: an ``int`` where the range is of whole numbers.
+
+    ``1e9``, ``1,000,000``, ``10 000``, ``64k`` (64,000), ``64Ki`` (65,536), ``10B`` and the field's
+    own ``unit`` behind it (``40 ms``) or before it (``$5``) are understood; a comma is no decimal
+    point.
+
+    Raises:
+        InputError: says what is wrong with the text, and the range.
+    """
+    shown = f"{text.strip()[:LONGEST]!r}"
+    hint = f"Type {limits.text}{f', in {unit}' if unit else ''}."
+    value = _value(text, unit)
+    if value is None:
+        if re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text):
+            hint = f"A decimal point is a dot. {hint}"
+        raise InputError(f"{shown} is not a number.", field=field, hint=hint)
+    if value and value.adjusted() > _LARGEST_POWER:
+        raise InputError(f"{shown} is too large.", field=field, hint=hint)
+    if limits.whole and value != value.to_integral_value():
+        raise InputError(f"{shown} is not a whole number.", field=field, hint=hint)
+    number = int(value) if limits.whole else float(value)
+    if number not in limits:
+        raise InputError(f"{shown} is out of range.", field=field, hint=hint)
+    return number
+
+
+def read_numbers(
+    text: str, limits: Range, *, most: int, field: str | None = None, unit: str = ""
+) -> tuple[float, ...]:
+    """The numbers of a list, each as ``read_number`` reads it: ``16, 64, 1k``.
+
+    Commas, semicolons and spaces divide, so numbers here have no separators.
+
+    Raises:
+        InputError: as ``read_number``, and for more than ``most``.
+    """
+    words = [word for word in re.split(r"[;,\s]+", text) if word]
+    if len(words) > most:
+        raise InputError(
+            f"{len(words):,} numbers are too many.", field=field, hint=f"Type at most {most:,}."
+        )
+    return tuple(read_number(word, limits, field=field, unit=unit) for word in words)
+
+
+def _value(text: str, unit: str) -> Decimal | None:
+    """The value of a text, None where it is no number."""
+    if len(text) > LONGEST:
+        return None
+    plain = re.sub(r" +", " ", text.translate(_SPACES)).strip().casefold()
+    if unit == "$":
+        plain = plain.removeprefix("$").lstrip()
+    elif unit:
+        plain = plain.removesuffix(unit.casefold()).rstrip()
+    match = _NUMBER.fullmatch(plain)
+    if match is None or not (match["whole"] or (match["part"] or ".") != "."):
+        return None
+    whole = re.sub(r"\D", "", match["whole"]) or "0"
+    digits = Decimal(f"{match['sign']}{whole}{match['part'] or ''}{match['power'] or ''}")
+    return digits * _SUFFIXES[match["suffix"] or ""]

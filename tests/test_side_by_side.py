@@ -1,0 +1,293 @@
+"""Kept choices beside each other: what is said of each, of their differences, and in files."""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.present import charts, side_by_side
+from recipe_core.present.side_by_side import (
+    NOTHING,
+    PER_MONTH,
+    Choice,
+    Line,
+    cautions,
+    chances,
+    command_lines,
+    difference,
+    facts,
+    figures,
+    frame,
+    measures,
+    state,
+    to_csv,
+    to_parquet,
+    value,
+)
+from recipe_core.request.edit import change, select_split
+from recipe_core.request.link import DEFAULT
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan_candidate
+from recipe_core.targets.start_command import start_command, start_words
+
+LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+
+
+def asked(key: str, **fields: Any) -> PlanRequest:
+    request = change(DEFAULT, fields)
+    return change(request, select_split(request, key))
+
+
+REQUESTS = {
+    "eight": asked("vllm.bf16.bf16.tp8.pp1.dp1.ep1", model=LLAMA_70B),
+    "four": asked("vllm.bf16.bf16.tp4.pp1.dp1.ep1", model=LLAMA_70B),
+    "queues": asked("vllm.bf16.bf16.tp2.pp1.dp1.ep1", model=LLAMA_70B),
+    "refused": asked("vllm.bf16.bf16.tp1.pp1.dp1.ep1", model=LLAMA_70B),
+    "limited": asked(
+        "vllm.bf16.bf16.tp8.pp1.dp1.ep1", model=LLAMA_70B, **{"objective.limits.tpot_ms": 1}
+    ),
+    "amd": asked("sglang.fp8.bf16.tp4.pp1.dp1.ep1", **{"hardware.device": "mi300x"}),
+    "run": asked(
+        "torchtitan.bf16.tp2.pp1.v1.cp1.ep1.dp4.z2.mb2.full",
+        **{"workload.kind": "training", "workload.tokens": 1e10},
+    ),
+}
+
+
+@cache
+def choice(name: str) -> Choice:
+    request = REQUESTS[name]
+    return Choice(name, request, *plan_candidate(request))
+
+
+def choices(*names: str) -> list[Choice]:
+    return [choice(name) for name in names]
+
+
+def line(lines: list[Line], title: str) -> Line:
+    return next(line for line in lines if line.title == title)
+
+
+def texts(lines: list[Line], title: str) -> list[str]:
+    return [cell.text for cell in line(lines, title).cells]
+
+
+# --- facts
+
+
+def test_states_are_three_and_limits_beside_them() -> None:
+    assert state(choice("eight")) == "holds the load"
+    assert state(choice("queues")).startswith("starts and queues: holds 9 of 64 at once")
+    assert state(choice("refused")).startswith("cannot run: needs ")
+    assert state(choice("limited")).startswith("beyond its limits: ")
+    assert state(choice("run")) == "can run"
+    lost = Choice("lost", REQUESTS["eight"], error="no such model.")
+    assert state(lost) == "cannot be evaluated: no such model."
+    assert [one.holds for one in choices("eight", "queues", "refused", "limited")] == [
+        *(True, False, False, False)
+    ]
+
+
+def test_facts_say_what_each_choice_is() -> None:
+    lines = facts(choices("eight", "four", "amd"))
+    assert texts(lines, "Devices") == ["8 × H100 SXM5", "4 of 8 × H100 SXM5", "4 of 8 × MI300X"]
+    assert texts(lines, "Model")[::2] == [LLAMA_70B, DEFAULT.model]
+    assert texts(lines, "Engine")[0].startswith("vLLM ")
+    assert texts(lines, "Formats")[2] == "fp8 weights, bf16 cache"
+    assert texts(lines, "Load") == ["64 requests in flight"] * 3
+    assert not line(lines, "Load").differs
+    assert line(lines, "Devices").differs
+    assert "Kind" not in [line.title for line in lines]
+    mixed = facts(choices("eight", "run"))
+    assert texts(mixed, "Kind") == ["Serving", "Training"]
+    assert texts(mixed, "Method") == [NOTHING, "pre-train"]
+    assert texts(mixed, "Load")[1] == "256 × 4,096 tokens per step"
+
+
+def test_a_choice_that_cannot_be_evaluated_leaves_the_others_as_they_are() -> None:
+    lost = Choice("lost", REQUESTS["eight"], error="no such model.")
+    several = [choice("eight"), lost]
+    assert texts(facts(several), "Split") == ["tp 8", NOTHING]
+    assert texts(figures(several), "Output")[1] == NOTHING
+    assert figures(several, baseline=1)[0].cells[0].difference == ""
+    assert frame(several)["state"][1] == "cannot be evaluated: no such model."
+
+
+# --- figures
+
+
+def test_figures_are_the_plans_with_their_bands() -> None:
+    several = choices("eight", "four")
+    lines = figures(several)
+    for one, n in zip(several, range(2), strict=True):
+        assert one.plan is not None
+        for name, measure in one.plan.measures.items():
+            if name in ("gpus", "load"):
+                continue
+            cell = line(lines, measure.title).cells[n]
+            assert cell.text == one.plan.text(name, one.row)
+            assert cell.band == (one.plan.band(name, one.row) or "")
+    month = value(several[0], PER_MONTH.title)
+    assert month == pytest.approx(value(several[0], "Cost per hour") * HOURS_PER_MONTH)
+
+
+def test_differences_are_to_the_baseline() -> None:
+    for baseline in (0, 1):
+        several = choices("eight", "four")
+        cells = line(figures(several, baseline), "Output").cells
+        ratio = value(several[1 - baseline], "Output") / value(several[baseline], "Output")
+        assert cells[baseline].difference == ""
+        shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix("%"))
+        assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("amount", "base", "text"),
+    [
+        (85, 100, "−15%"),
+        (137, 100, "+37%"),
+        (100.4, 100, "same"),
+        (99.6, 100, "same"),
+        (1234, 100, "× 12"),
+        (0, 100, "−100%"),
+        (100, 0, ""),
+        (np.nan, 100, ""),
+        (100, np.nan, ""),
+    ],
+)
+def test_a_difference_in_words(amount: float, base: float, text: str) -> None:
+    assert difference(amount, base) == text
+
+
+def test_only_what_holds_its_load_is_best() -> None:
+    several = choices("four", "queues", "eight")
+    for one in figures(several):
+        assert not one.cells[1].best
+    hour = line(figures(several), "Cost per hour").cells
+    assert [cell.best for cell in hour] == [True, False, False]
+    output = line(figures(several), "Output").cells
+    assert [cell.best for cell in output] == [False, False, True]
+    memory = line(figures(several), "Memory per device").cells
+    assert not any(cell.best for cell in memory)  # to need less of a device is no aim
+    assert not any(cell.best for one in figures(choices("eight")) for cell in one.cells)
+    assert not any(cell.best for one in figures(choices("eight") * 2) for cell in one.cells)
+
+
+def test_serving_and_training_share_few_figures_and_none_is_best() -> None:
+    several = choices("eight", "run")
+    shared = {line.title for line in figures(several) if all(c.text != NOTHING for c in line.cells)}
+    assert shared == {"Cost per hour", "Cost per month", "Power of the devices"}
+    assert not any(
+        cell.best for one in figures(several) for cell in one.cells if one.title in shared
+    )
+    assert "are of different things" in cautions(several)[0]
+
+
+def test_cautions_name_what_of_the_question_differs() -> None:
+    assert cautions(choices("eight", "four")) == []
+    assert "differ in model:" in cautions(choices("eight", "amd"))[0]
+    other = change(REQUESTS["eight"], {"workload.concurrency": 8})
+    loads = [choice("eight"), Choice("other", other, *plan_candidate(other))]
+    assert "differ in load:" in cautions(loads)[0]
+    private = change(REQUESTS["eight"], {"options.environment": {"TOKEN": "secret"}})
+    sentences = cautions([Choice("private", private, *plan_candidate(private))])
+    assert "The link leaves out TOKEN" in sentences[0]
+    assert "secret" not in sentences[0]
+
+
+def test_the_chance_is_that_of_the_plans() -> None:
+    several = choices("eight", "four", "queues", "run")
+    row = chances(several)
+    assert row is not None
+    assert row.title == "Measures better by: throughput"
+    assert [cell.text for cell in row.cells][::3] == ["baseline", NOTHING]
+    assert row.cells[2].text == NOTHING  # it does not hold its load
+    swapped = chances(several, baseline=1)
+    assert swapped is not None
+    ahead, behind = (float(c.text.strip("<>%")) for c in (swapped.cells[0], row.cells[1]))
+    assert ahead + behind == pytest.approx(100, abs=1)
+    assert chances(choices("eight", "run")) is None
+
+
+# --- commands
+
+
+def test_commands_are_compared_option_by_option() -> None:
+    lines = command_lines([start_words(REQUESTS[name]) for name in ("eight", "four")])
+    differing = {line.title: [c.text for c in line.cells] for line in lines if line.differs}
+    assert differing == {"--tensor-parallel-size": ["8", "4"]}
+    assert line(lines, "program").cells[0].text == f"vllm serve {LLAMA_70B}"
+    rows = command_lines([["A=1", "run", "--x 1", "--flag", "-5", "--y=2"], ["run", "--x 2"]])
+    assert {row.title: [cell.text for cell in row.cells] for row in rows} == {
+        "A": ["1", NOTHING],
+        "program": ["run", "run"],
+        "--x": ["1", "2"],
+        "--flag": ["set", NOTHING],
+        "-5": ["set", NOTHING],
+        "--y": ["2", NOTHING],
+    }
+
+
+@pytest.mark.parametrize("name", ["eight", "amd", "run"])
+def test_the_words_are_those_of_the_command(name: str) -> None:
+    one = choice(name)
+    assert one.plan is not None
+    typed = start_command(one.plan, one.row).replace("\\\n", " ").split()
+    assert " ".join(start_words(one.request)).split() == typed
+
+
+def test_choices_are_grouped_by_what_starts_them() -> None:
+    groups = side_by_side.by_engine(choices("eight", "amd", "four"))
+    assert [len(group) for group in groups.values()] == [2, 1]
+
+
+# --- files and the chart
+
+
+def test_files_hold_every_figure_with_its_band() -> None:
+    several = choices("eight", "queues", "refused", "amd", "run")
+    table = frame(several)
+    assert list(table["name"]) == ["eight", "queues", "refused", "amd", "run"]
+    assert table["tpot_s"][0] == value(several[0], "Time per output token")
+    assert table["tpot_s_low"][0] < table["tpot_s"][0] < table["tpot_s_high"][0]
+    assert np.isnan(table["step_s"][0])
+    assert np.isnan(table["tpot_s"][4])
+    assert np.isnan(table["tpot_s"][2])
+    assert table["devices_there"][3] == 8
+    read = pd.read_parquet(io.BytesIO(to_parquet(table)))
+    pd.testing.assert_frame_equal(read, table)
+    again = pd.read_csv(io.BytesIO(to_csv(table)))
+    assert again["usd_per_month"].to_numpy() == pytest.approx(table["usd_per_month"].to_numpy())
+
+
+def test_no_spreadsheet_takes_a_name_for_a_formula() -> None:
+    names = ["=1+1", "+1", "-1", "@x", '=HYPERLINK("http://e.example")', "plain"]
+    several = [Choice(name, REQUESTS["eight"], error="=cmd") for name in names]
+    read = pd.read_csv(io.BytesIO(to_csv(frame(several))))
+    assert list(read["name"]) == [*(f"'{name}" for name in names[:-1]), "plain"]
+    assert not any(text.startswith(("=", "+", "-", "@")) for text in read["state"])
+
+
+def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup() -> None:
+    named = choice("four")
+    hostile = Choice('<a href="http://e.example">x</a>', named.request, named.plan, named.row)
+    several = [*choices("eight", "queues", "run"), hostile]
+    title = "Time per output token"
+    drawn = charts.kept_points(several, title)
+    whole = json.loads(drawn.to_json())
+    held, others = whole["data"]
+    assert held["name"].startswith("holds")
+    assert others["marker"]["symbol"] == "diamond"
+    assert whole["layout"]["yaxis"]["tickvals"] == [0, 1, 3]  # a run has no such figure
+    assert "<a" not in json.dumps(whole)
+    assert held["x"][0] == pytest.approx(value(several[0], title) * 1e3)
+    assert held["error_x"]["array"][0] > 0
+    for name in measures(several):
+        charts.kept_points(several, name, baseline=3, dark=True).to_json()
