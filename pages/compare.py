@@ -25,15 +25,14 @@ def pin_clicked() -> None:
 
 def cards(plan: Plan, row: int) -> None:
     """The main figures of the best split, each with its likely range."""
-    names = [name for name in plan.headline if name != MONTH]
-    with st.grid(len(names) + 1, min_column_width=150):
+    with st.grid(len(plan.headline) + 1, min_column_width=150):
         best_split(plan, row)
-        for name in names:
+        for name in plan.headline:
             text, measure = plan.text(name, row), plan.measures[name]
             st.metric(
                 measure.head,
                 "no price" if text == "unknown" else text,
-                delta=common.escape(below_figure(plan, name, row)) or None,
+                delta=common.escape(beside(plan, name, row)) or None,
                 delta_color="off",
                 delta_arrow="off",
                 border=True,
@@ -42,10 +41,10 @@ def cards(plan: Plan, row: int) -> None:
             )
 
 
-def below_figure(plan: Plan, name: str, row: int) -> str:
-    """The likely range of a figure; of dollars an hour those of a month."""
-    if name == "usd_hour" and MONTH in plan.headline and plan.known(MONTH):
-        return f"{plan.text(MONTH, row)} a month"
+def beside(plan: Plan, name: str, row: int) -> str:
+    """What a tile says below its figure: the likely range, and of an hour's price a month's."""
+    if name == "usd_hour" and plan.text(name, row) != "unknown":
+        return f"{plan.text('usd_month', row)} a month"
     return plan.likely(name, row, unit=False)
 
 
