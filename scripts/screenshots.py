@@ -39,6 +39,9 @@ SIZE = (
     "&objective.limits.ttft_ms=2000"
 )
 SHOTS = {
+    "start": ("", "", None),
+    "tour": ("", "", "Take the tour (one minute)"),
+    "glossary": ("compare", LLAMA, "Glossary"),
     "model": ("", LLAMA, None),
     "hardware": ("hardware", LLAMA, None),
     "objective": ("objective", LLAMA, None),
@@ -59,6 +62,7 @@ SHOTS = {
 }
 """Path, query, and the view or example that is opened."""
 DARK = (
+    "start",
     "model",
     "hardware",
     "objective",
@@ -69,7 +73,9 @@ DARK = (
     "measured",
     "check",
 )
-NARROW = ("model", "objective", "compare", "size", "check")
+NARROW = ("start", "model", "objective", "compare", "size", "check")
+BUTTONS = ("check", "tour", "glossary")
+"""Shots for which a button is pressed; for others a tab is opened."""
 WIDE_PX, NARROW_PX = 1440, 390
 
 
@@ -143,9 +149,10 @@ def shoot(browser: Browser, base: str, name: str, width: int, scheme: str) -> by
     page.goto(f"{base}/{path}?{query}")
     settled(page)
     if opened:
-        page.get_by_role("button" if name == "check" else "tab", name=opened).click()
+        page.get_by_role("button" if name in BUTTONS else "tab", name=opened, exact=True).click()
         settled(page)
-    whole(page, width)
+    if name != "glossary":  # a dialog is as high as the window
+        whole(page, width)
     picture = page.screenshot()
     context.close()
     return picture
