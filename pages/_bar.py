@@ -17,8 +17,8 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
-from recipe_core.hardware.cluster import device, short_title
-from recipe_core.present.verdict import Verdict, limits_text, percent, verdict
+from recipe_core.hardware.cluster import chip_title, device
+from recipe_core.present.verdict import Verdict, limits_text, may_miss, percent, verdict
 from recipe_core.search.alternatives import FORMATS_UNJUDGED, SURE, safer
 from recipe_core.search.plan import Plan
 
@@ -60,9 +60,11 @@ class Bar:
                 return
             with st.container(horizontal=True, vertical_alignment="center", key="bar"):
                 self.text = st.container(width="stretch", gap=None)
-                with st.container(horizontal=True, width="content", vertical_alignment="center"):
+                with st.container(
+                    horizontal=True, width="content", vertical_alignment="center", gap="xsmall"
+                ):
                     self.link = links.menu()
-                    self.details = st.popover("Details", key="details")
+                    self.details = st.popover("Why?", key="details")
                     back(steps, number)
                     forward(steps, number)
         with self.text:
@@ -90,7 +92,7 @@ def forward(steps: Sequence[Any], number: int) -> None:
     if number + 1 == len(steps):
         st.empty()
     elif st.button(
-        f"Next: {steps[number + 1].title.split()[0].lower()}",
+        "Next",
         type=common.main_button(),
         key="next",
         shortcut="Ctrl+Enter",
@@ -125,7 +127,7 @@ def lines(given: Answer) -> None:
         two_lines(ICONS["error"], "The request cannot be planned", "", short)
     elif given is None:
         hardware = common.request().hardware
-        title = short_title(device(hardware.device))
+        title = chip_title(device(hardware.device))
         assumed = f"{hardware.devices:,} × {title} assumed until you choose"
         two_lines(ICONS["open"], "No hardware is chosen yet", "", assumed)
     else:
@@ -192,6 +194,13 @@ def told(plan: Plan, said: Verdict) -> None:
     for fact in said.facts:
         st.caption(common.escape(fact))
     notes(plan, row)
+    if st.session_state.get("page") not in READ_ONLY:
+        st.page_link(
+            "compare.py",
+            label="Other formats, fewer and more devices: on Compare",
+            icon=":material/alt_route:",
+            query_params=common.link(),
+        )
 
 
 def notes(plan: Plan, row: int) -> None:
@@ -245,17 +254,9 @@ def offers(plan: Plan, place: str) -> None:
 def safe_choice(plan: Plan, row: int, place: str) -> None:
     """Where a split may well miss the limits: the one that does not, and a limit on that itself."""
     safe = safer(plan, row)
-    if safe is None:
-        return
-    verb = "keeps them" if len(plan.stated_limits) > 1 else "keeps it"
-    chance = percent(float(plan.confidence([safe])[0]))
-    button(
-        f"{plan.label(safe)} {verb} with {chance}: use it",
-        widget("safe", place),
-        common.split_fields(plan.key(safe)),
-        ":material/verified_user:",
-    )
-    if common.request().objective.confidence is None:
+    if safe is not None:
+        safe_button(plan, safe, place)
+    if may_ask(plan, row):
         button(
             f"Ask for {SURE * 100:.0f} %",
             widget("sure", place),
@@ -265,9 +266,28 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
         )
 
 
-def safe_row(plan: Plan, row: int) -> None:
-    """The same in a row of a page."""
-    if safer(plan, row) is not None:
+def may_ask(plan: Plan, row: int) -> bool:
+    """Whether more splits hold where limits must hold more surely: another one, or less load."""
+    free = common.request().objective.confidence is None
+    return free and may_miss(plan, row) and (plan.load_searched or safer(plan, row) is not None)
+
+
+def safe_button(plan: Plan, safe: int, place: str) -> None:
+    """The split that keeps the limits surely, one click."""
+    verb = "keeps them" if len(plan.stated_limits) > 1 else "keeps it"
+    chance = percent(float(plan.confidence([safe])[0]))
+    button(
+        f"{plan.label(safe)} {verb} with {chance}: use it",
+        widget("safe", place),
+        common.split_fields(plan.key(safe)),
+        ":material/verified_user:",
+    )
+
+
+def safe_row(plan: Plan) -> None:
+    """The same in a row of a page, about the split that is chosen."""
+    row = common.selected_row(plan)
+    if row is not None and (safer(plan, row) is not None or may_ask(plan, row)):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f":orange[:material/warning:] {common.escape(limits_text(plan, row))}")
             safe_choice(plan, row, "page")
@@ -323,14 +343,11 @@ def problem(error: RecipeError, place: str) -> None:
 # --- alternatives --------------------------------------------------------------------------------
 
 
-def alternatives(plan: Plan) -> Callable[[], None]:
+def alternatives() -> Callable[[], None]:
     """Reserve a place for choices beside the verdict; gives what fills it, after the page.
 
     A page calls ``common.later`` with it: nothing on the page waits for what is planned for them.
     """
-    row = common.selected_row(plan)
-    if row is not None:
-        safe_row(plan, row)
     place = st.empty()
     with place.container(horizontal=True, key="alternatives-wait"):
         st.skeleton(height=40)
@@ -355,5 +372,6 @@ MARKS = {
     "cache": ":material/memory:",
     "fewer": ":material/remove:",
     "more": ":material/add:",
+    "sure": ":material/verified_user:",
 }
 """Marks of the kinds of alternatives."""

@@ -51,12 +51,17 @@ step = steps.index(page) if page in steps else None
 # every state, and does so before the page, which may take long. Otherwise buttons of an earlier run
 # stay beside the new ones.
 foot = bar.Bar(steps, step)
-with st.container():
-    with st.container(key="notice"):
-        widgets.show_notice()
-        tour.note()
-    page.run()
-    glossary.button()
+try:
+    with st.container(gap=None):  # a notice that says nothing takes no room
+        with st.container(key="notice"):
+            widgets.show_notice()
+            tour.note()
+        with st.container(key="body"):
+            page.run()
+            glossary.button()
+except Exception:  # the details say what is wrong with the request, if it is that
+    foot.finish()
+    raise
 common.write_url()
 foot.finish()
 common.draw_later()

@@ -16,7 +16,7 @@ LONG = 4000
 
 def menu() -> Any:
     """A button in the frame; gives the place that ``fill`` fills once the page has run."""
-    with st.popover("Link", icon=":material/link:", key="link", help="Copy a link to this page"):
+    with st.popover("Link", key="link", help="Copy a link to this page"):
         return st.container()
 
 

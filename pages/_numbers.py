@@ -96,6 +96,11 @@ def box(
     )
 
 
+def scaled(value: float, factor: float) -> float:
+    """A number in another unit, without the dust of a product of floats; counts stay whole."""
+    return value if factor == 1 else float(f"{value * factor:.12g}")
+
+
 def number(label: str, field: str, **options: Any) -> None:
     """Draw a box on a number of the request; its help is the field's description."""
 

@@ -13,6 +13,8 @@ from recipe_core.present.glossary import measure_help, term_help
 from recipe_core.request import split_key
 from recipe_core.search.plan import Plan
 
+MONTH = "usd_month"
+
 
 def pin_clicked() -> None:
     """Pin what was clicked in the chart; the chart is drawn anew, which clears its selection."""
@@ -23,14 +25,15 @@ def pin_clicked() -> None:
 
 def cards(plan: Plan, row: int) -> None:
     """The main figures of the best split, each with its likely range."""
-    with st.grid(4, min_column_width=150):
+    names = [name for name in plan.headline if name != MONTH]
+    with st.grid(len(names) + 1, min_column_width=150):
         best_split(plan, row)
-        for name in plan.headline:
+        for name in names:
             text, measure = plan.text(name, row), plan.measures[name]
             st.metric(
                 measure.head,
                 "no price" if text == "unknown" else text,
-                delta=common.escape(plan.likely(name, row, unit=False)) or None,
+                delta=common.escape(below_figure(plan, name, row)) or None,
                 delta_color="off",
                 delta_arrow="off",
                 border=True,
@@ -39,10 +42,17 @@ def cards(plan: Plan, row: int) -> None:
             )
 
 
+def below_figure(plan: Plan, name: str, row: int) -> str:
+    """The likely range of a figure; of dollars an hour those of a month."""
+    if name == "usd_hour" and MONTH in plan.headline and plan.known(MONTH):
+        return f"{plan.text(MONTH, row)} a month"
+    return plan.likely(name, row, unit=False)
+
+
 def best_split(plan: Plan, row: int) -> None:
     """The best split with its devices. As text, which narrow screens wrap instead of cutting."""
     with st.container(border=True, height="stretch", gap="xsmall"):
-        st.markdown("Best split", help=common.escape(plan.label(row)))
+        st.markdown(":small[Best split]", help=common.escape(plan.label(row)))
         st.markdown(f"**{common.escape(labels.short_name(plan.candidate(row)))}**")
         st.badge(common.escape(plan.devices_text(row)), color="gray")
         if waiting := plan.held_text(row):
@@ -191,10 +201,12 @@ if plan is not None:
     best = plan.best_row
     if best is not None:
         cards(plan, best)
-        common.later(bar.alternatives(plan))
+        bar.safe_row(plan)
     if best is not None or plan.beyond_limits():
         st.header("Tradeoffs", anchor=False, help=term_help("front"))
         scatter(plan)
+        if best is not None:
+            common.later(bar.alternatives())
         if common.pins():
             tray(plan)
     if best is not None:

@@ -275,7 +275,8 @@ if plan is not None and plan.best_row is not None:
     selected = common.selected_row(plan)
     if selected is not None:
         common.calibration_note(plan, selected)
-        bar.safe_row(plan, selected)
+        bar.safe_row(plan)
+    common.later(bar.alternatives())
     built(plan)
 elif plan is not None:
     st.page_link(

@@ -10,8 +10,9 @@ import numpy as np
 
 from recipe_core.base.labels import short_name
 from recipe_core.base.units import chance_text, usd
-from recipe_core.hardware.cluster import short_title
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.request.describe import load_name
+from recipe_core.request.schema import ServingWorkload
 from recipe_core.search.alternatives import SURE
 from recipe_core.search.legal import legal
 from recipe_core.search.plan import Plan
@@ -69,13 +70,16 @@ def verdict(plan: Plan, chosen: int | None = None) -> Verdict:
     queues, best = bool(plan.queues[row]), row == plan.best_row
     name = short_name(plan.candidate(row))
     figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
+    if plan.load_searched:  # the load is an answer, too
+        figures = [plan.load_text(row), *figures]
     held = plan.queue_text(row).partition(",")[0]
     doubts = [text for text in (held, limits_text(plan, row)) if text]
+    parts = (name, plan.devices_text(row), load_text(plan, row))
     return Verdict(
         "queues" if queues else "holds",
         counts(plan),
         short_counts(plan),
-        f"{name} · {devices_used(plan, row)}",
+        " · ".join(part for part in parts if part),
         " · ".join([*figures, *doubts]),
         queues or may_miss(plan, row),
         best,
@@ -87,15 +91,13 @@ def counts(plan: Plan) -> str:
     """``12 of 32 legal splits hold the load within the limits · 4 start and queue``."""
     holding = int(plan.holds.sum())
     queueing = int((plan.feasible & plan.queues).sum())
-    serving = plan.kind == "serving"
     if len(plan) == 1:
         return _only(plan, holding, queueing)
     of = int(legal(plan).sum())
     start = f"{holding:,} of {of:,}" if holding or queueing else f"None of {of:,}"
     noun = "legal split" if of == 1 else "legal splits"
     one = holding == 1 or not (holding or queueing)
-    holds = "holds the load" if one else "hold the load"
-    text = f"{start} {noun} {holds if serving else 'can run'}{_within(plan)}"
+    text = f"{start} {noun} {_verb(plan, one=one)}{_within(plan)}"
     starts = "starts and queues" if queueing == 1 else "start and queue"
     return f"{text} · {queueing:,} {starts}" if queueing else text
 
@@ -103,18 +105,26 @@ def counts(plan: Plan) -> str:
 def short_counts(plan: Plan) -> str:
     """``12 of 32 splits hold the load · 4 queue``."""
     text = counts(plan).replace(" legal splits", " splits").replace(" legal split", " split")
-    text = text.replace(_within(plan), "") if plan.limited else text
+    if plan.limited and not plan.load_searched:
+        text = text.replace(_within(plan), "")
     return text.replace(" start and queue", " queue").replace(" starts and queues", " queues")
+
+
+def _verb(plan: Plan, *, one: bool) -> str:
+    """What a split does that is feasible: ``hold a load`` where each has its own."""
+    if plan.kind == "training":
+        return "can run"
+    return f"{'holds' if one else 'hold'} {'a' if plan.load_searched else 'the'} load"
 
 
 def _only(plan: Plan, holding: int, queueing: int) -> str:
     """The state of a plan's only split."""
-    serving = plan.kind == "serving"
     if holding:
-        return f"The only split {'holds the load' if serving else 'can run'}{_within(plan)}"
+        return f"The only split {_verb(plan, one=True)}{_within(plan)}"
     if queueing:
         return "The only split starts and queues"
-    return f"The only split does not {'hold the load' if serving else 'run'}{_within(plan)}"
+    verb = "run" if plan.kind == "training" else _verb(plan, one=False)
+    return f"The only split does not {verb}{_within(plan)}"
 
 
 def _within(plan: Plan) -> str:
@@ -123,16 +133,17 @@ def _within(plan: Plan) -> str:
         return ""
     text = " within the limit" if stated == 1 else " within the limits"
     confidence = plan.request.objective.confidence
-    return text if confidence is None else f"{text} with {confidence:.0%} confidence"
+    return text if confidence is None else f"{text} with {confidence * 100:g} % confidence"
 
 
-def devices_used(plan: Plan, row: int) -> str:
-    """``4 of 8 × H100 SXM``: devices that a row uses of those that its cluster has."""
-    place = plan.setting(row).cluster
-    number, title = int(plan.raw("gpus")[row]), short_title(place.device)
-    if number == place.devices:
-        return f"{number:,} × {title}"
-    return f"{number:,} of {place.devices:,} × {title}"
+def load_text(plan: Plan, row: int) -> str:
+    """``96 in flight`` where loads are searched or several; empty where all splits have one."""
+    several = plan.load_searched or bool(plan.request.options.loads)
+    if plan.kind != "serving" or not several:
+        return ""
+    workload = plan.request_of(row).workload
+    assert isinstance(workload, ServingWorkload)  # noqa: S101 - a plan of serving
+    return load_name(workload).replace(" requests in flight", " in flight")
 
 
 def main_figures(plan: Plan, row: int) -> list[str]:
@@ -141,7 +152,9 @@ def main_figures(plan: Plan, row: int) -> list[str]:
     goals = [name for name, measure in plan.measures.items() if measure.column in columns]
     limited = [name for name in plan.measures if plan.limit(name) is not None]
     names = dict.fromkeys([*goals, *limited, *plan.phrased])
-    known = [name for name in names if name != "gpus" and np.isfinite(plan.raw(name)[row])]
+    known = [
+        name for name in names if name not in ("gpus", "load") and np.isfinite(plan.raw(name)[row])
+    ]
     return known[:FIGURES]
 
 
@@ -198,7 +211,7 @@ def money_text(plan: Plan, row: int) -> str:
     if not np.isfinite(hour):
         return ""
     month = f"{usd(hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH:,.0f} hours"
-    return f"{devices_used(plan, row)}: {usd(hour)} an hour, {month}"
+    return f"{plan.devices_text(row)}: {usd(hour)} an hour, {month}"
 
 
 def range_text(plan: Plan, name: str, row: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import split_name
+from recipe_core.base.units import chance_text
 from recipe_core.hardware.cluster import short_title
 from recipe_core.model.variants import variants
 from recipe_core.request.edit import change, select_split, shared_candidate
@@ -24,7 +25,8 @@ from recipe_core.search.problem import MAX_DEVICES
 if TYPE_CHECKING:
     from recipe_core.search.plan import Plan
 
-Kind = Literal["weights", "checkpoint", "cache", "fewer", "more"]
+Kind = Literal["weights", "checkpoint", "cache", "fewer", "more", "sure"]
+AT_MOST = 5
 SURE = 0.8
 """Probability of keeping the limits from which a split is called safe."""
 LEAST_GAIN = 0.02
@@ -44,7 +46,7 @@ class Alternative:
 
     Attributes:
         kind: what changes: weights that the engine converts, another checkpoint of the model, the
-            cache's format, fewer or more devices.
+            cache's format, fewer or more devices, or how surely the limits must hold.
         what: what is different, in a few words: ``fp8 weights``, ``4 GPUs``.
         fields: edits to the request that take it (dotted fields and values).
         candidate: the split that is then best.
@@ -135,8 +137,13 @@ def alternatives(plan: Plan) -> list[Alternative]:
         kept = by_kind.get(one.option.kind)
         if kept is None or one.rank > kept.rank:
             by_kind[one.option.kind] = one
-    ranked = sorted(by_kind.values(), key=lambda one: (not one.option.better, -one.rank))
-    return [one.option for one in ranked]
+    ranked = sorted(by_kind.values(), key=_place)
+    return [one.option for one in ranked][:AT_MOST]
+
+
+def _place(one: Ranked) -> tuple[bool, bool, float]:
+    """What makes the choice safe comes first, then what improves the goal, the most first."""
+    return one.option.kind != "sure", not one.option.better, -one.rank
 
 
 class Ranked(NamedTuple):
@@ -175,7 +182,7 @@ def _in_plan(plan: Plan, best: int) -> Iterator[Ranked]:
 def _planned(plan: Plan, best: int) -> Iterator[Ranked]:
     """What another request gives: other formats, more devices than there are."""
     without_split = _without_split(plan.request)
-    for tried in (*_formats(plan, best), *_more_devices(plan, best)):
+    for tried in (*_surer(plan, best), *_formats(plan, best), *_more_devices(plan, best)):
         fields = {**without_split, **tried.fields}
         try:
             after = plan.replan(change(plan.request, fields))
@@ -205,6 +212,16 @@ def devices_text(plan: Plan, row: int) -> str:
         return f"{number:,} × {short_title(plan.setting(row).cluster.device)}"
     plural = "" if number == 1 else "s"
     return f"{number:,} {plan.device_title}{plural}"
+
+
+def _surer(plan: Plan, best: int) -> Iterator[_Edit]:
+    """Limits that have to hold with ``SURE``, where they may well be missed and loads can give.
+
+    Where loads are fixed, ``safer`` knows the split without planning anew.
+    """
+    doubtful = plan.limited and float(plan.confidence([best])[0]) < SURE
+    if doubtful and plan.load_searched and plan.request.objective.confidence is None:
+        yield _Edit("sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE})
 
 
 def _formats(plan: Plan, best: int) -> Iterator[_Edit]:
@@ -251,7 +268,9 @@ def _compared(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iter
     if not (math.isfinite(rank) and before > 0 and math.isfinite(then)):
         return
     better = rank >= math.log1p(LEAST_GAIN)
-    if not better:
+    if edit.kind == "sure":
+        better, gained = False, _limits_kept(after, row)
+    elif not better:
         traded = _best_trade(plan, best, after, row, name)
         if traded is None or edit.kind not in ("fewer", "more"):
             return
@@ -271,6 +290,13 @@ def _compared(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iter
             devices=int(after.raw("gpus")[row]),
         ),
     )
+
+
+def _limits_kept(after: Plan, row: int) -> str:
+    """How surely a row keeps the limits."""
+    chance = chance_text(float(after.confidence([row])[0])).replace("%", " %")
+    several = len(after.stated_limits) > 1
+    return f"keeps the limit{'s' if several else ''} with {chance}"
 
 
 def _goal_measure(plan: Plan, best: int) -> str:
@@ -319,4 +345,6 @@ _WORDS = {"ttft": " to first token", "usd_hour": " an hour", "wall": " to finish
 
 
 def _tradeable(plan: Plan) -> Sequence[str]:
-    return tuple(dict.fromkeys([*plan.headline, "usd_hour"]))
+    """Figures of the table's head; not those that say another one over again."""
+    names = dict.fromkeys([*plan.headline, "usd_hour"])
+    return [name for name in names if name not in ("interactivity", "usd_month")]

@@ -95,7 +95,7 @@ def test_a_link_opens_on_every_page(page: Any, address: str, step: str) -> None:
 def test_a_link_to_training_opens_on_every_step(page: Any, address: str, step: str) -> None:
     page.goto(f"{address}/{step}?{TRAINING}")
     settled(page, QUESTIONS[step])
-    page.get_by_text("for the run").first.wait_for()
+    page.get_by_text("splits can run").first.wait_for()
 
 
 def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> None:
@@ -104,7 +104,7 @@ def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> No
     choose(page, "Model", "qwen3-8b", "Qwen/Qwen3-8B")
     wait_for_query(page, "model", "Qwen/Qwen3-8B")
     page.get_by_role("button", name="Next").click()
-    settled(page, QUESTIONS["hardware"])
+    settled(page, QUESTIONS["objective"])
     page.go_back()
     settled(page, QUESTIONS[""])
     page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
@@ -115,14 +115,14 @@ def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> No
     page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
     settled(page, QUESTIONS[""])
     page.go_forward()
-    settled(page, QUESTIONS["hardware"])
+    settled(page, QUESTIONS["objective"])
     page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
 
 
 def test_a_click_in_the_navigation_keeps_the_choice(page: Any, address: str) -> None:
     page.goto(f"{address}/?{LLAMA_70B}")
     settled(page, QUESTIONS[""])
-    page.get_by_role("link", name="Objective").click()
+    page.get_by_role("link", name="Traffic and goals").click()
     settled(page, QUESTIONS["objective"])
     wait_for_query(page, "model", "meta-llama/Llama-3.1-70B-Instruct")
 
@@ -157,7 +157,7 @@ def test_the_change_that_helps_is_one_click(page: Any, address: str) -> None:
     settled(page, QUESTIONS["compare"])
     page.get_by_text("GiB short").first.wait_for()
     page.get_by_role("button", name="fits").first.click()
-    page.get_by_text("fit.").first.wait_for()
+    page.get_by_text("the load").first.wait_for()
 
 
 def test_the_first_page_is_also_found_by_its_name(page: Any, address: str) -> None:
@@ -238,7 +238,7 @@ def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(
     wait_for_query(page, "objective.limits.percentile", None)
     settled(page, QUESTIONS["objective"])
     assert query(page)["objective.limits.tpot_ms"] == "400"
-    page.get_by_text("splits fit").first.wait_for()
+    page.get_by_text("hold the load").first.wait_for()
     expect(page.get_by_text("Simulating requests")).to_have_count(0)
 
 

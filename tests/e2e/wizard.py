@@ -8,11 +8,11 @@ from urllib.parse import parse_qs
 TP8 = "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
 TP4 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
 LLAMA_70B = "model=meta-llama%2FLlama-3.1-70B-Instruct"
-TRAINING = "workload.kind=training&workload.tokens=1e10"
+TRAINING = "workload.kind=training&workload.tokens=1e10&hardware.per_node=8"
 QUESTIONS = {
     "": "What do you want to run?",
-    "hardware": "Where will it run?",
     "objective": "What matters?",
+    "hardware": "Where will it run?",
     "compare": "Which split?",
     "recipe": "Use this split",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from tests.pages.opening import LLAMA_70B, PAGES, TP8, opened, query_of
 
@@ -108,3 +109,69 @@ def test_a_bad_link_is_repaired_and_named() -> None:
     assert "pins" in warning
     assert query_of(app) == {"v": "1", "hardware.nodes": "2"}
     assert not app.run().warning  # said once
+
+
+# The frame's bar
+
+
+def bar(app: AppTest) -> str:
+    """The two lines at the foot of the window."""
+    return next(
+        str(one.value).replace("\\", "") for one in app.markdown if "]\\\n:small[" in str(one.value)
+    )
+
+
+def test_no_hardware_is_judged_that_nobody_chose() -> None:
+    app = opened(hardware_chosen=False, model=LLAMA_70B)
+    for page in ("model.py", "objective.py"):
+        if page != "model.py":
+            app.switch_page(page).run()
+        assert "No hardware is chosen yet" in bar(app)
+        assert "8 × H100 SXM5 assumed until you choose" in bar(app)
+        assert not app.success
+        assert not app.error
+    app.switch_page("hardware.py").run()
+    assert "hold the load" in bar(app)
+    app.switch_page("model.py").run()
+    assert "hold the load" in bar(app)  # it was shown, and left as it is
+    app.session_state["hardware-chosen"] = False
+    app.run()
+    assert "No hardware is chosen yet" in bar(app)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"hardware.per_node": "8"}, {"hardware.device": "mi300x"}, {"hardware.offer": "x"}],
+    ids=["stated", "device", "bad"],
+)
+def test_a_link_that_names_hardware_has_chosen_it(query: dict[str, str]) -> None:
+    assert "hold the load" in bar(opened(hardware_chosen=False, **query))
+
+
+def test_the_model_that_nobody_knows_is_said_before_hardware_is_chosen() -> None:
+    app = opened(hardware_chosen=False, model="nobody/nothing")
+    assert "The request cannot be planned" in bar(app)
+    assert "nobody/nothing" in app.error[0].value.replace("\\", "")
+
+
+def test_the_steps_ask_for_traffic_before_hardware() -> None:
+    app = opened(hardware_chosen=False)
+    for question in list(PAGES.values())[1:]:
+        app.button(key="next").click().run()
+        assert app.title[0].value == question
+    assert "next" not in [button.key for button in app.button]
+    assert PAGES["objective.py"] == list(PAGES.values())[1]
+
+
+@pytest.mark.parametrize("limit", ["400", "35", "5"], ids=["sure", "doubtful", "nothing"])
+def test_the_bar_has_two_lines_whatever_the_answer_is(limit: str) -> None:
+    app = opened("objective.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": limit})
+    assert len(bar(app).split("\n")) == 2
+    above = [element.value for kind in (app.title, app.caption) for element in kind][:2]
+    assert above[0] == PAGES["objective.py"]  # nothing but title and caption precedes the fields
+    assert "Llama" in above[1]
+
+
+def test_beside_the_steps_there_is_no_bar() -> None:
+    app = opened("check.py")
+    assert not [one for one in app.markdown if "]\\\n:small[" in str(one.value)]

@@ -109,7 +109,7 @@ VERBATIM = {
     ("PlotlyChart", "spec"),
 }
 """Fields of messages that no browser reads as Markdown."""
-READ = re.compile(r"\[payload[\w-]*\]|\*\*payload|\$payload|:red\[")
+READ = re.compile(r"\[payload[\w-]*\]|\*\*payload|\$payload|:red\[payload")
 """What of a payload is Markdown."""
 
 
@@ -184,7 +184,7 @@ def test_no_text_of_a_user_is_markdown(page: str, kind: str) -> None:
 @pytest.mark.parametrize("page", ["model.py", "compare.py"])
 def test_no_refusal_is_markdown(page: str) -> None:
     app = opened_with(PlanRequest.parse(REFUSED), page)
-    assert "does not fit" in app.error[0].value
+    assert "does not hold" in app.error[0].value
     assert_verbatim(app)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
-from recipe_core.base.units import gib, significant
+from recipe_core.base.units import gib
 from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.explain.curves import load_curve, scaling
 from recipe_core.explain.frontier import frontier
@@ -171,8 +171,8 @@ def all_loads(focus: Focus[ServingPlan]) -> Iterator[Item]:
         "Output per device against interactivity",
         frontier_lines(wide, focus.plan, focus.row, dark=focus.dark),
         f"Output per device against tokens per second of a user for {len(wide.envelopes)} devices",
-        f"Each marker is the best split at a load, of {significant(loads[0])} to "
-        f"{significant(loads[-1])} {unit}. Splits that queue are left out; limits on time are not "
+        f"Each marker is the best split at a load, of {loads[0]:,.4g} to "
+        f"{loads[-1]:,.4g} {unit}. Splits that queue are left out; limits on time are not "
         "applied.",
     )
     yield frontier_table(wide)
