@@ -9,11 +9,9 @@ import streamlit as st
 from recipe_core.base import labels
 from recipe_core.present import charts
 from recipe_core.present.charts import groups
-from recipe_core.present.glossary import measure_help
+from recipe_core.present.glossary import measure_help, term_help
 from recipe_core.request import split_key
 from recipe_core.search.plan import Plan
-
-MONTH = "usd_month"
 
 
 def pin_clicked() -> None:
@@ -202,7 +200,7 @@ if plan is not None:
         cards(plan, best)
         bar.safe_row(plan)
     if best is not None or plan.beyond_limits():
-        st.header("Tradeoffs", anchor=False)
+        st.header("Tradeoffs", anchor=False, help=term_help("front"))
         scatter(plan)
         if best is not None:
             common.later(bar.alternatives())
