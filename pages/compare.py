@@ -9,9 +9,11 @@ import streamlit as st
 from recipe_core.base import labels
 from recipe_core.present import charts
 from recipe_core.present.charts import groups
-from recipe_core.present.glossary import measure_help, term_help
+from recipe_core.present.glossary import measure_help
 from recipe_core.request import split_key
 from recipe_core.search.plan import Plan
+
+MONTH = "usd_month"
 
 
 def pin_clicked() -> None:
@@ -23,14 +25,15 @@ def pin_clicked() -> None:
 
 def cards(plan: Plan, row: int) -> None:
     """The main figures of the best split, each with its likely range."""
-    with st.grid(len(plan.headline) + 1, min_column_width=150):
+    names = [name for name in plan.headline if name != MONTH]
+    with st.grid(len(names) + 1, min_column_width=160):
         best_split(plan, row)
-        for name in plan.headline:
+        for name in names:
             text, measure = plan.text(name, row), plan.measures[name]
             st.metric(
                 measure.head,
                 "no price" if text == "unknown" else text,
-                delta=common.escape(beside(plan, name, row)) or None,
+                delta=common.escape(below_figure(plan, name, row)) or None,
                 delta_color="off",
                 delta_arrow="off",
                 border=True,
@@ -39,10 +42,10 @@ def cards(plan: Plan, row: int) -> None:
             )
 
 
-def beside(plan: Plan, name: str, row: int) -> str:
-    """What a tile says below its figure: the likely range, and of an hour's price a month's."""
-    if name == "usd_hour" and plan.text(name, row) != "unknown":
-        return f"{plan.text('usd_month', row)} a month"
+def below_figure(plan: Plan, name: str, row: int) -> str:
+    """The likely range of a figure; of dollars an hour those of a month."""
+    if name == "usd_hour" and MONTH in plan.headline and plan.known(MONTH):
+        return f"{plan.text(MONTH, row)} a month"
     return plan.likely(name, row, unit=False)
 
 
@@ -200,7 +203,7 @@ if plan is not None:
         cards(plan, best)
         bar.safe_row(plan)
     if best is not None or plan.beyond_limits():
-        st.header("Tradeoffs", anchor=False, help=term_help("front"))
+        st.header("Tradeoffs", anchor=False)
         scatter(plan)
         if best is not None:
             common.later(bar.alternatives())
