@@ -105,7 +105,7 @@ def _open(decision: Decision, started: Launch, place: Parameters) -> tuple[str, 
         return ()
     return (
         f"Where the weights of {decision.model.name} are is not stated: start it with "
-        "`python launch.py up --model FOLDER_OR_ID`, or state `weights` with the model.",
+        "python launch.py up --model FOLDER_OR_ID, or state its weights with the model.",
     )
 
 
