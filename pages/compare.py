@@ -52,6 +52,8 @@ def best_split(plan: Plan, row: int) -> None:
         st.markdown(":small[Best split]", help=common.escape(plan.label(row)))
         st.markdown(f"**{common.escape(labels.short_name(plan.candidate(row)))}**")
         st.badge(common.escape(plan.devices_text(row)), color="gray")
+        if "load" in plan.listed:  # rows are under different loads
+            st.badge(common.escape(plan.load_text(row)), color="gray")
         if waiting := plan.held_text(row):
             st.badge(common.escape(f"queues: holds {waiting}"), color="orange")
 

@@ -239,6 +239,9 @@ def test_tiles_say_devices_prices_and_ranges() -> None:
     hour, month = (float(re.sub(r"[^0-9.]", "", text)) for text in (hourly.value, hourly.delta))
     assert month == pytest.approx(hour * 730, rel=0.01)
     assert "4 of 8 × H100 SXM5" in words(app)
+    assert "-badge[64 in flight]" not in words(app)
+    several = opened("compare.py", model=LLAMA_70B, **{"options.loads": "[16,128]"})
+    assert "-badge[128 in flight]" in words(several)
 
 
 def test_several_devices_are_coloured_filtered_and_named() -> None:
