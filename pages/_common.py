@@ -173,11 +173,20 @@ def seed(key: str, value: Any) -> None:
     drawn[key] = page
 
 
+def narrow_to(changes: Mapping[str, Any]) -> None:
+    """Change the market to choose from.
+
+    Raises:
+        RecipeError: where that makes it invalid; it stays as it was.
+    """
+    st.session_state["edited"] = True
+    st.session_state["market"] = changed_market(market(), changes)
+
+
 def narrow(changes: Mapping[str, Any]) -> None:
     """Change the market to choose from; an edit that makes it invalid is refused."""
-    st.session_state["edited"] = True
     try:
-        st.session_state["market"] = changed_market(market(), changes)
+        narrow_to(changes)
     except RecipeError as error:
         st.session_state["refused"] = str(error)
 
@@ -205,8 +214,6 @@ def edit(
         if optional or value not in (None, []):
             apply({field: None if value is None else write(value)})
 
-    if optional and widget == st.number_input:
-        options["value"] = None  # an emptied field stays empty instead of falling to its minimum
     widget(label, key=key, on_change=commit, **{"help": field_help(field), **options})
 
 

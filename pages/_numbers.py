@@ -16,12 +16,14 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.numbers import Range, number_text, read_number, read_numbers
+from recipe_core.present.glossary import field_help
 from recipe_core.request.edit import value_of
 from recipe_core.request.ranges import range_of
-from recipe_core.request.schema import describe_field
 
 MOST_LOADS = 16
 """Loads that a page takes: each is judged with every split."""
+BOX_PX = 165
+"""Width of a box: a wider one says "Press Enter to apply" over the last of its digits."""
 _group: ContextVar[str | None] = ContextVar("group of boxes", default=None)
 
 
@@ -92,8 +94,13 @@ def box(
         on_change=commit,
         help=f"{about} {takes}" if about else takes,
         autocomplete="off",
-        **options,
+        **{"width": BOX_PX, **options},
     )
+
+
+def scaled(value: float, factor: float) -> float:
+    """A number in another unit, without the dust of a product of floats; counts stay whole."""
+    return value if factor == 1 else float(f"{value * factor:.12g}")
 
 
 def number(label: str, field: str, **options: Any) -> None:
@@ -102,7 +109,7 @@ def number(label: str, field: str, **options: Any) -> None:
     def take(value: float | None) -> None:
         common.change_to({field: value})
 
-    settings: Mapping[str, Any] = {"help": describe_field(field), **options}
+    settings: Mapping[str, Any] = {"help": field_help(field), **options}
     box(label, f"_{field}", value_of(common.request(), field), take, range_of(field), **settings)
 
 
@@ -112,7 +119,11 @@ def numbers(label: str, field: str, **options: Any) -> None:
     def take(values: tuple[float, ...] | None) -> None:
         common.change_to({field: values or ()})
 
-    settings: Mapping[str, Any] = {"help": describe_field(field), **options}
+    settings: Mapping[str, Any] = {
+        "help": field_help(field),
+        "width": "stretch",
+        **options,
+    }
     box(
         label,
         f"_{field}",

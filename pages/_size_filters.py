@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import _common as common
+import _numbers as numbers
 import streamlit as st
 
 from recipe_core.base.described import description_of
 from recipe_core.base.units import GIB
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.hardware.prices import offers
+from recipe_core.request.ranges import range_of
 from recipe_core.request.size import Market
 
 
@@ -26,14 +28,12 @@ def choice(
 ) -> None:
     """Draw a widget on one field of the market; an emptied one is the field's default."""
     key = f"_any_{field}"
-    st.session_state[key] = read(getattr(common.market(), field))
+    common.seed(key, read(getattr(common.market(), field)))
 
     def commit() -> None:
         value = st.session_state[key]
         common.narrow({field: None if value is None else write(value)})
 
-    if widget == st.number_input:
-        options["value"] = None
     widget(
         label,
         key=key,
@@ -69,42 +69,45 @@ def draw() -> None:
     with names[2]:
         shown = ["us", "eu", *regions]
         named("regions", "Regions", shown, "every region", accept_new_options=True)
-    with st.grid(4, min_column_width=150):
-        any_number("Largest machine (devices)", "largest_node", min_value=1, step=1)
-        any_number(
-            "Least memory (GiB)",
-            "memory_bytes_at_least",
-            read=lambda size: None if size is None else size / GIB,
-            write=lambda size: size * GIB,
-            min_value=1.0,
-            step=8.0,
-            format="%.6g",
-        )
-        any_number(
+    with numbers.group("filters"), st.grid(4, min_column_width=150):
+        market_number("Largest machine (devices)", "largest_node")
+        market_number("Least memory (GiB)", "memory_bytes_at_least", scale=1 / GIB, unit="GiB")
+        market_number(
             "Longest term (months)",
             "term_months",
-            min_value=1,
-            max_value=120,
-            step=1,
             disabled="reserved" not in common.market().commitments,
         )
-        common.edit(
-            st.number_input,
+        numbers.number(
             "Power limit (W)",
             "objective.limits.watts",
             optional=True,
-            min_value=1.0,
-            step=1000.0,
-            format="%.6g",
+            unit="W",
             placeholder="no limit",
         )
     choice(st.toggle, "Use unverified prices where there are no others", "unverified")
     own_machines()
 
 
-def any_number(label: str, field: str, **options: Any) -> None:
-    """A number of the market that may be left out."""
-    choice(st.number_input, label, field, placeholder="any", **options)
+def market_number(
+    label: str, field: str, *, scale: float = 1.0, placeholder: str = "any", **options: Any
+) -> None:
+    """A number of the market that may be left out; ``scale``: units of the page in the field's."""
+    stated = getattr(common.market(), field)
+
+    def take(value: float | None) -> None:
+        common.narrow_to({field: None if value is None else numbers.scaled(value, 1 / scale)})
+
+    numbers.box(
+        label,
+        f"_any_{field}",
+        None if stated is None else numbers.scaled(stated, scale),
+        take,
+        range_of(field, Market).scaled(scale),
+        optional=True,
+        placeholder=placeholder,
+        help=description_of(Market, field),
+        **options,
+    )
 
 
 def device_title(name: str) -> str:

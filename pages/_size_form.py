@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 import _common as common
+import _numbers as numbers
 import _size_filters as filters
 import _workload as asking
 import streamlit as st
@@ -20,11 +21,11 @@ VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
 GOALS = ("cost", "gpus", "energy")
 """What sizing may count, cost first; the wizard's objective may count more."""
 TIMES = {
-    "ttft_ms": ("First token (ms)", 100.0),
-    "tpot_ms": ("Per token (ms)", 5.0),
-    "request_latency_ms": ("Whole answer (ms)", 1000.0),
+    "ttft_ms": ("First token (ms)", "ms"),
+    "tpot_ms": ("Per token (ms)", "ms"),
+    "request_latency_ms": ("Request latency (ms)", "ms"),
 }
-RUN = {"wall_hours": ("Finish within (h)", 24.0), "usd": ("Cost of the run ($)", 1000.0)}
+RUN = {"wall_hours": ("Finish within (h)", "h"), "usd": ("Cost of the run ($)", "$")}
 PERCENTILES = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 INLINE = "config in the link"
 
@@ -89,9 +90,10 @@ def limits() -> None:
     """Limits, how sure they must hold, and what counts."""
     training = common.training()
     asked = RUN if training else TIMES
-    with st.grid(2, min_column_width=150):  # three beside each other cut their numbers off
-        for name, (label, step) in asked.items():
-            limit(name, label, step)
+    # three beside each other cut their numbers off
+    with numbers.group("size-limits"), st.grid(2, min_column_width=150):
+        for name, (label, unit) in asked.items():
+            limit(name, label, unit)
     if not training:
         common.edit(
             st.segmented_control,
@@ -120,19 +122,10 @@ def percent(share: float) -> int:
     return round(100.0 * share)
 
 
-def limit(name: str, label: str, step: float) -> None:
+def limit(name: str, label: str, unit: str) -> None:
     """A limit that may be left out."""
-    common.edit(
-        st.number_input,
-        label,
-        f"objective.limits.{name}",
-        optional=True,
-        min_value=0.0,
-        step=step,
-        format="%.6g",
-        placeholder="no limit",
-        write=lambda value: value or None,
-    )
+    field = f"objective.limits.{name}"
+    numbers.number(label, field, optional=True, unit=unit, placeholder="no limit")
 
 
 def goal() -> str:
@@ -182,18 +175,8 @@ def market() -> None:
         options=list(get_args(Commitment)),
         selection_mode="multi",
     )
-    budget, most = st.columns(2)
-    with budget:
-        filters.choice(
-            st.number_input,
-            "Budget ($ a month)",
-            "usd_per_month",
-            min_value=1.0,
-            step=1000.0,
-            format="%.6g",
-            placeholder="no limit",
+    with numbers.group("market"), st.grid(2, min_column_width=150):
+        filters.market_number(
+            "Budget ($ a month)", "usd_per_month", unit="$", placeholder="no limit"
         )
-    with most:
-        filters.choice(
-            st.number_input, "Most devices", "most_devices", min_value=1, max_value=65536, step=8
-        )
+        filters.market_number("Most devices", "most_devices")

@@ -9,11 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import _common as common
+import _numbers as numbers
 import streamlit as st
+from pydantic import ValidationError
 
 from recipe_core.base.described import description_of
 from recipe_core.present import charts, size_later
 from recipe_core.present import size_view as view
+from recipe_core.request.ranges import range_of
+from recipe_core.request.schema import first_error
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
 
 Json = Mapping[str, Any]
@@ -28,29 +32,29 @@ START: Mapping[str, Mapping[str, Any]] = {
     "purchase": {},
 }
 """What a part asks when it is opened."""
-FIELDS: Mapping[str, Mapping[str, tuple[str, float, float]]] = {
+FIELDS: Mapping[str, Mapping[str, tuple[str, float]]] = {
     "growth": {
-        "per_month": ("Growth a month (%)", 1.0, 100.0),
-        "months": ("Months to look ahead", 12, 1),
+        "per_month": ("Growth a month (%)", 100.0),
+        "months": ("Months to look ahead", 1),
     },
     "availability": {
-        "target": ("Enough replicas up (% of time)", 0.1, 100.0),
-        "node_mtbf_hours": ("Hours between failures of a machine", 1000.0, 1.0),
-        "repair_hours": ("Hours until it serves again", 1.0, 1.0),
+        "target": ("Enough replicas up (% of time)", 100.0),
+        "node_mtbf_hours": ("Hours between failures of a machine", 1.0),
+        "repair_hours": ("Hours until it serves again", 1.0),
     },
     "purchase": {
-        "usd_per_device": ("Price of a device ($)", 1000.0, 1.0),
-        "years": ("Written off over (years)", 1.0, 1.0),
-        "usd_per_kwh": ("Electricity ($/kWh)", 0.01, 1.0),
-        "pue": ("PUE", 0.1, 1.0),
-        "upkeep": ("Upkeep a year (% of price)", 1.0, 100.0),
-        "use": ("Hours in use (%)", 5.0, 100.0),
-        "busy_hours": ("Busy hours a day", 1, 1),
-        "quiet_share": ("Load in other hours (% of busy)", 5.0, 100.0),
-        "months": ("Should pay within (months)", 12, 1),
+        "usd_per_device": ("Price of a device ($)", 1.0),
+        "years": ("Written off over (years)", 1.0),
+        "usd_per_kwh": ("Electricity ($/kWh)", 1.0),
+        "pue": ("PUE", 1.0),
+        "upkeep": ("Upkeep a year (% of price)", 100.0),
+        "use": ("Hours in use (%)", 100.0),
+        "busy_hours": ("Busy hours a day", 1),
+        "quiet_share": ("Load in other hours (% of busy)", 100.0),
+        "months": ("Should pay within (months)", 1),
     },
 }
-"""Fields that a page asks for: label, step, and units of the page in one of the field's."""
+"""Fields that a page asks for: label, and units of the page in one of the field's."""
 TITLES = {
     "growth": ("Growth", ":material/trending_up:"),
     "availability": ("Availability", ":material/health_and_safety:"),
@@ -104,48 +108,36 @@ def looked_at(answer: Json) -> Json:
 
 def figures(part: str) -> None:
     """The fields of a part."""
-    with st.grid(4, min_column_width=150):
-        for field, (label, step, factor) in FIELDS[part].items():
-            figure(part, field, label, step, factor)
+    with numbers.group(f"size-{part}-figures"), st.grid(4, min_column_width=150):
+        for field, (label, factor) in FIELDS[part].items():
+            figure(part, field, label, factor)
 
 
-def figure(part: str, field: str, label: str, step: float, factor: float) -> None:
+def figure(part: str, field: str, label: str, factor: float) -> None:
     """One number of a part; a wrong one is refused."""
-    key, default = f"_size_{part}_{field}", MODELS[part].model_fields[field].default
-    value = stated(part).get(field, default)
-    whole = isinstance(step, int)
-    st.session_state[key] = scaled(value, factor, whole=whole)
+    model = MODELS[part]
+    value = stated(part).get(field, model.model_fields[field].default)
 
-    def commit() -> None:
-        entered = st.session_state[key]
+    def take(entered: float | None) -> None:
         values = {name: each for name, each in stated(part).items() if name != field}
         if entered is not None:
-            values[field] = int(entered) if whole else entered / factor
+            values[field] = numbers.scaled(entered, 1 / factor)
         try:
-            MODELS[part].model_validate(values)
-        except ValueError as error:
-            problem = error.errors()[0]["msg"] if hasattr(error, "errors") else error
-            st.session_state["refused"] = f"{label}: {problem}"
-            return
+            model.model_validate(values)
+        except ValidationError as error:
+            raise first_error(error, values, model) from None
         st.session_state[f"size-{part}"] = values
 
-    st.number_input(
+    numbers.box(
         label,
-        key=key,
-        value=None,
-        step=step,
-        format="%d" if whole else "%.6g",
-        on_change=commit,
+        f"_size_{part}_{field}",
+        None if value is None else numbers.scaled(value, factor),
+        take,
+        range_of(field, model).scaled(factor),
+        optional=True,
         placeholder=EMPTY.get(field, "default"),
-        help=description_of(MODELS[part], field),
+        help=description_of(model, field),
     )
-
-
-def scaled(value: Any, factor: float, *, whole: bool) -> Any:
-    """A field's value in units of the page; rounded where only the factor made it long."""
-    if value is None or whole:
-        return value
-    return round(float(value) * factor, 9)
 
 
 def growth(answer: Json, row: Json) -> None:

@@ -127,4 +127,4 @@ def column_order(plan: Plan, names: list[str], *, ranges: bool) -> list[str]:
             measures.append(f"{name}_likely")
     state = ["state"] if tables.QUEUES in tables.states_of(plan) else []
     sure = ["sure"] if plan.limited else []
-    return ["split", *tables.differing(plan), *state, *sure, *measures, "front"]
+    return ["split", *tables.named_columns(plan), *state, *sure, *measures, "front"]

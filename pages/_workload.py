@@ -30,6 +30,10 @@ MODES_MEAN = {
 }
 MOST, FIXED = "most", "fixed"
 LOAD_CHOICES = {MOST: "Most within the limits", FIXED: "A fixed number"}
+SEARCHED_MEANS = (
+    "Each answer triggers the next request; every split gets as many in flight as it does best "
+    "with inside the limits."
+)
 METHODS = {
     "pretrain": "Pre-train",
     "finetune": "Fine-tune",
@@ -50,7 +54,7 @@ def preset() -> None:
     known = presets(request)
     common.choose(
         st.pills,
-        "Start from",
+        "Example runs" if request.is_training else "Start from",
         "_preset",
         preset_of(request),
         lambda name: preset_changes(request, name),
@@ -84,8 +88,9 @@ def serving_load() -> None:
         required=True,
         wrap=True,
     )
-    st.caption(MODES_MEAN[workload.mode])
-    searched = load_choice()
+    searched = workload.mode == "closed" and workload.concurrency is None
+    st.caption(SEARCHED_MEANS if searched else MODES_MEAN[workload.mode])
+    load_choice(searched=searched)
     with numbers.group("load"), st.grid(3, min_column_width=150):
         if workload.mode == "open":
             number("Requests per second", LOADS["open"])
@@ -95,7 +100,7 @@ def serving_load() -> None:
                 names[workload.mode],
                 LOADS[workload.mode],
                 disabled=searched,
-                placeholder="the most within the limits" if searched else "",
+                placeholder="as limits allow" if searched else "",
             )
         number("Input tokens", "input_tokens")
         number("Output tokens", "output_tokens")
@@ -107,16 +112,14 @@ def serving_load() -> None:
             )
 
 
-def load_choice() -> bool:
+def load_choice(*, searched: bool) -> None:
     """Whether the load is searched: a choice where a limit on time lets it be.
 
     The place is there in every state, so that what follows stays where it is.
     """
     request = common.request()
-    workload = request.workload
-    searched = workload.mode == "closed" and workload.concurrency is None
     with st.container(key="load-choice"):
-        if workload.mode == "closed" and (searched or searchable(request)):
+        if request.workload.mode == "closed" and (searched or searchable(request)):
             common.choose(
                 st.segmented_control,
                 "Load",
@@ -132,7 +135,6 @@ def load_choice() -> bool:
                 help="Within limits on time every split can carry a load of its own: the one at "
                 "which it does best. A fixed number is the same for all.",
             )
-    return searched
 
 
 def searchable(request: PlanRequest) -> bool:

@@ -3,6 +3,7 @@ from functools import lru_cache
 from typing import Any
 
 import _common as common
+import _numbers as numbers
 import _widgets as widgets
 import streamlit as st
 
@@ -96,18 +97,9 @@ def ask() -> str:
     with chip:
         common.pick_device(st.selectbox, "Device", device_names(), lambda chip: chip.title)
     with per_node:
-        common.edit(
-            st.number_input,
-            "Devices per node",
-            "hardware.per_node",
-            min_value=1,
-            max_value=1 << 20,
-            step=1,
-        )
+        numbers.number("Devices per node", "hardware.per_node")
     with nodes:
-        common.edit(
-            st.number_input, "Nodes", "hardware.nodes", min_value=1, max_value=1 << 20, step=1
-        )
+        numbers.number("Nodes", "hardware.nodes")
     go.button(
         "Check",
         key="check",

@@ -9,9 +9,9 @@ from recipe_core.base.units import significant
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
+from recipe_core.present.glossary import field_help, term_help
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.ranges import range_of
-from recipe_core.request.schema import describe_field
 from recipe_core.search import slos
 from recipe_core.search.framework_choices import framework_choices
 from recipe_core.search.measures import SERVING, TRAINING, Measure
@@ -58,8 +58,8 @@ def serving_details() -> None:
     exact = workload.mode == "static"
     with numbers.group("details"), st.grid(4, min_column_width=140):
         for field, label in (
-            ("input_spread", "Prompt length variation"),
-            ("output_spread", "Answer length variation"),
+            ("input_spread", "Prompt variation"),
+            ("output_spread", "Answer variation"),
         ):
             asking.optional(label, field, "fixed" if exact else "default (±10 %)", disabled=exact)
         asking.number("Prefix cache hit rate", "prefix_hit")
@@ -70,20 +70,19 @@ def serving_details() -> None:
 
 def training_details() -> None:
     """Framework, optimizer, attention and adapters."""
+    choices = framework_choices(request, folders=folders_allowed())
+    labels = {choice.name: choice.label for choice in choices}
+    common.edit(
+        st.selectbox,
+        "Framework",
+        "candidate.engine",
+        read=lambda value: value or "",
+        write=lambda name: name or None,
+        options=list(labels),
+        format_func=labels.get,
+        help="Automatic takes the first framework that can launch what is asked.",
+    )
     with numbers.group("training"), st.grid(4, min_column_width=140):
-        choices = framework_choices(request, folders=folders_allowed())
-        labels = {choice.name: choice.label for choice in choices}
-        common.edit(
-            st.selectbox,
-            "Framework",
-            "candidate.engine",
-            read=lambda value: value or "",
-            write=lambda name: name or None,
-            options=list(labels),
-            format_func=labels.get,
-            help=f"{describe_field('candidate.engine')} Automatic takes the first framework that "
-            "can launch what is asked.",
-        )
         common.edit(
             st.selectbox,
             "Optimizer",
@@ -164,7 +163,7 @@ def limit(plan: Plan | None, name: str) -> None:
     measure = MEASURES[training][name]
     stated = getattr(request.objective.limits, measure.limit)
     unit, scale = UNITS[measure.limit]
-    now = None if stated is None else scaled(stated, scale)
+    now = None if stated is None else numbers.scaled(stated, scale)
     title = limit_title(measure, unit)
     field = f"objective.limits.{measure.limit}"
 
@@ -173,13 +172,13 @@ def limit(plan: Plan | None, name: str) -> None:
 
     def moved() -> None:
         value = st.session_state[f"_{field}_slider"]
-        common.apply({field: None if value == FREE else scaled(value, 1 / scale)})
+        common.apply({field: None if value == FREE else numbers.scaled(value, 1 / scale)})
 
-    limits = range_of(field)
+    limits = range_of(field).scaled(scale)
     steps = slos.limit_steps(measure.limit, devices=most_devices(), stated=stated)
-    shown = [scaled(step, scale) for step in steps]
+    shown = [numbers.scaled(step, scale) for step in steps]
     with st.container(key=f"limit-{name}", gap="xsmall"):
-        st.markdown(f":small[{title}]", help=describe_field(field))
+        st.markdown(f":small[{title}]", help=field_help(field))
         with st.container(horizontal=True, vertical_alignment="center"):
             numbers.box(
                 title,
@@ -205,11 +204,6 @@ def limit(plan: Plan | None, name: str) -> None:
         st.caption(kept(plan, name, stated))
 
 
-def scaled(value: float, factor: float) -> float:
-    """A number in another unit, without the dust of a product of floats; counts stay whole."""
-    return value if factor == 1 else float(f"{value * factor:.12g}")
-
-
 def with_unit(value: float, unit: str) -> str:
     """A number as a slider says it."""
     return f"${number_text(value)}" if unit == "$" else f"{number_text(value)} {unit}".strip()
@@ -222,8 +216,10 @@ def most_devices() -> int:
 
 def kept(plan: Plan | None, name: str, stated: float | None) -> str:
     """How many splits keep the limit and all others, in one line in every state."""
+    if not common.hardware_chosen():
+        return "Splits are counted once hardware is chosen."
     if plan is None:
-        return "Not counted: see above."
+        return "Not counted: the request has no answer."
     if not plan.known(name):
         return "Unknown for every split, so none keeps a limit on it."
     every, n = int(plan.runs.sum()), slos.keeping(plan, name, stated)
@@ -284,8 +280,8 @@ with right:
     aim()
     # what is drawn while a plan is made must not move what stands below
     with st.container(key="counted"):
-        plan = common.planned_or_none()
-    st.header("Limits", anchor=False)
+        plan = common.planned_or_none() if common.hardware_chosen() else None
+    st.header("Limits", anchor=False, help=term_help("slo"))
     st.caption(
         "Limits come before the objective. Type one or move its slider; below stands how many "
         "splits keep it beside all other limits."

@@ -38,7 +38,14 @@ SIZE = (
     "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40"
     "&objective.limits.ttft_ms=2000"
 )
+KEPT = (
+    "v=1&kept=~1.ePmQfAf8i45WAoakArCk8DAEpfRqkkKd3mFDakCAvQjyX2aeArDc0VHISMxJU8hPUygBtvlI9SwRp"
+    "RrR4WFCk_BAdwTO4ABGt68nMINGkBoGeDL6APud-LQA9DywgaOjAKwoSlPB9QqNEr3RQHk0FgAGETvM"
+)
 SHOTS = {
+    "start": ("", "", None),
+    "tour": ("", "", "Take the tour (one minute)"),
+    "glossary": ("compare", LLAMA, "Glossary"),
     "model": ("", LLAMA, None),
     "hardware": ("hardware", LLAMA, None),
     "objective": ("objective", LLAMA, None),
@@ -49,6 +56,7 @@ SHOTS = {
     "training": ("compare", TRAIN, "Pipeline"),
     "size": ("size", SIZE, None),
     "size-confidence": ("size", SIZE, "Confidence"),
+    "side": ("side", KEPT, None),
     "measured": ("measured", "", None),
     "check": ("check", LLAMA, "SGLang with a misspelt option"),
     "nothing-fits": (
@@ -59,6 +67,7 @@ SHOTS = {
 }
 """Path, query, and the view or example that is opened."""
 DARK = (
+    "start",
     "model",
     "hardware",
     "objective",
@@ -66,10 +75,13 @@ DARK = (
     "recipe",
     "training",
     "size",
+    "side",
     "measured",
     "check",
 )
-NARROW = ("model", "objective", "compare", "size", "check")
+NARROW = ("start", "model", "objective", "compare", "size", "side", "check")
+BUTTONS = ("check", "tour", "glossary")
+"""Shots for which a button is pressed; for others a tab is opened."""
 WIDE_PX, NARROW_PX = 1440, 390
 
 
@@ -143,9 +155,10 @@ def shoot(browser: Browser, base: str, name: str, width: int, scheme: str) -> by
     page.goto(f"{base}/{path}?{query}")
     settled(page)
     if opened:
-        page.get_by_role("button" if name == "check" else "tab", name=opened).click()
+        page.get_by_role("button" if name in BUTTONS else "tab", name=opened, exact=True).click()
         settled(page)
-    whole(page, width)
+    if name != "glossary":  # a dialog is as high as the window
+        whole(page, width)
     picture = page.screenshot()
     context.close()
     return picture

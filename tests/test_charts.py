@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -37,7 +38,8 @@ def training() -> Plan:
 
 
 def drawn(figure: Any) -> dict[str, Mapping[str, Any]]:
-    return {trace.name: trace for trace in figure.data if trace.name}
+    """Traces by name, without those that are a line of the legend alone."""
+    return {trace.name: trace for trace in figure.data if trace.name and tuple(trace.x) != (None,)}
 
 
 def keys(trace: Mapping[str, Any]) -> set[str]:
@@ -47,25 +49,26 @@ def keys(trace: Mapping[str, Any]) -> set[str]:
 @pytest.mark.parametrize("x", ["tpot", "interactivity", "usd", "ttft"])
 def test_every_feasible_split_is_in_the_tradeoff(x: str) -> None:
     traces = drawn(charts.tradeoff(planned(), x, "per_gpu"))
-    assert keys(traces["Fits"]) | keys(traces["Best tradeoffs"]) == {
-        planned().key(int(row)) for row in planned().order
-    }
-    assert not keys(traces["Fits"]) & keys(traces["Best tradeoffs"])
+    states = [keys(traces[name]) for name in ("Holds the load", "Starts, queues", "Best tradeoffs")]
+    assert set.union(*states) == {planned().key(int(row)) for row in planned().order}
+    assert sum(map(len, states)) == len(planned().order)
+    queueing = np.flatnonzero(planned().queues & planned().feasible).tolist()
+    assert states[1] == {planned().key(row) for row in queueing}
 
 
 def test_states_differ_by_symbol_and_colour_and_devices_by_size() -> None:
-    splits = planned(("objective.limits.tpot_ms", 40.0))
+    splits = planned(("objective.limits.tpot_ms", 40.0), ("workload.concurrency", 64))
     traces = drawn(
         charts.tradeoff(splits, "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
     )
-    names = ("Fits", "Best tradeoffs", "Over a limit", "Pinned")
+    names = ("Holds the load", "Starts, queues", "Best tradeoffs", "Over a limit", "Pinned")
     assert len({traces[name]["marker"]["symbol"] for name in names}) == len(names)
     assert len({traces[name]["marker"]["color"] for name in names}) == len(names)
     devices = [
         splits.raw("gpus")[splits.find(key)]
-        for key in (point[0] for point in traces["Fits"]["customdata"])
+        for key in (point[0] for point in traces["Holds the load"]["customdata"])
     ]
-    assert np.argmax(devices) == np.argmax(traces["Fits"]["marker"]["size"])
+    assert np.argmax(devices) == np.argmax(traces["Holds the load"]["marker"]["size"])
 
 
 def test_a_limit_is_a_line_and_what_it_refuses_is_drawn() -> None:
@@ -101,7 +104,7 @@ def test_pins_that_are_gone_are_not_drawn() -> None:
 def test_many_points_are_thinned_but_the_front_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "MAX_POINTS", 5)
     traces = drawn(charts.tradeoff(planned(), "tpot", "per_gpu"))
-    some = next(name for name in traces if name.startswith("Fits ("))
+    some = next(name for name in traces if name.startswith("Holds the load ("))
     assert len(traces[some]["x"]) <= 5
     assert len(traces["Best tradeoffs"]["x"]) == planned().front("tpot", "per_gpu").sum()
 
@@ -112,7 +115,7 @@ def test_many_points_are_thinned_around_the_front() -> None:
         ("options.kv_dtypes", ("auto", "fp8")),
         ("options.engines", ("vllm", "sglang", "tensorrt-llm")),
     )
-    traces = drawn(charts.tradeoff(splits, "tpot", "per_gpu"))
+    traces = drawn(charts.tradeoff(splits, "tpot", "per_gpu", by="none"))
     assert len(splits.order) > front.MAX_POINTS
     assert all(len(trace["x"]) <= front.MAX_POINTS for trace in traces.values())
     assert keys(traces["Best tradeoffs"]) == {
@@ -224,7 +227,34 @@ def test_load_curves_mark_the_request_and_the_limit() -> None:
     figure = charts.load_curves({"best": curve}, 64.0, "in flight", 40.0)
     assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
     sizes = figure.data[0]["marker"]["size"]
-    assert figure.data[0]["customdata"][int(np.argmax(sizes))][0] == "64.0 in flight"
+    assert figure.data[0]["customdata"][int(np.argmax(sizes))][0] == "64 in flight"
+
+
+def test_labels_of_loads_are_whole_and_never_on_each_other() -> None:
+    saturated = plan(change(DEFAULT, {"model": "Qwen/Qwen3-32B", "hardware.device": "l40s"}))
+    assert isinstance(saturated, ServingPlan)
+    rows = [int(row) for row in saturated.order[:3]]
+    drawn = {saturated.label(row): curves.load_curve(saturated, row) for row in rows}
+    at = {
+        saturated.label(row): spot
+        for row in rows
+        if (spot := curves.crossing(saturated, row, 0.06)) is not None
+    }
+    figure = charts.load_curves(drawn, 64.0, "in flight", 60.0, at)
+    widest, highest = figure.layout.xaxis.range[1], figure.layout.yaxis.range[1]
+    places = []
+    for trace in figure.data[: len(rows)]:
+        for x, y, text in zip(trace["x"], trace["y"], trace["text"], strict=True):
+            if text:
+                assert re.fullmatch(r"[\d,]+(–[\d,]+)?", text), text
+                places.append((x / widest, y / highest))
+    assert len(places) > 3
+    for n, (x, y) in enumerate(places):
+        assert all(abs(x - a) > 0.05 or abs(y - b) > 0.04 for a, b in places[:n])
+    said = [note.text for note in figure.layout.annotations]
+    assert all(any(name in text for text in said) for name in drawn)  # each at its end
+    first = next(iter(at.values()))
+    assert any(f"{first.load:,.0f} in flight, " in text and "tok/s" in text for text in said)
 
 
 def test_half_as_busy_costs_twice_as_much() -> None:
@@ -334,7 +364,7 @@ def test_a_view_is_registered_once_and_belongs_to_its_kinds(registered_chart: Vi
 
 def test_where_nothing_fits_only_views_that_need_no_split_are_offered() -> None:
     offered = {view.name for view in views.views_of(planned(("hardware.per_node", 1)))}
-    assert offered == {"memory", "arithmetic"}
+    assert offered == {"memory", "frontier", "arithmetic"}
 
 
 @pytest.mark.parametrize("make", [planned, training])

@@ -11,6 +11,7 @@ from recipe_core.search.plans import plan
 
 P95 = {
     "model": "meta-llama/Llama-3.1-70B-Instruct",
+    "workload.concurrency": 64,
     "objective.limits.percentile": 95,
     "objective.limits.tpot_ms": 60,
 }
@@ -31,6 +32,16 @@ def test_every_simulated_split_is_a_step() -> None:
     )
     assert simulated > 1
     assert seen == [(n, simulated) for n in range(simulated + 1)]
+
+
+def test_a_search_of_loads_is_one_task() -> None:
+    seen: list[tuple[int, int]] = []
+    with progress.watched(lambda *each: seen.append(each)):
+        table = plan(change(DEFAULT, P95 | {"workload.concurrency": None}))
+    assert table.load_searched
+    assert len({steps for _, steps in seen}) == 1
+    assert [done for done, _ in seen] == list(range(len(seen)))
+    assert seen[-1][0] <= seen[-1][1]
 
 
 def test_a_watcher_ends_the_work_at_the_next_step() -> None:

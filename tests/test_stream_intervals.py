@@ -312,7 +312,8 @@ def test_a_limit_that_an_interval_breaks_is_met_without_it():
     with_it = plan_candidate(split)[0].estimate(0).serving.ttft_s
     without = estimates().serving.ttft_s[0]
     limit = float(np.mean([with_it, without])) * 1e3
-    request = change(split, {"objective.limits.ttft_ms": limit})
+    load = split.workload.concurrency
+    request = change(split, {"objective.limits.ttft_ms": limit, "workload.concurrency": load})
     checked, row = plan_candidate(request)
     assert not checked.feasible[row]
     first = fixes(checked, row)[0]

@@ -54,6 +54,15 @@ class Range:
             and (self.below is None or value < self.below)
         )
 
+    def scaled(self, factor: float) -> Range:
+        """The range in another unit, of which ``factor`` make one of its own."""
+        ends = {
+            end: None if value is None else float(f"{value * factor:.12g}")
+            for end in ("least", "above", "most", "below")
+            for value in [getattr(self, end)]
+        }
+        return Range(self.whole, **ends)
+
     @property
     def text(self) -> str:
         """The range in words: ``a whole number from 1 to 4,096``."""

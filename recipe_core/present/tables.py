@@ -43,6 +43,11 @@ def differing(plan: Plan) -> dict[str, str]:
     return {name: title for name, title in TITLES.items() if name in plan.differs}
 
 
+def named_columns(plan: Plan) -> dict[str, str]:
+    """Those of ``differing`` that are no measures: columns of text."""
+    return {name: title for name, title in differing(plan).items() if name not in plan.measures}
+
+
 def group_titles(plan: Plan, name: str) -> tuple[str, ...]:
     """What a filter by one of ``differing`` offers: what feasible splits have."""
     titles, codes = grouped(plan, name, at_most=None).told(plan.order)
@@ -99,11 +104,11 @@ def splits_frame(
     numbers = index.tolist()
     columns: dict[str, object] = {
         "key": [plan.key(row) for row in numbers],
-        "label": [plan.label(row) for row in numbers],
+        "label": plan.labels(index),
         "split": [split_name(candidate) for candidate in plan.candidates(index)],
         "state": [state_text(plan, row) for row in numbers],
     }
-    for name in differing(plan):
+    for name in named_columns(plan):
         titles, codes = grouped(plan, name, at_most=None).told(index)
         columns[name] = [titles[code] for code in codes]
     if plan.limited:
@@ -156,10 +161,11 @@ def _counted(value: float) -> str:
 def export_frame(plan: Plan, rows: Sequence[int] | Int, names: Sequence[str]) -> pd.DataFrame:
     """A table of some rows to take away: titles with units, figures with their likely ranges."""
     frame = splits_frame(plan, rows, ranges=True, digits=EXPORTED_DIGITS)
-    titles = {"key": "Key", "label": "Split", "state": "State", **differing(plan)}
+    titles = {"key": "Key", "label": "Split", "state": "State", **named_columns(plan)}
     if plan.limited:
         titles["sure"] = "Keeps the limits (%)"
-    for name in names:
+    measured = [name for name in differing(plan) if name in plan.measures and name not in names]
+    for name in (*measured, *names):
         measure = plan.measures[name]
         titles[name] = measure.axis
         if plan.has_band(name):

@@ -152,7 +152,7 @@ def _best(plan: Plan, top: int) -> str:
     texts["engine"] = lambda row: str(plan.candidate(row)["engine"])
     texts["weights"] = lambda row: _format(plan.candidate(row))
     numbers: dict[str, Callable[[int], str]] = {}
-    if options.loads or plan.load_searched:
+    if plan.loads_differ:
         numbers[plan.measures["load"].head] = partial(plan.text, "load")
     for name in plan.tabled:
         numbers[plan.measures[name].head] = partial(plan.text, name)

@@ -70,6 +70,8 @@ def verdict(plan: Plan, chosen: int | None = None) -> Verdict:
     queues, best = bool(plan.queues[row]), row == plan.best_row
     name = short_name(plan.candidate(row))
     figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
+    if plan.load_searched:  # the load is an answer, too
+        figures = [plan.load_text(row), *figures]
     held = plan.queue_text(row).partition(",")[0]
     doubts = [text for text in (held, limits_text(plan, row)) if text]
     parts = (name, plan.devices_text(row), load_text(plan, row))

@@ -364,8 +364,8 @@ class Options(_Part):
 
     loads: Annotated[tuple[Positive, ...], Field(max_length=256)] = ()
     """Other loads besides the workload's, in the unit of its mode: requests in flight, in the batch
-    or in the queue, or requests per second. Each is a row of the plan. Without
-    ``workload.concurrency`` the best load of every split is searched instead."""
+    or in the queue, or requests per second. Each is a row of the plan. To have the best load of
+    every split searched, leave ``workload.concurrency`` out instead."""
 
     max_batched_tokens: Annotated[tuple[Tokens, ...], Field(max_length=64)] = ()
     """Limits on the tokens of one engine step to judge; none given: the engine's default."""
@@ -579,7 +579,9 @@ class PlanRequest(_Part):
     model: Text | dict[str, Any]
     """Model: an id of the catalog or the hub (``owner/name``, ``owner/name@revision``), dimensions
     (``my-gpt [h=6144,L=44,heads=48,vocab=51200]``), a Hugging Face config.json itself, or a folder
-    that holds one (not from strangers)."""
+    that holds one (not from strangers). A config may add its ``name``, and where its ``weights``
+    are: an id of the hub, or an absolute path on the machine that runs it; left out, a launch asks
+    for them."""
 
     hardware: HardwareRequest
     """The devices on offer, their links and their price."""

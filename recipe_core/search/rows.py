@@ -140,6 +140,11 @@ class PlanRows(ABC):
         """Whether every row is under the best load that it holds within the limits."""
         return False
 
+    @property
+    def loads_differ(self) -> bool:
+        """Whether rows may be under different loads: each has to say its own."""
+        return False
+
     def state(self, row: int) -> str:
         """``holds``, ``queues`` or ``cannot run``."""
         if not self.feasible[row]:
@@ -317,6 +322,21 @@ class PlanRows(ABC):
 
         Device (unless that is said elsewhere), engine, formats and load where the plan has several.
         """
+        return self.labels([row], device=device)[0]
+
+    def labels(self, rows: Sequence[int] | Int, *, device: bool = True) -> list[str]:
+        """The same of some rows. Many at once cost little more than one."""
+        names = [split_name(candidate) for candidate in self.candidates(rows)]
+        named = self.differs if device else self.differs - {"device"}
+        if not named:
+            return names
+        return [
+            " · ".join([name, *self._named(int(row), named)])
+            for name, row in zip(names, rows, strict=True)
+        ]
+
+    def _named(self, row: int, named: frozenset[str]) -> list[str]:
+        """What a row is besides its degrees, of what is ``named``."""
         setting = self.setting(row)
         place = setting.cluster
         extra = {
@@ -324,9 +344,7 @@ class PlanRows(ABC):
             **self.titles_of(setting),
             "load": self.load_text(row),
         }
-        named = self.differs if device else self.differs - {"device"}
-        shown = [text for name, text in extra.items() if name in named]
-        return " · ".join([split_name(self.candidate(row)), *shown])
+        return [text for name, text in extra.items() if name in named]
 
     def held_text(self, _row: int) -> str:
         """How much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
@@ -822,19 +840,43 @@ class PlanRows(ABC):
             if not len(inside):
                 continue
             alike = getattr(self.blocks[k].setting, "correction", None) is None
-            told = inside[:1] if alike else inside
-            factors = np.array([self._factors(measure.band, int(index[n])) for n in told])
+            rows_told = index[inside[:1]] if alike else index[inside]
+            factors = np.array(
+                [
+                    self._factors_of(int(row), k if alike else None).get(
+                        measure.band, (np.nan, np.nan)
+                    )
+                    for row in rows_told
+                ]
+            )
             if measure.band_inverse:
                 factors = 1 / factors[:, ::-1]
             values = self.raw(name)[index[inside]]
             low[inside], high[inside] = values * factors[:, 0], values * factors[:, 1]
         return low, high
 
-    def _factors(self, figure: str, row: int) -> tuple[float, float]:
-        """The ends of the band of a figure of a row, over its estimate."""
-        ends = (self.estimate(row).bands or {}).get(figure)
-        value = float(self.columns[figure][row])
-        return (np.nan, np.nan) if ends is None else (ends[0] / value, ends[1] / value)
+    @cached_property
+    def _block_factors(self) -> dict[int, dict[str, tuple[float, float]]]:
+        """What ``_factors_of`` told of blocks whose rows have all the same factors."""
+        return {}
+
+    def _factors_of(self, row: int, block: int | None) -> dict[str, tuple[float, float]]:
+        """The ends of the bands of a row's figures, over their estimates.
+
+        ``block``: the number of its block, where all rows of that have the same factors.
+        """
+        if block is not None and block in self._block_factors:
+            return self._block_factors[block]
+        bands = self.estimate(row).bands or {}
+        values = {name: float(self.columns[name][row]) for name in bands if name in self.columns}
+        factors = {
+            name: (bands[name][0] / value, bands[name][1] / value)
+            for name, value in values.items()
+            if value
+        }
+        if block is not None and factors:
+            self._block_factors[block] = factors
+        return factors
 
 
 _TAIL = {

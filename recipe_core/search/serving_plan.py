@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, cast
@@ -39,7 +40,7 @@ from recipe_core.search.limits import (
     unsimulated,
     without_percentile,
 )
-from recipe_core.search.load import best_loads, bisected, least_loads
+from recipe_core.search.load import STEPS, best_loads, bisected, least_loads
 from recipe_core.search.measures import SERVING, measures_of
 from recipe_core.search.plan import LENGTH, LIMIT, LOAD, Plan
 from recipe_core.search.problem import ServingProblem
@@ -138,9 +139,19 @@ class ServingPlan(Plan):
     kind: Literal["serving", "training"] = "serving"
     measures = SERVING
     axes = ("tpot", "per_gpu")
-    listed = ("gpus", "output", "per_gpu", "tpot", "ttft", "memory", "used", "concurrency", "usd")
+    listed: tuple[str, ...] = (
+        "gpus",
+        "output",
+        "per_gpu",
+        "tpot",
+        "ttft",
+        "memory",
+        "used",
+        "concurrency",
+        "usd",
+    )
     tabled = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
-    headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour", "usd_month")
+    headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour")
     phrased = ("output", "tpot", "usd")
     parts = MEMORY
     titles = REFUSALS
@@ -162,6 +173,8 @@ class ServingPlan(Plan):
     def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
         super().__init__(problem, blocks)
         self.measures = measures_of(problem.workload.mode)
+        if self.loads_differ:
+            self.listed = ("load", *type(self).listed)
         if len(problem.clusters) > 1:  # the chart that devices are usually compared by
             self.axes = ("interactivity", "per_gpu")
 
@@ -179,8 +192,9 @@ class ServingPlan(Plan):
         pairs = every_case(problem, candidate)
         if not problem.request.load_searched:
             return _judged(cls, problem, pairs, at_most=SIMULATED)
-        pairs, rows = _loaded(cls, problem, candidate or CandidateRequest(), pairs, SIMULATED)
-        return _judged(cls, problem, pairs, at_most=SIMULATED, rows=rows)
+        with _simulations(problem, LOADED):
+            pairs, rows = _loaded(cls, problem, candidate or CandidateRequest(), pairs, SIMULATED)
+            return _judged(cls, problem, pairs, at_most=SIMULATED, rows=rows)
 
     @classmethod
     def one_case(
@@ -193,7 +207,8 @@ class ServingPlan(Plan):
         pair = one_case(problem, candidate)
         if pair is None or not problem.request.load_searched:
             return pair
-        [loaded], _ = _loaded(cls, problem, candidate, [pair], None)
+        with _simulations(problem, 1):
+            [loaded], _ = _loaded(cls, problem, candidate, [pair], None)
         return loaded
 
     stack = staticmethod(stack)
@@ -207,13 +222,21 @@ class ServingPlan(Plan):
         return cls(problem, _judged(cls, problem, [(setting, cases)], at_most=None))
 
     @property
-    def _mode(self) -> str:
-        return self.problem.workload.mode
-
-    @property
     def load_searched(self) -> bool:
         """Whether every row is under the best load that it holds within the limits."""
         return self.request.load_searched
+
+    @property
+    def loads_differ(self) -> bool:
+        """Whether rows may be under different loads: each has to say its own."""
+        return self.load_searched or bool(self.request.options.loads)
+
+    def phrase(self, row: int) -> str:
+        """A row's main figures in one phrase, after the load that was found for it."""
+        figures = super().phrase(row)
+        if not self.load_searched:
+            return figures
+        return f"{self.load_text(row)}, {figures}"
 
     def least_loaded(self) -> Self:
         """The plan with every split at its smallest load where loads are searched, else itself.
@@ -464,7 +487,7 @@ class ServingPlan(Plan):
     def _cases_json(self, rows: Int) -> list[dict[str, Any]]:
         """The candidates, with their hardware and load where the plan has several."""
         out = super()._cases_json(rows)
-        if self.request.options.loads or self.load_searched:
+        if self.loads_differ:
             for case, load in zip(out, self.columns["load"][rows].tolist(), strict=True):
                 case["load"] = load
         return out
@@ -589,7 +612,7 @@ def _judged(
     where limits name a percentile, or those of ``rows``. Where the load is searched, reasons say
     under which load a limit is broken.
     """
-    blocks = _held_to_limits(plan, problem, pairs, at_most, rows)
+    blocks = _held_to_limits(plan, problem, pairs, at_most, rows, alone=rows is None)
     return [_at_its_load(block) for block in blocks] if problem.request.load_searched else blocks
 
 
@@ -642,25 +665,29 @@ def _loaded(
     first = plan(means, _held_to_limits(plan, means, out, at_most))
     rows = np.sort(first.order[:LOADED])
     starts = np.cumsum([0, *(len(columns) for _, columns in out)])
-    with progress.task(len(rows)):
-        for k, (shared, columns) in enumerate(out):
-            inside = rows[(rows >= starts[k]) & (rows < starts[k + 1])] - starts[k]
-            if not len(inside):
-                continue
-            some = columns.take(inside)
+    for k, (shared, columns) in enumerate(out):
+        inside = rows[(rows >= starts[k]) & (rows < starts[k + 1])] - starts[k]
+        if not len(inside):
+            continue
+        some = columns.take(inside)
 
-            def keeps(
-                places: Int, loads: Float, shared: Setting = shared, some: Cases = some
-            ) -> Bool:
-                cases = replace(some.take(places), load=loads)
-                cases = with_intervals(problem, shared, candidate, cases)
-                return plan(problem, _held_to_limits(plan, problem, [(shared, cases)], None)).holds
+        def keeps(places: Int, loads: Float, shared: Setting = shared, some: Cases = some) -> Bool:
+            cases = replace(some.take(places), load=loads)
+            pair = shared, with_intervals(problem, shared, candidate, cases)
+            return plan(problem, _held_to_limits(plan, problem, [pair], None, alone=False)).holds
 
-            kept, load = bisected(keeps, some.load, whole=True), np.array(columns.load)
-            load[inside] = np.where(np.isnan(kept), least_loads(some), kept)
-            load[inside] = np.maximum(load[inside], least_loads(some))
-            out[k] = shared, with_intervals(problem, shared, candidate, replace(columns, load=load))
+        kept, load = bisected(keeps, some.load, whole=True), np.array(columns.load)
+        load[inside] = np.where(np.isnan(kept), least_loads(some), kept)
+        load[inside] = np.maximum(load[inside], least_loads(some))
+        out[k] = shared, with_intervals(problem, shared, candidate, replace(columns, load=load))
     return out, rows
+
+
+def _simulations(problem: ServingProblem, splits: int) -> AbstractContextManager[object]:
+    """One task of all simulations in a search of loads; their number is known only at its end."""
+    if problem.request.objective.limits.percentile is None:
+        return nullcontext()
+    return progress.task(splits * (STEPS + 2))
 
 
 def _held_to_limits(
@@ -669,7 +696,10 @@ def _held_to_limits(
     pairs: Sequence[tuple[Setting, Cases]],
     at_most: int | None,
     rows: Int | None = None,
+    *,
+    alone: bool = True,
 ) -> list[Block]:
+    """All cases judged; ``alone``: whether their simulations are a task of their own."""
     limits, searching = problem.request.objective.limits, at_most is not None
     blocks = [evaluate(PHYSICS, *pair, searching=searching) for pair in pairs]
     objective = problem.request.objective
@@ -679,7 +709,7 @@ def _held_to_limits(
     if rows is None:
         rows = _worth_simulating(plan(problem, blocks), at_most)
     out, start = [], 0
-    with progress.task(len(rows)):
+    with progress.task(len(rows)) if alone else nullcontext():
         for block in blocks:
             inside = rows[(rows >= start) & (rows < start + len(block))] - start
             start += len(block)

@@ -52,11 +52,12 @@ def limit_steps(name: str, *, devices: int, stated: float | None = None) -> tupl
 def keeping(plan: Plan, name: str, bound: float | None) -> int:
     """How many splits keep a bound on a measure and all other limits; None is no bound.
 
-    Where the load is searched it follows a limit on a time: then those splits keep it that keep it
-    at their smallest load.
+    Where the load is searched it follows the limits on time: then those splits keep another bound
+    on a time than the plan's that keep it at their smallest load.
     """
     measure = plan.measures[name]
-    if measure.limit in TIME_LIMITS:
+    stated = getattr(plan.request.objective.limits, measure.limit or "", None)
+    if measure.limit in TIME_LIMITS and bound != stated:
         plan = plan.least_loaded()
     others = _keeping_others(plan, name)
     if bound is None:

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.browser
 
 MOST_TABS = 120
 """Presses of a key after which a control counts as out of reach."""
+CHOSEN = "hardware.per_node=8"
+"""Splits are judged once hardware is chosen."""
 TPOT = "Time per output token, at most (ms)"
 LLAMA = "meta-llama/Llama-3.1-70B-Instruct"
 MARKED = """() => {
@@ -73,7 +75,7 @@ def slid(page: Any) -> str:
 def test_a_limit_follows_the_arrow_keys_and_keeps_the_focus(
     page: Any, address: str, between_ms: int
 ) -> None:
-    page.goto(f"{address}/objective?{LLAMA_70B}&objective.limits.tpot_ms=50")
+    page.goto(f"{address}/objective?{LLAMA_70B}&{CHOSEN}&objective.limits.tpot_ms=50")
     settled(page, QUESTIONS["objective"])
     tab_to(page, f"{TPOT}, slider")
     for step in ("40 ms", "35 ms", "30 ms", "25 ms", "20 ms", "15 ms", "12 ms"):
@@ -92,7 +94,7 @@ def test_a_limit_follows_the_arrow_keys_and_keeps_the_focus(
 
 
 def test_what_is_typed_meanwhile_is_not_overwritten(page: Any, address: str) -> None:
-    page.goto(f"{address}/objective?{LLAMA_70B}")
+    page.goto(f"{address}/objective?{LLAMA_70B}&{CHOSEN}")
     settled(page, QUESTIONS["objective"])
     box = page.get_by_role("textbox", name=TPOT, exact=True)
     tab_to(page, TPOT)
@@ -109,7 +111,7 @@ def test_what_is_typed_meanwhile_is_not_overwritten(page: Any, address: str) -> 
 
 
 def test_a_refused_number_keeps_the_focus_and_the_old_value(page: Any, address: str) -> None:
-    page.goto(f"{address}/objective?{LLAMA_70B}")
+    page.goto(f"{address}/objective?{LLAMA_70B}&{CHOSEN}")
     settled(page, QUESTIONS["objective"])
     tab_to(page, "Requests in flight")
     page.keyboard.press("Control+a")

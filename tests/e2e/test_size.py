@@ -39,7 +39,7 @@ MOST_TABS = 120
 
 
 def fill(page: Any, label: str, text: str) -> None:
-    box = page.get_by_role("spinbutton", name=label)
+    box = page.get_by_role("textbox", name=label)
     box.fill(text)
     box.press("Enter")
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
+from recipe_core.search.plans import plan
 from tests.pages.opening import LLAMA_70B, opened, query_of, words
 
 
@@ -29,11 +28,11 @@ TPOT = "_objective.limits.tpot_ms"
 
 def test_a_limit_is_dragged_typed_and_cleared() -> None:
     app = opened("objective.py", model=LLAMA_70B)
-    everything = app.success[0].value
     app.select_slider(key=f"{TPOT}_slider").set_value(40.0).run()
     assert query_of(app)["objective.limits.tpot_ms"] == "40"
     assert app.text_input(key=TPOT).value == "40"
-    assert app.success[0].value != everything
+    assert "workload.concurrency" not in query_of(app)  # the largest load is searched
+    assert "in flight within the limits" in words(app)
     app.text_input(key=TPOT).set_value("37").run()
     assert query_of(app)["objective.limits.tpot_ms"] == "37"
     slider = app.select_slider(key=f"{TPOT}_slider")
@@ -45,7 +44,6 @@ def test_a_limit_is_dragged_typed_and_cleared() -> None:
     app.text_input(key=TPOT).set_value("").run()
     assert "objective.limits.tpot_ms" not in query_of(app)
     assert app.select_slider(key=f"{TPOT}_slider").value == "no limit"
-    assert app.success[0].value == everything
 
 
 def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
@@ -58,10 +56,37 @@ def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
 
 
 def test_a_limit_says_how_many_splits_keep_it() -> None:
-    app = opened("objective.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": "40"})
-    fitting = re.match(r"\*\*(\d+) of", app.success[0].value)
-    assert fitting
-    assert re.search(rf"^{fitting[1]} of \d+ splits keep it$", words(app), re.MULTILINE)
+    limited = {"objective.limits.tpot_ms": "40"}
+    app = opened("objective.py", model=LLAMA_70B, **limited)
+    board = plan(app.session_state["request"])
+    line = f"{len(board.order)} of {int(board.runs.sum())} splits keep it"
+    assert line in words(app).split("\n")
+    free = opened("objective.py", model=LLAMA_70B)
+    board = plan(free.session_state["request"])
+    assert f"{len(board.order)} splits without this limit" in words(free).split("\n")
+    nowhere = opened("objective.py", hardware_chosen=False, model=LLAMA_70B, **limited)
+    assert "Splits are counted once hardware is chosen." in words(nowhere).split("\n")
+
+
+def test_a_load_is_searched_or_fixed_where_a_time_is_limited() -> None:
+    app = opened("objective.py", model=LLAMA_70B)
+    assert "_load" not in [group.key for group in app.segmented_control]
+    app.text_input(key=TPOT).set_value("40").run()
+    box = app.text_input(key="_workload.concurrency")
+    assert app.segmented_control(key="_load").value == "most"
+    assert (box.value, box.disabled) == ("", True)
+    assert "workload.concurrency" not in query_of(app)
+    app.segmented_control(key="_load").set_value("fixed").run()
+    box = app.text_input(key="_workload.concurrency")
+    assert (box.value, box.disabled) == ("64", False)
+    assert query_of(app)["workload.concurrency"] == "64"
+    app.text_input(key="_workload.concurrency").set_value("128").run()
+    assert app.segmented_control(key="_load").value == "fixed"
+    app.segmented_control(key="_load").set_value("most").run()
+    assert "workload.concurrency" not in query_of(app)
+    app.text_input(key=TPOT).set_value("").run()
+    assert app.text_input(key="_workload.concurrency").value == "64"
+    assert not app.error
 
 
 def test_a_latency_is_asked_for_in_seconds() -> None:
@@ -98,13 +123,13 @@ def test_a_token_budget_has_separators() -> None:
 @pytest.mark.parametrize("typed", ["1e9", "-5", "0", "99999999999", "1.5", "many"])
 def test_a_refused_number_names_field_value_and_range_and_the_old_one_stays(typed: str) -> None:
     app = opened("objective.py", model=LLAMA_70B)
-    before = app.success[0].value
+    before = query_of(app)
     app.text_input(key="_workload.concurrency").set_value(typed).run()
     said = app.error[0].value.replace("\\", "")
     for part in ("Requests in flight", typed, "from 1 to 1,048,576", "64 stays in effect"):
         assert part in said
     assert app.text_input(key="_workload.concurrency").value == "64"
-    assert app.success[0].value == before
+    assert query_of(app) == before
     app.text_input(key="_workload.concurrency").set_value("32").run()
     assert not app.error
     assert query_of(app)["workload.concurrency"] == "32"
@@ -180,3 +205,20 @@ def test_adapters_have_a_rank_and_an_alpha() -> None:
     assert query_of(app)["workload.lora_alpha"] == "16"
     app.text_input(key="_workload.lora_alpha").set_value("").run()
     assert "workload.lora_alpha" not in query_of(app)
+
+
+def test_what_a_framework_cannot_launch_is_said_where_it_is_chosen() -> None:
+    run = {"model": "meta-llama/Llama-3.1-8B", "workload.kind": "training"}
+    app = opened("objective.py", **run, **{"workload.method": "lora"})
+    box = app.selectbox(key="_candidate.engine")
+    assert (box.value, box.options[0]) == ("", "Automatic: Plain torch (torchrun)")
+    assert "torchtitan (cannot launch LoRA)" in box.options
+    assert "Plain torch (torchrun)" in box.options
+    optimizers = app.selectbox(key="_workload.optimizer").options
+    assert ("Muon (estimate only)" in optimizers, "AdamW" in optimizers) == (True, True)
+    box.select("torchtitan").run()
+    assert query_of(app)["candidate.engine"] == "torchtitan"
+    assert "torchtitan cannot launch LoRA" in app.error[0].value
+    app.selectbox(key="_candidate.engine").select("").run()
+    assert "candidate.engine" not in query_of(app)
+    assert app.success

@@ -82,6 +82,7 @@ def test_the_hardware_is_taken_with_its_price_and_split() -> None:
     assert "does not fit" not in words(app)
     app.switch_page("compare.py").run()
     assert re.search("holds? the load within the limit", words(app))
+    assert query["workload.concurrency"] == "64"  # that the hardware was chosen for
     assert json.loads(query["any"]) == json.loads(FEW)
 
 
@@ -100,7 +101,7 @@ def test_limits_confidence_and_market_are_asked_and_travel_in_the_link() -> None
     app = sized(**SERVE)
     app.get_by_key("_objective.confidence").set_value(60).run()
     app.get_by_key("_any_vendors").set_value(["amd"]).run()
-    app.get_by_key("_objective.limits.ttft_ms").set_value(1500.0).run()
+    app.text_input(key="_objective.limits.ttft_ms").set_value("1.5k").run()
     query = query_of(app)
     assert query["objective.confidence"] == "0.6"
     assert query["objective.limits.ttft_ms"] == "1500"
@@ -168,7 +169,7 @@ def test_a_folded_part_asks_for_its_answer(part: str, said: str, chart: str | No
     app.session_state[f"size-open-{part}"] = True
     app.run()
     assert not app.exception
-    labels = "\n".join(number.label for number in app.number_input)
+    labels = "\n".join(number.label for number in app.text_input)
     assert said in words(app) + labels
     if chart:
         assert figure(app, chart)["data"]
@@ -178,11 +179,11 @@ def test_the_price_of_a_device_draws_both_curves() -> None:
     app = sized(**SERVE)
     app.session_state["size-open-purchase"] = True
     app.run()
-    app.number_input(key="_size_purchase_usd_per_device").set_value(30_000.0).run()
+    app.text_input(key="_size_purchase_usd_per_device").set_value("30k").run()
     assert "At your price it has paid after" in words(app)
     names = [trace["name"] for trace in figure(app, "size-purchase-chart")["data"]]
     assert names == ["Rented", "Owned, paid up front", "Owned, written off"]
-    app.number_input(key="_size_purchase_years").set_value(99.0).run()
+    app.text_input(key="_size_purchase_years").set_value("99").run()
     assert "Written off over" in app.error[0].value
 
 

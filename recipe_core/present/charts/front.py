@@ -80,16 +80,11 @@ def tradeoff(
             rows = drawn.rows(state.name, group)
             if not len(rows) and (groups.several or state.name == "queues"):
                 continue
-            trace = _points(plan, rows, (x, y), state, looks[group], bands=bands)
+            look = looks[group]
             if not groups.several:
-                colour = _state_colour(state.name, colours)
-                trace.update(
-                    name=f"{state.title}{drawn.left_out(state.name)}",
-                    marker_color=colour,
-                    showlegend=True,
-                    legendrank=state.rank,
-                )
-            figure.add_trace(trace)
+                title = f"{state.title}{drawn.left_out(state.name)}"
+                look = _Look(title, _state_colour(state.name, colours), look.dash, several=False)
+            figure.add_trace(_points(plan, rows, (x, y), state, look, bands=bands))
     if groups.several:
         _add_legend(figure, titles, drawn, groups, looks, colours)
     _mark_pins(figure, plan, pins, (x, y), colours)
@@ -212,13 +207,23 @@ def _points(
     plan: Plan, rows: Int, axes: tuple[str, str], state: State, look: _Look, *, bands: bool
 ) -> Any:
     on_front = state.name == FRONT
-    trace = go.Scatter(
+    bars: dict[str, Any] = {}
+    if on_front and bands:
+        bars = {
+            axis: _error_bars(plan, name, rows, look.colour)
+            for axis, name in zip(("error_x", "error_y"), axes, strict=True)
+            if plan.has_band(name)
+        }
+    named: dict[str, Any] = {"name": look.title, "legendrank": state.rank, "showlegend": True}
+    if look.several:
+        words = f"{look.title}, {state.title[0].lower()}{state.title[1:]}"
+        named = {"name": words, "legendgroup": look.title, "showlegend": False}
+    return go.Scatter(
         x=plan.values(axes[0], rows),
         y=plan.values(axes[1], rows),
         mode="markers",
-        name=f"{look.title}, {state.title[0].lower()}{state.title[1:]}",
-        legendgroup=look.title or None,
-        showlegend=False,
+        **named,
+        **bars,
         marker={
             "symbol": state.symbol,
             "color": look.colour,
@@ -231,11 +236,6 @@ def _points(
         selected={"marker": {"opacity": 1}},
         unselected={"marker": {"opacity": 1}},
     )
-    if on_front and bands:
-        for axis, name in zip(("error_x", "error_y"), axes, strict=True):
-            if plan.has_band(name):
-                trace.update({axis: _error_bars(plan, name, rows, look.colour)})
-    return trace
 
 
 def _error_bars(plan: Plan, name: str, rows: Int, colour: str) -> dict[str, Any]:
@@ -326,8 +326,7 @@ def _about(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]]:
     def lines(n: int, row: int) -> str:
         figures = [figure(n, row, name, title) for name, title in measures]
         waiting = [f"Queues: {plan.queue_text(row)}"] if plan.queues[row] else []
-        load = [plan.load_text(row)] if plan.load_text(row) else []
-        return "<br>".join([plan.devices_text(row), *load, *waiting, *figures, basis])
+        return "<br>".join([plan.devices_text(row), *waiting, *figures, basis])
 
     return [[plan.key(row), plan.label(row), lines(n, row)] for n, row in enumerate(map(int, rows))]
 

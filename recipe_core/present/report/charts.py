@@ -16,8 +16,11 @@ def tradeoffs(plan: Plan, pins: Sequence[str]) -> list[Chart]:
         return []
     title = f"{plan.measures[x].title} and {plan.measures[y].title}"
     note = (
-        "Diamonds are best tradeoffs: no split is better in both. "
-        "Larger markers use more devices; rings are pinned splits."
+        "Diamonds are best tradeoffs: no split of their colour is better in both. Lines at them: "
+        "eight of ten measured runs are expected within. Larger markers use more devices; rings "
+        "are pinned splits."
     )
+    if plan.queues.any():
+        note += " Hourglasses start, but do not hold the whole load at once."
     figure = charts.tradeoff(plan, x, y, pins=pins)
     return [Chart("frontier", title, figure, f"{title} of {len(plan)} splits", note)]

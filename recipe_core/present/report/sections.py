@@ -96,7 +96,9 @@ def _views(bundle: Bundle, plan: Plan | None, pins: Sequence[str]) -> Iterator[S
 
 def _alternatives(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Section:
     rows = overview.fallback_rows(bundle.recipe)
-    words = (f"{len(plan.order):,} of {len(plan):,} splits fit.",)
+    waiting = int(plan.queues[plan.order].sum())
+    queueing = f"; {waiting:,} of these start, but queue a part of the load" if waiting else ""
+    words = (f"{len(plan.order):,} of {len(plan):,} splits can run{queueing}.",)
     table = (Table.of(rows, "Fallbacks"),) if rows else ()
     return Section("Alternatives", words, table, charts=tuple(tradeoffs(plan, pins)))
 

@@ -1,0 +1,362 @@
+"""The tradeoff's groups, states and bands; memory as it is held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core.base.units import GIB
+from recipe_core.present import charts, tables
+from recipe_core.present.charts import front, groups
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.request.schema import HardwareRequest
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan
+
+LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+BESIDE = (HardwareRequest(device="mi300x", per_node=8),)
+MARKS = ("Usable", "Capacity")
+DEVICES = ("h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm", "l40s", "mi325x", "mi355x")
+
+
+@cache
+def planned(*changes: tuple[str, Any]) -> Plan:
+    return plan(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
+
+
+def beside() -> Plan:
+    return planned(("options.hardware", BESIDE))
+
+
+def loaded() -> Plan:
+    return planned(("options.loads", (16, 512)))
+
+
+def training() -> Plan:
+    return planned(("workload.kind", "training"), ("hardware.nodes", 4))
+
+
+def points(figure: Any) -> list[Mapping[str, Any]]:
+    return [trace for trace in figure.data if trace.customdata is not None]
+
+
+def keys(traces: list[Mapping[str, Any]]) -> list[str]:
+    return [point[0] for trace in traces for point in trace["customdata"]]
+
+
+def legend(figure: Any) -> list[str]:
+    return [trace.name for trace in figure.data if trace.showlegend is not False and trace.name]
+
+
+# groups
+
+
+def test_devices_are_told_apart_by_title_and_have_a_front_each() -> None:
+    splits = beside()
+    figure = charts.tradeoff(splits, *splits.axes)
+    assert {"H100 SXM5", "MI300X"} < set(legend(figure))
+    diamonds = [trace for trace in points(figure) if trace.marker.symbol == "diamond"]
+    assert len({trace.marker.color for trace in diamonds}) == 2
+    for cluster, trace in enumerate(diamonds):
+        own = splits.clusters_of_rows == cluster
+        assert set(keys([trace])) == {
+            splits.key(row)
+            for row in np.flatnonzero(splits.front(*splits.axes, among=own)).tolist()
+        }
+        assert trace.legendgroup == splits.cluster_title(int(np.flatnonzero(own)[0]))
+    lines = [trace for trace in figure.data if trace.mode == "lines"]
+    assert len({(line.line.color, line.line.dash) for line in lines}) == len(lines) == 2
+
+
+def test_several_devices_are_first_drawn_by_interactivity() -> None:
+    assert beside().axes == ("interactivity", "per_gpu")
+    assert planned().axes == ("tpot", "per_gpu")
+    limited = planned(("options.hardware", BESIDE), ("objective.limits.tpot_ms", 40.0))
+    figure = charts.tradeoff(limited, *limited.axes)
+    assert figure.layout.shapes[0]["x0"] == 25.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "titles"),
+    [
+        (
+            (("options.loads", (16, 512)),),
+            "load",
+            ("16 in flight", "64 in flight", "512 in flight"),
+        ),
+        ((("options.engines", ("vllm", "sglang")),), "engine", ("vLLM", "SGLang")),
+        (
+            (("options.weight_dtypes", ("auto", "fp8")),),
+            "weight_dtype",
+            ("bf16 weights", "fp8 weights"),
+        ),
+        ((("options.kv_dtypes", ("auto", "fp8")),), "kv_dtype", ("bf16 cache", "fp8 cache")),
+    ],
+)
+def test_what_differs_is_what_colours_tell(changes: Any, name: str, titles: tuple[str]) -> None:
+    splits = planned(*changes)
+    assert groups.group_names(splits) == [name]
+    assert set(groups.grouped(splits, name).titles) == set(titles)
+    assert set(titles) < set(legend(charts.tradeoff(splits, "tpot", "per_gpu")))
+
+
+def test_one_kind_of_split_has_no_groups() -> None:
+    assert groups.first_grouping(planned()) == groups.ALONE
+    assert legend(charts.tradeoff(planned(), "tpot", "per_gpu")) == [
+        "Over a limit",
+        "Starts, queues",
+        "Holds the load",
+        "Best tradeoffs",
+    ]
+
+
+def test_every_split_is_drawn_once_whatever_colours_tell() -> None:
+    splits = planned(("options.hardware", BESIDE), ("options.loads", (16, 512)))
+    assert groups.group_names(splits) == ["device", "load"]
+    for by in ("device", "load", "none"):
+        drawn = keys(points(charts.tradeoff(splits, "tpot", "per_gpu", by=by)))
+        assert sorted(drawn) == sorted(splits.key(int(row)) for row in splits.order)
+
+
+def test_more_groups_than_colours_are_the_best_and_the_others() -> None:
+    rest = tuple(HardwareRequest(device=name, per_node=8) for name in DEVICES)
+    more = tuple(
+        HardwareRequest(device=name, per_node=8) for name in ("gh200-96gb", "mi350x", "h100-nvl")
+    )
+    splits = planned(("options.hardware", rest[1:] + more))
+    told = groups.grouped(splits, "device")
+    assert len(told.titles) == groups.COLOURED + 1
+    assert told.titles[-1] == "Others (2)"
+    assert told.titles[told.codes[splits.best_row]] == splits.cluster_title(splits.best_row)
+    figure = charts.tradeoff(splits, *splits.axes)
+    assert len(keys(points(figure))) == len(splits.order) + len(splits.beyond_limits())
+    assert charts.palette(dark=False).muted in {
+        trace.marker.color for trace in points(figure) if trace.legendgroup == told.titles[-1]
+    }
+
+
+def test_one_group_hides_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "CELLS", (1, 1))
+    monkeypatch.setattr(front, "MAX_POINTS", 4)
+    splits = beside()
+    rows = splits.order[splits.holds[splits.order]]
+    codes = groups.grouped(splits, "device").codes
+    thin = front.thinned(splits, rows, *splits.axes, codes)
+    assert set(codes[thin].tolist()) == set(codes[rows].tolist())
+
+
+def test_colours_of_groups_are_distinct_and_seen_on_the_page() -> None:
+    for dark in (False, True):
+        colours = charts.palette(dark=dark)
+        assert len(set(colours.groups)) == groups.COLOURED
+        assert min(contrast(colour, colours.paper) for colour in colours.groups) >= 3
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.1, relative luminance."""
+
+    def luminance(colour: str) -> float:
+        parts = np.array([int(colour[n : n + 2], 16) for n in (1, 3, 5)]) / 255
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+# bands
+
+
+@pytest.mark.parametrize("make", [planned, beside, training])
+def test_bands_of_rows_are_those_of_their_estimates(make: Any) -> None:
+    splits = make()
+    rows = [int(row) for row in splits.order[:: max(len(splits.order) // 40, 1)]]
+    told = 0
+    for name, measure in splits.measures.items():
+        low, high = splits.band_ends(name, rows)
+        if not splits.has_band(name):
+            assert np.isnan(low).all()
+            continue
+        for n, row in enumerate(rows):
+            value, ends = splits.raw(name)[row], (splits.estimate(row).bands or {})[measure.band]
+            figure = float(splits.columns[measure.band][row])
+            factors = np.array(ends) / figure
+            if measure.band_inverse:
+                factors = 1 / factors[::-1]
+            assert (low[n], high[n]) == pytest.approx(tuple(value * factors))
+            assert low[n] <= value <= high[n]
+            told += 1
+    assert told > 3 * len(rows)
+
+
+def test_best_tradeoffs_carry_their_bands() -> None:
+    splits = planned()
+    figure = charts.tradeoff(splits, "interactivity", "per_gpu")
+    (diamonds,) = (trace for trace in points(figure) if trace.marker.symbol == "diamond")
+    rows = [splits.find(key) for key in keys([diamonds])]
+    low, high = splits.band_ends("interactivity", rows)
+    assert diamonds.x + diamonds.error_x.array == pytest.approx(high)
+    assert diamonds.x - diamonds.error_x.arrayminus == pytest.approx(low)
+    assert "likely" in diamonds.customdata[0][2]
+    without = charts.tradeoff(splits, "interactivity", "per_gpu", bands=False)
+    assert not any(trace.error_x.array is not None for trace in points(without))
+
+
+def test_the_range_is_said_in_words() -> None:
+    splits = planned()
+    row = splits.best_row
+    low, high = (float(end[0]) * 1e3 for end in splits.band_ends("tpot", [row]))
+    assert splits.likely("tpot", row) == f"{low:.1f} to {high:.1f} ms likely"
+    assert splits.likely("tpot", row, unit=False) == f"{low:.1f} to {high:.1f} likely"
+    assert splits.likely("gpus", row) == ""
+
+
+# memory
+
+
+@pytest.mark.parametrize("model", [LLAMA_70B, "Qwen/Qwen3-32B", "openai/gpt-oss-120b"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_no_split_that_starts_is_drawn_beyond_its_capacity(model: str, engine: str) -> None:
+    splits = planned(
+        ("model", model), ("options.engines", (engine,)), ("workload.concurrency", 4096)
+    )
+    rows = np.flatnonzero(splits.feasible).tolist()
+    held, needed = splits.held_memory(rows), splits.memory(rows)
+    capacity = np.array([splits.capacity_bytes(row) for row in rows])
+    total = np.sum(list(held.values()), axis=0)
+    assert (total <= capacity).all()
+    assert all((held[name] <= needed[name]).all() for name in held)
+    enough = ~splits.queues[rows] & (np.sum(list(needed.values()), axis=0) <= capacity)
+    assert total[enough] == pytest.approx(np.sum(list(needed.values()), axis=0)[enough], rel=0.01)
+    assert splits.queues[rows].any()
+
+
+def test_what_waits_is_said_beside_the_bar() -> None:
+    splits = planned()
+    row = splits.find("vllm.bf16.bf16.tp2.pp1.dp1.ep1")
+    assert splits.queues[row]
+    figure = charts.memory_bars(splits, [row])
+    (text,) = figure.data[-1]["text"]
+    held = splits.held_text(row)
+    assert text.endswith(f"needs {splits.values('memory')[row]:,.1f}, holds {held}")
+    assert splits.queue_text(row).startswith(f"holds {held} at once")
+    capacity = splits.capacity_bytes(row) / GIB
+    assert sum(bar["x"][0] for bar in figure.data if bar["type"] == "bar") < capacity
+
+
+def test_two_loads_of_a_split_are_two_bars() -> None:
+    splits = loaded()
+    tp8 = [
+        row
+        for row in range(len(splits))
+        if splits.degree("tp")[row] == 8 and splits.degree("pp")[row] == 1
+    ]
+    assert len(tp8) == 3
+    figure = charts.memory_bars(splits, tp8)
+    assert list(figure.layout.yaxis.ticktext) == [
+        f"tp 8 · {load} in flight" for load in (64, 16, 512)
+    ]
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert all(len(set(bar.y)) == 3 for bar in bars)
+
+
+def test_each_device_has_its_own_capacity() -> None:
+    splits = beside()
+    rows = [
+        next(int(row) for row in splits.order if splits.cluster_number(int(row)) == cluster)
+        for cluster in (0, 1)
+    ]
+    figure = charts.memory_bars(splits, rows)
+    marks = {trace.name: list(trace.x) for trace in figure.data if trace.name in MARKS}
+    capacities = [splits.capacity_bytes(row) / GIB for row in rows]
+    assert marks["Capacity"] == pytest.approx(capacities)
+    assert marks["Usable"] == pytest.approx([splits.usable_bytes(row) / GIB for row in rows])
+    assert not figure.layout.shapes
+    texts = figure.data[-1]["text"]
+    assert all(f"of {most:,.1f}" in text for text, most in zip(texts, capacities, strict=True))
+
+
+# tables
+
+
+def test_a_table_has_a_column_for_what_differs() -> None:
+    assert list(tables.differing(planned())) == []
+    splits = planned(("options.hardware", BESIDE), ("options.loads", (16, 512)))
+    assert list(tables.differing(splits)) == ["device", "load"]
+    frame = tables.splits_frame(splits, splits.order, ranges=True)
+    assert set(frame["device"]) == {"H100 SXM5", "MI300X"}
+    assert set(frame["load"]) == {16, 64, 512}
+    assert "H100" not in "".join(frame["split"])
+    assert (frame["tpot_low"] < frame["tpot"]).all()
+    assert (frame["tpot"] < frame["tpot_high"]).all()
+    assert frame["tpot_likely"].str.contains(" to ").all()
+
+
+def test_states_are_said_in_a_column() -> None:
+    splits = planned()
+    frame = tables.splits_frame(splits, splits.order)
+    queueing = splits.queues[splits.order]
+    assert (frame["state"][queueing] != "holds").all()
+    assert set(frame["state"][~queueing]) == {"holds"}
+    row = splits.find("vllm.bf16.bf16.tp2.pp1.dp1.ep1")
+    assert tables.state_text(splits, row) == f"queues: {splits.held_text(row)}"
+
+
+def test_filters_keep_what_they_name() -> None:
+    splits = planned(("options.hardware", BESIDE), ("options.loads", (16, 512)))
+    assert tables.filtered(splits, tables.Filters()).tolist() == splits.order.tolist()
+    mine = tables.filtered(splits, tables.Filters(by=(("device", ("MI300X",)),)))
+    assert {splits.cluster_title(int(row)) for row in mine} == {"MI300X"}
+    queueing = tables.filtered(splits, tables.Filters(states=(tables.QUEUES,)))
+    assert splits.queues[queueing].all()
+    assert len(queueing) == splits.queues[splits.order].sum()
+    four = tables.filtered(splits, tables.Filters(devices=(4,), states=(tables.HOLDS,)))
+    assert set(splits.raw("gpus")[four]) == {4}
+    assert not splits.queues[four].any()
+    best = tables.filtered(splits, tables.Filters(front=splits.axes))
+    assert set(splits.clusters_of_rows[best]) == {0, 1}
+    assert set(tables.group_titles(splits, "load")) == {
+        "16 in flight",
+        "64 in flight",
+        "512 in flight",
+    }
+    assert tables.states_of(splits) == [tables.HOLDS, tables.QUEUES]
+    assert 4 in tables.device_counts(splits)
+
+
+def test_digits_of_cells_are_those_of_sentences() -> None:
+    splits = planned()
+    texts = tables.digits_of(splits)
+    assert texts["usd"](1.0) == "1.00"
+    assert texts["gpus"](8.0) == "8"
+    assert texts["concurrency"](float("nan")) == "–"
+    row = splits.best_row
+    frame = tables.splits_frame(splits, [row])
+    assert f"{texts['output'](frame['output'][0])} tok/s" == splits.text("output", row)
+
+
+# places
+
+
+def test_devices_are_counted_of_those_there() -> None:
+    splits = planned()
+    eight = splits.find("vllm.bf16.bf16.tp8.pp1.dp1.ep1")
+    four = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
+    assert splits.devices_text(eight) == "8 × H100 SXM5"
+    assert splits.devices_text(four) == "4 of 8 × H100 SXM5"
+
+
+def test_clusters_of_one_device_are_told_apart() -> None:
+    twice = (HardwareRequest(device="h100-sxm", per_node=4),) * 2
+    splits = planned(("options.hardware", twice))
+    titles = [splits.cluster_title(row) for row in range(len(splits))]
+    assert list(dict.fromkeys(titles)) == [
+        "8 × H100 SXM5",
+        "4 × H100 SXM5 (1)",
+        "4 × H100 SXM5 (2)",
+    ]
