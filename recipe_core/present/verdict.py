@@ -225,7 +225,7 @@ def range_text(plan: Plan, name: str, row: int) -> str:
     measure = plan.measures[name]
     text = f"{measure.title}: {plan.text(name, row)}"
     if band is not None:
-        text += f", likely {band}"
+        text += f", likely {band.replace(' – ', ' to ')}"
     if limit is not None:
         text += f"; limit {measure.show(limit / measure.factor)}"
     return text
