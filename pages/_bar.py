@@ -41,6 +41,8 @@ ICONS = {
     "error": ":red[:material/error:]",
     "open": ":material/pending:",
 }
+NEXT_PX = 120
+"""Width of the button to the next step."""
 MOST_OF_AN_ERROR = 160
 """Characters of an error that the bar shows; its details show all."""
 
@@ -88,9 +90,9 @@ def back(steps: Sequence[Any], number: int) -> None:
 
 
 def forward(steps: Sequence[Any], number: int) -> None:
-    """The button to the next step; nothing on the last one."""
+    """The button to the next step; on the last one its room, so that no other button moves."""
     if number + 1 == len(steps):
-        st.empty()
+        st.space(NEXT_PX)
     elif st.button(
         "Next",
         type=common.main_button(),

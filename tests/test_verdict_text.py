@@ -64,7 +64,7 @@ def test_the_best_says_devices_figures_and_how_sure_it_is() -> None:
     assert "within the limit" in said.counts
     assert main_figures(limited, row)[0] == "usd"
     assert main_figures(limited, row)[1] == "tpot"  # what is limited comes next
-    assert re.search(r"34\.\d ms, likely \d\d\.\d ms to \d\d\.\d ms; limit 35", said.facts[-1])
+    assert re.search(r"34\.\d ms, likely \d\d\.\d to \d\d\.\d ms; limit 35", said.facts[-1])
 
 
 def test_several_limits_and_a_confidence_are_said() -> None:
@@ -159,7 +159,7 @@ def test_a_range_names_both_ends() -> None:
     free = planned()
     assert free.best_row is not None
     assert re.fullmatch(
-        r"Time per output token: \S+ ms, likely \S+ ms to \S+ ms",
+        r"Time per output token: \S+ ms, likely \S+ to \S+ ms",
         range_text(free, "tpot", free.best_row),
     )
     assert range_text(free, "gpus", free.best_row) == ""

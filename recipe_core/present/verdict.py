@@ -11,8 +11,6 @@ import numpy as np
 from recipe_core.base.labels import short_name
 from recipe_core.base.units import chance_text, usd
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.request.describe import load_name
-from recipe_core.request.schema import ServingWorkload
 from recipe_core.search.alternatives import SURE
 from recipe_core.search.legal import legal
 from recipe_core.search.plan import Plan
@@ -70,8 +68,6 @@ def verdict(plan: Plan, chosen: int | None = None) -> Verdict:
     queues, best = bool(plan.queues[row]), row == plan.best_row
     name = short_name(plan.candidate(row))
     figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
-    if plan.load_searched:  # the load is an answer, too
-        figures = [plan.load_text(row), *figures]
     held = plan.queue_text(row).partition(",")[0]
     doubts = [text for text in (held, limits_text(plan, row)) if text]
     parts = (name, plan.devices_text(row), load_text(plan, row))
@@ -141,9 +137,7 @@ def load_text(plan: Plan, row: int) -> str:
     several = plan.load_searched or bool(plan.request.options.loads)
     if plan.kind != "serving" or not several:
         return ""
-    workload = plan.request_of(row).workload
-    assert isinstance(workload, ServingWorkload)  # noqa: S101 - a plan of serving
-    return load_name(workload).replace(" requests in flight", " in flight")
+    return plan.load_text(row)
 
 
 def main_figures(plan: Plan, row: int) -> list[str]:

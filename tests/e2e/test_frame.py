@@ -101,7 +101,7 @@ def test_hardware_that_nobody_knows_is_found_and_taken(page: Any, address: str) 
 def test_what_helps_is_in_the_details_of_the_bar(page: Any, address: str) -> None:
     page.goto(f"{address}/objective?{LLAMA_70B}&hardware.per_node=8&{TPOT}=1")
     settled(page, QUESTIONS["objective"])
-    page.get_by_text("None of 32 splits holds the load").wait_for()
+    page.get_by_text("None of 32 splits holds a load").wait_for()
     page.get_by_role("button", name="Why?").click()
     page.get_by_role("button", name="Allow").first.click()
     page.get_by_text("may miss the limit").first.wait_for()
