@@ -32,7 +32,7 @@ from process import ratios, too_slow
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-LIMIT_S = 3.0
+LIMIT_S = 2.5
 USABLE = """
     document.querySelector('h1') && document.querySelector('[role=combobox]')
     && document.querySelector('.stApp')?.dataset.testScriptState === 'notRunning'

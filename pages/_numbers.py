@@ -16,9 +16,9 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.numbers import Range, number_text, read_number, read_numbers
+from recipe_core.present.glossary import field_help
 from recipe_core.request.edit import value_of
 from recipe_core.request.ranges import range_of
-from recipe_core.request.schema import describe_field
 
 MOST_LOADS = 16
 """Loads that a page takes: each is judged with every split."""
@@ -109,7 +109,7 @@ def number(label: str, field: str, **options: Any) -> None:
     def take(value: float | None) -> None:
         common.change_to({field: value})
 
-    settings: Mapping[str, Any] = {"help": describe_field(field), **options}
+    settings: Mapping[str, Any] = {"help": field_help(field), **options}
     box(label, f"_{field}", value_of(common.request(), field), take, range_of(field), **settings)
 
 
@@ -120,7 +120,7 @@ def numbers(label: str, field: str, **options: Any) -> None:
         common.change_to({field: values or ()})
 
     settings: Mapping[str, Any] = {
-        "help": describe_field(field),
+        "help": field_help(field),
         "width": "stretch",
         **options,
     }

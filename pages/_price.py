@@ -15,8 +15,8 @@ from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.prices import default_offer, offers_of
 from recipe_core.hardware.profile import Commitment
+from recipe_core.present.glossary import field_help
 from recipe_core.request.ranges import range_of
-from recipe_core.request.schema import describe_field
 
 PRICES = {"offer": "Cloud offer", "stated": "Custom price", "owned": "Own hardware"}
 CHEAPEST = ""
@@ -128,7 +128,7 @@ def offer_list() -> None:
         lambda kind: {"hardware.commitment": stored_commitment(kind)},
         options=[kind for kind in get_args(Commitment) if kind in offered],
         required=True,
-        help=describe_field("hardware.commitment"),
+        help=field_help("hardware.commitment"),
     )
     prices = {offer.name: offer for offer in offers if offer.commitment == kind}
     cheapest = default_offer(hardware.model_copy(update={"commitment": kind}), offers)

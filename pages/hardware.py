@@ -25,9 +25,9 @@ from recipe_core.hardware.detect.machine import detect
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.measured.support import support
+from recipe_core.present.glossary import field_help
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.ranges import range_of
-from recipe_core.request.schema import describe_field
 
 VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
 COLOURS = {"nvidia": "green", "amd": "red", "intel": "blue", "cpu": "gray"}
@@ -203,7 +203,7 @@ def other_cluster(n: int, other: HardwareRequest) -> None:
             lambda value: common.change_to({"options.hardware": replaced(n, field, value)}),
             range_of(f"options.hardware.0.{field}"),
             name=f"{label} of {short_title(device(other.device))}",
-            help=describe_field(f"hardware.{field}"),
+            help=field_help(f"hardware.{field}"),
             **options,
         )
 

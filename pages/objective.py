@@ -9,9 +9,9 @@ from recipe_core.base.units import significant
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
+from recipe_core.present.glossary import field_help, term_help
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.ranges import range_of
-from recipe_core.request.schema import describe_field
 from recipe_core.search import slos
 from recipe_core.search.framework_choices import framework_choices
 from recipe_core.search.measures import SERVING, TRAINING, Measure
@@ -178,7 +178,7 @@ def limit(plan: Plan | None, name: str) -> None:
     steps = slos.limit_steps(measure.limit, devices=most_devices(), stated=stated)
     shown = [numbers.scaled(step, scale) for step in steps]
     with st.container(key=f"limit-{name}", gap="xsmall"):
-        st.markdown(f":small[{title}]", help=describe_field(field))
+        st.markdown(f":small[{title}]", help=field_help(field))
         with st.container(horizontal=True, vertical_alignment="center"):
             numbers.box(
                 title,
@@ -281,7 +281,7 @@ with right:
     # what is drawn while a plan is made must not move what stands below
     with st.container(key="counted"):
         plan = common.planned_or_none() if common.hardware_chosen() else None
-    st.header("Limits", anchor=False)
+    st.header("Limits", anchor=False, help=term_help("slo"))
     st.caption(
         "Limits come before the objective. Type one or move its slider; below stands how many "
         "splits keep it beside all other limits."

@@ -43,6 +43,9 @@ KEPT = (
     "RrR4WFCk_BAdwTO4ABGt68nMINGkBoGeDL6APud-LQA9DywgaOjAKwoSlPB9QqNEr3RQHk0FgAGETvM"
 )
 SHOTS = {
+    "start": ("", "", None),
+    "tour": ("", "", "Take the tour (one minute)"),
+    "glossary": ("compare", LLAMA, "Glossary"),
     "model": ("", LLAMA, None),
     "hardware": ("hardware", LLAMA, None),
     "objective": ("objective", LLAMA, None),
@@ -64,6 +67,7 @@ SHOTS = {
 }
 """Path, query, and the view or example that is opened."""
 DARK = (
+    "start",
     "model",
     "hardware",
     "objective",
@@ -75,7 +79,9 @@ DARK = (
     "measured",
     "check",
 )
-NARROW = ("model", "objective", "compare", "size", "side", "check")
+NARROW = ("start", "model", "objective", "compare", "size", "side", "check")
+BUTTONS = ("check", "tour", "glossary")
+"""Shots for which a button is pressed; for others a tab is opened."""
 WIDE_PX, NARROW_PX = 1440, 390
 
 
@@ -149,9 +155,10 @@ def shoot(browser: Browser, base: str, name: str, width: int, scheme: str) -> by
     page.goto(f"{base}/{path}?{query}")
     settled(page)
     if opened:
-        page.get_by_role("button" if name == "check" else "tab", name=opened).click()
+        page.get_by_role("button" if name in BUTTONS else "tab", name=opened, exact=True).click()
         settled(page)
-    whole(page, width)
+    if name != "glossary":  # a dialog is as high as the window
+        whole(page, width)
     picture = page.screenshot()
     context.close()
     return picture

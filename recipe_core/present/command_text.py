@@ -33,13 +33,12 @@ def memory_meant(answer: dict[str, Any]) -> str:
     requests = f"{workload['concurrency']:,} requests of {tokens:,} tokens"
     usable = gib(memory["usable_bytes"])
     starts = answer["start_bytes"] <= memory["usable_bytes"]
-    outcome = f"is within the {usable} that are usable: it starts."
-    if not starts:
-        outcome = f"is more than the {usable} that are usable: it cannot start."
+    outcome = "within" if starts else "more than"
     text = (
         f"{gib(memory['total_bytes'])} would hold the load, {requests}, at once. "
         f"{gib(answer['start_bytes'])} is what the engine needs to start: room for one request of "
-        f"{workload['max_context']:,} tokens, the longest that the command accepts. This {outcome}"
+        f"{workload['max_context']:,} tokens, the longest that the command accepts. "
+        f"That is {outcome} the {usable} that are usable."
     )
     if starts and memory["total_bytes"] > memory["usable_bytes"]:
         text += f" Of the load it holds {memory['max_concurrency']:,} requests; the others wait."

@@ -49,7 +49,7 @@ def test_both_memory_figures_are_explained_beside_each_other() -> None:
     assert f"{start} is what the engine needs to start" in said
     assert "one request of 131,072 tokens" in said
     assert f"needs {start} per GPU to start" in said  # the reason has the same figure
-    assert "it cannot start." in said
+    assert "That is more than the 72.8 GiB that are usable." in said
 
 
 def test_a_command_that_starts_and_queues_says_how_many_it_holds() -> None:
@@ -58,5 +58,5 @@ def test_a_command_that_starts_and_queues_says_how_many_it_holds() -> None:
         "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2 --max-model-len 4096"
     ).run()
     said = words(app)
-    assert "it starts. Of the load it holds" in said
+    assert "that are usable. Of the load it holds" in said
     assert "the others wait." in said

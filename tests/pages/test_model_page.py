@@ -9,7 +9,7 @@ import pytest
 
 from recipe_core.doors.settings import variable
 from recipe_core.model.catalog import catalog_entry
-from tests.pages.opening import LLAMA_70B, opened, query_of, words
+from tests.pages.opening import LLAMA_70B, figure, opened, query_of, words
 
 
 def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
@@ -133,3 +133,14 @@ def test_an_uploaded_config_is_a_model_and_weights_are_refused() -> None:
         ("model.json", b"PK\x03\x04", "application/json")
     ).run()
     assert "weights are never read" in app.error[0].value
+
+
+def test_the_architecture_is_drawn_when_it_is_unfolded() -> None:
+    app = opened(model=LLAMA_70B)
+    assert not app.table
+    app.session_state["architecture"] = True
+    app.run()
+    assert not app.exception
+    rows = app.table[0].value.to_string()
+    assert "grouped-query" in rows
+    assert "Feed-forward" in json.dumps(figure(app, "parts"))
