@@ -14,7 +14,7 @@ def test_a_vendor_brings_its_device_and_drops_the_old_offer() -> None:
     app = opened("hardware.py", **{"hardware.offer": "lambda-h100-sxm"})
     app.get_by_key("_vendor").set_value("amd").run()
     assert query_of(app) == {"v": "1", "hardware.device": "mi300x"}
-    assert "8 × Instinct MI300X 192 GB" in words(app)
+    assert "8 × MI300X" in words(app)
 
 
 def test_a_price_of_ones_own() -> None:
