@@ -22,6 +22,8 @@ from recipe_core.request.ranges import range_of
 
 MOST_LOADS = 16
 """Loads that a page takes: each is judged with every split."""
+BOX_PX = 165
+"""Width of a box: a wider one says "Press Enter to apply" over the last of its digits."""
 _group: ContextVar[str | None] = ContextVar("group of boxes", default=None)
 
 
@@ -92,7 +94,7 @@ def box(
         on_change=commit,
         help=f"{about} {takes}" if about else takes,
         autocomplete="off",
-        **options,
+        **{"width": BOX_PX, **options},
     )
 
 
@@ -117,7 +119,11 @@ def numbers(label: str, field: str, **options: Any) -> None:
     def take(values: tuple[float, ...] | None) -> None:
         common.change_to({field: values or ()})
 
-    settings: Mapping[str, Any] = {"help": field_help(field), **options}
+    settings: Mapping[str, Any] = {
+        "help": field_help(field),
+        "width": "stretch",
+        **options,
+    }
     box(
         label,
         f"_{field}",

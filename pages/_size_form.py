@@ -23,7 +23,7 @@ GOALS = ("cost", "gpus", "energy")
 TIMES = {
     "ttft_ms": ("First token (ms)", "ms"),
     "tpot_ms": ("Per token (ms)", "ms"),
-    "request_latency_ms": ("Whole answer (ms)", "ms"),
+    "request_latency_ms": ("Request latency (ms)", "ms"),
 }
 RUN = {"wall_hours": ("Finish within (h)", "h"), "usd": ("Cost of the run ($)", "$")}
 PERCENTILES = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}

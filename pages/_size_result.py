@@ -21,7 +21,7 @@ AXES = {
     "tpot_s": "Per token",
     "interactivity": "Tokens/s of a user",
     "ttft_s": "First token",
-    "request_latency_s": "Whole answer",
+    "request_latency_s": "Request latency",
     "wall_s": "Time to finish",
 }
 

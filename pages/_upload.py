@@ -96,14 +96,16 @@ def current() -> None:
     """The config in use."""
     model = config()
     assert model is not None  # noqa: S101 - drawn for a config only
+    try:
+        spec = common.model()
+    except RecipeError:
+        place_now, said = str(model.get("weights") or ""), "cannot be read"  # the verdict says why
+    else:
+        place_now = spec.weights or ""
+        said = f"{len(spec.layers)} layers, {count(spec.parameters)} parameters"
     st.session_state[NAME] = model_name(common.request())
-    st.session_state[PLACE] = str(model.get("weights") or "")
+    st.session_state[PLACE] = place_now
     with st.container(border=True):
-        try:
-            spec = common.model()
-            said = f"{len(spec.layers)} layers, {count(spec.parameters)} parameters"
-        except RecipeError:
-            said = "cannot be read"  # the verdict above says why
         st.markdown(f"**Your config.json:** {common.escape(model_name(common.request()))}, {said}")
         name, place = st.columns(2)
         name.text_input(
@@ -124,5 +126,5 @@ def current() -> None:
         )
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Remove", key="remove-upload", icon=":material/close:", on_click=remove)
-            if not model.get("weights"):
+            if not place_now:
                 st.caption("Left open, the start command asks for the weights.")

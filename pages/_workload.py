@@ -54,7 +54,7 @@ def preset() -> None:
     known = presets(request)
     common.choose(
         st.pills,
-        "Start from",
+        "Example runs" if request.is_training else "Start from",
         "_preset",
         preset_of(request),
         lambda name: preset_changes(request, name),
@@ -100,7 +100,7 @@ def serving_load() -> None:
                 names[workload.mode],
                 LOADS[workload.mode],
                 disabled=searched,
-                placeholder="the most within the limits" if searched else "",
+                placeholder="as limits allow" if searched else "",
             )
         number("Input tokens", "input_tokens")
         number("Output tokens", "output_tokens")

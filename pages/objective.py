@@ -70,20 +70,19 @@ def serving_details() -> None:
 
 def training_details() -> None:
     """Framework, optimizer, attention and adapters."""
+    choices = framework_choices(request, folders=folders_allowed())
+    labels = {choice.name: choice.label for choice in choices}
+    common.edit(
+        st.selectbox,
+        "Framework",
+        "candidate.engine",
+        read=lambda value: value or "",
+        write=lambda name: name or None,
+        options=list(labels),
+        format_func=labels.get,
+        help="Automatic takes the first framework that can launch what is asked.",
+    )
     with numbers.group("training"), st.grid(4, min_column_width=140):
-        choices = framework_choices(request, folders=folders_allowed())
-        labels = {choice.name: choice.label for choice in choices}
-        common.edit(
-            st.selectbox,
-            "Framework",
-            "candidate.engine",
-            read=lambda value: value or "",
-            write=lambda name: name or None,
-            options=list(labels),
-            format_func=labels.get,
-            help=f"{field_help('candidate.engine')} Automatic takes the first framework that "
-            "can launch what is asked.",
-        )
         common.edit(
             st.selectbox,
             "Optimizer",

@@ -38,6 +38,10 @@ SIZE = (
     "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40"
     "&objective.limits.ttft_ms=2000"
 )
+KEPT = (
+    "v=1&kept=~1.ePmQfAf8i45WAoakArCk8DAEpfRqkkKd3mFDakCAvQjyX2aeArDc0VHISMxJU8hPUygBtvlI9SwRp"
+    "RrR4WFCk_BAdwTO4ABGt68nMINGkBoGeDL6APud-LQA9DywgaOjAKwoSlPB9QqNEr3RQHk0FgAGETvM"
+)
 SHOTS = {
     "start": ("", "", None),
     "tour": ("", "", "Take the tour (one minute)"),
@@ -52,6 +56,7 @@ SHOTS = {
     "training": ("compare", TRAIN, "Pipeline"),
     "size": ("size", SIZE, None),
     "size-confidence": ("size", SIZE, "Confidence"),
+    "side": ("side", KEPT, None),
     "measured": ("measured", "", None),
     "check": ("check", LLAMA, "SGLang with a misspelt option"),
     "nothing-fits": (
@@ -70,10 +75,11 @@ DARK = (
     "recipe",
     "training",
     "size",
+    "side",
     "measured",
     "check",
 )
-NARROW = ("start", "model", "objective", "compare", "size", "check")
+NARROW = ("start", "model", "objective", "compare", "size", "side", "check")
 BUTTONS = ("check", "tour", "glossary")
 """Shots for which a button is pressed; for others a tab is opened."""
 WIDE_PX, NARROW_PX = 1440, 390

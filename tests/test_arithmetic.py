@@ -251,7 +251,7 @@ TRAINING: list[dict[str, Any]] = [
     {},
     {"model": "meta-llama/Llama-3.1-70B-Instruct", "hardware.nodes": 8},
     {"model": "Qwen/Qwen3-30B-A3B", "hardware.nodes": 4, "candidate.engine": "megatron"},
-    {"model": "deepseek-ai/DeepSeek-V3", "hardware.nodes": 64, "candidate.engine": "megatron"},
+    {"model": "deepseek-ai/DeepSeek-V2-Lite", "hardware.nodes": 4, "candidate.engine": "torch"},
     {"hardware.device": "mi300x", "candidate.engine": "deepspeed"},
     {"candidate.precision": "fp8"},
     {"workload.method": "lora", "hardware.device": "a100-80gb"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -226,7 +227,34 @@ def test_load_curves_mark_the_request_and_the_limit() -> None:
     figure = charts.load_curves({"best": curve}, 64.0, "in flight", 40.0)
     assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
     sizes = figure.data[0]["marker"]["size"]
-    assert figure.data[0]["customdata"][int(np.argmax(sizes))][0] == "64.0 in flight"
+    assert figure.data[0]["customdata"][int(np.argmax(sizes))][0] == "64 in flight"
+
+
+def test_labels_of_loads_are_whole_and_never_on_each_other() -> None:
+    saturated = plan(change(DEFAULT, {"model": "Qwen/Qwen3-32B", "hardware.device": "l40s"}))
+    assert isinstance(saturated, ServingPlan)
+    rows = [int(row) for row in saturated.order[:3]]
+    drawn = {saturated.label(row): curves.load_curve(saturated, row) for row in rows}
+    at = {
+        saturated.label(row): spot
+        for row in rows
+        if (spot := curves.crossing(saturated, row, 0.06)) is not None
+    }
+    figure = charts.load_curves(drawn, 64.0, "in flight", 60.0, at)
+    widest, highest = figure.layout.xaxis.range[1], figure.layout.yaxis.range[1]
+    places = []
+    for trace in figure.data[: len(rows)]:
+        for x, y, text in zip(trace["x"], trace["y"], trace["text"], strict=True):
+            if text:
+                assert re.fullmatch(r"[\d,]+(–[\d,]+)?", text), text
+                places.append((x / widest, y / highest))
+    assert len(places) > 3
+    for n, (x, y) in enumerate(places):
+        assert all(abs(x - a) > 0.05 or abs(y - b) > 0.04 for a, b in places[:n])
+    said = [note.text for note in figure.layout.annotations]
+    assert all(any(name in text for text in said) for name in drawn)  # each at its end
+    first = next(iter(at.values()))
+    assert any(f"{first.load:,.0f} in flight, " in text and "tok/s" in text for text in said)
 
 
 def test_half_as_busy_costs_twice_as_much() -> None:

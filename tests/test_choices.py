@@ -129,14 +129,13 @@ def test_a_device_says_how_well_it_is_known() -> None:
 
 def test_a_request_in_one_line() -> None:
     assert (
-        summary(DEFAULT)
-        == "Llama-3.1-8B-Instruct · 8 × h100-sxm · 64 requests in flight, 1,024 → 256 tokens · "
-        "throughput"
+        summary(DEFAULT) == "Llama-3.1-8B-Instruct · 8 × H100 SXM5 · 64 requests in flight, "
+        "1,024 → 256 tokens · throughput"
     )
     several = change(
         DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)}
     )
-    assert "8 × h100-sxm or 16 × mi300x in 2 nodes" in summary(several)
+    assert "8 × H100 SXM5 or 16 × MI300X in 2 nodes" in summary(several)
     assert summary(TRAINING).endswith(
         "pre-train, 256 × 4,096 tokens per step, 10.0 B tokens · time to finish"
     )

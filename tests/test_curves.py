@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from recipe_core.explain.curves import load_curve, scaling, usd_per_million_by_use
+from recipe_core.explain.curves import crossing, load_curve, scaling, usd_per_million_by_use
 from recipe_core.explain.tornado import FIGURES, tornado
+from recipe_core.physics.serving.estimates import estimate
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan
@@ -70,7 +72,51 @@ def test_a_tornado_knows_which_way_things_go() -> None:
     assert row is not None
     base, swings = tornado(board, row, "usd")
     found = {swing.name: swing for swing in swings}
-    assert found["Price"].less == pytest.approx(0.8 * base)
-    assert found["Price"].more == pytest.approx(1.2 * base)
+    assert found["Price of a device"].less == pytest.approx(0.8 * base)
+    assert found["Price of a device"].more == pytest.approx(1.2 * base)
     assert found["Memory bandwidth"].more < base < found["Memory bandwidth"].less
     assert "Prefix cache hits" not in found  # there are none to move
+
+
+def test_a_tornado_says_between_what_values_it_moves() -> None:
+    board = serving()
+    assert board.best_row is not None
+    swings = {swing.name: swing for swing in tornado(board, board.best_row, "usd")[1]}
+    assert (swings["Input tokens"].low, swings["Input tokens"].high) == ("512", "1,536")
+    assert (swings["Load"].low, swings["Load"].high) == ("32 requests", "96 requests")
+    assert (swings["Memory bandwidth"].low, swings["Memory bandwidth"].high) == (
+        "2.68 TB/s",
+        "4.02 TB/s",
+    )
+    assert swings["Price of a device"].high.endswith("/h")
+
+
+@pytest.mark.parametrize("mode", ["closed", "open"])
+def test_a_crossing_is_the_largest_load_within_the_limit(mode: str) -> None:
+    board = serving(mode)
+    row = board.best_row
+    assert row is not None
+    curve = load_curve(board, row)
+    runs = np.flatnonzero(curve.runs)
+    limit_s = float(curve.tpot_s[runs[len(runs) // 2]]) * 1.001
+    at = crossing(board, row, limit_s)
+    assert at is not None
+    assert at.tpot_s <= limit_s
+    assert not at.within
+    assert at.load >= curve.load[runs[len(runs) // 2]] * 0.999
+    block, i = board.at(row)
+    more = at.load + 1 if mode == "closed" else at.load * 1.02
+    cases = replace(block.cases.take([i]), load=np.array([more]))
+    beyond = estimate(block.setting, cases)
+    assert beyond.serving.tpot_s[0] > limit_s or not beyond.feasible[0]
+
+
+def test_a_limit_may_be_crossed_at_no_load() -> None:
+    board = serving()
+    row = board.best_row
+    assert row is not None
+    assert crossing(board, row, 1e-6) is None
+    slow = crossing(board, row, 1e6)
+    assert slow is not None
+    assert slow.within
+    assert slow.load == 16 * board.columns["load"][row]

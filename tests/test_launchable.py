@@ -14,6 +14,7 @@ from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.engines.training_programs import facts
 from recipe_core.hardware.cluster import device
+from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.training.start import launch_reasons
 from recipe_core.recipe.decision import decide, decide_split
 from recipe_core.request.edit import change
@@ -174,6 +175,17 @@ def test_what_no_framework_launches_is_estimated_and_said() -> None:
     step = plan(training("meta-llama/Llama-3.1-8B", "h100-sxm", "pretrain", workload__tokens=None))
     assert "token budget" in (step.launch_note or "")
     assert plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "lora")).launch_note is None
+
+
+def test_a_cluster_on_which_nothing_is_launched_is_named() -> None:
+    beside = HardwareRequest(device="gaudi3", per_node=8)
+    asked = training("meta-llama/Llama-3.1-8B", "h100-sxm", "pretrain", candidate__precision="fp8")
+    table = plan(change(asked, {"options.hardware": (beside,)}))
+    note = table.launch_note or ""
+    assert note.startswith("No framework launches")
+    assert "on Gaudi 3" in note
+    assert "figures there are estimates" in note
+    assert plan(asked).launch_note is None
 
 
 def test_no_change_leads_from_a_bundle_to_estimates_only() -> None:

@@ -11,7 +11,7 @@ import pytest
 import recipe_core as rb
 from recipe_core.base.budget import Budget, limited
 from recipe_core.base.errors import InputError, LimitError
-from recipe_core.recipe.build import make_recipe, recipe_request
+from recipe_core.recipe.build import make_recipe, rebuilt, recipe_request
 from recipe_core.request.describe import summary
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT, from_query, to_query
@@ -329,6 +329,7 @@ def test_a_recipe_holds_the_load_that_was_found() -> None:
         moved = change(found, {**fallback.changes, "candidate": fallback.candidate})
         after, row = plan_candidate(moved)
         assert after.holds[row]
+    assert rebuilt(recipe) == recipe
     stated = PlanRequest.parse({**values(LLAMA_8B, per_node=2), "candidate": best.candidate})
     assert make_recipe(stated).request["workload"]["concurrency"] > 1
     open_load = {**recipe.request, "workload": {**recipe.request["workload"]}}

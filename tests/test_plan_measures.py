@@ -13,6 +13,7 @@ from recipe_core.base import labels, units
 from recipe_core.base.resources import PACKAGE
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present import tables
+from recipe_core.present.terminal import estimate_text
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plan import Plan
@@ -187,7 +188,7 @@ def test_labels_name_what_differs() -> None:
     assert (
         labels.training_split(split) == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
     )
-    assert labels.short_name(split) == "dp 8 · pp 4 × 2"
+    assert labels.short_name(split) == "dp 8 · pp 4 × 2 · zero 1 · mb 2 · full recompute"
 
 
 @pytest.mark.parametrize(
@@ -240,6 +241,15 @@ def test_hfu_counts_what_is_computed_again():
         else:  # a third forward pass of everything but embedding and head
             assert 1.25 < training.hfu / training.mfu < 1 + repeats
             assert training.hfu < 1
+
+
+def test_the_command_line_says_mfu_and_hfu():
+    board = training_plan()
+    row = next(int(row) for row in board.order if board.columns["recompute"][row] == 2)
+    estimate = board.estimate(row)
+    text = estimate_text(board.candidate(row), estimate.to_json())
+    assert re.search(rf"MFU +{estimate.training.mfu:.1%}", text)
+    assert re.search(rf"HFU, with recomputation +{estimate.training.hfu:.1%}", text)
 
 
 @pytest.mark.parametrize(("tokens", "unit"), [(1e9, "h"), (1e11, "days")])

@@ -103,9 +103,7 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
     grouped, row = plan_candidate(
         make_request(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1, "cp": 2})
     )
-    assert grouped.reasons(row) == [
-        "tp 8 puts each of 8 KV heads on 1 rank, which cp 2 does not divide"
-    ]
+    assert grouped.reasons(row) == ["tp 8 puts each of 8 KV heads on 1 rank, not divisible by cp 2"]
 
 
 def test_loads_and_limits_of_a_step_are_combined_with_legal_splits():

@@ -81,8 +81,8 @@ def test_a_limit_on_money_refuses_what_has_no_price(
     assert row is not None
     assert alone.codes(row) == {code}
     reason = (
-        f"no price of gh200-144gb is known, so the limit of {said} cannot be judged; "
-        "state hardware.usd_per_device_hour"
+        "no price of NVIDIA GH200 Grace Hopper 144 GB (HBM3e) is known, "
+        f"so the limit of {said} cannot be judged; state hardware.usd_per_device_hour"
     )
     assert alone.reasons(row) == [reason]
     assert alone.beyond_limits() == []

@@ -15,6 +15,7 @@ An infeasible split is data (``reasons``), not an exception.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ LONGEST_FIELD = 400
 LONGEST_NAME = 120
 """Characters of an unknown name: the closest to a longer one are not looked for, which would take
 time with its length, and a message shows no more of it."""
+
+
+_FIELD = re.compile(r"\b(model|hardware|workload|objective|options|candidate)\.[a-z]")
+"""A field of a request by its dotted name."""
 
 
 class RecipeError(Exception):
@@ -48,8 +53,9 @@ class RecipeError(Exception):
 
     @property
     def plain(self) -> str:
-        """What is wrong and what to do, without the name of the field, for a page."""
-        return f"{self.message} {self.hint}" if self.hint else self.message
+        """What is wrong and what to do, without names of fields, for a page that has buttons."""
+        named = self.hint is None or _FIELD.search(self.hint)
+        return self.message if named else f"{self.message} {self.hint}"
 
     def to_json(self) -> dict[str, Any]:
         """The error as the API and the command line print it, under the key ``error``."""

@@ -51,14 +51,13 @@ def split_name(candidate: Mapping[str, Any]) -> str:
 
 
 def short_name(candidate: Mapping[str, Any]) -> str:
-    """The degrees alone; of two pools the decode pool's first: ``tp 4 + 2 × tp 2``."""
+    """A split in a tile: of two pools ``tp 4 + 2 × tp 2``, of training ``dp 8 · zero 3 · mb 8``.
+
+    ``mb`` is the micro-batch. Everything that tells splits apart stays.
+    """
     if candidate.get("prefill"):
         return serving_split(candidate).replace(", prefill on ", " + ")
-    return " · ".join(
-        part
-        for part in split_name(candidate).split(" · ")
-        if part.split()[0] in ("tp", "pp", "dp", "ep", "cp", "one")
-    )
+    return split_name(candidate).replace("micro-batch", "mb")
 
 
 _LOADS = {

@@ -23,13 +23,35 @@ def significant(value: float, digits: int = 3) -> str:
         return "–"
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{decimals}f}"
+    return f"{value:,.{_decimals(value, digits)}f}"
 
 
 def duration(seconds: float) -> str:
     """Seconds as ms below one second, else s."""
     return f"{significant(seconds * 1e3)} ms" if abs(seconds) < 1 else f"{significant(seconds)} s"
+
+
+def alike(parts_s: Sequence[float], total_s: float) -> list[str]:
+    """Parts of a time with the unit and the decimals of their total, which has three digits.
+
+    A part below the last of these decimals is less than that: an estimate does not know it better.
+    """
+    factor, unit = (1e3, "ms") if abs(total_s) < 1 else (1.0, "s")
+    decimals = _decimals(total_s * factor)
+    least = 10.0**-decimals
+    return [
+        f"{part_s * factor:,.{decimals}f} {unit}"
+        if part_s == 0 or part_s * factor >= least / 2
+        else f"<{least:.{decimals}f} {unit}"
+        for part_s in parts_s
+    ]
+
+
+def _decimals(value: float, digits: int = 3) -> int:
+    """Decimals that give a number its significant digits."""
+    if value == 0 or not math.isfinite(value):
+        return 0
+    return max(0, digits - 1 - math.floor(math.log10(abs(value))))
 
 
 def seconds(value_s: float, digits: int = 3) -> str:
@@ -76,8 +98,12 @@ def per_second(value: float, unit: str) -> str:
 
 
 def band(low_high: Sequence[float], show: Any) -> str:
-    """A band as two formatted ends."""
-    return f"{show(low_high[0])} – {show(low_high[1])}"
+    """A band as two formatted ends; of a time in one unit, rounded alike."""
+    low, high = low_high
+    if show is duration:
+        ends = alike([low, high], high)
+        return f"{ends[0].rpartition(' ')[0]} – {ends[1]}"
+    return f"{show(low)} – {show(high)}"
 
 
 def range_text(low_high: Sequence[float], show: Any, *, unit: bool = True) -> str:

@@ -210,7 +210,7 @@ class _Reading:
             message = f"{flag} {ranks} does not go with {self._flag('dp')} {candidate['dp']}."
             self.out.say("error", "attention-dp", flag, message)
         elif tp % ranks:
-            message = f"{ranks} ranks of data-parallel attention do not divide"
+            message = f"{ranks} ranks of data-parallel attention are not a divisor of"
             self.out.say("error", "attention-dp", flag, f"{message} {self._flag('tp')} {tp}.")
         else:
             candidate |= {"tp": tp // ranks, "dp": ranks}

@@ -39,6 +39,12 @@ def load_curve(board: ServingPlan, row: int) -> LoadCurve:
     loads = request_load * np.geomspace(1 / SPAN, SPAN, LOADS_DRAWN)
     if block.setting.mode != "open":
         loads = np.unique(np.maximum(np.round(loads), 1.0))
+    return _curve(board, row, loads)
+
+
+def _curve(board: ServingPlan, row: int, loads: Float) -> LoadCurve:
+    """The estimate of a row's split under each load."""
+    block, i = board.at(row)
     cases = block.cases.take(np.full(len(loads), i))
     estimates = estimate(block.setting, replace(cases, load=loads))
     s = estimates.serving
@@ -50,6 +56,59 @@ def load_curve(board: ServingPlan, row: int) -> LoadCurve:
         s.output_tokens_per_s / cases.devices,
         estimates.feasible,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The largest load at which a split keeps a limit, and its output in tokens per second there.
+
+    ``within``: it keeps the limit at every load that was looked at, ``load`` being the largest.
+    """
+
+    load: float
+    tpot_s: float
+    output_tokens_per_s: float
+    per_gpu: float
+    within: bool = False
+
+
+LOADS_A_ROUND = 9
+CLOSE = 1.01
+"""How near, as a factor, two rates of arrival are whose difference no longer matters."""
+
+
+def crossing(board: ServingPlan, row: int, limit_s: float) -> Crossing | None:
+    """Where a row's time per output token crosses ``limit_s`` as the load grows.
+
+    Within the span of `load_curve`; None where the least load breaks the limit already.
+    """
+    block, i = board.at(row)
+    request_load, counted = float(block.cases.load[i]), block.setting.mode != "open"
+    low, high = request_load / SPAN, request_load * SPAN
+    if counted:
+        low, high = max(round(low), 1.0), max(round(high), 1.0)
+    best: Crossing | None = None
+    while True:
+        loads = np.geomspace(low, high, LOADS_A_ROUND)
+        loads = np.unique(np.round(loads)) if counted else loads
+        curve = _curve(board, row, loads)
+        keeps = curve.runs & np.isfinite(curve.tpot_s) & (curve.tpot_s <= limit_s)
+        breaks = np.flatnonzero(~keeps)
+        last = int(breaks[0]) - 1 if len(breaks) else len(loads) - 1
+        if last < 0:
+            return best
+        best = Crossing(
+            float(curve.load[last]),
+            float(curve.tpot_s[last]),
+            float(curve.output_tokens_per_s[last]),
+            float(curve.per_gpu[last]),
+            within=not len(breaks) and best is None,
+        )
+        if not len(breaks):
+            return best
+        low, high = float(loads[last]), float(loads[last + 1])
+        if high - low <= 1 if counted else high / low <= CLOSE:
+            return best
 
 
 def usd_per_million_by_use(usd_per_hour: float, tokens_per_s: float, use: Float) -> Float:

@@ -234,8 +234,8 @@ class _Explained:
             "per prompt token": overhead.input_token_s,
         }
         values = [f"{name} {time_text(value_s)}" for name, value_s in figures.items() if value_s]
-        values += [f"late steps {exact(overhead.late_steps)}"] if overhead.late_steps else []
-        values += [f"bunched {exact(overhead.bunched)}"] if overhead.bunched else []
+        values += [f"late steps {share_text(overhead.late_steps)}"] if overhead.late_steps else []
+        values += [f"bunched {share_text(overhead.bunched)}"] if overhead.bunched else []
         source = cited(engine.sources, overhead.source, overhead.note)
         title = f"{engine.title} {engine.version}"
         yield Constant(f"{title}, own time", ", ".join(values), overhead.status, source)

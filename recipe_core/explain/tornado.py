@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from recipe_core.base.units import per_second, significant, usd
 from recipe_core.hardware.profile import Fabric
+from recipe_core.model.dtypes import compute_dtype
 from recipe_core.physics.serving.cost import changed
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.search.serving_plan import ServingPlan
@@ -25,10 +27,14 @@ FIGURES: dict[str, Callable[[Estimates], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """An assumption moved down and up by ``share``: a ``column`` of the cases, or hardware."""
+    """An assumption moved down and up by ``share``: a ``column`` of the cases, or hardware.
+
+    ``says``: its value, with the unit.
+    """
 
     name: str
     share: float
+    says: Callable[[Setting, Cases], str]
     column: str = ""
     hardware: Callable[[Setting, float], Setting] | None = None
 
@@ -47,12 +53,17 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class Swing:
-    """A measure with one assumption moved by ``share``; NaN where the split cannot run then."""
+    """A measure with one assumption moved by ``share``; NaN where the split cannot run then.
+
+    ``low`` and ``high`` are the assumption's two values, with units.
+    """
 
     name: str
     share: float
     less: float
     more: float
+    low: str
+    high: str
 
     def width(self, base: float) -> float:
         """Largest distance from ``base``; infinite where the split cannot run."""
@@ -68,11 +79,13 @@ def tornado(board: ServingPlan, row: int, measure: str) -> tuple[float, list[Swi
     base = read(estimate(block.setting, cases))
     swings = []
     for assumption in ASSUMPTIONS:
-        less, more = (
-            _measured(estimate(*assumption.scaled(block.setting, cases, factor)), read)
+        ends = [
+            assumption.scaled(block.setting, cases, factor)
             for factor in (1 - assumption.share, 1 + assumption.share)
-        )
-        swings.append(Swing(assumption.name, assumption.share, less, more))
+        ]
+        less, more = (_measured(estimate(*end), read) for end in ends)
+        low, high = (assumption.says(*end) for end in ends)
+        swings.append(Swing(assumption.name, assumption.share, less, more, low, high))
     swings = [swing for swing in swings if swing.width(base) > 1e-4 * abs(base)]
     return base, sorted(swings, key=lambda swing: -swing.width(base))
 
@@ -127,14 +140,49 @@ def _price(setting: Setting, factor: float) -> Setting:
     return replace(setting, cluster=replace(setting.cluster, price=scaled))
 
 
+def _count(name: str) -> Callable[[Setting, Cases], str]:
+    """A column of counts, of the one case."""
+    return lambda _setting, cases: f"{getattr(cases, name)[0]:,.0f}"
+
+
+def _load(setting: Setting, cases: Cases) -> str:
+    load = float(cases.load[0])
+    if setting.mode == "open":
+        return f"{significant(load)} requests/s"
+    return f"{load:,.0f} requests"
+
+
+def _hits(_setting: Setting, cases: Cases) -> str:
+    return f"{cases.prefix_hit[0]:.0%}"
+
+
+def _bandwidth(setting: Setting, _cases: Cases) -> str:
+    return per_second(setting.cluster.device.memory_bandwidth_bytes_per_s.value, "B")
+
+
+def _peak(setting: Setting, _cases: Cases) -> str:
+    peaks = setting.cluster.device.peak_flops_per_s
+    dtype = compute_dtype(setting.stored_dtype("linear"), peaks)
+    return per_second(peaks[dtype].value, "FLOP")  # type: ignore[index]  # a dtype of the profile
+
+
+def _link(setting: Setting, _cases: Cases) -> str:
+    return per_second(setting.cluster.fabric.bandwidth_bytes_per_s.value, "B")
+
+
+def _device_hour(setting: Setting, _cases: Cases) -> str:
+    price = setting.cluster.price.usd_per_device_hour
+    return "unknown" if price is None else f"{usd(price)}/h"
+
+
 ASSUMPTIONS = (
-    Assumption("Input tokens", 0.5, "input_tokens"),
-    Assumption("Output tokens", 0.5, "output_tokens"),
-    Assumption("Load", 0.5, "load"),
-    Assumption("Prefix cache hits", 0.5, "prefix_hit"),
-    Assumption("Memory bandwidth", 0.2, hardware=_memory_bandwidth),
-    Assumption("Compute rate", 0.2, hardware=_compute),
-    Assumption("Link bandwidth", 0.2, hardware=_links),
-    Assumption("Price", 0.2, hardware=_price),
+    Assumption("Input tokens", 0.5, _count("input_tokens"), "input_tokens"),
+    Assumption("Output tokens", 0.5, _count("output_tokens"), "output_tokens"),
+    Assumption("Load", 0.5, _load, "load"),
+    Assumption("Prefix cache hits", 0.5, _hits, "prefix_hit"),
+    Assumption("Memory bandwidth", 0.2, _bandwidth, hardware=_memory_bandwidth),
+    Assumption("Compute rate", 0.2, _peak, hardware=_compute),
+    Assumption("Link bandwidth", 0.2, _link, hardware=_links),
+    Assumption("Price of a device", 0.2, _device_hour, hardware=_price),
 )
 """Traffic is known to a factor of two at best; datasheets and price lists within a fifth."""

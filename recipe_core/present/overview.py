@@ -47,6 +47,9 @@ _MEMORY = {
 _FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "compute"}
 
 
+_LEFT_OUT = {"cp": 1, "ep": 1, "virtual_stages": 1, "zero_stage": 0, "recompute": "none"}
+"""What a stated split is where it leaves something out."""
+
 Ends = tuple[str, str]
 """A range, low to high, as texts."""
 
@@ -70,7 +73,7 @@ def stated(candidate: CandidateRequest | None) -> str:
     """What a request states of its split: ``tp 4 · dp 2``; a part of one leaves the rest open."""
     fields = candidate.model_dump(exclude_none=True) if candidate else {}
     if {"tp", "pp", "dp"} <= set(fields):
-        return split_name({"ep": 1, **fields})
+        return split_name({**_LEFT_OUT, **fields})
     return ", ".join(
         f"{name} {value}"
         for name, value in fields.items()

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.labels import split_name
-from recipe_core.base.units import band, chance_text, rounded, usd
+from recipe_core.base.units import band, chance_text, rounded
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
@@ -32,7 +32,6 @@ SAME = 0.005
 """Share of a figure up to which a difference is called none."""
 FACTOR = 10.0
 """Times a figure from which a difference is said as a factor, not in percent."""
-PER_MONTH = Measure("Cost per month", "Per month", "$", "usd_per_month", usd)
 _PER_HOUR = "usd_per_hour"
 _IN_FACTS = frozenset({"gpus", "load"})
 """Measures that stand among the facts."""
@@ -183,8 +182,6 @@ def measures(choices: Sequence[Choice]) -> dict[str, Measure]:
             if name in _IN_FACTS:
                 continue
             out.setdefault(measure.title, measure)
-            if measure.column == _PER_HOUR:
-                out.setdefault(PER_MONTH.title, PER_MONTH)
     return {
         title: measure
         for title, measure in out.items()
@@ -193,7 +190,10 @@ def measures(choices: Sequence[Choice]) -> dict[str, Measure]:
 
 
 def value(choice: Choice, title: str) -> float:
-    """A figure of a choice by its measure's title, SI; NaN where there is none."""
+    """A figure of a choice by its measure's title, SI; NaN where there is none.
+
+    Of a measure in another unit than its column's (cost per month) it is the column's.
+    """
     return _with_band(choice, title)[0]
 
 
@@ -210,8 +210,6 @@ def _with_band(choice: Choice, title: str) -> tuple[float, float, float]:
     if title in names:
         low, high = plan.band_ends(names[title], [row])
         return float(plan.raw(names[title])[row]), float(low[0]), float(high[0])
-    if title == PER_MONTH.title and _PER_HOUR in plan.columns:
-        return float(plan.columns[_PER_HOUR][row]) * HOURS_PER_MONTH, nan, nan
     return nan, nan, nan
 
 
@@ -418,9 +416,11 @@ def _plain(choice: Choice, plan: Plan) -> dict[str, Any]:
         "engine_version": _version(plan, choice.row),
         **_work(choice.request),
     }
-    for measure in [*plan.measures.values(), PER_MONTH]:
+    for measure in plan.measures.values():
         amount, low, high = _with_band(choice, measure.title)
         out[measure.column] = amount
+        if measure.column == _PER_HOUR:
+            out["usd_per_month"] = amount * HOURS_PER_MONTH
         if np.isfinite(low) and np.isfinite(high):
             out |= {f"{measure.column}_low": low, f"{measure.column}_high": high}
     return out

@@ -71,7 +71,7 @@ def fact_rows(row: Row) -> dict[str, str]:
     shown = {
         "ttft_s": ("First token", duration),
         "tpot_s": ("Per token", duration),
-        "request_latency_s": ("Whole answer", duration),
+        "request_latency_s": ("Request latency", duration),
         "output_tokens_per_s": ("Output", rate),
         "step_s": ("Step", duration),
         "tokens_per_s": ("Trained", rate),

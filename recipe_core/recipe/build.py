@@ -16,7 +16,7 @@ from recipe_core.model.catalog import in_catalog
 from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.expected import is_calibrated
-from recipe_core.recipe.fallbacks import fallbacks
+from recipe_core.recipe.fallbacks import fallbacks, without_load
 from recipe_core.recipe.locking import image_lock, make_lock
 from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.names import recipe_name
@@ -105,7 +105,7 @@ def _open(decision: Decision, started: Launch, place: Parameters) -> tuple[str, 
         return ()
     return (
         f"Where the weights of {decision.model.name} are is not stated: start it with "
-        "`python launch.py up --model FOLDER_OR_ID`, or state `weights` with the model.",
+        "python launch.py up --model FOLDER_OR_ID, or state its weights with the model.",
     )
 
 
@@ -193,7 +193,11 @@ def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:
     additions = Additions(
         parameters=recipe.parameters, variants=recipe.variants, claims=recipe.claims
     )
-    fresh = make_recipe(recipe_request(recipe), additions, folders=folders)
+    request = whole_profiles(recipe_request(recipe))
+    decision, asked = decide(request, folders=folders), request
+    if any("workload.concurrency" in fallback.changes for fallback in recipe.fallbacks):
+        asked = without_load(request)  # each fallback is under the load that it holds
+    fresh = recipe_of(decision, asked, additions, folders=folders)
     layers = {name: recipe.provenance.get(name, layer) for name, layer in fresh.provenance.items()}
     return fresh.model_copy(update={"provenance": layers}).locked()
 

@@ -65,7 +65,7 @@ def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[
     fixed = decision.request.options.model_copy(update={"engines": (decision.engine,)})
     own = decision.request
     if asked.load_searched:  # so that others are judged at the load which they hold
-        own = own.model_copy(update={"workload": _without_load(own.workload)})
+        own = without_load(own)
     request = own.model_copy(update={"candidate": None, "options": fixed})
     shorter = _half_the_context(request, decision)
     weights, caches = _other_formats(decision)
@@ -194,8 +194,10 @@ def _half_the_context(request: PlanRequest, decision: Decision) -> dict[str, Any
     }
 
 
-def _without_load(workload: Any) -> Any:
-    return workload.model_copy(update={"concurrency": None})
+def without_load(request: PlanRequest) -> PlanRequest:
+    """The request of a closed loop with its load left open, to be searched."""
+    workload = request.workload.model_copy(update={"concurrency": None})
+    return request.model_copy(update={"workload": workload})
 
 
 def _on_other_devices(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 
+from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import count, significant
+from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest, ServingWorkload, TrainingWorkload
@@ -30,9 +32,13 @@ def model_name(request: PlanRequest) -> str:
 
 
 def hardware_name(hardware: HardwareRequest) -> str:
-    """``16 × h100-sxm in 2 nodes``."""
+    """``16 × H100 SXM5 in 2 nodes``; a device that nobody knows by what it is called."""
     nodes = f" in {hardware.nodes:,} nodes" if hardware.nodes > 1 else ""
-    return f"{hardware.devices:,} × {hardware.device_name}{nodes}"
+    try:
+        title = chip_title(device(hardware.device))
+    except HardwareError:
+        title = hardware.device_name
+    return f"{hardware.devices:,} × {title}{nodes}"
 
 
 def load_name(workload: ServingWorkload) -> str:

@@ -579,7 +579,9 @@ class PlanRequest(_Part):
     model: Text | dict[str, Any]
     """Model: an id of the catalog or the hub (``owner/name``, ``owner/name@revision``), dimensions
     (``my-gpt [h=6144,L=44,heads=48,vocab=51200]``), a Hugging Face config.json itself, or a folder
-    that holds one (not from strangers)."""
+    that holds one (not from strangers). A config may add its ``name``, and where its ``weights``
+    are: an id of the hub, or an absolute path on the machine that runs it; left out, a launch asks
+    for them."""
 
     hardware: HardwareRequest
     """The devices on offer, their links and their price."""

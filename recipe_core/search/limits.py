@@ -169,7 +169,7 @@ def _refusal(
     if rule.money and place.usd_per_device_hour is None:
         amount = f"${bound:,.2f}".removesuffix(".00")
         unknown = (
-            f"no price of {place.device.name} is known, so the limit of {amount} {rule.money} "
+            f"no price of {place.device.title} is known, so the limit of {amount} {rule.money} "
             "cannot be judged; state hardware.usd_per_device_hour"
         )
         return Refusal(code, cases.feasible, lambda _: unknown)
@@ -227,9 +227,9 @@ def unsimulated(cases: Cases, limits: Limits) -> Cases:
     def say(i: int) -> str:
         why = "others rank before it by their means"
         if excess[i] > 1:
-            why = "its means break the limits already"
+            why = "its means exceed the limits already"
         if requests[i] > MOST:
-            why = f"it takes {requests[i]:,} requests per replica, and at most {MOST:,} are"
+            why = f"it takes {requests[i]:,} requests per replica; at most {MOST:,} are simulated"
         return f"p{limits.percentile:g} is not simulated: {why}"
 
     rule = Refusal("unsimulated", cases.feasible & ~known, say)

@@ -287,7 +287,7 @@ class Plan(PlanRows):
                 "tied_with_best": self.tied,
             },
             "unpriced": self.unpriced_devices,
-            **({"launch_note": self.launch_note} if self.launch_note else {}),
+            "launch_note": self.launch_note,
             **own,
         }
 

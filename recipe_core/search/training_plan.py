@@ -11,6 +11,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS
 from recipe_core.engines.frameworks import framework
+from recipe_core.hardware.cluster import short_title
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
@@ -277,8 +278,8 @@ class TrainingPlan(Plan):
         if not self.blocks:
             return []
         used = {block.setting.engine for block in self.blocks}
-        names = able(self.blocks[0].setting, *self._asked)
-        return [name for name in names if name not in used]
+        names = [name for one in self.blocks for name in able(one.setting, *self._asked)]
+        return [name for name in dict.fromkeys(names) if name not in used]
 
     @property
     def _asked(self) -> tuple[str, bool]:
@@ -298,19 +299,22 @@ class TrainingPlan(Plan):
 
     @cached_property
     def launch_note(self) -> str | None:
-        """Why no bundle of any split can be made, as sentences; None where one can."""
-        if not self.blocks:
-            return None
-        setting = self.blocks[0].setting
-        offload, in_pieces = self._asked
+        """Why no bundle of any split can be made, as sentences; None where one can.
+
+        Of several clusters also where only some have none.
+        """
+        none = [one.setting for one in self.blocks if not able(one.setting, *self._asked)]
         notes = []
-        if not able(setting, offload, in_pieces):
-            lacks = dict.fromkeys(lack.what for lack in unable(setting, offload, in_pieces))
+        if none:
+            lacks = dict.fromkeys(lack.what for one in none for lack in unable(one, *self._asked))
+            some = len(none) < len(self.blocks)
+            titles = dict.fromkeys(short_title(one.cluster.device) for one in none)
+            where = f" on {' and '.join(titles)}" if some else ""
             notes.append(
-                f"No framework launches {' and '.join(lacks)}: figures are estimates, without a "
-                "bundle."
+                f"No framework launches {' and '.join(lacks)}{where}: figures"
+                f"{' there' if some else ''} are estimates, without a bundle."
             )
-        if self.problem.workload.tokens is None:
+        if self.blocks and self.problem.workload.tokens is None:
             notes.append("Without a token budget a step is estimated, and no bundle is made.")
         return " ".join(notes) or None
 
@@ -321,10 +325,11 @@ class TrainingPlan(Plan):
         tokens = (
             {"workload.tokens": TRAINING_TOKENS} if self.problem.workload.tokens is None else {}
         )
-        setting = self.blocks[0].setting
-        if able(setting, *self._asked):
+        none = [one.setting for one in self.blocks if not able(one.setting, *self._asked)]
+        if not none:
             yield dict(tokens)
             return
+        setting = none[0]
         for changes in ways_out(setting, *self._asked):
             yield {**changes, **tokens}
 

@@ -150,7 +150,7 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         "runtime",
         _everywhere(cases, device.runtime not in engine.runtimes),
         lambda i: (
-            f"{engine.title} {engine.version} does not run on {device.runtime} ({device.name}); "
+            f"{engine.title} {engine.version} does not run on {device.runtime} ({device.title}); "
             f"supported: {runtimes}"
         ),
     )
@@ -158,7 +158,7 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         "weight-dtype",
         _everywhere(cases, setting.weight_dtype not in device.weight_dtypes),
         lambda i: (
-            f"{device.name} has no kernels for {setting.weight_dtype} weights; "
+            f"{device.title} has no kernels for {setting.weight_dtype} weights; "
             f"supported: {', '.join(device.weight_dtypes)}"
         ),
     )
@@ -168,7 +168,7 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         "kv-dtype",
         _everywhere(cases, setting.kv_dtype not in dtypes),
         lambda i: (
-            f"{engine.title} on {device.name} does not support {setting.kv_dtype} KV caches; "
+            f"{engine.title} on {device.title} does not support {setting.kv_dtype} KV caches; "
             f"supported: {', '.join(dtypes) or 'none'}"
         ),
     )
@@ -187,7 +187,7 @@ def _engine_weights(setting: Setting, cases: Cases) -> Refusal:
     return Refusal(
         "engine-weights",
         _everywhere(cases, gap is not None),
-        lambda i: f"{engine.title} has no kernels for {weights} on {device.name}{note}",
+        lambda i: f"{engine.title} has no kernels for {weights} on {device.title}{note}",
     )
 
 
@@ -410,7 +410,7 @@ def _indivisible_copies(cases: Cases, heads: int, copies: Int, i: int) -> str:
     if cases.tp[i] % heads:
         return f"tp {cases.tp[i]} is not a multiple of the {heads} KV heads; cp must be 1"
     subject = f"each of {heads} KV heads" if heads > 1 else "the KV head"
-    return f"tp {cases.tp[i]} puts {subject} on {ranks}, which cp {cases.cp[i]} does not divide"
+    return f"tp {cases.tp[i]} puts {subject} on {ranks}, not divisible by cp {cases.cp[i]}"
 
 
 def _expert_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:

@@ -86,7 +86,7 @@ def test_a_link_opens_on_every_page(page: Any, address: str, step: str) -> None:
     page.goto(f"{address}/{step}?{LLAMA_70B}&hardware.device=mi300x&pins={TP8}")
     settled(page, PAGES[step])
     if step in QUESTIONS:
-        page.get_by_text("Llama-3.1-70B-Instruct · 8 × mi300x").wait_for()
+        page.get_by_text("Llama-3.1-70B-Instruct · 8 × MI300X").wait_for()
     assert query(page)["pins"] == TP8
     assert query(page)["hardware.device"] == "mi300x"
 
@@ -107,16 +107,16 @@ def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> No
     settled(page, QUESTIONS["objective"])
     page.go_back()
     settled(page, QUESTIONS[""])
-    page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
+    page.get_by_text("Qwen3-8B · 8 × H100 SXM").wait_for()
     page.go_back()
-    page.get_by_text("Llama-3.1-8B-Instruct · 8 × h100-sxm").wait_for()
+    page.get_by_text("Llama-3.1-8B-Instruct · 8 × H100 SXM").wait_for()
     settled(page, QUESTIONS[""])
     page.go_forward()
-    page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
+    page.get_by_text("Qwen3-8B · 8 × H100 SXM").wait_for()
     settled(page, QUESTIONS[""])
     page.go_forward()
     settled(page, QUESTIONS["objective"])
-    page.get_by_text("Qwen3-8B · 8 × h100-sxm").wait_for()
+    page.get_by_text("Qwen3-8B · 8 × H100 SXM").wait_for()
 
 
 def test_a_click_in_the_navigation_keeps_the_choice(page: Any, address: str) -> None:
@@ -264,7 +264,7 @@ def test_a_config_is_uploaded(
     unfold(page, "Not in the list?")
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     page.locator("input[type=file]").set_input_files(tmp_path / "config.json")
-    page.get_by_text("config · 8 × h100-sxm").wait_for()
+    page.get_by_text("config · 8 × H100 SXM").wait_for()
     page.wait_for_function("() => location.search.includes('hidden_size')")
     (tmp_path / "weights.json").write_bytes(b"PK\x03\x04")
     page.locator("input[type=file]").set_input_files(tmp_path / "weights.json")

@@ -40,6 +40,11 @@ def words(app: AppTest) -> str:
     return "\n".join(str(element.value).replace("\\", "") for kind in kinds for element in kind)
 
 
+def codes(app: AppTest) -> list[str]:
+    """Texts to copy on the page, without the link that every page has."""
+    return [code.value for code in app.code if "?v=1" not in code.value]
+
+
 def open_view(app: AppTest, name: str) -> AppTest:
     """Open a tab of the comparison; the others are not computed."""
     app.session_state["views"] = name

@@ -14,7 +14,7 @@ def test_a_vendor_brings_its_device_and_drops_the_old_offer() -> None:
     app = opened("hardware.py", **{"hardware.offer": "lambda-h100-sxm"})
     app.get_by_key("_vendor").set_value("amd").run()
     assert query_of(app) == {"v": "1", "hardware.device": "mi300x"}
-    assert "8 × mi300x" in words(app)
+    assert "8 × Instinct MI300X 192 GB" in words(app)
 
 
 def test_a_price_of_ones_own() -> None:
@@ -33,7 +33,7 @@ def test_a_cluster_is_put_beside_and_taken_away() -> None:
     app = opened("hardware.py")
     app.selectbox(key="_add").select("mi300x").run()
     assert "mi300x" in query_of(app)["options.hardware"]
-    assert "8 × h100-sxm or 8 × mi300x" in words(app)
+    assert "8 × H100 SXM5 or 8 × MI300X" in words(app)
     app.text_input(key="_other_0_nodes").set_value("2").run()
     assert '"nodes":2' in query_of(app)["options.hardware"]
     app.button(key="drop-0").click().run()
@@ -43,7 +43,7 @@ def test_a_cluster_is_put_beside_and_taken_away() -> None:
 def test_a_run_is_planned_on_a_cluster_beside_too() -> None:
     app = opened("hardware.py", **{"workload.kind": "training", "workload.tokens": "1e9"})
     app.selectbox(key="_add").select("mi300x").run()
-    assert "8 × h100-sxm or 8 × mi300x" in words(app)
+    assert "8 × H100 SXM5 or 8 × MI300X" in words(app)
     assert "legal splits can run" in app.success[0].value
 
 

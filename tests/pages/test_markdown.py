@@ -100,6 +100,7 @@ REFUSED = (
 VERBATIM = {
     ("Code", "code_text"),
     ("TextInput", "placeholder"),
+    ("TextInput", "value"),
     ("TextInput", "default"),
     ("TextArea", "value"),
     ("TextArea", "default"),

@@ -205,3 +205,20 @@ def test_adapters_have_a_rank_and_an_alpha() -> None:
     assert query_of(app)["workload.lora_alpha"] == "16"
     app.text_input(key="_workload.lora_alpha").set_value("").run()
     assert "workload.lora_alpha" not in query_of(app)
+
+
+def test_what_a_framework_cannot_launch_is_said_where_it_is_chosen() -> None:
+    run = {"model": "meta-llama/Llama-3.1-8B", "workload.kind": "training"}
+    app = opened("objective.py", **run, **{"workload.method": "lora"})
+    box = app.selectbox(key="_candidate.engine")
+    assert (box.value, box.options[0]) == ("", "Automatic: Plain torch (torchrun)")
+    assert "torchtitan (cannot launch LoRA)" in box.options
+    assert "Plain torch (torchrun)" in box.options
+    optimizers = app.selectbox(key="_workload.optimizer").options
+    assert ("Muon (estimate only)" in optimizers, "AdamW" in optimizers) == (True, True)
+    box.select("torchtitan").run()
+    assert query_of(app)["candidate.engine"] == "torchtitan"
+    assert "torchtitan cannot launch LoRA" in app.error[0].value
+    app.selectbox(key="_candidate.engine").select("").run()
+    assert "candidate.engine" not in query_of(app)
+    assert app.success

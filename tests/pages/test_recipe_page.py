@@ -77,6 +77,56 @@ def test_a_split_that_cannot_be_started_is_refused_in_words_with_what_helps() ->
     assert app.button(key="use-vllm")
 
 
+LORA = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "hardware.device": "a100-sxm-80gb",
+    "workload.kind": "training",
+    "workload.method": "lora",
+    "workload.tokens": "1e8",
+}
+
+
+def test_adapters_end_in_a_download_by_default() -> None:
+    app = opened("recipe.py", **LORA)
+    assert not app.error
+    assert app.get_by_key("download")
+    assert "torchrun" in codes(app)
+
+
+def test_a_framework_that_cannot_launch_adapters_is_left_with_one_click() -> None:
+    app = opened("recipe.py", **LORA, **{"candidate.engine": "torchtitan"})
+    assert "torchtitan cannot launch LoRA: use Plain torch" in words(app)
+    assert "candidate.engine" not in words(app)
+    app.button(key="change-0").click().run()
+    assert query_of(app)["candidate.engine"] == "torch"
+    assert app.get_by_key("download")
+
+
+def test_what_is_only_estimated_is_said_and_left_with_one_click() -> None:
+    app = opened("recipe.py", **LORA | {"workload.method": "qlora"})
+    assert "No framework launches QLoRA" in words(app)
+    assert "cannot be built" in app.error[0].value
+    assert "workload.method" not in words(app)
+    app.button(key="buildable-0").click().run()
+    assert query_of(app)["workload.method"] == "lora"
+    assert not app.error
+    assert app.get_by_key("download")
+
+
+def test_a_stated_split_that_cannot_be_built_is_left_for_the_best_one() -> None:
+    split = {"engine": "torch", "tp": "1", "pp": "1", "dp": "8", "zero_stage": "1"}
+    split |= {"micro_batch": "1"}
+    query = LORA | {f"candidate.{name}": value for name, value in split.items()}
+    for device, said in (("a100-sxm-80gb", "101.8 GiB"), ("h200-sxm", "ZeRO-2 or 3, not 1")):
+        where = {"workload.method": "finetune", "hardware.device": device}
+        app = opened("recipe.py", **query | where)
+        assert said in app.error[0].value
+        assert "candidate." not in app.error[0].value
+    app.button(key="best-split").click().run()
+    assert not app.error
+    assert app.get_by_key("download")
+
+
 @pytest.mark.parametrize(
     "query",
     [{}, TWO_NODES, {"hardware.device": "mi300x"}, TRAINING | {"hardware.nodes": "2"}, POOLS],

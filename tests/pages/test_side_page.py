@@ -234,7 +234,7 @@ def test_a_split_that_no_longer_fits_is_said_and_in_no_link() -> None:
     app = opened("recipe.py", model=LLAMA_70B)
     app.selectbox(key="_split").select(TP4).run()
     assert query_of(app)["candidate.tp"] == "4"
-    limited = change(app.session_state["request"], {"objective.limits.tpot_ms": 25})
+    limited = change(app.session_state["request"], {"objective.limits.gpus": 2})
     app.session_state["request"] = limited
     app.session_state["edited"] = True
     app.run()
@@ -243,7 +243,7 @@ def test_a_split_that_no_longer_fits_is_said_and_in_no_link() -> None:
     for page in ("model.py", "compare.py"):
         app.switch_page(page).run()
         assert "tp 4, the split that you chose, no longer fits: the link omits it" in words(app)
-    app.session_state["request"] = change(limited, {"objective.limits.tpot_ms": None})
+    app.session_state["request"] = change(limited, {"objective.limits.gpus": None})
     app.session_state["edited"] = True
     app.run()
     assert query_of(app)["candidate.tp"] == "4"

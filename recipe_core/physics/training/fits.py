@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recipe_core.base.labels import TRAINING_MEMORY
 from recipe_core.base.units import gib
 from recipe_core.physics.training.memory import PARTS, Memory
 from recipe_core.space.refusal import Refusal
@@ -25,7 +26,7 @@ def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
         return (
             f"needs {gib(peak[i])} per GPU{place}, {gib(mem.capacity_bytes)} usable: "
             f"{gib(peak[i] - mem.capacity_bytes)} short "
-            f"(largest part: {largest}, {gib(parts[largest])})"
+            f"(largest part: {TRAINING_MEMORY[largest].lower()}, {gib(parts[largest])})"
         )
 
     limit = (1 + setting.calibration.tight.value) * mem.capacity_bytes

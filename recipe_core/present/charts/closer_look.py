@@ -9,14 +9,21 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
 from recipe_core.base.units import gib
 from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
-from recipe_core.explain.curves import load_curve, scaling
+from recipe_core.explain.curves import Crossing, crossing, load_curve, scaling
 from recipe_core.explain.frontier import frontier
 from recipe_core.explain.operators import Constant, Working, time_text
 from recipe_core.explain.serving_time import Times
 from recipe_core.explain.timeline import best_with_pipeline, step_timeline
 from recipe_core.explain.tornado import FIGURES, tornado
 from recipe_core.present import tables
-from recipe_core.present.charts.curves import load_curves, scaling_curve, swings, use_curves
+from recipe_core.present.charts.curves import (
+    crossing_text,
+    load_curves,
+    load_text,
+    scaling_curve,
+    swings,
+    use_curves,
+)
 from recipe_core.present.charts.degrees import heatmap
 from recipe_core.present.charts.frontier import frontier_lines, frontier_table
 from recipe_core.present.charts.lines import parallel, passing
@@ -137,19 +144,38 @@ def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
     current = float(plan.columns["load"][focus.row])
     limit = plan.request.objective.limits.tpot_ms
     curves = {name: load_curve(plan, row) for name, row in focus.compared.items()}
-    band = (
-        "The shaded band is within your limit."
-        if limit
-        else "Set a limit on the time per output token to see what it allows."
-    )
+    crossings: dict[str, Crossing] = {}
+    allowed = "Set a limit on the time per output token to see what it allows."
+    if limit:
+        at_limit = {name: crossing(plan, row, limit / 1e3) for name, row in focus.compared.items()}
+        crossings = {name: at for name, at in at_limit.items() if at is not None}
+        allowed = _allowed(limit, [*at_limit], crossings, unit)
     yield Chart(
         "load",
         "Time per output token as the load grows",
-        load_curves(curves, current, unit, limit, unit=plan.device_title, dark=focus.dark),
+        load_curves(
+            curves, current, unit, limit, crossings, unit=plan.device_title, dark=focus.dark
+        ),
         "Time per output token against output per device as the load grows",
-        f"Each marker is one load, the large one yours ({current:,.0f} {unit}). "
-        f"Labels: {label}. {band}",
+        f"{allowed} Each marker is one load, the large one what the split is planned "
+        f"for ({load_text(current)} {unit}). "
+        f"Labels: {label}; loads on one spot share a label, as a split holds no more of them.",
     )
+
+
+def _allowed(
+    limit_ms: float, names: Sequence[str], crossings: Mapping[str, Crossing], unit: str
+) -> str:
+    """What a limit on the time per output token allows each split, in a sentence."""
+    parts = []
+    for name in names:
+        at = crossings.get(name)
+        if at is None:
+            parts.append(f"{name} exceeds it at every load")
+            continue
+        reach = "at least " if at.within else ""
+        parts.append(f"{name} holds {reach}{crossing_text(at, unit)}")
+    return f"At {limit_ms:g} ms: {'; '.join(parts)}."
 
 
 @view("frontier", "Frontier", ("serving",), needs_fit=False)
@@ -214,8 +240,8 @@ def sensitivity(focus: Focus[ServingPlan]) -> Iterator[Item]:
         title,
         swings(base, moves, measure, dark=focus.dark),
         "How far the figure moves when each assumption is changed",
-        f"{plan.label(focus.row)}, estimated again with one assumption changed at a time. "
-        "Assumptions without effect are left out.",
+        f"{plan.label(focus.row)}, estimated again with one assumption changed at a time, between "
+        "the two values beside its bar. Assumptions without effect are left out.",
     )
 
 

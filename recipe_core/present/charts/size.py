@@ -30,7 +30,7 @@ AXES = {
     "tpot_s": ("Time per output token (ms)", 1e3, "tpot_ms"),
     "interactivity": ("Tokens/s that one user sees", 1.0, "tpot_ms"),
     "ttft_s": ("Time to first token (ms)", 1e3, "ttft_ms"),
-    "request_latency_s": ("Time of a whole answer (ms)", 1e3, "request_latency_ms"),
+    "request_latency_s": ("Request latency (ms)", 1e3, "request_latency_ms"),
     "wall_s": ("Time to finish (h)", 1 / 3600.0, "wall_hours"),
 }
 """What cost is drawn against: title, factor of the figure, and the limit's field."""

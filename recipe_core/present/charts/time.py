@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from recipe_core.base.labels import WHY
-from recipe_core.base.units import duration
+from recipe_core.base.units import alike, duration
 from recipe_core.explain.timeline import Task
 from recipe_core.present.charts.style import FRAME, filled, palette
 
@@ -28,7 +28,7 @@ def waterfall(
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     total = sum(parts.values())
     factor, unit = _scale(total)
-    texts = [duration(seconds) for _, seconds in ordered]
+    texts = alike([seconds for _, seconds in ordered], total)
     shares = [f"{seconds / total:.1%}" for _, seconds in ordered] if total else []
     figure = go.Figure(
         go.Waterfall(
