@@ -9,9 +9,8 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
-from recipe_core.present.charts.groups import TITLES
 from recipe_core.present.glossary import measure_help, term_help
-from recipe_core.present.tables import digits_of
+from recipe_core.present.tables import digits_of, named_columns
 from recipe_core.search.plan import Plan
 
 
@@ -42,7 +41,8 @@ def column_config(plan: Plan) -> dict[str, object]:
             config[f"{name}_likely"] = st.column_config.TextColumn(
                 f"{measure.head}, likely", help="Eight of ten measured runs are expected there"
             )
-    config |= {name: st.column_config.TextColumn(title) for name, title in TITLES.items()}
+    for name, title in named_columns(plan).items():
+        config[name] = st.column_config.TextColumn(title)
     config["state"] = st.column_config.TextColumn(
         "State", help="Whether it holds the whole load at once, or starts and queues"
     )

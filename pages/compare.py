@@ -13,8 +13,6 @@ from recipe_core.present.glossary import measure_help, term_help
 from recipe_core.request import split_key
 from recipe_core.search.plan import Plan
 
-MONTH = "usd_month"
-
 
 def pin_clicked() -> None:
     """Pin what was clicked in the chart; the chart is drawn anew, which clears its selection."""
@@ -25,10 +23,9 @@ def pin_clicked() -> None:
 
 def cards(plan: Plan, row: int) -> None:
     """The main figures of the best split, each with its likely range."""
-    names = [name for name in plan.headline if name != MONTH]
-    with st.grid(len(names) + 1, min_column_width=150):
+    with st.grid(len(plan.headline) + 1, min_column_width=150):
         best_split(plan, row)
-        for name in names:
+        for name in plan.headline:
             text, measure = plan.text(name, row), plan.measures[name]
             st.metric(
                 measure.head,
@@ -44,8 +41,8 @@ def cards(plan: Plan, row: int) -> None:
 
 def below_figure(plan: Plan, name: str, row: int) -> str:
     """The likely range of a figure; of dollars an hour those of a month."""
-    if name == "usd_hour" and MONTH in plan.headline and plan.known(MONTH):
-        return f"{plan.text(MONTH, row)} a month"
+    if name == "usd_hour" and plan.text(name, row) != "unknown":
+        return f"{plan.text('usd_month', row)} a month"
     return plan.likely(name, row, unit=False)
 
 

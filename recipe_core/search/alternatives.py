@@ -347,4 +347,4 @@ _WORDS = {"ttft": " to first token", "usd_hour": " an hour", "wall": " to finish
 def _tradeable(plan: Plan) -> Sequence[str]:
     """Figures of the table's head; not those that say another one over again."""
     names = dict.fromkeys([*plan.headline, "usd_hour"])
-    return [name for name in names if name not in ("interactivity", "usd_month")]
+    return [name for name in names if name != "interactivity"]

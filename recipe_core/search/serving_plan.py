@@ -151,7 +151,7 @@ class ServingPlan(Plan):
         "usd",
     )
     tabled = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
-    headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour", "usd_month")
+    headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour")
     phrased = ("output", "tpot", "usd")
     parts = MEMORY
     titles = REFUSALS
