@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_CLICKS = 5
 LIMIT_S = 90.0
 PATIENCE_MS = 300_000
-STEPS = (("link", None, "Which split?"), ("button", "Next: recipe", "Use this split"))
+STEPS = (("link", None, "Which split?"), ("button", "Next", "Use this split"))
 """What is clicked, in order, and the question of the page that it opens; None: the case."""
 
 

@@ -47,6 +47,7 @@ FIRST_PAGE = (
 )
 """With what they import, all modules that the first page uses with an empty link."""
 PAGES = (
+    "base.numbers",
     "bundle.browse",
     "commands.judge",
     "hardware.detect.machine",
@@ -66,7 +67,9 @@ PAGES = (
     "recipe.other_engines",
     "recipe.calibrate",
     "recipe.parameters",
+    "request.ranges",
     "search.plans",
+    "search.framework_choices",
     "search.slos",
     "sizing.parts",
     "targets.form",
