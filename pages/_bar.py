@@ -169,8 +169,10 @@ def explain(given: Answer, place: str) -> None:
         )
     elif given[1].state == "nothing":
         nothing_fits(given[0], given[1], place)
+        left_behind()
     else:
         told(*given)
+        left_behind()
         no_bundle(given[0], place)
         offers(given[0], place)
 
@@ -208,10 +210,6 @@ def told(plan: Plan, said: Verdict) -> None:
 def notes(plan: Plan, row: int) -> None:
     """What measured runs did to the figures, and whose price is unknown."""
     common.calibration_note(plan, row)
-    if lost := common.left_behind():
-        st.caption(
-            common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
-        )
     price_note(plan)
 
 
@@ -229,6 +227,14 @@ def no_bundle(plan: Plan, place: str) -> None:
                 ":material/build:",
                 f"Then {change.split} fits, and has a bundle.",
             )
+
+
+def left_behind() -> None:
+    """Say that the chosen split no longer fits."""
+    if lost := common.left_behind():
+        st.caption(
+            common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
+        )
 
 
 def price_note(plan: Plan) -> None:

@@ -129,7 +129,8 @@ def read_url() -> None:
     state["market"], bad_market = market_of(query)
     state["kept"], bad_kept = shelf_of(query)
     state["ignored"] = [*ignored, *bad_pins, *bad_market, *bad_kept]
-    state.pop("outside", None)
+    for name in ("outside", "looked"):
+        state.pop(name, None)
     if any(name.startswith(("hardware.", "options.hardware")) for name in query):
         state["hardware-chosen"] = True
 
@@ -325,7 +326,7 @@ def follow_edit() -> None:
 
 def replace_request(other: PlanRequest) -> None:
     """Make another request the wizard's; pins are the other plan's."""
-    st.session_state.update({"request": other, "edited": True})
+    st.session_state.update({"request": other, "edited": True, "hardware-chosen": True})
 
 
 def start_over() -> None:

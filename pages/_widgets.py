@@ -34,6 +34,7 @@ def head(title: str) -> None:
             if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
                 bar.explain(given, "page")
             elif given:
+                bar.left_behind()
                 bar.no_bundle(given[0], "page")
                 bar.price_note(given[0])
 

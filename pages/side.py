@@ -48,7 +48,7 @@ def shelf_bar(shelf: Shelf) -> None:
 def details(shelf: Shelf, place: int, kept: Kept) -> None:
     """One choice: its request in a line, its name, and buttons."""
     st.caption(common.escape(summary(kept.request)))
-    st.session_state[f"_name-{place}"] = kept.name
+    common.seed(f"_name-{place}", kept.name)
     st.text_input(
         "Name",
         key=f"_name-{place}",
@@ -102,7 +102,7 @@ def remove(shelf: Shelf, place: int) -> None:
 def pick_baseline(choices: Sequence[Choice]) -> int:
     """The choice that differences are to; the first unless the reader chose another."""
     place = min(st.session_state.get("baseline", 0), len(choices) - 1)
-    st.session_state["_baseline"] = place
+    common.seed("_baseline", place)
 
     def commit() -> None:
         st.session_state["baseline"] = st.session_state["_baseline"]

@@ -52,7 +52,7 @@ def test_a_name_says_what_tells_a_choice_from_others() -> None:
     assert [kept.name for kept in FEW] == [
         "Llama-3.1-70B-Instruct · H100 SXM5 · tp 8",
         "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2",
-        "Llama-3.1-8B-Instruct · H100 SXM5 · dp 4 · tp 2",
+        "Llama-3.1-8B-Instruct · H100 SXM5 · dp 4 · tp 2 · zero 1 · mb 2",
     ]
     other_format = split_of(TP4.replace("fp8", "bf16"), **{"hardware.device": "mi300x"})
     other_load = change(ON_MI300X, {"workload.concurrency": 8})

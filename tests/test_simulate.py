@@ -437,7 +437,7 @@ def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():
 def test_what_breaks_a_limit_by_its_mean_is_not_simulated_and_says_so():
     table = limited_plan(ttft_ms=1, percentile=95)
     said = [reason for row in range(len(table)) for reason in table.reasons(row)]
-    assert "p95 is not simulated: its means break the limits already" in said
+    assert "p95 is not simulated: its means exceed the limits already" in said
     assert sum(reason.startswith("p95 of time to first token") for reason in said) == NEAREST
 
 

@@ -25,6 +25,7 @@ from recipe_core.request.split_key import key_of
 
 MAX_KEPT = 8
 MAX_NAME = 80
+MAX_PART = 32
 """Characters of a name."""
 _PARAMETER = "kept"
 
@@ -112,9 +113,16 @@ def _default_names(request: PlanRequest) -> Iterator[str]:
     formats = split.get("precision") or split.get("weight_dtype") or ""
     more = ["", formats, str(split.get("engine") or ""), workload_name(request.workload)]
     for n in range(len(more)):
-        shown = [part[:32] for part in (*parts, *more[1 : n + 1]) if part]
+        shown = [_shortened(part) for part in (*parts, *more[1 : n + 1]) if part]
         text = "".join(sign if sign.isprintable() else " " for sign in " · ".join(shown))
         yield text[:MAX_NAME].strip()
+
+
+def _shortened(part: str) -> str:
+    """A part of a name, without its last pieces where it is long."""
+    while len(part) > MAX_PART and " · " in part:
+        part = part.rpartition(" · ")[0]
+    return part[:MAX_PART]
 
 
 def _free_name(shelf: Shelf, wanted: Sequence[str]) -> str:

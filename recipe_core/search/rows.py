@@ -527,11 +527,14 @@ class PlanRows(ABC):
     def against_best(self, row: int) -> str:
         """With what probability the best split beats a feasible row, as a sentence.
 
-        Empty for the best one itself, and for one whose price is unknown beside a known one.
+        Of one that queues beside a best that does not: how much of its load it holds. Empty for the
+        best one itself, and for one whose price is unknown beside a known one.
         """
         best = self.best_row
         if best is None or row == best:
             return ""
+        if self.queues[row] and not self.queues[best]:
+            return f"Starts and queues: {self.queue_text(row)}"
         chance = self.beats([row], best)[0]
         if chance is None:
             return ""
@@ -539,12 +542,16 @@ class PlanRows(ABC):
 
     @property
     def tied(self) -> int:
-        """How many rows tie with the best: measured, each may as well be better (``TIED``)."""
+        """How many rows tie with the best: measured, each may as well be better (``TIED``).
+
+        A row that queues ties with none that holds its load.
+        """
         if not len(self.order):
             return 0
         best, others = int(self.order[0]), self.order[1:]
         tied = self._better_score(others, best) >= NORMAL.inv_cdf(TIED)
-        return int((tied & self._alike_priced(others, best)).sum())
+        alike = self._alike_priced(others, best) & (self.queues[others] == self.queues[best])
+        return int((tied & alike).sum())
 
     @property
     def best_row(self) -> int | None:
