@@ -276,7 +276,7 @@ def test_the_command_line_answers_and_exits(tmp_path: Path) -> None:
     planned = runner.invoke(app, ["plan", str(file), "--top", "3", "--all", str(rows)])
     assert rows.read_text().startswith("device,engine,tp,pp")
     assert planned.exit_code == 0
-    assert "splits can run" in planned.stdout
+    assert "legal splits can run" in planned.stdout
     lines = tmp_path / "many.jsonl"
     lines.write_text("\n".join(json.dumps(request(SPLIT)) for _ in range(3)))
     assert len(runner.invoke(app, ["estimate", str(lines)]).stdout.splitlines()) == 3

@@ -17,6 +17,7 @@ from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
 from recipe_core.base.units import chance_text, duration, gib, rate, usd
 from recipe_core.present.calibrated import calibrated_lines
+from recipe_core.present.verdict import counts
 from recipe_core.search.measures import days
 from recipe_core.search.plan import Plan
 from recipe_core.search.rows import TIED
@@ -38,7 +39,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     """The ``top`` splits as a table, the ``flips`` of a sensitivity if any, reasons of refusals."""
     problem = plan.problem
     devices = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
-    parts = [f"{problem.model.name} on {devices}: {_states(plan)}"]
+    parts = [f"{problem.model.name} on {devices}: {counts(plan)}"]
     for c in problem.clusters:
         parts.append(f"price of {c.device.name}: {c.price_text()}")
         if c.price_note and c.usd_per_device_hour is not None:
@@ -51,6 +52,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
             *_beaten(plan, top),
             *_tied(plan),
             *_unpriced(plan),
+            plan.launch_note or "",
         ]
         parts += calibrated_lines(plan.problem.corrections)
     else:
@@ -71,18 +73,6 @@ def _beaten(plan: Plan, top: int) -> list[str]:
     if not beaten:
         return []
     return [f"probability that 1 measures better (by {_goals(plan)}) than {', '.join(beaten)}"]
-
-
-def _states(plan: Plan) -> str:
-    """How many splits hold the load, and how many start and queue."""
-    if plan.kind == "training":
-        return f"{len(plan.order)} of {len(plan)} splits can run"
-    holding, queueing = int(plan.holds.sum()), int((plan.feasible & plan.queues).sum())
-    load = "a load within the limits" if plan.load_searched else "the load"
-    text = f"{holding} of {len(plan)} splits {'holds' if holding == 1 else 'hold'} {load}"
-    if not queueing:
-        return text
-    return f"{text}, {queueing} {'starts and queues' if queueing == 1 else 'start and queue'}"
 
 
 def _queueing(plan: Plan) -> list[str]:
