@@ -52,6 +52,7 @@ def fill_in(bundle: Bundle) -> None:
     """The form; commands and files below it follow."""
     with st.expander(
         "Deployment settings: namespace, port, image, partition …",
+        key="deployment-settings",
         icon=":material/edit_location_alt:",
     ):
         st.caption(

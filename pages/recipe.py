@@ -179,25 +179,34 @@ def described(recipe: Recipe, plan: Plan) -> None:
 def built(plan: Plan) -> None:
     """The selected split's bundle and all about it; or why there is none."""
     request = effective_request(plan)
-    key = (json.dumps(request.to_json()), common.digest(), folders_allowed())
-    try:
-        recipe = recipe_cache.recipe_of(*key)
-    except RecipeError as error:
-        refused(plan, error)
+    with st.container(key="making"):  # what is drawn while it is made moves nothing that follows
+        pair = made(plan, request)
+    if pair is None:
         return
-    parameters = deployment.parameters()
-    settings = parameters.model_dump_json() if parameters != Parameters() else ""
-    try:
-        bundle = recipe_cache.bundle_at(*key, settings)
-    except RecipeError as error:
-        st.error(common.escape(error), icon=":material/block:")
-        bundle = recipe_cache.bundle_at(*key, "")
+    recipe, bundle = pair
     other_than_selected(plan, recipe)
     downloads(bundle, plan)
     for note in recipe.notes:
         st.info(common.escape(note), icon=":material/info:")
     described(recipe, plan)
     tabs.show(bundle, request)
+
+
+def made(plan: Plan, request: PlanRequest) -> tuple[Recipe, Bundle] | None:
+    """The recipe and its bundle at the place of the deployment settings; None where none can be."""
+    key = (json.dumps(request.to_json()), common.digest(), folders_allowed())
+    try:
+        recipe = recipe_cache.recipe_of(*key)
+    except RecipeError as error:
+        refused(plan, error)
+        return None
+    parameters = deployment.parameters()
+    settings = parameters.model_dump_json() if parameters != Parameters() else ""
+    try:
+        return recipe, recipe_cache.bundle_at(*key, settings)
+    except RecipeError as error:
+        st.error(common.escape(error), icon=":material/block:")
+        return recipe, recipe_cache.bundle_at(*key, "")
 
 
 def other_than_selected(plan: Plan, recipe: Recipe) -> None:

@@ -45,7 +45,7 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(
     machine = device(read_profile(str(folder / "machine.yaml")))
     assert machine.host is not None
     assert machine.roofline["gemm"]["bf16"].status == "fitted"
-    assert f"{machine.title}: 1 of 1 splits can run" in done.stdout
+    assert f"{machine.title}: The only split holds the load" in done.stdout
     assert "calibrated by 1 own run" in done.stdout
     assert (folder / "calibration" / "calibration.json").is_file()
     assert "http://127.0.0.1:8501/measured" in done.stdout
