@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -264,8 +265,16 @@ def test_a_config_is_uploaded(
     unfold(page, "Not in the list?")
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     page.locator("input[type=file]").set_input_files(tmp_path / "config.json")
-    page.get_by_text("config · 8 × H100 SXM").wait_for()
-    page.wait_for_function("() => location.search.includes('hidden_size')")
+    page.get_by_text(re.compile(r"^llama-\d+(\.\d+)?m · 8 × H100 SXM")).first.wait_for()
+    page.wait_for_function("() => /[?&]model=(~1|%7B|\\{)/.test(location.search)")
+    page.get_by_role("textbox", name="Name", exact=True).fill("my-llama")
+    page.get_by_role("textbox", name="Name", exact=True).press("Enter")
+    page.get_by_text("my-llama · 8 × H100 SXM").first.wait_for()
+    page.get_by_role("textbox", name="Where its weights are").fill("owner/my-llama")
+    page.get_by_role("textbox", name="Where its weights are").press("Enter")
+    page.get_by_text("the start command asks for the weights").wait_for(state="detached")
+    settled(page, QUESTIONS[""])
+    unfold(page, "Upload another config.json")
     (tmp_path / "weights.json").write_bytes(b"PK\x03\x04")
     page.locator("input[type=file]").set_input_files(tmp_path / "weights.json")
     page.get_by_text("weights are never read").wait_for()
