@@ -141,9 +141,11 @@ def on_model(page: Any) -> None:
     page.keyboard.type("llama3.170b")
     page.get_by_role("option", name=LLAMA).first.wait_for()
     for _ in range(MOST_TABS):
-        if page.evaluate(MARKED) == LLAMA:
+        marked = page.evaluate(MARKED)
+        if marked == LLAMA:
             break
         page.keyboard.press("ArrowDown")
+        page.wait_for_function(f"before => ({MARKED})() !== before", arg=marked)
     page.keyboard.press("Enter")
     wait_for_query(page, "model", LLAMA)
     settled(page, question)
