@@ -288,3 +288,74 @@ def test_lists_may_go_on_to_the_draft_layers(tiny_config):
     )
     with pytest.raises(ModelError, match="lists 5 layers"):
         read_config({**tiny_config, "layer_types": kinds}, "x")
+
+
+def test_heads_may_be_listed_by_layer():
+    """Laguna: windows have more heads than full attention, gates are by head or by channel."""
+    model = catalog_model("poolside/Laguna-S-2.1")
+    full, window = model.layers[0].attention, model.layers[1].attention
+    assert isinstance(full, GroupedAttention)
+    assert isinstance(window, GroupedAttention)
+    assert (full.heads, full.gate, full.window) == (48, 48, None)
+    assert (window.heads, window.gate, window.window) == (72, 72, 512)
+    assert len(model.mixers) == 2
+    by_channel = catalog_model("poolside/Laguna-M.1").layers[0].attention
+    assert isinstance(by_channel, GroupedAttention)
+    assert by_channel.gate == 64 * 128
+
+
+@pytest.mark.parametrize("heads", [[4] * 3, [4, 4, 4, "four"], [4, 4, 4, 3], [4, 4, 4, 0]])
+def test_a_list_of_heads_fits_the_layers(tiny_config, heads):
+    with pytest.raises(ModelError, match=r"layers|whole number|not divisible|not between"):
+        read_config({**tiny_config, "num_attention_heads_per_layer": heads}, "tiny")
+
+
+def test_a_window_may_have_a_latent_of_its_own():
+    """dots3-note: three of four layers keep a wider latent, of the last 512 tokens alone."""
+    model = catalog_model("dots-studio/dots3-note-prev")
+    full, window = model.layers[1].attention, model.layers[2].attention
+    assert isinstance(full, LatentAttention)
+    assert isinstance(window, LatentAttention)
+    assert (full.kv_values_per_head, full.window, full.attends) == (512 + 64, None, 2048)
+    assert (window.kv_values_per_head, window.window, window.attends) == (1024 + 64, 512, None)
+    assert (full.heads, window.heads, window.nope_head_dim) == (128, 64, 192)
+    assert sum(layer.attention == full for layer in model.layers) == 13
+
+
+def test_groups_of_layers_end_in_full_attention():
+    """Ling 2.6 has lightning attention between latent layers, Ling 3 delta attention."""
+    lightning = catalog_model("inclusionAI/Ling-2.6-flash").layers
+    delta = catalog_model("inclusionAI/Ling-3.0-flash").layers
+    for layers, group in ((lightning, 8), (delta, 6)):
+        latent = [isinstance(layer.attention, LatentAttention) for layer in layers]
+        assert latent == [(i + 1) % group == 0 for i in range(len(layers))]
+    first, second = lightning[0].attention, delta[0].attention
+    assert isinstance(first, LinearAttention)
+    assert isinstance(second, LinearAttention)
+    assert (first.in_columns, first.conv_kernel, first.state_values) == (4 * 4096, 0, 32 * 128**2)
+    assert (second.in_columns, second.conv_kernel) == (5 * 4096 + 32, 4)
+    assert second.state_values == 3 * (3 * 4096) + 32 * 128**2
+
+
+def test_windows_may_be_listed_by_their_layers():
+    model = catalog_model("thinkingmachines/Inkling")
+    full, window = model.layers[5].attention, model.layers[0].attention
+    assert isinstance(full, GroupedAttention)
+    assert isinstance(window, GroupedAttention)
+    assert (full.kv_heads, full.window, window.kv_heads, window.window) == (8, None, 16, 512)
+    assert full.gate == 64 * 16  # relative positions beside the queries
+    assert [isinstance(layer.mlp, MoeMlp) for layer in model.layers[:3]] == [False, False, True]
+    assert model.max_context == 1 << 20
+    assert any("Short convolutions" in note for note in model.notes)
+
+
+def test_mamba_may_alternate_with_attention():
+    layers = catalog_model("pfnet/plamo-2-1b").layers
+    assert [isinstance(layer.attention, LinearAttention) for layer in layers] == [True, False] * 8
+    assert all(isinstance(layer.mlp, DenseMlp) for layer in layers)
+
+
+def test_block_diffusion_is_said_aloud():
+    model = catalog_model("google/diffusiongemma-26B-A4B-it")
+    assert any("denoising" in note for note in model.notes)
+    assert not any("denoising" in n for n in catalog_model("google/gemma-4-26B-A4B-it").notes)

@@ -47,6 +47,14 @@ from tests.conftest import request_values
             None,
         ),
         ("unsloth/gpt-oss-120b-BF16", "openai/gpt-oss-120b", "bf16", None),
+        ("someone/gemma-3-27b-it-qat-w4a16-ct", "google/gemma-3-27b-it", "int4", None),
+        ("someone/gemma-3-1b-it-qat-mobile-ct", "google/gemma-3-1b-it", "int4", None),
+        ("amd/gpt-oss-120b-w-mxfp4-a-fp8", "openai/gpt-oss-120b", "mxfp4", None),
+        ("stepfun-ai/Step-3.5-Flash-INT8", "stepfun-ai/Step-3.5-Flash", "int8", None),
+        ("stepfun-ai/Step-3.5-Flash-INT4", "stepfun-ai/Step-3.5-Flash", "int4", None),
+        ("someone/Qwen3-14B-MXFP8", "Qwen/Qwen3-14B", "fp8", None),
+        ("RedHatAI/Qwen3-14B-FP8-block", "Qwen/Qwen3-14B", "fp8-block", None),
+        ("Someone/QWEN3-14b-fp4", "Qwen/Qwen3-14B", "nvfp4", None),
         (
             "NousResearch/Meta-Llama-3.1-8B-Instruct",
             "meta-llama/Llama-3.1-8B-Instruct",
@@ -97,14 +105,12 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known() -> No
     errors: dict[str, float] = {}
     for model_id in catalog_ids():
         own = catalog_model(model_id)
-        convention = next((each for _, each in meanings(model_id) if each), None)
         base = catalog_entry(model_id).same_as
-        if (
-            own.quantization is None
-            or convention is None
-            or base is None
-            or catalog_model(base).quantization is not None
-        ):
+        if own.quantization is None or base is None or catalog_model(base).quantization is not None:
+            continue
+        plain = catalog_model(base)
+        rules = (each for _, each in meanings(model_id) if each and each.concerns(plain))
+        if (convention := next(rules, None)) is None:
             continue
         alone = load_model(
             {
@@ -130,3 +136,24 @@ def test_estimates_of_derived_models_say_so() -> None:
     )
     assert answer["feasible"]
     assert any("its name is read as Qwen/Qwen3-14B" in note for note in answer["notes"])
+
+
+def test_a_longer_ending_comes_before_the_one_that_it_ends_in() -> None:
+    first = {
+        name: next(each.ending for _, each in meanings(name) if each)
+        for name in ("x/y-GPTQ-Int4", "x/y-GPTQ-Int8", "x/y-AWQ-INT4", "RedHatAI/y-NVFP4-FP8")
+    }
+    assert [ending[:9] for ending in first.values()] == [
+        "-gptq(-in",
+        "-gptq-(in",
+        "-awq(-int",
+        "-nvfp4-fp",
+    ]
+
+
+def test_four_bit_mixtures_keep_their_attention() -> None:
+    """In the 4-bit mixtures whose parts are known, Laguna and Inkling, attention is in bf16."""
+    model = load_model("someone/Mixtral-8x7B-Instruct-v0.1-NVFP4", folders=False)
+    assert model.quantization is not None
+    assert "attention" not in model.quantization.roles
+    assert "experts" in model.quantization.roles

@@ -66,11 +66,31 @@ MODELS = [
     "Qwen/Qwen2-57B-A14B-Instruct",
     "Qwen/Qwen3.5-9B",
     "ibm-granite/granite-4.1-30b",
+    "poolside/Laguna-XS.2",
+    "poolside/Laguna-M.1",
+    "JetBrains/Mellum2-12B-A2.5B-Instruct",
+    "inclusionAI/Ling-3.0-flash",
+    "thinkingmachines/Inkling-Small",
+    "dots-studio/dots3-note-prev",
+    "LiquidAI/LFM2.5-230M",
+    "nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16",
+    "XiaomiMiMo/MiMo-V2.5-Pro",
+]
+
+
+MULTIMODAL = [  # catalogue entries name no wrapper and leave out what is the language model's width
+    ("Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", {"out_hidden_size": 2048}),
+    ("Qwen/Qwen3.5-9B", "qwen3_5", {"out_hidden_size": 4096}),
+    ("Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl", {"out_hidden_size": 4096}),
+    ("google/gemma-4-26B-A4B-it", "gemma4", {}),
+    ("google/gemma-4-E4B-it", "gemma4", {}),
+    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4", {}),
+    ("mistralai/Mistral-Medium-3.5-128B", "mistral3", {}),
 ]
 
 
 def oracle(config: dict[str, Any]) -> int:
-    """Parameters of the model that transformers builds from a config."""
+    """Parameters of the language model that transformers builds from a config."""
     transformers = pytest.importorskip(
         "transformers", reason="NOT CHECKED against transformers: install the torch extra"
     )
@@ -91,15 +111,46 @@ def oracle(config: dict[str, Any]) -> int:
         )
 
 
+def towers_oracle(config: dict[str, Any], wrapper: str, vision: dict[str, Any]) -> int:
+    """Parameters beside the language model in what transformers builds from a whole config."""
+    transformers = pytest.importorskip(
+        "transformers", reason="NOT CHECKED against transformers: install the torch extra"
+    )
+    torch = pytest.importorskip(
+        "torch", reason="NOT CHECKED against transformers: install the torch extra"
+    )
+    fields = deepcopy(config)
+    fields.pop("quantization_config", None)
+    fields["vision_config"] |= vision
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        built = transformers.AutoConfig.for_model(wrapper, **fields)
+        whole = transformers.AutoModelForImageTextToText.from_config(built)
+    return sum(
+        p.numel()
+        for path, p in whole.named_parameters()
+        if "language_model." not in path and not path.startswith("lm_head.")
+    )
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_built_model(name):
     entry = catalog_entry(name)
     assert not entry.same_as
-    assert catalog_model(name).parameters == pytest.approx(oracle(entry.config), rel=0.005)
+    assert catalog_model(name).language_parameters == pytest.approx(oracle(entry.config), rel=0.005)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"])
 def test_every_tensor_of_a_compressed_model_is_counted(name):
     assert catalog_model(name).parameters == oracle(catalog_entry(name).config)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("name", "wrapper", "vision"), MULTIMODAL)
+def test_towers_are_those_of_the_built_model(name, wrapper, vision):
+    model = catalog_model(name)
+    assert model.towers
+    beside = towers_oracle(catalog_entry(name).config, wrapper, vision)
+    assert model.parameters - model.language_parameters == pytest.approx(beside, rel=0.005)

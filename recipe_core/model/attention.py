@@ -34,9 +34,19 @@ class GroupedAttention:
     borrows_cache: bool = False
 
     @property
+    def bidirectional(self) -> bool:
+        """Whether a token attends to those after it too."""
+        return False
+
+    @property
+    def projected_per_head(self) -> int:
+        """Values that a token's key and value have per KV head."""
+        return 0 if self.borrows_cache else self.head_dim + self.v_head_dim
+
+    @property
     def kv_values_per_head(self) -> int:
         """Cached values per token and KV head: key and value."""
-        return 0 if self.borrows_cache else self.head_dim + self.v_head_dim
+        return self.projected_per_head
 
     @property
     def state_values(self) -> int:
@@ -70,6 +80,24 @@ class GroupedAttention:
         if self.bias:
             out.append(tensor("attention.bias", self.heads * self.head_dim + kv, "norm", "tensor"))
         return [item for item in out if item.numel]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderAttention(GroupedAttention):
+    """Attention of an encoder: every token attends to all of its text, so nothing is cached.
+
+    ``window`` is the width of what a token sees, half of it on either side.
+    """
+
+    @property
+    def bidirectional(self) -> bool:
+        """Tokens attend to those after them too."""
+        return True
+
+    @property
+    def kv_values_per_head(self) -> int:
+        """No token comes later that would need a key or value."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -20,18 +20,22 @@ from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import ModelError, unknown
 from recipe_core.base.provenance import Source
 from recipe_core.base.texts import check_name
+from recipe_core.base.types import Task
 from recipe_core.base.units import gib
 from recipe_core.model.checkpoint import checkpoint_bytes
 from recipe_core.model.config.read import read_config
 from recipe_core.model.config.shorthand import shape_config
-from recipe_core.model.derived import meanings
+from recipe_core.model.derived import Convention, meanings
 from recipe_core.model.hub import hub_config
+from recipe_core.model.other_kinds import other_kind
+from recipe_core.model.own_models import own_config
 from recipe_core.model.revision import split_revision
-from recipe_core.model.spec import ModelSpec
+from recipe_core.model.spec import NO_TOWER, ModelSpec
+from recipe_core.model.towers import Modality, Tower
 
 CHECKPOINT_TOLERANCE = 0.02
-"""Files that deviate from the counted size by more than this share get a note: they hold a vision
-tower, draft heads or other formats."""
+"""Files that deviate from the counted size by more than this share get a note: they hold draft
+heads, parts that are not counted or other formats."""
 
 FOLDER = Path(__file__).with_name("catalog")
 
@@ -52,13 +56,17 @@ class PublishedCount(BaseModel):
     active_parameters: Annotated[int, Field(gt=0)] | None = None
     source: str
     note: str | None = None
+    of: Literal["all", "language model"] = "all"
+    """Whether the figure counts towers, too, or is that of the language model alone."""
+    encoders: dict[Modality, Annotated[int, Field(gt=0)]] = {}
+    """Parameters of the towers whose sizes ``config`` does not give, by what they read."""
     includes: dict[str, Annotated[int, Field(gt=0)]] = {}
-    """What the figure counts beyond the language model, by name: parameters worked out from the
-    public shapes of those parts."""
+    """What the figure counts beyond language model and towers, by name: parameters worked out from
+    the public shapes of those parts."""
 
     @property
-    def language_model(self) -> int:
-        """The published figure without what it counts beyond the language model."""
+    def counted(self) -> int:
+        """The published figure without what is not counted here: what a model's count must be."""
         return self.parameters - sum(self.includes.values())
 
 
@@ -66,7 +74,8 @@ class CatalogEntry(BaseModel):
     """One file of the catalog: ``owner--name.yaml``, in the letters of its id.
 
     ``same_as`` borrows the architecture of another entry; ``aliases`` are models that share it.
-    ``sources`` says where ``config`` and the published count were read.
+    ``sources`` says where ``config`` and the published count were read. ``task``: what the
+    checkpoint is made for where its config does not say it (a decoder that embeds).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -74,6 +83,7 @@ class CatalogEntry(BaseModel):
     aliases: tuple[str, ...] = ()
     same_as: str | None = None
     config: dict[str, Any] = {}
+    task: Task | None = None
     published: PublishedCount
     sources: dict[str, Source]
 
@@ -163,7 +173,25 @@ def catalog_model(model_id: str) -> ModelSpec:
     name = next(
         name for name in (entry.id, *entry.aliases) if name.casefold() == model_id.casefold()
     )
-    return read_config(_config(entry), name)
+    model = _with_encoders(read_config(_config(entry), name), entry)
+    return model.pooled(entry.task) if entry.task else model
+
+
+def _with_encoders(model: ModelSpec, entry: CatalogEntry) -> ModelSpec:
+    """The model with the towers of which its entry gives no more than how large they are."""
+    missing = {
+        modality: parameters
+        for modality, parameters in entry.published.encoders.items()
+        if model.tower(modality) is None
+    }
+    if not missing:
+        return model
+    towers = [Tower.of_size(name, size, model.hidden) for name, size in missing.items()]
+    unsized = {f"The {tower.name} {NO_TOWER}" for tower in towers}
+    notes = tuple(text for text in model.notes if text not in unsized)
+    names = " and ".join(tower.name for tower in towers)
+    note = f"The {names} is counted by its published size; encoding takes no time in estimates."
+    return replace(model, towers=(*model.towers, *towers), notes=(*notes, note))
 
 
 def _config(entry: CatalogEntry) -> dict[str, Any]:
@@ -174,22 +202,50 @@ def _config(entry: CatalogEntry) -> dict[str, Any]:
 def derived_model(model_id: str) -> ModelSpec | None:
     """A model of the catalog under another owner or in another format, by its name; else None."""
     for name, convention in meanings(model_id):
-        entries = next(
-            (alike for ending in _LIKE_NOTHING if (alike := _called(f"{name}{ending}"))), ()
-        )
-        if len(entries) != 1:  # none, or models of two owners that are not the same
+        if (read := _read_by_name(model_id, name, convention)) is None:
             continue
-        base, config = catalog_model(entries[0].id), _config(entries[0])
-        if convention is not None:
-            config = convention.applied(config, experts=base.is_moe)
-        model = read_config(config, model_id)
+        model, base = read
         stored = f" with weights in {model.weight_dtype}" if convention else ""
-        note = (
-            f"Not in the catalog: its name is read as {base.name}{stored}. "
-            "Provide its config.json to be certain."
-        )
+        note = f"{BY_NAME} {base}{stored}. Provide its config.json to be certain."
         return replace(model, notes=(*model.notes, note))
     return None
+
+
+BY_NAME = "Not in the catalog: its name is read as"
+"""How the note begins on a model that is known by its name only."""
+
+
+def by_convention(model_id: str) -> ModelSpec | None:
+    """What the ending of a name alone says of a quantised copy, whatever the catalog knows of it.
+
+    None where no convention reads the name.
+    """
+    for name, convention in meanings(model_id):
+        read = _read_by_name(model_id, name, convention) if convention else None
+        if read is not None:
+            return read[0]
+    return None
+
+
+def _read_by_name(
+    model_id: str, name: str, convention: Convention | None
+) -> tuple[ModelSpec, str] | None:
+    """A model of the catalog that a name stands for, in the format of a convention.
+
+    With the catalog's name; None where there is none, or models of two owners that differ.
+    """
+    entries = next((alike for ending in _LIKE_NOTHING if (alike := _called(f"{name}{ending}"))), ())
+    if len(entries) != 1:
+        return None
+    base, config = catalog_model(entries[0].id), _config(entries[0])
+    if convention is None:
+        return read_config(config, model_id), base.name
+    if not convention.concerns(base):
+        return None
+    model = read_config(convention.applied(config, experts=base.is_moe), model_id)
+    if model.quantization is not None:
+        model = replace(model, quantization=replace(model.quantization, by_name=True))
+    return model, base.name
 
 
 def _called(name: str) -> tuple[CatalogEntry, ...]:
@@ -315,6 +371,8 @@ def _named(model: str, *, online: bool) -> ModelSpec:
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
             raise
         tried = ""
+        if online and (known := own_config(model)) is not None:
+            return read_config(known[1], known[0])
         if online:
             try:
                 return read_config(hub_config(model, revision), model)
@@ -322,6 +380,9 @@ def _named(model: str, *, online: bool) -> ModelSpec:
                 tried = f" ({error.message})"
         if (derived := derived_model(model)) is not None:
             return derived
+        if (other := other_kind(model)) is not None:
+            message = f"{model} is not a language model: it makes {other.makes}."
+            raise ModelError(message, field="model", hint=f"Not modelled: {other.why}.") from None
         raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint}{tried}") from None
 
 

@@ -16,19 +16,28 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from recipe_core.base.documents import read_shipped
+from recipe_core.model.spec import LinearAttention, ModelSpec
 
 CONVENTIONS = Path(__file__).with_name("conventions.yaml")
 
 
 class Convention(BaseModel):
-    """What an ending of a name means; ``like`` is a model of the catalog that follows it."""
+    """What an ending of a name means; ``like`` is a model of the catalog that follows it.
+
+    ``hybrid``: only for models with layers of linear attention.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     ending: str
     publishers: tuple[str, ...] = ()
     like: str | None = None
+    hybrid: bool = False
     quantization: dict[str, Any] | None
     experts: tuple[str, ...] = ()
+
+    def concerns(self, base: ModelSpec) -> bool:
+        """Whether it says something about copies of this model."""
+        return not self.hybrid or any(isinstance(a, LinearAttention) for a, _ in base.mixers)
 
     def base(self, owner: str, name: str) -> str | None:
         """The name without the ending; None without it, or under another publisher's convention."""
@@ -43,7 +52,9 @@ class Convention(BaseModel):
             return {name: value for name, value in config.items() if name != "quantization_config"}
         out = self.quantization
         if experts and self.experts:
-            left_out = next(name for name in ("exclude_modules", "exclude") if name in out)
+            left_out = next(
+                name for name in ("exclude_modules", "exclude", "ignore") if name in out
+            )
             out = {**out, left_out: [*out[left_out], *self.experts]}
         return {**config, "quantization_config": out}
 

@@ -63,7 +63,7 @@ def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
             hint="Check the id.",
         ) from None
     try:
-        config = parse_json(read_text(Path(file)), f"the config.json of {model_id}")
+        config = parse_json(read_text(Path(file)), f"the config.json of {model_id}", constants=True)
     except InputError as error:
         raise ModelError(error.message, field="model", hint=error.hint) from None
     if not isinstance(config, dict):

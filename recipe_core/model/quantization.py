@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.tensors import Role
+from recipe_core.model.tensors import Role, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,29 +16,46 @@ class Quantization:
 
     ``block`` is the edge of square scale blocks (fp8 128 × 128) that a cut must respect, None when
     there is none. ``value_bytes`` is what a weight costs with its scales where the config's group
-    size says so (None: what ``dtype`` costs usually). ``others`` are roles of ``roles`` that are
-    stored in another format than ``dtype`` (mixed precision). ``scheme`` is who wrote the
-    checkpoint and what one scale covers ("fp8/tensor", "compressed-tensors/channel"): engines load
-    the same format differently by it.
+    size says so (None: what ``dtype`` costs usually). ``mixed``: the format of those of ``roles``
+    that are stored otherwise than ``dtype`` (mixed precision), each with its own block. ``scheme``
+    is who wrote the checkpoint and what one scale covers ("fp8/tensor",
+    "compressed-tensors/channel"): engines load the same format differently by it. ``by_name``:
+    whether all this is read from the checkpoint's name, not from its config.
     """
 
     dtype: str
     roles: frozenset[Role]
     block: int | None = None
     value_bytes: float | None = None
-    others: tuple[tuple[Role, str], ...] = ()
+    mixed: tuple[tuple[Role, Stored], ...] = ()
     scheme: str = ""
+    by_name: bool = False
+
+    @property
+    def others(self) -> tuple[tuple[Role, str], ...]:
+        """The dtypes of ``mixed``."""
+        return tuple((role, stored.dtype) for role, stored in self.mixed)
+
+    def stored(self, role: Role) -> Stored | None:
+        """The format of a role; None for one that is not quantised."""
+        if role not in self.roles:
+            return None
+        return dict(self.mixed).get(role, Stored(self.dtype, self.block, self.value_bytes))
 
     def dtype_of(self, role: Role, base: str) -> str:
         """The stored format of a role; ``base`` for what is not quantised."""
-        return dict(self.others).get(role, self.dtype) if role in self.roles else base
+        stored = self.stored(role)
+        return stored.dtype if stored else base
+
+    def block_of(self, role: Role) -> int | None:
+        """The edge of scale blocks that a cut of this role must respect; None without any."""
+        stored = self.stored(role)
+        return stored.block if stored else None
 
     def bytes_of(self, role: Role, base: str) -> float:
         """Stored bytes per value of a role, scales included."""
-        dtype = self.dtype_of(role, base)
-        if self.value_bytes is not None and role in self.roles and dtype == self.dtype:
-            return self.value_bytes
-        return bytes_per_value(dtype)
+        stored = self.stored(role)
+        return stored.bytes_each if stored else bytes_per_value(base)
 
     @property
     def fingerprint(self) -> list[object]:
@@ -48,6 +65,7 @@ class Quantization:
             sorted(self.roles),
             self.block,
             self.value_bytes,
-            sorted(self.others),
+            sorted((role, *stored.fingerprint) for role, stored in self.mixed),
             self.scheme,
+            *(["by name"] if self.by_name else []),
         ]

@@ -1,4 +1,4 @@
-"""A decoder-only language model as a list of layers, and the table of its tensors.
+"""A language model as a list of layers, its towers, and the table of its tensors.
 
 Estimates need nothing else of a model; package `config` reads it from a ``config.json``.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+from recipe_core.base.types import Task
 from recipe_core.model.attention import (
     Attention,
+    EncoderAttention,
     GroupedAttention,
     LatentAttention,
     LinearAttention,
@@ -22,13 +25,15 @@ from recipe_core.model.compressed import CompressedAttention
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.mlp import DenseMlp, Mlp, MoeMlp
 from recipe_core.model.quantization import Quantization
-from recipe_core.model.tensors import MATRIX_ROLES, Role, Shard, Tensor, tensor
+from recipe_core.model.tensors import MATRIX_ROLES, Role, Shard, Stored, Tensor, tensor
+from recipe_core.model.towers import Modality, Tower
 
 __all__ = [
     "MATRIX_ROLES",
     "Attention",
     "CompressedAttention",
     "DenseMlp",
+    "EncoderAttention",
     "GroupedAttention",
     "LatentAttention",
     "Layer",
@@ -39,10 +44,11 @@ __all__ = [
     "Quantization",
     "Role",
     "Shard",
+    "Stored",
     "Tensor",
+    "Tower",
     "layer_kinds",
 ]
-
 
 UNPLACED = "./weights"
 """What commands name as the model while nobody has said where its weights are."""
@@ -53,7 +59,8 @@ class Layer:
     """One decoder layer; a hybrid's layer may be only a mixer or only a feed-forward block.
 
     ``unquantized`` names tensors that a quantised checkpoint leaves in the base dtype in this layer
-    although it turns their kind elsewhere. ``per_layer_input`` is the width of an embedding that is
+    although it turns their kind elsewhere; ``stored`` names those that it stores in another format
+    here than elsewhere. ``per_layer_input`` is the width of an embedding that is
     gated into this layer (Gemma 3n and 4 E-models; 0: none). ``streams`` > 1: the residual is that
     many streams, which learned weights join before each half and part after it (hyper-connections,
     arXiv:2409.19606, as DeepSeek-V4 has them).
@@ -64,6 +71,7 @@ class Layer:
     unquantized: tuple[str, ...] = ()
     per_layer_input: int = 0
     streams: int = 1
+    stored: tuple[tuple[str, Stored], ...] = ()
 
     @property
     def stream_weights(self) -> int:
@@ -91,7 +99,24 @@ class Layer:
                 replace(item, role="unquantized") if item.name in self.unquantized else item
                 for item in out
             ]
+        if self.stored:
+            formats = dict(self.stored)
+            out = [replace(item, stored=formats.get(item.name)) for item in out]
         return [*out, tensor("norm", len(halves) * hidden, "norm", "replicated")]
+
+
+def _stated(part: Layer | Tensor) -> dict[str, Any]:
+    """The fields of a part for a digest: without a format of its own where it has none.
+
+    So digests hold from versions that knew no such formats.
+    """
+    values = asdict(part)
+    return values if part.stored else {k: v for k, v in values.items() if k != "stored"}
+
+
+def _stored_bytes(item: Tensor, quantization: Quantization, base: str) -> float:
+    """Bytes per value of a tensor: its own format, or that of its role."""
+    return item.stored.bytes_each if item.stored else quantization.bytes_of(item.role, base)
 
 
 def layer_kinds(layers: Sequence[Layer]) -> tuple[tuple[Layer, int], ...]:
@@ -99,15 +124,22 @@ def layer_kinds(layers: Sequence[Layer]) -> tuple[tuple[Layer, int], ...]:
     return tuple(Counter(layers).items())
 
 
+NO_TOWER = "is not counted: its config gives no sizes."
+"""How the note ends on a model whose vision or audio encoder is left out."""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only language model: layers in order, embeddings, and their stored formats.
+    """A language model, decoder or encoder: layers in order, embeddings, and their stored formats.
 
     ``kv_dtype`` is the cache format that the checkpoint asks for (None: the engine's choice).
     ``draft_layers`` (multi-token prediction) are in the checkpoint but counted nowhere. ``extras``
-    are tensors outside the layers besides embedding and head. ``checkpoint_bytes`` is what the
+    are tensors outside the layers besides embedding and head. ``towers``: encoders of images and
+    sound beside the language model; those of ``left_out`` it has, too, but they are not loaded.
+    ``checkpoint_bytes`` is what the
     files on disk hold, where they are at hand. ``stated_weights``: where an inline config says that
-    its weights are.
+    its weights are. ``task``: what the checkpoint is made for; one that embeds or scores has no
+    head.
     """
 
     name: str
@@ -123,8 +155,25 @@ class ModelSpec:
     kv_dtype: str | None = None
     draft_layers: int = 0
     extras: tuple[Tensor, ...] = ()
+    towers: tuple[Tower, ...] = ()
+    left_out: tuple[Modality, ...] = ()
     checkpoint_bytes: int | None = field(default=None, compare=False)
     stated_weights: str | None = field(default=None, compare=False)
+    task: Task = "generate"
+
+    def pooled(self, task: Task) -> ModelSpec:
+        """The same as engines load it to embed or score: without its head."""
+        return replace(self, task=task, tied_embeddings=True)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it goes on with a text token by token."""
+        return self.task == "generate"
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens attend to those after them: a text is computed whole, none is cached."""
+        return any(isinstance(layer.attention, EncoderAttention) for layer, _ in self.kinds)
 
     @property
     def weights(self) -> str | None:
@@ -140,6 +189,13 @@ class ModelSpec:
     def source(self) -> str:
         """What an engine loads: the place of the weights, ``UNPLACED`` where it is not known."""
         return self.weights or UNPLACED
+
+    @property
+    def model_type(self) -> str:
+        """The family that the ``config.json`` names; empty where it names none."""
+        text = self.config.get("text_config")
+        inner = text.get("model_type") if isinstance(text, Mapping) else None
+        return str(self.config.get("model_type") or inner or "")
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:
@@ -190,12 +246,32 @@ class ModelSpec:
         parts["norm"] += self.hidden
         if not self.tied_embeddings:
             parts["head"] = self.head().numel
+        for tower in self.towers:
+            parts[tower.name] += tower.parameters
         return dict(parts)
 
     @property
     def parameters(self) -> int:
-        """All parameters of the main model, without draft (multi-token prediction) layers."""
+        """All parameters, towers included, without draft (multi-token prediction) layers."""
         return sum(self.parameters_by_part.values())
+
+    @property
+    def language_parameters(self) -> int:
+        """Parameters of the language model alone."""
+        return self.parameters - sum(tower.parameters for tower in self.towers)
+
+    def tower(self, modality: Modality) -> Tower | None:
+        """The tower that reads a modality; None where the model does not."""
+        return next((tower for tower in self.towers if tower.modality == modality), None)
+
+    def serving(self, modalities: Iterable[Modality] | None) -> ModelSpec:
+        """The model as an engine loads it for some modalities besides text (None: all it has)."""
+        if modalities is None:
+            return self
+        loaded = frozenset(modalities)
+        towers = tuple(tower for tower in self.towers if tower.modality in loaded)
+        left_out = tuple(t.modality for t in self.towers if t.modality not in loaded)
+        return replace(self, towers=towers, left_out=left_out) if left_out else self
 
     @property
     def counted_bytes(self) -> float:
@@ -210,11 +286,12 @@ class ModelSpec:
                 self.embedding(),
                 *([] if self.tied_embeddings else [self.head()]),
                 *self.extras,
+                *(item for tower in self.towers for item in tower.tensors),
             )
         ]
         plain = bytes_per_value(self.dtype)
         return sum(
-            count * item.numel * (stored.bytes_of(item.role, self.dtype) if stored else plain)
+            count * item.numel * (_stored_bytes(item, stored, self.dtype) if stored else plain)
             for item, count in tensors
         )
 
@@ -235,6 +312,11 @@ class ModelSpec:
         )
 
     @property
+    def partial(self) -> bool:
+        """Whether a tower of the checkpoint is left out of all that is counted."""
+        return any(note.endswith(NO_TOWER) for note in self.notes)
+
+    @property
     def is_moe(self) -> bool:
         """Whether any layer routes tokens to experts."""
         return any(isinstance(layer.mlp, MoeMlp) for layer, _ in self.kinds)
@@ -247,10 +329,10 @@ class ModelSpec:
     @cached_property
     def digest(self) -> str:
         """Hash of everything that shapes an estimate; equal for equal architectures of any name."""
-        kinds = [[type(kind.attention).__name__, asdict(kind)] for kind, _ in self.kinds]
+        kinds = [[type(kind.attention).__name__, _stated(kind)] for kind, _ in self.kinds]
         shape = [kinds[k] for k in self.order]
         quantization = None if self.quantization is None else self.quantization.fingerprint
-        extras = [asdict(item) for item in self.extras]
+        extras = [_stated(item) for item in self.extras]
         sizes = [
             self.hidden,
             self.vocabulary,
@@ -259,4 +341,7 @@ class ModelSpec:
             self.draft_layers,
         ]
         parts = [sizes, shape, self.dtype, self.kv_dtype, quantization, extras]
+        parts += [] if self.generates else [self.task]
+        if self.towers:
+            parts.append([asdict(tower) for tower in self.towers])
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

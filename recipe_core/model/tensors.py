@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from recipe_core.model.dtypes import bytes_per_value
+
 Role = Literal[
     "linear",
     "experts",
@@ -35,6 +37,28 @@ ranks than heads), over the ranks that share the experts, or by rows of the padd
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """How quantised values are stored: a dtype, and the edge of scale blocks that cuts respect.
+
+    ``value_bytes``: bytes per value with scales, where a group size says so (None: as usual).
+    """
+
+    dtype: str
+    block: int | None = None
+    value_bytes: float | None = None
+
+    @property
+    def bytes_each(self) -> float:
+        """Bytes per value, scales included."""
+        return bytes_per_value(self.dtype) if self.value_bytes is None else self.value_bytes
+
+    @property
+    def fingerprint(self) -> list[object]:
+        """The dtype, and what is not usual of it."""
+        return [self.dtype, self.block or 0, self.value_bytes or 0]
+
+
+@dataclass(frozen=True, slots=True)
 class Matrix:
     """Weights from ``inputs`` to ``outputs`` values; a row of it holds the inputs of one output.
 
@@ -51,7 +75,8 @@ class Matrix:
 class Tensor:
     """All weights of one kind in a layer or the model: ``numel``, of which a token uses ``active``.
 
-    ``matrices`` it is made of, where an engine may store their rows padded.
+    ``matrices`` it is made of, where an engine may store their rows padded. ``stored``: the format
+    of a tensor that this checkpoint stores otherwise than the rest of its role (None: as the role).
     """
 
     name: str
@@ -60,6 +85,7 @@ class Tensor:
     shard: Shard
     active: float
     matrices: tuple[Matrix, ...] = ()
+    stored: Stored | None = None
 
 
 def tensor(name: str, numel: int, role: Role, shard: Shard, active_share: float = 1.0) -> Tensor:

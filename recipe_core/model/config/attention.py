@@ -25,7 +25,7 @@ KV_HEADS = (
     "n_kv_heads",
     "kv_n_heads",
 )
-HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim")
+HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim", "hidden_size_per_head")
 _RATIO_OF: dict[LayerWord, tuple[str, int]] = {
     "compressed_sparse": ("compressed_sparse_attention", 4),
     "compressed": ("heavily_compressed_attention", 128),
@@ -40,12 +40,17 @@ def attention_layers(
     """The mixer of each layer, None where it has only a feed-forward block; equals are shared."""
     shared = read.whole(("num_kv_shared_layers",), len(words), default=0, minimum=0)
     index_shared = [word == "shared" for word in read.words("indexer_types", length=len(words))]
-    known: dict[tuple[LayerWord, bool, bool], Attention | None] = {}
+    listed = read.wholes("num_attention_heads_per_layer", MAX_WIDTH, length=len(words))
+    known: dict[tuple[LayerWord, bool, bool, int | None], Attention | None] = {}
     out: list[Attention | None] = []
     for i, word in enumerate(words):
-        key = (word, i >= len(words) - shared, bool(index_shared) and index_shared[i])
+        flags = (i >= len(words) - shared, bool(index_shared) and index_shared[i])
+        heads = listed[i] if listed else None
+        key = (word, *flags, heads)
         if key not in known:
-            known[key] = None if word == "mlp" else _attention(read, hidden, *key)
+            fields = {} if heads is None else {HEADS[0]: heads}
+            inner = Reader({**read.config, **fields}, read.field)
+            known[key] = None if word == "mlp" else _attention(inner, hidden, word, *flags)
         out.append(known[key])
     return out
 
@@ -58,7 +63,7 @@ def _attention(
     if word in _RATIO_OF or read.has("o_lora_rank"):
         return _compressed(read, word)
     if read.has("kv_lora_rank"):
-        return _latent(read, index_shared)
+        return _latent(read, word, index_shared)
     return _grouped(read, hidden, word, borrows)
 
 
@@ -71,19 +76,34 @@ def window_of(read: Reader, word: LayerWord) -> int | None:
     return None
 
 
-def _latent(read: Reader, index_shared: bool) -> LatentAttention:
-    indexed = read.has("index_topk") and not index_shared
+def _latent(read: Reader, word: LayerWord, index_shared: bool) -> LatentAttention:
+    """A latent for all tokens, or for a window of them with shapes of its own (dots3-note)."""
+    prefix = "swa_" if word == "sliding" and read.has("swa_kv_lora_rank") else ""
+    indexed = read.has("index_topk") and word != "sliding"
+    indexes = indexed and not index_shared
+    nope = read.whole((f"{prefix}qk_nope_head_dim",), MAX_WIDTH)
+    has_query_latent = read.has(f"{prefix}q_lora_rank")
     return LatentAttention(
-        heads=read.whole(HEADS, MAX_WIDTH),
-        q_lora_rank=read.whole(("q_lora_rank",), MAX_WIDTH) if read.has("q_lora_rank") else None,
-        kv_lora_rank=read.whole(("kv_lora_rank",), MAX_WIDTH),
-        nope_head_dim=read.whole(("qk_nope_head_dim",), MAX_WIDTH),
-        rope_head_dim=read.whole(("qk_rope_head_dim",), MAX_WIDTH),
-        v_head_dim=read.whole(("v_head_dim",), MAX_WIDTH),
-        index_heads=read.whole(("index_n_heads",), MAX_WIDTH) if indexed else 0,
-        index_head_dim=read.whole(("index_head_dim",), MAX_WIDTH) if indexed else 0,
-        attends=read.whole(("index_topk",), MAX_CONTEXT) if read.has("index_topk") else None,
+        heads=read.whole([f"{prefix}{HEADS[0]}", *HEADS], MAX_WIDTH),
+        q_lora_rank=read.whole((f"{prefix}q_lora_rank",), MAX_WIDTH) if has_query_latent else None,
+        kv_lora_rank=read.whole((f"{prefix}kv_lora_rank",), MAX_WIDTH),
+        nope_head_dim=nope,
+        rope_head_dim=_rope_width(read, prefix, nope),
+        v_head_dim=read.whole((f"{prefix}v_head_dim",), MAX_WIDTH),
+        window=window_of(read, word),
+        index_heads=read.whole(("index_n_heads",), MAX_WIDTH) if indexes else 0,
+        index_head_dim=read.whole(("index_head_dim",), MAX_WIDTH) if indexes else 0,
+        attends=read.whole(("index_topk",), MAX_CONTEXT) if indexed else None,
     )
+
+
+def _rope_width(read: Reader, prefix: str, nope: int) -> int:
+    """Rotary width of a latent's key: what a window's whole head has beyond the other part."""
+    if not prefix:
+        return read.whole(("qk_rope_head_dim",), MAX_WIDTH)
+    head = read.whole((f"{prefix}head_dim",), MAX_WIDTH, default=0, minimum=0)
+    usual = head - nope if head > nope else None
+    return read.whole((f"{prefix}qk_rope_head_dim",), MAX_WIDTH, default=usual)
 
 
 def _compressed(read: Reader, word: LayerWord) -> CompressedAttention:
@@ -172,9 +192,12 @@ def _kv_heads(read: Reader, nested: Reader, heads: int, prefix: str, shared_kv: 
 
 
 def _gate_width(read: Reader, heads: int, head_dim: int) -> int:
-    if read.has("attn_output_gate"):
-        return heads * head_dim
-    return heads if read.has("use_head_wise_attn_gate") else 0
+    """Columns beside the queries: an output gate by channel or head, relative positions."""
+    relative = heads * read.whole(("d_rel",), MAX_WIDTH, default=0, minimum=0)
+    by_channel = read.config.get("gating") == "per-element"
+    if by_channel or read.has("attn_output_gate", "use_attn_output_gate"):
+        return heads * head_dim + relative
+    return relative + (heads if read.has("use_head_wise_attn_gate", "gating") else 0)
 
 
 def linear_attention(read: Reader, hidden: int) -> LinearAttention:
@@ -183,10 +206,14 @@ def linear_attention(read: Reader, hidden: int) -> LinearAttention:
         return _gated_delta(read)
     if read.has("linear_attn_config"):
         return _kimi_delta(read.inside("linear_attn_config"))
-    if read.has("attn_type_list"):
+    if read.has("layer_group_size") and read.has("short_conv_kernel_size"):
+        return _full_rank_delta(read)
+    if read.has("attn_type_list", "layer_group_size"):
         return _lightning(read, hidden)
     if read.has("conv_L_cache"):
         return _short_convolution(read, hidden)
+    if read.has("mamba_step"):
+        return _plamo_mamba(read, hidden)
     heads = (
         "mamba_num_heads",
         "mamba_n_heads",
@@ -250,8 +277,25 @@ def _kimi_delta(read: Reader) -> LinearAttention:
     )
 
 
+def _full_rank_delta(read: Reader) -> LinearAttention:
+    """Kimi delta attention whose decay and output gate are whole matrices (Ling 3)."""
+    heads, dim = read.whole(HEADS, MAX_WIDTH), read.whole(HEAD_DIM, MAX_WIDTH)
+    inner = heads * dim
+    return LinearAttention(
+        heads=heads,
+        kv_heads=heads,
+        head_dim=dim,
+        v_head_dim=dim,
+        conv_kernel=read.whole(("short_conv_kernel_size",), MAX_WIDTH),
+        conv_channels=3 * inner,
+        in_columns=5 * inner + heads,
+        extra=inner + heads + dim,
+        recurrent_bytes=4.0,  # as in `_kimi_delta`
+    )
+
+
 def _lightning(read: Reader, hidden: int) -> LinearAttention:
-    """Lightning attention (MiniMax-Text-01, arXiv:2501.08313): q, k, v and gate, no convolution."""
+    """Lightning attention (arXiv:2501.08313; MiniMax-Text-01, Ling 2.5): q, k, v and a gate."""
     heads = read.whole(HEADS, MAX_WIDTH)
     dim = read.whole(HEAD_DIM, MAX_WIDTH, default=hidden // heads)
     return LinearAttention(heads, heads, dim, dim, 0, 0, 4 * heads * dim, heads * dim, 4.0)
@@ -294,6 +338,24 @@ def _mamba2(read: Reader, heads_names: Sequence[str]) -> LinearAttention:
         in_columns=2 * inner + 2 * groups * state + heads,
         extra=inner + 2 * groups * state + 3 * heads + inner,
         recurrent_bytes=_recurrent_bytes(read),
+    )
+
+
+def _plamo_mamba(read: Reader, hidden: int) -> LinearAttention:
+    """PLaMo 2: Mamba-2 whose B, C and step come out of the convolved values, for all heads."""
+    heads, dim = read.whole(("mamba_num_heads",), MAX_WIDTH), read.whole(HEAD_DIM, MAX_WIDTH)
+    state, inner = read.whole(("mamba_d_state",), MAX_WIDTH), heads * dim
+    step = max(64, hidden // 16)
+    return LinearAttention(
+        heads=heads,
+        kv_heads=1,
+        head_dim=state,
+        v_head_dim=dim,
+        conv_kernel=read.whole(("mamba_d_conv",), MAX_WIDTH, default=4),
+        conv_channels=inner,
+        in_columns=2 * inner,
+        extra=inner * (2 * state + step) + step * heads + 3 * heads + 2 * state + step,
+        recurrent_bytes=4.0,  # as vLLM keeps it
     )
 
 

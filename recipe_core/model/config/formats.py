@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import ModelError
 from recipe_core.model.config.fields import MAX_WIDTH, Reader
+from recipe_core.model.tensors import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Format:
     block: int | None = None
     value_bytes: float | None = None
     scales: str | None = None
+
+    @property
+    def stored(self) -> Stored:
+        """What of it concerns memory and cuts."""
+        return Stored(self.dtype, self.block, self.value_bytes)
 
 
 def fp8(scales: str, block: int = 128) -> Format:

@@ -18,6 +18,7 @@ LayerWord = Mixer | Half
 _WORDS: dict[str, LayerWord] = {
     "full_attention": "full",
     "deepseek_sparse_attention": "full",
+    "indexed_attention": "full",
     "attention": "full",
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
@@ -130,6 +131,9 @@ def _by_index(read: Reader, layers: int) -> list[LayerWord] | None:
         return [
             "full" if kind else "linear" for kind in read.wholes("attn_type_list", 1, length=layers)
         ]
+    if read.has("local_layer_ids"):
+        local = set(read.wholes("local_layer_ids", MAX_LAYERS))
+        return ["sliding" if i in local else "full" for i in range(layers)]
     if read.has("hybrid_layer_pattern"):
         return [
             "sliding" if kind else "full"
@@ -142,9 +146,12 @@ def _by_index(read: Reader, layers: int) -> list[LayerWord] | None:
 
 
 def _by_interval(read: Reader, layers: int) -> list[LayerWord] | None:
-    if read.has("full_attention_interval"):
-        interval = read.whole(("full_attention_interval",), MAX_LAYERS)
+    if read.has("full_attention_interval", "layer_group_size"):
+        interval = read.whole(("full_attention_interval", "layer_group_size"), MAX_LAYERS)
         return ["full" if (i + 1) % interval == 0 else "linear" for i in range(layers)]
+    if read.has("mamba_step"):
+        step = read.whole(("mamba_step",), MAX_LAYERS)
+        return ["full" if i % step == step // 2 else "linear" for i in range(layers)]
     if read.has("attn_layer_period"):
         period = read.whole(("attn_layer_period",), MAX_LAYERS)
         offset = read.whole(("attn_layer_offset",), MAX_LAYERS, default=0, minimum=0)

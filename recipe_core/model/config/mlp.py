@@ -132,7 +132,7 @@ def _sparse(read: Reader, layers: int) -> list[bool]:
         return [i % period == phase for i in range(layers)]
     interval = read.whole((*_EVERY, "moe_layer_freq"), MAX_LAYERS, default=1)
     first = read.whole(
-        ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
+        ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "dense_mlp_idx"),
         MAX_LAYERS,
         default=0,
         minimum=0,

@@ -20,7 +20,7 @@ from recipe_core.model.config.formats import (
 from recipe_core.model.config.modules import MAX_PATTERNS, Matched, match
 from recipe_core.model.quantization import Quantization
 from recipe_core.model.spec import Layer
-from recipe_core.model.tensors import MATRIX_ROLES, Role
+from recipe_core.model.tensors import MATRIX_ROLES, Role, Stored
 
 _EXPERTS = ("mlp.experts", "experts")
 _LEFT_OUT = (
@@ -82,7 +82,9 @@ def quantized(
     largest = "experts" if "experts" in formats else max(formats, key=lambda r: (r == "linear", r))
     main = formats[largest]
     mixed = tuple(
-        sorted((role, form.dtype) for role, form in formats.items() if form.dtype != main.dtype)
+        (role, form.stored)
+        for role, form in sorted(formats.items(), key=lambda entry: entry[0])
+        if form.dtype != main.dtype
     )
     notes = _notes(left_out, mixed)
     written = f"{scheme.method}/{main.scales}" if main.scales else scheme.method
@@ -92,13 +94,13 @@ def quantized(
     return Quantized(marked, quantization, scheme.kv_dtype, notes)
 
 
-def _notes(left_out: Matched, mixed: Sequence[tuple[Role, str]]) -> tuple[str, ...]:
+def _notes(left_out: Matched, mixed: Sequence[tuple[Role, Stored]]) -> tuple[str, ...]:
     notes = []
     if left_out.strange:
         patterns = ", ".join(left_out.strange[:3])
         notes.append(f"Quantisation patterns not understood and not applied: {patterns}.")
     if mixed:
-        formats = ", ".join(f"{role} in {dtype}" for role, dtype in mixed)
+        formats = ", ".join(f"{role} in {stored.dtype}" for role, stored in mixed)
         notes.append(f"Mixed precision: {formats}.")
     return tuple(notes)
 
@@ -113,13 +115,14 @@ def _apply(
     ]
     votes: dict[Role, Counter[Format]] = {}
     plain: list[set[str]] = []
+    turned: list[dict[str, Format]] = []
     role_of: dict[str, Role] = {}
     tables = {
         layer: [item for item in layer.tensors(hidden) if item.role in MATRIX_ROLES]
         for layer in set(layers)
     }
     for i, layer in enumerate(layers):
-        skipped, unquantized = left_out.of(i), set[str]()
+        skipped, unquantized, here = left_out.of(i), set[str](), dict[str, Format]()
         for item in tables[layer]:
             role_of[item.name] = item.role
             form = None
@@ -129,7 +132,9 @@ def _apply(
                 unquantized.add(item.name)
             else:
                 votes.setdefault(item.role, Counter())[form] += item.numel
+                here[item.name] = form
         plain.append(unquantized)
+        turned.append(here)
     formats: dict[Role, Format] = {
         role: count.most_common(1)[0][0] for role, count in votes.items()
     }
@@ -139,9 +144,14 @@ def _apply(
         formats["head"] = head
         roles.add("head")
     marked = []
-    for layer, names in zip(layers, plain, strict=True):
+    for layer, names, here in zip(layers, plain, turned, strict=True):
         exceptions = tuple(sorted(name for name in names if role_of[name] in roles))
-        marked.append(replace(layer, unquantized=exceptions))
+        stored = tuple(
+            (name, form.stored)
+            for name, form in sorted(here.items())
+            if form.dtype != formats[role_of[name]].dtype
+        )
+        marked.append(replace(layer, unquantized=exceptions, stored=stored))
     return tuple(marked), formats, roles
 
 

@@ -15,6 +15,13 @@ from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import ModelError
 from recipe_core.model.config.attention import attention_layers
 from recipe_core.model.config.context import max_context
+from recipe_core.model.config.encoder import (
+    encoder_parts,
+    encoder_task,
+    is_encoder,
+    seeing_all,
+    with_defaults,
+)
 from recipe_core.model.config.fields import (
     DRAFTS,
     MAX_EXPERTS,
@@ -28,7 +35,15 @@ from recipe_core.model.config.layer_plan import halves_apart, mixers
 from recipe_core.model.config.mlp import mlp_layers
 from recipe_core.model.config.nas import nas_layers
 from recipe_core.model.config.quantization import quantized
-from recipe_core.model.spec import CompressedAttention, Layer, ModelSpec, Tensor
+from recipe_core.model.config.towers import towers
+from recipe_core.model.spec import (
+    NO_TOWER,
+    CompressedAttention,
+    Layer,
+    ModelSpec,
+    MoeMlp,
+    Tensor,
+)
 from recipe_core.model.tensors import tensor
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -36,7 +51,6 @@ _LAYER_LISTS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _VOCABULARY = ("vocab_size", "padded_vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
-_OTHER_TOWERS = ("vision_config", "audio_config", "vision_tower_config", "visual")
 _HALVES = ("attn_config", "ffn_config")
 """Objects that hold the fields of one half of every layer (MPT, DBRX)."""
 
@@ -46,7 +60,7 @@ _NOT_MODELLED = {
     "laurel_rank": "low-rank residual blocks and alternating updates (Gemma 3n) are",
     "mamba_d_ssm": "attention and a state-space mixer side by side in one layer (Falcon-H1) are",
     "ssm_cfg": "state-space models in this format are",
-    "type_vocab_size": "encoder models (BERT-like) are",
+    "type_vocab_size": "encoder models of this model_type are",
     "logit_scale_init_value": "contrastive image-text encoders (CLIP-like) are",
     "cross_attention_layers": "cross-attention layers (Llama 3.2 Vision) are",
 }
@@ -78,8 +92,10 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
         raise ModelError(
             f"a config.json must be an object, not {type(config).__name__}.", field=field
         )
+    if is_encoder(config):
+        return _read_encoder(config, name, field)
     notes: list[str] = []
-    read = Reader(_with_family(_with_halves(_text_part(config, notes), field)), field)
+    read = Reader(_with_modal_experts(_with_family(_with_halves(_text_part(config), field))), field)
     _refuse_unmodelled(read)
     hidden = read.whole(_HIDDEN, MAX_WIDTH)
     vocabulary = read.whole(_VOCABULARY, MAX_VOCABULARY)
@@ -93,11 +109,12 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
     )
     drafts = read.whole(DRAFTS, MAX_LAYERS, default=0, minimum=0)
     notes += [*_visible_gaps(read, drafts), *stored.notes]
-    return ModelSpec(
+    shown = seeing_all(read.config, stored.layers)
+    model = ModelSpec(
         name=name,
         hidden=hidden,
         vocabulary=vocabulary,
-        layers=stored.layers,
+        layers=shown,
         tied_embeddings=_tied(config, read, notes),
         max_context=max_context(read, notes),
         dtype=_dtype(config, read),
@@ -105,12 +122,36 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
         config=dict(config),
         kv_dtype=stored.kv_dtype or _cache_dtype(layers),
         draft_layers=drafts,
-        extras=_extras(read, hidden, len(layers)),
+        extras=_extras(read, hidden, stored.layers),
+        towers=towers(config, hidden, field, notes),
         notes=tuple(notes),
+    )
+    return model.pooled(encoder_task(config)) if model.is_encoder else model
+
+
+def _read_encoder(config: Config, name: str, field: str) -> ModelSpec:
+    """The encoder that a ``config.json`` describes: no head, no cache, one vector or score."""
+    read = Reader(with_defaults(config), field)
+    parts = encoder_parts(read)
+    hidden = read.whole(("hidden_size",), MAX_WIDTH)
+    stored = quantized(_stored_as(config, read), parts.layers, hidden, field, beside=False)
+    return ModelSpec(
+        name=name,
+        hidden=hidden,
+        vocabulary=read.whole(_VOCABULARY, MAX_VOCABULARY),
+        layers=stored.layers,
+        tied_embeddings=True,
+        max_context=parts.max_context,
+        dtype=_dtype(config, read),
+        quantization=stored.quantization,
+        config=dict(config),
+        extras=parts.extras,
+        notes=stored.notes,
+        task=encoder_task(config),
     )
 
 
-def _text_part(config: Config, notes: list[str]) -> Config:
+def _text_part(config: Config) -> Config:
     """The language model's own fields: a multimodal config nests them, at most three deep."""
     part = config
     for _ in range(3):
@@ -120,12 +161,6 @@ def _text_part(config: Config, notes: list[str]) -> Config:
         if inner is None:
             break
         part = cast("Config", inner)
-    if any(isinstance(config.get(name), Mapping) for name in _OTHER_TOWERS):
-        notes.append(
-            "Only the language model is counted; the vision or audio tower is not modelled."
-        )
-    elif part is not config:
-        notes.append("Only the language model (text_config) is counted.")
     return part
 
 
@@ -145,6 +180,25 @@ def _with_family(text: Config) -> Config:
         **_families().get(str(text.get("model_type")), {}),
         **{key: value for key, value in text.items() if value is not None},
     }
+
+
+def not_modelled() -> dict[str, str]:
+    """Fields that only architectures have which are refused, and what of these is not modelled."""
+    return {"is_encoder_decoder": "encoder-decoder models are", **_NOT_MODELLED}
+
+
+def _with_modal_experts(text: Config) -> Config:
+    """The fields with the width of text experts for that of all, where images have their own.
+
+    ERNIE-4.5-VL lists both widths: each layer has as many experts again for image tokens.
+    """
+    widths = text.get("moe_intermediate_size")
+    if not isinstance(widths, list) or len(set(map(str, widths))) < 2:
+        return text
+    counts = text.get("moe_num_experts")
+    experts = {"moe_num_experts": counts[0]} if isinstance(counts, list) and counts else {}
+    split = {"moe_intermediate_size": widths[0], "image_expert_widths": widths[1:]}
+    return {**text, **experts, **split}
 
 
 def _refuse_unmodelled(read: Reader) -> None:
@@ -207,13 +261,15 @@ def _streams(read: Reader) -> int:
     return read.whole(("hc_mult",), MAX_EXPERTS, default=1)
 
 
-def _extras(read: Reader, hidden: int, layers: int) -> tuple[Tensor, ...]:
+def _extras(read: Reader, hidden: int, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
     """Tensors outside the layers.
 
-    Per-layer input embeddings (a row a token), learned positions, and what joins residual streams.
+    Per-layer input embeddings (a row a token), learned positions, what joins residual streams, and
+    experts that only tokens of images use.
     """
     out: list[Tensor] = []
-    width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0) * layers
+    width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0)
+    width *= len(layers)
     if width:
         rows = read.whole(("vocab_size_per_layer_input", *_VOCABULARY), MAX_VOCABULARY)
         out.append(tensor("per_layer_embedding", rows * width, "embedding", "vocabulary", 1 / rows))
@@ -221,6 +277,10 @@ def _extras(read: Reader, hidden: int, layers: int) -> tuple[Tensor, ...]:
     if read.has("learned_positions"):
         rows = read.whole(("max_position_embeddings", "n_positions"), MAX_VOCABULARY)
         out.append(tensor("position_embedding", rows * hidden, "embedding", "replicated", 1 / rows))
+    experts = sum(layer.mlp.experts for layer in layers if isinstance(layer.mlp, MoeMlp))
+    for expert in read.wholes("image_expert_widths", MAX_WIDTH):
+        values = 3 * hidden * expert * experts
+        out.append(tensor("image_experts", values, "experts", "tensor", 0.0))
     streams = _streams(read)
     if streams > 1:
         out.append(tensor("hyper_head", streams * (streams * hidden + 1) + 1, "norm", "replicated"))
@@ -257,8 +317,15 @@ def _visible_gaps(read: Reader, drafts: int) -> list[str]:
         gaps.append("Output gates of latent attention are not counted.")
     if read.has("attn_res_block_size"):
         gaps.append("Residuals from the outputs of earlier blocks are counted as ordinary ones.")
+    if read.has("use_sconv", "sconv_kernel_size"):
+        gaps.append("Short convolutions around attention and feed-forward blocks are not counted.")
+    if read.has("block_diffusion", "canvas_length"):
+        gaps.append(
+            "Text is written by denoising blocks of tokens: weights and cache are right, times are "
+            "those of a model that writes token by token."
+        )
     if read.has("vision_n_layers"):
-        gaps.append("The vision tower is not modelled.")
+        gaps.append(f"The vision encoder {NO_TOWER}")
     if read.has("attention_chunk_size"):
         gaps.append("Chunked attention is counted as a sliding window of the chunk's length.")
     return gaps

@@ -1,0 +1,80 @@
+"""Write docs/not-modelled.md: what of published collections this version does not model, and why.
+
+Everything in it is data of the package: models that make no text, fields of configs that are
+refused, and options of engines that no estimate counts. ``python scripts/not_modelled.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipe_core.engines.grammar import grammars
+from recipe_core.engines.spec import engine
+from recipe_core.model.config.read import not_modelled
+from recipe_core.model.other_kinds import other_kinds
+
+PAGE = Path(__file__).parent.parent / "docs" / "not-modelled.md"
+HEAD = """# What is not modelled
+
+Written by `python scripts/not_modelled.py` from the package's data; a test holds it to them. A
+model, a field or an option that stands here is refused or named in an answer, never counted
+silently.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_models(), "", *_fields(), "", *_options(), ""])
+
+
+def _models() -> list[str]:
+    """Published models that make no text."""
+    out = [
+        "## Models that make no text",
+        "",
+        "`recipe check` of a command with one of these answers `unknown`, with the reason here",
+        "(`recipe_core/model/other_kinds.yaml`).",
+        "",
+        "| they make | models | why they are not modelled |",
+        "| --- | --- | --- |",
+    ]
+    for kind in other_kinds().values():
+        names = ", ".join(f"`{name}`" for name in kind.models)
+        out.append(f"| {kind.makes} | {names} | {kind.why} |")
+    return out
+
+
+def _fields() -> list[str]:
+    """Fields of a config that only architectures have which are refused."""
+    out = [
+        "## Architectures",
+        "",
+        "A `config.json` with one of these fields is refused, as its estimate would be wrong.",
+        "",
+        "| field | why |",
+        "| --- | --- |",
+    ]
+    return [*out, *(f"| `{name}` | {why} not modelled |" for name, why in not_modelled().items())]
+
+
+def _options() -> list[str]:
+    """Options of engines that are read and not counted."""
+    out = [
+        "## Options of engines",
+        "",
+        "Options that change memory or time and that an estimate leaves out; a verdict on a",
+        "command notes each that it sets.",
+        "",
+        "| engine | option | what it does |",
+        "| --- | --- | --- |",
+    ]
+    for name, grammar in grammars().items():
+        spec = engine(name)
+        for option, row in sorted(grammar.unmodelled.items()):
+            flag = spec.options.by_name[option].flag
+            out.append(f"| {spec.title} {spec.version} | `{flag}` | {row.what} |")
+    return out
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
