@@ -12,22 +12,47 @@ import argparse
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 Made = tuple[argparse.ArgumentParser, dict[str, list[str]]]
 
 
+VLLM_ARGUMENTS = (
+    "vllm.entrypoints.common.cli_args",  # from 0.33
+    "vllm.entrypoints.launchers.cli_args",  # from 0.29
+    "vllm.entrypoints.openai.cli_args",
+)
+
+
+def vllm_arguments() -> Any:
+    """The module with the arguments of ``vllm serve``, wherever a release keeps it."""
+    name = next(name for name in VLLM_ARGUMENTS if _exists(name))
+    return importlib.import_module(name)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor its package
+        return False
+
+
 def vllm_parser() -> Made:
     """The parser of ``vllm serve``, and values that are checked only after parsing."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    return make_arg_parser(FlexibleArgumentParser()), {"--quantization": [*QUANTIZATION_METHODS]}
+    parser = vllm_arguments().make_arg_parser(FlexibleArgumentParser())
+    cache = importlib.import_module("vllm.config.cache")
+    return parser, {
+        "--quantization": [*QUANTIZATION_METHODS],
+        "--kv-cache-dtype": [*get_args(cache.CacheDType)],
+    }
 
 
 def sglang_parser() -> Made:
@@ -89,6 +114,7 @@ SWITCHES = {
     "_StoreFalseAction",
     "_StoreConstAction",
     "BooleanOptionalAction",
+    "EnableDisableAction",
     "DeprecatedStoreTrueAction",
     "DeprecatedAction",
 }
@@ -124,27 +150,33 @@ def facts(
     action: argparse.Action, after: dict[str, list[str]]
 ) -> tuple[str, dict[str, Any]] | None:
     """An option's flag and non-default ``Option`` fields; None for positional words and help."""
+    negative = set(getattr(action, "negative_option_strings", ()))
     flags = [
         flag
         for flag in action.option_strings
-        if not flag.startswith("--no-") or f"--{flag[5:]}" not in action.option_strings
+        if flag not in negative
+        and (not flag.startswith("--no-") or f"--{flag[5:]}" not in action.option_strings)
     ]
     if not flags or "--help" in flags:
         return None
     flag, *also = flags
-    if type(action).__name__ in SWITCHES:
+    if type(action).__name__ in SWITCHES or action.nargs == 0:
         out: dict[str, Any] = {"type": "switch"}
-        if len(flags) < len(action.option_strings):
+        if len(flags) < len(action.option_strings) or negative:
             out["negated"] = True
+        # vLLM 0.33: --enable-x goes with --disable-x besides --no-enable-x
+        inverse = sorted(negative - {f"--no-{flag[2:]}"})
+        out |= {"inverse": inverse} if inverse else {}
     else:
         out = dict(READERS.get(reader(action.type), {"type": "str"}))
         out |= {"many": True} if action.nargs in ("+", "*") else {}
         out |= {"repeated": True} if type(action).__name__ == "_AppendAction" else {}
         out |= {"optional": True} if action.nargs in ("?", "*") else {}
         out |= {"keys": keys} if (keys := json_keys(action.type)) else {}
-        choices = [
-            str(choice) for choice in action.choices or after.get(flag, ()) if choice is not None
-        ]
+        listed = action.choices or after.get(flag, ())
+        choices = [str(choice) for choice in listed if choice is not None]
+        if isinstance(listed, set | frozenset):
+            choices.sort()  # else another order in each run
         out |= {"choices": choices} if choices else {}
         if not choices:
             out.pop("folded", None)
@@ -155,10 +187,22 @@ def facts(
     return flag, out
 
 
+def release_of(engine: str) -> str:
+    """The release whose parser was read, which its sources know best.
+
+    Sources of another release may stand before an installed one on the path of modules.
+    """
+    module = sys.modules.get(engine)
+    version = getattr(module, "__version__", None) or importlib.metadata.version(
+        DISTRIBUTIONS.get(engine, engine)
+    )
+    return str(version).split("+")[0]
+
+
 def main(engine: str) -> None:
     parser, after = PARSERS[engine]()
     options = dict(sorted(filter(None, (facts(action, after) for action in parser._actions))))
-    version = importlib.metadata.version(DISTRIBUTIONS.get(engine, engine)).split("+")[0]
+    version = release_of(engine)
     print(f"# Written by: python scripts/engine_options.py {engine}")
     print(f"schema_version: 1\nengine: {engine}\nversion: {version}\noptions:")
     for flag, values in options.items():

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import io
 import json
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_options import PARSERS
+from engine_options import PARSERS, vllm_arguments
 
 Check = Callable[[list[str], bool], None]
 
@@ -35,9 +34,7 @@ def vllm_check() -> Check:
     """``vllm serve``: arguments, then the configuration that the engine makes of them."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    checked = importlib.import_module(
-        "vllm.entrypoints.launchers.cli_args"
-    ).validate_parsed_serve_args
+    checked = vllm_arguments().validate_parsed_serve_args
     parser = PARSERS["vllm"]()[0]
 
     def check(argv: list[str], deep: bool) -> None:

@@ -95,6 +95,18 @@ def read_tgi(words, env):
     }
 
 
+def read_tei(words):
+    o = options(words)
+    return {
+        "tp": 1,
+        "pp": 1,
+        "dp": 1,
+        "ep": 1,
+        "max_num_seqs": int(o["max_batch_requests"]),
+        "max_batched_tokens": int(o["max_batch_tokens"]),
+    }
+
+
 def read_llama(words):
     o = options(words)
     slots = int(o["parallel"])
@@ -143,6 +155,8 @@ def server(name, process, files):
             return read_tgi(words, process.env)
         case "llama-cpp":
             return read_llama(words)
+        case "tei":
+            return read_tei(words)
         case _:  # its table says what its options mean
             return read_by_meaning(engine(name), words)
 

@@ -22,6 +22,7 @@ from recipe_core.search.verdict import check_request
 from recipe_core.space import placement
 from recipe_core.space.rules import place_rules, refusals
 from tests.conftest import make_request
+from tests.deployments import EMBEDDING
 
 MODELS = (
     "meta-llama/Llama-3.1-8B-Instruct",
@@ -54,7 +55,7 @@ def asked(draw):
         and draw.random() < 0.3,
     }
     return make_request(
-        draw.choice(MODELS),
+        draw.choice(MODELS if "generate" in engine(name).tasks else EMBEDDING),
         device,
         per_node,
         nodes,

@@ -41,13 +41,19 @@ def _identity(engine: Engine, file: DataFile) -> Iterator[Flaw]:
         yield "name", f"{engine.name!r} is not the name of the file", hint
     if not VERSION.fullmatch(engine.version):
         yield "version", f"{engine.version!r} is not a release", "Give one, such as 1.2.0."
-    if "latest" in engine.install:
+    others = [each.command for installs in engine.installs.values() for each in installs]
+    if any("latest" in command for command in (engine.install, *others)):
         yield "install", "names a version that moves (latest)", f"Install {engine.version}."
 
 
 def _runtimes(engine: Engine, _file: DataFile) -> Iterator[Flaw]:
     runtimes = ", ".join(engine.runtimes)
-    for field, used in (("default_on", engine.default_on), ("images", engine.images)):
+    stated = (
+        ("default_on", engine.default_on),
+        ("images", engine.images),
+        ("installs", engine.installs),
+    )
+    for field, used in stated:
         for runtime in sorted(set(used) - set(engine.runtimes)):
             hint = f"Add it to `runtimes` ({runtimes}), or leave it out here."
             yield field, f"{runtime!r} is not a runtime of this engine", hint

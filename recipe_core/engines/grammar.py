@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -18,11 +19,44 @@ class _Data(BaseModel):
 
 
 class Gone(_Data):
-    """A flag of other versions: how many words it took, and its successor (or "nothing")."""
+    """A flag of other versions: how many words it took, and its successor (or "nothing").
+
+    Also a key of a JSON option (``--flag.key``), or a value (``--flag=value``). ``use`` may name a
+    key (``--flag.key``). ``values``: what the successor says in place of values, by their text;
+    where there are any, a value that is not among them has nothing in its place. ``source``: where
+    the engine says so. The tables of releases tell when it went.
+    """
 
     takes: Literal[0, 1, "many"] = 1
     use: str
+    values: dict[str, Any] = {}
     note: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """What takes the place of a gone option, key or value.
+
+    ``option``: by name; ``path``: the key in its JSON, with dots. ``values``: new values by the
+    text of old ones (empty: the same value).
+    """
+
+    option: str
+    path: str | None
+    values: Mapping[str, Any]
+    note: str | None
+
+    def value(self, before: Any) -> Any:
+        """The new value for an old one; None where nothing takes its place."""
+        return self.values.get(str(before)) if self.values else before
+
+
+class ImageFolder(_Data):
+    """The folder that a container starts in, and what of it the image holds."""
+
+    workdir: str
+    holds: tuple[str, ...] = ()
 
 
 class Unmodelled(_Data):
@@ -40,12 +74,15 @@ class Grammar(_Data):
     ``underscores``: whether flags may be written with them for dashes; ``abbreviations``: whether
     the start of a flag is enough; ``nested``: whether JSON may be given as ``--flag.key value``;
     ``glued``: short flags whose value follows without a blank. ``images``: container repositories
-    and the words that they start by themselves. ``means``: what options say about a candidate;
+    and the words that they start by themselves; ``official``: those of the engine's own project,
+    whose tags are its releases. ``means``: what options say about a candidate;
     ``words``: their values in this project's words (of a quantisation a list where the weights must
     be quantised already: by whom). ``longer_context``: variables that let a request be longer than
     the model's context. ``rules``: what the engine checks when it starts. ``placed``: options that
     a launch sets for each process by its place. ``rank``: the one that makes a server one
-    data-parallel rank, and the switch that says so without a number.
+    data-parallel rank, and the switch that says so without a number. ``files``: options whose value
+    may be a file, with what the engine does where it is missing. ``folders``: of container
+    repositories the folder that servers start in.
     """
 
     schema_version: Literal[1]
@@ -59,6 +96,7 @@ class Grammar(_Data):
     nested: bool = False
     glued: dict[str, str] = {}
     images: dict[str, tuple[str, ...]] = {}
+    official: tuple[str, ...] = ()
     means: dict[str, Meaning]
     words: dict[str, dict[str, Any]] = {}
     unmodelled: dict[str, Unmodelled] = {}
@@ -67,6 +105,14 @@ class Grammar(_Data):
     placed: tuple[str, ...] = ()
     rank: tuple[str, str] | None = None
     gone: dict[str, Gone] = {}
+    files: dict[str, str] = {}
+    folders: dict[str, ImageFolder] = {}
+
+    def gone_word(self, flag: str, key: str | None = None, value: str | None = None) -> Gone | None:
+        """The entry of a gone flag, of a key of its JSON or of one of its values."""
+        if key is not None:
+            return self.gone.get(f"{flag}.{key}")
+        return self.gone.get(flag if value is None else f"{flag}={value}")
 
     @field_validator("unmodelled", mode="before")
     @classmethod
@@ -89,6 +135,10 @@ def meanings(spec: Engine) -> Mapping[str, Meaning]:
     """What options of an engine, or of the one that it wraps, say about a candidate."""
     grammar = grammars().get(spec.wraps or spec.name)
     return grammar.means if grammar else spec.options.means
+
+
+LIMITS: tuple[Meaning, ...] = ("media_limits", "encoder_mode")
+"""Meanings of options that also say more than an estimate needs, which people may pass on."""
 
 
 def placed(spec: Engine) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """An engine's command-line options at one version, as data: ``options/<engine>-<version>.yaml``.
 
 Tables of vLLM and SGLang are written by ``scripts/engine_options.py`` from the engines' own
-parsers.
+parsers; those of other releases than the pinned one are files of differences
+(`recipe_core.engines.option_changes`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.engines.option_changes import laid_over
 
 FOLDER = Path(__file__).with_name("options")
+LONGEST_CHAIN = 32
+"""Files of differences that lie over each other."""
 Meaning = Literal[
     "model",
     "tp",
@@ -50,9 +54,17 @@ Meaning = Literal[
     "draft_model",
     "cache_size",
     "runtime",
+    "task",
+    "converted",
+    "text_only",
+    "media_limits",
+    "encoder_mode",
 ]
 """What options say about a candidate. ``cache_size``: the size of the cache, for engines that are
-told; ``runtime``: CPU or GPU."""
+told; ``runtime``: CPU or GPU; ``task``: whether it makes text or pools (then ``embed``);
+``converted``: what a model that makes text is turned into; ``text_only``: that no tower is loaded;
+``media_limits``: items of each modality in a prompt, of which 0 leaves a tower out;
+``encoder_mode``: whether ranks hold towers whole ("data") or cut."""
 
 _PYTHON: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -74,7 +86,8 @@ class Option(_Data):
     number); ``keys``: those of a JSON object. ``many``: one or more values follow; ``repeated``:
     the flag may occur again; ``optional``: the value may be missing. ``scaled``: a number may end
     in k, M … or K; ``folded``: choices in any case, with dashes or underscores. ``negated``: a
-    switch that ``--no-…`` turns off. ``deprecated``: this version accepts it with a warning.
+    switch that ``--no-…`` turns off, as do the flags ``inverse``. ``deprecated``: this version
+    accepts it with a warning.
     """
 
     flag: str
@@ -89,6 +102,7 @@ class Option(_Data):
     scaled: bool = False
     folded: bool = False
     negated: bool = False
+    inverse: tuple[str, ...] = ()
     deprecated: bool = False
 
     @property
@@ -99,7 +113,12 @@ class Option(_Data):
     @property
     def spellings(self) -> tuple[str, ...]:
         """Every flag that sets this option."""
-        return (self.flag, *self.also, *((f"--no-{self.flag[2:]}",) if self.negated else ()))
+        return (self.flag, *self.also, *self.turned_off_by)
+
+    @property
+    def turned_off_by(self) -> tuple[str, ...]:
+        """Every flag that turns this switch off."""
+        return (*((f"--no-{self.flag[2:]}",) if self.negated else ()), *self.inverse)
 
     @property
     def takes(self) -> str:
@@ -115,12 +134,14 @@ class OptionTable(_Data):
 
     ``means``: what options say about a candidate, for engines without a `Grammar`, which says it.
     ``any_value``: a flag takes the next word whatever it is, and none after ``=`` (llama.cpp);
-    other parsers read a word that begins with a dash as a flag.
+    other parsers read a word that begins with a dash as a flag. ``same_in``: patch releases whose
+    parsers were compared and have the same options.
     """
 
     schema_version: Literal[1]
     engine: str
     version: str
+    same_in: tuple[str, ...] = ()
     options: dict[str, Option]
     means: dict[str, Meaning] = {}
     any_value: bool = False
@@ -210,7 +231,7 @@ def option_table(engine: str, version: str) -> OptionTable:
             option that it does not list.
     """
     file = table_file(engine, version)
-    table = file.read_as(OptionTable)
+    table = file.validated(_complete(file, engine), OptionTable)
     for field, value, expected in (
         ("engine", table.engine, engine),
         ("version", table.version, version),
@@ -223,6 +244,24 @@ def option_table(engine: str, version: str) -> OptionTable:
             hint = unknown("option", name, list(table.by_name))[1]
             raise file.problem(f"means.{name}", "is not an option of the table", hint)
     return table
+
+
+def _complete(file: DataFile, engine: str, above: tuple[str, ...] = ()) -> Any:
+    """A table's plain values; a file of differences is laid over the release it differs from."""
+    values = file.read()
+    if not isinstance(values, dict) or "differs_from" not in values:
+        return values
+    newer = str(values.pop("differs_from"))
+    if newer in above or len(above) > LONGEST_CHAIN:
+        raise file.problem("differs_from", "leads back to itself", "Name a complete table.")
+    rows = _complete(table_file(engine, newer), engine, (*above, newer))["options"]
+    changes = {name: values.pop(name, {}) for name in ("drop", "change", "options")}
+    try:
+        return {**values, "options": laid_over(rows, changes)}
+    except (KeyError, ValueError) as error:
+        text = f"does not fit {engine}-{newer}.yaml ({error.args[0]})"
+        hint = "Write both again with scripts/engine_option_changes.py."
+        raise file.problem("", text, hint) from None
 
 
 def table_file(engine: str, version: str) -> DataFile:

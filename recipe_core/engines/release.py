@@ -38,6 +38,19 @@ class ContainerImage(_Data):
         return value
 
 
+class Install(_Data):
+    """The shell ``command`` that installs the engine's build for a runtime.
+
+    ``architectures``: those it is for, where a runtime has several builds (empty: all).
+    """
+
+    command: str
+    architectures: tuple[str, ...] = ()
+    source: str
+    status: Status
+    note: str | None = None
+
+
 class Floor(_Data):
     """The oldest host software that the engine runs on: NVIDIA's driver or AMD's ROCm release."""
 

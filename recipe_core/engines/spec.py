@@ -7,33 +7,28 @@ Differences between engines live here, not in the physics.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
+from recipe_core.base.types import Task
 from recipe_core.engines.checks import check_engine
+from recipe_core.engines.history import BatchLimits, History, last_told, release_key
+from recipe_core.engines.memory import MemoryUse, rules_then
 from recipe_core.engines.options import OptionTable, option_table
-from recipe_core.engines.release import ContainerImage, Floor, Metrics
+from recipe_core.engines.release import ContainerImage, Floor, Install, Metrics
 from recipe_core.engines.wrapping import complete
 from recipe_core.hardware.profile import Family, Runtime
 
 FOLDER = Path(__file__).with_name("serving")
-T = TypeVar("T")
 Whole = Annotated[int, Field(ge=1)]
-Release = Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)?$", max_length=16)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-def release_key(release: str) -> tuple[int, ...]:
-    """A release as numbers that sort by age: 0.11 is 0.11.0, and newer than 0.9.2."""
-    numbers = tuple(map(int, release.split(".")))
-    return numbers + (0,) * (3 - len(numbers))
 
 
 class _Data(BaseModel):
@@ -91,6 +86,9 @@ class SplitSupport(_Data):
     ("never"), evenly ("ranks"), or evenly with whole pipeline stages per node or whole nodes per
     stage ("stages"), or the same of replicas ("replicas").
 
+    ``whole_shared_experts``: whether ranks of data-parallel attention with tp hold shared experts
+    whole, instead of cutting them.
+
     ``attention_dp``: whether data-parallel attention within a server combines with tp ("any"), does
     not ("whole"), or does not exist ("none"). ``drafts_in_pipeline``: speculative decoding with
     pp; ``lookups_in_attention_dp``: prompt-lookup drafts with data-parallel attention.
@@ -109,138 +107,8 @@ class SplitSupport(_Data):
     over_nodes: Literal["never", "ranks", "stages", "replicas"] = "replicas"
     attention_dp: Literal["any", "whole", "none"] = "any"
     drafts_in_pipeline: bool = True
+    whole_shared_experts: bool = False
     lookups_in_attention_dp: bool = True
-
-
-class RowPadding(_Data):
-    """Bytes that the engine appends to every row of some fp8 matrices.
-
-    Those whose rows are a multiple of ``multiple_bytes`` long.
-
-    Only on ``runtimes``, for checkpoints in one of ``schemes`` (writer and what a scale covers,
-    "fp8/tensor"), and never for experts.
-    """
-
-    runtimes: tuple[Runtime, ...]
-    schemes: tuple[str, ...]
-    multiple_bytes: Whole
-    added_bytes: Whole
-    source: str
-    status: Status
-
-
-class ExpertTiles(_Data):
-    """Multiples to which an expert kernel rounds up the widths of experts in ``dtype``.
-
-    For devices of ``runtimes`` and ``architectures`` (empty: all). ``intermediate`` is rounded for
-    each rank's share.
-    """
-
-    dtype: str
-    runtimes: tuple[Runtime, ...]
-    architectures: tuple[str, ...] = ()
-    hidden: Whole
-    intermediate: Whole
-    source: str
-    status: Status
-    note: str | None = None
-
-
-class MemoryUse(_Data):
-    """How the engine divides a device, and when it refuses to start.
-
-    ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N,
-    leaves for the cache:
-
-    * ``of-device``: M · fraction - W - A - N (vLLM's gpu_memory_utilization)
-    * ``static``: M · fraction - W, while A and N live in the rest (SGLang's mem_fraction_static)
-    * ``of-free``: (M - W - A - N) · fraction (TensorRT-LLM's free_gpu_memory_fraction)
-
-    ``needs_longest``: it refuses to start unless a request of the longest context fits into the
-    cache. ``reserves``: whether a request is admitted only if its whole length fits (TensorRT-LLM's
-    guaranteed_no_evict), or if its tokens so far do. ``row_padding`` and ``expert_tiles``: where
-    weights take more than the checkpoint's bytes; the first tiles for a device count.
-    """
-
-    fraction: Quantity
-    pool: Literal["of-device", "static", "of-free"]
-    needs_longest: bool
-    reserves: bool = False
-    context_single_bytes: Quantity
-    context_parallel_bytes: Quantity
-    sampler_bytes_per_logit: Quantity
-    block_tokens: Whole
-    row_padding: RowPadding | None = None
-    expert_tiles: tuple[ExpertTiles, ...] = ()
-
-    def with_values(self, **values: float) -> MemoryUse:
-        """The same with other values of some quantities."""
-        return self.model_copy(
-            update={
-                name: getattr(self, name).model_copy(update={"value": value})
-                for name, value in values.items()
-            }
-        )
-
-    def tiles(self, dtype: str, runtime: Runtime, architecture: str) -> ExpertTiles | None:
-        """How experts in ``dtype`` are rounded up on a device; None where they are not."""
-        for tiles in self.expert_tiles:
-            if tiles.dtype != dtype or runtime not in tiles.runtimes:
-                continue
-            if not tiles.architectures or architecture in tiles.architectures:
-                return tiles
-        return None
-
-
-class BatchLimits(_Data):
-    """Default batch limits on devices with ``memory_at_least_bytes`` that are not in ``not_on``."""
-
-    memory_at_least_bytes: NonNegative
-    not_on: tuple[str, ...] = ()
-    max_batched_tokens: Whole
-    max_num_seqs: Whole
-
-
-class WholePrompts(_Data):
-    """Prompts that run in one step, not in chunks, and the room that a step has for them.
-
-    Where requests of at most ``longest_tokens`` are accepted (None: whatever their length), a step
-    takes the longest of them, at least ``least_tokens``.
-    """
-
-    longest_tokens: Whole | None = None
-    least_tokens: Whole
-
-
-class Change(_Data):
-    """What releases before ``before`` did otherwise than the next newer one the file tells of.
-
-    What is left out was the same. ``fraction``: the default share of the device.
-    ``context_bytes``: what was counted outside torch besides today's: the device's own context.
-    """
-
-    before: Release
-    fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    context_bytes: NonNegative | None = None
-    batching: tuple[BatchLimits, ...] | None = None
-    whole_prompts: WholePrompts | None = None
-    source: str
-    status: Status
-    note: str | None = None
-
-
-class History(_Data):
-    """Memory rules of earlier releases, back to ``oldest``; ``changes`` are newest first."""
-
-    oldest: Release
-    changes: Annotated[tuple[Change, ...], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _newest_first(self) -> History:
-        releases = [release_key(change.before) for change in self.changes]
-        if releases != sorted(set(releases), reverse=True):
-            raise ValueError("history.changes are not newest first, each release once")
-        return self
 
 
 class Overheads(_Data):
@@ -347,11 +215,6 @@ class Intervals(_Data):
         return any(architecture in usual.architectures for usual in self.throughput)
 
 
-def _last(values: Iterable[T | None]) -> T | None:
-    """The last of the values that are given; None where none is."""
-    return next((value for value in reversed(list(values)) if value is not None), None)
-
-
 class Engine(Sourced):
     """An engine at one version.
 
@@ -360,18 +223,25 @@ class Engine(Sourced):
     it differs. ``table``: the engine whose options it has, where that is not its name;
     ``launcher``: the module of ``launch/serving/`` that starts it, where that is not of its name.
 
-    ``images`` and ``floors`` are by runtime. ``metrics`` is None where the engine reports none.
+    ``install`` is the command for the first of ``runtimes``; ``installs`` has the others', where
+    another build is theirs. ``images`` and ``floors`` are by runtime. ``metrics`` is None where the
+    engine reports none.
 
     ``free_kv_dtypes``: cache formats for any activations; any other must be the activations' own.
 
     ``handoff_s``: what disaggregated prefill adds to a request, besides the transfer of its cache.
 
+    ``tasks``: what it serves (`Task`): text, vectors, scores.
+
+    ``front_s``: seconds that the front end of a server works on a request for a vector or a score,
+    one request after the other (None: requests never wait for it).
+
     ``mixes_prompts``: whether prompts share steps with decoding; otherwise decoding waits for them.
 
     ``kernels``: by architecture of devices, where its kernels differ from the device's profile.
     ``intervals``: None where tokens leave, and requests are looked for, in every step.
-    ``history``: memory rules of earlier releases. ``as_of``: the release whose rules these are,
-    where that is not ``version``.
+    ``history``: memory rules of other releases. ``as_of``: the release whose rules these are,
+    where that is not ``version``; ``options_of``: that whose options are written, likewise.
     """
 
     name: str
@@ -382,11 +252,13 @@ class Engine(Sourced):
     wraps: str | None = None
     wrapped_version: str | None = None
     runtimes: tuple[Runtime, ...]
+    tasks: tuple[Task, ...] = ("generate",)
     program: str
     module: str
     table: str | None = None
     launcher: str | None = None
     install: str
+    installs: Mapping[Runtime, tuple[Install, ...]] = {}
     images: Mapping[Runtime, tuple[ContainerImage, ...]] = {}
     floors: Mapping[Runtime, Floor] = {}
     metrics: Metrics | None = None
@@ -395,6 +267,7 @@ class Engine(Sourced):
     batching: tuple[BatchLimits, ...]
     chunked_prefill: bool
     mixes_prompts: bool = True
+    front_s: Quantity | None = None
     intervals: Intervals | None = None
     handoff_s: Quantity | None = None
     overheads: dict[Runtime, Overheads]
@@ -404,9 +277,16 @@ class Engine(Sourced):
     free_kv_dtypes: tuple[str, ...]
     history: History | None = None
     as_of: str | None = None
+    options_of: str | None = None
+
+    def with_options_of(self, release: str) -> Engine:
+        """The same, writing the options that a release has, of which there is a table."""
+        if release == self.version:
+            return self
+        return self.model_copy(update={"options_of": release})
 
     def at(self, release: str, longest_tokens: float) -> Engine:
-        """The engine with the memory rules of an earlier release; itself at its own.
+        """The engine with the memory rules of another release; itself at its own.
 
         ``longest_tokens``: the longest request that it is told to accept, which decides whether
         prompts run whole. What its steps cost in time, and its options, stay those of ``version``.
@@ -417,18 +297,17 @@ class Engine(Sourced):
         asked = self._release(release)
         if self.history is None or asked == release_key(self.version):
             return self
-        changes = [c for c in self.history.changes if asked < release_key(c.before)]
-        fraction, whole = (
-            _last(c.fraction for c in changes),
-            _last(c.whole_prompts for c in changes),
-        )
-        batching = _last(c.batching for c in changes) or self.batching
-        use, context = self.memory, _last(c.context_bytes for c in changes) or 0.0
+        changes = self.history.told_of(asked, release_key(self.version))
+        fraction = last_told(c.fraction for c in changes)
+        whole = last_told(c.whole_prompts for c in changes)
+        batching = last_told(c.batching for c in changes) or self.batching
+        use, context = self.memory, last_told(c.context_bytes for c in changes) or 0.0
         memory = use.with_values(
             fraction=fraction or use.fraction.value,
             context_single_bytes=use.context_single_bytes.value + context,
             context_parallel_bytes=use.context_parallel_bytes.value + context,
         )
+        memory = memory.model_copy(update=rules_then(memory, changes))
         told: dict[str, Any] = {"as_of": release, "memory": memory, "batching": batching}
         if whole is not None and longest_tokens <= (whole.longest_tokens or longest_tokens):
             tokens = {"max_batched_tokens": max(int(longest_tokens), whole.least_tokens)}
@@ -436,17 +315,29 @@ class Engine(Sourced):
             told |= {"chunked_prefill": False, "mixes_prompts": False}
         return self.model_copy(update=told)
 
+    def with_whole_encoders(self) -> Engine:
+        """The engine when every rank holds encoders whole, for batches of its own: memory alone."""
+        if self.memory.encoder is None:
+            return self
+        whole = self.memory.encoder.model_copy(update={"sharded": False})
+        return self.model_copy(update={"memory": self.memory.model_copy(update={"encoder": whole})})
+
+    def without_graphs(self) -> Engine:
+        """The engine when it captures no graphs (eager execution): of its memory alone."""
+        return self.model_copy(update={"memory": self.memory.model_copy(update={"graphs": None})})
+
     def _release(self, release: str) -> tuple[int, ...]:
         """A release as numbers; raises InputError where its rules are not known."""
         field, oldest = "candidate.engine_version", self.history and self.history.oldest
-        known = f"{oldest} to {self.version}" if oldest else self.version
+        newest = (self.history and self.history.newest) or self.version
+        known = f"{oldest} to {newest}" if oldest else self.version
         hint = f"Use {known}, or leave it out."
         if not re.fullmatch(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?", release):
             raise InputError(
                 f"{release!r} is not a release such as 0.11.0.", field=field, hint=hint
             )
         asked = release_key(release)
-        if not release_key(oldest or self.version) <= asked <= release_key(self.version):
+        if not release_key(oldest or self.version) <= asked <= release_key(newest):
             message = f"memory rules of {self.title} {release} are not known."
             raise InputError(message, field=field, hint=hint)
         return asked
@@ -454,7 +345,7 @@ class Engine(Sourced):
     @property
     def options(self) -> OptionTable:
         """The options of this version."""
-        return option_table(self.table or self.name, self.version)
+        return option_table(self.table or self.name, self.options_of or self.version)
 
     def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
         """The default limits on a device of this size and architecture."""
@@ -485,6 +376,13 @@ class Engine(Sourced):
             if not image.architectures or architecture in image.architectures:
                 return image
         return None
+
+    def install_on(self, runtime: Runtime, architecture: str) -> str:
+        """The shell command that installs this version's build for a device."""
+        for install in self.installs.get(runtime, ()):
+            if not install.architectures or architecture in install.architectures:
+                return install.command
+        return self.install
 
     def argv(self, values: dict[str, Any]) -> list[str]:
         """Options by name as separate argv words, in the order given.
@@ -518,10 +416,15 @@ def engine(name: str) -> Engine:
     return spec
 
 
-def default_engine(runtime: Runtime) -> Engine:
-    """The engine for a request that names none; vLLM, which refuses, for other runtimes."""
+def default_engine(runtime: Runtime, task: Task = "generate") -> Engine:
+    """The engine for a request that names none; vLLM, which refuses, for other runtimes.
+
+    Where the default of the runtime does not serve the task, the first that does.
+    """
     usual = engine("vllm")
-    if runtime in usual.default_on:  # no file but its own is read
+    if runtime in usual.default_on and task in usual.tasks:  # no file but its own is read
         return usual
-    engines = map(engine, engine_names())
-    return next((spec for spec in engines if runtime in spec.default_on), usual)
+    engines = [engine(name) for name in engine_names()]
+    preferred = [spec for spec in engines if runtime in spec.default_on]
+    able = [spec for spec in (*preferred, *engines) if runtime in spec.runtimes]
+    return next((spec for spec in able if task in spec.tasks), usual)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.engines.frameworks import training_data
-from recipe_core.engines.release import ContainerImage
+from recipe_core.engines.release import ContainerImage, Install
 
 PROGRAMS = DataFile(Path(__file__).with_name("training") / "programs.yaml", "engines")
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -127,6 +127,7 @@ class _Facts(_Data):
     schema_version: Literal[1]
     preferred: tuple[str, ...]
     engines: dict[str, TrainingEngine]
+    torch_builds: dict[str, Install]
     bases: dict[str, dict[str, Base]]
     torchtitan_models: tuple[TitanModel, ...]
     hyperparameters: _Hyper
@@ -152,6 +153,13 @@ def training_engine(name: str) -> TrainingEngine:
         message, hint = unknown("training engine", name, list(known))
         raise InputError(message, field="candidate.engine", hint=hint)
     return known[name]
+
+
+def install_on(name: str, runtime: str) -> str:
+    """The shell command that installs a framework with the runtime's build of torch."""
+    build = facts().torch_builds.get(runtime)
+    program = training_engine(name).install
+    return f"{build.command} && {program}" if build else program
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ from recipe_core.base.data_files import DataFile
 _OWN: dict[str, Any] = {
     "default_on": [],
     "images": {},
+    "installs": {},
     "metrics": None,
     "table": None,
     "launcher": None,
     "intervals": None,
     "history": None,
+    "tasks": ["generate"],
+    "front_s": None,
 }
 """What a wrapper does not take over from the engine inside."""
 

@@ -1,0 +1,238 @@
+"""How an engine divides a device: its share, shared caches, captured graphs, padded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.provenance import Quantity, Status
+from recipe_core.engines.history import Rules
+from recipe_core.hardware.profile import Runtime
+
+Whole = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class WholeBlocks(_Rule):
+    """Models whose tensors of ``roles`` get whole scale blocks on every rank, zeros in the last.
+
+    Other block-quantised shares that are no whole blocks are refused. ``model_types``: of their
+    ``config.json``.
+    """
+
+    model_types: tuple[str, ...]
+    roles: tuple[str, ...]
+    runtimes: tuple[Runtime, ...]
+
+
+class CacheGroups(_Rule):
+    """One pool of equal blocks for all layers, where layers cache in different ways.
+
+    Layers of one kind form groups of equally many layers; a block holds a page of each layer of a
+    group. Pages are as large as the largest: layers with smaller ones hold more tokens in each, and
+    a page of an attention layer holds so many tokens (a multiple of ``page_tokens``, of
+    ``latent_page_tokens`` for latents) that a state fits into it. ``state_blocks``: that a request
+    holds of every group of states. ``overlaps_steps``: whether what slides out of a window stays
+    until all steps in progress (one more than there are pipeline stages) are done, or one.
+    """
+
+    page_tokens: Whole
+    latent_page_tokens: Whole
+    state_blocks: Whole
+    overlaps_steps: bool = True
+
+
+class GraphMemory(_Rule):
+    """Captured graphs, which an engine measures before it sizes the cache.
+
+    ``bytes``: what it sets aside for them in its share, with graphs for batches of up to
+    ``largest_batch`` (by architecture, "any" for the others); less in proportion where fewer
+    requests are allowed, as graphs are captured for batches of up to twice as many. While it
+    measures, a cache of one block for every request of the largest batch must fit into the device.
+    """
+
+    runtimes: tuple[Runtime, ...]
+    bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    largest_batch: dict[str, Whole]
+
+    def batch_on(self, architecture: str) -> int:
+        """The largest batch that graphs are captured for on an architecture."""
+        return self.largest_batch.get(architecture, self.largest_batch["any"])
+
+
+class RowPadding(_Data):
+    """Bytes that the engine appends to every row of some fp8 matrices.
+
+    Those whose rows are a multiple of ``multiple_bytes`` long.
+
+    Only on ``runtimes``, for checkpoints in one of ``schemes`` (writer and what a scale covers,
+    "fp8/tensor"), and never for experts.
+    """
+
+    runtimes: tuple[Runtime, ...]
+    schemes: tuple[str, ...]
+    multiple_bytes: Whole
+    added_bytes: Whole
+    source: str
+    status: Status
+
+
+class ExpertTiles(_Data):
+    """Multiples to which an expert kernel rounds up the widths of experts in ``dtype``.
+
+    For devices of ``runtimes`` and ``architectures`` (empty: all). ``intermediate`` is rounded for
+    each rank's share.
+    """
+
+    dtype: str
+    runtimes: tuple[Runtime, ...]
+    architectures: tuple[str, ...] = ()
+    hidden: Whole
+    intermediate: Whole
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class StatedSize(_Data):
+    """What states the cache's size instead of a share: a variable in GiB, an option in bytes."""
+
+    variable_gib: str
+    option_bytes: str
+
+
+class StartClaim(_Data):
+    """An engine that starts only where ``fraction`` of the whole memory is free.
+
+    ``stated``: by runtime, what replaces the share where it is set. ``programs_bytes``: by runtime,
+    what its own processes hold of the same memory before it looks.
+    """
+
+    stated: dict[Runtime, StatedSize] = {}
+    programs_bytes: dict[Runtime, Quantity] = {}
+    source: str
+    status: Status
+    note: str = ""
+
+
+class EncoderUse(_Data):
+    """How the engine treats towers of multimodal models.
+
+    ``sharded``: whether their layers are cut over tensor-parallel ranks; ``every_stage``: whether
+    all pipeline stages hold them, not only the first. ``profiled``: whether the largest items are
+    encoded before the cache is made, which gets what is left. ``reserved_bytes``: what the default
+    share leaves for encoding besides what it leaves otherwise.
+    """
+
+    sharded: bool
+    every_stage: bool = False
+    profiled: bool = False
+    reserved_bytes: NonNegative = 0
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class MemoryUse(_Data):
+    """How the engine divides a device, and when it refuses to start.
+
+    ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N,
+    leaves for the cache:
+
+    * ``of-device``: M · fraction - W - A - N (vLLM's gpu_memory_utilization)
+    * ``static``: M · fraction - W, while A and N live in the rest (SGLang's mem_fraction_static)
+    * ``of-free``: (M - W - A - N) · fraction (TensorRT-LLM's free_gpu_memory_fraction)
+
+    ``needs_longest``: it refuses to start unless a request of the longest context fits into the
+    cache. ``reserves``: whether a request is admitted only if its whole length fits (TensorRT-LLM's
+    guaranteed_no_evict), or if its tokens so far do. ``caches``: whether there is a cache at all
+    (an engine that only embeds keeps none). ``truncates``: whether it cuts a prompt that does not
+    fit into a step, where others refuse to start. ``claim``: what must be free when it starts,
+    where that is a share of the whole memory rather than what it uses. ``row_padding``,
+    ``expert_tiles`` and ``whole_blocks``: where weights take more than the checkpoint's bytes; the
+    first tiles for a device count. ``groups``: how caches of several kinds share a pool (None: each
+    by itself). ``graphs``: None where captured graphs are in no share. ``encoder``: None where
+    towers of multimodal models are whole on the first stage of every rank.
+    """
+
+    fraction: Quantity
+    pool: Literal["of-device", "static", "of-free"]
+    needs_longest: bool
+    reserves: bool = False
+    caches: bool = True
+    truncates: bool = False
+    context_single_bytes: Quantity
+    context_parallel_bytes: Quantity
+    sampler_bytes_per_logit: Quantity
+    block_tokens: Whole
+    claim: StartClaim | None = None
+    row_padding: RowPadding | None = None
+    expert_tiles: tuple[ExpertTiles, ...] = ()
+    whole_blocks: tuple[WholeBlocks, ...] = ()
+    groups: CacheGroups | None = None
+    graphs: GraphMemory | None = None
+    encoder: EncoderUse | None = None
+
+    def rounds_blocks(self, model_type: str, role: str, runtime: Runtime) -> bool:
+        """Whether shares of a role of such models are rounded up to whole scale blocks."""
+        return any(
+            model_type in rule.model_types and role in rule.roles and runtime in rule.runtimes
+            for rule in self.whole_blocks
+        )
+
+    def with_values(self, **values: float) -> MemoryUse:
+        """The same with other values of some quantities."""
+        return self.model_copy(
+            update={
+                name: getattr(self, name).model_copy(update={"value": value})
+                for name, value in values.items()
+            }
+        )
+
+    def tiles(self, dtype: str, runtime: Runtime, architecture: str) -> ExpertTiles | None:
+        """How experts in ``dtype`` are rounded up on a device; None where they are not."""
+        for tiles in self.expert_tiles:
+            if tiles.dtype != dtype or runtime not in tiles.runtimes:
+                continue
+            if not tiles.architectures or architecture in tiles.architectures:
+                return tiles
+        return None
+
+
+def rules_then(memory: MemoryUse, changes: Iterable[Rules]) -> dict[str, Any]:
+    """What of ``memory`` releases with other rules have instead, by field."""
+    then: dict[str, Any] = {}
+    for change in changes:
+        if change.overlaps_steps is not None and memory.groups is not None:
+            update = {"overlaps_steps": change.overlaps_steps}
+            then["groups"] = memory.groups.model_copy(update=update)
+    for change in changes:
+        then |= {name: () if name == "whole_blocks" else None for name in change.without}
+    return then
+
+
+def captured_sizes(largest: Float) -> Float:
+    """How many batches vLLM captures graphs for: 1, 2, 4, then every 8th to 256, every 16th beyond.
+
+    Source: ``_set_cudagraph_sizes`` in ``config/vllm.py`` of vLLM 0.32.0.
+    """
+    small = np.minimum(1 + np.floor(np.log2(np.clip(largest, 1, 4))), 3)
+    eighths = np.floor(np.minimum(largest, 255) / 8)
+    sixteenths = np.maximum(np.floor((largest - 256) / 16) + 1, 0)
+    sizes: Float = small + eighths + sixteenths
+    return sizes

@@ -1,0 +1,164 @@
+"""Which option table judges a release of an engine, and what changed between releases.
+
+An option that came or went is told by the tables; what took its place is told by the ``gone`` of
+the engine's grammar.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from recipe_core.engines.grammar import Successor, grammars
+from recipe_core.engines.history import release_key
+from recipe_core.engines.options import FOLDER, OptionTable, option_table
+from recipe_core.engines.spec import Engine, engine
+
+RELEASE = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
+_START = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4})(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The release that a command runs, where that is known, and the table that judges it.
+
+    ``exact``: whether the table is that release's own; if not, what it lacks may be there.
+    ``moving``: whether the release is that of the day on which the image was pulled.
+    """
+
+    version: str | None
+    table: OptionTable
+    exact: bool
+    moving: bool = False
+
+    def to_json(self) -> dict[str, str | bool | None]:
+        """``{"version", "table", "exact"}``."""
+        return {"version": self.version, "table": self.table.version, "exact": self.exact}
+
+
+@cache
+def releases(name: str) -> tuple[str, ...]:
+    """The releases of an engine that have a table of their own, oldest first."""
+    names = (path.stem.removeprefix(f"{name}-") for path in FOLDER.glob(f"{name}-*.yaml"))
+    return tuple(sorted(filter(RELEASE.fullmatch, names), key=release_key))
+
+
+def pinned(name: str) -> Judged:
+    """The release that bundles start."""
+    spec = engine(name)
+    return Judged(spec.version, spec.options, exact=True)
+
+
+def newest(name: str) -> Judged:
+    """The newest release that has a table, for a container that moves with releases."""
+    known = releases(name)
+    if not known:
+        return pinned(name)
+    return Judged(None, option_table(name, known[-1]), exact=True, moving=True)
+
+
+def judged(name: str, version: str | None, *, official: bool = True) -> Judged:
+    """The table for a release, as its tag or its user calls it: "0.25.0", "v0.9.1", "0.11.0rc1".
+
+    Without a table of its own it is the nearest one; of an unknown release (None) the pinned one's.
+    ``official``: whether it is the project's own build, not one that may differ from it.
+    """
+    start = _START.fullmatch(version or "")
+    if start is None:
+        return Judged(version, engine(name).options, exact=False)
+    number = start[1]
+    table = option_table(name, number) if number in releases(name) else _same_table(name, number)
+    if table is not None:
+        return Judged(version and version.removeprefix("v"), table, exact=official and not start[2])
+    known = releases(name)
+    nearest = min(known, key=lambda release: _distance(release, number), default=None)
+    table = option_table(name, nearest) if nearest else engine(name).options
+    return Judged(version and version.removeprefix("v"), table, exact=False)
+
+
+def _same_table(name: str, version: str) -> OptionTable | None:
+    """The table of a release that has the same options as another one."""
+    tables = (option_table(name, release) for release in releases(name))
+    return next((table for table in tables if version in table.same_in), None)
+
+
+def _distance(release: str, version: str) -> tuple[int, ...]:
+    """How far two releases are apart: in the first number first; of equal ones the newer wins."""
+    pairs = zip(release_key(release), release_key(version), strict=True)
+    newer = release_key(release) > release_key(version)
+    return (*(abs(one - other) for one, other in pairs), int(not newer))
+
+
+def memory_release(spec: Engine, version: str | None) -> str | None:
+    """The release whose memory rules an estimate of ``version`` takes; None for the pinned one's.
+
+    Those of a release that the history does not reach are not known.
+    """
+    start = _START.fullmatch(version or "")
+    if start is None or spec.history is None or start[1] == spec.version:
+        return None
+    newest = release_key(spec.history.newest or spec.version)
+    known = release_key(spec.history.oldest) <= release_key(start[1]) <= newest
+    return start[1] if known else None
+
+
+def came(name: str, flag: str, key: str | None = None) -> str | None:
+    """The first release with a flag (or a key of its JSON); None where all tables or none have it.
+
+    Only of those that have it without a break up to the newest.
+    """
+    have = [release for release in releases(name) if _has(option_table(name, release), flag, key)]
+    known = releases(name)
+    if not have or have[-1] != known[-1] or have[0] == known[0]:
+        return None
+    return have[0]
+
+
+def left(name: str, flag: str, key: str | None = None) -> str | None:
+    """The first release without a flag (or a key) that older ones have; None if there is none."""
+    known = releases(name)
+    have = [n for n, release in enumerate(known) if _has(option_table(name, release), flag, key)]
+    if not have or have[-1] + 1 == len(known):
+        return None
+    return known[have[-1] + 1]
+
+
+def _has(table: OptionTable, flag: str, key: str | None) -> bool:
+    option = table.by_spelling.get(flag)
+    return option is not None and (key is None or key in option.keys)
+
+
+def successor(
+    name: str, flag: str, table: OptionTable, *, key: str | None = None, value: str | None = None
+) -> Successor | None:
+    """What takes the place of a gone flag, of a key of its JSON or of one of its values.
+
+    None where nothing does (it is left out), where nothing is known, or where the release of
+    ``table`` lacks the successor too.
+    """
+    gone = grammars()[name].gone_word(flag, key, value)
+    if gone is None or gone.use == "nothing":
+        return None
+    new_flag, _, path = gone.use.partition(".")
+    option = table.by_spelling.get(new_flag)
+    if option is None or (path and option.keys and path.split(".")[0] not in option.keys):
+        return None
+    return Successor(option.name, path or None, gone.values, gone.note)
+
+
+def replacement(
+    name: str, flag: str, table: OptionTable, *, key: str | None = None, value: str | None = None
+) -> str | None:
+    """What to write for a gone word in the release of a table, as a sentence; None if unknown."""
+    gone = grammars()[name].gone_word(flag, key, value)
+    if gone is None:
+        return None
+    note = f" ({gone.note})" if gone.note else ""
+    if gone.use == "nothing":
+        return f"Leave it out{note}."
+    if successor(name, flag, table, key=key, value=value) is None:
+        return None
+    if not note and len(gone.values) == 1:
+        note = f" ({next(iter(gone.values.values()))})"
+    return f"Use {gone.use}{note}."
