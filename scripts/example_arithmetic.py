@@ -75,6 +75,7 @@ class Data:
     rooflines: Mapping[str, Roofline]
     fraction: float
     context_bytes: float
+    graph_bytes: float
     bytes_per_logit: float
     block: int
     max_tokens: int
@@ -144,6 +145,7 @@ def read() -> Data:
         rooflines={family: roofline(family) for family in families},
         fraction=value(engine["memory"], "fraction"),
         context_bytes=value(engine["memory"], "context_single_bytes"),
+        graph_bytes=float(engine["memory"]["graphs"]["bytes"]),
         bytes_per_logit=value(engine["memory"], "sampler_bytes_per_logit"),
         block=int(engine["memory"]["block_tokens"]),
         max_tokens=int(limits["max_batched_tokens"]),
@@ -197,7 +199,8 @@ def memory(data: Data) -> Memory:
     layer = data.max_tokens * B * (3 * m.h + 3 * m.f)
     sampler = data.bytes_per_logit * data.max_sequences * m.V
     workspace = max(layer, sampler)
-    pool = data.fraction * data.usable - weights - workspace - data.context_bytes
+    runtime = data.context_bytes + data.graph_bytes
+    pool = data.fraction * data.usable - weights - workspace - runtime
     token = m.L * 2 * m.k * m.d * B
     longest = ceil((INPUT + OUTPUT) / CONTEXT_STEP) * CONTEXT_STEP
     pool_tokens = floor(pool / (ceil(longest / data.block) * data.block * token) * longest)

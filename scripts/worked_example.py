@@ -98,8 +98,9 @@ def constants_table(data: Data) -> list[str]:
         f"| `{ENGINE}.yaml`, fitted",
         f"at most {data.max_tokens:,} tokens and {data.max_sequences:,} sequences a step, "
         f"share of the device {data.fraction:g}, {data.bytes_per_logit:g} B a logit, "
-        f"{data.context_bytes / GIB:.2f} GiB outside torch "
-        f"| `{ENGINE}.yaml`, published; the last two fitted and measured",
+        f"{data.context_bytes / GIB:.2f} GiB outside torch, "
+        f"{data.graph_bytes / GIB:.2f} GiB for graphs "
+        f"| `{ENGINE}.yaml`, published; the last three fitted and measured",
     ]
     return ["| constants | from |", "|---|---|", *(f"| {row} |" for row in rows)]
 
@@ -121,7 +122,7 @@ def memory_lines(data: Data, m: Memory) -> list[str]:
         ("workspace", "the larger of both", gib(m.workspace)),
         ("pool", f"M·fraction - weights - workspace - runtime = {data.fraction:g}·"
          f"{gib(data.usable)} - {digits(m.weights / GIB)} - {digits(m.workspace / GIB)} "
-         f"- {digits(data.context_bytes / GIB)}", gib(m.pool)),
+         f"- {digits((data.context_bytes + data.graph_bytes) / GIB)}", gib(m.pool)),
         ("a token", f"L·2·k·d·b = {s.L}·2·{s.k}·{s.d}·{B}", f"{m.token:,} B"),
         ("pool holds", f"floor(pool/({longest}·{m.token:,} B)·{longest})",
          f"{m.pool_tokens:,} tokens"),

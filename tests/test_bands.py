@@ -301,7 +301,7 @@ def test_one_engine_is_compared_more_surely_than_two():
 
 def test_a_number_of_devices_is_certain():
     table = plan(make_request(objective={"optimize": "gpus"}))
-    holding = table.order[~table.queues[table.order]]
+    holding = table.order[table.holds[table.order]]
     assert set(table.beats(holding, table.best_row)) <= {0.0, 0.5}
 
 

@@ -45,7 +45,7 @@ def one(model=FLASH, tp=2, max_context=30_000, engine="vllm", **parts):
     table, at = plan_candidate(
         make_request(model, "h200-sxm", 8, 1, workload=workload, candidate=candidate)
     )
-    return table.blocks[0], table.estimate(at).to_json()
+    return table.blocks[0], table.state(at)
 
 
 @pytest.mark.parametrize(("name", "block_bytes"), [(FLASH, 1_002_240), (PRO, 1_435_968)])
@@ -95,13 +95,13 @@ def test_the_longest_request_is_where_one_more_token_does_not_fit():
     """
     block, _ = one()
     m, layers = block.estimates.memory, layer_kinds(block.setting.model.layers)
-    share = float(
-        (m.weights_bytes + m.activations_bytes + m.runtime_bytes + 5.44 * GIB)[0]
-        / m.capacity_bytes[0]
-    )
-    block, answer = one(memory_fraction=share)
+    fixed = (m.weights_bytes + m.activations_bytes + m.runtime_bytes)[0]
+    block, state = one(memory_fraction=float((fixed + 5.44 * GIB) / m.capacity_bytes[0]))
     longest = block.estimates.memory.context_limit
-    assert not answer["feasible"]
+    missing = block.estimates.memory.shortfall_bytes[0]
+    assert missing == pytest.approx(6800 * 1_002_240 - 5.44 * GIB)
+    assert state == "uncertain"  # 0.91 GiB: within the error of the estimate
+    assert one(memory_fraction=float((fixed + 1 * GIB) / m.capacity_bytes[0]))[1] == "cannot run"
     assert longest[0] == pytest.approx(13_528, rel=0.1)
     held = [
         context_bytes(block.setting, layers, block.cases, tokens)

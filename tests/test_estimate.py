@@ -79,7 +79,9 @@ def test_weights_match_what_engines_logged(candidate, weights_gib, source):
     ],
 )
 def test_the_cache_pool_matches_what_vllm_logged(candidate, kv_gib, source):
-    assert memory_of(**candidate)["kv_cache_bytes"] / GIB == pytest.approx(kv_gib, rel=0.03), source
+    """Graphs were outside the share before 0.20, as in these logs, whose parts add up to it."""
+    then = memory_of(**candidate, engine_version="0.19.1")
+    assert then["kv_cache_bytes"] / GIB == pytest.approx(kv_gib, rel=0.03), source
 
 
 @pytest.mark.parametrize(

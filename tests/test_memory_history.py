@@ -9,7 +9,8 @@ import pytest
 
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.base.units import GIB
-from recipe_core.engines.spec import Change, History, engine, release_key
+from recipe_core.engines.history import Change, History, release_key
+from recipe_core.engines.spec import engine
 from recipe_core.recipe.decision import decide
 from recipe_core.search.plans import estimate_batch, plan_candidate
 from tests.conftest import make_request
@@ -140,12 +141,12 @@ def test_other_engines_have_no_history(name):
     assert spec.version in caught.value.hint
 
 
-@pytest.mark.parametrize("release", ["0.1.7", "0.32.1", "1.0", "latest", "v0.8.3", "0.8.3rc1"])
+@pytest.mark.parametrize("release", ["0.1.7", "0.33.1", "1.0", "latest", "v0.8.3", "0.8.3rc1"])
 def test_releases_without_rules_are_refused(release):
     with pytest.raises(InputError) as caught:
         plan_candidate(request("Qwen/Qwen3-32B", "h100-sxm", 1, release))
     assert caught.value.field == "candidate.engine_version"
-    assert caught.value.hint == "Use 0.2.0 to 0.32.0, or leave it out."
+    assert caught.value.hint == "Use 0.2.0 to 0.33.0, or leave it out."
 
 
 def test_it_goes_with_a_whole_split_and_with_serving():

@@ -28,16 +28,16 @@ def test_llama_70b_in_fp8_needs_two_h100(count, runs):
             options={"weight_dtypes": ["fp8"]},
         )
     )
-    assert bool(len(table.order)) is runs
+    assert bool(table.certain[table.order].any()) is runs
 
 
 def test_qwen_32b_names_the_longest_context_that_fits():
-    """vLLM logged 4.45 GiB of cache on one H100 at 0.9: about 18 k tokens of 262,144 bytes."""
+    """vLLM logged 4.45 GiB of cache on one H100 at 0.9, graphs outside: about 18 k tokens."""
     reasons, answer = verdict(
         "Qwen/Qwen3-32B",
         "h100-sxm",
         workload={"max_context": 40_960},
-        candidate={"tp": 1, "memory_fraction": 0.9},
+        candidate={"tp": 1, "memory_fraction": 0.9, "engine_version": "0.19.1"},
     )
     assert "the longest request that fits has" in reasons[0]
     assert answer["memory"]["max_context"] == pytest.approx(18_200, rel=0.05)
@@ -202,7 +202,11 @@ def test_sglang_starts_where_vllm_refuses_the_longest_request():
 
 
 def test_hybrid_layers_keep_a_state_and_no_cache():
-    """One attention layer in four: its cache only, plus a constant state per request."""
+    """One attention layer in four: pages of its cache only, plus pages of states per request.
+
+    A state has 71,680 values of 16 bit, which pages of 144 tokens hold; three groups of states have
+    two of them each.
+    """
     config = {
         "model_type": "qwen3_next",
         "hidden_size": 1024,
@@ -228,9 +232,8 @@ def test_hybrid_layers_keep_a_state_and_no_cache():
         needs[length] = verdict(config, "h100-sxm", workload=workload, candidate={"tp": 1})[1][
             "memory"
         ]["kv_needed_bytes"]
-    per_token = 2 * 256 * 2  # one layer: 2 KV heads of 128 + 128, 16 bit
-    assert needs[2048] - needs[1024] == 1024 * per_token
-    assert needs[1024] > 1024 * per_token
+    page = 144 * 2 * 256 * 2  # one layer: 2 KV heads of 128 + 128, 16 bit
+    assert needs == {1024: (8 + 6) * page, 2048: (15 + 6) * page}
 
 
 def test_the_longest_context_at_a_load_is_where_one_more_token_does_not_fit():

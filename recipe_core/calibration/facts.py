@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recipe_core.base.errors import InputError
 from recipe_core.base.units import gib
-from recipe_core.engines.spec import engine, engine_names
+from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.measured.imports.imported import Imported
 from recipe_core.model.catalog import in_catalog
 from recipe_core.request.schema import LOADS
@@ -107,7 +108,19 @@ def _engine(one: Imported, planned: Values) -> Iterator[Fact]:
     ran = version_of(one.version).partition("+")[0]
     if ran != assumed and ran[:1].isdigit():
         title = f"{name} {ran} ran, not {assumed}"
-        yield Fact("engine_version", title, ALL, _with("candidate", engine_version=ran))
+        limits = _default_limits(engine(name), planned["candidate"])
+        yield Fact("engine_version", title, ALL, _with("candidate", engine_version=ran, **limits))
+
+
+def _default_limits(spec: Engine, candidate: Values) -> Values:
+    """The limits of a candidate, taken back where they are the pinned release's own defaults.
+
+    A bundle states defaults too; another release had others, unless its log says otherwise.
+    """
+    names = ("max_batched_tokens", "max_num_seqs")
+    stated = tuple(candidate.get(name) for name in names)
+    defaults = {tuple(getattr(limits, name) for name in names) for limits in spec.batching}
+    return dict.fromkeys(names) if stated in defaults else {}
 
 
 def _load(one: Imported, planned: Values, context: int | None) -> Iterator[Fact]:
@@ -189,7 +202,7 @@ def _formats(one: Imported, candidate: Values) -> Iterator[Fact]:
 
 def _cache(one: Imported) -> Iterator[Fact]:
     """What follows from measured memory: graphs beside the cache, tokens of a cache of its size."""
-    graphs = one.figures.get("graph_bytes")
+    graphs = _graphs_beyond(one)
     if graphs:
 
         def without_graphs(figures: dict[str, float]) -> dict[str, float]:
@@ -213,6 +226,24 @@ def _cache(one: Imported) -> Iterator[Fact]:
 
         title = f"the cache had {gib(size)}"
         yield Fact("kv_cache_bytes", title, CACHE - {"kv_cache_bytes"}, adjust=of_size)
+
+
+def _graphs_beyond(one: Imported) -> float:
+    """Bytes of measured graphs that the estimate has not set aside for them.
+
+    0 where the release that ran captured them outside its share.
+    """
+    graphs = one.figures.get("graph_bytes", 0.0)
+    spec = engine(one.engine) if one.engine in engine_names() else None
+    now = spec.memory.graphs if spec else None
+    if spec is None or now is None:
+        return graphs
+    release = version_of(one.version or "").partition("+")[0]
+    try:
+        then = spec.at(release, 0).memory.graphs if release[:1].isdigit() else now
+    except InputError:
+        then = now
+    return graphs - now.bytes if then else 0.0
 
 
 def scaled_cache(figures: Mapping[str, float], size: float) -> dict[str, float]:

@@ -10,14 +10,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES, TRAINING_MEMORY
-from recipe_core.base.text_rows import MEMORY
+from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import GIB, duration, per_second, rate, significant, usd
+from recipe_core.base.units import count as count_text
 from recipe_core.explain.line import Line
 from recipe_core.explain.serving_time import Times, serving_times
 from recipe_core.explain.training_time import training_times
-from recipe_core.model.spec import CompressedAttention
 from recipe_core.physics.prediction import known
-from recipe_core.physics.serving.cache import cached_tokens, kv_token_bytes, state_bytes
+from recipe_core.physics.serving.cache import (
+    cached_tokens,
+    kv_token_bytes,
+    shared_blocks,
+    state_bytes,
+)
+from recipe_core.physics.serving.cache_pages import Packing
 from recipe_core.physics.serving.memory import stage_columns
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.weights import (
@@ -69,14 +75,16 @@ def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> li
     request_bytes = float(memory.sequence_bytes[k])
     sequences = float(memory.kv_needed_bytes[k] / max(request_bytes, 1.0))
     start, end = _fullest_stage(block.setting, case, sequences)
-    parts = " + ".join(gib(getattr(m, name)) for name in MEMORY)
+    summed = memory_parts({name: getattr(m, name) for name in MEMORY})
+    parts = " + ".join(gib(value) for value in summed.values())
     return [
         Line(
             "Weights",
             "layers + embedding + head + draft layers",
             _weights(block.setting, case, start, end),
-            gib(m.weights_bytes),
+            gib(summed["weights_bytes"]),
         ),
+        *_encoder_lines(block.setting, m.encoder_bytes),
         Line(
             "Cache of one request",
             "layers · tokens · bytes per token",
@@ -89,7 +97,7 @@ def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> li
             f"{significant(sequences)} × {gib(request_bytes)}",
             gib(m.kv_needed_bytes),
         ),
-        Line("Total", "weights + cache + activations + runtime", parts, gib(m.total_bytes)),
+        Line("Total", _SUM[bool(m.encoder_bytes)], parts, gib(m.total_bytes)),
         Line(
             "Usable",
             "memory fraction · capacity",
@@ -97,6 +105,25 @@ def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> li
             gib(m.usable_bytes),
         ),
     ]
+
+
+_SUM = {
+    False: "weights + cache + activations + runtime",
+    True: "weights + encoders + cache + activations + runtime",
+}
+
+
+def _encoder_lines(setting: Setting, encoder_bytes: float) -> list[Line]:
+    """The towers of a model that reads images or sound."""
+    if not encoder_bytes:
+        return []
+    sizes = " + ".join(
+        f"{tower.layers} × {count_text(tower.layer_weights)} "
+        f"+ {count_text(tower.embedding_weights + tower.projector_weights)} ({tower.name})"
+        for tower in setting.model.towers
+    )
+    formula = "layers / ranks + embedding + projector"
+    return [Line("Vision and audio encoders", formula, sizes, gib(encoder_bytes))]
 
 
 def _fullest_stage(setting: Setting, case: Cases, sequences: float) -> tuple[int, int]:
@@ -114,13 +141,18 @@ def _kinds(setting: Setting, start: int, end: int) -> list[tuple[int, int]]:
 
 
 def _weights(setting: Setting, case: Cases, start: int, end: int) -> str:
-    model, table = setting.model, gib(float(vocabulary_bytes(setting, case)[0]))
+    model = setting.model
+    tables = [
+        gib(float(vocabulary_bytes(setting, case, "embedding")[0])),
+        gib(float(vocabulary_bytes(setting, case, "head")[0])),
+    ]
     terms = [
         f"{count} × {gib(float(layer_weight_bytes(setting, model.kinds[kind][0], case)[0]))}"
         for kind, count in _kinds(setting, start, end)
     ]
     first, last = start == 0, end == len(model.layers)
-    terms += [table] * (1 if first and last and model.tied_embeddings else first + last)
+    once = first and last and model.tied_embeddings
+    terms += tables[:first] + (tables[1:] if last and not once else [])
     drafts = float(draft_weight_bytes(setting, case)[0])
     if last and drafts:
         terms.append(gib(drafts))
@@ -128,16 +160,21 @@ def _weights(setting: Setting, case: Cases, start: int, end: int) -> str:
 
 
 def _cache(setting: Setting, case: Cases, start: int, end: int) -> str:
-    """Layers × tokens × bytes per token, and states; packed caches are more than a product."""
+    """Layers × tokens × bytes per token, and states; or the blocks of a shared pool."""
     context = np.minimum(case.input_tokens + case.output_tokens, case.max_context)
     terms: list[str] = []
     model = setting.model
     layers = [(model.kinds[kind][0], count) for kind, count in _kinds(setting, start, end)]
+    shared = shared_blocks(setting, tuple(layers), case)
+    if isinstance(shared, Packing):
+        return "blocks shared by the caches of several layers"
+    if shared is not None:
+        blocks = float((shared.request_bytes(context) / shared.block_bytes)[0])
+        megabytes = significant(float(shared.block_bytes[0]) / 1e6)
+        terms, layers = [f"{blocks:,.0f} × {megabytes} MB"], []
     if end == len(model.layers) and case.draft_layers[0]:
         layers.append((draft_layer(model), int(case.draft_layers[0])))
     for layer, count in layers:
-        if isinstance(layer.attention, CompressedAttention):
-            return "blocks shared by the caches of several layers"
         token_bytes = float(kv_token_bytes(setting, layer.attention, case.tp)[0] / case.cp[0])
         state = float(state_bytes(setting, layer.attention, case.tp)[0])
         if token_bytes:
@@ -158,6 +195,9 @@ def _sum(parts: Mapping[str, float], labels: Mapping[str, str]) -> str:
 
 def _time_lines(board: ServingPlan, estimate: ServingEstimate) -> list[Line]:
     s, parts, w = known(estimate.serving), known(estimate.breakdown_s), board.problem.workload
+    if w.pooled:
+        numbers, value = _sum(parts.prefill, CAUSES), duration(s.request_latency_s)
+        return [Line("Request latency", "sum of the parts", numbers, value)]
     return [
         Line(
             "Time per output token",

@@ -64,7 +64,7 @@ def frontier(plan: ServingPlan, loads: Float | None = None) -> Frontier:
         LimitError: for more candidates than the budget allows.
     """
     wide = plan.replan(under_loads(plan.request, _loads(plan) if loads is None else loads))
-    counted = wide.runs & ~wide.queues & _within_means(wide)
+    counted = wide.runs & ~wide.queues & ~wide.uncertain & _within_means(wide)
     clusters = wide.clusters_of_rows
     x, y = wide.columns["tokens_per_s_per_user"], wide.columns["output_tokens_per_s_per_gpu"]
     counted &= np.isfinite(x) & np.isfinite(y)

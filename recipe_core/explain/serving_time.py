@@ -28,6 +28,7 @@ from recipe_core.explain.operators import (
     work_text,
     working,
 )
+from recipe_core.explain.pooled_time import pooled_lines
 from recipe_core.hardware.cluster import host_speed
 from recipe_core.physics.ledger import Entry, Kernel, Overhead, Sum, one, recording, sums
 from recipe_core.physics.serving.continuous_batching import (
@@ -79,6 +80,8 @@ def serving_times(plan: ServingPlan, row: int) -> Times:
     """Where the time per output token and to first token of a feasible row is from."""
     block, i = plan.at(row)
     estimates, k = block.detail(i)
+    if not block.setting.model.generates:
+        return Times(lines=dict(pooled_lines(block.setting, estimates, k)))
     return _Explained(block.setting, estimates, k).times()
 
 

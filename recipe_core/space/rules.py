@@ -12,6 +12,7 @@ from recipe_core.model.spec import CompressedAttention, GroupedAttention, Latent
 from recipe_core.space import placement
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting, no_such_cache
+from recipe_core.space.widths import indivisible, width_rules
 
 
 def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
@@ -19,7 +20,7 @@ def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
     return [
         *_device_rules(setting, cases),
         *_head_rules(setting, cases),
-        *_width_rules(setting, cases),
+        *width_rules(setting, cases),
         *_engine_rules(setting, cases),
     ]
 
@@ -201,21 +202,16 @@ def _product(cases: Cases, i: int) -> str:
     return terms
 
 
-def _indivisible(code: str, broken: Bool, subject: str, cases: Cases) -> Refusal:
-    """That tensor parallelism cannot cut something evenly."""
-    return Refusal(code, broken, lambda i: f"{subject} not divisible by tp {cases.tp[i]}")
-
-
 def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     model = setting.model
     mixers = [a for layer, _ in model.kinds if (a := layer.attention) is not None]
     for heads, kv_heads in sorted({(a.heads, a.kv_heads) for a in mixers}):
         divisible = heads % cases.tp == 0
-        yield _indivisible("heads", ~divisible, f"{heads} attention heads are", cases)
+        yield indivisible("heads", ~divisible, f"{heads} attention heads are", cases)
         yield _kv_heads(kv_heads, divisible, cases)
     groups = min((a.o_groups for a in mixers if isinstance(a, CompressedAttention)), default=None)
     if groups:
-        yield _indivisible(
+        yield indivisible(
             "output-groups", groups % cases.tp != 0, f"{groups} output groups are", cases
         )
     layers = len(model.layers)
@@ -246,48 +242,9 @@ def _kv_heads(kv_heads: int, divisible: Bool, cases: Cases) -> Refusal:
     )
 
 
-def _width_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
-    """Widths must be divisible; under block-quantised weights each share must be whole blocks."""
-    quantization = setting.model.quantization
-    block = None
-    if quantization and setting.weight_dtype == quantization.dtype:
-        block = quantization.block
-    for name, width, cut in _widths(setting, cases):
-        uneven = cut & (width % cases.tp != 0)
-        yield _indivisible("width", uneven, f"the {name} width {width} is", cases)
-        if block:
-            yield _block(cases, cut & ~uneven, name, width, block, setting.weight_dtype)
-
-
-def _block(cases: Cases, cut: Bool, name: str, width: int, block: int, dtype: str) -> Refusal:
-    share = width / cases.tp
-    fix = "; share the experts (ep = tp × dp) instead of cutting them" if name == "expert" else ""
-    return Refusal(
-        "block",
-        cut & (share % block != 0),
-        lambda i: (
-            f"the {name} share {width}/{cases.tp[i]} = {share[i]:g} is not a multiple of the "
-            f"{dtype} block of {block}{fix}"
-        ),
-    )
-
-
-def _widths(setting: Setting, cases: Cases) -> list[tuple[str, int, Bool]]:
-    """Every feed-forward width, with where tensor parallelism cuts it."""
-    always = _everywhere(cases, True)
-    widths: dict[tuple[str, int], Bool] = {}
-    for layer, _ in setting.model.kinds:
-        if isinstance(layer.mlp, MoeMlp):
-            widths["expert", layer.mlp.intermediate] = ~cases.shares_experts
-            if layer.mlp.shared_intermediate:
-                widths["shared expert", layer.mlp.shared_intermediate] = always
-        elif layer.mlp is not None:
-            widths["feed-forward", layer.mlp.intermediate] = always
-    return [(name, width, cut) for (name, width), cut in widths.items()]
-
-
 def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     title = f"{setting.engine.title} {setting.engine.version}"
+    yield from _task_rules(setting, cases, title)
     yield from _missing_features(setting, cases, title)
     yield from _drafts(setting, cases, title)
     if setting.engine.split.over_nodes == "never":
@@ -303,6 +260,33 @@ def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     yield from _attention_ranks(setting, cases, title)
     yield from _shared_caches(setting, cases, title)
     yield from _expert_rules(setting, cases, title)
+
+
+_TASKS = {"generate": "text", "embed": "embeddings", "score": "scores"}
+"""What engines make for each task."""
+
+
+def _task_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
+    """What the engine does not make, and prompts that have to run whole and do not fit a step."""
+    task, tasks = setting.model.task, setting.engine.tasks
+    makes = ", ".join(_TASKS[one] for one in tasks)
+    yield Refusal(
+        "task",
+        _everywhere(cases, task not in tasks),
+        lambda i: f"{title} is estimated for {makes}, not for {_TASKS[task]}",
+    )
+    if task == "generate":
+        return
+    refuses = setting.whole_prompts and not setting.engine.memory.truncates
+    whole = _everywhere(cases, refuses)
+    yield Refusal(
+        "whole-prompts",
+        whole & (cases.max_batched_tokens < cases.max_context),
+        lambda i: (
+            f"prompts run whole: a step of {cases.max_batched_tokens[i]:,.0f} tokens is less than "
+            f"a request of {cases.max_context[i]:,.0f}; raise max_batched_tokens"
+        ),
+    )
 
 
 def _missing_features(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:

@@ -12,7 +12,8 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role
+from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role, Tensor
+from recipe_core.model.towers import Media
 from recipe_core.space.scales import Scales
 
 WIDE = frozenset({"bf16", "fp16", "fp32"})
@@ -36,7 +37,8 @@ class Correction(Protocol):
 class Setting:
     """What all cases of one call share. Dtypes are resolved: never "auto".
 
-    ``correction``: what runs of one's own teach about them; None without any run.
+    ``correction``: what runs of one's own teach about them; None without any run. ``media``: images
+    and sound in every prompt.
     """
 
     model: ModelSpec
@@ -46,6 +48,7 @@ class Setting:
     weight_dtype: str
     kv_dtype: str
     correction: Correction | None = None
+    media: tuple[Media, ...] = ()
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.
@@ -67,6 +70,13 @@ class Setting:
             return quantization.bytes_of(role, self.model.dtype)
         return bytes_per_value(self.stored_dtype(role))
 
+    def tensor_bytes(self, tensor: Tensor) -> float:
+        """Bytes per stored value of a tensor: its own format where it has one, else its role's."""
+        quantization = self.model.quantization
+        if tensor.stored and quantization and self.weight_dtype == quantization.dtype:
+            return tensor.stored.bytes_each
+        return self.stored_bytes(tensor.role)
+
     @property
     def needs_other_checkpoint(self) -> bool:
         """Whether the weights are neither stored in the checkpoint nor quantised while loading."""
@@ -84,6 +94,16 @@ class Setting:
     def cache_can_be_had(self) -> bool:
         """Whether the engine has a flag for the cache format with these activations."""
         return self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt runs in one step: without chunks, or where tokens attend ahead."""
+        return self.model.is_encoder or not self.engine.chunked_prefill
+
+    @property
+    def caches(self) -> bool:
+        """Whether the engine keeps keys and values of this model in a cache."""
+        return self.engine.memory.caches and not self.model.is_encoder
 
     @property
     def activation_bytes(self) -> float:

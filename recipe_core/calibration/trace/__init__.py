@@ -177,8 +177,13 @@ def _step_tokens(setting: Setting, cases: Cases) -> int:
 def _differences(
     setting: Setting, cases: Cases, wide: str, traced: dict[str, Any], span: tuple[int, int]
 ) -> dict[str, float]:
-    """Formula / trace − 1 for the traced dtypes and one request; growth over whole blocks."""
-    same = replace(setting, weight_dtype=wide)
+    """Formula / trace − 1 for the traced dtypes and one request; growth over whole blocks.
+
+    The pages that an engine pads where layers of several kinds share a pool are not the model's.
+    """
+    use = setting.engine.memory.model_copy(update={"groups": None})
+    apart = setting.engine.model_copy(update={"memory": use})
+    same = replace(setting, weight_dtype=wide, engine=apart)
     block, one = cases.block_tokens, np.ones(1)
     start, stop = (
         np.ceil(tokens / block) * block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,9 @@ GROUPS = (
 """Groups of devices and engines, from the narrowest to all."""
 FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
 """Figures of cost and energy that have intervals: those of the throughput, the other way round."""
+POOLED_SPREAD = 0.5
+"""Standard deviation of the logarithm that errors of embeddings and scores have besides those of
+prompts: assumed from the few published runs that are held against them (docs/engines.md)."""
 METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
 """Figures whose errors those of all others follow."""
 
@@ -54,6 +58,8 @@ def group(setting: Setting) -> dict[str, str]:
 def bands_of(setting: Setting) -> dict[str, Band]:
     """The band of every measured figure, wider where the machine's own timings vary."""
     spread = host_speed(setting.cluster.device).spread
+    if not setting.model.generates:
+        spread = math.hypot(spread, POOLED_SPREAD)
     return _bands_of(tuple(group(setting).items()), spread)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int, add
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer
+from recipe_core.physics.serving.cache_groups import CacheKind, Grouped, PageRules, grouped
 from recipe_core.physics.serving.cache_pages import Packing, packing
 from recipe_core.space.serving import Cases, Setting
 
@@ -20,7 +24,7 @@ def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Floa
     Tensor parallelism splits KV heads until one is left; it never splits a latent or compressed
     past.
     """
-    if attention is None or attention.kv_values_per_head == 0:
+    if attention is None or attention.kv_values_per_head == 0 or not setting.caches:
         return np.zeros(len(tp))
     if isinstance(attention, CompressedAttention):
         return np.full(len(tp), attention.token_bytes(bytes_per_value(setting.kv_dtype)))
@@ -57,7 +61,7 @@ def cached_tokens(layer: Layer, context: Float, block_tokens: Float) -> Float:
 
 def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
     """Bytes of cache and state of one request over these layers on one rank (one per case)."""
-    tp, packed = cases.tp, packed_blocks(setting, layers)
+    tp, shared = cases.tp, shared_blocks(setting, layers, cases)
     parts = [
         n
         * (
@@ -67,35 +71,114 @@ def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Floa
             + state_bytes(setting, layer.attention, tp)
         )
         for layer, n in layers
-        if packed is None or not _in_blocks(layer, n)
+        if shared is None or not isinstance(n, int)
     ]
-    if packed is not None:
-        parts.append(packed.request_bytes(context))
+    if shared is not None:
+        parts.append(shared.request_bytes(context))
     return add(parts) if parts else np.zeros(len(cases))
 
 
-def _in_blocks(layer: Layer, count: int | Float) -> bool:
-    """Whether a layer's cache shares blocks. Draft layers, whose number differs by case, do not."""
-    return isinstance(layer.attention, CompressedAttention) and isinstance(count, int)
+Shared = Packing | Grouped
 
 
-def packed_blocks(setting: Setting, layers: Counted) -> Packing | None:
-    """The shared blocks of the compressed caches among these layers; None where there are none."""
-    counts: dict[CompressedAttention, int] = {}
+def shares_blocks(setting: Setting) -> bool:
+    """Whether layers of this model that cache in different ways share blocks of one pool."""
+    kinds = {kind for layer, _ in setting.model.kinds if (kind := _kind(layer)) is not None}
+    if any(isinstance(layer.attention, CompressedAttention) for layer, _ in setting.model.kinds):
+        return True
+    windows = {window for _, window, _ in kinds}
+    return setting.engine.memory.groups is not None and len(windows) > 1
+
+
+def _kind(layer: Layer) -> tuple[object, int | None, bool] | None:
+    """What layers that cache alike have in common; None for one that caches nothing."""
+    a = layer.attention
+    if a is None or not (a.kv_values_per_head or a.state_values):
+        return None
+    if not a.kv_values_per_head:
+        return a.state_values, -1, True
+    return (a.kv_heads, a.kv_values_per_head), a.window, False
+
+
+def shared_blocks(setting: Setting, layers: Counted, cases: Cases) -> Shared | None:
+    """The blocks that these layers share; None where each caches by itself.
+
+    Draft layers, whose number differs by case, share none.
+    """
+    counted = tuple((layer, n) for layer, n in layers if isinstance(n, int))
+    if not counted or not shares_blocks(setting):
+        return None
+    compressed = [
+        (layer.attention, n)
+        for layer, n in counted
+        if isinstance(layer.attention, CompressedAttention)
+    ]
+    if compressed:
+        counts: dict[CompressedAttention, int] = {}
+        for attention, n in compressed:
+            counts[attention] = counts.get(attention, 0) + n
+        return packing(tuple(counts.items()), bytes_per_value(setting.kv_dtype))
+    return _grouped(setting, counted, cases)
+
+
+def _grouped(setting: Setting, layers: Sequence[tuple[Layer, int]], cases: Cases) -> Grouped | None:
+    rules = setting.engine.memory.groups
+    if rules is None:
+        return None
+    first: dict[object, Layer] = {}
+    whole: Counter[object] = Counter()
+    here: Counter[object] = Counter()
+    for layer, n in setting.model.kinds:
+        if (key := _kind(layer)) is not None:
+            first.setdefault(key, layer)
+            whole[key] += n
     for layer, n in layers:
-        if isinstance(layer.attention, CompressedAttention) and isinstance(n, int):
-            counts[layer.attention] = counts.get(layer.attention, 0) + n
-    return packing(tuple(counts.items()), bytes_per_value(setting.kv_dtype)) if counts else None
+        if (key := _kind(layer)) is not None:
+            here[key] += n
+    kinds = [
+        CacheKind(
+            whole[key],
+            here[key],
+            kv_token_bytes(setting, layer.attention, cases.tp),
+            state_bytes(setting, layer.attention, cases.tp),
+            layer.attention.window if layer.attention else None,
+        )
+        for key, layer in first.items()
+    ]
+    latent = any(isinstance(layer.attention, LatentAttention) for layer in first.values())
+    sizes = PageRules(
+        cases.block_tokens,
+        rules.latent_page_tokens if latent else rules.page_tokens,
+        rules.state_blocks + cases.draft_tokens,
+        cases.cp.astype(float),
+    )
+    return grouped(kinds, sizes)
 
 
 def in_flight_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
-    """Bytes that a step in progress adds to the windows of a compressed cache, for all requests.
+    """Bytes that steps in progress add to the windows of shared blocks, for all requests.
 
-    vLLM frees what slides out of a window after a step, and overlaps ``pp + 1`` steps. Source:
-    ``max_in_flight_tokens`` in vLLM's ``config/vllm.py``. Zero for other engines and caches.
+    Blocks that slide out of a window are freed after their step, and ``pp + 1`` steps overlap: each
+    may hold a chunk of ``max_batched_tokens``. Until 0.25 they were freed when the step was
+    scheduled, so one chunk counted. Source: ``max_in_flight_tokens`` in vLLM's ``config/vllm.py``,
+    charged by ``SlidingWindowSpec.max_admission_blocks_per_request`` (vllm#47728, in 0.26). The
+    compressed caches of DeepSeek-V4 have blocks of four tokens, so that a chunk costs gigabytes
+    (vllm#54703, vllm#51041). Zero for other engines and caches.
     """
-    packed = packed_blocks(setting, layers)
-    if packed is None or not setting.engine.memory.needs_longest:
+    shared, rules = shared_blocks(setting, layers, cases), setting.engine.memory.groups
+    if shared is None or rules is None:
         return np.zeros(len(cases))
-    in_flight = (cases.pp + 1) * cases.max_batched_tokens
-    return packed.request_bytes(context, in_flight) - packed.request_bytes(context)
+    steps = cases.pp + 1 if rules.overlaps_steps else 1
+    in_flight = np.asarray(steps * cases.max_batched_tokens, dtype=np.float64)
+    return shared.request_bytes(context, in_flight) - shared.request_bytes(context)
+
+
+def block_bytes(setting: Setting, layers: Counted, cases: Cases) -> Float:
+    """Bytes of a block of the pool over these layers: shared, or of all layers (one per case)."""
+    shared = shared_blocks(setting, layers, cases)
+    if shared is not None:
+        return np.zeros(len(cases)) + shared.block_bytes
+    token_bytes = np.zeros(len(cases))
+    for layer, n in layers:
+        token_bytes = token_bytes + n * kv_token_bytes(setting, layer.attention, cases.tp)
+    return token_bytes * cases.block_tokens

@@ -28,6 +28,7 @@ from recipe_core.hardware.cluster import Cluster, priors
 from recipe_core.hardware.profile import Device, Fabric
 from recipe_core.physics.serving.continuous_batching import decode_step, idle_step, prompt_step
 from recipe_core.physics.serving.operators import total
+from recipe_core.physics.serving.pooling import batch_parts
 from recipe_core.physics.serving.pools import Pools
 from recipe_core.physics.serving.rates import Serving, active_replicas
 from recipe_core.physics.serving.speculative import engine_step, engine_steps, tokens_per_step
@@ -149,6 +150,11 @@ def busy(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = 
     Each stage of a pipeline runs its part of a step. A prompt counts with what it adds to a step.
     """
     replicas, pool = active_replicas(cases), pools.prefill if pools else None
+    if not setting.model.generates:
+        rate = served.output_tokens_per_s / cases.output_tokens
+        prompts = np.maximum(served.resident, 1.0)
+        prompt_s = total(batch_parts(setting, cases, prompts)) / prompts / cases.pp
+        return Busy(np.minimum(rate / cases.replicas * prompt_s, 1.0), np.zeros(len(cases)))
     rate = served.output_tokens_per_s / cases.output_tokens / replicas
     yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
     steps = np.maximum(cases.output_tokens - 1, 0.0) / yields

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Int
+from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import gib, significant
 from recipe_core.physics.serving.corrections import (
     Corrected,
@@ -19,6 +19,7 @@ from recipe_core.physics.serving.corrections import (
 )
 from recipe_core.physics.serving.cost import Cost, cost
 from recipe_core.physics.serving.memory import Memory, memory
+from recipe_core.physics.serving.pooling import pooled_serving
 from recipe_core.physics.serving.pools import Pools, disaggregated
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit, serving
 from recipe_core.physics.serving.simulate import (
@@ -29,6 +30,13 @@ from recipe_core.physics.serving.simulate import (
     Spread,
     TimeScales,
     simulate,
+)
+from recipe_core.physics.serving.starts import (
+    cannot_start,
+    is_uncertain,
+    memory_probability,
+    start_probability,
+    uncertain_text,
 )
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.rules import refusals
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
 class Estimates:
     """All quantities of all cases; ``row`` gives one as an object.
 
-    ``corrected``: how runs of one's own changed them.
+    ``start_probability``: that each starts; ``corrected``: how runs of one's own changed them.
     """
 
     setting: Setting
@@ -52,6 +60,7 @@ class Estimates:
     serving: Serving
     cost: Cost
     refusals: tuple[Refusal, ...]
+    start_probability: Float
     simulation: Simulation | None = None
     pools: Pools | None = None
     corrected: Corrected | None = None
@@ -65,8 +74,10 @@ class Estimates:
     ) -> Estimates:
         """With percentiles of the chosen cases, which should be feasible.
 
-        Those of pools and of drafts are not simulated.
+        Those of pools and of drafts, and of embeddings, are not simulated.
         """
+        if not self.setting.model.generates:
+            return self
         rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
         if not len(rows):
             return self
@@ -107,6 +118,29 @@ class Estimates:
                 out[place].append(refusal.say(int(rows[place])))
         return out
 
+    @property
+    def uncertain(self) -> Bool:
+        """Cases of which estimates do not tell whether they start."""
+        return self.feasible & is_uncertain(self.start_probability)
+
+    def doubts(self, rows: Int) -> list[str]:
+        """Why the start of each of the chosen cases is uncertain; empty for the others."""
+        return [
+            self._doubt(row) if open_question else ""
+            for row, open_question in zip(rows.tolist(), self.uncertain[rows], strict=True)
+        ]
+
+    def _doubt(self, i: int) -> str:
+        """The sentence of the pool that is less likely to start."""
+        one, chance = np.array([i]), float(self.start_probability[i])
+        of = self.cases.take(one), self.memory.take(one)
+        if self.pools is None:
+            return uncertain_text(self.setting, *of, chance)
+        prefill = self.pools.prefill.take(one), self.pools.memory.take(one)
+        if float(start_probability(self.setting, *of)[0]) <= chance:
+            return uncertain_text(self.setting, *of, chance)
+        return f"prefill pool: {uncertain_text(self.setting, *prefill, chance)}"
+
     def row(
         self, i: int, limits: Sequence[str] = (), *, explained: bool = False
     ) -> ServingEstimate:
@@ -127,16 +161,21 @@ class Estimates:
         return estimate_rows(self, rows, limits, explained=explained)
 
 
-def _served(setting: Setting, cases: Cases, mem: Memory) -> Serving:
-    """Serving of the cases that fit; NaN for the others, which saves most of their time."""
-    rows = np.flatnonzero(mem.shortfall_bytes <= 0)
+def _served(
+    setting: Setting,
+    cases: Cases,
+    mem: Memory,
+    formulas: Callable[[Setting, Cases, Memory], Serving] = serving,
+) -> Serving:
+    """Serving of the cases that may start; NaN for the others, which saves most of their time."""
+    rows = np.flatnonzero(_may_start(setting, mem))
     if len(rows) == len(cases):
-        return serving(setting, cases, mem)
+        return formulas(setting, cases, mem)
     known = len(rows)
     rows = (
         rows if known else np.zeros(1, dtype=np.int64)
     )  # the names of the parts come from some case
-    some = serving(setting, cases.take(rows), mem.take(rows))
+    some = formulas(setting, cases.take(rows), mem.take(rows))
 
     def placed(value: Any) -> Any:
         if isinstance(value, dict):
@@ -175,11 +214,18 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
         *_fit_rules(setting, cases, mem, served),
         *(_pool_rules(setting, pools) if pools else ()),
     ]
-    return Estimates(setting, cases, mem, served, price, tuple(rules), pools=pools, corrected=own)
+    starts = start_probability(setting, cases, mem)
+    if pools is not None:  # both pools have to start, and err together
+        starts = np.minimum(starts, start_probability(setting, pools.prefill, pools.memory))
+    return Estimates(
+        setting, cases, mem, served, price, tuple(rules), starts, pools=pools, corrected=own
+    )
 
 
 def _solved(setting: Setting, cases: Cases, mem: Memory) -> tuple[Serving, Pools | None]:
     """Serving of cases by the formulas, and what each pool does where there are two."""
+    if not setting.model.generates:
+        return _served(setting, cases, mem, pooled_serving), None
     if cases.disaggregated.any():
         return disaggregated(setting, cases, mem)
     return _served(setting, cases, mem), None
@@ -210,14 +256,21 @@ _OF_BOTH = ("devices", "runtime", "weight-dtype", "kv-dtype", "context", "no-poo
 def _pool_rules(setting: Setting, pools: Pools) -> Iterator[Refusal]:
     """What the prefill pool can break by itself."""
     own = [rule for rule in refusals(setting, pools.prefill) if rule.code not in _OF_BOTH]
-    for rule in (*own, _memory_rule(pools.prefill, pools.memory)):
+    for rule in (*own, _memory_rule(setting, pools.prefill, pools.memory)):
         yield replace(rule, say=lambda i, say=rule.say: f"prefill pool: {say(i)}")  # type: ignore[misc]
 
 
-def _memory_rule(cases: Cases, mem: Memory) -> Refusal:
+def _may_start(setting: Setting, mem: Memory) -> Bool:
+    """Cases whose memory is not too small beyond the error of estimates."""
+    return ~cannot_start(memory_probability(setting, mem))
+
+
+def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
     share = cases.memory_fraction
 
     def too_big(i: int) -> str:
+        if mem.captures_lack_memory[i]:
+            return _no_capture(cases, mem, i)
         usable, capacity = gib(mem.usable_bytes[i]), gib(mem.capacity_bytes[i])
         request = f"one request of {cases.max_context[i]:,.0f} tokens"
         limit = mem.context_limit[i]
@@ -228,16 +281,27 @@ def _memory_rule(cases: Cases, mem: Memory) -> Refusal:
             f"weights alone are {gib(mem.weights_bytes[i])}{longest}"
         )
 
-    return Refusal("memory", mem.shortfall_bytes > 0, too_big)
+    return Refusal("memory", ~_may_start(setting, mem), too_big)
+
+
+def _no_capture(cases: Cases, mem: Memory, i: int) -> str:
+    """That graphs lack memory, although the cache of the longest request would fit."""
+    short = gib(mem.capture_shortfall[i])
+    return (
+        f"CUDA graphs need a block of cache for each of up to {cases.max_num_seqs[i]:,.0f} "
+        f"requests: {short} short on {gib(mem.capacity_bytes[i])} with {gib(mem.weights_bytes[i])} "
+        "of weights; allow fewer requests, or run without graphs"
+    )
 
 
 def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> list[Refusal]:
     batch = served.resident
+    may_start = _may_start(setting, mem)
     return [
-        _memory_rule(cases, mem),
+        _memory_rule(setting, cases, mem),
         Refusal(
             "batch",
-            (mem.shortfall_bytes <= 0)
+            may_start
             & (setting.mode == "static")
             & (batch > np.maximum(resident_limit(setting, cases, mem), 1)),
             lambda i: (
@@ -247,7 +311,7 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
         ),
         Refusal(
             "rate",
-            (mem.shortfall_bytes <= 0) & served.unstable,
+            may_start & served.unstable,
             lambda i: (
                 f"{significant(float(cases.load[i]))} requests/s arrive; this split serves "
                 f"{significant(float(served.output_tokens_per_s[i] / cases.output_tokens[i]))}"

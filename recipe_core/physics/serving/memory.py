@@ -1,12 +1,13 @@
 """Memory of a rank by part, per device; the fullest pipeline stage is reported.
 
 Parts: ``weights`` as the engine shards them, ``kv_cache`` (what the workload needs), both with
-those of draft layers, ``activations`` (workspace of the largest step), ``runtime`` (context and
-communication buffers). The engine's cache pool is what its share of the device leaves.
+those of draft layers and of towers, ``activations`` (workspace of the largest step), ``runtime``
+(context and communication buffers, captured graphs). The engine's cache pool is what its share of
+the device leaves.
 
 Source of the workspace and pool rules: vLLM's profile run (``v1/worker/gpu_worker.py``,
-``v1/core/kv_cache_utils.py``); twelve logged boots agree within 0.72 GiB. Left out: CUDA graphs
-(0–1 GiB, inside the band) and fragmentation.
+``v1/core/kv_cache_utils.py``); twelve logged boots agree within 0.72 GiB. Left out: fragmentation,
+and graphs of engines that capture them outside their share.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from functools import lru_cache
 
 import numpy as np
 
-from recipe_core.base.arrays import Float, Int, add
-from recipe_core.model.spec import CompressedAttention, ModelSpec, MoeMlp
+from recipe_core.base.arrays import Bool, Float, Int, add
+from recipe_core.model.spec import ModelSpec, MoeMlp
 from recipe_core.physics.serving.cache import (
     Counted,
     context_bytes,
     in_flight_bytes,
     kv_token_bytes,
-    packed_blocks,
+    shared_blocks,
+    shares_blocks,
     state_bytes,
 )
+from recipe_core.physics.serving.graphs import Held, capture_shortfall, graph_bytes
+from recipe_core.physics.serving.towers import on_every_stage, profiled, tower_bytes
 from recipe_core.physics.serving.weights import (
     draft_layer,
     draft_weight_bytes,
@@ -46,7 +50,8 @@ class Memory:
     sequence_bytes: cache of one request at full length. max_concurrency: such requests over all
     replicas. context_limit: the longest single request; context_at_load: the longest length of all
     requests held at once. usable_bytes: the engine's share of the device. start_bytes: what must
-    fit into it for the engine to start.
+    fit into it for the engine to start. capture_shortfall: bytes missing for captured graphs.
+    encoder_bytes: weights of towers, within those of all.
     """
 
     weights_bytes: Float
@@ -60,9 +65,11 @@ class Memory:
     pool_tokens: Float
     sequence_bytes: Float
     start_bytes: Float
+    capture_shortfall: Float
     max_concurrency: Float
     context_limit: Float
     context_at_load: Float
+    encoder_bytes: Float
 
     def take(self, rows: Int) -> Memory:
         """The chosen cases, in that order."""
@@ -71,7 +78,12 @@ class Memory:
     @property
     def shortfall_bytes(self) -> Float:
         """Bytes missing for the engine to start; zero or less when it starts."""
-        return self.start_bytes - self.usable_bytes
+        return np.maximum(self.start_bytes - self.usable_bytes, self.capture_shortfall)
+
+    @property
+    def captures_lack_memory(self) -> Bool:
+        """Where graphs lack memory although the cache of the longest request fits."""
+        return (self.start_bytes <= self.usable_bytes) & (self.capture_shortfall > 0)
 
 
 def activation_bytes(setting: Setting, cases: Cases) -> Float:
@@ -83,10 +95,11 @@ def activation_bytes(setting: Setting, cases: Cases) -> Float:
     """
     model, b = setting.model, setting.activation_bytes
     tokens = cases.max_batched_tokens
-    if not setting.engine.chunked_prefill:  # a whole prompt runs in one step
+    if setting.whole_prompts:  # a whole prompt runs in one step
         tokens = np.maximum(tokens, cases.input_tokens)
     logit_bytes = setting.engine.memory.sampler_bytes_per_logit.value
-    out = logit_bytes * cases.max_num_seqs * model.vocabulary
+    rows = cases.max_num_seqs if model.generates else 0 * cases.max_num_seqs
+    out = logit_bytes * rows * model.vocabulary
     for layer, _ in model.kinds:
         if isinstance(layer.mlp, MoeMlp):
             values = _moe_values(model, layer.mlp, cases)
@@ -95,6 +108,12 @@ def activation_bytes(setting: Setting, cases: Cases) -> Float:
             values = 3 * model.hidden + 3 * width / cases.tp
         out = np.maximum(out, tokens * b * values)
     return out
+
+
+def _largest_workspace(setting: Setting, cases: Cases) -> Float:
+    """Workspace of the largest step, or of the profile run of a tower, whose outputs stay."""
+    encoding, kept = profiled(setting, cases)
+    return np.maximum(activation_bytes(setting, cases) + kept, encoding)
 
 
 def _moe_values(model: ModelSpec, mlp: MoeMlp, cases: Cases) -> Float:
@@ -127,7 +146,7 @@ def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
     """Memory of the fullest rank with ``sequences`` requests per replica at their full length."""
     if not len(cases):
         return Memory(*(np.zeros(0) for _ in Memory.__dataclass_fields__))
-    if any(isinstance(layer.attention, CompressedAttention) for layer, _ in setting.model.kinds):
+    if shares_blocks(setting):
         return _packed_memory(setting, cases, sequences)
     depths, row_depth = np.unique(cases.pp, return_inverse=True)
     pipelines = [_stages(setting.model.order, int(depth), distinct=True) for depth in depths]
@@ -146,7 +165,7 @@ def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
 
 
 def _packed_memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
-    """The same for compressed caches, which are packed by whole numbers of layers: by depth."""
+    """The same for caches that share blocks, by whole numbers of layers: one depth at a time."""
     fields = {name: np.zeros(len(cases)) for name in Memory.__dataclass_fields__}
     for depth in np.unique(cases.pp):
         rows = np.flatnonzero(cases.pp == depth)
@@ -189,8 +208,10 @@ class _AnyStage:
 
     activations: Float
     runtime: Float
-    vocabulary: Float
+    embedding: Float
+    head: Float
     extras: Float
+    towers: Float
     layers: tuple[Float, ...]
     drafts: Float | None
 
@@ -201,13 +222,15 @@ def _any_stage(setting: Setting, cases: Cases) -> _AnyStage:
     joined = (cases.tp * cases.pp > 1) | cases.shares_experts
     context = np.where(joined, use.context_parallel_bytes.value, use.context_single_bytes.value)
     return _AnyStage(
-        activations=activation_bytes(setting, cases),
-        runtime=context + _dispatch_bytes(setting, cases),
-        vocabulary=vocabulary_bytes(setting, cases),
+        activations=_largest_workspace(setting, cases),
+        runtime=context + _dispatch_bytes(setting, cases) + graph_bytes(setting, cases),
+        embedding=vocabulary_bytes(setting, cases, "embedding"),
+        head=vocabulary_bytes(setting, cases, "head"),
         extras=add(
-            t.numel * setting.stored_bytes(t.role) / np.where(t.shard == "vocabulary", cases.tp, 1)
+            t.numel * setting.stored_bytes(t.role) / np.where(t.shard == "replicated", 1, cases.tp)
             for t in model.extras
         ),
+        towers=tower_bytes(setting, cases),
         layers=tuple(layer_weight_bytes(setting, kind, cases) for kind, _ in model.kinds),
         drafts=draft_weight_bytes(setting, cases) if cases.draft_layers.any() else None,
     )
@@ -227,12 +250,16 @@ def _stage_column(
     A count is one number, one per case, or (stages, cases); ``first`` and ``last`` are 1 or 0.
     """
     model = setting.model
-    ends = np.where(first * last > 0, 1.0 if model.tied_embeddings else 2.0, first + last)
+    # a tied head is the embedding, once where both are on one stage
+    tied = first * last if model.tied_embeddings else 0.0
     weights = (
         add(count * layer for count, layer in zip(counts, common.layers, strict=True))
-        + ends * common.vocabulary
+        + first * common.embedding
+        + (last - tied) * common.head
         + first * common.extras
     )
+    towers = common.towers if on_every_stage(setting) else first * common.towers
+    weights = weights + towers
     kinds = zip((kind for kind, _ in model.kinds), counts, strict=True)
     layers: Counted = tuple(
         (kind, count) for kind, count in kinds if not isinstance(count, int) or count
@@ -241,7 +268,8 @@ def _stage_column(
         weights = weights + last * common.drafts
         layers = (*layers, (draft_layer(model), last * cases.draft_layers))
     fixed = _Fixed(weights, common.activations, common.runtime)
-    return _stage(setting, cases, layers, fixed, sequences)
+    columns = _stage(setting, cases, layers, fixed, sequences)
+    return columns | {"encoder_bytes": towers}
 
 
 def stage_columns(
@@ -304,6 +332,11 @@ def _stage(
     context_limit, context_at_load = _context_limits(
         setting, layers, cases, pool, np.maximum(sequences, 1)
     )
+    pool_tokens = np.floor(settled / np.maximum(longest, 1) * cases.max_context)
+    together = np.floor(settled / np.maximum(sequence, 1))
+    if not setting.caches:
+        pool_tokens, together = 0 * pool_tokens, 0 * together + cases.max_num_seqs
+        pool = np.minimum(pool, 0.0)
     return {
         "weights_bytes": fixed.weights,
         "kv_needed_bytes": needed,
@@ -315,8 +348,11 @@ def _stage(
         "pool_bytes": np.maximum(pool, 0),
         "sequence_bytes": sequence,
         "start_bytes": besides + smallest + in_flight,
-        "pool_tokens": np.floor(settled / np.maximum(longest, 1) * cases.max_context),
-        "max_concurrency": np.floor(settled / np.maximum(sequence, 1)) * cases.replicas,
+        "capture_shortfall": capture_shortfall(
+            setting, cases, layers, Held(fixed.weights, fixed.runtime, capacity, pool)
+        ),
+        "pool_tokens": pool_tokens,
+        "max_concurrency": together * cases.replicas,
         "context_limit": context_limit,
         "context_at_load": context_at_load,
     }
@@ -330,7 +366,8 @@ def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
         name: column[fullest, rows] if column.ndim > 1 else column
         for name, column in columns.items()
     }
-    out["start_bytes"] = np.max(columns["start_bytes"], axis=0)
+    for name in ("start_bytes", "capture_shortfall"):
+        out[name] = np.max(columns[name], axis=0)
     for name in ("pool_tokens", "max_concurrency", "context_limit", "context_at_load"):
         out[name] = np.min(columns[name], axis=0)
     return out
@@ -343,7 +380,7 @@ def _context_limits(
 
     Windows and states cost a constant; other caches grow with the context.
     """
-    if packed_blocks(setting, layers) is not None:
+    if shared_blocks(setting, layers, cases) is not None:
         counts = np.stack([np.ones(len(cases)), sequences])
         alone, at_load = _longest_packed(setting, layers, cases, pool, counts)
         return alone, at_load

@@ -15,6 +15,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.units import duration, gib, significant
 from recipe_core.hardware.cluster import roofline
+from recipe_core.model.towers import PARTS
 from recipe_core.physics.serving.continuous_batching import (
     decode_step,
     idle_step,
@@ -51,8 +52,31 @@ _LINKS = {
     "pipeline": "handing over between stages",
 }
 """Parts of a step on links, and what they do."""
+_POOLED = (
+    "Embeddings and scores are estimated from the formulas of prompts alone: few published runs "
+    "are held against them (docs/engines.md), so that their intervals are wide."
+)
 _WAITS = ("schedule", "prompts_ahead", "engine_queue", "prefill_interference", "request")
 """Parts of a time that are no work of a request's own."""
+
+
+def _about_towers(setting: Setting) -> Iterator[str]:
+    """What is counted of a model that reads images or sound."""
+    model, rule = setting.model, setting.engine.memory.encoder
+    names = " and ".join(tower.name for tower in model.towers)
+    if names and rule is not None and rule.profiled:
+        yield f"Memory counts the {names}, and the engine's profile run of the largest input."
+    elif names:
+        yield f"Memory counts the weights of the {names}."
+    for tower in model.towers if rule is not None and rule.sharded else ():
+        if tower.sharded:
+            cut = f"cut over tp where tp divides its {tower.heads} heads, and whole elsewhere"
+            yield f"The {tower.name} is {cut}."
+    if names and not setting.media:
+        yield "Prompts are text: nothing is encoded. State workload.images or workload.audio."
+    if model.left_out:
+        left = " and ".join(PARTS[modality] for modality in model.left_out)
+        yield f"The {left} is not loaded."
 
 
 def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[list[str]]:
@@ -61,7 +85,7 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
     ``memory`` is theirs, and ``feasible`` whether they run.
     """
     setting, cases, price = e.setting, e.cases.take(rows), e.setting.cluster.price_note
-    shared = list(setting.model.notes)
+    shared = [*setting.model.notes, *_about_towers(setting)]
     if setting.needs_other_checkpoint:
         shared.append(
             f"Needs a checkpoint that stores {setting.weight_dtype}; "
@@ -78,8 +102,10 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
         waiting = _queued(setting, cases, memory, feasible)
     bound = _bound(e, rows, feasible)
     columns = zip(waiting, _heads(setting, cases), _intervals(e, rows), strict=True)
+    doubts = e.doubts(rows)
     for place, (load, heads, intervals) in enumerate(columns):
-        of_case = (*load, *heads, *intervals, *bound.get(place, ()))
+        doubt = [f"{doubts[place]}."] if doubts[place] else []
+        of_case = (*doubt, *load, *heads, *intervals, *bound.get(place, ()))
         yield [*shared, *of_case, *([price] if price else [])]
 
 
@@ -186,7 +212,9 @@ def _bound(e: Estimates, rows: Int, feasible: Bool) -> dict[int, list[str]]:
         _idle(setting, cases),
         _buffered(setting, cases, e.memory.take(chosen)),
     ]
-    if e.pools is None:  # the steps of two pools are of two kinds
+    if not setting.model.generates:
+        kinds.append([_POOLED] * len(chosen))
+    elif e.pools is None:  # the steps of two pools are of two kinds
         kinds.append(_batch_steps(setting, cases))
         steps = _steps(setting, cases, served.decoding[chosen])
         kinds.append(_shared(steps, served, chosen))

@@ -44,6 +44,7 @@ from recipe_core.physics.network import (
 from recipe_core.physics.roofline import experts_s, operator_s
 from recipe_core.physics.serving.cache import kv_token_bytes, state_bytes
 from recipe_core.physics.serving.routing import crowding, distinct_experts
+from recipe_core.physics.serving.towers import encoding_s
 from recipe_core.physics.serving.weights import expert_ranks, padded_vocabulary
 from recipe_core.space.exchange import dispatch, dispatching
 from recipe_core.space.serving import Cases, Setting
@@ -114,6 +115,9 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
         for name, seconds in block.items():
             parts[name] = parts[name] + times * seconds if name in parts else times * seconds
     parts |= _ends(setting, cases, step, tp, reduce_s)
+    if setting.media:
+        prompts = step.prefill_tokens / np.maximum(cases.input_tokens, 1.0)
+        parts["encoder"] = encoding_s(setting, cases, prompts)
     overhead, layers = setting.engine.overhead(setting.cluster.device.runtime), len(model.layers)
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
     host = _kernel_time(setting, "host")
@@ -310,7 +314,7 @@ def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attenti
     elif isinstance(a, LinearAttention):
         qkv = _matmul(setting, role, rows, hidden, a.in_columns / cases.tp, "Inputs of the state")
     else:
-        kv = np.ceil(a.kv_heads / np.minimum(cases.tp, a.kv_heads)) * a.kv_values_per_head
+        kv = np.ceil(a.kv_heads / np.minimum(cases.tp, a.kv_heads)) * a.projected_per_head
         width = heads * a.head_dim + a.gate / cases.tp + kv
         qkv = _matmul(setting, role, rows, hidden, width, "Query, key, value")
     out = _matmul(setting, role, rows, heads * a.v_head_dim, hidden, "Attention output")
@@ -329,7 +333,9 @@ def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Part
     token_bytes = kv_token_bytes(setting, a, cases.tp)
     wide = heads * (a.head_dim + a.v_head_dim)
     io = wide * setting.activation_bytes
-    pairs = step.prefill_tokens * np.minimum(step.prefill_context, window)
+    # half of a text is before a token on average, and the other half after it
+    seen_tokens = step.prefill_context * (2.0 if a.bidirectional else 1.0)
+    pairs = step.prefill_tokens * np.minimum(seen_tokens, window)
     cached = step.sequences * np.minimum(step.context, window)
     queries = step.queries
     moved = (io + 2 * token_bytes) * step.prefill_tokens
@@ -586,9 +592,9 @@ def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float
         2 * rows_bytes,
         label="Embedding lookup",
     )
-    logits = all_gather_s(setting.cluster, tp, vocabulary * cases.tp * b * step.sampled)
-    return {
-        "embedding": lookup + reduce_s,
-        "head": _matmul(setting, "head", step.sampled, float(hidden), vocabulary, "Head") + logits,
-        "pipeline": (cases.pp - 1) * hand_over,
-    }
+    parts = {"embedding": lookup + reduce_s, "pipeline": (cases.pp - 1) * hand_over}
+    if setting.model.generates:  # a vector or a score needs no logits
+        logits = all_gather_s(setting.cluster, tp, vocabulary * cases.tp * b * step.sampled)
+        head = _matmul(setting, "head", step.sampled, float(hidden), vocabulary, "Head")
+        parts["head"] = head + logits
+    return parts

@@ -56,7 +56,10 @@ def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
     """Requests that one replica can hold (one per case): bounded by its cache and by the engine.
 
     The cache holds requests at their mean length, or at full length where the engine reserves it.
+    Where nothing is cached only the engine's own limit counts.
     """
+    if not setting.caches:
+        return np.maximum(cases.max_num_seqs, 1.0)
     reserves = setting.engine.memory.reserves and setting.mode != "static"
     request_tokens = cases.input_tokens + cases.output_tokens / (1 if reserves else 2)
     fitting = np.floor(memory.pool_tokens / request_tokens)

@@ -22,6 +22,7 @@ from recipe_core.physics.prediction import (
     Part,
     Positive,
     Seconds,
+    Share,
     as_documented,
     known,
 )
@@ -42,7 +43,9 @@ class StageMemory(Part):
     """Memory of one device of a pipeline stage."""
 
     weights_bytes: Amount
-    """Weights, in bytes."""
+    """Weights, in bytes, those of the vision and audio encoders included."""
+    encoder_bytes: Amount
+    """Weights of the vision and audio encoders, in bytes; 0 where none is loaded."""
     kv_needed_bytes: Amount
     """KV cache that the load needs, in bytes."""
     activations_bytes: Amount
@@ -50,7 +53,7 @@ class StageMemory(Part):
     runtime_bytes: Amount
     """Context of the runtime and communication buffers, in bytes."""
     total_bytes: Amount
-    """Sum of these four parts, in bytes."""
+    """Sum of weights, cache, activations and runtime, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ class PoolMemory(StageMemory):
     """Longest length, in tokens, that all requests held at once can reach together."""
     largest_part: LargestPart
     """The part that takes most of the memory."""
+    start_bytes: Amount | None = None
+    """What the engine needs to start, with the cache of one request of the longest length, in
+    bytes; None in estimates of earlier versions."""
+    start_probability: Share | None = None
+    """The probability that it starts, by how far logged start-ups are from their estimates; None in
+    estimates of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,10 @@ class ServingFigures(Part):
     ``request_latency_p50_s``."""
     goodput_requests_per_s: Amount | None = None
     """Requests per second whose times all keep the request's limits, where these were simulated."""
+    requests_per_s: Amount | None = None
+    """Requests per second of the whole deployment, where a result is a vector or a score."""
+    input_tokens_per_s: Amount | None = None
+    """Prompt tokens per second of the whole deployment, where a result is a vector or a score."""
 
     def to_json(self) -> dict[str, Any]:
         """Means, then percentiles beside them, then goodput."""

@@ -34,13 +34,23 @@ from recipe_core.physics.serving.results import (
     StageMemory,
 )
 from recipe_core.physics.serving.simulate import FIGURES, Simulation
+from recipe_core.physics.serving.starts import start_probability
 from recipe_core.space.serving import Cases, Setting
 
 if TYPE_CHECKING:
     from recipe_core.physics.serving.estimates import Estimates
     from recipe_core.physics.serving.pools import Pools
 
+_LIKE_OUTPUT = (
+    "goodput_requests_per_s",
+    "output_tokens_per_s_per_gpu",
+    "requests_per_s",
+    "input_tokens_per_s",
+)
+"""Figures whose intervals are those of the throughput."""
 PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
+STAGE_PARTS = (*PARTS, "encoder_bytes", "total_bytes")
+"""Columns of a stage: the parts that make its total, and the towers within its weights."""
 
 
 def estimate_rows(
@@ -86,17 +96,25 @@ def _built(kind: type[AnyPart], columns: Mapping[str, Iterable[Any]]) -> list[An
 
 def _memory_rows(e: Estimates, rows: Int, cases: Cases, memory: Memory) -> list[ServingMemory]:
     columns: dict[str, Iterable[Any]] = dict(_memory_columns(memory))
+    columns["start_probability"] = _floats(e.start_probability[rows])
     columns["stages"] = _stages(e.setting, cases, memory)
     if e.pools is not None:
-        columns["prefill"] = _built(PoolMemory, _memory_columns(e.pools.memory.take(rows)))
+        columns["prefill"] = _built(PoolMemory, _prefill_columns(e.setting, e.pools, rows))
     return _built(ServingMemory, columns)
 
 
+def _prefill_columns(setting: Setting, pools: Pools, rows: Int) -> dict[str, list[Any]]:
+    memory = pools.memory.take(rows)
+    chances = start_probability(setting, pools.prefill.take(rows), memory)
+    return _memory_columns(memory) | {"start_probability": _floats(chances)}
+
+
 def _memory_columns(memory: Memory) -> dict[str, list[Any]]:
-    names = (*PARTS, "total_bytes", "capacity_bytes", "usable_bytes")
+    names = (*PARTS, "encoder_bytes", "total_bytes", "capacity_bytes", "usable_bytes")
     columns: dict[str, list[Any]] = {name: _floats(getattr(memory, name)) for name in names}
     parts = zip(*(columns[name] for name in PARTS), strict=True)
     return columns | {
+        "start_bytes": _floats(memory.start_bytes),
         "kv_cache_bytes": _floats(memory.pool_bytes),
         "kv_cache_tokens": [int(tokens) for tokens in _floats(memory.pool_tokens)],
         "max_concurrency": [int(requests) for requests in _floats(memory.max_concurrency)],
@@ -116,7 +134,7 @@ def _stages(setting: Setting, cases: Cases, memory: Memory) -> list[list[StageMe
     for count in np.unique(cases.pp[cases.pp > 1]).tolist():
         rows = np.flatnonzero(cases.pp == count)
         stages = [
-            _built(StageMemory, {name: _floats(column[name]) for name in (*PARTS, "total_bytes")})
+            _built(StageMemory, {name: _floats(column[name]) for name in STAGE_PARTS})
             for column in stage_columns(setting, cases.take(rows), count, sequences[rows])
         ]
         for row, of_row in zip(rows.tolist(), zip(*stages, strict=True), strict=True):
@@ -187,6 +205,8 @@ def _intervals(
         for name, column in follow:
             if math.isfinite(column[row]):
                 values[name] = column[row]
+        if of_figures.requests_per_s is not None:  # there is no token after the first
+            del values["tpot_s"]
         yield {
             name: {level: (value * low, value * high) for level, (low, high) in of_row(name, row)}
             for name, value in values.items()
@@ -208,7 +228,7 @@ def _banded(name: str) -> str:
 
     Measurements do not tell a mean and its percentiles apart.
     """
-    if name in ("goodput_requests_per_s", "output_tokens_per_s_per_gpu"):
+    if name in _LIKE_OUTPUT:
         return "output_tokens_per_s"
     mean = f"{name.rpartition('_p')[0]}_s"
     return mean if mean in FIGURES else name
@@ -222,6 +242,14 @@ def _latency_and_throughput(e: Estimates, rows: Int) -> list[ServingFigures]:
     }
     per_gpu = e.serving.output_tokens_per_s[rows] / e.cases.devices[rows]
     columns["output_tokens_per_s_per_gpu"] = _floats(per_gpu)
+    if not e.setting.model.generates:
+        columns |= {
+            "percentiles_s": [{} for _ in rows],
+            "goodput_requests_per_s": [None] * len(rows),
+        }
+        requests = e.serving.output_tokens_per_s[rows] / e.cases.output_tokens[rows]
+        columns["requests_per_s"] = _floats(requests)
+        columns["input_tokens_per_s"] = _floats(requests * e.cases.input_tokens[rows])
     if e.simulation is not None:
         columns["percentiles_s"] = _percentiles(e.simulation, rows)
         columns["goodput_requests_per_s"] = map(_known, _floats(e.simulation.goodput_per_s[rows]))

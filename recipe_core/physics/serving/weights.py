@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
 from recipe_core.model.spec import Layer, ModelSpec, MoeMlp, Tensor
 from recipe_core.space.serving import Cases, Setting
+from recipe_core.space.widths import holds_shared_whole, rounds_blocks
 
 VOCABULARY_PADDING = 64  # vLLM's and Megatron's embedding rows are padded to a multiple of this
 
@@ -34,9 +37,11 @@ def expert_ranks(cases: Cases) -> Float:
     return np.where(cases.shares_experts, cases.tp * cases.dp, cases.tp).astype(float)
 
 
-def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
+def _share(setting: Setting, tensor: Tensor, layer: Layer, cases: Cases) -> Float:
     """Share of a layer's tensor on the fullest rank."""
     tp = cases.tp.astype(np.float64)
+    if tensor.role == "shared" and isinstance(layer.mlp, MoeMlp):
+        return _shared_share(setting, tensor, layer.mlp, cases)
     if tensor.shard == "replicated":
         return np.ones_like(tp)
     if tensor.shard == "kv_heads":
@@ -47,6 +52,17 @@ def _share(tensor: Tensor, layer: Layer, cases: Cases) -> Float:
         return np.where(cases.shares_experts, fullest * ep / expert_ranks(cases), 1 / tp)
     share: Float = 1 / tp
     return share
+
+
+def _shared_share(setting: Setting, tensor: Tensor, mlp: MoeMlp, cases: Cases) -> Float:
+    """Share of shared experts: whole, cut, or cut into whole scale blocks (one per case)."""
+    cut: Float = 1 / cases.tp
+    quantization = setting.model.quantization
+    stored = tensor.stored or (quantization.stored("shared") if quantization else None)
+    if stored and stored.block and rounds_blocks(setting, "shared"):
+        width = mlp.shared_intermediate
+        cut = np.ceil(width / stored.block / cases.tp) * stored.block / width
+    return np.where(holds_shared_whole(setting, cases), 1.0, cut)
 
 
 def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
@@ -82,8 +98,8 @@ def draft_weight_bytes(setting: Setting, cases: Cases) -> Float:
 
 def _tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) -> Float:
     """Bytes of a layer's tensor on one rank."""
-    share = _share(tensor, layer, cases)
-    plain = tensor.numel * setting.stored_bytes(tensor.role) * share
+    share = _share(setting, tensor, layer, cases)
+    plain = tensor.numel * setting.tensor_bytes(tensor) * share
     if tensor.role == "experts" and isinstance(layer.mlp, MoeMlp):
         return plain * _tile_growth(setting, layer.mlp, cases)
     return plain + _row_padding_bytes(setting, tensor, share)
@@ -125,8 +141,10 @@ def _row_padding_bytes(setting: Setting, tensor: Tensor, share: Float) -> Float:
     return padding
 
 
-def vocabulary_bytes(setting: Setting, cases: Cases) -> Float:
+def vocabulary_bytes(
+    setting: Setting, cases: Cases, role: Literal["embedding", "head"] = "embedding"
+) -> Float:
     """Bytes of the embedding, or of the head, on one rank (one per case)."""
     model = setting.model
-    rows_bytes = padded_vocabulary(model.vocabulary) * model.hidden * setting.stored_bytes("head")
+    rows_bytes = padded_vocabulary(model.vocabulary) * model.hidden * setting.stored_bytes(role)
     return np.asarray(rows_bytes / cases.tp, dtype=np.float64)

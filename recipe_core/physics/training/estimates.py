@@ -335,7 +335,7 @@ def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimate
     trained = (
         float(held(setting, one).adapters.sum())
         if setting.frozen
-        else float(setting.model.parameters)
+        else float(setting.model.language_parameters)
     )
     ran = run(setting, cases, step_s, cases.token_budget, trained, setting.failures)
     refusals = (

@@ -1,0 +1,187 @@
+"""With which probability an engine starts, by how far start-ups are from estimates of memory.
+
+An engine starts where what it needs fits into its share of the device. Both are estimates, so that
+a shortfall of less than their error proves nothing: between two documented probabilities a start
+is uncertain. The numbers are in ``starts.yaml``, with their source.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.documents import read_shipped
+from recipe_core.base.units import chance_text, gib
+from recipe_core.physics.serving.memory import Memory, memory
+from recipe_core.space.serving import Cases, Setting
+from recipe_core.space.widths import unproven_blocks
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class StartErrors(BaseModel):
+    """``starts.yaml``: scales of the error of memory, as shares of what each is of.
+
+    ``share``: of the engine's share of the device; ``cache``: of the longest request's cache;
+    ``named`` and ``partial``: of weights whose format is read from a name, or of which a tower is
+    left out. ``unlogged``: how many times as much for engines that are not ``logged``.
+    ``without_blocks``: the share of owners whose FP8 has none. ``bounds``: probabilities between
+    which a start is uncertain; ``sure``: what changes are to reach.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    schema_version: Literal[1]
+    source: str
+    share: Share
+    cache: Share
+    named: Share
+    partial: Share
+    unlogged: Annotated[float, Field(ge=1, le=10)]
+    logged: tuple[str, ...]
+    without_blocks: Share
+    bounds: tuple[Share, Share]
+    sure: Share
+
+    @model_validator(mode="after")
+    def _rising(self) -> StartErrors:
+        low, high = self.bounds
+        if not 0 < low <= self.without_blocks <= high <= self.sure < 1:
+            raise ValueError("bounds must rise, hold without_blocks and not exceed sure, below 1")
+        return self
+
+
+@cache
+def start_errors() -> StartErrors:
+    """The numbers that this version ships."""
+    return StartErrors.model_validate(read_shipped(Path(__file__).with_name("starts.yaml")))
+
+
+def start_scale_bytes(setting: Setting, held: Memory) -> Float:
+    """The scale of the error of ``usable - start`` bytes, one per case.
+
+    ``sqrt((s·usable)² + (c·cache)² + (w·weights)²)`` with ``w`` only where the weights are not
+    counted from the checkpoint's own config in full.
+    """
+    errors, model = start_errors(), setting.model
+    beside = 0.0 if setting.engine.memory.pool == "static" else 1.0
+    fixed = held.weights_bytes + beside * (held.activations_bytes + held.runtime_bytes)
+    cached = np.maximum(held.start_bytes - fixed, 0.0)
+    named = errors.named if format_by_name(setting) else 0.0
+    partial = errors.partial if model.partial else 0.0
+    weights = np.hypot(named, partial) * held.weights_bytes
+    scale = np.hypot(errors.share * held.usable_bytes, np.hypot(errors.cache * cached, weights))
+    family = setting.engine.wraps or setting.engine.name
+    return np.asarray(scale * (1.0 if family in errors.logged else errors.unlogged))
+
+
+def format_by_name(setting: Setting) -> bool:
+    """Whether the weights have the checkpoint's own format, and only its name tells which."""
+    stored = setting.model.quantization
+    return stored is not None and stored.by_name and stored.dtype == setting.weight_dtype
+
+
+def memory_probability(setting: Setting, held: Memory) -> Float:
+    """The probability that what an engine needs to start fits into its share, one per case.
+
+    The shorter counts of the cache for its longest request and of memory for captured graphs.
+    Student's t with two degrees of freedom: ``1/2 + x / (2·sqrt(2 + x²))``.
+    """
+    scores = -held.shortfall_bytes / start_scale_bytes(setting, held)
+    return np.asarray(0.5 + scores / (2 * np.sqrt(2 + scores**2)))
+
+
+def start_probability(setting: Setting, cases: Cases, held: Memory) -> Float:
+    """The probability that each case starts: that it fits, and that guessed blocks do not forbid.
+
+    A format that is read from a name refuses nothing: it makes what it would refuse uncertain.
+    """
+    fits, errors = memory_probability(setting, held), start_errors()
+    low = errors.bounds[0]
+    guessed = np.where(fits < low, fits, np.maximum(errors.without_blocks * fits, low))
+    return np.where(unproven_blocks(setting, cases), guessed, fits)
+
+
+def cannot_start(probability: Float) -> Bool:
+    """Cases below the lower bound: their memory is too small beyond the error of estimates."""
+    return np.asarray(probability < start_errors().bounds[0])
+
+
+def is_uncertain(probability: Float) -> Bool:
+    """Cases between the bounds; NaN, where there is no estimate, is none of them."""
+    low, high = start_errors().bounds
+    return np.asarray((probability >= low) & (probability < high))
+
+
+DOUBT = "may not start"
+"""How the sentence begins that a start is uncertain."""
+
+
+def uncertain_text(setting: Setting, cases: Cases, held: Memory, probability: float) -> str:
+    """Why the start of a single case is uncertain, as a sentence without its full stop."""
+    short = float(held.shortfall_bytes[0])
+    # rounded down, so that none reads as the bound that it is below
+    chance = chance_text(math.floor(probability * 100) / 100)
+    if held.captures_lack_memory[0]:
+        requests = f"each of up to {cases.max_num_seqs[0]:,.0f} requests"
+        needs = f"CUDA graphs need a block of cache for {requests}"
+    else:
+        needs = (
+            f"needs {gib(held.start_bytes[0])} per GPU to start with one request of "
+            f"{cases.max_context[0]:,.0f} tokens, {gib(held.usable_bytes[0])} usable"
+        )
+    by = f"{gib(abs(short))} {'short' if short > 0 else 'left'}"
+    text = f"{DOUBT}: {needs}, {by}"
+    if bool(is_uncertain(memory_probability(setting, held))[0]):
+        text += ", which is within the error of the estimate"
+    if bool(unproven_blocks(setting, cases)[0]):
+        text += (
+            "; blocks of scales, as such a name usually means, would not be cut evenly, and only "
+            "the checkpoint's config.json says whether it has them"
+        )
+    elif format_by_name(setting):
+        text += "; the weights' format is read from the model's name"
+    return f"{text}; starts with a probability of {chance}"
+
+
+# What would make a start certain
+
+LENGTHS = 65
+"""Lengths that a round of the search for the longest asks for."""
+
+
+def starts_with(setting: Setting, cases: Cases, probability: float) -> Bool:
+    """Cases whose memory fits with at least a probability."""
+    needed = memory(setting, cases, np.ones(len(cases)))
+    return np.asarray(memory_probability(setting, needed) >= probability)
+
+
+def longest_context(setting: Setting, case: Cases, shortest: int, probability: float) -> int | None:
+    """The longest context in tokens, whole blocks, with which a single case starts so probably.
+
+    None where it does not with ``shortest``. What a longer request needs never falls, so that every
+    round asks for a few lengths at once between one that starts and one that does not.
+    """
+    block = int(case.block_tokens[0])
+
+    def starts(blocks: Int) -> Bool:
+        same = case.take(np.zeros(len(blocks), dtype=np.int64))
+        longest = (blocks * block).astype(np.float64)
+        return starts_with(setting, replace(same, max_context=longest), probability)
+
+    low, high = -(-shortest // block), int(case.max_context[0]) // block
+    if high < low or not starts(np.array([low]))[0]:
+        return None
+    while low < high:
+        lengths = np.unique(np.linspace(low, high, LENGTHS).round().astype(np.int64))[1:]
+        fitting = starts(lengths)
+        sure, beyond = lengths[fitting], lengths[~fitting]
+        low = int(sure.max()) if len(sure) else low
+        high = int(beyond.min()) - 1 if len(beyond) else low
+    return low * block

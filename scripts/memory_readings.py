@@ -1,0 +1,121 @@
+"""What rows of logged memory leave unsaid, read from the rest of their source.
+
+Models by other names, settings that a source states elsewhere, and figures that follow from a
+logged size of the cache alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.units import GIB
+from recipe_core.physics.serving.cache import context_bytes, in_flight_bytes, shared_blocks
+from recipe_core.physics.serving.cache_groups import Grouped
+from recipe_core.space.serving import Cases, Setting
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Rows whose model is ``model`` and whose set-up contains ``words``, and what they mean.
+
+    ``meant``: the model's id here. ``candidate``: settings that the row lacks or has otherwise.
+    ``why``: shown beside the row.
+    """
+
+    model: str
+    words: str = ""
+    meant: str | None = None
+    candidate: dict[str, Any] = field(default_factory=dict)
+    release: str | None = None
+    why: str = ""
+
+    def concerns(self, row: Any) -> bool:
+        """Whether it reads this row."""
+        return str(row.model) == self.model and self.words in str(row.setup)
+
+
+_WIDE = "a 16-bit cache, as its tokens are whole blocks of 784 tokens (an fp8 cache has 1,568)"
+_OUTSIDE = "graphs outside the share, as the parts add up to it without them: before 0.21"
+READINGS = (
+    Reading(
+        "Qwen3.8-27B", "(Inferact)", "Inferact/Qwen3.8-27B-NVFP4", {"kv_dtype": "bf16"},
+        release="0.26.0", why=_WIDE,
+    ),
+    Reading("Qwen3.8-27B", "(unsloth)", "unsloth/Qwen3.8-27B-NVFP4", release="0.26.0"),
+    Reading(
+        "Qwen3.8-27B", "FP8 weights", "Qwen/Qwen3.8-27B-FP8", {"kv_dtype": "bf16"},
+        release="0.26.0", why=_WIDE,
+    ),
+    Reading("Qwen3.8-27B nvfp4", "", "nvidia/Qwen3.8-27B-NVFP4", {"kv_dtype": "fp8"}),
+    Reading("qwen3.6-35b-a3b-nvfp4", "", "nvidia/Qwen3.6-35B-A3B-NVFP4"),
+    Reading("Llama-3.1-70B w8a8", "", "RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8"),
+    *(
+        Reading(model, "1 rank of NVIDIA H100", release="0.20.0", why=_OUTSIDE)
+        for model in ("openai/gpt-oss-120b", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B")
+    ),
+    Reading(
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8", "(layers",
+        why="all 48 layers: that release counted those of both stages for each (vllm#34076)",
+    ),
+    Reading("moonshotai/Kimi-K2-Thinking", "decode-context-parallel", candidate={"cp": 8}),
+    Reading(
+        "deepseek-ai/DeepSeek-V4-Flash", "GH200", candidate={"ep": 2, "max_batched_tokens": 16_384},
+        release="0.22.0", why="16,384 tokens a step, the default of vLLM's LLM class",
+    ),
+)  # fmt: skip
+
+
+def reading_of(row: Any) -> Reading:
+    """How a row is read; as it stands where nothing is known of it."""
+    return next((one for one in READINGS if one.concerns(row)), Reading(str(row.model)))
+
+
+def _longest(setting: Setting, cases: Cases) -> float:
+    """Bytes that vLLM counts for a request of the longest context: its cache, and what a window
+    keeps while steps are in flight.
+    """
+    layers, context = setting.model.kinds, cases.max_context
+    total = context_bytes(setting, layers, cases, context)
+    return float((total + in_flight_bytes(setting, layers, cases, context))[0])
+
+
+def logged_tokens(setting: Setting, cases: Cases, pool_bytes: float) -> float:
+    """The "GPU KV cache size" of a pool: requests of the longest context that it holds, in tokens.
+
+    vLLM charges each of them for what is in flight.
+    """
+    shared = shared_blocks(setting, setting.model.kinds, cases)
+    held = pool_bytes / _longest(setting, cases)
+    if isinstance(shared, Grouped):
+        block = float(shared.block_bytes[0])
+        held = np.floor(pool_bytes / block) / (_longest(setting, cases) / block)
+    return float(held * cases.max_context[0])
+
+
+def longest_request(setting: Setting, cases: Cases, pool_bytes: float) -> float:
+    """The longest context of which one request fits into a pool, in tokens."""
+    low, high = 1, setting.model.max_context
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = _longest(setting, replace(cases, max_context=np.full(1, float(middle))))
+        low, high = (middle, high) if fits <= pool_bytes else (low, middle - 1)
+    return float(low)
+
+
+def page_tokens(setting: Setting, cases: Cases) -> float:
+    """Tokens of a page of attention in a model with states."""
+    shared = shared_blocks(setting, setting.model.kinds, cases)
+    return float(shared.full[0][0][0]) if isinstance(shared, Grouped) else float("nan")
+
+
+LAYOUT: dict[str, Callable[[Setting, Cases, float], float]] = {
+    "kv_cache_tokens": logged_tokens,
+    "estimated_max_model_len": longest_request,
+    "kv_needed_for_max_len": lambda setting, cases, _: _longest(setting, cases) / GIB,
+    "attention_block_size": lambda setting, cases, _: page_tokens(setting, cases),
+}
+"""Figures that follow from the logged size of the cache, in bytes, wherever it ran."""
