@@ -1,74 +1,190 @@
-"""How fast commands are read, and judged: ``python benchmarks/check.py [COUNT [MODELS]]``.
+"""Verdicts on a published collection of commands: ``python benchmarks/check.py COLLECTION``.
 
-The commands are of any MODELS models of the catalog (all without a number, which is the hard case:
-what is computed once a model and engine is shared by few).
+COLLECTION is a checkout of https://github.com/vllm-project/recipes whose API is built
+(``npm install`` and ``node scripts/build-recipes-api.mjs`` there write ``public/``), or any folder
+of scripts and Markdown, such as the ``docs`` of https://github.com/sgl-project/sgl-cookbook, whose
+commands are judged on ``--hardware``. Prints the table of docs/check.md; ``--refused FILE`` writes
+what was refused, each with its reasons, and ``--unknown`` lists the names without an answer.
 """
 
 from __future__ import annotations
 
-import random
-import sys
-import time
-from collections.abc import Callable
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_commands
-from recipe_core.commands.launches import find_launches
-from recipe_core.commands.words import read_script
-from recipe_core.model.catalog import catalog_ids
+import yaml
 
-SEED = 20260101
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.commands.files import Item, check_items, read_items
+from recipe_core.hardware.cluster import device
 
-
-def command(pick: random.Random, models: list[str]) -> str:
-    """A command like those in catalogs: any model, four degrees, some limits, rarely a bad flag."""
-    model, tp = pick.choice(models), pick.choice((1, 2, 4, 8))
-    limits = [
-        f"--max-model-len {pick.choice((4096, 8192, 16384, 32768))}",
-        f"--gpu-memory-utilization {pick.choice((0.85, 0.9, 0.95))}",
-        f"--max-num-seqs {pick.choice((64, 128, 256))}",
-        "--enable-expert-parallel" if pick.random() < 0.2 else "--enable-prefix-caching",
-        "--swap-space 4" if pick.random() < 0.1 else "--trust-remote-code",
-    ]
-    if pick.random() < 0.3:
-        return (
-            f"python3 -m sglang.launch_server --model-path {model} --tp {tp} "
-            "--mem-fraction-static 0.85 --context-length 8192"
-        )
-    image = (
-        "docker run --gpus all --ipc=host -p 8000:8000 vllm/vllm-openai:v0.32.0 --model"
-        if pick.random() < 0.3
-        else "vllm serve"
-    )
-    return " ".join([image, model, f"--tensor-parallel-size {tp}", *pick.sample(limits, 3)])
+VERDICTS = ("fits", "tight", "uncertain", "cannot start", "unknown", "not read")
+COUNTED = re.compile(r"_\d+x$")
+"""What the taxonomy adds to a device's name for a machine with several."""
 
 
-def timed(label: str, count: int, run: Callable[[], list[Any]]) -> list[Any]:
-    """Run and print commands per second, by the clock and by this process's own time (other
-    programs may be running).
+@dataclass(frozen=True)
+class Published:
+    """One command of a collection, and what its publisher says of it."""
+
+    item: Item
+    model: str
+    verified: bool
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a folder publishes, and how many of its commands are for devices without a profile."""
+
+    published: list[Published]
+    foreign: Counter[str]
+    one_each: bool
+    """Whether each command starts exactly one server; text also holds what starts none."""
+
+
+def per_hardware(folder: Path, *, strategies: bool, bare: bool) -> Collection:
+    """The rendered commands of the collection of vLLM recipes, each on its own hardware.
+
+    Args:
+        folder: the checkout, with ``public/`` built.
+        strategies: take the alternatives of each hardware too, beyond the recommended strategy.
+        bare: leave out the container image, so that the pinned release judges.
+
+    Raises:
+        InputError: where ``public/`` is not built.
     """
-    wall, cpu = time.perf_counter(), time.process_time()
-    out = run()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    print(
-        f"{label:9} {count / wall:10,.0f} commands/s by the clock, "
-        f"{count / cpu:10,.0f} by processor time"
-    )
-    return out
+    devices = yaml.safe_load((folder / "taxonomy.yaml").read_text())["hardware_profiles"]
+    public = folder / "public"
+    files = sorted(public.glob("*/*/hw/*.json"))
+    if not files:
+        hint = "Build it: npm install && node scripts/build-recipes-api.mjs."
+        raise InputError(f"{folder} has no public/*/*/hw/*.json.", field="collection", hint=hint)
+    if strategies:
+        files += sorted(public.glob("*/*/hw/*/strategies/*.json"))
+    badges: dict[str, dict[str, str]] = {}
+    published, foreign = [], Counter[str]()
+    for file in files:
+        parts = file.relative_to(public).parts
+        model, hardware = "/".join(parts[:2]), Path(parts[3]).stem
+        document = json.loads(file.read_text())
+        words = _words(document, bare)
+        profile = _profile(hardware)
+        if words is None or profile is None:
+            foreign[hardware if profile is None else "no command"] += 1
+            continue
+        if model not in badges:
+            badges[model] = _badges(public / f"{model}.json")
+        ground = {
+            "hardware": profile,
+            "gpus": devices[hardware]["gpu_count"],
+            "nodes": document.get("node_count") or 1,
+        }
+        item = Item(str(file.relative_to(public)), words, ground)
+        published.append(Published(item, model, badges[model].get(hardware) == "verified"))
+    return Collection(published, foreign, one_each=True)
 
 
-def main(count: int = 3000, some: int | None = None) -> None:
-    pick = random.Random(SEED)
-    models = catalog_ids() if some is None else pick.sample(catalog_ids(), some)
-    commands = [command(pick, models) for _ in range(count)]
-    ground = Ground.of(hardware="h100-sxm:8")
-    check_commands(commands[:20], ground, folders=False)  # tables and a few models are read once
-    timed("words", count, lambda: [find_launches(read_script(text)) for text in commands])
-    answers = timed("verdicts", count, lambda: check_commands(commands, ground, folders=False))
-    verdicts = [answer[0].get("verdict", "error") for answer in answers]
-    print({verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))})
+def _words(document: dict[str, Any], bare: bool) -> list[str] | None:
+    """The words that start the first node, with their image unless ``bare``."""
+    names = ["argv", "head_argv"]
+    if not bare:
+        names = ["docker_argv", "head_docker_argv", *names]
+    return next((document[name] for name in names if document.get(name)), None)
+
+
+def _profile(hardware: str) -> str | None:
+    try:
+        return device(COUNTED.sub("", hardware).replace("_", "-")).name
+    except RecipeError:
+        return None
+
+
+def _badges(file: Path) -> dict[str, str]:
+    if not file.is_file():
+        return {}
+    return json.loads(file.read_text()).get("meta", {}).get("hardware") or {}
+
+
+def any_folder(folder: Path, hardware: str) -> Collection:
+    """Every command of a folder's scripts and Markdown, on one machine."""
+    entries = [entry for entry in read_items(folder) if isinstance(entry, Item)]
+    items = [Item(entry.source, entry.command, {"hardware": hardware}) for entry in entries]
+    return Collection([Published(item, "", False) for item in items], Counter(), one_each=False)
+
+
+def judged(collection: Collection) -> Iterator[tuple[Published, dict[str, Any]]]:
+    """Each command with its verdicts, one per server."""
+    by_source = {entry.item.source: entry for entry in collection.published}
+    items = [entry.item for entry in collection.published]
+    for answer in check_items(items, {}, one_each=collection.one_each):
+        yield by_source[answer["source"].split("#")[0]], answer
+
+
+def table(rows: list[tuple[Published, dict[str, Any]]]) -> str:
+    """Counts by verdict, all and those that the publisher marks as verified."""
+    every, verified = Counter[str](), Counter[str]()
+    for entry, answer in rows:
+        verdict = answer.get("verdict", "not read")
+        every[verdict] += 1
+        verified[verdict] += entry.verified
+    lines = ["| verdict | commands | of these verified |", "|---|---|---|"]
+    lines += [f"| {name} | {every[name]:,} | {verified[name]:,} |" for name in VERDICTS]
+    return "\n".join(lines)
+
+
+def known_names(rows: list[tuple[Published, dict[str, Any]]]) -> tuple[set[str], set[str]]:
+    """Model names of the collection, and those of them that no command could be judged for."""
+    names = {entry.model or str(answer.get("model")) for entry, answer in rows}
+    answered = {
+        entry.model or str(answer.get("model"))
+        for entry, answer in rows
+        if answer.get("verdict", "unknown") != "unknown"
+    }
+    return names, names - answered
+
+
+def main() -> None:
+    """Print the table of a collection."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("collection", type=Path)
+    parser.add_argument("--hardware", default="h200-sxm:8", help="for folders that state none")
+    parser.add_argument("--strategies", action="store_true", help="alternatives of a hardware too")
+    parser.add_argument("--bare", action="store_true", help="without the container images")
+    parser.add_argument("--refused", type=Path, help="write refused commands here, one a line")
+    parser.add_argument("--unknown", action="store_true", help="list names without an answer")
+    options = parser.parse_args()
+    if (options.collection / "taxonomy.yaml").is_file():
+        collection = per_hardware(
+            options.collection, strategies=options.strategies, bare=options.bare
+        )
+    else:
+        collection = any_folder(options.collection, options.hardware)
+    rows = list(judged(collection))
+    print(table(rows))
+    names, unanswered = known_names([row for row in rows if "verdict" in row[1]])
+    print(f"\n{len(names) - len(unanswered)} of {len(names)} model names known.")
+    for name, count in collection.foreign.most_common():
+        print(f"left out: {count:,} for {name}")
+    if options.unknown:
+        print("\n".join(sorted(unanswered)))
+    if options.refused:
+        _write_refused(options.refused, rows)
+
+
+def _write_refused(file: Path, rows: list[tuple[Published, dict[str, Any]]]) -> None:
+    refused = [
+        {"source": answer["source"], "verified": entry.verified, "reasons": answer["reasons"]}
+        for entry, answer in rows
+        if answer.get("verdict") == "cannot start"
+    ]
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in refused))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

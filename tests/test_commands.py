@@ -225,6 +225,31 @@ def test_what_an_image_starts_is_not_to_be_said_again():
     assert not one("docker run rocm/vllm:x vllm serve m").repeated
 
 
+@pytest.mark.parametrize("args", ["org/model --tp 2", "--model org/model --tp 2"])
+def test_an_image_of_others_is_read_by_its_name(args):
+    launch = one(f"docker run --gpus all some/spark-vllm-fork:latest {args}")
+    assert (launch.engine, launch.program, launch.image_by_name) == (
+        "vllm",
+        ("vllm", "serve"),
+        True,
+    )
+    assert "--tp" in launch.args
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run some/spark-vllm-fork:latest ls -l",
+        "docker run some/spark-vllm-fork:latest",
+        "docker run --entrypoint sleep some/spark-vllm-fork:latest org/model",
+        "docker run rocm/vllm:latest org/model",
+        "docker run some/thing:latest org/model",
+    ],
+)
+def test_an_image_of_others_starts_nothing_without_arguments_of_a_server(text):
+    assert find_launches(read_script(text))[0] == []
+
+
 @pytest.mark.parametrize(
     ("image", "tag"),
     [

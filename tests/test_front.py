@@ -109,7 +109,7 @@ def test_one_kind_of_split_has_no_groups() -> None:
     assert groups.first_grouping(planned()) == groups.ALONE
     assert legend(charts.tradeoff(planned(), "tpot", "per_gpu")) == [
         "Over a limit",
-        "Starts, queues",
+        "May not start",
         "Holds the load",
         "Best tradeoffs",
     ]
@@ -237,8 +237,8 @@ def test_no_split_that_starts_is_drawn_beyond_its_capacity(model: str, engine: s
 
 
 def test_what_waits_is_said_beside_the_bar() -> None:
-    splits = planned()
-    row = splits.find("vllm.bf16.bf16.tp2.pp1.dp1.ep1")
+    splits = planned(("workload.concurrency", 512))
+    row = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
     assert splits.queues[row]
     figure = charts.memory_bars(splits, [row])
     (text,) = figure.data[-1]["text"]
@@ -298,13 +298,14 @@ def test_a_table_has_a_column_for_what_differs() -> None:
 
 
 def test_states_are_said_in_a_column() -> None:
-    splits = planned()
+    splits = planned(("workload.concurrency", 512))
     frame = tables.splits_frame(splits, splits.order)
-    queueing = splits.queues[splits.order]
-    assert (frame["state"][queueing] != "holds").all()
-    assert set(frame["state"][~queueing]) == {"holds"}
-    row = splits.find("vllm.bf16.bf16.tp2.pp1.dp1.ep1")
+    assert (frame["state"][splits.queues[splits.order]].str.startswith("queues: ")).all()
+    assert set(frame["state"][splits.holds[splits.order]]) <= {"holds"}
+    row = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
     assert tables.state_text(splits, row) == f"queues: {splits.held_text(row)}"
+    row = splits.find("vllm.bf16.bf16.tp2.pp1.dp1.ep1")
+    assert tables.state_text(splits, row).startswith("uncertain: starts with ")
 
 
 def test_filters_keep_what_they_name() -> None:
@@ -325,7 +326,10 @@ def test_filters_keep_what_they_name() -> None:
         "64 in flight",
         "512 in flight",
     }
-    assert tables.states_of(splits) == [tables.HOLDS, tables.QUEUES]
+    assert tables.states_of(splits) == [tables.HOLDS, tables.QUEUES, tables.UNCERTAIN]
+    doubtful = tables.filtered(splits, tables.Filters(states=(tables.UNCERTAIN,)))
+    assert len(doubtful)
+    assert splits.uncertain[doubtful].all()
     assert 4 in tables.device_counts(splits)
 
 

@@ -118,15 +118,29 @@ def test_the_best_within_a_limit_is_not_the_best_of_one_load() -> None:
 
 def test_the_next_larger_load_misses_the_limit_or_queues() -> None:
     searched = plan(request())
-    for row in map(int, searched.order):
+    for row in map(int, searched.order[searched.certain[searched.order]]):
         loaded = searched.request_of(row)
         load = loaded.workload.concurrency  # type: ignore[union-attr]
         assert load == searched.columns["load"][row]
         more = change(loaded, {"workload.concurrency": load + 1 + int(load * CLOSE)})
         after, place = plan_candidate(more)
-        assert not after.holds[place]
+        assert not after.holds_once_started[place]
         again, place = plan_candidate(loaded)
-        assert again.holds[place]
+        assert again.holds_once_started[place]
+        assert again.holds[place] == (searched.state(row) == "holds")
+    assert {searched.state(row) for row in map(int, searched.order)} == {"holds", "uncertain"}
+
+
+@pytest.mark.parametrize("percentile", [None, 95.0])
+def test_a_split_that_may_not_start_is_under_the_load_that_it_holds_if_it_does(
+    percentile: float | None,
+) -> None:
+    searched = plan(request(per_node=2, limits={"tpot_ms": 80, "percentile": percentile}))
+    doubtful = [row for row in map(int, searched.order) if searched.state(row) == "uncertain"]
+    assert doubtful
+    loads = searched.columns["load"][doubtful]
+    assert (loads <= searched.columns["held_requests"][doubtful]).all()
+    assert (loads > searched.least_loaded().columns["load"][doubtful]).all()
 
 
 def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest() -> None:
@@ -260,13 +274,15 @@ def test_json_and_frames_say_load_and_state() -> None:
         searched.columns["load"][row] for row in searched.order[:3]
     ]
     assert {one["state"] for one in answer["candidates"]} == {"holds"}
-    assert answer["counts"]["holds"] == answer["counts"]["feasible"] > 0
+    counts = answer["counts"]
+    assert counts["holds"] + counts["uncertain"] == counts["feasible"] > 0
     frame = searched.to_frame()
-    assert (frame.state == "holds").sum() == answer["counts"]["holds"]
-    crowded = plan(request(limits={}, workload={"concurrency": 64}))
+    for state in ("holds", "uncertain"):
+        assert (frame.state == state).sum() == counts[state] > 0
+    crowded = plan(request(limits={}, workload={"concurrency": 512}))
     listed = crowded.to_json()
     [first, *_] = [one for one in listed["candidates"] if one["state"] == "queues"]
-    assert first["queue"].startswith(f"holds {first['holds_requests']} of 64 at once")
+    assert first["queue"].startswith(f"holds {first['holds_requests']} of 512 at once")
     assert listed["counts"]["queues"] == sum(
         one["state"] == "queues" for one in listed["candidates"]
     )

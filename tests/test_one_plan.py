@@ -303,7 +303,8 @@ def test_json_of_both_kinds_has_the_same_names() -> None:
         "beats_best",
         "confidence",
     }
-    counts = {"candidates", "feasible", "holds", "queues", "refused", "tied_with_best"}
+    counts = {"candidates", "feasible", "holds", "queues", "uncertain", "refused"}
+    counts |= {"tied_with_best"}
     assert set(training["counts"]) == counts
 
 
@@ -358,10 +359,14 @@ def test_json_says_what_splits_say(kind: str) -> None:
         "candidates": len(table),
         "feasible": len(table.ranked),
         "holds": int(table.holds.sum()),
-        "queues": len(table.ranked) - int(table.holds.sum()),
+        "queues": int((table.feasible & table.queues).sum()),
+        "uncertain": int((table.feasible & table.uncertain).sum()),
         "refused": len(table.refused),
         "tied_with_best": sum(chance is not None and chance >= TIED for chance in chances),
     }
+    assert sum(view["counts"][name] for name in ("holds", "queues", "uncertain")) == len(
+        table.ranked
+    )
     assert view["nearest"] is None
 
 

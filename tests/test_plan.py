@@ -118,9 +118,10 @@ def test_limits_refuse_with_the_figure_and_the_limit():
 )
 def test_ranking_follows_the_objective(optimize, column, sign):
     table = plan(make_request(objective={"optimize": optimize}))
-    queues = table.queues[table.order]
-    assert queues.tolist() == sorted(queues)  # those that hold the load come first
-    for rows in (table.order[~queues], table.order[queues]):
+    ranks = {"holds": 0, "queues": 1, "uncertain": 2}
+    states = np.array([ranks[table.state(row)] for row in table.order])
+    assert states.tolist() == sorted(states)  # those that hold the load come first
+    for rows in (table.order[states == rank] for rank in (0, 1)):
         values = sign * table.columns[column][rows]
         assert all(a <= b * (1 + 1e-3 * sign) or a <= b for a, b in pairwise(values))
 

@@ -192,12 +192,16 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def parse_json(text: str, name: str = "the document") -> Any:
-    """Parse strict JSON (no NaN or Infinity, no key twice); raises InputError as ``parse_yaml``."""
+def parse_json(text: str, name: str = "the document", *, constants: bool = False) -> Any:
+    """Parse strict JSON (no NaN or Infinity, no key twice); raises InputError as ``parse_yaml``.
+
+    With ``constants`` these two, which Python's own writer puts into configs of models, are null.
+    """
     _check_length(text, name)
+    unknown = (lambda _: None) if constants else _no_constant
     try:
         value = json.loads(
-            text, parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_object
+            text, parse_constant=unknown, parse_int=_integer, object_pairs_hook=_object
         )
     except RecursionError:
         raise _too_large(name) from None

@@ -158,6 +158,7 @@ CAUSES = {
     "head": "Language-model head",
     "pipeline": "Pipeline send/receive (pp)",
     "engine": "Engine overhead",
+    "encoder": "Vision and audio encoders",
     "prefill_interference": "Prefills of other requests",
     "schedule": "Waiting for a step",
     "request": "Request handling",
@@ -188,6 +189,9 @@ PARTS = {
     "embedding": "Embedding",
     "head": "Language-model head",
     "norm": "Norms",
+    "image_experts": "Experts of image tokens",
+    "vision encoder": "Vision encoder",
+    "audio encoder": "Audio encoder",
 }
 """Labels of the parts of a model."""
 
@@ -204,6 +208,8 @@ REFUSALS = {
     "output-groups": "Output projection groups not divisible",
     "layers": "Too few layers for the pipeline",
     "context": "Longer than the model's context",
+    "task": "Engine does not make what is asked for",
+    "whole-prompts": "Prompts run whole and exceed a step",
     "width": "Feed-forward width not divisible",
     "block": "Quantisation blocks would be cut",
     "no-tensor": "Engine has no tensor parallelism",

@@ -21,7 +21,7 @@ _MARKUP = re.compile(
     re.VERBOSE,
 )
 _NUMBERED = re.compile(r"\A(\d+)([.)])")
-_SBATCH = re.compile(r"[\w.:/@%+=,-]+")
+_SBATCH = re.compile(r"[\w.:/@%+=,&|*()\[\]-]+")
 
 
 def shell(text: str) -> str:
@@ -58,7 +58,7 @@ def sbatch(value: object) -> str:
     text = str(value)
     if not _SBATCH.fullmatch(text):
         message = f"a line of #SBATCH cannot carry {text[:80]!r}."
-        raise NoAnswer(message, hint="Use letters, digits and . : / @ % + = , -.")
+        raise NoAnswer(message, hint="Use letters, digits and . : / @ % + = , & | * ( ) [ ] -.")
     return text
 
 

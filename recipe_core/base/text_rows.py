@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from recipe_core.base.units import duration, gib, per_second, rate, usd
 
 SERVING = {
@@ -14,6 +16,12 @@ SERVING = {
     "request_latency_s": ("Request latency", duration),
     "output_tokens_per_s": ("Output tokens per second", rate),
 }
+POOLED = {
+    "request_latency_s": ("Request latency", duration),
+    "requests_per_s": ("Requests per second", lambda value: per_second(value, "request")),
+    "input_tokens_per_s": ("Input tokens per second", rate),
+}
+"""What requests have that end with their prompt: embeddings and scores."""
 TRAINING = {
     "step_s": ("Step time", duration),
     "tokens_per_s_per_gpu": ("Tokens per second per device", rate),
@@ -26,6 +34,7 @@ TRAINING = {
 FIGURES = {"serving": SERVING, "training": TRAINING}
 MEMORY = {
     "weights_bytes": "Weights",
+    "encoder_bytes": "Vision and audio encoders",
     "kv_needed_bytes": "KV cache needed",
     "activations_bytes": "Activations",
     "runtime_bytes": "Runtime",
@@ -46,26 +55,51 @@ class TextRow:
 def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
     """Figures of a feasible estimate with a band: latency and throughput, or step and rates."""
     values, bands, basis = estimate[kind], estimate["bands"], estimate["basis"]
+    figures = POOLED if is_pooled(estimate) else FIGURES[kind]
     return [
         TextRow(label, show(values[key]), show(bands[key][0]), show(bands[key][1]), basis[key])
-        for key, (label, show) in FIGURES[kind].items()
+        for key, (label, show) in figures.items()
         if key in bands
     ]
+
+
+def is_pooled(estimate: Mapping[str, Any]) -> bool:
+    """Whether an estimate is of requests that end with their prompt."""
+    return "requests_per_s" in (estimate.get("serving") or {})
+
+
+def memory_parts(memory: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that a memory is the sum of, by the names of ``MEMORY``; encoders where it has any.
+
+    ``weights_bytes`` of an estimate contain those of the encoders, as engines log them.
+    """
+    parts = {name: memory[name] for name in MEMORY}
+    encoders = parts["encoder_bytes"]
+    parts["weights_bytes"] = parts["weights_bytes"] - encoders
+    if not np.any(encoders):
+        del parts["encoder_bytes"]
+    return parts
 
 
 def memory_rows(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The parts of a device's memory, their total, and what the engine may use."""
     memory = estimate["memory"]
-    parts = [(label, gib(memory[key])) for key, label in MEMORY.items()]
+    parts = [(MEMORY[name], gib(value)) for name, value in memory_parts(memory).items()]
     return [*parts, ("Total", gib(memory["total_bytes"])), ("Usable", gib(memory["usable_bytes"]))]
 
 
 def cost_text(estimate: Mapping[str, Any]) -> str | None:
-    """Cost per hour and per million output tokens with its basis; None without a price."""
+    """Cost per hour and per million output tokens with its basis; None without a price.
+
+    Where there are none, per million input tokens.
+    """
     cost = estimate["cost"]
     if cost["usd_per_hour"] is None:
         return None
-    per_million = usd(cost["usd_per_million_output_tokens"])
+    name, tokens = "usd_per_million_output_tokens", "output tokens"
+    if is_pooled(estimate):
+        name, tokens = "usd_per_million_input_tokens_alone", "input tokens"
+    per_million = usd(cost[name])
     basis = estimate["basis"]["usd_per_hour"]
     per_hour = usd(cost["usd_per_hour"])
-    return f"{per_hour} per hour, {per_million} per million output tokens ({basis})"
+    return f"{per_hour} per hour, {per_million} per million {tokens} ({basis})"

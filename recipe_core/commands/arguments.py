@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
 from typing import Any, Literal
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
-from recipe_core.engines.grammar import Gone, grammars
+from recipe_core.commands.unknown_words import beginning, closest, explained, since
+from recipe_core.engines.grammar import grammars
+from recipe_core.engines.option_releases import (
+    Judged,
+    pinned,
+    replacement,
+)
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine
 
@@ -40,7 +43,8 @@ _SCALES = {
 class Finding:
     """Something to say about a command.
 
-    ``error``: the engine refuses to start; ``warning``: it starts, but not as meant.
+    ``error``: the engine refuses to start; ``warning``: it starts, but not as meant. ``key``: the
+    one of a JSON option that it is about.
     """
 
     level: Level
@@ -48,6 +52,7 @@ class Finding:
     option: str | None
     message: str
     hint: str | None = None
+    key: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not known is left out."""
@@ -57,6 +62,7 @@ class Finding:
             "option": self.option,
             "message": self.message,
             "hint": self.hint,
+            "key": self.key,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -64,18 +70,34 @@ class Finding:
         return f"{self.message} {self.hint}" if self.hint else self.message
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a flag stands among the words: from ``start`` to before ``end``, its value too.
+
+    ``flag`` as findings name it; ``option``: the name of its option, None where there is none.
+    """
+
+    start: int
+    end: int
+    flag: str
+    option: str | None = None
+
+
 @dataclass(slots=True)
 class Arguments:
     """What a command states: values by option name, and in ``open`` the text of those left open.
 
-    ``positional``: words without a flag; ``unread``: words of no option.
+    ``positional``: words without a flag; ``unread``: words of no option; ``places``: where flags
+    stand. ``judged``: the release that runs, and the table that they were read by.
     """
 
     engine: str
+    judged: Judged
     values: dict[str, Any] = field(default_factory=dict)
     open: dict[str, str] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     def say(
@@ -85,9 +107,13 @@ class Arguments:
         self.findings.append(Finding(level, code, option, message, hint))
 
 
-def read_arguments(name: str, words: Sequence[str]) -> Arguments:
-    """The words after an engine's program, at its pinned version; no content makes it raise."""
-    return _Reader(name, words).read()
+def read_arguments(name: str, words: Sequence[str], judged: Judged | None = None) -> Arguments:
+    """The words after an engine's program, by default at its pinned version; it never raises.
+
+    Where the table is not that of the release that runs, what it lacks may be there all the same:
+    then it is a warning.
+    """
+    return _Reader(name, words, judged or pinned(name)).read()
 
 
 def is_open(text: str) -> bool:
@@ -96,13 +122,14 @@ def is_open(text: str) -> bool:
 
 
 class _Reader:
-    def __init__(self, name: str, words: Sequence[str]) -> None:
-        spec = engine(name)
-        self.title = f"{spec.title} {spec.version}"
-        self.table, self.grammar = spec.options, grammars()[name]
+    def __init__(self, name: str, words: Sequence[str], judged: Judged) -> None:
+        self.table, self.grammar = judged.table, grammars()[name]
+        self.title = f"{engine(name).title} {self.table.version}"
+        self.lacks: Level = "error" if judged.exact else "warning"
         self.words, self.at = words, 0
         self.suggested = 0
-        self.out = Arguments(name)
+        self.out = Arguments(name, judged)
+        self.flag, self.option = "", ""  # that was read last
         # Parts of JSON values (``--flag.key value``), laid over the whole ones at the end.
         self.nested: dict[str, dict[str, Any]] = {}
 
@@ -116,7 +143,10 @@ class _Reader:
                 self.out.positional += self.words[self.at :]
                 self.at = len(self.words)
             else:
+                start = self.at - 1
+                self.flag, self.option = word.partition("=")[0], ""
                 self._flag(word)
+                self.out.places.append(Place(start, self.at, self.flag, self.option or None))
         for name, value in self.nested.items():
             flat = self.out.values.get(name)
             self.out.values[name] = {**flat, **value} if isinstance(flat, dict) else value
@@ -152,13 +182,14 @@ class _Reader:
         may_be_short = self.grammar.abbreviations and flag.startswith("--") and len(flag) >= 3
         if exact is not None or not may_be_short:
             return exact
-        options = _beginning(self.out.engine, flag)
+        options = beginning(self.table, flag)
         return options[0] if len(options) == 1 else None
 
     def _known(self, option: Option, flag: str, glued: str | None) -> None:
+        self.flag, self.option = option.flag, option.name
         if option.deprecated:
             message = f"{option.flag} is deprecated in {self.title}."
-            hint = _instead(self.grammar.gone.get(option.flag))
+            hint = replacement(self.out.engine, option.flag, self.table)
             self.out.say("warning", "deprecated", option.flag, message, hint)
         if option.type == "switch":
             self._switch(option, flag, glued)
@@ -192,7 +223,9 @@ class _Reader:
         return not is_flag or _NEGATIVE.fullmatch(word) is not None
 
     def _switch(self, option: Option, flag: str, glued: str | None) -> None:
-        self.out.values[option.name] = flag == option.flag or not flag.startswith("--no-")
+        on = flag in (option.flag, *option.also)
+        off = not on and any(word.startswith(flag) for word in option.turned_off_by)
+        self.out.values[option.name] = not off
         stray = glued
         if stray is None:
             stray = self.words[self.at] if self.at < len(self.words) else ""
@@ -200,9 +233,9 @@ class _Reader:
                 return
             self.at += 1
         self.out.values[option.name] = stray.casefold() != "false"
-        off = f"write --no-{option.flag[2:]}" if option.negated else "leave it out"
+        instead = f"write --no-{option.flag[2:]}" if option.negated else "leave it out"
         message = f"{option.flag} is a switch and takes no value, not {stray!r}"
-        self.out.say("error", "switch-value", option.flag, f"{message}; {off} to turn it off.")
+        self.out.say("error", "switch-value", option.flag, f"{message}; {instead} to turn it off.")
 
     def _value(self, option: Option, text: str) -> Any:
         """A value in its type; None when it has another or is left open."""
@@ -216,24 +249,33 @@ class _Reader:
         value = _typed(option, text)
         if value is None:
             message = f"{option.flag} takes {_shortened(option)}, not {text[:80]!r}."
-            nearest = _closest(text, option.choices) if self._may_suggest() else None
-            self.out.say("error", "value", option.flag, message, nearest)
+            hint = replacement(self.out.engine, option.flag, self.table, value=text)
+            if hint is None and self._may_suggest():
+                hint = closest(text, option.choices)
+            self.out.say(self.lacks, "value", option.flag, message, hint)
         elif isinstance(value, dict):
             self._check_keys(option, value)
         elif option.keys:
             message = f"{option.flag} takes a JSON object, not {text[:80]!r}."
-            self.out.say("error", "value", option.flag, message)
+            self.out.say(self.lacks, "value", option.flag, message)
         return value
 
     def _check_keys(self, option: Option, keys: Iterable[str]) -> None:
         for key in keys if option.keys else ():
-            if key not in option.keys:
-                message = f"{option.flag} has no key {key[:80]!r} in {self.title}."
-                nearest = _closest(key, option.keys) if self._may_suggest() else None
-                self.out.say("error", "key", option.flag, message, nearest)
+            if key in option.keys:
+                continue
+            message = f"{option.flag} has no key {key[:80]!r} in {self.title}"
+            hint = replacement(self.out.engine, option.flag, self.table, key=key)
+            when = since(self.out.engine, self.table.version, option.flag, key)
+            if hint is None and not when and self._may_suggest():
+                hint = closest(key, option.keys)
+            level = self._level(when)
+            finding = Finding(level, "key", option.flag, f"{message}{when}.", hint, key)
+            self.out.findings.append(finding)
 
     def _nested(self, option: Option, flag: str, path: str, text: str | None) -> None:
         """``--flag.key.sub value``: a part of a JSON value; ``key+`` is a list."""
+        self.flag, self.option = flag, option.name
         if text is None:
             texts = self._following(option.model_copy(update={"many": False}))
             if not texts:
@@ -254,67 +296,25 @@ class _Reader:
         inner[keys[-1]] = part
 
     def _unknown(self, flag: str, word: str, glued: bool) -> None:
-        takes, message, hint = _explained(self.out.engine, flag, self._may_suggest())
+        self.flag = flag
+        version = self.table.version
+        takes, message, hint = explained(self.out.engine, version, flag, self._may_suggest())
         self.out.unread.append(word)
         last = 0 if glued else min(self.at + takes, len(self.words))
         while self.at < last and self._is_value(self.words[self.at]):
             self.out.unread.append(self.words[self.at])
             self.at += 1
-        self.out.say("error", "unknown", flag, f"{self.title} {message}", hint)
+        when = since(self.out.engine, version, flag)
+        self.out.say(self._level(when), "unknown", flag, f"{self.title} {message}", hint)
+
+    def _level(self, when: str) -> Level:
+        """What lacking a word means: a tag that moves may still be a release that has it."""
+        return "warning" if when and self.out.judged.moving else self.lacks
 
     def _may_suggest(self) -> bool:
         """Whether to look for the nearest name once more; for thousands it would take minutes."""
         self.suggested += 1
         return self.suggested <= SUGGESTIONS
-
-
-@cache
-def _sorted_flags(name: str) -> list[str]:
-    return sorted(engine(name).options.by_spelling)
-
-
-def _beginning(name: str, flag: str) -> list[Option]:
-    """The options that a flag begins."""
-    flags, table = _sorted_flags(name), engine(name).options.by_spelling
-    options: dict[str, Option] = {}
-    for n in range(bisect_left(flags, flag), len(flags)):
-        if not flags[n].startswith(flag):
-            break
-        options[table[flags[n]].flag] = table[flags[n]]
-    return list(options.values())
-
-
-@lru_cache(maxsize=4096)
-def _explained(name: str, flag: str, suggest: bool) -> tuple[int, str, str | None]:
-    """How many words an unknown flag takes, the message about it, and a hint."""
-    spec, grammar = engine(name), grammars()[name]
-    gone = grammar.gone.get(flag)
-    if gone is not None:
-        takes = 1 << 20 if gone.takes == "many" else gone.takes
-        return takes, f"no longer has {flag}.", _instead(gone)
-    options = _beginning(name, flag) if grammar.abbreviations and flag.startswith("--") else []
-    if len(options) > 1:
-        hint = f"Write one in full: {', '.join(option.flag for option in options[:5])}."
-        return 1, f"has several options that begin with {flag[:80]}.", hint
-    nearest = _closest(flag, tuple(spec.options.by_spelling)) if suggest else None
-    return 1, f"has no {flag[:80]}.", nearest
-
-
-def _instead(gone: Gone | None) -> str | None:
-    if gone is None:
-        return None
-    note = f" ({gone.note})" if gone.note else ""
-    return f"Leave it out{note}." if gone.use == "nothing" else f"Use {gone.use}{note}."
-
-
-def _closest(text: str, known: Sequence[str]) -> str | None:
-    """The nearest of the known words; dashes and underscores are one."""
-    if len(text) > 100:
-        return None
-    folded = {word.casefold().replace("_", "-"): word for word in known}
-    word = text.casefold().replace("_", "-")
-    close = difflib.get_close_matches(word, list(folded), n=2, cutoff=0.6)
-    return f"Did you mean {' or '.join(folded[match] for match in close)}?" if close else None
 
 
 def _shortened(option: Option, limit: int = 8) -> str:

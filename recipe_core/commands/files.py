@@ -14,6 +14,7 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_commands
 from recipe_core.engines.grammar import programs
+from recipe_core.physics.serving.starts import DOUBT, is_uncertain
 from recipe_core.search.plans import estimate_batch
 
 SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
@@ -158,6 +159,8 @@ def _no_engine() -> dict[str, Any]:
 def _short(answer: dict[str, Any]) -> dict[str, Any]:
     """A verdict as one line: of the estimates only the serving figures."""
     out = {name: value for name, value in answer.items() if name not in ("estimate", "changes")}
+    if changes := [change for change in answer.get("changes", []) if "options" in change]:
+        out["changes"] = changes
     if "estimate" in answer:
         out["serving"] = answer["estimate"].get("serving")
     if answer.get("better"):
@@ -183,8 +186,17 @@ def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str,
             continue
         answer = next(estimates)
         if "error" not in answer:
-            answer = {"ok": answer["feasible"], "reasons": answer["reasons"]}
+            answer = _of_request(answer)
         yield answer
+
+
+def _of_request(answer: dict[str, Any]) -> dict[str, Any]:
+    """The verdict in the estimate of a request; uncertain as that on a command may be."""
+    chance = answer["memory"].get("start_probability")
+    if not answer["feasible"] or chance is None or not is_uncertain(chance):
+        return {"ok": answer["feasible"], "reasons": answer["reasons"]}
+    doubt = [note for note in answer["notes"] if note.startswith(DOUBT)]
+    return {"ok": None, "verdict": "uncertain", "start_probability": chance, "reasons": doubt}
 
 
 def _item_or_error(source: str, value: Any) -> Item | tuple[str, RecipeError]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Count, Share, Text, Tokens
@@ -12,6 +13,7 @@ from recipe_core.hardware.cluster import device
 from recipe_core.request.schema import Goal
 
 DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 64
+_RELEASE = re.compile(r"v?\d{1,4}\.\d{1,4}\.\d{1,4}([.a-z+-][\w.+-]{0,30})?")
 
 
 class Ground(BaseModel):
@@ -21,6 +23,8 @@ class Ground(BaseModel):
     (default: the device's usual node, and as many nodes as the command needs). Lengths in tokens;
     those left out are 1,024 and 256, or shorter where the command's context is. ``model`` stands in
     for the one that a command names; ``acceptance``: the share of drafted tokens that is accepted.
+    ``images`` in a prompt of a model that reads them, each of ``image_tokens`` (default: 1,024).
+    ``engine_version``: the release of the engine that runs, where no image tells it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -34,6 +38,9 @@ class Ground(BaseModel):
     optimize: Goal = "throughput"
     model: Text | None = None
     acceptance: Share | None = None
+    images: Annotated[float, Field(gt=0, le=1000)] | None = None
+    image_tokens: Tokens | None = None
+    engine_version: Text | None = None
 
     @classmethod
     def of(cls, **values: Any) -> Ground:
@@ -47,6 +54,7 @@ class Ground(BaseModel):
             message = f"{first['msg'][0].lower()}{first['msg'][1:]}."
             raise InputError(message, field=str(first["loc"][0]), hint=hint) from None
         ground._check_count()
+        ground._check_release()
         device(ground.device)
         return ground
 
@@ -60,6 +68,11 @@ class Ground(BaseModel):
         if count and self.gpus not in (None, int(count)):
             message = f"{self.hardware} contradicts gpus {self.gpus}."
             raise InputError(message, field="gpus", hint="State the count once.")
+
+    def _check_release(self) -> None:
+        if self.engine_version is not None and not _RELEASE.fullmatch(self.engine_version):
+            message = f"{self.engine_version!r:.60} is not a release."
+            raise InputError(message, field="engine_version", hint="For example 0.25.0.")
 
     @property
     def device(self) -> str | dict[str, Any]:

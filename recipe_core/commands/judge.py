@@ -7,7 +7,7 @@ columns of one estimate, each with all other splits of its devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,22 +15,31 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, ModelError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
 from recipe_core.commands.ground import DEFAULT_INPUT, DEFAULT_OUTPUT, Ground
-from recipe_core.commands.launches import Launch, find_launches, image_tag, launch_of
-from recipe_core.commands.meaning import check_rules, meaning_of, settle
-from recipe_core.commands.verdict import KEPT, Case, Group, Ready, Unknown, View
+from recipe_core.commands.launches import Launch, find_launches, launch_of
+from recipe_core.commands.meaning import check_rules, meaning_of, served_task, settle
+from recipe_core.commands.media import as_started, media_of
+from recipe_core.commands.named_files import named_files
+from recipe_core.commands.remedies import attempts
+from recipe_core.commands.running import about_release, by_pinned, check_surroundings, running
+from recipe_core.commands.verdict import Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs
-from recipe_core.engines.spec import engine
+from recipe_core.engines.option_releases import Judged, memory_release
 from recipe_core.hardware.cluster import device, fabric, fits_node
-from recipe_core.model.catalog import load_model
+from recipe_core.model.catalog import BY_NAME, load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.schema import CandidateRequest, PlanRequest
 from recipe_core.search.changes import helpful_changes
 from recipe_core.search.plans import plan, shared_key
 from recipe_core.search.problem import ServingProblem, resolve
-from recipe_core.search.serving_candidates import engine_of, every_split, one_case, setting
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.space.serving import Cases, Setting, stack
+from recipe_core.search.serving_candidates import (
+    engine_of,
+    every_split,
+    one_case,
+    served_context,
+    setting,
+)
+from recipe_core.space.serving import Cases, Setting
 
 
 def check_command(
@@ -47,10 +56,11 @@ def check_command(
         InputError: when it cannot be read or starts no known engine. What is wrong with its model
             or a value is in the answer.
     """
-    case = _first(command)
-    verdict = _judge([case], ground, folders)[0]
+    case = _first(command, ground.engine_version)
+    verdict = _judged([case], ground, folders)[0]
     answer = verdict.answer(ground)
-    if isinstance(verdict, View) and not answer["ok"] and answer["better"] is None:
+    without_help = answer.get("better") is None and not answer.get("changes")
+    if isinstance(verdict, View) and not answer["ok"] and without_help:
         any_split = plan(_without_split(verdict.ready.problem.request), folders=folders)
         answer["changes"] = [change.to_json() for change in helpful_changes(any_split)]
     return answer
@@ -66,11 +76,11 @@ def check_commands(
     results: list[list[Case] | RecipeError] = []
     for command in commands:
         try:
-            results.append(_cases(command))
+            results.append(_cases(command, ground.engine_version))
         except RecipeError as error:
             results.append(error)
     cases = [case for result in results if isinstance(result, list) for case in result]
-    verdicts = iter(_judge(cases, ground, folders))
+    verdicts = iter(_judged(cases, ground, folders))
     answers = []
     for result in results:
         if isinstance(result, RecipeError):
@@ -88,8 +98,12 @@ def _without_split(request: PlanRequest) -> PlanRequest:
 
 
 def read_command(command: str | Sequence[str]) -> Case:
-    """The first server that a command starts; raises InputError when it starts no known engine."""
-    return _first(command)
+    """The first server that a command starts, by the pinned release, which a recipe starts.
+
+    Raises:
+        InputError: when it starts no known engine.
+    """
+    return _first(command, by=by_pinned)
 
 
 def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
@@ -100,8 +114,13 @@ def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
 # Reading
 
 
-def _first(command: str | Sequence[str]) -> Case:
-    cases = _cases(command)
+Release = Callable[[Launch], Judged]
+
+
+def _first(
+    command: str | Sequence[str], stated: str | None = None, by: Release | None = None
+) -> Case:
+    cases = _cases(command, stated, by)
     if not cases:
         hint = f"Known: {programs()}."
         raise InputError("no known engine in the command.", field="command", hint=hint)
@@ -112,14 +131,24 @@ def _first(command: str | Sequence[str]) -> Case:
     return case
 
 
-def _cases(command: str | Sequence[str]) -> list[Case]:
+def _cases(
+    command: str | Sequence[str], stated: str | None = None, by: Release | None = None
+) -> list[Case]:
+    """Each server of a command; ``stated``: the release that runs, ``by``: what tells it."""
+
+    def case_of(launch: Launch) -> Case:
+        one = by(launch) if by else running(launch, stated)
+        case = _case(replace(launch, judged=one))
+        case.findings += about_release(launch, one, stated)
+        return case
+
     words = _words(command)
     if words is not None:
         launch = launch_of(words)
-        return [_case(launch)] if launch else []
+        return [case_of(launch)] if launch else []
     script = read_script(str(command))
     launches, programs_beside = find_launches(script)
-    cases = [_case(launch) for launch in launches]
+    cases = [case_of(launch) for launch in launches]
     for case in cases[:1]:
         if programs_beside:
             names = list(dict.fromkeys(name[:40] for name in programs_beside[:20]))
@@ -150,45 +179,13 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _case(launch: Launch) -> Case:
-    arguments = read_arguments(launch.engine, launch.args)
+    arguments = read_arguments(launch.engine, launch.args, launch.judged)
     meant = meaning_of(arguments)
     meant.findings[:0] = arguments.findings
+    meant.findings += named_files(launch, arguments)
     case = Case(launch, arguments, meant, meant.findings)
-    _check_surroundings(case)
+    check_surroundings(case)
     return case
-
-
-def _check_surroundings(case: Case) -> None:
-    """What the container and the environment do to the server."""
-    launch, spec = case.launch, engine(case.launch.engine)
-    if launch.image is None:
-        return
-    tag = image_tag(launch.image)
-    if tag is None or tag == "latest":
-        message = f"{launch.image} changes without notice."
-        case.say("note", "unpinned", message, f"Pin it: judged with {spec.title} {spec.version}.")
-    elif (version := _version(tag)) is not None and version != spec.version:
-        message = f"the image holds {spec.title} {version}; judged with the options of"
-        case.say("note", "version", f"{message} {spec.version}.")
-        # Another release may have the options that the pinned one lacks.
-        for n, finding in enumerate(case.findings):
-            if finding.code in ("unknown", "value"):
-                case.findings[n] = replace(finding, level="warning")
-    if launch.repeated:
-        words = " ".join(launch.program)
-        hint = f"Leave {words} out, or set --entrypoint."
-        case.say("error", "repeated-program", f"the image starts {words} by itself.", hint)
-    candidate = case.meant.candidate
-    ranks = (candidate.get("tp") or 1) * (candidate.get("pp") or 1)
-    if launch.shares_memory is False and ranks > 1:
-        message = "several ranks share memory through /dev/shm, which is small in a container."
-        case.say("warning", "shared-memory", message, "Add --ipc=host or --shm-size.")
-
-
-def _version(tag: str) -> str | None:
-    """A release in a tag: ``v0.9.1``, ``v0.4.6-cu124``."""
-    parts = tag.removeprefix("v").split("-")[0].split(".")
-    return ".".join(parts) if len(parts) == 3 and all(part.isdecimal() for part in parts) else None
 
 
 # Judging
@@ -217,9 +214,26 @@ class _Models:
         return model
 
 
-def _judge(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unknown]:
-    """Each command's part of an estimate, or why there is none."""
+def _judged(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unknown]:
+    """Each command's part of an estimate, with the changes that make it start; or why not."""
     models = _Models(folders)
+    verdicts = _judge(cases, ground, models)
+    views = (verdict for verdict in verdicts if isinstance(verdict, View))
+    tries = [attempt for view in views for attempt in attempts(view, _case)]
+    changed = _judge([attempt.case for attempt in tries], ground, models, alone=True)
+    for attempt, verdict in zip(tries, changed, strict=True):
+        if isinstance(verdict, View):
+            attempt.keep(verdict)
+    return verdicts
+
+
+def _judge(
+    cases: list[Case], ground: Ground, models: _Models, *, alone: bool = False
+) -> list[View | Unknown]:
+    """Each command's part of an estimate, or why there is none.
+
+    ``alone``: without the other splits of its devices.
+    """
     groups: defaultdict[str, list[tuple[int, Ready]]] = defaultdict(list)
     out: dict[int, View | Unknown] = {}
     for n, case in enumerate(cases):
@@ -229,7 +243,7 @@ def _judge(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unkn
         except RecipeError as error:
             out[n] = Unknown(case, error)
     for members in groups.values():
-        group = _group([ready for _, ready in members])
+        group = Group.of([ready for _, ready in members], alone=alone)
         views = {n: View(ready, group) for n, ready in members}
         refused = group.refused(view.row for view in views.values())
         for view in views.values():
@@ -254,6 +268,9 @@ def _resolve(case: Case, ground: Ground, models: _Models) -> Ready:
         raise InputError(message, field="command", hint="Name it with --model.")
     model = models.named(name)
     settle(meant, model, case.launch.env)
+    for note in model.notes:
+        if note.startswith(BY_NAME):
+            case.say("note", "by-name", note)
     config = {**model.config, **meant.config, "_name_or_path": name}
     request = {
         "model": config if meant.config else name,
@@ -318,11 +335,18 @@ def _workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
     """
     longest = case.meant.max_context
     limit = longest if isinstance(longest, int) and longest > 0 else model.max_context
+    task = served_task(case.meant, model)
     workload: dict[str, Any] = {
-        "input_tokens": ground.input_tokens or max(1, min(DEFAULT_INPUT, limit // 2)),
-        "output_tokens": ground.output_tokens or max(1, min(DEFAULT_OUTPUT, limit // 4)),
+        "input_tokens": ground.input_tokens or max(1, min(DEFAULT_INPUT, limit // 2))
     }
-    tokens = sum(workload.values())
+    if task == "generate":
+        answer = ground.output_tokens or max(1, min(DEFAULT_OUTPUT, limit // 4))
+        workload["output_tokens"] = answer
+    media, media_tokens = media_of(case, ground, model)
+    tokens = sum(workload.values()) + media_tokens
+    workload |= media
+    if task != "generate":
+        workload["task"] = task
     if tokens > limit:
         message = f"requests of {tokens:,} tokens exceed the server's limit of {limit:,}."
         case.say("error", "too-long", message)
@@ -345,10 +369,12 @@ def _columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:
     Where it leaves degrees open, those of every split that agrees with it.
     """
     fields = {"engine": case.meant.engine, **case.meant.candidate}
+    spec = engine_of(case.meant.engine, problem.cluster)
+    release = memory_release(spec, case.release)
     while True:
         candidate = CandidateRequest.model_validate(fields)
         try:
-            exact = one_case(problem, candidate)
+            exact = one_case(problem, candidate, release)
             break
         except InputError as error:
             name = (error.field or "").removeprefix("candidate.").split(".")[0]
@@ -357,38 +383,13 @@ def _columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:
             message = f"{name} {fields.pop(name)} is not in the estimate: {error.message}"
             case.say("note", "unmodelled", message)
     if exact is not None:
-        return exact
-    spec = engine_of(candidate.engine, problem.cluster)
+        return as_started(exact[0], case), exact[1]
+    if release is not None:
+        spec = spec.at(release, served_context(problem.workload, problem.model))
     dtypes = candidate.weight_dtype or "auto", candidate.kv_dtype or "auto"
-    open_setting = setting(problem, spec, *dtypes)
+    open_setting = as_started(setting(problem, spec, *dtypes), case)
     columns = every_split(problem, open_setting, candidate)
     if not len(columns):
         message = f"no split of {problem.cluster.devices} devices agrees with the command."
         raise InputError(message, field="command")
     return open_setting, columns
-
-
-def _group(members: list[Ready]) -> Group:
-    """One estimate: of each member its own split, and all others on its devices.
-
-    Those others keep the command's share of memory.
-    """
-    blocks: list[Cases] = []
-    ranges: dict[tuple[Any, ...], tuple[int, int]] = {}
-    at = 0
-    for ready in members:
-        key = ready.others_key
-        if key not in ranges:
-            limits = zip(KEPT, key[-1], strict=True)
-            fixed = {name: value for name, value in limits if value is not None}
-            splits = every_split(
-                ready.problem, ready.setting, CandidateRequest.model_validate(fixed)
-            )
-            blocks.append(splits)
-            ranges[key] = (at, at + len(splits))
-            at += len(splits)
-        blocks.append(ready.cases)
-        ready.rows = (at, *ranges[key])
-        at += len(ready.cases)
-    first = members[0]
-    return Group(ServingPlan.of(first.problem, first.setting, stack(blocks)))

@@ -5,14 +5,16 @@ Nothing is executed.
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 
 from recipe_core.commands.words import Script, Words, read_script
-from recipe_core.engines.grammar import grammars
+from recipe_core.engines.grammar import ImageFolder, grammars
+from recipe_core.engines.option_releases import Judged
 
 MAX_DEPTH = 3
 """Shells inside shells that are read."""
@@ -45,6 +47,9 @@ _SWITCHES = frozenset(
 """Options of ``docker run`` without a value; every other one takes one."""
 _SHORT_SWITCHES = frozenset("ditPq")
 
+_MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_PARTS = re.compile(r"[-_.]")
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -52,7 +57,11 @@ class Launch:
 
     ``program``: the words that start it; ``image`` and ``shares_memory`` (whether its processes may
     use the host's shared memory) of a container, None outside; ``repeated``: whether the words
-    repeat what the image starts by itself.
+    repeat what the image starts by itself; ``image_by_name``: whether only the name of an image
+    that no table has tells what it starts. ``before``: all words of the command before ``args``,
+    empty inside the text of a shell; ``assigned``: variables that stand before those; ``workdir``
+    and ``mounts``: the folder a container runs in, where it says so, and places that it mounts.
+    ``judged``: the release that runs, where that is settled (`recipe_core.commands.running`).
     """
 
     engine: str
@@ -63,6 +72,12 @@ class Launch:
     shares_memory: bool | None = None
     gpus: str | None = None
     repeated: bool = False
+    image_by_name: bool = False
+    before: tuple[str, ...] = ()
+    assigned: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    mounts: tuple[str, ...] = ()
+    judged: Judged | None = None
 
     @property
     def visible_devices(self) -> int | None:
@@ -104,12 +119,21 @@ def _servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator
     env = ChainMap(command.env, script_env)
     for n, word in enumerate(words[:-1]):
         if _base(word) in _CONTAINERS and "run" in words[n + 1 : n + 3]:
-            yield from _contained(words[words.index("run", n) + 1 :], env, depth)
+            for launch in _contained(words[words.index("run", n) + 1 :], env, depth):
+                yield _placed(launch, words, command.env)
             return
     if (plain := _matched(words, env)) is not None:
-        yield plain
+        yield _placed(plain, words, command.env)
     else:
         yield from _nested(words, env, depth)
+
+
+def _placed(launch: Launch, words: tuple[str, ...], assigned: Mapping[str, str]) -> Launch:
+    """With the words and variables of its command before its own, where these are its last."""
+    size = len(words) - len(launch.args)
+    if words[size:] != launch.args:
+        return launch
+    return replace(launch, before=words[:size], assigned=dict(assigned))
 
 
 def _unwrapped(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -181,11 +205,41 @@ def _contained(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]
             launch = Launch(engine, start, args, passed)
         else:
             launch = replace(launch, repeated=True)
+    elif not (engine or launch or entrypoint) and _is_arguments(args):
+        launch = _by_image_name(image, args, passed)
     shared = "--shm-size" in options or options.get("--ipc", [""])[-1] == "host"
     gpus = options["--gpus"][-1] if "--gpus" in options else None
     launches = [launch] if launch else _nested((*entrypoint, *args), passed, depth)
     for server in launches:
-        yield replace(server, image=image, shares_memory=shared, gpus=gpus)
+        yield replace(
+            server,
+            image=image,
+            shares_memory=shared,
+            gpus=gpus,
+            workdir=options.get("--workdir", [None])[-1],
+            mounts=tuple(_mounts(options)),
+        )
+
+
+def _mounts(options: Mapping[str, list[str]]) -> Iterator[str]:
+    """Places in a container that ``-v`` and ``--mount`` fill from outside."""
+    for text in options.get("--volume", []):
+        parts = text.split(":")
+        yield parts[1] if len(parts) > 1 else parts[0]
+    for text in options.get("--mount", []):
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            if name in ("target", "destination", "dst"):
+                yield value
+
+
+def image_folder(engine: str, image: str) -> ImageFolder | None:
+    """The folder that servers of an image start in, None for one that is not known."""
+    folders = grammars()[engine].folders
+    return next(
+        (folder for name, folder in folders.items() if _repository(image).endswith(f"/{name}")),
+        None,
+    )
 
 
 def _image_start(image: str) -> tuple[str, tuple[str, ...]]:
@@ -194,6 +248,20 @@ def _image_start(image: str) -> tuple[str, tuple[str, ...]]:
         if _repository(image).endswith(f"/{repository}"):
             return start
     return "", ()
+
+
+def _is_arguments(args: tuple[str, ...]) -> bool:
+    """Whether words begin as those of a server do, with an option or a model's id."""
+    return bool(args) and (args[0].startswith("-") or _MODEL_ID.fullmatch(args[0]) is not None)
+
+
+def _by_image_name(image: str, args: tuple[str, ...], env: Env) -> Launch | None:
+    """What an image of others starts by its name: that with ``vllm`` in it, as vLLM's own do."""
+    parts = _PARTS.split(_repository(image).rpartition("/")[2].casefold())
+    for engine, start in _images().values():
+        if engine in parts and start:
+            return Launch(engine, start, args, env, image_by_name=True)
+    return None
 
 
 @cache
@@ -212,6 +280,11 @@ def _repository(image: str) -> str:
     name = image.split("@", 1)[0]
     head, slash, last = name.rpartition("/")
     return f"/{head}{slash}{last.split(':', 1)[0]}"
+
+
+def image_is_of(image: str, repositories: Iterable[str]) -> bool:
+    """Whether an image comes from one of some repositories, in whatever registry."""
+    return any(_repository(image).endswith(f"/{name}") for name in repositories)
 
 
 def image_tag(image: str) -> str | None:

@@ -10,12 +10,14 @@ from pydantic import ValidationError
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
+from recipe_core.base.types import Task
 from recipe_core.commands.arguments import Arguments, Finding, Level
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
 from recipe_core.engines.spec import engine
 from recipe_core.model.config.fields import MAX_CONTEXT
 from recipe_core.model.spec import ModelSpec
+from recipe_core.model.towers import MODALITIES, THROUGH, Modality
 from recipe_core.request.schema import CandidateRequest
 
 _AS_STATED: tuple[Meaning, ...] = (
@@ -40,7 +42,9 @@ class Meant:
     step and how, where decoding is speculative. ``stored``: the quantisation that the command
     names, and who may have written quantised weights that it loads. ``attention_dp``: whether
     attention is data-parallel within the tensor-parallel ranks. ``every_step``: intervals that it
-    leaves at the engine's default, 1.
+    leaves at the engine's default, 1. ``task``: what the server is started for, where it is said;
+    ``embed`` stands for scores too where the model is made for these. ``without``: modalities whose
+    towers it does not load. ``whole_encoders``: whether each rank holds the others whole.
     """
 
     engine: str
@@ -54,8 +58,11 @@ class Meant:
     attention_dp: bool = False
     every_step: tuple[str, ...] = ()
     chunked: bool = True
+    task: Task | None = None
     shares_experts: bool = False
     balanced: bool = False
+    without: tuple[Modality, ...] = ()
+    whole_encoders: bool = False
     findings: list[Finding] = field(default_factory=list)
 
     def say(
@@ -102,17 +109,24 @@ class _Reading:
         out.max_context = self._context()
         out.nodes = self._value("nodes")
         out.chunked = self._value("chunked_prefill") is not False
+        out.task = self._value("converted") or self._value("task")
         out.balanced = bool(self._value("balanced_experts"))
         out.config = self._config()
         out.draft = self._draft()
+        out.without = self._without()
+        out.whole_encoders = self._value("encoder_mode") == "data"
         if self._value("eager"):
             out.candidate["eager"] = True
         self._unmodelled()
         return out
 
     def _flag(self, meaning: Meaning) -> str:
-        name = self.by_meaning[meaning]
-        return engine(self.arguments.engine).options.by_name[name].flag
+        return self._flag_of(self.by_meaning[meaning])
+
+    def _flag_of(self, name: str) -> str:
+        """The flag of an option; one that the release lacks as the pinned one has it."""
+        tables = self.arguments.judged.table, engine(self.arguments.engine).options
+        return next(table.by_name[name].flag for table in tables if name in table.by_name)
 
     def _value(self, meaning: Meaning) -> Any:
         """The value of the option with a meaning, in this project's words; None for none."""
@@ -253,11 +267,28 @@ class _Reading:
             draft["model"] = str(model)
         return draft
 
+    def _without(self) -> tuple[Modality, ...]:
+        """Modalities whose tower is not loaded: of a limit of 0 for all that goes through it."""
+        if self._value("text_only"):
+            return MODALITIES
+        limits = self._value("media_limits")
+        if not isinstance(limits, Mapping):
+            return ()
+        counts = {
+            name: limit.get("count", 1) if isinstance(limit, Mapping) else limit
+            for name, limit in limits.items()
+        }
+        return tuple(
+            modality
+            for modality in MODALITIES
+            if all(counts.get(name) in (0, "0") for name in THROUGH[modality])
+        )
+
     def _unmodelled(self) -> None:
         for name, value in self.arguments.values.items():
             row = self.grammar.unmodelled.get(name)
             if row is not None and str(value) not in row.unless:
-                flag = engine(self.arguments.engine).options.by_name[name].flag
+                flag = self._flag_of(name)
                 message = f"{flag} is not in the estimate ({row.what})."
                 self.out.say("note", "unmodelled", flag, message)
 
@@ -297,6 +328,19 @@ def _settle_weights(meant: Meant, model: ModelSpec) -> None:
         weights = f"the {model.weight_dtype} weights of {model.name}, which {writer} wrote"
         message = f"{meant.stored[0]} does not load {weights}."
         meant.say("error", "checkpoint", None, message, "Leave the quantisation out.")
+
+
+def served_task(meant: Meant, model: ModelSpec) -> Task:
+    """What a server is for: as its command says, else what the model is made for.
+
+    An engine that makes no text embeds whatever model it gets.
+    """
+    pooled: Task = "embed" if model.generates else model.task
+    if "generate" not in engine(meant.engine).tasks:
+        return pooled
+    if meant.task is None or (meant.task == "embed" and not model.generates):
+        return model.task
+    return meant.task
 
 
 def check_rules(meant: Meant, model: ModelSpec) -> None:

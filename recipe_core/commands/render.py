@@ -11,7 +11,7 @@ from recipe_core.base import quoting
 from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
-from recipe_core.engines.spec import engine
+from recipe_core.engines.spec import Engine
 from recipe_core.launch.process import Deployment, Launch, Process
 from recipe_core.launch.serving.start import launch
 from recipe_core.launch.serving.vllm_ranks import WAYS
@@ -73,12 +73,12 @@ def render(
     out = []
     for process in started.processes:
         words = _fill(process.argv, _placeholders(started, process, model, options))
-        if longest is not None and (flag := _flag(spec.name, "max_context")) in words:
+        if longest is not None and (flag := _flag(spec, "max_context")) in words:
             words[words.index(flag) + 1] = longest
         settled = {option.name for word in words if (option := spec.options.by_spelling.get(word))}
         settled = (settled | set(started.options)) - {"served_model_name"}
         passed_on = {name: value for name, value in options.items() if name not in settled}
-        words = _program(spec.name, words, program)
+        words = _program(spec, words, program)
         if process.role != "router":
             words += spec.argv(passed_on)
         env = _visible(deployment, started, process)
@@ -111,11 +111,11 @@ def _visible(deployment: Deployment, started: Launch, process: Process) -> dict[
     return {name: ",".join(map(str, process.devices))}
 
 
-def _program(name: str, words: Sequence[str], program: Sequence[str]) -> list[str]:
+def _program(spec: Engine, words: Sequence[str], program: Sequence[str]) -> list[str]:
     """The words, started as the command did; a module takes its model by a flag only."""
-    starts = grammars()[name].launch
+    starts = grammars()[spec.name].launch
     usual = next((start for start in starts if tuple(words[: len(start)]) == start), ())
-    if not program or not usual or (program[0] == "-m" and not _flag(name, "model")):
+    if not program or not usual or (program[0] == "-m" and not _flag(spec, "model")):
         return list(words)
     first = ("python3", *program) if program[0] == "-m" else tuple(program)
     return [*first, *words[len(usual) :]]
@@ -134,11 +134,11 @@ def _beyond_candidate(deployment: Deployment, values: dict[str, Any]) -> dict[st
     }
 
 
-def _flag(name: str, meaning: Meaning) -> str:
+def _flag(spec: Engine, meaning: Meaning) -> str:
     """The flag with a meaning; empty where an engine has none."""
-    for option, option_meaning in grammars()[name].means.items():
+    for option, option_meaning in grammars()[spec.name].means.items():
         if option_meaning == meaning:
-            row = engine(name).options.by_name.get(option)
+            row = spec.options.by_name.get(option)
             return row.flag if row else ""
     return ""
 

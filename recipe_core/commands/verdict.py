@@ -20,24 +20,26 @@ from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.physics.serving.estimates import Estimates, estimate
+from recipe_core.physics.serving.starts import start_errors
 from recipe_core.request.describe import short_name
-from recipe_core.request.schema import Goal
+from recipe_core.request.schema import CandidateRequest, Goal
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.problem import ServingProblem
-from recipe_core.search.serving_candidates import served_context
+from recipe_core.search.serving_candidates import every_split, served_context
 from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.space.serving import Cases, Setting
+from recipe_core.space.serving import Cases, Setting, stack
 
 WORTHWHILE = 0.02
 """A split that is better by less is not offered."""
-TIGHT = 0.02
-"""A start that leaves less of the engine's memory is tight: weights are known to about as much."""
 
 TRIED = 8
 """Splits, best first, of which one is offered that a command can say."""
 
 KEPT = ("memory_fraction", "block_size", "stream_interval", "scheduler_recv_interval")
 """What other splits keep of a command; limits on a batch are chosen with the split."""
+
+OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
+"""Whether a command starts, by its verdict; None where estimates do not tell."""
 
 _GAINS: dict[Goal, tuple[str, int]] = {
     "throughput": ("output_tokens_per_s", 1),
@@ -70,6 +72,12 @@ class Case:
     ) -> None:
         """Add a finding."""
         self.findings.append(Finding(level, code, option, message, hint))
+
+    @property
+    def release(self) -> str | None:
+        """The release whose memory rules count; None where a recipe of the pinned one is asked."""
+        judged = self.launch.judged
+        return judged.version if judged else None
 
     @property
     def server_devices(self) -> int | None:
@@ -119,6 +127,28 @@ class Group:
         out[self.plan.order] = np.arange(len(self.plan.order))
         return out
 
+    @classmethod
+    def of(cls, members: list[Ready], *, alone: bool = False) -> Group:
+        """One estimate: of each member its own split, and all others on its devices.
+
+        Those others keep the command's share of memory; ``alone`` leaves them out.
+        """
+        blocks: list[Cases] = []
+        ranges: dict[tuple[Any, ...], tuple[int, int]] = {}
+        at = 0
+        for ready in members:
+            key = ready.others_key
+            if not alone and key not in ranges:
+                splits = _other_splits(ready)
+                blocks.append(splits)
+                ranges[key] = (at, at + len(splits))
+                at += len(splits)
+            blocks.append(ready.cases)
+            ready.rows = (at, *ranges.get(key, (at, at)))
+            at += len(ready.cases)
+        first = members[0]
+        return cls(ServingPlan.of(first.problem, first.setting, stack(blocks)))
+
     def best(self, start: int, end: int) -> int:
         """The best of some rows, counted from ``start``: the least short of memory if none runs."""
         position = self.positions[start:end]
@@ -140,10 +170,18 @@ class Group:
         return {int(row): (estimates, k) for k, row in enumerate(missing)}
 
 
+def _other_splits(ready: Ready) -> Cases:
+    """Every split of a command's devices that keeps what it says beside the split."""
+    limits = zip(KEPT, ready.others_key[-1], strict=True)
+    fixed = {name: value for name, value in limits if value is not None}
+    return every_split(ready.problem, ready.setting, CandidateRequest.model_validate(fixed))
+
+
 def _head(case: Case, ground: Ground) -> dict[str, Any]:
-    spec = engine(case.launch.engine)
+    spec, judged = engine(case.launch.engine), case.arguments.judged
     return {
-        "engine": {"name": spec.name, "version": spec.version},
+        "engine": {"name": spec.name, "version": judged.version or spec.version},
+        "judged_with": judged.to_json(),
         "model": ground.model or case.meant.model,
     }
 
@@ -168,7 +206,11 @@ class Unknown:
 
 
 class View:
-    """A command's part of its group's plan; ``row`` is its own split."""
+    """A command's part of its group's plan; ``row`` is its own split.
+
+    ``mended``: the command without what its engine refuses; ``changes``: the fewest words after
+    which it starts.
+    """
 
     def __init__(self, ready: Ready, group: Group) -> None:
         self.ready, self.group, self.plan = ready, group, group.plan
@@ -176,6 +218,8 @@ class View:
         first, self.start, self.end = ready.rows
         self.row = first + group.best(first, first + len(ready.cases))
         self.refused: tuple[Estimates, int] | None = None
+        self.mended: Case | None = None
+        self.changes: list[dict[str, Any]] = []
 
     def answer(self, ground: Ground) -> dict[str, Any]:
         """The verdict as plain values."""
@@ -183,34 +227,42 @@ class View:
         if self.refused:
             estimates, position = self.refused
             result = estimates.row(position)
-            to_start = float(estimates.memory.start_bytes[position])
         else:
             result = self.plan.estimate(self.row)
-            short, usable = (
-                float(self.columns[name][self.row]) for name in ("shortfall_bytes", "usable_bytes")
-            )
-            to_start = usable + short
-        refused = [str(finding) for finding in case.findings if finding.level == "error"]
-        ok = result.feasible and not refused
-        verdict = "cannot start"
-        if ok:
-            verdict = "tight" if self.tight else "fits"
+        refused, verdict = self.refused_words, self.verdict
+        doubt = [self.plan.doubt(self.row)] if verdict == "uncertain" else []
         return {
-            "ok": ok,
+            "ok": OK[verdict],
             "verdict": verdict,
+            "start_probability": result.memory.start_probability,
             **_head(case, ground),
             "hardware": request.hardware.model_dump(mode="json", exclude_none=True),
             "workload": request.workload.model_dump(mode="json", exclude_none=True),
             "candidate": self.plan.candidate(self.row),
-            "reasons": [*result.reasons, *refused],
+            "reasons": [*result.reasons, *refused, *doubt],
             "findings": [finding.to_json() for finding in case.findings],
             "waste": self.waste(ground.optimize),
             "estimate": result.to_json(),
-            "start_bytes": to_start,
-            "better": self.better(ground.optimize, needed=bool(refused)),
-            "changes": [],
+            "start_bytes": result.memory.start_bytes,
+            "better": self.better(ground.optimize, needed=OK[verdict] is not True),
+            "changes": self.changes,
             "unread": case.arguments.unread,
         }
+
+    @property
+    def refused_words(self) -> list[str]:
+        """What the engine refuses of the command, whatever its split."""
+        findings = self.ready.case.findings
+        return [str(finding) for finding in findings if finding.level == "error"]
+
+    @property
+    def verdict(self) -> str:
+        """``fits``, ``tight``, ``uncertain`` or ``cannot start``."""
+        if self.refused_words or self.refused or not self.feasible:
+            return "cannot start"
+        if self.plan.uncertain[self.row]:
+            return "uncertain"
+        return "tight" if self.tight else "fits"
 
     @property
     def feasible(self) -> bool:
@@ -219,13 +271,12 @@ class View:
 
     @property
     def tight(self) -> bool:
-        """Whether hardly any memory is left, or the cache holds less than the load in flight."""
-        shortfall, usable, capacity = (
-            float(self.columns[name][self.row])
-            for name in ("shortfall_bytes", "usable_bytes", "max_concurrency")
+        """Whether memory just suffices, or the cache holds less than the load in flight."""
+        chance, capacity = (
+            float(self.columns[name][self.row]) for name in ("start_probability", "max_concurrency")
         )
         concurrency = self.ready.problem.workload.concurrency or 1
-        return -shortfall < TIGHT * usable or capacity < concurrency
+        return chance < start_errors().sure or capacity < concurrency
 
     def waste(self, goal: Goal) -> dict[str, Any]:
         """Devices that the split leaves idle, and what more replicas would do with them."""
@@ -258,15 +309,15 @@ class View:
     def better(self, goal: Goal, needed: bool) -> dict[str, Any] | None:
         """The best split worth the change that a command can state, on the same engine and devices.
 
-        Where something else than the split keeps the command from starting (``needed``), any split
-        that starts is worth it.
+        Where the command does not surely start as it is (``needed``), any split that does is worth
+        it.
         """
         without_command: dict[str, Any] | None = None
         positions = self.group.positions[self.start : self.end]
         for row in self.start + np.argsort(positions, kind="stable")[:TRIED]:
             gain = self._gain(goal, row)
             worth = needed or gain is None or gain > WORTHWHILE
-            if not self.columns["feasible"][row] or not worth:
+            if not self.plan.certain[row] or not worth:
                 break
             try:
                 commands = [command.to_json() for command in self._commands(row)]
@@ -286,11 +337,13 @@ class View:
         }
 
     def _commands(self, row: int) -> list[Rendered]:
-        case, problem = self.ready.case, self.ready.problem
+        case, problem = self.mended or self.ready.case, self.ready.problem
         model = str(case.meant.model)
         candidate = self.plan.candidate(row).items()
+        setting, table = self.plan.setting(row), case.arguments.judged.table.version
+        spec = setting.engine.with_options_of(table)
         deployment = Deployment(
-            setting=replace(self.plan.setting(row), cluster=problem.cluster),
+            setting=replace(setting, cluster=problem.cluster, engine=spec),
             candidate=Candidate(**{k: v for k, v in candidate if k in Candidate.__slots__}),
             max_context=served_context(problem.workload, problem.model),
             cache_tokens=self.plan.cache_tokens(row),

@@ -62,7 +62,18 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
         step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
         budget = f", {count(workload.tokens)} tokens" if workload.tokens else ""
         return f"{METHODS[workload.method]}, {step}{budget}"
-    return f"{load_name(workload)}, {workload.input_tokens:,} → {workload.output_tokens:,} tokens"
+    lengths = f"{workload.input_tokens:,} → {workload.output_tokens:,} tokens"
+    return f"{load_name(workload)}, {lengths}{media_name(workload)}"
+
+
+def media_name(workload: ServingWorkload) -> str:
+    """Images and sound of a prompt in a few words; empty where it is text."""
+    parts = (("images", workload.images), ("pieces of sound", workload.audio))
+    return "".join(
+        f", {part.per_request:g} {name} of {part.tokens:,} tokens"
+        for name, part in parts
+        if part is not None
+    )
 
 
 def summary(request: PlanRequest) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,14 @@ from recipe_core.request.link import (
     searches_load,
 )
 from recipe_core.request.presets import preset_of, presets
-from recipe_core.request.schema import LOADS, CandidateRequest, PlanRequest, ServingWorkload
+from recipe_core.request.schema import (
+    LOADS,
+    MEDIA,
+    CandidateRequest,
+    MediaItems,
+    PlanRequest,
+    ServingWorkload,
+)
 from recipe_core.request.split_key import cluster_of, load_of, split_of
 
 TRAINING_TOKENS = 10e9
@@ -97,12 +105,42 @@ def _keep_consistent(
         fields["hardware.offer"] = None
     if "workload.tokens" in changes and changes["workload.tokens"] is None:
         fields |= dict.fromkeys(f"objective.limits.{name}" for name in RUN_LIMITS)
+    if "model" in changes:
+        _keep_media(fields)
     _search_load(fields, request, changes)
     longest, prompt, answer = (
         fields.get(f"workload.{name}") for name in ("max_context", "input_tokens", "output_tokens")
     )
     if longest and prompt and answer and "workload.max_context" not in changes:
-        fields["workload.max_context"] = max(longest, prompt + answer)
+        fields["workload.max_context"] = max(longest, prompt + answer + _media_tokens(fields))
+
+
+def _keep_media(fields: dict[str, Any]) -> None:
+    """Take out images and sound that a new model does not read."""
+    stated = [name for name in fields if name.startswith(("workload.images", "workload.audio"))]
+    if not stated and fields.get("workload.modalities") is None:
+        return
+    try:
+        towers = load_model(fields["model"], folders=False).towers
+    except RecipeError:
+        return  # an unknown model is refused by its own name
+    read = {tower.modality for tower in towers}
+    for field, modality in MEDIA.items():
+        if modality not in read:
+            _set(fields, f"workload.{field}", None)
+    fields["workload.modalities"] = None
+
+
+def _media_tokens(fields: Mapping[str, Any]) -> int:
+    """Tokens of a prompt's images and sound."""
+    usual = MediaItems()
+    total = 0.0
+    for name in MEDIA:
+        items = fields.get(f"workload.{name}.per_request")
+        tokens = fields.get(f"workload.{name}.tokens")
+        if items is not None or tokens is not None:
+            total += (items or usual.per_request) * (tokens or usual.tokens)
+    return math.ceil(total)
 
 
 def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from recipe_core.request.schema import (
     Goal,
     Limits,
     Loading,
+    MediaItems,
     Objective,
     Options,
     PlanRequest,
@@ -77,6 +78,8 @@ _PLAIN = re.compile(r"[\w.\-]+")
 _PARTS: dict[str, type[BaseModel]] = {
     "workload.loading": Loading,
     "workload.speculative": Speculative,
+    "workload.images": MediaItems,
+    "workload.audio": MediaItems,
     "candidate.speculative": Speculative,
     "candidate.prefill": PoolRequest,
     "options.supervision": Supervision,
@@ -108,8 +111,9 @@ _FIELDS = [
 FIELDS = tuple(name for name in dict.fromkeys(_FIELDS) if name not in PRIVATE)
 """Every query parameter, in the order of the schema."""
 _LISTS = tuple(
-    f"options.{name}"
-    for name, field in Options.model_fields.items()
+    f"{part}.{name}"
+    for part, schema in (("options", Options), ("workload", ServingWorkload))
+    for name, field in schema.model_fields.items()
     if "tuple" in str(field.annotation)
 )
 

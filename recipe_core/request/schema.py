@@ -6,6 +6,7 @@ under each field is its description everywhere (``recipe_core.base.described``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -21,6 +22,7 @@ from recipe_core.base.types import (
     Positive,
     Share,
     Spread,
+    Task,
     Text,
     Tokens,
     WeightDtype,
@@ -56,10 +58,26 @@ class Speculative(_Part):
     """Checkpoint of an ``eagle`` draft. An estimate does without; a launch needs it."""
 
 
+class MediaItems(_Part):
+    """Images, or pieces of sound, in every prompt besides its text."""
+
+    per_request: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Items in a prompt, on average."""
+
+    tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
+    """Tokens of the prompt that an item becomes."""
+
+
 GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
 """Goals that more requests in flight are good for."""
 TIME_LIMITS = ("ttft_ms", "tpot_ms", "request_latency_ms")
 """Limits on times of a request, which more requests in flight lengthen."""
+
+MEDIA: dict[str, Literal["image", "audio"]] = {"images": "image", "audio": "audio"}
+"""Fields of a workload that put images or sound into prompts, and what the model must read."""
+
+POOLED: tuple[Task, ...] = ("embed", "score")
+"""Tasks of which a result is pooled from a prompt: nothing is decoded."""
 
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
 """The field of a workload that says the load, by its mode."""
@@ -71,16 +89,21 @@ class ServingWorkload(_Part):
     kind: Literal["serving"] = "serving"
     """Kind of workload: ``serving``, also where it is left out, or ``training``."""
 
+    task: Task | None = None
+    """What a request asks for: ``generate`` a text, ``embed`` a text as a vector, or ``score`` a
+    text or a pair of them (rerankers). A vector or a score comes with the prompt: there are no
+    output tokens. Left out, what the model is made for."""
+
     mode: Literal["closed", "open", "static", "offline"] = "closed"
     """How requests arrive: ``closed`` keeps ``concurrency`` in flight, ``open`` sends
     ``request_rate`` per second, ``static`` runs one ``batch`` of exact lengths, ``offline`` queues
     ``requests`` at once. Each takes its own load field and refuses the others."""
 
     input_tokens: Tokens = 1024
-    """Mean length of a prompt, in tokens."""
+    """Mean length of a prompt, in tokens; of its text, where it also holds images or sound."""
 
     output_tokens: Tokens = 256
-    """Mean length of an answer, in tokens."""
+    """Mean length of an answer, in tokens; 1 where ``task`` is ``embed`` or ``score``."""
 
     input_spread: Spread | None = None
     """Spread of prompt lengths as a share of the mean: 0.2 draws them uniformly from 0.8 to 1.2 of
@@ -116,6 +139,39 @@ class ServingWorkload(_Part):
     speculative: Speculative | None = None
     """Speculative decoding; left out, tokens are decoded one at a time."""
 
+    images: MediaItems | None = None
+    """Images in every prompt, for models that read them: their tokens come on top of
+    ``input_tokens``, and encoding them delays the first token. Left out, prompts are text."""
+
+    audio: MediaItems | None = None
+    """Sound in every prompt, as ``images``."""
+
+    modalities: tuple[Literal["image", "audio"], ...] | None = None
+    """What the engine reads besides text (``image`` includes video): the towers of the rest are not
+    loaded, with ``[]`` none is. Left out, all that the model has."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_result(cls, value: Any) -> Any:
+        """A vector or a score counts as one token of output."""
+        if isinstance(value, Mapping) and value.get("task") in POOLED:
+            return {"output_tokens": 1, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _task_has_no_answer(self) -> Self:
+        if not self.pooled:
+            return self
+        stated = {
+            "output_tokens": self.output_tokens != 1,
+            "output_spread": bool(self.output_spread),
+            "speculative": self.speculative is not None,
+        }
+        extra = ", ".join(name for name, is_stated in stated.items() if is_stated)
+        if extra:
+            raise ValueError(f"task {self.task} has no output tokens; leave {extra} out")
+        return self
+
     @model_validator(mode="after")
     def _load_fits_mode(self) -> Self:
         needed = LOADS[self.mode]
@@ -135,18 +191,41 @@ class ServingWorkload(_Part):
     def _context_holds_requests(self) -> Self:
         if self.max_context is not None and self.max_context < self.longest_tokens:
             spread = " at their longest" if self.input_spread or self.output_spread else ""
-            needed = f"input_tokens + output_tokens = {self.longest_tokens}{spread}"
+            media = " + images and audio" if self.media_tokens else ""
+            needed = f"input_tokens + output_tokens{media} = {self.longest_tokens}{spread}"
             raise ValueError(f"max_context {self.max_context} is shorter than {needed}")
         return self
 
     @property
+    def pooled(self) -> bool:
+        """Whether requests end with their prompt: ``task`` is ``embed`` or ``score``."""
+        return self.task in POOLED
+
+    def as_task(self, task: Task) -> ServingWorkload:
+        """The same requests for another task; a vector or a score has no output tokens."""
+        if task not in POOLED:
+            return self.model_copy(update={"task": task})
+        none = {"output_tokens": 1, "output_spread": None, "speculative": None}
+        return self.model_copy(update={"task": task, **none})
+
+    @property
+    def media_tokens(self) -> int:
+        """Tokens of a prompt's images and sound, on average, rounded up."""
+        items = (part for part in (self.images, self.audio) if part is not None)
+        return math.ceil(sum(part.per_request * part.tokens for part in items))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Mean length of a whole prompt: its text, images and sound."""
+        return self.input_tokens + self.media_tokens
+
+    @property
     def longest_tokens(self) -> int:
         """Tokens of the longest request that the stated lengths and spreads allow."""
-        lengths = (
-            (self.input_tokens, self.input_spread),
-            (self.output_tokens, self.output_spread),
-        )
-        return sum(round(mean * (1 + (spread or 0.0))) for mean, spread in lengths)
+        answer = (0 if self.pooled else self.output_tokens, self.output_spread)
+        lengths = ((self.input_tokens, self.input_spread), answer)
+        text = sum(round(mean * (1 + (spread or 0.0))) for mean, spread in lengths)
+        return text + self.media_tokens
 
 
 class Loading(_Part):

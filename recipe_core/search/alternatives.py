@@ -191,6 +191,8 @@ def _planned(plan: Plan, best: int) -> Iterator[Ranked]:
         row = after.best_row
         if row is None or (after.queues[row] and not plan.queues[best]):
             continue
+        if after.uncertain[row] and not plan.uncertain[best]:
+            continue
         if tried.kind == "weights" and after.setting(row).needs_other_checkpoint:
             continue
         edit = _Edit(tried.kind, tried.what or devices_text(after, row), fields)

@@ -75,14 +75,14 @@ def advice(changes: Sequence[Change]) -> str:
 
 
 def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
-    """Up to ``at_most`` changes that let a split in; none where one is feasible.
+    """Up to ``at_most`` changes that let a split in; none where one surely starts.
 
     Looser limits where only those refuse, else what the kind of workload offers: other number
     formats, a shorter context, states on the host, more devices.
     """
-    if len(plan.order):
+    if len(plan.order) and plan.certain[plan.order[0]]:
         return []
-    looser = looser_limits(plan)
+    looser = looser_limits(plan) if not len(plan.order) else []
     if looser:
         return looser[:at_most]
     out: list[Change] = []
@@ -163,7 +163,9 @@ def _best_after(plan: Plan, fields: Mapping[str, Any], *, bundled: bool = False)
     except RecipeError:
         return None
     row = after.best_row
-    if row is None or _loses_bundle(plan, after) or (bundled and after.launch_note):
+    if row is None or after.uncertain[row]:
+        return None
+    if _loses_bundle(plan, after) or (bundled and after.launch_note):
         return None
     return Change(fields, after.candidate(row), after.key(row))
 
@@ -179,9 +181,9 @@ def _loses_bundle(plan: Plan, after: Plan) -> bool:
 def fixes(plan: Plan, row: int, at_most: int = AT_MOST) -> list[Change]:
     """Changes that let this very split run, then the nearest split that runs already.
 
-    None for a feasible row.
+    None for a row that surely starts.
     """
-    if plan.feasible[row]:
+    if plan.feasible[row] and plan.certain[row]:
         return []
     out: list[Change] = []
     for fields in _worth_trying(plan, row):
@@ -200,7 +202,7 @@ def _worth_trying(plan: Plan, row: int) -> Iterator[dict[str, Any]]:
 
     Several rules are met together.
     """
-    codes = plan.codes(row)
+    codes = plan.codes(row) | ({"memory"} if plan.uncertain[row] else set())
     yield from plan.reliefs(row, codes)
     limits = _loosened(plan, row, codes)
     if codes and codes <= set(LIMITS):
@@ -216,21 +218,24 @@ def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
         after = plan.replan_stated(request)
     except RecipeError:
         return False
-    return after is not None and bool(after.feasible[0]) and not _loses_bundle(plan, after)
+    if after is None or not after.feasible[0] or after.uncertain[0]:
+        return False
+    return not _loses_bundle(plan, after)
 
 
 def nearest_feasible(plan: Plan, row: int) -> int | None:
-    """The feasible row with the nearest degrees, by their logarithms; of close ones the most alike.
+    """The row that surely starts with the nearest degrees, by their logarithms.
 
-    None when nothing is feasible.
+    Of close ones the most alike; None when nothing surely starts.
     """
-    if not len(plan.order):
+    starting = plan.order[plan.certain[plan.order]]
+    if not len(starting):
         return None
     target = plan.candidate(row)
-    distance = np.zeros(len(plan.order))
+    distance = np.zeros(len(starting))
     for name in ("tp", "pp", "dp", "ep", "cp"):
-        distance += np.abs(np.log2(plan.degree(name)[plan.order] / target[name]))
-    close = plan.order[np.argsort(distance, kind="stable")[:CLOSE]]
+        distance += np.abs(np.log2(plan.degree(name)[starting] / target[name]))
+    close = starting[np.argsort(distance, kind="stable")[:CLOSE]]
     return min(map(int, close), key=lambda other: _apart(target, plan.candidate(other)))
 
 

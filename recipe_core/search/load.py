@@ -159,7 +159,8 @@ def least_loads(cases: Cases) -> Float:
 def missed_by(plan: PlanRows) -> Float:
     """How many times a limit, or what it holds, each row exceeds at worst.
 
-    0 where it holds within the limits, infinite where it cannot run.
+    0 where it holds within the limits, infinite where it cannot run. Whether a row starts is not
+    for its load to say: one that may not start has the best load that it holds if it does.
     """
     limits = plan.request.objective.limits
     missed = np.asarray(plan.columns["load"] / np.maximum(plan.columns["held_requests"], 1e-9))
@@ -171,7 +172,7 @@ def missed_by(plan: PlanRows) -> Float:
             chance = plan.confidence(np.arange(len(plan)))
             missed = np.maximum(missed, asked / np.maximum(chance, LEAST_CHANCE))
     missed = np.where(plan.runs & np.isfinite(missed), missed, np.inf)
-    return np.where(plan.holds, 0.0, missed)
+    return np.where(plan.holds_once_started, 0.0, missed)
 
 
 def _scores(plan: PlanRows) -> Float:

@@ -213,7 +213,8 @@ class Plan(PlanRows):
     def to_frame(self) -> pd.DataFrame:
         """All rows: split, ``columns``, ``state``, ``rank``, ``pareto``, ``reasons``.
 
-        ``state``: ``holds``, ``queues`` or ``cannot run``; ``rank`` is empty where it cannot run.
+        ``state``: ``holds``, ``queues``, ``uncertain`` or ``cannot run``; ``rank`` is empty where
+        it cannot run.
         """
         import pandas as pd
 
@@ -223,7 +224,11 @@ class Plan(PlanRows):
         split = self.split_columns()
         rest = {name: column for name, column in self.columns.items() if name not in split}
         return pd.DataFrame({**split, **rest}).assign(
-            state=np.select([self.holds, self.feasible], ["holds", "queues"], "cannot run"),
+            state=np.select(
+                [self.holds, self.feasible & self.uncertain, self.feasible],
+                ["holds", "uncertain", "queues"],
+                "cannot run",
+            ),
             rank=rank,
             pareto=self.frontier,
             reasons=reasons,
@@ -244,9 +249,10 @@ class Plan(PlanRows):
         ``tied_with_best`` counts those of which it is 0.4 or more. ``confidence`` is the
         probability that a split keeps all limits (null without limits). ``unpriced``: devices of
         which no price is known. ``state`` is ``holds`` where a split holds its whole load at once,
-        else ``queues``; then ``holds_requests`` says how many it holds and ``queue`` how long the
-        others wait. ``feasible`` counts both. ``launch_note``: why no bundle can be made, where
-        none can.
+        ``queues`` where it starts and does not; then ``holds_requests`` says how many it holds and
+        ``queue`` how long the others wait. It is ``uncertain`` where its memory is too close to
+        tell whether it starts: ``start_probability`` and ``doubt`` say how likely and why.
+        ``feasible`` counts all three. ``launch_note``: why no bundle can be made, where none can.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
@@ -283,6 +289,7 @@ class Plan(PlanRows):
                 "feasible": len(self.order),
                 "holds": int(self.holds.sum()),
                 "queues": int((self.feasible & self.queues).sum()),
+                "uncertain": int((self.feasible & self.uncertain).sum()),
                 "refused": len(rows),
                 "tied_with_best": self.tied,
             },
@@ -301,8 +308,11 @@ class Plan(PlanRows):
         return out
 
     def _state_json(self, row: int) -> dict[str, Any]:
-        """Whether a feasible row holds its load at once, and where it queues how much it holds."""
+        """Whether a feasible row holds its load at once; where not, how much or why not."""
         state = self.state(row)
+        if state == "uncertain":
+            chance = float(self.columns["start_probability"][row])
+            return {"state": state, "start_probability": chance, "doubt": self.doubt(row)}
         if state != "queues":
             return {"state": state}
         held = int(self.columns["held_requests"][row])

@@ -132,8 +132,11 @@ def shared_key(problem: Problem[Any], setting: Any) -> str:
     workload = {
         "spread": (problem.workload.input_spread, problem.workload.output_spread),
         "searched": problem.request.load_searched,
+        "media": [(m.tower.modality, m.items, m.tokens) for m in setting.media],
     }
-    engine = [setting.engine.name, setting.engine.as_of, setting.engine.chunked_prefill]
+    memory = setting.engine.memory
+    started = [memory.graphs is None, memory.encoder is not None and memory.encoder.sharded]
+    engine = [setting.engine.name, setting.engine.as_of, setting.engine.chunked_prefill, *started]
     formats = [*engine, setting.mode, setting.weight_dtype, setting.kv_dtype]
     # either all columns of an estimate have two pools or none has
     pools = problem.candidate.prefill is not None

@@ -17,6 +17,7 @@ from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
+from recipe_core.model.towers import PARTS, Modality
 from recipe_core.request.edit import RUN_LIMITS
 from recipe_core.request.schema import (
     CandidateRequest,
@@ -94,16 +95,20 @@ def resolve(
             field="measured",
             hint="Leave them out, or ask for a serving workload.",
         )
+    model = _model(request, folders)
+    request, model = _for_task(request, model)
     first = _cluster(request, request.hardware, 0)
     others = [beside(hardware, first) for hardware in request.options.hardware]
     rest = [_cluster(request, hardware, k) for k, hardware in enumerate(others, 1)]
     clusters = (first, *rest)
-    model, workload = _model(request, folders), request.workload
+    workload = request.workload
     if isinstance(workload, TrainingWorkload):
         run = Problem(request, workload, model, clusters)
         _check_positions(run)
         _check_budget(run)
         return run
+    _check_media(workload, model)
+    model = model.serving(workload.modalities)
     service = Problem(request, workload, model, clusters, corrections)
     _check_serving(service)
     return service
@@ -132,6 +137,34 @@ def _model(request: PlanRequest, folders: bool) -> ModelSpec:
     if isinstance(request.model, str):
         return load_model(request.model, folders=folders)
     return _inline_model(to_json(request.model, indent=None))
+
+
+def _for_task(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, ModelSpec]:
+    """Request and model as the task has them: stated, or what the model is made for.
+
+    Raises:
+        InputError: for a text of a model that makes none, and for training an encoder.
+    """
+    workload = request.workload
+    if isinstance(workload, TrainingWorkload):
+        if model.is_encoder:
+            raise InputError(
+                f"{model.name} is an encoder; training of encoders is not modelled.",
+                field="model",
+                hint="Choose a decoder-only model.",
+            )
+        return request, model
+    task = workload.task or model.task
+    if task == "generate":
+        if model.is_encoder:
+            raise InputError(
+                f"{model.name} is an encoder and generates no text.",
+                field="workload.task",
+                hint="Set it to embed or score, or leave it out.",
+            )
+        return request, model
+    workload = workload.as_task(task)
+    return request.model_copy(update={"workload": workload}), model.pooled(task)
 
 
 @lru_cache(maxsize=1024)
@@ -228,8 +261,33 @@ def _check_budget(problem: TrainingProblem) -> None:
             )
 
 
+def _check_media(workload: ServingWorkload, model: ModelSpec) -> None:
+    """Raise for images or sound of a model, or an engine, that reads none."""
+    stated: tuple[tuple[str, Modality, object], ...] = (
+        ("images", "image", workload.images),
+        ("audio", "audio", workload.audio),
+    )
+    for field, modality, part in stated:
+        if part is None:
+            continue
+        if model.tower(modality) is None:
+            raise InputError(
+                f"{model.name} has no {PARTS[modality]} that is known.",
+                field=f"workload.{field}",
+                hint="Leave it out, or choose a model that reads it.",
+            )
+        if workload.modalities is not None and modality not in workload.modalities:
+            raise InputError(
+                f"contradicts workload.modalities, which leaves {modality} out.",
+                field=f"workload.{field}",
+                hint="Leave one of them out.",
+            )
+
+
 def _check_serving(problem: ServingProblem) -> None:
     request, workload = problem.request, problem.workload
+    if workload.pooled:
+        _check_pooled(problem)
     check_draft(problem, workload.speculative, "workload.speculative")
     for k, draft in enumerate(request.options.speculative):
         check_draft(problem, draft, f"options.speculative.{k}")
@@ -241,6 +299,31 @@ def _check_serving(problem: ServingProblem) -> None:
             field="options.loads",
             hint="Give whole numbers.",
         )
+
+
+def _check_pooled(problem: ServingProblem) -> None:
+    """Raise for what requests without output tokens do not have."""
+    request, workload = problem.request, problem.workload
+    what = f"task {workload.task} has no output tokens after the first"
+    objective, options = request.objective, request.options
+    absent = {
+        "objective.limits.tpot_ms": objective.limits.tpot_ms is not None,
+        "objective.optimize": "tpot" in objective.goals,
+        "options.speculative": bool(options.speculative),
+        "options.disaggregated": options.disaggregated,
+        "candidate.prefill": problem.candidate.prefill is not None,
+        "candidate.speculative": problem.candidate.speculative is not None,
+    }
+    for field, stated in absent.items():
+        if stated:
+            raise InputError(f"{what}.", field=field, hint="Leave it out.")
+    if workload.prefix_hit and problem.model.is_encoder:
+        raise InputError(
+            f"{problem.model.name} is an encoder, which caches no prefix.",
+            field="workload.prefix_hit",
+            hint="Leave it out.",
+        )
+    _check_means(objective, "embeddings and scores")
 
 
 def check_draft(problem: ServingProblem, draft: Speculative | None, field: str) -> None:

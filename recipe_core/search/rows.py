@@ -122,17 +122,41 @@ class PlanRows(ABC):
         return np.concatenate([block.runs for block in self.blocks])
 
     @cached_property
-    def queues(self) -> Bool:
-        """Rows that start, but do not hold their whole load at once: the rest waits in a queue."""
+    def overloaded(self) -> Bool:
+        """Rows that do not hold their whole load at once, should they start."""
         return np.zeros(len(self), dtype=np.bool_)
 
     @cached_property
+    def queues(self) -> Bool:
+        """Rows that start, but do not hold their whole load at once: the rest waits in a queue."""
+        return self.overloaded & ~self.uncertain
+
+    @cached_property
+    def uncertain(self) -> Bool:
+        """Rows that no rule but a limit refuses, and that may not start for all estimates tell."""
+        return np.zeros(len(self), dtype=np.bool_)
+
+    @cached_property
+    def certain(self) -> Bool:
+        """Rows that start, beyond the error of estimates: they hold their load, or queue."""
+        return self.feasible & ~self.uncertain
+
+    @cached_property
     def holds(self) -> Bool:
-        """Rows that nothing refuses and that hold their whole load at once."""
-        return self.feasible & ~self.queues
+        """Rows that start and hold their whole load at once."""
+        return self.certain & ~self.queues
+
+    @cached_property
+    def holds_once_started(self) -> Bool:
+        """Rows that hold their whole load at once, those among them that may not start too."""
+        return self.feasible & ~self.overloaded
 
     def queue_text(self, _row: int) -> str:
         """How much of its load a queueing row holds, as a phrase; empty for any other row."""
+        return ""
+
+    def doubt(self, _row: int) -> str:
+        """Why it is uncertain whether a row starts, with the probability; empty for others."""
         return ""
 
     @property
@@ -146,9 +170,11 @@ class PlanRows(ABC):
         return False
 
     def state(self, row: int) -> str:
-        """``holds``, ``queues`` or ``cannot run``."""
+        """``holds``, ``queues``, ``uncertain`` or ``cannot run``."""
         if not self.feasible[row]:
             return "cannot run"
+        if self.uncertain[row]:
+            return "uncertain"
         return "queues" if self.queues[row] else "holds"
 
     def degree(self, name: str) -> Int:
@@ -527,12 +553,14 @@ class PlanRows(ABC):
     def against_best(self, row: int) -> str:
         """With what probability the best split beats a feasible row, as a sentence.
 
-        Of one that queues beside a best that does not: how much of its load it holds. Empty for the
-        best one itself, and for one whose price is unknown beside a known one.
+        Of one that queues, or may not start, beside a best that does not: that it does. Empty for
+        the best one itself, and for one whose price is unknown beside a known one.
         """
         best = self.best_row
         if best is None or row == best:
             return ""
+        if self.uncertain[row] and not self.uncertain[best]:
+            return f"It {self.doubt(row)}"
         if self.queues[row] and not self.queues[best]:
             return f"Starts and queues: {self.queue_text(row)}"
         chance = self.beats([row], best)[0]
@@ -544,13 +572,15 @@ class PlanRows(ABC):
     def tied(self) -> int:
         """How many rows tie with the best: measured, each may as well be better (``TIED``).
 
-        A row that queues ties with none that holds its load.
+        A row that queues ties with none that holds its load, one that may not start with none that
+        does.
         """
         if not len(self.order):
             return 0
         best, others = int(self.order[0]), self.order[1:]
         tied = self._better_score(others, best) >= NORMAL.inv_cdf(TIED)
         alike = self._alike_priced(others, best) & (self.queues[others] == self.queues[best])
+        alike &= self.uncertain[others] == self.uncertain[best]
         return int((tied & alike).sum())
 
     @property

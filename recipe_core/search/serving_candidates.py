@@ -14,9 +14,11 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.errors import InputError
+from recipe_core.base.types import Task
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import ModelSpec
+from recipe_core.model.towers import Media
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
 from recipe_core.request.schema import LOADS, CandidateRequest, ServingWorkload, Speculative
 from recipe_core.search.problem import ServingProblem, check_candidate
@@ -105,15 +107,33 @@ def setting(
     if weights == "auto" and stored == "fp32" and "fp32" not in place.device.kv_dtypes:
         stored = "bf16"  # what engines load such a checkpoint as where they compute in 16 bit
     cached = kv_dtype(cache, stored, problem.model)
-    one = Setting(problem.model, place, spec, problem.workload.mode, stored, cached)
+    one = Setting(
+        problem.model,
+        place,
+        spec,
+        problem.workload.mode,
+        stored,
+        cached,
+        media=_media(problem.workload, problem.model),
+    )
     if problem.corrections is None:
         return one
     return replace(one, correction=problem.corrections.of(one))
 
 
-def engine_of(name: str | None, place: Cluster) -> Engine:
-    """The named engine, or the preferred one for the device."""
-    return engine(name) if name else default_engine(place.device.runtime)
+def _media(workload: ServingWorkload, model: ModelSpec) -> tuple[Media, ...]:
+    """What prompts hold besides text, with the towers that encode it."""
+    stated = ((model.tower("image"), workload.images), (model.tower("audio"), workload.audio))
+    return tuple(
+        Media(tower, part.per_request, part.tokens)
+        for tower, part in stated
+        if tower is not None and part is not None
+    )
+
+
+def engine_of(name: str | None, place: Cluster, task: Task = "generate") -> Engine:
+    """The named engine, or the preferred one for the device and the task."""
+    return engine(name) if name else default_engine(place.device.runtime, task)
 
 
 def settings(problem: ServingProblem) -> list[Setting]:
@@ -122,7 +142,7 @@ def settings(problem: ServingProblem) -> list[Setting]:
     out: dict[tuple[Any, ...], Setting] = {}
     for k, place in enumerate(problem.clusters):
         for name in options.engines or (None,):
-            spec = engine_of(name, place)
+            spec = engine_of(name, place, problem.model.task)
             for weights in options.weight_dtypes:
                 for cache in options.kv_dtypes:
                     one = setting(problem, spec, weights, cache, place)
@@ -139,22 +159,33 @@ def _shared_columns(
     """Columns that do not depend on the split."""
     device, workload = place.device, problem.workload
     batching = spec.batch_limits(device.usable_memory_bytes, device.architecture)
+    longest, tokens = served_context(workload, problem.model), batching.max_batched_tokens
+    if workload.pooled and (problem.model.is_encoder or not spec.chunked_prefill):
+        tokens = max(tokens, longest)  # a prompt runs whole, so engines make room for the longest
     return {
         "per_node": place.per_node,
         "nodes": place.nodes,
-        "input_tokens": workload.input_tokens,
+        "input_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
-        "max_context": served_context(workload, problem.model),
+        "max_context": longest,
         "load": load_of(workload),
         "prefix_hit": workload.prefix_hit,
-        "max_batched_tokens": candidate.max_batched_tokens or batching.max_batched_tokens,
+        "max_batched_tokens": candidate.max_batched_tokens or tokens,
         "max_num_seqs": candidate.max_num_seqs or batching.max_num_seqs,
-        "memory_fraction": candidate.memory_fraction or spec.memory.fraction.value,
+        "memory_fraction": candidate.memory_fraction or _usual_share(problem, spec, place),
         "block_tokens": candidate.block_size or spec.memory.block_tokens,
         **_interval_columns(problem, spec, candidate, place, load_of(workload)),
         **_draft_columns(candidate.speculative or workload.speculative, problem.model),
         **_pool_columns(candidate),
     }
+
+
+def _usual_share(problem: ServingProblem, spec: Engine, place: Cluster) -> float:
+    """The engine's default share of a device, less what it leaves for encoding."""
+    share, encoder = spec.memory.fraction.value, spec.memory.encoder
+    if encoder is None or not problem.model.towers:
+        return share
+    return share - encoder.reserved_bytes / place.device.usable_memory_bytes
 
 
 _WAITED_FOR = ("latency", "ttft", "tpot")
@@ -391,8 +422,12 @@ def _counted(counts: Int) -> tuple[Int, Int]:
     return index, np.arange(len(index)) - starts[index] + 1
 
 
-def one_case(problem: ServingProblem, candidate: CandidateRequest) -> tuple[Setting, Cases] | None:
+def one_case(
+    problem: ServingProblem, candidate: CandidateRequest, release: str | None = None
+) -> tuple[Setting, Cases] | None:
     """The one case of a candidate whose split is stated in full (ep left out means 1), else None.
+
+    ``release``: whose memory rules count, where the candidate states none.
 
     Raises:
         InputError: for a candidate that this version does not model.
@@ -400,9 +435,9 @@ def one_case(problem: ServingProblem, candidate: CandidateRequest) -> tuple[Sett
     check_candidate(problem, candidate)
     if candidate.tp is None or candidate.pp is None or candidate.dp is None:
         return None
-    spec = engine_of(candidate.engine, problem.cluster)
-    if candidate.engine_version is not None:
-        spec = spec.at(candidate.engine_version, served_context(problem.workload, problem.model))
+    spec = engine_of(candidate.engine, problem.cluster, problem.model.task)
+    if (release := candidate.engine_version or release) is not None:
+        spec = spec.at(release, served_context(problem.workload, problem.model))
     weights, cache = candidate.weight_dtype or "auto", candidate.kv_dtype or "auto"
     degrees = {name: getattr(candidate, name) or 1 for name in DEGREES}
     columns = _shared_columns(problem, spec, candidate, problem.cluster)

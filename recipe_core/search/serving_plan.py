@@ -14,12 +14,13 @@ import numpy as np
 from recipe_core.base import progress
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.labels import REFUSALS, load_text
-from recipe_core.base.text_rows import MEMORY
+from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import duration, significant
 from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors, uncertain
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
+from recipe_core.physics.serving.starts import is_uncertain, longest_context, start_errors
 from recipe_core.request.schema import (
     LOADS,
     TIME_LIMITS,
@@ -104,6 +105,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     },
     quantities={
         "weights_bytes": lambda e: e.memory.weights_bytes,
+        "encoder_bytes": lambda e: e.memory.encoder_bytes,
         "kv_needed_bytes": lambda e: e.memory.kv_needed_bytes,
         "activations_bytes": lambda e: e.memory.activations_bytes,
         "runtime_bytes": lambda e: e.memory.runtime_bytes,
@@ -111,6 +113,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         "usable_bytes": lambda e: e.memory.usable_bytes,
         "capacity_bytes": lambda e: e.memory.capacity_bytes,
         "shortfall_bytes": lambda e: e.memory.shortfall_bytes,
+        "start_probability": lambda e: e.start_probability,
         "pool_bytes": lambda e: e.memory.pool_bytes,
         "kv_cache_tokens": lambda e: e.memory.pool_tokens,
         "max_concurrency": lambda e: e.memory.max_concurrency,
@@ -296,11 +299,25 @@ class ServingPlan(Plan):
         return (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], output, c["gpus"])
 
     @cached_property
-    def queues(self) -> Bool:
+    def overloaded(self) -> Bool:
         """Rows of a closed loop whose cache, or whose engine's limit, holds less than the load."""
         if self.problem.workload.mode != "closed" or not self.blocks:
-            return super().queues
+            return super().overloaded
         return np.asarray(self.columns["held_requests"] < self.columns["load"])
+
+    @cached_property
+    def uncertain(self) -> Bool:
+        """Rows whose start has a probability between the bounds of ``starts.yaml``."""
+        if not self.blocks:
+            return super().uncertain
+        return self.runs & is_uncertain(self.columns["start_probability"])
+
+    def doubt(self, row: int) -> str:
+        """Why it is uncertain whether a row starts, with the probability; empty for others."""
+        if not self.uncertain[row]:
+            return ""
+        estimates, place = self.detail(row)
+        return str(estimates.doubts(np.array([place]))[0])
 
     def queue_text(self, row: int) -> str:
         """``holds 9 of 64 at once, 46 s of the time to first token is waiting``."""
@@ -320,8 +337,12 @@ class ServingPlan(Plan):
         return f"{held:,.0f} of {load:,.0f}"
 
     def _precedence(self) -> tuple[Any, ...]:
-        """Rows that hold their load come before those that queue."""
-        return (self.queues,)
+        """Rows that hold their load, those that queue, then those that may not start.
+
+        Of the last those first that more likely start than not.
+        """
+        unlikely = np.nan_to_num(self.columns["start_probability"]) < 0.5
+        return (np.where(self.uncertain, 2 + unlikely, self.queues),)
 
     @cached_property
     def _pooled(self) -> Bool:
@@ -434,7 +455,7 @@ class ServingPlan(Plan):
         block, i = self.at(row)
         (estimates, k), tokens = block.detail(i), block.cases.block_tokens[i]
         memory = estimates.memory
-        sequences = max(1.0, memory.kv_needed_bytes[k] / memory.sequence_bytes[k])
+        sequences = max(1.0, memory.kv_needed_bytes[k] / max(memory.sequence_bytes[k], 1.0))
         full = np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens
         return int(min(full, max(memory.pool_tokens[k], tokens)))
 
@@ -464,9 +485,10 @@ class ServingPlan(Plan):
         return None
 
     def memory(self, rows: Sequence[int]) -> dict[str, Float]:
-        """Bytes of each part on the fullest device, one per row."""
+        """Bytes of each part on the fullest device, one per row; weights without the encoders."""
         index = list(rows)
-        return {name: np.asarray(self.columns[name], dtype=float)[index] for name in self.parts}
+        whole = {name: np.asarray(self.columns[name], dtype=float)[index] for name in self.parts}
+        return {**whole, **memory_parts(whole)}
 
     def held_memory(self, rows: Sequence[int]) -> dict[str, Float]:
         """The same with the cache as the engine will hold it: at most its pool.
@@ -507,9 +529,10 @@ class ServingPlan(Plan):
             online = {dtype for spec in engines for dtype in spec.online_weight_dtypes}
             for dtype in sorted(online & set(device.weight_dtypes) - set(options.weight_dtypes)):
                 yield "weights", {"options.weight_dtypes": (dtype,)}
-        shortest = workload.input_tokens + workload.output_tokens
+        shortest = workload.prompt_tokens + workload.output_tokens
         if workload.max_context is not None and workload.max_context > shortest:
-            yield "context", {"workload.max_context": shortest}
+            longest = self._longest_sure_context(shortest)
+            yield "context", {"workload.max_context": longest or shortest}
         per_node, nodes, full = (
             request.hardware.per_node,
             request.hardware.nodes,
@@ -521,6 +544,14 @@ class ServingPlan(Plan):
         fuller = {"hardware.per_node": per_node} if per_node != request.hardware.per_node else {}
         for factor in (2, 4, 8, 16):
             yield "devices", {**fuller, "hardware.nodes": nodes * factor}
+
+    def _longest_sure_context(self, shortest: int) -> int | None:
+        """The longest context, in tokens, with which the first uncertain row surely starts."""
+        if not len(self.order) or not self.uncertain[self.order[0]]:
+            return None
+        block, i = self.at(int(self.order[0]))
+        case = block.cases.take(np.array([i]))
+        return longest_context(block.setting, case, shortest, start_errors().sure)
 
     def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
         """Changes that may let a refused row run, by the rules that it breaks."""
@@ -674,7 +705,8 @@ def _loaded(
         def keeps(places: Int, loads: Float, shared: Setting = shared, some: Cases = some) -> Bool:
             cases = replace(some.take(places), load=loads)
             pair = shared, with_intervals(problem, shared, candidate, cases)
-            return plan(problem, _held_to_limits(plan, problem, [pair], None, alone=False)).holds
+            judged = plan(problem, _held_to_limits(plan, problem, [pair], None, alone=False))
+            return judged.holds_once_started
 
         kept, load = bisected(keeps, some.load, whole=True), np.array(columns.load)
         load[inside] = np.where(np.isnan(kept), least_loads(some), kept)
@@ -760,10 +792,10 @@ def _simulated(
 def _for_memory(plan: ServingPlan, row: int) -> Iterator[dict[str, Any]]:
     """A shorter context, or weights that the engine converts itself."""
     block, i = plan.at(row)
-    estimates, k = block.detail(i)
     workload, setting = plan.problem.workload, block.setting
-    longest = int(estimates.memory.context_limit[k])
-    if workload.input_tokens + workload.output_tokens <= longest:
+    case, shortest = block.cases.take([i]), workload.prompt_tokens + workload.output_tokens
+    longest = longest_context(setting, case, shortest, start_errors().sure)
+    if longest is not None:
         yield {"workload.max_context": longest}
     if setting.model.quantization is None:
         for dtype in setting.engine.online_weight_dtypes:

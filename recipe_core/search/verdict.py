@@ -12,7 +12,9 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
     """Whether the request's split (or any, when it states none) can run, and a better one.
 
     Returns:
-        ``{"ok", "reasons", "candidate", "estimate", "confidence", "better", "changes"}``;
+        ``{"ok", "verdict", "reasons", "candidate", "estimate", "confidence", "better",
+        "changes"}``; ``verdict`` is the row's state: ``holds``, ``queues``, ``uncertain`` (``ok``
+        is None, and the reason says with which probability it starts) or ``cannot run``;
         ``confidence`` is the probability that it keeps the limits (None without limits, or where
         it cannot run), ``better`` is None where the checked split is the best of the whole plan.
 
@@ -27,8 +29,9 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
         better = {"candidate": whole.best.candidate, "estimate": whole.best.estimate.to_json()}
     sure = float(checked.confidence([row])[0]) if checked.limited and checked.runs[row] else None
     return {
-        "ok": estimate.feasible,
-        "reasons": estimate.reasons,
+        "ok": None if checked.uncertain[row] else estimate.feasible,
+        "verdict": checked.state(row),
+        "reasons": [*estimate.reasons, *([doubt] if (doubt := checked.doubt(row)) else [])],
         "candidate": candidate,
         "estimate": estimate.to_json(),
         "confidence": sure,

@@ -112,6 +112,7 @@ def _scan(
     problem = replace(plan.problem, request=request)
     judged = type(plan).of(problem, block.setting, replace(cases, load=loads))
     rules = {**judged.rules(), QUEUE: judged.queues}
+    rules["memory"] = rules.get("memory", np.zeros(len(judged), dtype=np.bool_)) | judged.uncertain
     codes = [tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))]
     return judged.holds, codes, loads
 

@@ -161,11 +161,12 @@ class SizedDevice:
 
     @cached_property
     def _waiting(self) -> Float:
-        """The share of its load that each row does not hold at once."""
+        """The share of its load that each row does not hold at once; all where it may not start."""
+        none = np.where(self.plan.uncertain, 1.0, 0.0)
         if not self.plan.queues.any():
-            return np.zeros(len(self.plan))
+            return none
         held = self.plan.columns["held_requests"] / self.plan.columns["load"]
-        return np.where(self.plan.queues, 1 - np.nan_to_num(held), 0.0)
+        return np.where(self.plan.queues, 1 - np.nan_to_num(held), none)
 
     @cached_property
     def ladder(self) -> list[int]:
@@ -192,7 +193,7 @@ class SizedDevice:
         And those between them that neither a likelier one nor one with a better score beats. Only
         of those that hold the whole load at once.
         """
-        holding = self.allowed & ~self.plan.queues
+        holding = self.allowed & self.plan.certain & ~self.plan.queues
         rows = np.flatnonzero(holding & np.isfinite(self.plan.score))
         chance = np.nan_to_num(self.confidence[rows])
         order = rows[np.lexsort((-chance, self.plan.score[rows], self.rented[rows]))]
@@ -211,7 +212,7 @@ class SizedDevice:
         Of those that hold the whole load at once, where any does.
         """
         alike = self.allowed & (self.rented == self.rented[row])
-        if (holding := alike & ~self.plan.queues).any():
+        if (holding := alike & self.plan.certain & ~self.plan.queues).any():
             alike = holding
         return float(np.nanmax(self.confidence[alike]))
 

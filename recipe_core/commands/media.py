@@ -1,0 +1,42 @@
+"""Images of the prompts that a command is judged with, and how its engine holds encoders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from recipe_core.commands.ground import Ground
+from recipe_core.commands.verdict import Case
+from recipe_core.model.spec import ModelSpec
+from recipe_core.request.schema import MediaItems
+from recipe_core.space.serving import Setting
+
+
+def media_of(case: Case, ground: Ground, model: ModelSpec) -> tuple[dict[str, Any], int]:
+    """Fields of a workload about images and sound, and the tokens of a prompt that are images.
+
+    A server that reads no images gets prompts of text, which is said.
+    """
+    out: dict[str, Any] = {}
+    read = tuple(tower.modality for tower in model.towers)
+    if any(modality in case.meant.without for modality in read):
+        out["modalities"] = [name for name in read if name not in case.meant.without]
+    if ground.images is None:
+        return out, 0
+    if "image" not in out.get("modalities", read):
+        case.say("note", "images", f"{model.name} reads no images here; prompts are text.")
+        return out, 0
+    each = MediaItems(per_request=ground.images)
+    tokens = ground.image_tokens or each.tokens
+    out["images"] = {"per_request": each.per_request, "tokens": tokens}
+    return out, round(each.per_request * tokens)
+
+
+def as_started(shared: Setting, case: Case) -> Setting:
+    """The setting of a command: without graphs that it does not capture, with encoders as held."""
+    spec = shared.engine
+    if case.meant.candidate.get("eager"):
+        spec = spec.without_graphs()
+    if case.meant.whole_encoders:
+        spec = spec.with_whole_encoders()
+    return shared if spec is shared.engine else replace(shared, engine=spec)

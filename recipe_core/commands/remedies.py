@@ -1,0 +1,195 @@
+"""Changes of a command's own words after which it starts, the fewest first, each really judged.
+
+Before any other split: a shorter context, smaller steps, a larger share of memory, or the command
+without what its engine refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.commands.launches import Launch
+from recipe_core.commands.reword import mended, whole_command, with_values
+from recipe_core.commands.verdict import OK, Case, View
+from recipe_core.engines.grammar import grammars
+from recipe_core.engines.options import Meaning
+from recipe_core.physics.serving.starts import longest_context, start_errors, starts_with
+from recipe_core.space.serving import Cases, Setting
+
+FULLEST = 0.95
+"""The largest share of memory that is proposed: the rest is the driver's and other processes'."""
+SHARE_STEP = 0.01
+SMALLEST_STEP = 256
+"""Tokens of the smallest step that is proposed."""
+PROBABLY = 0.5
+"""The probability that a change must have where none makes the start sure."""
+
+Values = dict[Meaning, float]
+"""What options say, by meaning."""
+
+_FIELDS: dict[Meaning, str] = {
+    "max_context": "workload.max_context",
+    "max_batched_tokens": "candidate.max_batched_tokens",
+    "memory_fraction": "candidate.memory_fraction",
+}
+"""Fields of a request that stand for the options that are changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A command with other words, to be judged: ``fields`` of a request, and flags, as they are."""
+
+    view: View
+    case: Case
+    fields: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    def keep(self, verdict: View) -> None:
+        """Add the change to its view, where the changed command starts at least probably."""
+        chance = float(verdict.columns["start_probability"][verdict.row])
+        probable = verdict.verdict == "uncertain" and chance >= PROBABLY
+        if not OK[verdict.verdict] and not probable:
+            return
+        change: dict[str, Any] = {
+            "set": dict(self.fields),
+            "options": dict(self.options),
+            "candidate": verdict.plan.candidate(verdict.row),
+            "verdict": verdict.verdict,
+            "start_probability": chance,
+        }
+        command = whole_command(self.case.launch, self.case.launch.args)
+        if command is not None:
+            change |= {"command": str(command), "argv": list(command.argv)}
+        self.view.changes.append(change)
+
+
+def attempts(view: View, read: Callable[[Launch], Case]) -> list[Attempt]:
+    """What is worth trying for a command that does not surely start; nothing for any other.
+
+    ``read``: makes a case of a launch with other words.
+    """
+    if OK[view.verdict]:
+        return []
+    case, options = view.ready.case, dict[str, Any]()
+    words = mended(case.launch, case.arguments) if view.refused_words else None
+    if words is not None:
+        case = view.mended = read(replace(case.launch, args=words[0]))
+        options = words[1]
+    elif view.refused_words:
+        return []  # what is wrong is not in the words alone
+    out = [Attempt(view, case, {}, options)] if options else []
+    for values in _for_memory(view):
+        named = {_option(case, meaning): value for meaning, value in values.items()}
+        stated = {name: value for name, value in named.items() if name is not None}
+        if len(stated) < len(values):
+            continue
+        changed = with_values(case.launch, case.arguments, stated)
+        table = case.arguments.judged.table.by_name
+        flags = {table[name].flag: value for name, value in stated.items()}
+        fields = {_FIELDS[meaning]: value for meaning, value in values.items()}
+        mending = read(replace(case.launch, args=changed))
+        out.append(Attempt(view, mending, fields, {**options, **flags}))
+    return out
+
+
+def _option(case: Case, meaning: Meaning) -> str | None:
+    """The name of the option that says something, where it counts as estimates do."""
+    shared = case.meant.attention_dp and meaning == "max_batched_tokens"
+    means = grammars()[case.launch.engine].means
+    return None if shared else next((name for name, m in means.items() if m == meaning), None)
+
+
+def _for_memory(view: View) -> list[Values]:
+    """Values with which the command's own split starts, where only memory is in the way.
+
+    Surely, by a single option or else by several; where none of these is sure, probably.
+    """
+    plan, row = view.plan, view.row
+    if view.refused or not plan.codes(row) <= {"memory"}:
+        return []
+    setting, case = view.group.block.setting, view.cases.take(np.array([row]))
+    sure = start_errors().sure
+    if case.disaggregated[0] or starts_with(setting, case, sure)[0]:
+        return []
+    workload = view.ready.problem.workload
+    shortest: int | None = workload.prompt_tokens + workload.output_tokens
+    if view.ready.case.meant.max_context == "auto":
+        shortest = None
+    for probability in (sure, PROBABLY):
+        options = _Options(setting, case, shortest, probability)
+        if starts_with(setting, case, probability)[0]:
+            break
+        if values := options.single() or options.several():
+            return values
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Values of options with which a single case starts with a probability.
+
+    ``shortest``: tokens of context that the load needs, None where the context is not in question.
+    """
+
+    setting: Setting
+    case: Cases
+    shortest: int | None
+    probability: float
+
+    def single(self) -> list[Values]:
+        """One option each: a shorter context, smaller steps, a larger share of memory."""
+        out: list[Values] = []
+        if (longest := self._longest(self.case)) is not None:
+            out.append({"max_context": longest})
+        if (tokens := self._first("max_batched_tokens", self._steps())) is not None:
+            out.append({"max_batched_tokens": int(tokens)})
+        if (share := self._first("memory_fraction", self._shares())) is not None:
+            out.append({"memory_fraction": share})
+        return out
+
+    def several(self) -> list[Values]:
+        """The fullest share or the smallest steps, and both, each with the longest context."""
+        fullest: Values = {"memory_fraction": share} if (share := self._fullest()) else {}
+        steps = self._steps()
+        smallest: Values = {"max_batched_tokens": steps[-1]} if steps else {}
+        for values in (fullest, smallest, {**fullest, **smallest}):
+            changed: Any = {name: np.array([float(value)]) for name, value in values.items()}
+            longest = self._longest(replace(self.case, **changed)) if values else None
+            if longest is not None:
+                return [{"max_context": longest, **values}]
+        return []
+
+    def _longest(self, case: Cases) -> int | None:
+        if self.shortest is None:
+            return None
+        return longest_context(self.setting, case, self.shortest, self.probability)
+
+    def _steps(self) -> list[int]:
+        """Halves of the tokens of a step, as long as every sequence has one."""
+        out, step = [], int(self.case.max_batched_tokens[0]) // 2
+        while step >= max(SMALLEST_STEP, int(self.case.max_num_seqs[0])):
+            out.append(step)
+            step //= 2
+        return out
+
+    def _shares(self) -> list[float]:
+        share = float(self.case.memory_fraction[0])
+        count = round((FULLEST - share) / SHARE_STEP)
+        steps = (round(share + SHARE_STEP * (n + 1), 2) for n in range(count))
+        return [one for one in steps if share < one <= FULLEST]
+
+    def _fullest(self) -> float | None:
+        return max(self._shares(), default=None)
+
+    def _first(self, column: str, values: Sequence[float]) -> float | None:
+        """The first of some values of a column with which the case starts."""
+        if not values:
+            return None
+        changed: Any = {column: np.array(values, dtype=np.float64)}
+        same = replace(self.case.take(np.zeros(len(values), dtype=np.int64)), **changed)
+        starts = np.flatnonzero(starts_with(self.setting, same, self.probability))
+        return values[int(starts[0])] if len(starts) else None

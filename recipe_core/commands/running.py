@@ -1,0 +1,104 @@
+"""What surrounds a server: its container, and the release of the engine that this holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from recipe_core.commands.arguments import Finding
+from recipe_core.commands.launches import Launch, image_is_of, image_tag
+from recipe_core.commands.verdict import Case
+from recipe_core.engines.grammar import grammars
+from recipe_core.engines.option_releases import Judged, judged, newest, pinned
+from recipe_core.engines.spec import engine
+
+_TAG = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4}[^-]*)(-.*)?", re.DOTALL)
+_INSIDE = re.compile(r"(?<![\d.])\d{1,4}\.\d{1,4}\.\d{1,4}(?![\d.])")
+_MOVING = re.compile(r"latest(-.*)?")
+
+
+def running(launch: Launch, stated: str | None = None) -> Judged:
+    """The release of a command: what the user states, else its image's tag, else the pinned one.
+
+    The tag "latest" is taken for the newest release with a table; a build that is not the engine's
+    own project's for one that may differ from the release it names.
+    """
+    if stated is not None:
+        return judged(launch.engine, stated)
+    if launch.image is None:
+        return pinned(launch.engine)
+    tag, official = image_tag(launch.image.partition("@")[0]), _is_official(launch)
+    if (tag is None and "@" not in launch.image) or (tag and _MOVING.fullmatch(tag)):
+        return newest(launch.engine) if official else judged(launch.engine, None)
+    return judged(launch.engine, _release(launch, tag or "", official), official=official)
+
+
+def by_pinned(launch: Launch) -> Judged:
+    """What a command runs, judged by the pinned release, which a recipe of it will start."""
+    one, table = running(launch), pinned(launch.engine).table
+    return replace(one, table=table, exact=one.exact and one.table is table)
+
+
+def _is_official(launch: Launch) -> bool:
+    return image_is_of(launch.image or "", grammars()[launch.engine].official)
+
+
+def _release(launch: Launch, tag: str, official: bool) -> str | None:
+    """A release in a tag: ``v0.9.1``, ``v0.4.6-cu124``, ``rocm7.0_vllm_0.11.1`` of others' builds.
+
+    An image that does not carry the engine's name has versions of its own.
+    """
+    if official:
+        start = _TAG.fullmatch(tag)
+        return start[1] if start else None
+    inside = _INSIDE.search(tag)
+    is_engine = launch.engine in (launch.image or "").partition(":")[0]
+    return inside[0] if inside and is_engine else None
+
+
+def about_release(launch: Launch, one: Judged, stated: str | None) -> Iterator[Finding]:
+    """What to know of the release that a command runs, and of the table that judges it."""
+    title, table = engine(launch.engine).title, one.table.version
+    basis = f"judged with the options of {title} {table}"
+    if launch.image is None and stated is None:
+        return
+    if stated is not None and launch.image is not None:
+        tagged = running(launch)
+        if tagged.version not in (None, one.version):
+            message = f"{title} {one.version} is judged, as stated; the image holds"
+            yield Finding("warning", "version", None, f"{message} {tagged.version}.")
+    elif one.version is None and one.exact:
+        message = f"{launch.image} changes without notice; {basis}."
+        yield Finding("note", "unpinned", None, message, "Pin a release.")
+        return
+    if not one.exact:
+        what = f"a table of the options of {title} {one.version}"
+        if one.version is None:
+            what = f"which release of {title} {launch.image} holds"
+        message = f"{what} is not known; {basis}: what they lack is a warning."
+        hint = None if stated else "State the release: --engine-version."
+        yield Finding("note", "version", None, message, hint)
+    elif one.version != engine(launch.engine).version:
+        place = "the image holds" if stated is None else "stated:"
+        yield Finding("note", "version", None, f"{place} {title} {one.version}; {basis}.")
+
+
+def check_surroundings(case: Case) -> None:
+    """What the container and the environment do to the server."""
+    launch = case.launch
+    if launch.image is None:
+        return
+    if launch.image_by_name:
+        title = engine(launch.engine).title
+        message = f"{launch.image} is not known; read by its name as an image of {title}."
+        case.say("note", "image", message)
+    if launch.repeated:
+        words = " ".join(launch.program)
+        hint = f"Leave {words} out, or set --entrypoint."
+        case.say("error", "repeated-program", f"the image starts {words} by itself.", hint)
+    candidate = case.meant.candidate
+    ranks = (candidate.get("tp") or 1) * (candidate.get("pp") or 1)
+    if launch.shares_memory is False and ranks > 1:
+        message = "several ranks share memory through /dev/shm, which is small in a container."
+        case.say("warning", "shared-memory", message, "Add --ipc=host or --shm-size.")
