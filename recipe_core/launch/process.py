@@ -166,7 +166,8 @@ class Launch:
 
     ``options`` are the engine's own, by name, as the recipe records them. ``files``: what the
     engine reads from the bundle, by path below ``${root}`` (a file of options, a model repository).
-    A training run has no ``health`` path and no API.
+    A training run has no ``health`` path and no API. ``startup_timeout_s``: what a start may take
+    beside the time in which the weights arrive and are read, which module ``startup`` adds.
     """
 
     processes: tuple[Process, ...]

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.texts import check_texts
-from recipe_core.engines.grammar import meanings, placed
+from recipe_core.engines.grammar import LIMITS, meanings, placed
 from recipe_core.engines.options import OptionTable
 from recipe_core.engines.spec import Engine, engine
 
@@ -62,7 +62,7 @@ def check_options(
         elif name in settled or name in _OURS:
             message = f"is set by the recipe itself ({means.get(name, 'the launch')})."
             hint = "Set it in the candidate or the workload."
-        elif name in means:
+        elif name in means and means[name] not in LIMITS:
             message = f"changes the split that was estimated ({means[name]})."
             hint = "Set it in the candidate."
         if message:

@@ -27,6 +27,10 @@ _SHOWN_PROMPT = "A good recipe"
 _SHOWN_TOKENS = 64
 
 
+_POOLED_PATHS = ("/embeddings", "/embed", "/score", "/rerank")
+"""Where servers answer with vectors or scores, of which no token can be timed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the command line may change about a measurement."""
@@ -41,6 +45,11 @@ def measure(
     plan: LaunchPlan, checked: Preflight, options: Options, progress: Progress
 ) -> dict[str, Any]:
     """Calibrate the prompt, warm up, send the workload: the content of ``measurement.json``."""
+    if plan.api.path.endswith(_POOLED_PATHS):
+        raise LauncherError(
+            f"bench measures text, and this server answers {plan.api.path}.",
+            hint="Measure it with a client of its own; its times are in its metrics.",
+        )
     traffic = plan_traffic(plan.workload, options)
     endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.entrances]
     length = _calibrate(plan, endpoints, progress)

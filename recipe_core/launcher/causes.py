@@ -129,14 +129,17 @@ _OF_MACHINE = (
     Cause(
         "host-memory",
         "the machine's memory does not suffice",
-        "Free memory of the machine or raise the container's limit; lower the engine's swap or"
-        " offloading space.",
+        "Free memory of the machine or raise the container's limit; lower the engine's share of"
+        " memory, its swap or offloading space.",
         _any(
+            r"Available memory on node \d+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup",
             r"DefaultCPUAllocator: (can't allocate memory|not enough memory)",
             r"(^|[\s(])MemoryError\b|Cannot allocate memory|\[Errno 12\]",
             r"std::bad_alloc|memory allocation of \d+ bytes failed",
             r"VLLM_CPU_KVCACHE_SPACE.*(exceeds|larger|too)|Available memory on node .* less than",
         ),
+        exact="Only {free} of {total} GiB were free: lower the engine's share of memory"
+        " (memory_fraction of the candidate), or free memory.",
     ),
 )
 
@@ -404,7 +407,7 @@ KNOWN: tuple[Cause, ...] = (*_OF_MACHINE, *_OF_SIZE, *_OF_MODEL, *_OF_COMMAND, *
 
 SYMPTOMS = _any(
     r"EngineDeadError|EngineCore (encountered|failed)|Engine core (initialization failed|proc)",
-    r"WorkerProc (hit an exception|failed)|Worker proc .* died unexpectedly|died unexpectedly",
+    r"WorkerProc (initialization failed|hit an exception|failed)|died unexpectedly",
     r"(Scheduler|Detokenizer|DataParallelController|Tokenizer\w*) hit an exception",
     r"Received sigquit from a child process|subprocess exited with code",
     r"Shard (process was signaled|\d+ failed|complete standard error)|ShardCannotStart",

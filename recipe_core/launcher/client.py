@@ -27,7 +27,7 @@ class Endpoint:
 class Sample:
     """One request; times are those of ``time.perf_counter()``.
 
-    Tokens are the server's count, else one for each chunk of text.
+    Tokens are the server's count, else one for each chunk.
     """
 
     started: float
@@ -99,15 +99,23 @@ def request_body(api: Api, prompt: str, max_tokens: int) -> dict[str, Any]:
 
 
 class _Stream:
-    """Collects one answer as it arrives."""
+    """Collects one answer as it arrives.
+
+    A token may have no text: one that ends a sequence, or part of a character that takes several.
+    So every chunk with a choice counts but the one that only opens a chat or only says why the
+    answer ends; the latter counts where the server has counted more tokens than came before it.
+    """
 
     def __init__(self, started: float) -> None:
         self.started = started
         self.first: float | None = None
         self.last = started
+        self.ended: float | None = None
+        self.chunks = 0
         self.pieces: list[str] = []
         self.usage: dict[str, Any] = {}
         self.finished = False
+        self.opened = False
 
     def read(self, response: http.client.HTTPResponse) -> Sample:
         parser = EventParser()
@@ -131,18 +139,30 @@ class _Stream:
             raise RequestError(_message(data.encode()))
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices") or []:
-            self.finished = self.finished or choice.get("finish_reason") is not None
-            if text := _text(choice):
-                self.first = self.first or now
-                self.last = now
-                self.pieces.append(text)
+            self._choice(choice, now)
+
+    def _choice(self, choice: dict[str, Any], now: float) -> None:
+        text, ends = _text(choice), choice.get("finish_reason") is not None
+        opens = not self.opened and not text and "role" in (choice.get("delta") or {})
+        self.opened = True
+        self.finished = self.finished or ends
+        if text or not (opens or ends):
+            self.first = self.first or now
+            self.last = now
+            self.chunks += 1
+            self.pieces.append(text)
+        elif ends:
+            self.ended = now
 
     def _sample(self) -> Sample:
+        counted = int(self.usage.get("completion_tokens") or 0)
+        if self.ended is not None and counted > self.chunks:
+            self.first, self.last = self.first or self.ended, self.ended
         if self.first is None:
             raise RequestError("the stream ended without a single token")
         if not (self.finished or self.usage):
-            raise RequestError(f"the stream broke off after {len(self.pieces)} pieces")
-        tokens = self.usage.get("completion_tokens") or len(self.pieces)
+            raise RequestError(f"the stream broke off after {self.chunks} pieces")
+        tokens = counted or self.chunks
         return Sample(
             self.started,
             self.first,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import Any
 
 from . import events, keep, keeping, report, runs, state, supervisor
 from .bench import Options, measure
@@ -166,7 +167,9 @@ def run_status(request: Request) -> int:
         return runs.status(plan)
     current = state.load(plan.own)
     if current is None:
-        print_json({"state": "down", "servers": []} | keeping.described(plan, None))
+        strays = [pid for pid, _ in sorted(supervisor.strays(plan))]
+        nothing: dict[str, Any] = {"state": "degraded" if strays else "down", "servers": []}
+        print_json(nothing | keeping.described(plan, None) | keeping.remains(strays))
         return 1
     plan = as_started(plan, current)
     answering = {process.name for process in plan.answering}
@@ -186,7 +189,8 @@ def run_status(request: Request) -> int:
     whole = recorded(plan, current)
     healthy = whole and all(server["healthy"] for server in servers)
     unrecorded = [] if whole else current.unrecorded()
-    word = "degraded" if unrecorded or any(server["alive"] for server in servers) else "down"
+    left = sorted({*current.left_behind(), *unrecorded})
+    word = "degraded" if left or any(server["alive"] for server in servers) else "down"
     if healthy:
         word = "up"
     answer = {
@@ -196,7 +200,7 @@ def run_status(request: Request) -> int:
         "servers": servers,
         **keeping.described(plan, current),
     }
-    print_json(answer | ({"unrecorded": unrecorded} if unrecorded else {}))
+    print_json(answer | ({"unrecorded": unrecorded} if unrecorded else {}) | keeping.remains(left))
     return 0 if healthy else 1
 
 
@@ -216,6 +220,7 @@ def run_down(request: Request) -> int:
         if current:
             events.append(plan.own, "stop")
             stopped += supervisor.stop(plan.own, current, progress=progress)
+        stopped += supervisor.stop_strays(plan, progress)
     request.show(
         {"state": "down", "stopped": stopped},
         lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running",
@@ -239,6 +244,7 @@ def _start(
     leftover = state.load(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
+    supervisor.stop_strays(plan, progress)
     fixed = request.strict or request.choice is not None
     attempts = Attempts(plan, progress, strict=fixed)
     began = time.monotonic()

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import events, exposition, manifest, procs, state
+from . import events, exposition, manifest, state
 from .engine import find_program, interpreter_of
 from .errors import LauncherError
 from .files import json_text
@@ -167,7 +167,7 @@ def _processes(patient: Patient) -> Iterator[Piece]:
     current = _state(patient)
     if current is None or not current.here:
         return
-    members = sorted(procs.family(current.identities, current.mark))
+    members = sorted(current.family())
     yield _json("processes.json", [_process(pid) for pid, _ in members])
 
 

@@ -232,6 +232,14 @@ def _shown(known: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any] 
     return {name: known[-1].get(name) for name in names} if known else None
 
 
+def remains(pids: Sequence[int]) -> dict[str, Any]:
+    """What ``status`` says of processes that outlive their server; nothing where none does."""
+    if not pids:
+        return {}
+    left = [{"pid": pid, "name": procs.name_of(pid)} for pid in pids]
+    return {"left_behind": left, "fix": "`down` ends them."}
+
+
 def described(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
     """What ``status`` says about supervision."""
     known = events.read(plan.own)

@@ -17,6 +17,7 @@ from . import decide, events, state, supervisor
 from .choices import Choice
 from .decide import Phase, Track
 from .errors import LauncherError
+from .failure import LOG_BYTES, last_failure
 from .files import tail
 from .observe import Look, Observer, connections, target
 from .plan import LaunchPlan
@@ -29,7 +30,6 @@ IDLE_LOOKS = 2
 _QUESTIONS = 15
 """How often a server that serves is asked within the time that counts as a hang."""
 _LOG_LINES = 60
-_LOG_BYTES = 1 << 18
 
 
 class Gone(Exception):  # noqa: N818 - it is how a keeper ends, not an error
@@ -128,9 +128,9 @@ class Kept:
     def log_of(self, path: Path) -> str:
         """The end of a log, without the lines that the keeper's own questions left in it."""
         own = (f"GET {self.plan.health} ", "GET /metrics ", "GET /prometheus/metrics ")
-        lines = tail(path, _LOG_BYTES, limit=_LOG_BYTES).splitlines()
+        lines = tail(path, LOG_BYTES, limit=LOG_BYTES).splitlines()
         others = [line for line in lines if not any(words in line for words in own)]
-        return "\n".join(others[-_LOG_LINES:])
+        return "\n".join(last_failure(others, _LOG_LINES))
 
     def is_idle(self, group: int) -> bool:
         """Whether no request runs: by the engine's figures, else by open connections."""
@@ -190,7 +190,14 @@ class Kept:
             group: decide.starting(now, self.plan.startup_timeout_s)
             for group in groups_of(self.plan)
         }
-        began = replace(self.current, choice=choice.name, servers=(), ready=False, parked=())
+        began = replace(
+            self.current,
+            choice=choice.name,
+            servers=(),
+            ready=False,
+            parked=(),
+            logs=supervisor.logs_of(self.plan),
+        )
         self.save(began)
 
 

@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-_UNITS = {
+from .claims import Memory, node_memories
+
+UNITS = {
     "B": 1,
     "KB": 1 << 10,
     "MB": 1 << 20,
@@ -42,7 +44,8 @@ class Machine:
     """A machine; ``runtime`` is cuda or rocm with accelerators, else cpu.
 
     ``notes`` say why a vendor's tool failed. ``driver``: version of the accelerators' kernel
-    driver; empty where it does not say.
+    driver; empty where it does not say. ``memories``: the memory nodes that this process may run
+    on.
     """
 
     runtime: str
@@ -53,10 +56,13 @@ class Machine:
     available_bytes: int | None
     notes: tuple[str, ...] = ()
     driver: str = ""
+    memories: tuple[Memory, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The machine as a measurement records it."""
-        return asdict(self)
+        values = asdict(self)
+        del values["memories"]  # how it is just now
+        return values
 
 
 def detect() -> Machine:
@@ -70,15 +76,17 @@ def detect() -> Machine:
         hidden = f"{len(devices)} x {devices[0].name}"
         notes.append(f"{variable}={os.environ[variable]} hides all of {hidden}")
     total, available = memory()
+    cpus = frozenset(os.sched_getaffinity(0))
     return Machine(
         runtime if shown else "cpu",
         tuple(shown),
         cpu_name(),
-        len(os.sched_getaffinity(0)),
+        len(cpus),
         total,
         available,
         tuple(notes),
         driver_version(runtime) if shown else "",
+        node_memories(cpus, limit_bytes=total, available_bytes=available),
     )
 
 
@@ -115,7 +123,7 @@ def visible(devices: list[Device], variable: str) -> list[Device]:
     return [device for device in devices if device.index in indexes]
 
 
-def _run(argv: list[str], notes: list[str]) -> str | None:
+def run_tool(argv: list[str], notes: list[str]) -> str | None:
     """A tool's output; None where it is missing, or fails (with a note)."""
     if shutil.which(argv[0]) is None:
         return None
@@ -134,7 +142,7 @@ def _run(argv: list[str], notes: list[str]) -> str | None:
 
 
 def _nvidia(notes: list[str]) -> list[Device]:
-    output = _run(
+    output = run_tool(
         [
             "nvidia-smi",
             "--query-gpu=name,memory.total,memory.free",
@@ -169,12 +177,12 @@ def _amd(notes: list[str]) -> list[Device]:
         (["amd-smi", "static", "--asic", "--vram", "--json"], parse_amd_smi),
     ]
     for argv, parse in attempts:
-        output = _run(argv, notes)
+        output = run_tool(argv, notes)
         if output is None:
             continue
         try:
             if devices := parse(output):
-                return devices
+                return _with_free(devices, notes)
         except (ValueError, TypeError, AttributeError) as error:
             notes.append(f"{argv[0]}: the output could not be read ({error})")
     return read_kfd(Path("/sys/class/kfd/kfd/topology/nodes"))
@@ -212,22 +220,49 @@ def parse_amd_smi(output: str) -> list[Device]:
 
     The size is ``{"value": 196592, "unit": "MB"}``, in binary units.
     """
-    starts = [position for position in (output.find("["), output.find("{")) if position >= 0]
-    data = json.loads(output[min(starts) :]) if starts else []
-    items = data.get("gpu_data", []) if isinstance(data, dict) else data
     return [
         Device(
             int(item.get("gpu", index)),
             item.get("asic", {}).get("market_name") or "AMD GPU",
             _sized(item.get("vram", {}).get("size")),
         )
-        for index, item in enumerate(items)
+        for index, item in enumerate(_amd_items(output))
     ]
+
+
+def _with_free(devices: list[Device], notes: list[str]) -> list[Device]:
+    """The devices with their free memory, where only amd-smi tells it."""
+    if all(device.free_bytes is not None for device in devices):
+        return devices
+    output = run_tool(["amd-smi", "metric", "--mem-usage", "--json"], notes)
+    free = parse_amd_usage(output) if output else {}
+    return [replace(device, free_bytes=free.get(device.index)) for device in devices]
+
+
+def parse_amd_usage(output: str) -> dict[int, int]:
+    """Free bytes by device, of objects with ``mem_usage``: ``free_vram``, or total less used."""
+    free: dict[int, int] = {}
+    for index, item in enumerate(_amd_items(output)):
+        usage = item.get("mem_usage") or {}
+        sizes = [_sized(usage.get(key)) for key in ("free_vram", "total_vram", "used_vram")]
+        known, total, used = sizes
+        if known is None and total is not None and used is not None:
+            known = total - used
+        if known is not None:
+            free[int(item.get("gpu", index))] = known
+    return free
+
+
+def _amd_items(output: str) -> list[dict[str, Any]]:
+    starts = [position for position in (output.find("["), output.find("{")) if position >= 0]
+    data = json.loads(output[min(starts) :]) if starts else []
+    items = data.get("gpu_data", []) if isinstance(data, dict) else data
+    return [item for item in items if isinstance(item, dict)]
 
 
 def _sized(size: object) -> int | None:
     if isinstance(size, dict) and isinstance(size.get("value"), int):
-        return int(size["value"]) * _UNITS.get(str(size.get("unit", "MB")).upper(), 1 << 20)
+        return int(size["value"]) * UNITS.get(str(size.get("unit", "MB")).upper(), 1 << 20)
     return None
 
 

@@ -123,18 +123,33 @@ def _misfit(plan: LaunchPlan, options: Sequence[Choice], machine: Machine) -> st
 
 def freed(machine: Machine, needs: Needs) -> Machine:
     """A machine with the memory that a plan uses counted as free, as the recipe estimates it."""
-    used = needs.used_bytes or 0
     if needs.runtime != "cpu":
-        devices = tuple(_freed(device, used) for device in machine.devices)
+        devices = tuple(_freed(device, needs) for device in machine.devices)
         return replace(machine, devices=devices)
     if machine.available_bytes is None:
         return machine
-    free = machine.available_bytes + used
-    return replace(machine, available_bytes=min(free, machine.memory_bytes or free))
+    free = machine.available_bytes + _held(needs, machine.memory_bytes or 0)
+    memories = tuple(
+        replace(
+            memory,
+            free_bytes=min(
+                memory.total_bytes, memory.free_bytes + _held(needs, memory.total_bytes)
+            ),
+        )
+        for memory in machine.memories
+    )
+    available = min(free, machine.memory_bytes or free)
+    return replace(machine, available_bytes=available, memories=memories)
 
 
-def _freed(device: Device, used: int) -> Device:
+def _freed(device: Device, needs: Needs) -> Device:
     if device.free_bytes is None:
         return device
-    free = device.free_bytes + used
+    free = device.free_bytes + _held(needs, device.memory_bytes or 0)
     return replace(device, free_bytes=min(free, device.memory_bytes or free))
+
+
+def _held(needs: Needs, total_bytes: int) -> int:
+    """What the engine may hold of a memory: what it uses, or all that it has claimed."""
+    claimed = needs.claim.of(total_bytes) if needs.claim else 0
+    return max(needs.used_bytes or 0, claimed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .claims import Claim, read_claim
 from .errors import InputError
 from .fields import Fields
 from .files import read_object
@@ -39,7 +40,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The machine of the recipe; memory is per device (of the machine for runtime cpu)."""
+    """The machine of the recipe; memory is per device (of the machine for runtime cpu).
+
+    ``claim``: what of it must be free when the engine starts, where that is more than it uses.
+    """
 
     runtime: str
     device: str
@@ -48,6 +52,7 @@ class Needs:
     count: int
     memory_bytes: int | None
     used_bytes: int | None
+    claim: Claim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +430,7 @@ def _needs(fields: Fields) -> Needs:
         count=fields.integer("count", low=1),
         memory_bytes=fields.optional_integer("memory_bytes"),
         used_bytes=fields.optional_integer("used_bytes"),
+        claim=read_claim(fields),
     )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import manifest
+from .claims import Memory, Refusal, refused
 from .engine import locate, same_version
 from .errors import LauncherError
-from .machine import Machine, detect
+from .holders import holders
+from .machine import Device, Machine, detect
 from .plan import LaunchPlan, Needs, Process, is_path
 from .variants import advice
 
@@ -70,7 +72,10 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
     engine_check, version = check_engine(plan)
     checks = [
         files,
-        *check_machine(needs_here(plan), machine, running=bool(own_ports)),
+        *(
+            _with_holders(check, plan.needs.runtime)
+            for check in check_machine(needs_here(plan), machine, running=bool(own_ports))
+        ),
     ]
     checks += [*check_variants(plan, machine), engine_check]
     if plan.needs_model:
@@ -83,11 +88,15 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
 
 
 def needs_here(plan: LaunchPlan) -> Needs:
-    """The needs of this node's processes alone."""
+    """The needs of this node's processes alone, in the environment that they would get."""
+    needs = plan.needs
+    if needs.claim is not None and plan.processes:
+        environment = {**os.environ, **plan.processes[0].env}
+        needs = replace(needs, claim=needs.claim.within(environment))
     if plan.node is None:
-        return plan.needs
+        return needs
     devices = {device for process in plan.processes for device in process.devices}
-    return replace(plan.needs, count=len(devices) or 1)
+    return replace(needs, count=len(devices) or 1)
 
 
 def listening(plan: LaunchPlan) -> tuple[Process, ...]:
@@ -205,10 +214,36 @@ def check_device_memory(needs: Needs, machine: Machine, *, running: bool = False
         detail = f"{_gib(min(free))} of {present} are free; the recipe uses {_gib(used)}"
         hint = "Stop what else runs on the device, or plan again for what is left of it."
         return Check("memory", "FAIL", detail, hint)
+    if not running and (refusal := _refused_on_devices(needs, first)):
+        return Check("memory", "FAIL", refusal.detail, refusal.hint)
     if smallest < needs.memory_bytes * (1 - _MEMORY_TOLERANCE):
         detail = f"{present}; the recipe is for {_gib(needs.memory_bytes)}"
         return Check("memory", "warn", detail, "Fewer requests than planned may fit.")
-    return Check("memory", "ok", f"{present}, {_gib(used)} planned")
+    return Check("memory", "ok", f"{present}, {_gib(used)} planned{_claimed(needs, smallest)}")
+
+
+def _refused_on_devices(needs: Needs, devices: Sequence[Device]) -> Refusal | None:
+    """The first device of which too little is free for what the engine claims of it."""
+    for device in devices if needs.claim else ():
+        if needs.claim and device.free_bytes is not None and device.memory_bytes is not None:
+            memory = Memory(f"device {device.index}", device.memory_bytes, device.free_bytes)
+            refusal = refused(needs.claim, memory, needs.used_bytes or 0, exact=False)
+            if refusal:
+                return refusal
+    return None
+
+
+def _claimed(needs: Needs, total_bytes: int) -> str:
+    """What the engine claims beside, in words; nothing where it claims what it uses."""
+    return f", {_gib(needs.claim.of(total_bytes))} claimed" if needs.claim else ""
+
+
+def _with_holders(check: Check, runtime: str) -> Check:
+    """A refusal for want of memory with the names of who holds it."""
+    if check.name != "memory" or check.status != "FAIL":
+        return check
+    listed = [holder.text() for holder in holders(runtime)]
+    return replace(check, detail="; ".join([check.detail, *listed]))
 
 
 def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
@@ -217,11 +252,19 @@ def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
     if machine.available_bytes is None:
         detail = "/proc/meminfo cannot be read, so free memory is unknown"
         return Check("memory", "warn", detail, "The launcher is made for Linux.")
-    detail = f"{_gib(machine.available_bytes)} available, {_gib(used)} planned"
+    memory = machine.memories[0] if machine.memories else None
+    if memory is None and machine.memory_bytes is not None:
+        memory = Memory("this machine", machine.memory_bytes, machine.available_bytes)
+    claimed = _claimed(needs, memory.total_bytes) if memory else ""
+    detail = f"{_gib(machine.available_bytes)} available, {_gib(used)} planned{claimed}"
     if machine.available_bytes < used and not running:
         missing = _gib(used - machine.available_bytes)
         hint = f"Free {missing}, or plan a smaller split with `recipe plan`."
         return Check("memory", "FAIL", detail, hint)
+    if needs.claim and memory and not running:
+        refusal = refused(needs.claim, memory, used, exact=True)
+        if refusal:
+            return Check("memory", "FAIL", refusal.detail, refusal.hint)
     return Check("memory", "ok", detail)
 
 

@@ -64,10 +64,20 @@ def up_text(plan: LaunchPlan, current: State) -> str:
 
 def curl(plan: LaunchPlan, port: int) -> str:
     """A request to copy into a shell."""
-    question: dict[str, Any] = {"prompt": "A good recipe"}
-    if plan.api.path.endswith("/chat/completions"):
-        question = {"messages": [{"role": "user", "content": "What is a good recipe?"}]}
-    body = json.dumps({"model": plan.api.model, **question, "max_tokens": 32})
+    path, text = plan.api.path, "A good recipe"
+    question: dict[str, Any] = {"model": plan.api.model, "prompt": text, "max_tokens": 32}
+    if path.endswith("/chat/completions"):
+        messages = [{"role": "user", "content": "What is a good recipe?"}]
+        question = {"model": plan.api.model, "messages": messages, "max_tokens": 32}
+    elif path.endswith("/embeddings"):
+        question = {"model": plan.api.model, "input": text}
+    elif path.endswith("/score"):
+        question = {"model": plan.api.model, "text_1": "What is good?", "text_2": text}
+    elif path.endswith("/embed"):
+        question = {"inputs": text}
+    elif path.endswith("/rerank"):
+        question = {"query": "What is good?", "texts": [text]}
+    body = json.dumps(question)
     url = f"{plan.address(port)}{plan.api.path}"
     return f"curl -s {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 

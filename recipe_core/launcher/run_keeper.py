@@ -190,8 +190,7 @@ class Keeper:
         checkpoint = run_status.checkpoint_step(self.plan)
         with self._alone():
             if trouble.kind is Kind.HUNG:  # what is only stopped can end by itself
-                family = procs.family(self.current.identities, self.current.mark)
-                procs.send(family, signal.SIGCONT)
+                procs.send(self.current.family(), signal.SIGCONT)
             self._stop_run()
         misfit = self._misfit()
         self.track, action = respond(

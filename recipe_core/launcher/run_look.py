@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import events, observe, report, run_status, supervisor
 from .diagnosis import Diagnosis, diagnose
-from .files import tail
+from .failure import failure_text
 from .plan import LaunchPlan
 from .run_decide import Seen
 from .state import State
@@ -15,7 +15,6 @@ from .steps import metrics_file, planned_steps, read_steps
 from .supervisor import Progress
 
 _LOG_LINES = 400
-_LOG_BYTES = 1 << 18
 _RANK_ENDED = re.compile(r"exitcode\s*:\s*(-?\d+)\s*\(pid")
 """A line of the summary in which torchrun names the first rank that failed."""
 _GENERIC = frozenset({"unknown", "exception", "worker-died"})
@@ -85,7 +84,7 @@ class Observer:
 
     def diagnosis(self, plan: LaunchPlan, current: State, *, proven: bool) -> Diagnosis:
         """Why the run ended, from its log and the kernel's counters."""
-        text = tail(log_of(plan, current), _LOG_LINES, limit=_LOG_BYTES)
+        text = failure_text(log_of(plan, current), _LOG_LINES)
         ranks = [int(code) for code in _RANK_ENDED.findall(text)]
         code = next(iter(ranks), exit_code(current))
         kernel = f"oom_kill {self.kills}" if self.kills else ""

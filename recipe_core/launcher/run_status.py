@@ -182,6 +182,7 @@ def status_data(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
         "rollbacks": len(read_rollbacks(plan)),
         **keeping.described(plan, current),
         "processes": processes,
+        **keeping.remains(current.left_behind() if current else []),
     }
 
 
@@ -189,6 +190,8 @@ def _word(plan: LaunchPlan, current: State | None) -> str:
     """The state of the run in one word."""
     if current and current.here and any(server.alive for server in current.servers):
         return "up"
+    if current and current.left_behind():
+        return "degraded"  # workers outlive their parent
     if current and not recorded(plan, current) and current.unrecorded():
         return "degraded"  # its launcher was killed before it noted the process
     if finished(plan):

@@ -110,6 +110,7 @@ def _start(
     leftover = state.load(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
+    supervisor.stop_strays(plan, progress)
     fixed = request.strict or request.choice is not None
     attempts = Attempts(plan, progress, strict=fixed)
     for choice in attempts:
@@ -290,6 +291,7 @@ def down(request: Request, plan: LaunchPlan) -> int:
         if current is not None:
             events.append(plan.own, "stop", step=last_step(plan))
             stopped = supervisor.stop(plan.own, current, progress=progress)
+        stopped += supervisor.stop_strays(plan, progress)
     checkpoint = newest_checkpoint(plan)
     ended = bool(stopped) or current is not None
     data = {

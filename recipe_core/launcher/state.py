@@ -62,7 +62,8 @@ class Keeper:
 class State:
     """The running servers and their parameters; ``boot`` guards against an earlier boot.
 
-    ``choice``: which of the bundle's choices runs. ``restarts`` of groups since the first start,
+    ``choice``: which of the bundle's choices runs. ``logs``: what its processes write to, also
+    those that are not noted yet. ``restarts`` of groups since the first start,
     ``parked``: groups that failed and wait while others serve. It is written with its mark before
     the first start, so that a launcher that is killed in between leaves nothing that the mark does
     not find.
@@ -79,6 +80,7 @@ class State:
     keeper: Keeper | None = None
     restarts: int = 0
     parked: tuple[int, ...] = ()
+    logs: tuple[str, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -95,9 +97,28 @@ class State:
         """False after a restart of the machine: its pids and ticks mean nothing any more."""
         return self.boot == boot_id()
 
+    @property
+    def outputs(self) -> frozenset[str]:
+        """The logs of every process of this start."""
+        return frozenset({*self.logs, *(server.log for server in self.servers)})
+
     def unrecorded(self) -> list[int]:
         """Pids of processes of this start that its launcher could not record."""
-        return procs.unrecorded(self.identities, self.mark) if self.here else []
+        if not self.here:
+            return []
+        return procs.unrecorded(self.identities, self.mark, logs=self.outputs)
+
+    def left_behind(self) -> list[int]:
+        """Pids of this start that outlive the server they belong to."""
+        if not self.here:
+            return []
+        return procs.left_behind(self.identities, self.mark, logs=self.outputs)
+
+    def family(self) -> set[procs.Identity]:
+        """Every process of this start that runs."""
+        if not self.here:
+            return set()
+        return procs.family(self.identities, self.mark, logs=self.outputs)
 
     @property
     def ports(self) -> frozenset[int]:
@@ -144,6 +165,7 @@ def load(run: Path) -> State | None:
             keeper=_keeper(fields),
             restarts=fields.optional_integer("restarts") or 0,
             parked=fields.integers("parked"),
+            logs=fields.texts("logs"),
         )
     except InputError as error:
         raise LauncherError(

@@ -15,6 +15,7 @@ from . import keeping, notify, procs, state
 from .diagnosis import VAGUE, diagnose
 from .engine import command
 from .errors import LateError, LauncherError, StartError, file_error
+from .failure import failure_text, shown
 from .files import tail
 from .interrupts import uninterrupted
 from .output import complain
@@ -28,6 +29,7 @@ SETTLE_S = 0.2
 UNRECORDED_S = 2.0
 """How long a stop looks for processes whose launcher was killed while it started them."""
 PROGRESS_S = 3.0
+_SHOWN_LINES = 20
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 
 
@@ -55,6 +57,7 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
         False,
         (),
         plan.choice,
+        logs=logs_of(plan),
     )
     try:
         # Before the first start: whenever this launcher is killed, `down` finds all by the mark.
@@ -110,9 +113,21 @@ def stop_group(plan: LaunchPlan, current: State, group: int, *, grace_s: float =
             grace_s=grace_s,
             settle_s=0.0 if current.ready or leaders else SETTLE_S,
             variable=procs.PART,
+            logs=logs_of(plan, group),
         )
     if left:
         raise _runs_on(left)
+
+
+def logs_of(plan: LaunchPlan, group: int | None = None) -> tuple[str, ...]:
+    """The logs of the processes here, or of one group of them."""
+    members = [p for p in plan.processes if group is None or p.group == group]
+    return tuple(str(log_path(plan, process)) for process in members)
+
+
+def log_path(plan: LaunchPlan, process: Process) -> Path:
+    """The file that a process writes to."""
+    return plan.own / f"{process.name}.log"
 
 
 def part_mark(mark: str, group: int) -> str:
@@ -121,7 +136,7 @@ def part_mark(mark: str, group: int) -> str:
 
 
 def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
-    log = plan.own / f"{process.name}.log"
+    log = log_path(plan, process)
     _keep_previous(log)
     argv = command(process.argv)
     environment = process_environment(plan, process, mark)
@@ -234,12 +249,13 @@ def exit_codes(current: State) -> list[int]:
 
 
 def _died(server: Server, event: str) -> StartError:
-    log, code = tail(Path(server.log)), procs.reap(server.pid)
-    diagnosis, follows = diagnose(log, code, ready=False), f"The end of {server.log} follows."
+    text, code = failure_text(Path(server.log), _SHOWN_LINES), procs.reap(server.pid)
+    diagnosis, follows = diagnose(text, code, ready=False), f"The end of {server.log} follows."
+    detail = shown(text.splitlines(), diagnosis.lines, _SHOWN_LINES)
     if diagnosis.cause in VAGUE:
-        return StartError(f"{server.name} {event}.", hint=follows, detail=log)
+        return StartError(f"{server.name} {event}.", hint=follows, detail=detail)
     hint = f"{diagnosis.fix} {follows}"
-    return StartError(f"{server.name} {event}: {diagnosis.title}.", hint=hint, detail=log)
+    return StartError(f"{server.name} {event}: {diagnosis.title}.", hint=hint, detail=detail)
 
 
 def _late(server: Server, timeout_s: float) -> LateError:
@@ -289,17 +305,41 @@ def end(current: State, progress: Progress) -> list[str]:
 
 def _stop(current: State, progress: Progress, known: bool) -> list[str]:
     names = [server.name for server in reversed(current.servers) if server.alive]
-    if not known:
-        names += [f"pid {pid}" for pid in current.unrecorded()]
+    orphans = {*current.left_behind(), *([] if known else current.unrecorded())}
+    names += [f"pid {pid}" for pid in sorted(orphans)]
     ended, left = procs.terminate(
         current.identities,
         current.mark,
         grace_s=GRACE_S,
         settle_s=0.0 if known else UNRECORDED_S,
+        logs=current.outputs,
     )
     if left:
         raise _runs_on(left)
-    names = names or [f"pid {pid}" for pid, _ in sorted(ended)]  # workers whose parent crashed
+    names = names or [f"pid {pid}" for pid, _ in sorted(ended)]  # what showed itself meanwhile
+    for name in names:
+        progress.say(f"stopped {name}")
+    return names
+
+
+def strays(plan: LaunchPlan) -> set[procs.Identity]:
+    """Processes that write to this bundle's logs, though no state records them."""
+    return procs.family((), uuid.uuid4().hex, logs=logs_of(plan))
+
+
+def stop_strays(plan: LaunchPlan, progress: Progress) -> list[str]:
+    """End what no state records: of a start whose ``state.json`` was removed by hand.
+
+    Raises:
+        LauncherError: when a process runs on.
+    """
+    if not strays(plan):
+        return []
+    with uninterrupted():
+        ended, left = procs.terminate((), uuid.uuid4().hex, grace_s=GRACE_S, logs=logs_of(plan))
+    if left:
+        raise _runs_on(left)
+    names = [f"pid {pid}" for pid, _ in sorted(ended)]
     for name in names:
         progress.say(f"stopped {name}")
     return names

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -144,7 +145,11 @@ def main() -> None:
     parser.add_argument("--orders", type=Path)
     parser.add_argument("--starts", type=Path, help="a file that counts starts by its letters")
     parser.add_argument("--dies-until", type=int, default=0, help="starts that fail")
+    parser.add_argument("--worker", action="store_true", help="a child that shows no environment")
     options = parser.parse_args()
+    if options.worker:
+        # As engines do that name their processes: the kernel then shows no variables of theirs.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={})
     print("fake engine starting", flush=True)
     if options.starts:
         with options.starts.open("a") as file:

@@ -78,6 +78,38 @@ def test_without_usage_pieces_are_counted() -> None:
     assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("hihm", None, 2)
 
 
+USAGE = {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 3}}
+OPENING = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+
+
+def test_tokens_without_text_are_tokens() -> None:
+    """Special tokens, and parts of a character that takes several, have no text."""
+    found = stream(piece(""), piece(""), piece("", finish_reason="length"), USAGE, "[DONE]")
+    sample = found.sample  # type: ignore[attr-defined]
+    assert (sample.text, sample.output_tokens, found.chunks) == ("", 3, 2)
+    assert sample.tpot_s is not None
+    assert sample.last == found.ended  # the last token came with the reason of the end
+
+
+def test_a_single_token_without_text() -> None:
+    one = {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 1}}
+    sample = stream(piece("", finish_reason="length"), one).sample  # type: ignore[attr-defined]
+    assert (sample.output_tokens, sample.first) == (1, sample.last)
+
+
+def test_what_opens_a_chat_is_no_token() -> None:
+    empty = {"choices": [{"delta": {"content": ""}}]}
+    found = stream(OPENING, empty, empty, USAGE | {"usage": {"completion_tokens": 2}})
+    assert found.chunks == 2
+    found = stream(OPENING, empty, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    assert (found.chunks, found.sample.output_tokens) == (1, 1)  # type: ignore[attr-defined]
+
+
+def test_a_server_that_names_the_role_in_every_chunk() -> None:
+    silent = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    assert stream(OPENING, silent, silent, USAGE).chunks == 2
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -85,7 +117,8 @@ def test_without_usage_pieces_are_counted() -> None:
         ([{"error": "worker died"}], "worker died"),
         ([{"object": "error", "message": "bad model"}], "bad model"),
         (['{"error": "it said "no""}'], "it said"),
-        ([piece("")], "without a single token"),
+        ([piece("", finish_reason="stop")], "without a single token"),
+        ([piece("")], "broke off after 1 pieces"),
         ([], "without a single token"),
         ([piece("a"), piece("b")], "broke off after 2 pieces"),
     ],

@@ -8,10 +8,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from recipe_core.base.data_files import DataFile
+from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
+from recipe_core.engines.grammar import meanings
 from recipe_core.engines.options import FOLDER
 from recipe_core.hardware.profile import Runtime, Vendor
 from recipe_core.launch.process import Deployment
+from recipe_core.model.towers import THROUGH
 
 
 class When(BaseModel):
@@ -108,3 +111,24 @@ def options(deployment: Deployment) -> dict[str, Any]:
     for rule in rules_for(deployment):
         out |= rule.options
     return out
+
+
+def towers(deployment: Deployment) -> dict[str, Any]:
+    """Options that leave towers out, as the estimate does; none where it has them all.
+
+    With one switch where no tower stays, else by limits of 0, where the engine has them.
+    """
+    model, names = deployment.setting.model, meanings(deployment.setting.engine)
+    by_meaning = {meaning: name for name, meaning in names.items()}
+    if not model.left_out:
+        return {}
+    if not model.towers and "text_only" in by_meaning:
+        return {by_meaning["text_only"]: True}
+    if "media_limits" in by_meaning:
+        limits = {name: 0 for modality in model.left_out for name in THROUGH[modality]}
+        return {by_meaning["media_limits"]: limits}
+    raise InputError(
+        f"{deployment.setting.engine.title} has no option that leaves towers out.",
+        field="workload.modalities",
+        hint="Leave it out.",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.engines.options import option_table
+from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.groups import Group, groups
@@ -69,7 +69,7 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         "served_model_name": deployment.served_name,
         "tp_size": split.tp * within,
         "pp_size": split.pp,
-        "attn_dp_size" if within > 1 else "dp_size": split.dp,
+        **_replicas(engine.options, split.dp, within),
         "ep_size": split.ep,
         "dtype": deployment.activation_word,
         "kv_cache_dtype": _cache_word(deployment),
@@ -92,7 +92,13 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         options |= {"disaggregation_mode": group.role, "disaggregation_transfer_backend": "nixl"}
     if group.role == "prefill":
         options["disaggregation_bootstrap_port"] = BOOTSTRAP_PORT + group.number
-    return options | rules.intervals(deployment) | _draft(deployment) | rules.options(deployment)
+    return (
+        options
+        | rules.intervals(deployment)
+        | _draft(deployment)
+        | rules.options(deployment)
+        | rules.towers(deployment)
+    )
 
 
 def _sent(deployment: Deployment, group: Group) -> str | None:
@@ -194,3 +200,12 @@ def _router(placed: list[Group]) -> list[str]:
             address = [url(group), str(BOOTSTRAP_PORT + group.number)]
         words += table.argv({group.role: address})
     return words
+
+
+def _replicas(table: OptionTable, dp: int, within: int) -> dict[str, Any]:
+    """Data parallelism, of attention where ranks are within tp; before 0.5.22 with a switch."""
+    if within == 1:
+        return {"dp_size": dp}
+    if "attn_dp_size" in table.by_name:
+        return {"attn_dp_size": dp}
+    return {"dp_size": dp, "enable_dp_attention": True}

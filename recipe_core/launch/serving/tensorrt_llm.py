@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from recipe_core.launch.process import Deployment, Draft, Launch
 from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.groups import Group, groups
 from recipe_core.launch.serving.processes import processes, router, url
+from recipe_core.launch.startup import weights_s
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800
@@ -53,7 +55,9 @@ def launch(deployment: Deployment) -> Launch:
     )
     files = {_config_path(group): to_yaml(config_of(deployment, group)) for group in placed}
     if pools:
-        started.insert(0, router(_router(placed), placed))
+        weights = setting.model.checkpoint_bytes or setting.model.counted_bytes
+        wait_s = math.ceil(STARTUP_TIMEOUT_S + weights_s(int(weights), setting.model.source, None))
+        started.insert(0, router(_router(placed, wait_s), placed))
         files |= {FILLED: FILLER.read_text(encoding="utf-8"), POOLS: to_json(_pools(placed))}
     return Launch(
         processes=tuple(started),
@@ -86,14 +90,17 @@ def _name(group: Group) -> str:
     return f"{group.role}{group.number}"
 
 
-def _router(placed: list[Group]) -> list[str]:
-    """The server before the pools: its file is filled with addresses when it starts."""
+def _router(placed: list[Group], wait_s: int) -> list[str]:
+    """The server before the pools: its file is filled with addresses when it starts.
+
+    It waits ``wait_s`` seconds for them.
+    """
     addresses = {"host": "${host}", "port": "${port}"}
     for group in placed:
         addresses[_name(group)] = url(group).removeprefix("http://")
     pairs = [f"{name}={value}" for name, value in addresses.items()]
     table = option_table("tensorrt-llm-disaggregated", engine("tensorrt-llm").version)
-    words = table.argv({"c": FILLED_POOLS, "t": STARTUP_TIMEOUT_S, "r": REQUEST_TIMEOUT_S})
+    words = table.argv({"c": FILLED_POOLS, "t": wait_s, "r": REQUEST_TIMEOUT_S})
     served = ["trtllm-serve", "disaggregated", *words]
     return [
         "python3",

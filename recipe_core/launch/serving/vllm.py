@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Launch
@@ -12,9 +13,13 @@ from recipe_core.launch.serving.groups import Group, groups
 from recipe_core.launch.serving.processes import processes, router, url
 from recipe_core.launch.serving.vllm_ranks import Way, way_of
 from recipe_core.launch.user_options import check_options
+from recipe_core.model.config.encoder import encoder_task
 
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("vllm-router", "0.1.17")
+_CONVERTED = {"embed": "embed", "score": "classify"}
+_PATHS = {"generate": "/v1/completions", "embed": "/v1/embeddings", "score": "/score"}
+"""Where clients ask, by task."""
 SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
 
 
@@ -55,9 +60,9 @@ def launch(deployment: Deployment) -> Launch:
         options=split_options(deployment, placed[-1]) | user_options,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
-        api_path="/v1/completions",
+        api_path=_PATHS[setting.model.task],
         api_model=deployment.served_name,
-        api_body={"ignore_eos": True, "temperature": 0},
+        api_body={"ignore_eos": True, "temperature": 0} if setting.model.generates else {},
         requires=(("vllm-router", "nixl") if pools else ()) + (("ray",) if way.ray else ()),
         files=way.files(placed),
     )
@@ -99,14 +104,39 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
         options["decode_context_parallel_size"] = candidate.cp
     if candidate.block_size != deployment.setting.engine.memory.block_tokens:
         options["block_size"] = candidate.block_size
-    stored = deployment.setting.model.weight_dtype
+    model = deployment.setting.model
+    if not model.generates:
+        options["runner"] = "pooling"
+        if not model.is_encoder:  # a decoder is turned into what an encoder is already
+            options["convert"] = _CONVERTED[model.task]
+            _check_scorer(deployment)
+    stored = model.weight_dtype
     if candidate.weight_dtype == "fp8" and stored != "fp8":
         options["quantization"] = "fp8"  # at load
     if (draft := _draft(deployment)) is not None:
         options["speculative_config"] = draft
     if group.role in ("prefill", "decode"):
         options["kv_transfer_config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-    return options | rules.intervals(deployment) | rules.options(deployment)
+    return (
+        options | rules.intervals(deployment) | rules.options(deployment) | rules.towers(deployment)
+    )
+
+
+def _check_scorer(deployment: Deployment) -> None:
+    """Raise NoAnswer where a decoder has no class for scores, and nothing says which rows score.
+
+    vLLM makes the score of such a checkpoint of rows of its head, which ``hf_overrides`` name
+    (``model_executor/models/config.py``); a recipe cannot carry these.
+    """
+    model = deployment.setting.model
+    stated = model.task == "score" and encoder_task(model.config) != "score"
+    if stated and "hf_overrides" not in deployment.engine_options:
+        raise NoAnswer(
+            f"vLLM scores with {model.name} only by hf_overrides, which name the tokens of its "
+            "answer; a bundle has none.",
+            field="workload.task",
+            hint="Start it by the command of its model card, or use embed.",
+        )
 
 
 def _words(

@@ -123,7 +123,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         checkpoint_steps=max(1, min(round(interval), steps or 1)) if math.isfinite(interval) else 1,
         flops_per_token=float(flops_per_token(setting, c.sequence_length[[row]].astype(float))[0]),
         hyper=usual(
-            setting.model.parameters,
+            setting.model.language_parameters,
             steps or 1,
             finetune=setting.method not in ("pretrain", "lora"),
         ),

@@ -1,0 +1,56 @@
+"""Hugging Face Text Embeddings Inference: ``text-embeddings-router``, one device a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.groups import groups
+from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.user_options import check_options
+
+STARTUP_TIMEOUT_S = 1800
+_DTYPES = {"bf16": "float16", "fp16": "float16", "fp32": "float32"}
+"""It computes in these two formats only; a checkpoint in bf16 is cast while it is loaded."""
+
+
+def launch(deployment: Deployment) -> Launch:
+    """One router per replica, each on a device of its own.
+
+    Its answers are vectors or scores, for which the launcher has no benchmark.
+    """
+    engine = deployment.setting.engine
+    placed = groups(deployment)
+    options = split_options(deployment)
+    extra = check_options(deployment.engine_options, engine, engine.options, options)
+    argv = (engine.program, *engine.argv(options | extra))
+    environment = rules.environment(deployment)
+    started = processes(placed, lambda group, rank: argv, lambda group, rank: dict(environment))
+    return Launch(
+        processes=tuple(started),
+        options=options | extra,
+        health="/health",
+        startup_timeout_s=STARTUP_TIMEOUT_S,
+        api_path="/embed" if deployment.setting.model.task == "embed" else "/rerank",
+        api_model="tei",
+    )
+
+
+def split_options(deployment: Deployment) -> dict[str, Any]:
+    """Every option that the estimate depends on."""
+    candidate, setting = deployment.candidate, deployment.setting
+    longest = min(deployment.max_context, setting.model.max_context)
+    options: dict[str, Any] = {
+        "model_id": "${model}",
+        "hostname": "${host}",
+        "port": "${port}",
+        "max_batch_tokens": candidate.max_batched_tokens,
+        "max_batch_requests": candidate.max_num_seqs,
+        "max_concurrent_requests": 4 * candidate.max_num_seqs,
+        # refused beside a step that does not take the longest text
+        "auto_truncate": "true" if candidate.max_batched_tokens < longest else "false",
+    }
+    if (word := _DTYPES.get(setting.weight_dtype)) is not None:
+        options["dtype"] = word
+    return options | rules.options(deployment)
