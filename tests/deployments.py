@@ -25,6 +25,8 @@ MODELS = (
     "Qwen/Qwen3-32B-FP8",
     "deepseek-ai/DeepSeek-V3",
 )
+EMBEDDING = ("BAAI/bge-m3", "Qwen/Qwen3-Embedding-0.6B", "BAAI/bge-reranker-v2-m3")
+"""What engines are asked for that make no text."""
 DEVICES = {
     "cuda": ("h100-sxm", "b200-sxm", "gb200", "l40s"),
     "rocm": ("mi300x", "mi355x"),
@@ -50,6 +52,11 @@ def legal(
     return problem, settings, splits.take(np.flatnonzero(fine))
 
 
+def models_of(name: str) -> tuple[str, ...]:
+    """Models that an engine can be asked for."""
+    return MODELS if "generate" in engine(name).tasks else EMBEDDING
+
+
 def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
     """``count`` deployments of an engine; the same for the same seed."""
     draw, spec = random.Random(seed), engine(name)
@@ -61,7 +68,7 @@ def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
             draw.choice(("auto", "auto", "fp8")),
         )
         problem, settings, splits = legal(
-            draw.choice(MODELS), name, device, per_node, nodes, weights, cache_dtype
+            draw.choice(models_of(name)), name, device, per_node, nodes, weights, cache_dtype
         )
         if not len(splits) or settings.needs_other_checkpoint:
             continue

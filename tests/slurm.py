@@ -45,9 +45,10 @@ AccountingStorageType=accounting_storage/none
 EnforcePartLimits=ALL
 KillWait=3
 GresTypes=gpu
-NodeName=n[0-{last}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] \\
-    CPUs=64 RealMemory=16000 Gres=gpu:{gpus}
-PartitionName=debug Nodes=n[0-{last}] Default=YES MaxTime=3-00:00:00 State=UP
+"""
+NODES = """NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] \\
+    CPUs=64 RealMemory=16000 Gres=gpu:{kind}:{gpus}
+PartitionName={partition} Nodes={nodes} Default={default} MaxTime=3-00:00:00 State=UP
 """
 
 
@@ -85,11 +86,15 @@ class Slurm:
 
 
 @contextmanager
-def cluster(root: Path, nodes: int = 2, gpus: int = 8) -> Iterator[Slurm]:
-    """Start everything below ``root``; stop it at the end, by the process ids it wrote."""
+def cluster(root: Path, partitions: dict[str, tuple[str, int]], gpus: int = 8) -> Iterator[Slurm]:
+    """Start everything below ``root``; stop it at the end, by the process ids it wrote.
+
+    ``partitions``: by name, the first one the default, the type of its devices and its nodes.
+    """
+    nodes = sum(count for _, count in partitions.values())
     for folder in ("etc", "run", "log", "state", "dev"):
         (root / folder).mkdir(parents=True, mode=0o755)
-    _configure(root, nodes, gpus)
+    _configure(root, partitions, gpus)
     slurm = Slurm(root)
     try:
         _start(slurm, nodes)
@@ -98,26 +103,32 @@ def cluster(root: Path, nodes: int = 2, gpus: int = 8) -> Iterator[Slurm]:
         _stop(root)
 
 
-def _configure(root: Path, nodes: int, gpus: int) -> None:
+def _configure(root: Path, partitions: dict[str, tuple[str, int]], gpus: int) -> None:
     key = root / "etc" / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
     for n in range(gpus):
         (root / "dev" / f"nvidia{n}").symlink_to("/dev/null")  # Slurm counts files
-    port = _free_ports(nodes + 1)
-    text = CONFIGURATION.format(
-        host=socket.gethostname().split(".")[0],
-        port=port,
-        root=root,
-        user=getpass.getuser(),
-        last=nodes - 1,
-        ports=f"{port + 1}-{port + nodes}",
-        gpus=gpus,
-    )
+    port = _free_ports(1 + sum(count for _, count in partitions.values()))
+    host = socket.gethostname().split(".")[0]
+    text = CONFIGURATION.format(host=host, port=port, root=root, user=getpass.getuser())
+    resources, first = "", 0
+    for partition, (kind, count) in partitions.items():
+        last = first + count - 1
+        text += NODES.format(
+            nodes=f"n[{first}-{last}]",
+            host=host,
+            ports=f"{port + 1 + first}-{port + 1 + last}",
+            kind=kind,
+            gpus=gpus,
+            partition=partition,
+            default="NO" if first else "YES",
+        )
+        files = f"{root}/dev/nvidia[0-{gpus - 1}]"
+        resources += f"NodeName=n[{first}-{last}] Name=gpu Type={kind} File={files}\n"
+        first = last + 1
     (root / "etc" / "slurm.conf").write_text(text)
-    (root / "etc" / "gres.conf").write_text(
-        f"NodeName=n[0-{nodes - 1}] Name=gpu File={root}/dev/nvidia[0-{gpus - 1}]\n"
-    )
+    (root / "etc" / "gres.conf").write_text(resources)
 
 
 def _free_ports(count: int) -> int:

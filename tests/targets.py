@@ -191,17 +191,23 @@ def training(nodes: int = 2, devices: int = 8) -> Launch:
 
 NVIDIA = {
     "device": "h100-sxm",
+    "device_names": ("NVIDIA H100 80GB HBM3", "h100"),
     "vendor": "nvidia",
     "runtime": "cuda",
     "architecture": "sm_90",
     "device_memory_bytes": 85520809984,
+    "network": "ib-ndr-400",
+    "network_title": "InfiniBand NDR, 400 Gb/s a device",
 }
 AMD = {
     "device": "mi300x",
+    "device_names": ("AMD Instinct MI300X", "AMD Instinct MI300X OAM", "mi300"),
     "vendor": "amd",
     "runtime": "rocm",
     "architecture": "gfx942",
     "device_memory_bytes": 206141652992,
+    "network": "roce-400",
+    "network_title": "RDMA over converged Ethernet, 400 Gb/s a device",
 }
 VLLM = Image(reference="vllm/vllm-openai:v0.32.0", digest=DIGEST)
 ROCM = Image(reference="vllm/vllm-openai-rocm:v0.32.0")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 
 import pytest
 from pydantic import ValidationError
 
 from recipe_core.base.errors import InputError
+from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.spec import engine
+from recipe_core.engines.training_programs import facts, install_on
 from recipe_core.model.catalog import load_model
 from recipe_core.model.checkpoint import checkpoint_digest
 from recipe_core.model.revision import snapshot_of, split_revision
@@ -119,6 +122,46 @@ def test_packages_are_read_off_the_install():
         "./here && export A=b"
     )
     assert found == {"vllm": "==0.32.0", "transformers": "==5.23.0", "torch": "<2.14,>=2.11"}
+
+
+def test_packages_are_read_off_a_wheel():
+    wheel = "https://host/v0.32.0/vllm-0.32.0%2Bcpu-cp38-abi3-manylinux_2_34_x86_64.whl"
+    found = pinned_packages(f"pip install {wheel} --extra-index-url https://host/whl/cpu")
+    assert found == {"vllm": "==0.32.0+cpu"}
+
+
+CUDA_ALONE = re.compile(r"pip install [\"']?(vllm==0.32.0|sglang==0.5.23)[\"']?( |$)")
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "device", "expected"),
+    [
+        ("vllm", "mi300x", "wheels.vllm.ai/rocm/0.32.0"),
+        ("vllm", "mi355x", "wheels.vllm.ai/rocm/0.32.0"),
+        ("vllm", "cpu", "vllm-0.32.0+cpu"),
+        ("sglang", "mi300x", "python[all_hip]"),
+        ("transformers", "cpu", "download.pytorch.org/whl/cpu"),
+        ("transformers", "mi300x", "download.pytorch.org/whl/rocm"),
+        ("vllm", "h100-sxm", "pip install vllm==0.32.0"),
+    ],
+)
+def test_a_bundle_installs_the_build_of_its_devices(engine_name, device, expected):
+    """README, launch.json (the launcher's hint) and lock; PyPI's packages are for CUDA."""
+    recipe = recipe_of("Qwen/Qwen3-0.6B", device, 1, candidate={"engine": engine_name})
+    files = bundle_files(recipe)
+    stated = json.loads(files["launch.json"])["engine"]["install"]
+    assert expected in stated
+    assert recipe.lock.engine.install == stated
+    assert stated in files["README.md"].decode()
+    assert bool(CUDA_ALONE.search(stated)) == (recipe.device.runtime == "cuda")
+
+
+@pytest.mark.parametrize("runtime", ["rocm", "cpu"])
+def test_frameworks_are_installed_beside_the_torch_of_their_devices(runtime):
+    for name in facts().engines:
+        first = install_on(name, runtime).split(" && ")[0]
+        assert f"--index-url https://download.pytorch.org/whl/{runtime}" in first
+    assert "index-url" not in install_on("torchtitan", "cuda")
 
 
 # Revisions and checkpoints

@@ -19,6 +19,7 @@ from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.variants import advice
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe.parameters import read_variants
+from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve, settings_of
 from recipe_core.recipe.variants import (
     Change,
@@ -241,6 +242,23 @@ def test_what_the_user_set_stays(computed):
     assert len(found.kept) == 2
     assert "set by" not in found.kept[0]
     assert "user set it; mine would change it" in found.kept[0]
+
+
+@pytest.mark.parametrize(
+    ("image", "there"),
+    [
+        (f"vllm/vllm-openai:v0.32.0@sha256:{'ab' * 32}", None),  # of the engine, by its digest
+        ("registry.local/mine:1.2", "registry.local/mine:1.2"),
+    ],
+)
+def test_what_names_the_own_device_does_not_travel(image, there):
+    place = Parameters(image=image, gpu_type="h100", partition="gpu")
+    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(parameters=place))
+    moved, _ = recipe_for(recipe, hardware_named("mi300x:1"))
+    assert moved.parameters == Parameters(image=there, partition="gpu")
+    assert moved.lock.image.reference == (there or "vllm/vllm-openai-rocm:v0.32.0")
+    same, _ = recipe_for(recipe, hardware_named("h100-sxm:1"))
+    assert same.parameters == place
 
 
 def test_a_written_variant_travels_into_the_bundle_of_its_hardware():

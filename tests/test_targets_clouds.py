@@ -109,6 +109,14 @@ def test_skypilot_balances_among_copies_and_asks_one_server_of_each():
     assert "its servers answer at 2 addresses" in refusals(context(both))["skypilot"]
 
 
+def test_skypilot_installs_with_the_command_as_it_is():
+    """Several commands stay several: nothing of them is quoted as a word."""
+    install = "pip install 'torch>=2.11,<2.14' --index-url https://host/rocm && pip install x==1"
+    value = replace(EXAMPLES["training-two-nodes"], image=None, install=install)
+    (task,) = documents(value, "task.yaml").values()
+    assert task["setup"] == f"{install}\n"
+
+
 def test_skypilot_serves_as_many_requests_as_were_estimated():
     (task,) = documents(with_parameters(context(single()), max_replicas=2), "task.yaml").values()
     assert task["service"]["replica_policy"]["target_qps_per_replica"] == pytest.approx(

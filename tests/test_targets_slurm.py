@@ -54,7 +54,8 @@ open(f"met-{node}", "w").write(said.decode())
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    with slurms.cluster(tmp_path_factory.mktemp("slurm"), nodes=2, gpus=8) as running:
+    partitions = {"debug": ("h100", 2), "amd": ("mi300x", 1)}
+    with slurms.cluster(tmp_path_factory.mktemp("slurm"), partitions) as running:
         yield running
 
 
@@ -115,9 +116,69 @@ def test_a_router_is_told_of_pools_on_other_nodes(slurm, tmp_path):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_slurm_takes_every_example(slurm, name, tmp_path):
-    path = bundle(with_parameters(EXAMPLES[name], partition="debug"), tmp_path)
-    done = slurm.run("sbatch", "--test-only", "targets/slurm/job.sbatch", cwd=tmp_path, PATH=path)
-    assert done.returncode == 0, done.stderr
+    partition = {"nvidia": "debug", "amd": "amd"}[EXAMPLES[name].vendor]
+    assert why_refused(slurm, EXAMPLES[name], tmp_path, partition=partition) == ""
+
+
+def why_refused(slurm, value, folder, **parameters):
+    """Why Slurm refuses the job of a recipe; empty where it takes it."""
+    path = bundle(with_parameters(value, **parameters), folder)
+    done = slurm.run("sbatch", "--test-only", "targets/slurm/job.sbatch", cwd=folder, PATH=path)
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize("name", ["amd-one-node", "two-nodes", "training-two-nodes"])
+def test_slurm_refuses_a_partition_of_other_devices(slurm, name, tmp_path):
+    partition = {"nvidia": "amd", "amd": "debug"}[EXAMPLES[name].vendor]
+    assert why_refused(slurm, EXAMPLES[name], tmp_path, partition=partition)
+
+
+def test_slurm_takes_the_name_that_its_cluster_has(slurm, tmp_path):
+    """A cluster that calls MI300X something else, and one whose devices have no type."""
+    value = EXAMPLES["amd-one-node"]
+    for n, kind in enumerate(("h100", "any")):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        assert why_refused(slurm, value, folder, partition="debug", gpu_type=kind) == ""
+    refused = tmp_path / "refused"
+    refused.mkdir()
+    assert why_refused(slurm, value, refused, gpu_type="any", constraint="no&such")
+
+
+SMI = "#!/bin/bash\nfor n in 0 1 2; do echo %r; done\n"
+ROCM_SMI = "#!/bin/bash\nprintf 'GPU[%%s]\\t\\t: Card Series: \\t\\t%s\\n' 0 1\n"
+
+
+@pytest.mark.parametrize("kind", ["serving", "training"])
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"])
+def test_a_job_looks_at_its_devices_before_it_starts(slurm, kind, name, tmp_path):
+    launch, program = {"serving": (spread(2), "vllm"), "training": (training(2), "torchrun")}[kind]
+    programs = {program: "#!/bin/bash\ntouch began\n"}
+    path = bundle(context(launch), tmp_path, nvidia_smi=SMI % name, **programs)
+    shown = ended(slurm, submitted(slurm, tmp_path, path))
+    log = "".join(file.read_text() for file in tmp_path.glob("*.out"))
+    planned = "H100" in name
+    assert (tmp_path / "began").exists() == planned
+    assert (f"n1 has {name}; the recipe is for h100-sxm" in log) != planned
+    if not planned:
+        assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "2:0", "0")
+
+
+def test_other_devices_are_taken_on_purpose(slurm, tmp_path):
+    path = bundle(context(single()), tmp_path, vllm=TELL, nvidia_smi=SMI % "NVIDIA L4")
+    finished(slurm, submitted(slurm, tmp_path, path, "--export=ALL,RECIPE_ANY_DEVICE=1"), tmp_path)
+    assert told(tmp_path)
+
+
+def test_devices_of_amd_are_looked_at_too(slurm, tmp_path):
+    value = with_parameters(context(single(), AMD, image=ROCM), partition="amd")
+    path = bundle(value, tmp_path, vllm=TELL, rocm_smi=ROCM_SMI % "AMD Instinct MI300X OAM")
+    log = finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
+    assert "not checked" not in log
+    other = tmp_path / "other"
+    other.mkdir()
+    path = bundle(value, other, vllm=TELL, rocm_smi=ROCM_SMI % "AMD Instinct MI210")
+    assert ended(slurm, submitted(slurm, other, path))["ExitCode"] == "2:0"
 
 
 def test_slurm_refuses_more_nodes_than_there_are(slurm, tmp_path):
@@ -157,7 +218,8 @@ def test_servers_of_one_node_take_devices_from_those_given(slurm, tmp_path):
 
 
 def test_amd_devices_are_not_filtered_twice(slurm, tmp_path):
-    path = bundle(context(replicas(4, 2), AMD, image=ROCM), tmp_path, vllm=TELL + "sleep 2\n")
+    value = with_parameters(context(replicas(4, 2), AMD, image=ROCM), partition="amd")
+    path = bundle(value, tmp_path, vllm=TELL + "sleep 2\n")
     finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
     assert sorted(words[2:4] for words in told(tmp_path)) == [
         ["cuda=", f"hip={n},{n + 1}"] for n in (0, 2, 4, 6)
@@ -165,7 +227,8 @@ def test_amd_devices_are_not_filtered_twice(slurm, tmp_path):
 
 
 def test_amd_devices_of_a_shared_node_are_found(slurm, tmp_path):
-    path = bundle(context(single(2), AMD, image=ROCM, devices_per_node=2), tmp_path, vllm=TELL)
+    value = context(single(2), AMD, image=ROCM, devices_per_node=2)
+    path = bundle(with_parameters(value, partition="amd"), tmp_path, vllm=TELL)
     finished(slurm, submitted(slurm, tmp_path, path, "--mem-per-gpu=1G"), tmp_path)
     (words,) = told(tmp_path)
     assert words[2:4] == ["cuda=", "hip="]  # ROCR_VISIBLE_DEVICES, which Slurm sets, says it all

@@ -16,6 +16,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Launch, Process
+from recipe_core.launch.startup import limit_s
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import device_facts, recipe_request
 from recipe_core.recipe.decision import Decision, decide
@@ -148,6 +149,7 @@ def launch_document(
             "per_node": device.per_node or device.count,
             "memory_bytes": device.memory_bytes,
             "used_bytes": int(recipe.estimate["memory"]["total_bytes"]),
+            **_claim(decision, started, device.runtime),
         },
         "parameters": {
             "model": recipe.parameters.model or decision.model.source,
@@ -158,7 +160,7 @@ def launch_document(
             {
                 "name": p.name,
                 "argv": list(p.argv),
-                "env": p.env,
+                "env": {**p.env, **(recipe.parameters.communication if p.devices else {})},
                 "port_offset": p.port_offset,
                 "devices": list(p.devices),
                 "node": p.node,
@@ -168,13 +170,36 @@ def launch_document(
             for p in started.processes
         ],
         "health": started.health,
-        "startup_timeout_s": started.startup_timeout_s,
+        "startup_timeout_s": limit_s(
+            started,
+            int(decision.model.checkpoint_bytes or decision.model.counted_bytes),
+            recipe.parameters.model or decision.model.source,
+            recipe.parameters.storage_mb_per_s,
+        ),
         "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
         "workload": _traffic(workload) if recipe.kind == "serving" else workload,
         "supervision": decision.request.options.supervision.for_launcher(),
         **({"variants": variants} if variants else {}),
         **({"fallbacks": [other.entry() for other in others]} if others else {}),
     }
+
+
+def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
+    """What must be free when the engine starts; nothing where that is what it uses."""
+    deployment = decision.deployment
+    claim = deployment.setting.engine.memory.claim if deployment is not None else None
+    if deployment is None or claim is None:
+        return {}
+    values: dict[str, Any] = {"share": deployment.candidate.memory_fraction}
+    setting = claim.stated.get(runtime)  # type: ignore[call-overload]
+    if setting is not None:
+        values["size_gib_variable"] = setting.variable_gib
+        if size := started.options.get(setting.option_bytes):
+            values["size_bytes"] = int(size)
+    programs = claim.programs_bytes.get(runtime)  # type: ignore[call-overload]
+    if programs is not None:
+        values["programs_bytes"] = int(programs.value)
+    return {"claim": values}
 
 
 def _engine(decision: Decision, started: Launch) -> dict[str, Any]:

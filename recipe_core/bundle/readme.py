@@ -30,16 +30,17 @@ def bundle_readme(
     paths: Iterable[str],
     refused: Mapping[str, str],
     restarts: Sequence[Row] = (),
+    clusters: Sequence[str] = (),
 ) -> str:
     """Markdown for people who have only the bundle's folder.
 
     ``paths`` are those of the targets' files, ``refused`` says why a target is unavailable,
-    ``restarts`` who starts what again where.
+    ``restarts`` who starts what again where, ``clusters`` what to know of clusters.
     """
     sections = [
         _head(recipe, launch),
         _run(recipe, launch),
-        _targets(recipe, paths, refused),
+        _targets(recipe, paths, refused, clusters),
         _restarts(recipe, launch, restarts),
         _expected(recipe),
         _fallbacks(recipe),
@@ -155,7 +156,9 @@ def _placement(nodes: list[int], all_nodes: int) -> str:
     return f"   # {', '.join(remarks)}" if remarks else ""
 
 
-def _targets(recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str]) -> str:
+def _targets(
+    recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str], clusters: Sequence[str]
+) -> str:
     """The commands of each target, and why the others are unavailable."""
     rows = [
         f"| {use.title} | `{use.start}` | `{use.stop}` |"
@@ -167,6 +170,8 @@ def _targets(recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str]) -
     if rows:
         lines += ["| target | start | stop |", "|---|---|---|", *rows]
     lines += ["", _GATED]
+    for note in clusters:
+        lines += ["", note]
     for name, reason in refused.items():
         lines += ["", f"Not for {name}: {quoting.markdown(reason)}"]
     return "\n".join(lines)
@@ -260,11 +265,17 @@ def _notes(recipe: Recipe) -> str:
 
 
 def _verify(recipe: Recipe) -> str:
+    tag = ""
+    if recipe.lock and recipe.lock.image and not recipe.lock.image.digest:
+        tag = (
+            "\n\nThe container image is pinned by its tag alone, which may move: "
+            "`recipe lock BUNDLE --online -o BUNDLE` asks its registry for the digest."
+        )
     return f"""## Verify
 
 `recipe check .` checks files, digests and signature, and whether the installed version of
 Recipe Builder still agrees; `python launch.py preflight` checks the machine, and
-`recipe lock . --verify` what is installed on it. The recipe's digest is `{recipe.digest}`."""
+`recipe lock . --verify` what is installed on it. The recipe's digest is `{recipe.digest}`.{tag}"""
 
 
 def _files(recipe: Recipe, paths: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.contents import MAX_FILE_BYTES, MAX_STATE_BYTES, RUN_FOLDER, STATE
-from recipe_core.launcher import procs, state, supervisor
+from recipe_core.launcher import state, supervisor
 from recipe_core.launcher.errors import LauncherError
 from recipe_core.launcher.files import read_object
 from recipe_core.launcher.supervisor import Progress
@@ -163,5 +163,5 @@ def _running(current: state.State) -> str | None:
     if not current.here:
         return None
     pids = {server.pid for server in current.servers if server.alive}
-    pids |= {pid for pid, _ in procs.family(current.identities, current.mark)}
+    pids |= {pid for pid, _ in current.family()}
     return f"process {min(pids)}" if pids else None

@@ -53,7 +53,11 @@ def _package(name: str, specifier: str) -> dict[str, Any]:
     component: dict[str, Any] = {"type": "library", "bom-ref": f"pypi:{name}", "name": name}
     if specifier.startswith("==") and "," not in specifier:
         version = specifier.removeprefix("==")
-        return {**component, "version": version, "purl": f"pkg:pypi/{name.lower()}@{version}"}
+        return {
+            **component,
+            "version": version,
+            "purl": f"pkg:pypi/{name.lower()}@{quote(version)}",
+        }
     component["purl"] = f"pkg:pypi/{name.lower()}"
     component["properties"] = [{"name": "recipe-builder:specifier", "value": specifier}]
     return component

@@ -30,6 +30,7 @@ from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
 from recipe_core.targets import Context, each_target
+from recipe_core.targets.notes import cluster_notes
 from recipe_core.targets.of_recipe import image_file, target_context
 from recipe_core.targets.restarts import LAUNCHER, rows
 
@@ -78,7 +79,9 @@ def bundle_of(recipe: Recipe) -> Bundle:
     restarts = rows(context, [LAUNCHER, *available])
     texts = {
         **start_files,
-        "README.md": bundle_readme(recipe, launch, start_files, refused, restarts),
+        "README.md": bundle_readme(
+            recipe, launch, start_files, refused, restarts, cluster_notes(context, available)
+        ),
         "expected.json": to_json(recipe.estimate),
         "launch.json": to_json(launch),
         "launch.py": LAUNCH_PY,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe_core import __version__
-from recipe_core.base.errors import InputError
+from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.base.secrets import refuse_secrets
 from recipe_core.hardware.cluster import device, plain
 from recipe_core.hardware.request import HardwareRequest
@@ -22,6 +22,7 @@ from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.names import recipe_name
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.provenance import provenance, shared_environment
+from recipe_core.recipe.registry import image_digest
 from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.schema import PlanRequest
@@ -162,6 +163,23 @@ def with_parameters(recipe: Recipe, parameters: Parameters) -> Recipe:
         moved = moved.model_copy(update={"lock": recipe.lock.model_copy(update={"image": image})})
     _refuse_secrets(moved)
     return moved.locked()
+
+
+def with_image_digest(recipe: Recipe) -> Recipe:
+    """The recipe with its image by digest: what the image's tag means in its registry now.
+
+    Raises:
+        NoAnswer: where no image is known, or its registry does not answer.
+    """
+    image = recipe.lock.image if recipe.lock else None
+    if image is None:
+        raise NoAnswer(
+            "no container image is known for this recipe.",
+            field="lock.image",
+            hint="Name one: recipe build … --set image=NAME:TAG.",
+        )
+    pinned = f"{image.reference}@{image_digest(image.reference)}"
+    return with_parameters(recipe, recipe.parameters.model_copy(update={"image": pinned}))
 
 
 def recipe_request(recipe: Recipe) -> PlanRequest:

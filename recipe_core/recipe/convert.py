@@ -17,7 +17,7 @@ from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import read_command, understood
 from recipe_core.commands.launches import image_tag
 from recipe_core.commands.verdict import Case
-from recipe_core.engines.grammar import grammars
+from recipe_core.engines.grammar import LIMITS, grammars
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.build import Additions, make_recipe
@@ -147,7 +147,8 @@ def _options(case: Case, computed: Launch) -> tuple[dict[str, Any], dict[str, An
     """
     grammar = grammars()[case.launch.engine]
     # Stated by the model, the candidate, the load, or the place of a process.
-    settled = {*_NAMED, *grammar.means, *grammar.placed, *computed.options}
+    split = {name for name, meaning in grammar.means.items() if meaning not in LIMITS}
+    settled = {*_NAMED, *split, *grammar.placed, *computed.options}
     options: dict[str, Any] = {}
     placed: dict[str, Any] = {}
     lost: list[Lost] = []

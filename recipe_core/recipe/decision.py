@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.engines.release import ContainerImage
-from recipe_core.engines.training_programs import training_engine
+from recipe_core.engines.training_programs import install_on, training_engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.launch.process import Candidate, Deployment, Launch
 from recipe_core.launch.serving.start import launch
@@ -123,7 +123,7 @@ def _serving(plan: ServingPlan, row: int, request: PlanRequest) -> Decision:
         title=spec.title,
         version=spec.version,
         module=spec.module,
-        install=spec.install,
+        install=spec.install_on(device.runtime, device.architecture),
         image=spec.image(device.runtime, device.architecture),
         floors={floor.what: floor.version} if floor else {},
         deployment=deployment,
@@ -146,7 +146,7 @@ def _training(plan: TrainingPlan, row: int, _request: PlanRequest) -> Decision:
         title=setting.framework.title,
         version=program.version,
         module=program.module,
-        install=program.install,
+        install=install_on(setting.engine, setting.cluster.device.runtime),
         candidate=plan.candidate(row),
         estimate=plan.estimate(row).to_json(),
         gpus=int(plan.columns["gpus"][row]),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from recipe_core.base.text_rows import is_pooled
 from recipe_core.space.scales import CALIBRATED
 
 HEADLINE = {"serving": ("serving", "output_tokens_per_s"), "training": ("training", "tokens_per_s")}
@@ -14,6 +15,7 @@ _FIGURES = {
     "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
     "training": ("step_s", "tokens_per_s", "tokens_per_s_per_gpu"),
 }
+_POOLED = ("request_latency_s", "requests_per_s", "input_tokens_per_s", "output_tokens_per_s")
 _PRICES = {
     "serving": ("usd_per_hour", "usd_per_million_output_tokens"),
     "training": ("usd_per_hour", "usd_per_million_tokens"),
@@ -22,7 +24,8 @@ _PRICES = {
 
 def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:
     """Raise ValueError naming the first figure that is missing or no number; prices may be null."""
-    for name in _FIGURES[kind]:
+    figures = _POOLED if is_pooled(estimate) else _FIGURES[kind]
+    for name in figures:
         _number(estimate, f"{kind}.{name}")
     _number(estimate, "memory.total_bytes")
     cost = estimate.get("cost")

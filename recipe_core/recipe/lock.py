@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import parse_wheel_filename
 from pydantic import BaseModel, Field, field_validator
 
 from recipe_core.base.described import DESCRIBED
@@ -123,8 +125,16 @@ class Lock(_Part):
 
 def pinned_packages(install: str) -> dict[str, str]:
     """Packages that a shell command holds to versions, by name: ``pip install vllm==0.32.0``."""
-    requirements = [_requirement(word) for word in shlex.split(install)]
-    return {pin.name: str(pin.specifier) for pin in requirements if pin and pin.specifier}
+    words = shlex.split(install)
+    requirements = [_requirement(word) for word in words]
+    pins = {pin.name: str(pin.specifier) for pin in requirements if pin and pin.specifier}
+    return pins | dict(_wheel(word) for word in words if word.endswith(".whl"))
+
+
+def _wheel(word: str) -> tuple[str, str]:
+    """Name and version of a wheel by its address, as a pin."""
+    name, version, *_ = parse_wheel_filename(unquote(word.rpartition("/")[2]))
+    return name, f"=={version}"
 
 
 def _requirement(word: str) -> Requirement | None:

@@ -88,6 +88,17 @@ def image_lock(decision: Decision, parameters: Parameters) -> ImageLock | None:
         raise InputError(message, field="parameters.image", hint=hint) from None
 
 
+def without_digest(lock: Lock) -> str | None:
+    """That an image is pinned by its tag alone, and how to get its digest; None where it is not."""
+    if lock.image is None or lock.image.digest:
+        return None
+    return (
+        f"{lock.image.reference} is pinned by its tag alone, which may move: image.digest is "
+        "missing. `recipe lock BUNDLE --online -o BUNDLE` asks its registry and writes it; without "
+        f"a network, build with `--set image={lock.image.reference}@sha256:…`."
+    )
+
+
 def _model(decision: Decision, *, folders: bool) -> ModelLock:
     """The model by hub id and revision where known; of a folder also its checkpoint's digest."""
     model, name = decision.model, decision.request.model

@@ -16,7 +16,43 @@ Word = Annotated[
 Address = Annotated[
     str, BeforeValidator(a_name), Field(pattern=r"^[A-Za-z0-9:][A-Za-z0-9:._-]*$", max_length=253)
 ]
+GresType = Annotated[
+    str, BeforeValidator(a_name), Field(pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=64)
+]
+Resource = Annotated[
+    str,
+    BeforeValidator(a_name),
+    Field(pattern=r"^(none|[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*)$", max_length=253),
+]
+Networks = Annotated[
+    str,
+    BeforeValidator(a_name),
+    Field(pattern=r"^[a-z0-9][a-z0-9./-]*(,[a-z0-9][a-z0-9./-]*)*$", max_length=512),
+]
+CommunicationVariable = Annotated[
+    str,
+    BeforeValidator(a_name),
+    Field(
+        pattern=r"^(NCCL|RCCL|HCCL|UCX|GLOO|TP|FI|NVSHMEM|ROCSHMEM|MORI|DEEP_EP)_[A-Z0-9_]+$",
+        max_length=128,
+    ),
+]
+Features = Annotated[
+    str, BeforeValidator(a_name), Field(pattern=r"^[\w.(\[][\w.&|,*()\[\]-]*$", max_length=256)
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _unstated(value: object) -> bool:
+    """Whether a parameter has its default, which says nothing."""
+    return not value
+
+
+JOINED = Field(exclude_if=_unstated)
+"""Parameters that came after the first version: left out where unstated, so that the digests of
+recipes without them hold."""
+
+Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class Parameters(BaseModel):
@@ -51,11 +87,38 @@ class Parameters(BaseModel):
     """Size of the claim for weights, in GiB; left out, the checkpoint's with room to spare."""
 
     storage_class: DnsLabel | None = None
-    """Storage class of the claim for weights; left out, the cluster's default."""
+    """Storage class of claims on Kubernetes; left out, the cluster's default."""
+
+    shared_storage_class: Annotated[DnsLabel | None, JOINED] = None
+    """Storage class of claims that pods on several nodes mount (ReadWriteMany), of files rather
+    than blocks; left out, ``storage_class``."""
+
+    rdma_resource: Annotated[Resource | None, JOINED] = None
+    """Resource that pods on several nodes ask for to reach InfiniBand or RoCE; left out, the
+    network's usual one (``rdma/ib``); ``none`` asks for none, and they talk over TCP."""
+
+    rdma_count: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, JOINED] = None
+    """How many of ``rdma_resource`` a pod asks for; left out, one, or one a device under EFA."""
+
+    host_network: Annotated[bool, JOINED] = False
+    """Whether pods on several nodes use their hosts' network."""
+
+    networks: Annotated[Networks | None, JOINED] = None
+    """Networks of Multus that pods on several nodes are attached to, with commas between them:
+    ``rdma-0,rdma-1``."""
+
+    storage_mb_per_s: Annotated[Rate | None, JOINED] = None
+    """Rate at which weights come to a node, in 10^6 bytes per second: of the link to the hub, or of
+    the storage where ``model`` is a folder. Time limits of starts are longer the slower it is; left
+    out, 100 from a hub and 250 from a folder."""
 
     token_secret: DnsLabel | None = None
     """Name of the Kubernetes Secret whose key ``token`` holds the hub's token; the token itself is
     never part of a bundle."""
+
+    communication: Annotated[dict[CommunicationVariable, Word], JOINED] = {}
+    """Variables of NCCL, RCCL, UCX and the like that the place needs, as JSON:
+    ``{"NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "eth0"}``."""
 
     node_selector: dict[Word, Word] = {}
     """Labels that Kubernetes nodes must have, as JSON: ``{"pool": "gpu"}``."""
@@ -65,6 +128,13 @@ class Parameters(BaseModel):
 
     partition: Word | None = None
     """Partition of Slurm; left out, the cluster's default."""
+
+    gpu_type: Annotated[GresType | None, JOINED] = None
+    """Type of the devices as Slurm's cluster names it (``sinfo -o %G`` lists them); left out, the
+    device's usual name; ``any`` asks for none."""
+
+    constraint: Annotated[Features | None, JOINED] = None
+    """Features that nodes of Slurm must have: ``h100&ib``; left out, none."""
 
     account: Word | None = None
     """Account of Slurm; left out, the user's default."""
@@ -102,6 +172,11 @@ class Parameters(BaseModel):
             remedy = "name a release, by a tag other than latest or by a digest"
             raise ValueError(f"{value} moves: {remedy}")
         return value
+
+    @property
+    def shared_class(self) -> str | None:
+        """The storage class of claims that several nodes mount."""
+        return self.shared_storage_class or self.storage_class
 
     @model_validator(mode="after")
     def _bounds(self) -> Parameters:

@@ -11,8 +11,9 @@ from recipe_core.base.errors import InputError
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.custom import is_path, read_profile
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.recipe.build import Additions, make_recipe, recipe_request
-from recipe_core.recipe.decision import decide
+from recipe_core.recipe.build import Additions, make_recipe, recipe_request, redecide
+from recipe_core.recipe.decision import Decision, decide
+from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.provenance import LAYERS, Layer, shared_environment
 from recipe_core.recipe.schema import Recipe
 from recipe_core.recipe.user_options import passing_on
@@ -159,15 +160,30 @@ def recipe_for(
         "options.environment": {},
     }
     request = change(recipe_request(recipe), changes)
-    computed = decide(request, folders=folders).started()
+    decision = decide(request, folders=folders)
+    computed = decision.started()
     options = _to_pass("options", recipe, resolved, computed.options)
     environment = _to_pass("environment", recipe, resolved, shared_environment(computed))
-    additions = Additions(parameters=recipe.parameters, variants=recipe.variants)
+    additions = Additions(parameters=_place(recipe, decision), variants=recipe.variants)
     moved = make_recipe(passing_on(request, options, environment), additions, folders=folders)
     layers = {
         name: resolved.provenance.get(name, layer) for name, layer in moved.provenance.items()
     }
     return moved.model_copy(update={"provenance": layers}).locked(), resolved
+
+
+def _place(recipe: Recipe, there: Decision) -> Parameters:
+    """The recipe's place without what names its own device: a type, the digest of its image."""
+    place, dropped = recipe.parameters, []
+    if there.cluster.device.name != recipe.device.name:
+        dropped.append("gpu_type")
+    if place.image:
+        here = redecide(recipe).image
+        engine_image = here.reference if here else None
+        pinned = place.image.partition("@")[0] == engine_image
+        if pinned and (there.image is None or there.image.reference != engine_image):
+            dropped.append("image")
+    return place.model_copy(update=dict.fromkeys(dropped))
 
 
 def _to_pass(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from recipe_core.launch.process import Launch
+from recipe_core.launch.startup import is_folder
 from recipe_core.model.spec import UNPLACED
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.supervision import Supervision
@@ -34,13 +35,16 @@ class Context:
     """A recipe as targets see it.
 
     ``name`` is a DNS label. ``devices_per_node`` of ``device`` (a profile's name, or that of the
-    shipped device as which a profile of one's own is known) are used in each of ``launch.nodes``
-    nodes, of ``vendor`` (nvidia, amd, intel, cpu) and ``runtime`` (cuda, rocm, cpu). ``image`` is
-    None where no container is known. ``weights_bytes``: of the whole checkpoint. ``estimate`` and
-    ``limits`` are the recipe's (for thresholds). ``workload`` is the request's. ``files``: what
-    processes read from the bundle besides ``launch.files`` (a trainer's program), by path.
-    ``install``: the shell words that install the engine where there is no container. ``no_image``:
-    what to do where none is known. ``supervision``: the request's, for every controller.
+    shipped device as which a profile of one's own is known; ``device_names``: what else it is
+    called, by its driver too) are used in each of ``launch.nodes`` nodes, of ``vendor`` (nvidia,
+    amd, intel, cpu) and ``runtime`` (cuda, rocm, cpu). ``image`` is None where no container is
+    known. ``weights_bytes``: of the whole checkpoint. ``estimate`` and ``limits`` are the recipe's
+    (for thresholds). ``workload`` is the request's. ``files``: what processes read from the bundle
+    besides ``launch.files`` (a trainer's program), by path. ``install``: the shell command that
+    installs the engine where there is no container. ``no_image``: what to do where none is known.
+    ``supervision``: the request's, for every controller. ``network`` joins nodes in the estimate (a
+    profile's name and title); ``rack_scale``: so does a rack's own fabric. ``apart``: whether
+    processes of one node run in pods that may be on several.
     """
 
     name: str
@@ -63,8 +67,13 @@ class Context:
     workload: dict[str, Any]
     limits: dict[str, Any]
     files: dict[str, str] = field(default_factory=dict)
-    install: tuple[str, ...] = ()
+    install: str = ""
     no_image: str = NAME_ONE
+    device_names: tuple[str, ...] = ()
+    network: str | None = None
+    network_title: str = ""
+    rack_scale: bool = False
+    apart: bool = False
     supervision: Supervision = field(default_factory=Supervision)
 
     @property
@@ -85,7 +94,7 @@ class Context:
     @property
     def model_is_folder(self) -> bool:
         """Whether the model is a folder on the nodes rather than a hub id."""
-        return self.model_source.startswith(("/", "./", "../", "~"))
+        return is_folder(self.model_source)
 
     @property
     def mounted(self) -> dict[str, str]:

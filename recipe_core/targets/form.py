@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from recipe_core.base.described import description_of
 from recipe_core.recipe.place import Parameters
+from recipe_core.targets import rdma
 from recipe_core.targets.context import Context
+from recipe_core.targets.slurm import gres_type
 
 _CLUSTERS = {"slurm", "skypilot"}
 _NO_KUBERNETES = {"systemd", "docker", "compose", "monitoring", "ray-serve", *_CLUSTERS}
@@ -33,13 +35,20 @@ EVERYWHERE: tuple[FormField, ...] = (
     FormField("port", "Port"),
     FormField("image", "Container image"),
     FormField("model_cache", "Weights cache"),
+    FormField("storage_mb_per_s", "Rate of weights in MB/s"),
     FormField("device_groups", "AMD device groups"),
+    FormField("communication", "Variables of NCCL and the like"),
 )
 KUBERNETES = (
     FormField("namespace", "Namespace"),
     FormField("token_secret", "Secret with the hub token"),
     FormField("cache_gib", "Cache size in GiB"),
     FormField("storage_class", "Storage class"),
+    FormField("shared_storage_class", "Storage class of shared volumes"),
+    FormField("rdma_resource", "RDMA resource"),
+    FormField("rdma_count", "RDMA resources of a pod"),
+    FormField("host_network", "Host network"),
+    FormField("networks", "Networks of Multus"),
     FormField("node_selector", "Node selector"),
     FormField("min_replicas", "Minimum replicas"),
     FormField("max_replicas", "Maximum replicas"),
@@ -48,6 +57,8 @@ KUBERNETES = (
 )
 CLUSTERS = (
     FormField("partition", "Partition"),
+    FormField("gpu_type", "Device type"),
+    FormField("constraint", "Node features"),
     FormField("account", "Account"),
     FormField("time_limit_minutes", "Time limit in minutes"),
     FormField("queue", "Queue"),
@@ -82,7 +93,11 @@ def default(name: str, context: Context) -> str:
         return context.model
     if name == "image":
         return context.image.reference if context.image else ""
-    value = Parameters().model_dump(mode="json")[name]
+    if name == "gpu_type":
+        return gres_type(context) or ""
+    if name == "rdma_resource":
+        return next(iter(rdma.resource(context, context.launch.processes)), "")
+    value = getattr(Parameters(), name)
     if value in (None, {}):
         return ""
     return value if isinstance(value, str) else json.dumps(value)

@@ -15,7 +15,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.launch.process import Process
-from recipe_core.targets import kserve, kubernetes, pod
+from recipe_core.targets import kserve, kubernetes, pod, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
@@ -65,6 +65,7 @@ def service(context: Context) -> dict[str, Any]:
     if units is None:
         raise NoAnswer("its servers differ; this object replicates a single one.", hint=OTHER)
     router: dict[str, Any] = {"route": {}, "gateway": {}}
+    context = replace(context, apart="prefill" in units)  # each pool has pods of its own
     # The engine itself loads the model, into the claim, under the recipe's name for it.
     spec: dict[str, Any] = {
         "model": {"uri": _uri(context), "name": context.launch.api_model},
@@ -111,7 +112,10 @@ def _workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
         "replicas": kubernetes.copies(context, unit),
         "parallelism": _parallelism(unit),
         # The recipe's model name is the only one; a preset would route by a second name.
-        "annotations": {"serving.kserve.io/model-based-routing-enabled": "false"},
+        "annotations": {
+            "serving.kserve.io/model-based-routing-enabled": "false",
+            **rdma.attachments(context),
+        },
         "template": _pod(on_port, unit.leader, sidecar=port == BEHIND_SIDECAR),
         **({"worker": _pod(on_port, worker, sidecar=False)} if worker else {}),
     }

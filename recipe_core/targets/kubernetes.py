@@ -5,18 +5,17 @@ For ``kubectl apply -k``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
-from recipe_core.targets import pod, supervise
+from recipe_core.targets import pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.layout import NODE, Pod, Unit, layout, same_pod
-from recipe_core.targets.pod import GIB, kustomization, label_name, labels, metadata, object_name
+from recipe_core.targets.pod import kustomization, label_name, labels, metadata, object_name
 
 FOLDER = "targets/kubernetes"
 ROLE = "app.kubernetes.io/component"
@@ -24,7 +23,6 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 ROOTS = {"sshd"}  # programs that do not start without root
 POD_FIELDS = ("restartPolicy", "topologySpreadConstraints")
 SCHEDULING_S = 600  # assumed: until a pod has a node and its image, beside its start
-SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finished files
 
 
 def files(context: Context) -> dict[str, str]:
@@ -63,8 +61,8 @@ def objects(context: Context) -> dict[str, dict[str, Any]]:
 def shared(context: Context) -> dict[str, dict[str, Any]]:
     """What pods mount, by file name: the claim for weights, unless the user's, and bundle files."""
     values = {}
-    if pod.claim_name(context) and not context.parameters.model_cache:
-        values["storage"] = storage(context, layout(context.launch))
+    if storage.makes_weights(context):
+        values["storage"] = storage.weights(context)
     if context.mounted:
         values["files"] = pod.files_map(context)
     return values
@@ -205,7 +203,7 @@ def _template(
     known = {**pod.values(context, head, index=index), **_answering(context), **addresses}
     fields = {key: value for key, value in more.items() if key not in addresses}
     spec = pod.pod_spec(context, processes, known, **fields)
-    return {"metadata": {"labels": labels(context) | {ROLE: role}}, "spec": spec}
+    return rdma.template(context, labels(context) | {ROLE: role}, spec)
 
 
 def _answering(context: Context) -> dict[str, str]:
@@ -264,33 +262,6 @@ def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": metadata(context, name),
-        "spec": spec,
-    }
-
-
-def storage(context: Context, units: Sequence[Unit]) -> dict[str, Any]:
-    """The claim for the weights, which pods on several nodes share."""
-    pods = sum(unit.copies * len(unit.pods) for unit in units) * context.parameters.max_replicas
-    return claim(context, object_name(context, "-models"), cache_gib(context), shared=pods > 1)
-
-
-def cache_gib(context: Context) -> int:
-    """Size of the claim for the weights, in GiB."""
-    return context.parameters.cache_gib or math.ceil(SPARE_CACHE * context.weights_bytes / GIB) + 1
-
-
-def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
-    """A PersistentVolumeClaim, mounted by several nodes if ``shared``."""
-    storage_class = context.parameters.storage_class
-    spec = {
-        "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
-        **({"storageClassName": storage_class} if storage_class else {}),
-        "resources": {"requests": {"storage": f"{size_gib}Gi"}},
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata(context) | {"name": name},
         "spec": spec,
     }
 

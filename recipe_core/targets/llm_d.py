@@ -7,7 +7,7 @@ from typing import Any
 from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import kubernetes, pod
+from recipe_core.targets import kubernetes, pod, storage
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import object_name
@@ -65,7 +65,7 @@ def values(context: Context, shape: Unit) -> dict[str, Any]:
     artifacts = {
         "name": context.launch.api_model,
         "uri": f"hf://{context.model_source}",
-        "size": f"{kubernetes.cache_gib(context)}Gi",
+        "size": f"{storage.cache_gib(context)}Gi",
         "mountPath": pod.CACHE,
         "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": object_name(context)},
     }

@@ -40,10 +40,23 @@ class DeviceNames(_Data):
     names: dict[str, str]
 
 
+class NetworkNames(_Data):
+    """The ``resource`` that a pod requests to reach a network past the kernel.
+
+    ``each_device``: whether a pod needs one for each of its devices, rather than one for all.
+    """
+
+    resource: str
+    each_device: bool = False
+    source: str
+
+
 class Names(Sourced):
     """The content of ``names.yaml``."""
 
     vendors: dict[str, VendorNames]
+    networks: dict[str, NetworkNames]
+    slurm: DeviceNames
     sky: DeviceNames
     ray: DeviceNames
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
+from dataclasses import replace
 
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.container import BUILD, containerfile
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.names import dns_label
+from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.schema import Recipe
 from recipe_core.targets.context import NAME_ONE, Context, Image
 
 
 def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Context:
     """The launch ``started``, its hardware, and the recipe's estimate and limits, for targets."""
+    started = placed(started, recipe.parameters)
     profile, model, lock = decision.cluster.device, decision.model, recipe.lock
     host = profile.node.host_memory_bytes
     image = lock.image if lock else decision.image
@@ -26,9 +28,13 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         parameters=recipe.parameters,
         model=model.source,
         device=profile.known_as or profile.name,
+        device_names=profile.aliases,
         vendor=profile.vendor,
         runtime=profile.runtime,
         architecture=profile.architecture,
+        network=decision.cluster.network.name,
+        network_title=decision.cluster.network.title,
+        rack_scale=decision.cluster.rack_scale,
         devices_per_node=max(
             len({d for p in started.processes if p.node == node for d in p.devices})
             for node in range(started.nodes)
@@ -40,10 +46,21 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         estimate=recipe.estimate,
         workload=recipe.request["workload"],
         limits=recipe.request.get("objective", {}).get("limits", {}),
-        install=tuple(shlex.split(decision.install)),
+        install=decision.install,
         supervision=decision.request.options.supervision,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
+
+
+def placed(started: Launch, parameters: Parameters) -> Launch:
+    """The launch with the variables of communication that its place needs."""
+    if not parameters.communication:
+        return started
+    processes = tuple(
+        replace(process, env=process.env | parameters.communication) if process.devices else process
+        for process in started.processes
+    )
+    return replace(started, processes=processes)
 
 
 def image_file(decision: Decision, runtime: str) -> str | None:

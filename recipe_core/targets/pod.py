@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Launch, Process
-from recipe_core.targets import supervise
+from recipe_core.targets import rdma, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_KUBERNETES, Values, Variable, fill
 from recipe_core.targets.layout import Pod
@@ -113,7 +113,8 @@ def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str
     selector = dict(context.parameters.node_selector)
     return {
         "automountServiceAccountToken": False,
-        "securityContext": security(context),
+        **rdma.pod_fields(context),
+        "securityContext": security(context, root=bool(rdma.resource(context, pod))),
         **({"affinity": affinity} if affinity else {}),
         **({"nodeSelector": selector} if selector else {}),
         **(tolerations(context) if computes else {}),
@@ -141,12 +142,18 @@ def container(
         "env": environment(context, process, filled),
         **answers,
         "resources": resources(context, process),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": _privileges(context, process),
         **(probes(context, process) if process.answers else {}),
         # workers too: a server drains only with all of its ranks
         **({"lifecycle": supervise.drain_hook(context)} if context.kind == "serving" else {}),
         "volumeMounts": mounts(context),
     }
+
+
+def _privileges(context: Context, process: Process) -> dict[str, Any]:
+    """No capability, but that to lock memory for devices that read it over the network."""
+    locks = {"add": [rdma.LOCKS_MEMORY]} if rdma.resource(context, (process,)) else {}
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], **locks}}
 
 
 def label_name(name: str) -> str:
@@ -208,9 +215,9 @@ def resources(context: Context, process: Process) -> dict[str, Any]:
     requests = {
         "cpu": str(CPUS_PER_DEVICE * count),
         "memory": f"{MEMORY_GIB_PER_DEVICE * count}Gi",
-        resource: str(count),
     }
-    return {"requests": requests, "limits": {resource: str(count)}}
+    devices = {resource: str(count), **rdma.resource(context, (process,))}
+    return {"requests": requests | devices, "limits": devices}
 
 
 def probes(context: Context, process: Process) -> dict[str, Any]:
@@ -238,17 +245,17 @@ def probes(context: Context, process: Process) -> dict[str, Any]:
     }
 
 
-def security(context: Context) -> dict[str, Any]:
-    """Not root.
+def security(context: Context, *, root: bool) -> dict[str, Any]:
+    """Not root, but for pods that lock memory: a capability is of no use to other users.
 
     AMD's runtime needs system calls that the default seccomp profile blocks, and the groups that
     own its devices.
     """
-    amd = context.vendor == "amd"
+    amd, user = context.vendor == "amd", 0 if root else USER
     return {
-        "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
+        "runAsNonRoot": not root,
+        "runAsUser": user,
+        "runAsGroup": user,
         "fsGroup": USER,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "Unconfined" if amd else "RuntimeDefault"},

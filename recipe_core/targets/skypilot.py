@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.kubernetes import cache_gib
 from recipe_core.targets.layout import layout
 from recipe_core.targets.names import names
 from recipe_core.targets.node_script import node_script
 from recipe_core.targets.pod import image, object_name
+from recipe_core.targets.storage import cache_gib
 
 FOLDER = "targets/skypilot"
 DISK_GIB = 100  # for the image and logs, besides the weights
@@ -121,7 +120,7 @@ def _setup(context: Context) -> dict[str, str]:
         return {}
     if not context.install:
         image(context)  # raises that none is known
-    return {"setup": quoting.shell_command(context.install) + "\n"}
+    return {"setup": context.install + "\n"}
 
 
 def _service(context: Context, copies: int) -> dict[str, Any]:

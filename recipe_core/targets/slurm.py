@@ -10,6 +10,8 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.hardware.cluster import device
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
+from recipe_core.targets.device_check import WRONG, device_check
+from recipe_core.targets.names import names
 from recipe_core.targets.node_script import NOT_FOUND, node_script
 from recipe_core.targets.pod import object_name
 
@@ -17,6 +19,7 @@ FOLDER = "targets/slurm"
 SERVING_MINUTES, TRAINING_MINUTES = 24 * 60, 48 * 60  # requested where the user sets no limit
 SIGNAL_S = 300  # so long before its limit a training job is requeued, to resume from a checkpoint
 TRAINER = "torch"  # the embedded trainer
+ANY = "any"  # the type that asks for none
 FLAG = object()  # marks an option without a value
 CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 8, "64G"  # assumed, where a node is shared
 
@@ -40,7 +43,7 @@ if ((failures > most)); then
     exit 1
 fi
 again() {{  # its argument: how the step ended
-    if (($1 == 0 || $1 == 2 || $1 == {missing} || failures >= most)); then
+    if (($1 == 0 || $1 == {wrong} || $1 == {missing} || failures >= most)); then
         exit "$1"
     fi
     # a job that is cancelled ends its step too, and must not come back
@@ -52,6 +55,9 @@ again() {{  # its argument: how the step ended
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
 }}
+"""
+# A step of its own, so that no node is killed before it has told what it has.
+_CHECK = """srun bash targets/slurm/device.sh || again "$?"
 """
 _STEP = """srun --kill-on-bad-exit=1 bash targets/slurm/node.sh "${nodes[@]}" &
 step=$!
@@ -85,7 +91,7 @@ _STOP = """    touch run/stop
 
 
 def files(context: Context) -> dict[str, str]:
-    """``job.sbatch``, submitted from the bundle's folder, and ``node.sh``.
+    """``job.sbatch``, submitted from the bundle's folder, ``node.sh``, and ``device.sh``.
 
     Raises:
         NoAnswer: for a parameter that a line of #SBATCH cannot carry.
@@ -98,17 +104,20 @@ def files(context: Context) -> dict[str, str]:
         f"# Submit from the bundle's folder, with {context.engine} on PATH:\n"
         f"# sbatch {FOLDER}/job.sbatch\n"
     )
-    script = node_script(context, "SLURM_NODEID", visible_given=True)
+    check = device_check(context)
+    job = f"#!/bin/bash\n{options}{usage}{_HEAD}{_run(context, checked=check is not None)}"
     return {
-        f"{FOLDER}/job.sbatch": f"#!/bin/bash\n{options}{usage}{_HEAD}{_run(context)}",
-        f"{FOLDER}/node.sh": script,
+        f"{FOLDER}/job.sbatch": job,
+        **({f"{FOLDER}/device.sh": check} if check else {}),
+        f"{FOLDER}/node.sh": node_script(context, "SLURM_NODEID", visible_given=True),
     }
 
 
-def _run(context: Context) -> str:
-    """The step, what happens before the time limit, and what after a failure."""
+def _run(context: Context, *, checked: bool) -> str:
+    """The steps, what happens before the time limit, and what after a failure."""
     most = context.supervision.requeues + supervise.expected_failures(context)
-    again = _AGAIN.format(most=most, missing=NOT_FOUND)
+    again = _AGAIN.format(most=most, missing=NOT_FOUND, wrong=WRONG)
+    again += _CHECK if checked else ""
     if context.kind == "serving":
         return again + _SERVE.format(port=_entry_port(context)) + _STEP
     stop = _STOP.format(wait_s=SIGNAL_S // 2) if context.engine == TRAINER else ""
@@ -133,6 +142,7 @@ def directives(context: Context) -> dict[str, Any]:
         **_node(context),
         "time": p.time_limit_minutes or (TRAINING_MINUTES if training else SERVING_MINUTES),
         "partition": p.partition,
+        "constraint": p.constraint,
         "account": p.account,
         "qos": p.queue,
         "output": "%x-%j.out",
@@ -148,10 +158,18 @@ def _node(context: Context) -> dict[str, Any]:
     node = {"exclusive": FLAG, "mem": 0}
     if context.vendor == "cpu":
         return node
-    gpus = {"gpus-per-node": context.devices_per_node}
+    count, kind = str(context.devices_per_node), gres_type(context)
+    gpus = {"gpus-per-node": f"{kind}:{count}" if kind else count}
     if context.nodes > 1 or context.devices_per_node >= _devices_of_node(context):
         return {**gpus, **node}
     return {**gpus, "cpus-per-gpu": CPUS_PER_DEVICE, "mem-per-gpu": MEMORY_PER_DEVICE}
+
+
+def gres_type(context: Context) -> str | None:
+    """What Slurm's cluster calls the device: the user's word, else its usual name; None for any."""
+    usual = names().slurm.names.get(context.device)
+    kind = context.parameters.gpu_type or usual
+    return None if kind == ANY else kind
 
 
 def _devices_of_node(context: Context) -> float:

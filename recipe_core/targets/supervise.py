@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from recipe_core.launch.startup import limit_s
 from recipe_core.targets.context import Context
 
-DOWNLOAD_BYTES_PER_S = 100e6  # assumed for a first start; behind a slower link, fill the cache
 STOP_S = 30  # an engine that was told to stop has so long after its last request, then it is killed
 PROBE_S = 10  # between two looks at a server's health, less where a hang must be seen sooner
 LOOKS = 6  # in the time of a hang, so that one lost answer is not taken for one
@@ -30,11 +30,13 @@ class Looks:
 
 
 def start_s(context: Context) -> int:
-    """Seconds that a start may take: the engine's time-out and, for a hub model, the download."""
-    wait_s = float(context.launch.startup_timeout_s)
-    if not context.model_is_folder:
-        wait_s += context.weights_bytes / DOWNLOAD_BYTES_PER_S
-    return math.ceil(wait_s)
+    """Seconds that a start may take, as the bundle's launcher has it."""
+    return limit_s(
+        context.launch,
+        context.weights_bytes,
+        context.model_source,
+        context.parameters.storage_mb_per_s,
+    )
 
 
 def hang(context: Context) -> Looks:

@@ -10,10 +10,10 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import pod, supervise
+from recipe_core.targets import pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
-from recipe_core.targets.kubernetes import QUEUE, cache_gib, claim
+from recipe_core.targets.kubernetes import QUEUE
 from recipe_core.targets.layout import Pod, layout, same_pod
 from recipe_core.targets.pod import GIB, kustomization, labels, metadata, object_name
 
@@ -58,10 +58,18 @@ def train_job(context: Context) -> dict[str, str]:
     }
     inner = {"name": NODE, **{key: container[key] for key in ("volumeMounts", "securityContext")}}
     patched = {key: value for key, value in spec.items() if key in PATCHABLE}
-    job = {
-        "name": NODE,
-        "template": {"spec": {"template": {"spec": {**patched, "containers": [inner]}}}},
+    if rdma.pod_fields(context):
+        raise NoAnswer(
+            "a TrainJob cannot set the host's network.",
+            field="parameters.host_network",
+            hint="Use the JobSet target, or a runtime with hostNetwork.",
+        )
+    attached = rdma.attachments(context)
+    template = {
+        **({"metadata": {"annotations": attached}} if attached else {}),
+        "spec": {**patched, "containers": [inner]},
     }
+    job = {"name": NODE, "template": {"spec": {"template": template}}}
     patch = {
         "manager": "recipe-builder.io/bundle",
         "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}},
@@ -88,10 +96,11 @@ def job_set(context: Context) -> dict[str, str]:
         "completionMode": "Indexed",
         "backoffLimit": 0,
         "podFailurePolicy": DISRUPTED,
-        "template": {
-            "metadata": {"labels": labels(context)},
-            "spec": {**spec, "restartPolicy": "Never", "containers": [container]},
-        },
+        "template": rdma.template(
+            context,
+            labels(context),
+            {**spec, "restartPolicy": "Never", "containers": [container]},
+        ),
     }
     value = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -120,10 +129,7 @@ def pytorch_job(context: Context) -> dict[str, str]:
     container, spec = _parts(
         context, f"{object_name(context)}-master-0", Variable("RANK"), "pytorch"
     )
-    template = {
-        "metadata": {"labels": labels(context)},
-        "spec": {**spec, "containers": [container]},
-    }
+    template = rdma.template(context, labels(context), {**spec, "containers": [container]})
     replica = {"restartPolicy": "OnFailure", "template": template}
     workers = {"Worker": {"replicas": context.nodes - 1, **replica}} if context.nodes > 1 else {}
     queue = context.parameters.queue
@@ -153,10 +159,11 @@ def volcano(context: Context) -> dict[str, str]:
     # the name that the svc plugin gives to the first pod
     head = f"{object_name(context)}-{NODE}-0.{object_name(context)}"
     container, spec = _parts(context, head, Variable("VC_TASK_INDEX"), NODE)
-    template = {
-        "metadata": {"labels": labels(context)},
-        "spec": {**spec, "restartPolicy": "OnFailure", "containers": [container]},
-    }
+    template = rdma.template(
+        context,
+        labels(context),
+        {**spec, "restartPolicy": "OnFailure", "containers": [container]},
+    )
     about = metadata(context)
     value = {
         "apiVersion": "batch.volcano.sh/v1alpha1",
@@ -210,14 +217,14 @@ def _process_of_nodes(context: Context) -> Pod:
 
 def _files(context: Context, folder: str, jobs: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Files of the job, the claims for weights and checkpoints, what it mounts, kustomization."""
-    shared = context.nodes > 1
     objects = dict(jobs)
-    if pod.claim_name(context) and not context.parameters.model_cache:
-        objects["storage.yaml"] = claim(
-            context, object_name(context, "-models"), cache_gib(context), shared=shared
-        )
-    objects["checkpoints.yaml"] = claim(
-        context, pod.run_claim(context), _checkpoints_gib(context), shared=shared
+    if storage.makes_weights(context):
+        objects["storage.yaml"] = storage.weights(context)
+    objects["checkpoints.yaml"] = storage.claim(
+        context,
+        pod.run_claim(context),
+        _checkpoints_gib(context),
+        shared=storage.is_shared(context),
     )
     if context.mounted:
         objects["files.yaml"] = pod.files_map(context)

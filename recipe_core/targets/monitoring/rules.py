@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from recipe_core.base.text_rows import is_pooled
 from recipe_core.engines.release import Metrics
 from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.targets.monitoring.thresholds import MEMORY, Threshold, Thresholds, thresholds
@@ -45,7 +46,9 @@ def recorded(context: Context, name: str) -> str:
 def series(context: Context, m: Metrics) -> dict[str, str]:
     """Recorded expressions by name, over all copies, for alerts and the dashboard."""
     selector, times = _selector(context), {"ttft": m.ttft, "tpot": m.tpot or m.itl}
-    expressions = {}
+    output_tokens, expressions = m.output_tokens, {}
+    if is_pooled(context.estimate):  # a vector or a score has no tokens to time
+        times, output_tokens = {}, None
     for name, metric in times.items():
         if metric:
             expressions[f"{name}_seconds:mean"] = _mean(metric, selector, m.unit_s)
@@ -53,7 +56,7 @@ def series(context: Context, m: Metrics) -> dict[str, str]:
         if metric:
             expressions[f"{name}_seconds:p95"] = _quantile(0.95, metric, selector, m.unit_s)
     for name, metric in (
-        ("output_tokens_per_second", m.output_tokens),
+        ("output_tokens_per_second", output_tokens),
         ("prompt_tokens_per_second", m.prompt_tokens),
     ):
         if metric:
@@ -108,7 +111,7 @@ def _engine_alerts(context: Context, m: Metrics, t: Thresholds) -> dict[str, Any
         used = "{{$value | humanizePercentage}} of the KV cache is in use"
         text = f"{used}; preemption of requests is imminent"
         alerts.append(_alert("RecipeKvCacheFull", full, "5m", "warning", text))
-    if m.running and m.output_tokens and t.load:
+    if m.running and t.load and "output_tokens_per_second" in known:
         alerts.append(_throughput(context, t))
     return {"name": f"{context.name}-serving", "rules": alerts}
 

@@ -70,5 +70,8 @@ def _time(context: Context, name: str) -> Threshold:
     if limit:
         quantile = percentile / 100 if percentile else None
         return Threshold(limit / 1e3, quantile, f"the recipe's limit, {limit:g} ms")
-    high = context.estimate["bands"][f"{name}_s"][1]
+    bands = context.estimate["bands"]
+    # a vector or a score has no time per token; none of its series is recorded either
+    figure = f"{name}_s" if f"{name}_s" in bands else "request_latency_s"
+    high = bands[figure][1]
     return Threshold(round(high, 4), None, f"the upper end of the estimate, {1e3 * high:.4g} ms")

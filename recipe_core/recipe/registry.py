@@ -1,0 +1,164 @@
+"""The digest that an image's tag has now, asked of its registry (OCI distribution specification).
+
+Anonymous, over HTTPS alone, with limits on time and size; what a registry answers is not trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from recipe_core.base.errors import InputError, NoAnswer
+
+SECONDS = 10.0
+"""Time to connect, and to wait for the next bytes."""
+MOST_TOKEN_BYTES, MOST_MANIFEST_BYTES = 64 << 10, 4 << 20
+HUB = "registry-1.docker.io"
+"""The registry of references without a host."""
+_HUB_NAMES = ("docker.io", "index.docker.io")
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+"""What a tag may be; a list of images by platform comes first: its digest holds on all of them."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(f"{_PART}(/{_PART})*")
+_TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+_HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+)(:\d{1,5})?")
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tag in a registry."""
+
+    host: str
+    repository: str
+    tag: str
+
+    @property
+    def url(self) -> str:
+        """The address of its manifest."""
+        return f"https://{self.host}/v2/{self.repository}/manifests/{self.tag}"
+
+
+def place_of(reference: str) -> Place:
+    """Where the tag of an image is: ``vllm/vllm-openai:v0.32.0``, ``ghcr.io/owner/name:tag``.
+
+    Raises:
+        InputError: for a reference without a tag, or that is none.
+    """
+    first, slash, rest = reference.partition("/")
+    hosted = bool(slash) and (bool({".", ":"} & set(first)) or first == "localhost")
+    host, path = (first, rest) if hosted else (HUB, reference)
+    repository, _, tag = path.rpartition(":")
+    if host in (HUB, *_HUB_NAMES):
+        host = HUB
+        repository = repository if "/" in repository else f"library/{repository}"
+    parts = ((_HOST, host), (_REPOSITORY, repository), (_TAG, tag))
+    if not all(pattern.fullmatch(part) for pattern, part in parts):
+        raise InputError(
+            f"{reference!r:.160} is no image with a tag.",
+            field="lock.image.reference",
+            hint="For example vllm/vllm-openai:v0.32.0.",
+        )
+    return Place(host, repository, tag)
+
+
+def image_digest(reference: str) -> str:
+    """``sha256:`` and 64 digits: what the tag of an image means now.
+
+    Raises:
+        InputError: for a reference that is none.
+        NoAnswer: when the registry does not answer, or has no such image for everybody.
+    """
+    place = place_of(reference)
+    headers = {"Accept": ", ".join(MANIFESTS)}
+    try:
+        try:
+            return _digest(place, headers)
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.UNAUTHORIZED:
+                raise
+            error.close()
+            token = _token(error.headers.get("WWW-Authenticate", ""), place)
+        return _digest(place, headers | {"Authorization": f"Bearer {token}"})
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise _refused(reference, error.code) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise NoAnswer(
+            f"{place.host} does not answer for {reference}: {reason}.",
+            field="lock.image",
+            hint="Ask again where it can be reached.",
+        ) from None
+
+
+def _refused(reference: str, code: int) -> NoAnswer:
+    causes = {
+        401: "it is not public, or there is no such image",
+        403: "it is not public, or there is no such image",
+        404: "there is no such tag",
+        429: "it was asked too often",
+    }
+    return NoAnswer(
+        f"the registry refuses {reference} with status {code}: {causes.get(code, 'no reason')}.",
+        field="lock.image",
+        hint="State the digest of a private image: --set image=NAME:TAG@sha256:….",
+    )
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A manifest is where it was asked for; a token goes nowhere else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _open(url: str, headers: dict[str, str], method: str = "GET") -> Any:
+    if urlsplit(url).scheme != "https":
+        raise ValueError("it wants a token from an address that is not https")
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - https
+    return urllib.request.build_opener(_NoRedirect).open(request, timeout=SECONDS)
+
+
+def _digest(place: Place, headers: dict[str, str]) -> str:
+    with _open(place.url, headers, "HEAD") as answer:
+        stated = answer.headers.get("Docker-Content-Digest", "")
+    if _DIGEST.fullmatch(stated):
+        return str(stated)
+    # The header is optional: a digest is the hash of the manifest as it is served.
+    with _open(place.url, headers) as answer:
+        manifest = answer.read(MOST_MANIFEST_BYTES + 1)
+    if len(manifest) > MOST_MANIFEST_BYTES:
+        raise ValueError(f"its manifest has more than {MOST_MANIFEST_BYTES:,} bytes")
+    return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+
+
+def _token(challenge: str, place: Place) -> str:
+    """A token for everybody, from where the registry says that it is to be had."""
+    scheme, _, rest = challenge.partition(" ")
+    parts = dict(_CHALLENGE.findall(rest))
+    if scheme.casefold() != "bearer" or "realm" not in parts:
+        raise ValueError("it wants a password")
+    scope = parts.get("scope") or f"repository:{place.repository}:pull"
+    query = {"scope": scope, **({"service": parts["service"]} if "service" in parts else {})}
+    joint = "&" if urlsplit(parts["realm"]).query else "?"
+    with _open(f"{parts['realm']}{joint}{urlencode(query)}", {}) as answer:
+        values = json.loads(answer.read(MOST_TOKEN_BYTES))
+    token = values.get("token") or values.get("access_token") if isinstance(values, dict) else None
+    # in a header, so nothing that could end it
+    if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise ValueError("it gives no token")
+    return token

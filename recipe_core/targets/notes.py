@@ -1,0 +1,74 @@
+"""What to know of a recipe's files for clusters, where they ask for what a cluster may not have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from recipe_core.targets import rdma
+from recipe_core.targets.context import Context
+from recipe_core.targets.names import names
+from recipe_core.targets.storage import shares_a_claim
+
+KUBERNETES = frozenset(
+    {
+        "kubernetes",
+        "kserve",
+        "kserve-llm",
+        "llm-d",
+        "kubeflow-trainjob",
+        "kubeflow-pytorchjob",
+        "jobset",
+        "volcano",
+    }
+)
+TCP = "ethernet-100"  # the network whose figures are those of TCP
+
+
+def cluster_notes(context: Context, targets: Collection[str]) -> list[str]:
+    """Sentences for the README of a bundle that has these targets, by name."""
+    if not KUBERNETES & set(targets):
+        return []
+    if context.nodes > 1:
+        return [*_network(context, "Kubernetes"), *_storage(context)]
+    pools = any(process.role == "prefill" for process in context.launch.processes)
+    apart = replace(context, apart=pools and "kserve-llm" in targets)
+    return [*_network(apart, "KServe"), *_storage(context)]
+
+
+def _network(context: Context, where: str) -> list[str]:
+    """What carries the traffic between pods, against what the estimate assumes."""
+    usual = names().networks.get(context.network or "")
+    if not rdma.crosses(context) or usual is None:
+        return []
+    asked = rdma.resource(context, context.launch.processes)
+    assumed = context.network_title or context.network
+    if not asked:
+        return [
+            f"On {where} the pods ask for no RDMA device, so nodes talk over TCP. The estimate "
+            f"assumes {assumed}: it is slower than that. Set `rdma_resource`, or plan with "
+            f"`hardware.network: {TCP}`."
+        ]
+    (name,) = asked
+    notes = [
+        f"On {where} each pod asks for `{name}`, since the estimate assumes {assumed}, and runs "
+        f"as root with no capability but {rdma.LOCKS_MEMORY}, to lock memory. Pods stay pending "
+        "where the cluster calls it otherwise (`kubectl describe node` lists resources): set "
+        "`rdma_resource`. `none` asks for none; nodes then talk over TCP, slower than estimated."
+    ]
+    if context.rack_scale:
+        notes.append(
+            "Nodes of a rack reach each other by NVLink only in one IMEX domain: give the pods a "
+            "ComputeDomain of NVIDIA's DRA driver, or NCCL takes the network."
+        )
+    return notes
+
+
+def _storage(context: Context) -> list[str]:
+    if not shares_a_claim(context) or context.parameters.shared_class:
+        return []
+    return [
+        "Pods on several nodes share a volume (ReadWriteMany), of the cluster's default storage "
+        "class. Where that is block storage the volume stays pending, and so do the pods: set "
+        "`shared_storage_class` to a class of files (NFS, CephFS, EFS, Filestore, Lustre …)."
+    ]

@@ -1,0 +1,60 @@
+"""Claims for volumes: the weights, which all pods read, and the checkpoints of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from recipe_core.targets import pod
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import layout
+from recipe_core.targets.pod import GIB, metadata, object_name
+
+SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finished files
+
+
+def makes_weights(context: Context) -> bool:
+    """Whether the recipe claims a volume for weights: no folder on the nodes or other claim."""
+    return bool(pod.claim_name(context)) and not context.parameters.model_cache
+
+
+def weights(context: Context) -> dict[str, Any]:
+    """The claim for the weights."""
+    name = object_name(context, "-models")
+    return claim(context, name, cache_gib(context), shared=is_shared(context))
+
+
+def is_shared(context: Context) -> bool:
+    """Whether more than one pod mounts a volume of the recipe."""
+    if context.kind == "training":
+        return context.nodes > 1
+    pods = sum(unit.copies * len(unit.pods) for unit in layout(context.launch))
+    return pods * context.parameters.max_replicas > 1
+
+
+def shares_a_claim(context: Context) -> bool:
+    """Whether several pods mount a volume that the recipe claims."""
+    claims = context.kind == "training" or makes_weights(context)
+    return claims and is_shared(context)
+
+
+def cache_gib(context: Context) -> int:
+    """Size of the claim for the weights, in GiB."""
+    return context.parameters.cache_gib or math.ceil(SPARE_CACHE * context.weights_bytes / GIB) + 1
+
+
+def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
+    """A PersistentVolumeClaim, mounted by several nodes if ``shared``."""
+    place = context.parameters
+    storage_class = place.shared_class if shared else place.storage_class
+    spec = {
+        "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
+        **({"storageClassName": storage_class} if storage_class else {}),
+        "resources": {"requests": {"storage": f"{size_gib}Gi"}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata(context) | {"name": name},
+        "spec": spec,
+    }
