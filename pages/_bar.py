@@ -36,6 +36,7 @@ READ_ONLY = ("compare.py", "recipe.py")
 ICONS = {
     "holds": ":green[:material/check_circle:]",
     "queues": ":orange[:material/hourglass_top:]",
+    "uncertain": ":orange[:material/contact_support:]",
     "nothing": ":red[:material/block:]",
     "doubtful": ":orange[:material/warning:]",
     "error": ":red[:material/error:]",
@@ -187,14 +188,17 @@ def told(plan: Plan, said: Verdict) -> None:
     queue = plan.queue_text(row)
     sentences = [f"**{common.escape(said.counts)}.** {split}"]
     sentences += [f"It starts and queues: {common.escape(queue)}."] if queue else []
+    sentences += [f"It {common.escape(doubt)}."] if (doubt := plan.doubt(row)) else []
     sure = plan.confidence_text(row)
     sentences += [f"{common.escape(sure)}."] if sure else []
     draw = st.warning if said.doubtful else st.success
-    marks = {"queues": ":material/hourglass_top:", "holds": ":material/check_circle:"}
-    draw(
-        " ".join(sentences),
-        icon=":material/warning:" if said.doubtful and not queue else marks[said.state],
-    )
+    marks = {
+        "queues": ":material/hourglass_top:",
+        "uncertain": ":material/contact_support:",
+        "holds": ":material/check_circle:",
+    }
+    plain = said.doubtful and not (queue or doubt)
+    draw(" ".join(sentences), icon=":material/warning:" if plain else marks[said.state])
     for fact in said.facts:
         st.caption(common.escape(fact))
     notes(plan, row)

@@ -44,7 +44,7 @@ def column_config(plan: Plan) -> dict[str, object]:
     for name, title in named_columns(plan).items():
         config[name] = st.column_config.TextColumn(title)
     config["state"] = st.column_config.TextColumn(
-        "State", help="Whether it holds the whole load at once, or starts and queues"
+        "State", help="Whether it holds the whole load at once, starts and queues, or may not start"
     )
     sure = st.column_config.NumberColumn(
         "Sure (%)", help="Probability that all limits hold, if the split were measured"

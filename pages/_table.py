@@ -125,6 +125,6 @@ def column_order(plan: Plan, names: list[str], *, ranges: bool) -> list[str]:
         measures.append(name)
         if ranges and plan.has_band(name):
             measures.append(f"{name}_likely")
-    state = ["state"] if tables.QUEUES in tables.states_of(plan) else []
+    state = ["state"] if set(tables.states_of(plan)) - {tables.HOLDS} else []
     sure = ["sure"] if plan.limited else []
     return ["split", *tables.named_columns(plan), *state, *sure, *measures, "front"]

@@ -9,11 +9,12 @@ import _numbers as numbers
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.present.glossary import field_help
 from recipe_core.request.describe import steps_of
 from recipe_core.request.edit import change
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.presets import preset_changes, preset_of, presets
-from recipe_core.request.schema import LOADS, PlanRequest
+from recipe_core.request.schema import LOADS, MEDIA, MediaItems, PlanRequest
 from recipe_core.search import launchable
 
 MODES = {
@@ -34,6 +35,7 @@ SEARCHED_MEANS = (
     "Each answer triggers the next request; every split gets as many in flight as it does best "
     "with inside the limits."
 )
+MEDIA_TITLES = {"images": "Images in every prompt", "audio": "Sound in every prompt"}
 METHODS = {
     "pretrain": "Pre-train",
     "finetune": "Fine-tune",
@@ -110,6 +112,47 @@ def serving_load() -> None:
                 "One output token: prompts are computed and nothing is decoded after them, as in "
                 "scoring or a prefill pool."
             )
+
+
+def media() -> None:
+    """Images and sound in every prompt, for models that read them; else only what is stated."""
+    workload = common.request().workload
+    try:
+        read = {tower.modality for tower in common.model().towers}
+    except RecipeError:
+        read = set()  # the verdict says why the model cannot be read
+    present = {field for field in MEDIA if getattr(workload, field) is not None}
+    fields = [field for field, modality in MEDIA.items() if modality in read or field in present]
+    if not fields:
+        return
+    with st.expander(
+        "Images and sound in prompts" if "audio" in fields else "Images in prompts",
+        icon=":material/image:",
+        expanded=bool(present),
+    ):
+        st.caption(
+            "Their tokens come on top of the input tokens; encoding them delays the first token."
+        )
+        for field in fields:
+            _media_items(field)
+
+
+def _media_items(field: str) -> None:
+    """Whether prompts hold images, or sound, and how many of how many tokens."""
+    now = getattr(common.request().workload, field)
+    usual = MediaItems().model_dump()
+    common.choose(
+        st.toggle,
+        MEDIA_TITLES[field],
+        f"_{field}",
+        now is not None,
+        lambda on: {f"workload.{field}": usual if on else None},
+        help=field_help(f"workload.{field}"),
+    )
+    if now is not None:
+        with numbers.group(field), st.grid(2, min_column_width=150):
+            number("Per request", f"{field}.per_request")
+            number("Tokens each", f"{field}.tokens")
 
 
 def load_choice(*, searched: bool) -> None:

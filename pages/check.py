@@ -9,7 +9,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label, degrees
-from recipe_core.base.text_rows import MEMORY
+from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import duration, gib, rate, usd
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
@@ -17,8 +17,9 @@ from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_names
 from recipe_core.present.calibrated import changed_figures
-from recipe_core.present.command_text import memory_meant
+from recipe_core.present.command_text import memory_meant, words_text
 from recipe_core.present.glossary import term_help
+from recipe_core.present.verdict import percent
 from recipe_core.recipe.overlay import stamp
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.schema import ServingWorkload
@@ -37,6 +38,7 @@ EXAMPLES = {
 LOOK = {
     "fits": (st.success, ":material/check_circle:", "It starts and sustains the load."),
     "tight": (st.warning, ":material/warning:", "It starts, but headroom is small."),
+    "uncertain": (st.warning, ":material/contact_support:", "It may not start."),
     "cannot start": (st.error, ":material/block:", "It cannot start."),
     "unknown": (st.info, ":material/help:", "It cannot be judged."),
 }
@@ -69,6 +71,8 @@ def ground() -> str:
             "optimize": r.objective.optimize,
         }
         out |= {"concurrency": r.workload.concurrency} if r.workload.concurrency else {}
+    if release := (st.session_state.get("engine_version") or "").strip():
+        out["engine_version"] = release
     return json.dumps(out)
 
 
@@ -93,13 +97,22 @@ def ask() -> str:
         "or a script that starts one of them",
         help="Parsed, never run: no shell, no process, no environment of this machine",
     )
-    chip, per_node, nodes, go = st.columns([3, 1, 1, 1], vertical_alignment="bottom")
+    chip, per_node, nodes, release, go = st.columns([3, 1, 1, 1, 1], vertical_alignment="bottom")
     with chip:
         common.pick_device(st.selectbox, "Device", device_names(), lambda chip: chip.title)
     with per_node:
         numbers.number("Devices per node", "hardware.per_node")
     with nodes:
         numbers.number("Nodes", "hardware.nodes")
+    release.text_input(
+        "Engine release",
+        key="engine_version",
+        max_chars=32,
+        persist_state="session",
+        placeholder="by the image",
+        help="Options, limits and memory are judged by this release of the engine. Left empty: by "
+        "the image's tag, else by the release that recipes start",
+    )
     go.button(
         "Check",
         key="check",
@@ -116,7 +129,9 @@ def cards(answer: dict[str, Any]) -> None:
     estimate = answer["estimate"]
     m, serving, cost = estimate["memory"], estimate.get("serving"), estimate.get("cost")
     with st.grid(5, min_column_width=190):
-        parts = ", ".join(f"{name.lower()} {gib(m[key])}" for key, name in MEMORY.items())
+        parts = ", ".join(
+            f"{MEMORY[name].lower()} {gib(value)}" for name, value in memory_parts(m).items()
+        )
         st.metric(
             "Memory for the load",
             gib(m["total_bytes"]),
@@ -142,8 +157,9 @@ def cards(answer: dict[str, Any]) -> None:
 
 def findings(answer: dict[str, Any]) -> None:
     """Reasons, idle devices and findings."""
+    icon = ":material/contact_support:" if answer["verdict"] == "uncertain" else ":material/block:"
     for reason in answer.get("reasons", []):
-        st.markdown(f":material/block: {common.escape(reason)}")
+        st.markdown(f"{icon} {common.escape(reason)}")
     idle_devices(answer.get("waste", {}))
     if answer["findings"]:
         st.header("Findings", anchor=False)
@@ -151,7 +167,7 @@ def findings(answer: dict[str, Any]) -> None:
             {
                 "Level": [LEVELS[finding["level"]] for finding in answer["findings"]],
                 "Option": [
-                    common.escape(finding["option"] or "") for finding in answer["findings"]
+                    common.escape(finding.get("option") or "") for finding in answer["findings"]
                 ],
                 "Finding": [common.escape(finding["message"]) for finding in answer["findings"]],
                 "What to do": [
@@ -178,6 +194,7 @@ def idle_devices(waste: dict[str, Any]) -> None:
 
 def better(answer: dict[str, Any]) -> None:
     """The best split of the same engine on the same devices, and its commands."""
+    changed_words(answer)
     offer = answer["better"]
     if offer is None:
         no_better(answer)
@@ -199,14 +216,29 @@ def better(answer: dict[str, Any]) -> None:
         st.info(common.escape(offer["why_no_command"]), icon=":material/info:")
 
 
+def changed_words(answer: dict[str, Any]) -> None:
+    """The command itself with the fewest words changed so that it starts."""
+    changes = [change for change in answer["changes"] if "options" in change]
+    if changes:
+        st.header("The same command that starts", anchor=False)
+    for change in changes:
+        chance = percent(change["start_probability"])
+        text = f"It starts {words_text(change)}, with a probability of {chance}."
+        st.markdown(f":material/build: {common.escape(text)}")
+        if "command" in change:
+            widgets.code(change["command"])
+
+
 def no_better(answer: dict[str, Any]) -> None:
     """That there is no better split, and changes after which one fits."""
     st.caption(
         "No other split of these devices is more than 2 % better."
-        if answer["ok"]
-        else "No split of these devices can run it."
+        if answer["ok"] is not False
+        else "No other split of these devices can run it."
     )
     for change in answer["changes"]:
+        if "options" in change:
+            continue
         text = f"{change_label(change['set'])}: then {degrees(change['candidate'])} fits"
         st.markdown(f":material/build: {common.escape(text)}")
 
@@ -245,7 +277,7 @@ def show(answer: dict[str, Any]) -> None:
         hint = answer["error"]["hint"]
         st.markdown(common.escape(f"{answer['error']['message']} {hint or ''}"))
     if "estimate" in answer:
-        if not answer["ok"]:
+        if answer["ok"] is False:
             st.caption("What its split would deliver:")
         cards(answer)
         if changed := changed_figures(answer["estimate"]):

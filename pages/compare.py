@@ -10,6 +10,7 @@ from recipe_core.base import labels
 from recipe_core.present import charts
 from recipe_core.present.charts import groups
 from recipe_core.present.glossary import measure_help, term_help
+from recipe_core.present.verdict import starts_text
 from recipe_core.request import split_key
 from recipe_core.search.plan import Plan
 
@@ -56,6 +57,8 @@ def best_split(plan: Plan, row: int) -> None:
             st.badge(common.escape(plan.load_text(row)), color="gray")
         if waiting := plan.held_text(row):
             st.badge(common.escape(f"queues: holds {waiting}"), color="orange")
+        if doubt := starts_text(plan, row):
+            st.badge(common.escape(doubt), color="orange", help=common.escape(plan.doubt(row)))
 
 
 def about_figure(plan: Plan, name: str, row: int) -> str:
@@ -142,11 +145,13 @@ def scatter(plan: Plan) -> None:
 def counted(plan: Plan) -> str:
     """How many splits are in which state."""
     waiting = int(plan.queues[plan.order].sum())
-    holding = len(plan.order) - waiting
+    doubtful = int(plan.uncertain[plan.order].sum())
+    holding = len(plan.order) - waiting - doubtful
     if plan.kind == "training":
         return f"{holding:,} can run"
     queueing = f", {waiting:,} start and queue" if waiting else ""
-    return f"{holding:,} hold the load{queueing}"
+    open_question = f", {doubtful:,} may not start" if doubtful else ""
+    return f"{holding:,} hold the load{queueing}{open_question}"
 
 
 def tray(plan: Plan) -> None:

@@ -272,6 +272,7 @@ with left:
         training_details()
     else:
         asking.serving_load()
+        asking.media()
         serving_details()
         st.header("Search space", anchor=False)
         engines()

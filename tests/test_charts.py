@@ -48,22 +48,29 @@ def keys(trace: Mapping[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("x", ["tpot", "interactivity", "usd", "ttft"])
 def test_every_feasible_split_is_in_the_tradeoff(x: str) -> None:
-    traces = drawn(charts.tradeoff(planned(), x, "per_gpu"))
-    states = [keys(traces[name]) for name in ("Holds the load", "Starts, queues", "Best tradeoffs")]
-    assert set.union(*states) == {planned().key(int(row)) for row in planned().order}
-    assert sum(map(len, states)) == len(planned().order)
-    queueing = np.flatnonzero(planned().queues & planned().feasible).tolist()
-    assert states[1] == {planned().key(row) for row in queueing}
+    splits = planned(("workload.concurrency", 512))
+    traces = drawn(charts.tradeoff(splits, x, "per_gpu"))
+    states = {state.name: keys(traces[state.title]) for state in _feasible_states(splits)}
+    assert set.union(*states.values()) == {splits.key(int(row)) for row in splits.order}
+    assert sum(map(len, states.values())) == len(splits.order)
+    for name in ("queues", "uncertain"):
+        rows = [row for row in map(int, splits.order) if splits.state(row) == name]
+        assert states[name] == {splits.key(row) for row in rows}
+
+
+def _feasible_states(splits: Plan) -> list[front.State]:
+    return [state for name, state in front.states(splits).items() if name != "beyond"]
 
 
 def test_states_differ_by_symbol_and_colour_and_devices_by_size() -> None:
-    splits = planned(("objective.limits.tpot_ms", 40.0), ("workload.concurrency", 64))
+    splits = planned(("objective.limits.tpot_ms", 120.0), ("workload.concurrency", 384))
     traces = drawn(
         charts.tradeoff(splits, "tpot", "per_gpu", pins=["vllm.bf16.bf16.tp8.pp1.dp1.ep1"])
     )
-    names = ("Holds the load", "Starts, queues", "Best tradeoffs", "Over a limit", "Pinned")
-    assert len({traces[name]["marker"]["symbol"] for name in names}) == len(names)
-    assert len({traces[name]["marker"]["color"] for name in names}) == len(names)
+    names = [*(state.title for state in front.states(splits).values()), "Pinned"]
+    for look in ("symbol", "color"):
+        assert len({traces[name]["marker"][look] for name in names}) == len(names)
+    assert len({traces[name]["legendrank"] for name in names}) == len(names)
     devices = [
         splits.raw("gpus")[splits.find(key)]
         for key in (point[0] for point in traces["Holds the load"]["customdata"])

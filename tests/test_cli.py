@@ -452,6 +452,7 @@ def test_the_options_are_frozen():
     }
     found = {name: words - {"--json"} for name, words in options.items()}
     assert {name: words for name, words in found.items() if words} == {
+        "models": {"--refresh", "--out"},
         "hardware": {"--detect", "--template"},
         "offers": {
             *("--device", "--provider", "--region", "--commitment", "--all", "--import"),
@@ -461,8 +462,18 @@ def test_the_options_are_frozen():
         "size": {"--ladder", "--measured", "--no-calibration", "--top"},
         "estimate": {"--measured", "--no-calibration", "--trace"},
         "check": ground
-        | {"--acceptance", "--command", "--dir", "--model", "--optimize", "--public-key"}
-        | {"--no-calibration"},
+        | {
+            "--acceptance",
+            "--command",
+            "--dir",
+            "--engine-version",
+            "--model",
+            "--optimize",
+            "--image-tokens",
+            "--images",
+            "--public-key",
+            "--no-calibration",
+        },
         "validate": {"--bands", "--by", "--sizes", "--training"},
         "import": {"--output", "--request", "--set"},
         "reconcile": {"--no-calibration", "--request"},
@@ -477,7 +488,7 @@ def test_the_options_are_frozen():
             "--sign",
             "--variants",
         },
-        "lock": {"--model", "--verify"},
+        "lock": {"--model", "--online", "--output", "--sign", "--verify"},
         "profile": {"--device", "--output", "--quick", "--ranks", "--seconds"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},

@@ -83,7 +83,7 @@ def texts(lines: list[Line], title: str) -> list[str]:
 
 def test_states_are_three_and_limits_beside_them() -> None:
     assert state(choice("eight")) == "holds the load"
-    assert state(choice("queues")).startswith("starts and queues: holds 9 of 64 at once")
+    assert state(choice("queues")).startswith("may not start: needs ")
     assert state(choice("refused")).startswith("cannot run: needs ")
     assert state(choice("limited")).startswith("beyond its limits: ")
     assert state(choice("run")) == "can run"

@@ -172,7 +172,7 @@ class Tools:
             dict[str, Any],
             Field(
                 description="A command's load: nodes, input_tokens, output_tokens, concurrency, "
-                "optimize, model."
+                "optimize, model; and engine_version, the release that runs."
             ),
         ] = {},  # noqa: B006 - read only
     ) -> Json:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.labels import split_name
-from recipe_core.base.units import gib, rate
+from recipe_core.base.units import chance_text, gib, rate
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present.terminal import change_lines, estimate_text, serving_speed
 
@@ -14,16 +15,48 @@ def verdict_text(answer: dict[str, Any]) -> str:
     """A verdict with its reasons, what is wasted, and the better command."""
     engine, model = answer["engine"], answer["model"] or "an unnamed model"
     head = f"{answer['verdict']}: {model} with {engine['name']} {engine['version']}"
-    if answer["ok"] is None:
+    if (table := answer["judged_with"]["table"]) != engine["version"]:
+        head += f" (options of {table})"
+    if "estimate" not in answer:
         return "\n".join([head, *_findings(answer)])
     hardware = HardwareRequest.model_validate(answer["hardware"])
     lines = [f"{head} on {hardware.devices} × {hardware.device_name}"]
     lines += [f"  why: {reason}" for reason in answer["reasons"]]
     lines += _findings(answer, errors=False)
     if answer["estimate"]["feasible"]:
-        lines.append(estimate_text(answer["candidate"], answer["estimate"]))
+        estimate = answer["estimate"]
+        notes = [note for note in estimate["notes"] if note.rstrip(".") not in answer["reasons"]]
+        lines.append(estimate_text(answer["candidate"], estimate | {"notes": notes}))
+    lines += _changed_words(answer["changes"])
     lines += _waste(answer["waste"]) + _better(answer["better"])
-    return "\n".join(lines + change_lines(answer["changes"]))
+    others = [change for change in answer["changes"] if "options" not in change]
+    return "\n".join(lines + change_lines(others))
+
+
+def words_text(change: Mapping[str, Any]) -> str:
+    """What a change does to the words of a command: ``with --max-model-len 191520``."""
+    return " and ".join(
+        _word_text(flag, value) for flag, value in change.get("options", {}).items()
+    )
+
+
+def _word_text(flag: str, value: Any) -> str:
+    if value is None:
+        return f"without {flag}"
+    if isinstance(value, str) and value.startswith("--"):
+        return f"with {value} instead of {flag}"
+    return f"with {flag}" if value is True else f"with {flag} {value}"
+
+
+def _changed_words(changes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The command itself with the fewest words changed, for each change that lets it start."""
+    lines = []
+    for change in changes:
+        if "options" in change:
+            chance = chance_text(change["start_probability"])
+            lines.append(f"starts {words_text(change)} ({change['verdict']}, {chance}):")
+            lines += [f"  {change['command']}"] if "command" in change else []
+    return lines
 
 
 def memory_meant(answer: dict[str, Any]) -> str:

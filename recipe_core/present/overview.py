@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.labels import TRAINING_MEMORY, change_label, split_name
-from recipe_core.base.text_rows import TextRow, text_rows
+from recipe_core.base.text_rows import TextRow, memory_parts, text_rows
 from recipe_core.base.units import chance_text, count, duration, gib, rate, significant, usd
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
@@ -39,6 +39,7 @@ _FALLBACKS = {
 }
 _MEMORY = {
     "weights": "Weights",
+    "encoder": "Vision and audio encoders",
     "kv_needed": "KV cache needed",
     "activations": "Activations",
     "runtime": "Runtime",
@@ -216,6 +217,8 @@ def banded(row: TextRow) -> str:
 def memory(recipe: Recipe) -> dict[str, str]:
     """Parts of the fullest device's memory, their total, and what the cache holds."""
     m = recipe.estimate["memory"]
+    if m.get("encoder_bytes"):
+        m = {**m, **memory_parts(m)}
     rows = {
         label: gib(m[f"{part}_bytes"]) for part, label in _MEMORY.items() if m.get(f"{part}_bytes")
     }

@@ -128,6 +128,8 @@ def state(choice: Choice) -> str:
         return f"cannot run: {reasons}"
     if not plan.feasible[row]:
         return f"beyond its limits: {reasons}"
+    if plan.uncertain[row]:
+        return plan.doubt(row)
     if plan.queues[row]:
         return f"starts and queues: {plan.queue_text(row)}"
     return "can run" if choice.request.is_training else "holds the load"

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.arrays import Float, Int
+from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.labels import split_name
-from recipe_core.base.units import range_text, rounded, significant
+from recipe_core.base.units import chance_text, range_text, rounded, significant
 from recipe_core.present.charts.groups import TITLES, grouped
 from recipe_core.search.measures import whole
 from recipe_core.search.plan import Plan
 
 SHOWN_ROWS = 300
 """Splits that a table lists."""
-HOLDS, QUEUES = "holds", "queues"
-STATE_TITLES = {HOLDS: "Holds the load", QUEUES: "Starts, queues"}
+HOLDS, QUEUES, UNCERTAIN = "holds", "queues", "uncertain"
+STATE_TITLES = {HOLDS: "Holds the load", QUEUES: "Starts, queues", UNCERTAIN: "May not start"}
 EXPORTED_DIGITS = 4
 """Significant digits of exported figures: one more than estimates are told apart by."""
 
@@ -61,8 +61,13 @@ def device_counts(plan: Plan) -> list[int]:
 
 def states_of(plan: Plan) -> list[str]:
     """States that feasible splits are in."""
-    waiting = plan.queues[plan.order]
-    return [name for name, some in ((HOLDS, ~waiting), (QUEUES, waiting)) if some.any()]
+    return [name for name, some in _in_state(plan, plan.order).items() if some.any()]
+
+
+def _in_state(plan: Plan, rows: Int) -> dict[str, Bool]:
+    """Which of some feasible rows are in each state."""
+    waiting, doubtful = plan.queues[rows], plan.uncertain[rows]
+    return {HOLDS: ~waiting & ~doubtful, QUEUES: waiting, UNCERTAIN: doubtful}
 
 
 def filtered(plan: Plan, filters: Filters) -> Int:
@@ -74,8 +79,8 @@ def filtered(plan: Plan, filters: Filters) -> Int:
             titles, codes = grouped(plan, name, at_most=None).told(rows)
             keep &= np.isin(codes, [titles.index(title) for title in kept if title in titles])
     if filters.states:
-        waiting = plan.queues[rows]
-        keep &= np.where(waiting, QUEUES in filters.states, HOLDS in filters.states)
+        by_state = _in_state(plan, rows)
+        keep &= np.any([by_state[name] for name in filters.states if name in by_state], axis=0)
     if filters.devices:
         keep &= np.isin(plan.raw("gpus")[rows], filters.devices)
     if filters.front:
@@ -139,7 +144,13 @@ def _ranges(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[str, o
 
 
 def state_text(plan: Plan, row: int) -> str:
-    """``holds``, or how much of its load a queueing row holds: ``queues: 9 of 64``."""
+    """``holds``, or how much of its load a queueing row holds: ``queues: 9 of 64``.
+
+    Of one that may not start with which probability it does: ``uncertain: starts with 37 %``.
+    """
+    if plan.uncertain[row]:
+        chance = chance_text(float(plan.columns["start_probability"][row]))
+        return f"{UNCERTAIN}: starts with {chance.replace('%', ' %')}"
     held = plan.held_text(row)
     return f"{QUEUES}: {held}" if plan.queues[row] else HOLDS
 

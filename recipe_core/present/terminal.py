@@ -14,7 +14,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.columns import aligned
 from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
-from recipe_core.base.text_rows import cost_text, memory_rows, text_rows
+from recipe_core.base.text_rows import cost_text, is_pooled, memory_rows, text_rows
 from recipe_core.base.units import chance_text, duration, gib, rate, usd
 from recipe_core.present.calibrated import calibrated_lines
 from recipe_core.present.verdict import counts
@@ -55,6 +55,8 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
             plan.launch_note or "",
         ]
         parts += calibrated_lines(plan.problem.corrections)
+        if plan.uncertain[plan.order[0]]:
+            parts += change_lines(change.to_json() for change in plan.changes())
     else:
         parts += _nearest(plan)
     if flips is not None:
@@ -76,13 +78,18 @@ def _beaten(plan: Plan, top: int) -> list[str]:
 
 
 def _queueing(plan: Plan) -> list[str]:
-    """That the first split queues, and how much of the load it holds."""
-    text = plan.queue_text(int(plan.order[0]))
+    """That the first split queues, and how much it holds; or that it may not start."""
+    first = int(plan.order[0])
+    if plan.uncertain[first]:
+        return [f"no split surely starts: 1 {plan.doubt(first)}"]
+    text = plan.queue_text(first)
     return [f"no split holds the whole load: 1 starts and queues, it {text}"] if text else []
 
 
 def _mark(plan: Plan, row: int) -> str:
-    """A point on the front, or that a row queues: those are on none."""
+    """A point on the front, or that a row queues or may not start: those are on none."""
+    if plan.uncertain[row]:
+        return "uncertain"
     if plan.queues[row]:
         return "queues"
     return "●" if plan.frontier[row] else ""
@@ -220,8 +227,9 @@ def estimate_text(
 
 def _serving_lines(answer: Mapping[str, Any]) -> list[str]:
     """Memory, cache, times and throughput with bands, cost."""
-    cache = f"{answer['memory']['kv_cache_tokens']:>14,} tokens"
-    lines = [*_pairs(memory_rows(answer)), f"  {'KV cache holds':26} {cache}"]
+    lines, cached = _pairs(memory_rows(answer)), answer["memory"]["kv_cache_tokens"]
+    if cached or not is_pooled(answer):
+        lines.append(f"  {'KV cache holds':26} {cached:>14,} tokens")
     lines += _banded("serving", answer)
     if price := cost_text(answer):
         lines.append(f"  {'Cost':26} {price}")
@@ -270,13 +278,23 @@ def _training_lines(answer: Mapping[str, Any]) -> list[str]:
     return [*lines, f"checkpoint of {size} every {interval}; goodput {run['goodput']:.1%}"]
 
 
+_CAN_RUN = {
+    True: "yes: it can run",
+    None: "uncertain: estimates do not tell whether it starts",
+    False: "no: it cannot run",
+}
+
+
 def check_text(answer: dict[str, Any]) -> str:
     """A verdict with its reasons, a better split, and changes that make it run."""
-    verdict = "yes: it can run" if answer["ok"] else "no: it cannot run"
+    verdict = _CAN_RUN[answer["ok"]]
     if answer.get("confidence") is not None:
         sure = chance_text(answer["confidence"])
         verdict += f"; it keeps the limits with a probability of {sure}"
-    lines = [verdict, estimate_text(answer["candidate"], answer["estimate"])]
+    lines = [verdict]
+    if answer["ok"] is None:
+        lines += [f"  why: {reason}" for reason in answer["reasons"]]
+    lines.append(estimate_text(answer["candidate"], answer["estimate"]))
     if answer.get("unread"):
         lines.append(f"not checked: {' '.join(answer['unread'])}")
     better = answer["better"]
@@ -301,8 +319,11 @@ def _speed(answer: Mapping[str, Any]) -> str:
 
 
 def serving_speed(answer: Mapping[str, Any]) -> str:
-    """Throughput and time per output token of an estimate, in one phrase."""
+    """Throughput and time per output token, or per request, of an estimate, in one phrase."""
     serving = answer["serving"]
+    if is_pooled(answer):
+        tokens = f"{rate(serving['input_tokens_per_s'])} of input"
+        return f"{tokens}, {duration(serving['request_latency_s'])} per request"
     return f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per output token"
 
 
@@ -323,10 +344,14 @@ def lock_text(comparison: Sequence[Difference]) -> str:
     return "\n".join(lines)
 
 
+_AS_IT_IS = "the recipe as it is; no variant is for these devices"
+
+
 def resolved_text(recipe: Recipe, resolved: Resolved) -> str:
     """The variants that apply to other hardware, and the settings that change on it."""
     machine = f"{resolved.machine.count} × {resolved.machine.device}"
-    lines = [f"{recipe.name} on {machine}: {', '.join(resolved.applied) or 'no variant applies'}"]
+    applied = f"variants {', '.join(resolved.applied)}" if resolved.applied else _AS_IT_IS
+    lines = [f"{recipe.name} on {machine}: {applied}"]
     before = {
         "candidate": recipe.candidate,
         "options": recipe.engine.options,

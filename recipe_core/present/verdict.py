@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from recipe_core.search.alternatives import SURE
 from recipe_core.search.legal import legal
 from recipe_core.search.plan import Plan
 
-State = Literal["holds", "queues", "nothing"]
+State = Literal["holds", "queues", "uncertain", "nothing"]
 FIGURES = 2
 """Figures of a split that one line has room for."""
 _TAIL = {
@@ -36,14 +36,15 @@ class Verdict:
     """A plan's answer about one split, or that there is none.
 
     Attributes:
-        state: whether the split holds the load, starts and queues, or nothing can run.
-        counts: how many splits hold the load, and how many start and queue.
+        state: whether the split holds the load, starts and queues, may not start, or nothing
+            can run.
+        counts: how many splits hold the load, how many start and queue, how many may not start.
         short_counts: the same in few words.
         subject: the split: its degrees, and devices used of devices there; where nothing can run
             the nearest split.
         line: figures of the split, and how surely it keeps the limits; where nothing can run why
             the nearest split does not.
-        doubtful: whether the line warns: the split queues, or may well miss a limit.
+        doubtful: whether the line warns: the split queues, may not start or may well miss a limit.
         best: whether the split is the best one, not another that was chosen.
         facts: sentences for who wants to know more: money, ranges, limits.
     """
@@ -69,33 +70,39 @@ def verdict(plan: Plan, chosen: int | None = None) -> Verdict:
     name = short_name(plan.candidate(row))
     figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
     held = plan.queue_text(row).partition(",")[0]
-    doubts = [text for text in (held, limits_text(plan, row)) if text]
+    doubts = [text for text in (held, starts_text(plan, row), limits_text(plan, row)) if text]
     parts = (name, plan.devices_text(row), load_text(plan, row))
     return Verdict(
-        "queues" if queues else "holds",
+        cast("State", plan.state(row)) if plan.feasible[row] else "holds",
         counts(plan),
         short_counts(plan),
         " · ".join(part for part in parts if part),
         " · ".join([*figures, *doubts]),
-        queues or may_miss(plan, row),
+        queues or bool(plan.uncertain[row]) or may_miss(plan, row),
         best,
         tuple(_facts(plan, row)),
     )
 
 
 def counts(plan: Plan) -> str:
-    """``12 of 32 legal splits hold the load within the limits · 4 start and queue``."""
+    """``12 of 32 legal splits hold the load within the limits · 4 start and queue``.
+
+    And how many may not start.
+    """
     holding = int(plan.holds.sum())
     queueing = int((plan.feasible & plan.queues).sum())
+    doubtful = int((plan.feasible & plan.uncertain).sum())
     if len(plan) == 1:
-        return _only(plan, holding, queueing)
+        return _only(plan, holding, queueing, doubtful)
     of = int(legal(plan).sum())
-    start = f"{holding:,} of {of:,}" if holding or queueing else f"None of {of:,}"
+    some = holding or queueing or doubtful
+    start = f"{holding:,} of {of:,}" if some else f"None of {of:,}"
     noun = "legal split" if of == 1 else "legal splits"
-    one = holding == 1 or not (holding or queueing)
+    one = holding == 1 or not some
     text = f"{start} {noun} {_verb(plan, one=one)}{_within(plan)}"
     starts = "starts and queues" if queueing == 1 else "start and queue"
-    return f"{text} · {queueing:,} {starts}" if queueing else text
+    text = f"{text} · {queueing:,} {starts}" if queueing else text
+    return f"{text} · {doubtful:,} may not start" if doubtful else text
 
 
 def short_counts(plan: Plan) -> str:
@@ -113,12 +120,14 @@ def _verb(plan: Plan, *, one: bool) -> str:
     return f"{'holds' if one else 'hold'} {'a' if plan.load_searched else 'the'} load"
 
 
-def _only(plan: Plan, holding: int, queueing: int) -> str:
+def _only(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
     """The state of a plan's only split."""
     if holding:
         return f"The only split {_verb(plan, one=True)}{_within(plan)}"
     if queueing:
         return "The only split starts and queues"
+    if doubtful:
+        return "The only split may not start"
     verb = "run" if plan.kind == "training" else _verb(plan, one=False)
     return f"The only split does not {verb}{_within(plan)}"
 
@@ -155,6 +164,13 @@ def main_figures(plan: Plan, row: int) -> list[str]:
 def figure_text(plan: Plan, name: str, row: int) -> str:
     """A measure of a row with what it is of: ``34.8 ms per token``."""
     return f"{plan.text(name, row)}{_TAIL.get(name, '')}"
+
+
+def starts_text(plan: Plan, row: int) -> str:
+    """``may not start: 63 %``, where memory is too close to tell; else empty."""
+    if not plan.uncertain[row]:
+        return ""
+    return f"may not start: {percent(1 - float(plan.columns['start_probability'][row]))}"
 
 
 def may_miss(plan: Plan, row: int) -> bool:

@@ -28,6 +28,21 @@ def test_a_command_is_judged(command: str, verdict: str) -> None:
     assert not app.exception
 
 
+def test_a_stated_release_judges_the_options() -> None:
+    app = opened("check.py")
+    app.text_area(key="command").set_value(
+        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192 "
+        """--attention-config '{"use_fp4_indexer_cache": false}'"""
+    ).run()
+    assert "It cannot start." in words(app)
+    app.text_input(key="engine_version").set_value("0.25.0").run()
+    assert "It starts" in words(app)
+    assert "vllm 0.25.0" in words(app)
+    app.text_input(key="engine_version").set_value("newest").run()
+    assert "is not a release" in words(app)
+    assert not app.exception
+
+
 def test_an_example_is_judged_and_opened_in_the_builder() -> None:
     app = opened("check.py")
     app.button(key="example-0").click().run()

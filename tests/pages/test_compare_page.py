@@ -15,6 +15,9 @@ from recipe_core.present.charts.views import VIEWS, View
 from recipe_core.request.edit import change
 from tests.pages.opening import LLAMA_70B, PAGES, TP8, figure, open_view, opened, query_of, words
 
+CROWDED = {"workload.concurrency": "512"}
+"""A load that some splits queue under; others may not start."""
+
 PIPELINED = {
     "workload.kind": "training",
     "workload.tokens": "1e10",
@@ -101,15 +104,19 @@ def test_a_pin_that_is_gone_is_said_and_in_no_link() -> None:
 
 
 def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() -> None:
-    app = opened("compare.py", model=LLAMA_70B)
+    app = opened("compare.py", model=LLAMA_70B, **CROWDED)
     ranked = app.dataframe[0].value
     open_view(app, "Why not?")
     refused = app.dataframe[1].value
     possible = [why for why in refused["why"] if "divisible" not in why and "evenly" not in why]
-    holds = re.search(r"(\d+) of (\d+) legal splits hold the load · (\d+) start", words(app))
-    assert holds
-    assert int(holds[1]) + int(holds[3]) == len(ranked)
-    assert int(holds[2]) == len(ranked) + len(possible)
+    counts = re.search(
+        r"(\d+) of (\d+) legal splits hold the load · (\d+) start[^·]* · (\d+) may not start",
+        words(app),
+    )
+    assert counts
+    holding, legal, queueing, doubtful = map(int, counts.groups())
+    assert holding + queueing + doubtful == len(ranked)
+    assert legal == len(ranked) + len(possible)
     assert (refused["why"].str.len() > 10).all()
 
 
@@ -245,7 +252,7 @@ def test_tiles_say_devices_prices_and_ranges() -> None:
 
 
 def test_several_devices_are_coloured_filtered_and_named() -> None:
-    app = opened("compare.py", **TWO_DEVICES)
+    app = opened("compare.py", **TWO_DEVICES, **CROWDED)
     drawn = figure(app, "frontier")
     assert {"H100 SXM5", "MI300X"} <= {trace.get("name") for trace in drawn["data"]}
     assert drawn["layout"]["xaxis"]["title"]["text"] == "Tokens/s that one user sees (tok/s)"
@@ -283,15 +290,17 @@ def test_what_the_colours_tell_is_chosen_where_several_things_differ() -> None:
 
 
 def test_a_split_that_queues_is_marked_and_said() -> None:
-    app = opened("compare.py", model=LLAMA_70B)
+    app = opened("compare.py", model=LLAMA_70B, **CROWDED)
     symbols = {
         trace.get("name"): trace["marker"]["symbol"]
         for trace in figure(app, "frontier")["data"]
         if trace.get("marker")
     }
     assert symbols["Starts, queues"] == "hourglass-open"
+    assert symbols["May not start"] == "triangle-up-open"
     states = app.dataframe[0].value["state"]
     assert states.str.contains("queues: ").any()
+    assert states.str.contains("uncertain: starts with ").any()
     app.toggle(key="filter-front-serving").set_value(True).run()
     assert set(app.dataframe[0].value["state"]) == {"holds"}
 
@@ -316,18 +325,26 @@ def test_cells_keep_their_trailing_zeros() -> None:
     assert any(text.endswith("0") and "." in text for text in cells_shown)
 
 
-def test_what_would_let_a_refused_split_run_is_one_click() -> None:
+@pytest.mark.parametrize(
+    ("degrees", "certain"), [("tp1.pp3.dp1.ep1", True), ("tp1.pp2.dp1.ep1", False)]
+)
+def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: bool) -> None:
+    """A split that keeps no limit and may not start is also given what it surely starts with."""
     app = open_view(
         opened("compare.py", model=LLAMA_70B, **{"objective.limits.tpot_ms": "40"}), "Why not?"
     )
     keys = app.dataframe[1].value["key"].tolist()
     why = app.dataframe[1].value["why"].tolist()
-    row = next(n for n, reason in enumerate(why) if "in flight: time per output token" in reason)
+    row = next(n for n, key in enumerate(keys) if key.endswith(f".{degrees}"))
+    assert "in flight: time per output token" in why[row]
     app.session_state["refused-splits"] = {"selection": {"rows": [row], "columns": [], "cells": []}}
     app.run()
     app.button(key="fix-0").click().run()
     assert float(query_of(app)["objective.limits.tpot_ms"]) > 40
-    assert keys[row] in app.dataframe[0].value["key"].tolist()
+    ranked = app.dataframe[0].value.set_index("key")["state"]
+    (state,) = ranked[ranked.index.str.endswith(f".{degrees}")]
+    assert state == "holds"
+    assert (keys[row] in ranked.index) == certain
 
 
 def test_a_device_without_a_price_comes_last_and_is_named() -> None:
@@ -349,7 +366,9 @@ def test_a_device_without_a_price_comes_last_and_is_named() -> None:
     priced = usd[usd.notna()]
     assert usd.isna().any()
     assert usd[: len(priced)].notna().all()
-    assert priced.tolist() == sorted(priced)
+    holding = priced[app.dataframe[0].value["state"] == "holds"].tolist()
+    assert 1 < len(holding) < len(priced)  # what may not start comes after what holds the load
+    assert holding == priced[: len(holding)].tolist() == sorted(holding)
     assert re.search(r"\*\* · \$[\d.]+ per M tokens", text)
 
 

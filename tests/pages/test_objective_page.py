@@ -222,3 +222,15 @@ def test_what_a_framework_cannot_launch_is_said_where_it_is_chosen() -> None:
     app.selectbox(key="_candidate.engine").select("").run()
     assert "candidate.engine" not in query_of(app)
     assert app.success
+
+
+def test_images_are_asked_of_models_that_read_them() -> None:
+    app = opened("objective.py", model=LLAMA_70B)
+    assert [toggle.key for toggle in app.toggle if toggle.key == "_images"] == []
+    app = opened("objective.py", model="Qwen/Qwen3-VL-8B-Instruct")
+    app.toggle(key="_images").set_value(True).run()
+    assert app.text_input(key="_workload.images.tokens").value == "1,024"
+    app.text_input(key="_workload.images.per_request").set_value("2").run()
+    assert query_of(app)["workload.images.per_request"] == "2"
+    app.toggle(key="_images").set_value(False).run()
+    assert not [name for name in query_of(app) if name.startswith("workload.images")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,8 +46,28 @@ def _print_facts(value: dict[str, Any], indent: str = "") -> None:
 
 
 @app.command()
-def models(name: Name = None, as_json: Json = False) -> None:
+def models(
+    name: Name = None,
+    refresh: Annotated[
+        str | None,
+        typer.Option(
+            "--refresh",
+            metavar="FROM",
+            help="Keep configs of models: of a folder, of the ids in a text file, or of `hub`.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="With --refresh: the folder to keep them in."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """The model catalog; NAME may also be a folder with a config.json."""
+    if refresh is not None:
+        _refresh(refresh, name, out, as_json)
+        return
+    if out is not None:
+        raise InputError("goes with --refresh.", field="out", hint="Leave it out.")
     from recipe_core.model.catalog import (
         catalog_entry,
         catalog_ids,
@@ -65,6 +86,31 @@ def models(name: Name = None, as_json: Json = False) -> None:
         return f"{entry:44} {model.parameters / 1e9:7.3g} B{active}  {model.weight_dtype}"
 
     _listing(name, as_json, catalog_ids(), show, line)
+
+
+def _refresh(origin: str, name: str | None, out: Path | None, as_json: bool) -> None:
+    """Print what a refresh of this machine's own models found, the reasons included."""
+    from recipe_core.model.own_models import VARIABLE, default_folder
+    from recipe_core.model.refresh import refresh
+
+    folder = out or default_folder()
+    if folder is None:
+        message = f"{VARIABLE} is empty, which switches the models of this machine off."
+        raise InputError(message, field="out", hint="Give a folder: --out FOLDER.")
+    with working("reading configs"):
+        answer = refresh(origin, folder, only=name).to_json()
+    if as_json:
+        emit(answer)
+        return
+    for state in ("new", "changed"):
+        for model_id in answer[state]:
+            typer.echo(f"{state}: {model_id}")
+    for entry in answer["not_modelled"]:
+        typer.echo(f"not modelled: {entry['id']}: {entry['reason']}")
+    counts = (
+        f"{len(answer['new'])} new, {len(answer['changed'])} changed, {answer['same']} the same"
+    )
+    typer.echo(f"{counts}, {len(answer['not_modelled'])} not modelled; kept in {folder}")
 
 
 @app.command()

@@ -64,6 +64,14 @@ def check(
     acceptance: Annotated[
         float | None, typer.Option(help="Share of drafted tokens that are accepted.")
     ] = None,
+    engine_version: Annotated[
+        str | None,
+        typer.Option(metavar="RELEASE", help="The release of the engine that runs, e.g. 0.25.0."),
+    ] = None,
+    images: Annotated[float | None, typer.Option(help="Images per prompt.")] = None,
+    image_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a prompt that an image becomes.")
+    ] = None,
     public_key: Annotated[
         Path | None,
         typer.Option(metavar="KEY.pub.pem", help="The key that the bundle must be signed with."),
@@ -84,6 +92,9 @@ def check(
         "optimize": optimize,
         "model": model,
         "acceptance": acceptance,
+        "images": images,
+        "image_tokens": image_tokens,
+        "engine_version": engine_version,
     }
     ground = {name: value for name, value in ground.items() if value is not None}
     ground |= own_device(hardware, gpus)
@@ -110,7 +121,7 @@ def _check_request(source: str, as_json: bool) -> NoReturn:
 
     answer = check_request(plan_request(source))
     emit(answer) if as_json else typer.echo(check_text(answer))
-    raise typer.Exit(0 if answer["ok"] else 1)
+    raise typer.Exit(1 if answer["ok"] is False else 0)
 
 
 def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoReturn:
@@ -130,7 +141,7 @@ def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoRet
         error = InputError(problem["message"], field=problem["field"], hint=problem["hint"])
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2)
-    raise typer.Exit(0 if answer["ok"] else 1)
+    raise typer.Exit(1 if answer["ok"] is False else 0)
 
 
 def _check_folder(folder: Path, ground: dict[str, Any]) -> None:

@@ -144,29 +144,65 @@ def lock(
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The model's folder, to verify as well.")
     ] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Ask the image's registry for its digest.")
+    ] = False,
+    output: Output = None,
+    sign: Key = None,
     as_json: Json = False,
 ) -> None:
-    """What a bundle pins: versions, image, revision, digests, minimum versions, seeds."""
+    """What a bundle pins: versions, image, revision, digests, minimum versions, seeds.
+
+    With --online the image's digest too; -o writes the bundle that starts it by that digest.
+    """
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.present.terminal import lock_text
     from recipe_core.recipe.lockcheck import verify_lock
+    from recipe_core.recipe.locking import without_digest
 
-    recipe = read_bundle(bundle).recipe
-    if recipe.lock is None:
+    checked = read_bundle(bundle)
+    recipe, pins = checked.recipe, checked.recipe.lock
+    if pins is None:
         raise BundleError(
             "the recipe has an older format without a lock.", hint="Build the bundle again."
         )
+    if (output or sign) and not (online and output):
+        raise InputError(
+            "writes what --online found.",
+            field="output" if output else "sign",
+            hint="Add --online and -o BUNDLE.",
+        )
+    if online:
+        recipe, pins = _with_digest(recipe, output, sign)
+        if output and checked.signed and not sign:
+            typer.echo(f"{output} is not signed; --sign KEY.pem signs it.", err=True)
     if not verify:
-        values = recipe.lock.model_dump(mode="json")
+        if remark := without_digest(pins):
+            typer.echo(remark, err=True)
+        values = pins.model_dump(mode="json")
         emit(values) if as_json else typer.echo(to_yaml(values).rstrip())
         return
-    comparison = verify_lock(recipe, recipe.lock, model)
+    comparison = verify_lock(recipe, pins, model)
     differs = any(item.level == "differs" for item in comparison)
     if as_json:
         emit({"ok": not differs, "found": [item.to_json() for item in comparison]})
     else:
         typer.echo(lock_text(comparison))
     raise typer.Exit(1 if differs else 0)
+
+
+def _with_digest(recipe: Any, output: Path | None, sign: Path | None) -> tuple[Any, Any]:
+    """The recipe with its image's digest, and its lock; a bundle too where that is asked for."""
+    from recipe_core.bundle.write import write_bundle
+    from recipe_core.recipe.build import with_image_digest
+
+    key = read_key(sign, "sign")
+    with working("Asking the registry …"):
+        pinned = with_image_digest(recipe)
+    if output is not None:
+        write_bundle(pinned, output, key)
+        _say_kept(output)
+    return pinned, pinned.lock
 
 
 @app.command("resolve")
@@ -188,7 +224,12 @@ def resolve_command(
         with working("Building …"):
             write_bundle(recipe_for(recipe, machine)[0], output)
         _say_kept(output)
-    emit(resolution.to_json()) if as_json else typer.echo(resolved_text(recipe, resolution))
+    if as_json:
+        emit(resolution.to_json())
+        return
+    typer.echo(resolved_text(recipe, resolution))
+    if output is not None:
+        typer.echo(f"wrote {output}")
 
 
 @app.command("diff")

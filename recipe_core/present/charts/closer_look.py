@@ -7,6 +7,7 @@ from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
+from recipe_core.base.text_rows import memory_parts
 from recipe_core.base.units import gib
 from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.explain.curves import Crossing, crossing, load_curve, scaling
@@ -65,8 +66,11 @@ def _causes(plan: ServingPlan, row: int) -> Parts:
 def _stages(plan: Plan, row: int) -> list[Parts]:
     """Bytes of every pipeline stage by part; empty where there is one stage."""
     stages = plan.estimate(row).to_json().get("memory", {}).get("stages") or []
+    split = [
+        {**stage, **memory_parts(stage)} if "encoder_bytes" in stage else stage for stage in stages
+    ]
     return [
-        {name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in stages
+        {name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in split
     ]
 
 
@@ -140,6 +144,9 @@ def token_time(focus: Focus[ServingPlan]) -> Iterator[Item]:
 def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
     """Latency and throughput as the load grows."""
     plan = focus.plan
+    if plan.problem.workload.pooled:
+        yield Note("A vector or a score has no time per output token to draw over the load.")
+        return
     unit, label = UNITS[LOADS[plan.problem.workload.mode]]
     current = float(plan.columns["load"][focus.row])
     limit = plan.request.objective.limits.tpot_ms

@@ -42,7 +42,8 @@ def states(plan: Plan) -> dict[str, State]:
     return {
         state.name: state
         for state in (
-            State("beyond", "Over a limit", "x", 1004),
+            State("beyond", "Over a limit", "x", 1005),
+            State("uncertain", "May not start", "triangle-up-open", 1004, 1.1),
             State("queues", "Starts, queues", "hourglass-open", 1003, 1.1),
             State("holds", holds, "circle", 1002),
             State(FRONT, "Best tradeoffs", "diamond", 1001, 1.25),
@@ -78,7 +79,7 @@ def tradeoff(
     for state in titles.values():
         for group in range(len(groups.titles)):
             rows = drawn.rows(state.name, group)
-            if not len(rows) and (groups.several or state.name == "queues"):
+            if not len(rows) and (groups.several or state.name in ("queues", "uncertain")):
                 continue
             look = looks[group]
             if not groups.several:
@@ -134,8 +135,9 @@ def _drawn(plan: Plan, groups: Groups, axes: tuple[str, str]) -> _Drawn:
     beyond = np.array([row for row in plan.beyond_limits() if known[row]], dtype=np.int64)
     whole = {
         "beyond": beyond,
+        "uncertain": rest[plan.uncertain[rest]],
         "queues": rest[plan.queues[rest]],
-        "holds": rest[~plan.queues[rest]],
+        "holds": rest[~plan.queues[rest] & ~plan.uncertain[rest]],
     }
     shown = {name: thinned(plan, rows, x, y, groups.codes) for name, rows in whole.items()}
     counts = {name: len(rows) for name, rows in whole.items()}
@@ -184,7 +186,8 @@ def _looks(groups: Groups, colours: Palette) -> list[_Look]:
 
 
 def _state_colour(state: str, colours: Palette) -> str:
-    by_state = {"beyond": colours.alarm, "queues": colours.series[1], FRONT: colours.series[0]}
+    by_state = {"beyond": colours.alarm, "uncertain": colours.series[4]}
+    by_state |= {"queues": colours.series[1], FRONT: colours.series[0]}
     return by_state.get(state, colours.muted)
 
 
@@ -326,6 +329,7 @@ def _about(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]]:
     def lines(n: int, row: int) -> str:
         figures = [figure(n, row, name, title) for name, title in measures]
         waiting = [f"Queues: {plan.queue_text(row)}"] if plan.queues[row] else []
+        waiting += [plan.doubt(row)] if plan.uncertain[row] else []
         return "<br>".join([plan.devices_text(row), *waiting, *figures, basis])
 
     return [[plan.key(row), plan.label(row), lines(n, row)] for n, row in enumerate(map(int, rows))]
@@ -351,7 +355,7 @@ def _mark_pins(
             y=plan.values(axes[1], rows),
             mode="markers+text",
             name="Pinned",
-            legendrank=1005,
+            legendrank=1006,
             text=[plan.label(row) for row in rows],
             textposition="bottom center",
             textfont={"color": colours.ink},

@@ -28,7 +28,10 @@ def kept_points(
     values = [value(choice, title) * measure.factor for choice in choices]
     known = [n for n, amount in enumerate(values) if np.isfinite(amount)]
     figure = go.Figure()
-    for holds, name in ((True, "holds its load, or can run"), (False, "queues, or is refused")):
+    for holds, name in (
+        (True, "holds its load, or can run"),
+        (False, "queues, may not start, or is refused"),
+    ):
         rows = [n for n in known if choices[n].holds == holds]
         if rows:
             figure.add_scatter(**_marks(choices, title, rows, colours, holds=holds), name=name)

@@ -22,5 +22,7 @@ def tradeoffs(plan: Plan, pins: Sequence[str]) -> list[Chart]:
     )
     if plan.queues.any():
         note += " Hourglasses start, but do not hold the whole load at once."
+    if plan.uncertain.any():
+        note += " Of open triangles memory is too close to tell whether they start."
     figure = charts.tradeoff(plan, x, y, pins=pins)
     return [Chart("frontier", title, figure, f"{title} of {len(plan)} splits", note)]

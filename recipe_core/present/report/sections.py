@@ -98,7 +98,12 @@ def _alternatives(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Section:
     rows = overview.fallback_rows(bundle.recipe)
     waiting = int(plan.queues[plan.order].sum())
     queueing = f"; {waiting:,} of these start, but queue a part of the load" if waiting else ""
-    words = (f"{len(plan.order):,} of {len(plan):,} splits can run{queueing}.",)
+    doubtful = int((plan.feasible & plan.uncertain).sum())
+    open_question = f"; of {doubtful:,} the estimate does not tell whether they start"
+    words = (
+        f"{len(plan.order):,} of {len(plan):,} splits can run{queueing}"
+        f"{open_question if doubtful else ''}.",
+    )
     table = (Table.of(rows, "Fallbacks"),) if rows else ()
     return Section("Alternatives", words, table, charts=tuple(tradeoffs(plan, pins)))
 
