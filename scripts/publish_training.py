@@ -229,7 +229,9 @@ def _described(runs: list[TrainingRun], parameters: dict[str, float]) -> list[Tr
     """Runs whose dimensions give the published number of parameters."""
     groups, _ = grouped(runs)
     counted = {
-        runs[n].id: group.setting.model.parameters for group in groups for n in map(int, group.rows)
+        runs[n].id: group.setting.model.language_parameters
+        for group in groups
+        for n in map(int, group.rows)
     }
     return [
         run

@@ -197,7 +197,7 @@ def test_many_keys_take_time_with_their_number_only(tmp_path: Path) -> None:
 
 
 def test_the_nearest_names_are_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from recipe_core.commands import arguments
+    from recipe_core.commands import arguments, unknown_words
     from recipe_core.commands.ground import Ground
 
     looked: list[str] = []
@@ -206,7 +206,7 @@ def test_the_nearest_names_are_looked_for_a_few_times_only(monkeypatch: pytest.M
         looked.append(word)
         return []
 
-    monkeypatch.setattr(arguments.difflib, "get_close_matches", counted)
+    monkeypatch.setattr(unknown_words.difflib, "get_close_matches", counted)
     words = ["vllm", "serve", "Qwen/Qwen3-8B", *(f"--unheard-of-{n}" for n in range(2500))]
     verdict = check_command(words, Ground.of(hardware="h100-sxm"), folders=False)
     assert len([f for f in verdict["findings"] if f["code"] == "unknown"]) == 2500
@@ -274,7 +274,9 @@ def test_a_config_of_the_hub_is_read_like_any_document(
     file = tmp_path / "config.json"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(file))
     monkeypatch.setattr(hub, "_reachable", lambda: False)
-    for n, text in enumerate(("[" * 900 + "]" * 900, '{"a": "\\ud800"}', "{", '{"a": NaN}', "[]")):
+    for n, text in enumerate(("[" * 900 + "]" * 900, '{"a": "\\ud800"}', "{", "[]")):
         file.write_text(text)
         with pytest.raises(errors.ModelError, match=r"config\.json of owner/"):
             hub.hub_config(f"owner/model-{n}")
+    file.write_text('{"a": Infinity, "b": NaN}')  # as published configs have them
+    assert hub.hub_config("owner/model-of-constants") == {"a": None, "b": None}

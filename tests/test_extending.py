@@ -341,6 +341,9 @@ def test_the_tests_of_engines_take_up_a_new_one(folders: Folders) -> None:
         test_engines_meaning.test_every_output_says_what_was_estimated(ENGINE)
 
 
+BUILD = {"source": "assumed", "status": "assumed"}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -350,6 +353,14 @@ def test_the_tests_of_engines_take_up_a_new_one(folders: Folders) -> None:
         (put("name", "mini"), ("'mini' is not the name of the file", "mini.yaml")),
         (put("version", "nightly"), ("version: 'nightly' is not a release",)),
         (put("install", "pip install mini:latest"), ("install: names a version that moves",)),
+        (
+            put("installs", {"rocm": [BUILD | {"command": "pip install mini==1.2.3+rocm"}]}),
+            ("installs: 'rocm' is not a runtime",),
+        ),
+        (
+            put("installs", {"cuda": [BUILD | {"command": "pip install mini:latest"}]}),
+            ("install: names a version that moves",),
+        ),
         (put("runtimes", ["cuda", "rocm"]), ("overheads.rocm: is missing",)),
         (put("default_on", ["cpu"]), ("default_on: 'cpu' is not a runtime",)),
         (lambda document: document["batching"][0].update(not_on=["sm_90"]), ("batching:",)),

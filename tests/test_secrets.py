@@ -131,7 +131,7 @@ PASS = [
 ]
 
 OPTIONS_THAT_ARE_SECRETS = {
-    *("--api-key", "--admin-api-key", "--hf-token", "--ssl-keyfile-password"),
+    *("--api-key", "--admin-api-key", "--hf-token", "--hf-api-token", "--ssl-keyfile-password"),
     *("--control-plane-api-keys", "--oracle-password"),
 }
 

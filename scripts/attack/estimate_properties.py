@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from recipe_core.base.text_rows import is_pooled
 from recipe_core.hardware.cluster import device
 from recipe_core.model.spec import ModelSpec, MoeMlp
+from recipe_core.physics.serving.starts import DOUBT
 from recipe_core.request.schema import LOADS
 from scripts.attack.estimate_draws import Request, spec
 
@@ -88,16 +90,23 @@ def times_add_up(_: Request, answer: Answer) -> bool:
     )
 
 
-def starts_in_memory(_: Request, answer: Answer) -> bool | None:
-    """Weights leave some of the memory that may be used for a cache."""
-    if "training" in answer:
+def starts_surely(answer: Answer) -> bool:
+    """Whether the start is not in doubt."""
+    return not any(note.startswith(DOUBT) for note in answer["notes"])
+
+
+def starts_in_memory(request: Request, answer: Answer) -> bool | None:
+    """Weights leave some of the memory that may be used for a cache; encoders keep none."""
+    if "training" in answer or not starts_surely(answer) or spec(request["model"]).is_encoder:
         return None
     memory = answer["memory"]
     return bool(memory["kv_cache_bytes"] > 0 and memory["weights_bytes"] < memory["usable_bytes"])
 
 
 def _requests_per_s(request: Request, answer: Answer) -> float:
-    rate: float = answer["serving"]["output_tokens_per_s"] / request["workload"]["output_tokens"]
+    serving = answer["serving"]  # embeddings and scores have no other output
+    tokens = 1 if is_pooled(answer) else request["workload"]["output_tokens"]
+    rate: float = serving["output_tokens_per_s"] / tokens
     return rate
 
 
@@ -126,6 +135,7 @@ def reads_weights(request: Request, answer: Answer) -> bool | None:
     """Every step reads the weights of every stage, at no more than the data sheet's bandwidth."""
     workload, model = request["workload"], spec(request["model"])
     plain = workload["kind"] == "serving" and "speculative" not in workload
+    plain = plain and not is_pooled(answer)  # which decodes nothing
     if not plain or _experts_share(model):
         return None
     memory = answer["memory"]

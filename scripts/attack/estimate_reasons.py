@@ -18,6 +18,7 @@ from recipe_core.hardware.cluster import roofline
 from recipe_core.physics.serving.continuous_batching import prompt_chunks, prompts_a_step
 from recipe_core.physics.serving.cost import changed, without_links
 from recipe_core.physics.serving.estimates import estimate as serving_estimate
+from recipe_core.physics.serving.starts import DOUBT
 from recipe_core.physics.training.estimates import estimate as training_estimate
 from scripts.attack.estimate_oddities import Case, Oddity, Pair
 
@@ -149,13 +150,21 @@ def _share_steps(oddity: Oddity, pair: Pair) -> bool:
 def _risen(pair: Pair) -> set[str]:
     """Parts of memory that rise."""
     before, after = pair.before.memory, pair.after.memory
-    skipped = {"total_bytes", "usable_bytes", "capacity_bytes", "kv_cache_bytes", "host_bytes"}
+    wholes = {"total_bytes", "usable_bytes", "capacity_bytes", "kv_cache_bytes", "start_bytes"}
+    skipped = wholes | {"host_bytes", "encoder_bytes"}  # of encoders, weights have them
     names = {name for name in before if name.endswith("_bytes")} - skipped
     return {name for name in names if after[name] > before[name] * (1 + 1e-9)}
 
 
 def _buffers(_: Oddity, pair: Pair) -> bool:
     return _risen(pair) == {"runtime_bytes"}
+
+
+def _whole_towers(_: Oddity, pair: Pair) -> bool:
+    """An encoder that was cut is whole where its heads do not divide."""
+    rise = pair.after.memory["encoder_bytes"] - pair.before.memory["encoder_bytes"]
+    total = pair.after.memory["total_bytes"] - pair.before.memory["total_bytes"]
+    return bool(rise > total)
 
 
 def _holds_more(_: Oddity, pair: Pair) -> bool:
@@ -269,6 +278,7 @@ REASONS: dict[str, tuple[Reason, ...]] = {
     "tp doubled: throughput halves or worse": (LINKS,),
     "tp doubled: memory rises": (
         Reason("communication buffers alone rise", _buffers, "Communication buffers take"),
+        Reason("an encoder is held whole", _whole_towers, "cut over tp where tp divides"),
         Reason("a larger cache holds more of the waiting requests", _holds_more, "run at once"),
         Reason(
             "at the same rate slower requests are more at once",
@@ -328,6 +338,8 @@ def over_reason(case: Case) -> str | None:
         inside = memory["weights_bytes"] + memory["kv_needed_bytes"] <= memory["usable_bytes"]
         whole = memory["total_bytes"] <= memory["capacity_bytes"]
         return "serving: activations lie outside the engine's share" if inside and whole else None
+    if says(DOUBT):
+        return "serving: the start is uncertain"
     estimates = case.estimates.memory
     counted = estimates.kv_needed_bytes / estimates.sequence_bytes * case.estimates.cases.replicas
     fits = estimates.start_bytes[0] <= estimates.usable_bytes[0]
