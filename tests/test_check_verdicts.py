@@ -144,6 +144,27 @@ def test_several_words_where_one_is_not_enough() -> None:
         assert set(change["set"]) >= {"workload.max_context"} or len(change["set"]) == 1
 
 
+def test_graphs_without_memory_are_answered_by_fewer_sequences_or_none() -> None:
+    command = (
+        "vllm serve Inferact/Qwen3.8-27B-NVFP4 --max-model-len 32768 --kv-cache-dtype fp8 "
+        "--gpu-memory-utilization 0.93 --no-enforce-eager"
+    )
+    ground = Ground.of(hardware="rtx-5090", gpus=1)
+    answer = check(command, ground)
+    assert answer["verdict"] == "cannot start"
+    assert "CUDA graphs need a block of cache" in answer["reasons"][0]
+    fewer, eager = answer["changes"]
+    sequences = fewer["set"]["candidate.max_num_seqs"]
+    assert fewer["command"] == f"{command} --max-num-seqs {sequences}"
+    assert eager["set"] == {"candidate.eager": True}
+    assert eager["command"] == command.replace("--no-enforce-eager", "--enforce-eager")
+    assert "starts with --enforce-eager (" in verdict_text(answer)
+    for change in (fewer, eager):
+        assert check(change["command"], ground)["ok"] is True
+    doubled = f"{command} --max-num-seqs {2 * sequences}"
+    assert check(doubled, ground)["start_probability"] < start_errors().sure
+
+
 def test_words_left_open_make_no_command() -> None:
     answer = check("vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2 --api-key $KEY")
     assert answer["changes"]

@@ -1,7 +1,7 @@
 """Changes of a command's own words after which it starts, the fewest first, each really judged.
 
-Before any other split: a shorter context, smaller steps, a larger share of memory, or the command
-without what its engine refuses.
+Before any other split: a shorter context, smaller steps, a larger share of memory, fewer sequences
+or no graphs where graphs lack memory, or the command without what its engine refuses.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from recipe_core.commands.reword import mended, whole_command, with_values
 from recipe_core.commands.verdict import OK, Case, View
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
+from recipe_core.physics.serving.memory import memory
 from recipe_core.physics.serving.starts import longest_context, start_errors, starts_with
 from recipe_core.space.serving import Cases, Setting
 
@@ -25,6 +26,7 @@ FULLEST = 0.95
 SHARE_STEP = 0.01
 SMALLEST_STEP = 256
 """Tokens of the smallest step that is proposed."""
+FEWEST_SEQUENCES = 8
 PROBABLY = 0.5
 """The probability that a change must have where none makes the start sure."""
 
@@ -35,6 +37,8 @@ _FIELDS: dict[Meaning, str] = {
     "max_context": "workload.max_context",
     "max_batched_tokens": "candidate.max_batched_tokens",
     "memory_fraction": "candidate.memory_fraction",
+    "max_num_seqs": "candidate.max_num_seqs",
+    "eager": "candidate.eager",
 }
 """Fields of a request that stand for the options that are changed."""
 
@@ -142,6 +146,8 @@ class _Options:
 
     def single(self) -> list[Values]:
         """One option each: a shorter context, smaller steps, a larger share of memory."""
+        if self.graphs_lack_memory:
+            return self._for_graphs()
         out: list[Values] = []
         if (longest := self._longest(self.case)) is not None:
             out.append({"max_context": longest})
@@ -149,6 +155,23 @@ class _Options:
             out.append({"max_batched_tokens": int(tokens)})
         if (share := self._first("memory_fraction", self._shares())) is not None:
             out.append({"memory_fraction": share})
+        return out
+
+    @property
+    def graphs_lack_memory(self) -> bool:
+        """Whether it would start but for its captured graphs."""
+        return bool(memory(self.setting, self.case, np.ones(1)).captures_lack_memory[0])
+
+    def _for_graphs(self) -> list[Values]:
+        """Fewer sequences, each of which graphs need a block of cache for, or no graphs."""
+        out: list[Values] = []
+        if (sequences := self._first("max_num_seqs", self._sequences())) is not None:
+            out.append({"max_num_seqs": int(sequences)})
+        if share := self._first("memory_fraction", self._shares()):
+            out.append({"memory_fraction": share})
+        eager = replace(self.setting, engine=self.setting.engine.without_graphs())
+        if starts_with(eager, self.case, self.probability)[0]:
+            out.append({"eager": True})
         return out
 
     def several(self) -> list[Values]:
@@ -174,6 +197,14 @@ class _Options:
         while step >= max(SMALLEST_STEP, int(self.case.max_num_seqs[0])):
             out.append(step)
             step //= 2
+        return out
+
+    def _sequences(self) -> list[int]:
+        """Halves of the sequences of a step."""
+        out, sequences = [], int(self.case.max_num_seqs[0]) // 2
+        while sequences >= FEWEST_SEQUENCES:
+            out.append(sequences)
+            sequences //= 2
         return out
 
     def _shares(self) -> list[float]:

@@ -21,20 +21,24 @@ Words = tuple[str, ...]
 def with_values(launch: Launch, arguments: Arguments, values: Mapping[str, Any]) -> Words:
     """The words after the program with options, by name, set to other values.
 
-    Where an option stands it keeps its spelling; one that is not there comes at the end.
+    Where an option stands it keeps its spelling; one that is not there comes at the end. A switch
+    is only turned on, by its flag alone.
     """
-    words: list[str] = []
+    table = arguments.judged.table
     replaced: dict[int, tuple[int, list[str]]] = {}
     missing = dict(values)
     for place in arguments.places:
         if place.option is not None and place.option in values:
+            option = table.by_name[place.option]
             text = str(values[place.option])
-            replaced[place.start] = place.end, _respelled(launch.args, place, text)
+            switched = option.type == "switch"
+            instead = [option.flag] if switched else _respelled(launch.args, place, text)
+            replaced[place.start] = place.end, instead
             missing.pop(place.option, None)
     words = _spliced(launch.args, replaced)
-    table = arguments.judged.table
     for name, value in missing.items():
-        words += [table.by_name[name].flag, str(value)]
+        option = table.by_name[name]
+        words += [option.flag] if option.type == "switch" else [option.flag, str(value)]
     return tuple(words)
 
 

@@ -340,7 +340,7 @@ _OF_COMMAND = (
     ),
     Cause(
         "version",
-        "packages of the engine do not fit each other",
+        "packages of the engine are missing or do not fit each other",
         "Install the engine again in an environment of its own, with the versions that the recipe"
         " pins.",
         _any(
