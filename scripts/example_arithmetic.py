@@ -77,6 +77,7 @@ class Data:
     context_bytes: float
     graph_bytes: float
     bytes_per_logit: float
+    state_per_logit: float
     block: int
     max_tokens: int
     max_sequences: int
@@ -147,6 +148,7 @@ def read() -> Data:
         context_bytes=value(engine["memory"], "context_single_bytes"),
         graph_bytes=float(engine["memory"]["graphs"]["bytes"]),
         bytes_per_logit=value(engine["memory"], "sampler_bytes_per_logit"),
+        state_per_logit=value(engine["memory"], "sampler_state_bytes_per_logit"),
         block=int(engine["memory"]["block_tokens"]),
         max_tokens=int(limits["max_batched_tokens"]),
         max_sequences=int(limits["max_num_seqs"]),
@@ -183,6 +185,8 @@ class Memory:
     layer_workspace: float
     sampler_workspace: float
     workspace: float
+    sampler_state: float
+    runtime: float
     pool: float
     token: float
     longest: int
@@ -199,7 +203,8 @@ def memory(data: Data) -> Memory:
     layer = data.max_tokens * B * (3 * m.h + 3 * m.f)
     sampler = data.bytes_per_logit * data.max_sequences * m.V
     workspace = max(layer, sampler)
-    runtime = data.context_bytes + data.graph_bytes
+    state = data.state_per_logit * data.max_sequences * m.V
+    runtime = data.context_bytes + data.graph_bytes + state
     pool = data.fraction * data.usable - weights - workspace - runtime
     token = m.L * 2 * m.k * m.d * B
     longest = ceil((INPUT + OUTPUT) / CONTEXT_STEP) * CONTEXT_STEP
@@ -208,8 +213,8 @@ def memory(data: Data) -> Memory:
     limit = min(floor(pool_tokens / (INPUT + OUTPUT / 2)), data.max_sequences)
     needed(limit >= REQUESTS, f"the cache holds {REQUESTS} requests")
     return Memory(
-        qkv, o, mlp, norms, weights, layer, sampler, workspace, pool, token, longest,
-        pool_tokens, sequence, limit,
+        qkv, o, mlp, norms, weights, layer, sampler, workspace, state, runtime, pool, token,
+        longest, pool_tokens, sequence, limit,
     )  # fmt: skip
 
 

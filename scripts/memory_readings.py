@@ -39,7 +39,7 @@ class Reading:
 
 
 _WIDE = "a 16-bit cache, as its tokens are whole blocks of 784 tokens (an fp8 cache has 1,568)"
-_OUTSIDE = "graphs outside the share, as the parts add up to it without them: before 0.21"
+_SORTED = "its peak is that of a sampler that sorts: before 0.17"
 READINGS = (
     Reading(
         "Qwen3.8-27B", "(Inferact)", "Inferact/Qwen3.8-27B-NVFP4", {"kv_dtype": "bf16"},
@@ -54,7 +54,7 @@ READINGS = (
     Reading("qwen3.6-35b-a3b-nvfp4", "", "nvidia/Qwen3.6-35B-A3B-NVFP4"),
     Reading("Llama-3.1-70B w8a8", "", "RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8"),
     *(
-        Reading(model, "1 rank of NVIDIA H100", release="0.20.0", why=_OUTSIDE)
+        Reading(model, "1 rank of NVIDIA H100", release="0.16.0", why=_SORTED)
         for model in ("openai/gpt-oss-120b", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B")
     ),
     Reading(

@@ -108,14 +108,6 @@ def pool_errors(rows: pd.DataFrame) -> pd.DataFrame:
     return told.sort_values("by_tokens").drop_duplicates("boot")
 
 
-def likeliest_scale(errors: pd.Series) -> float:
-    """The scale under which some errors are likeliest: density ``(2 + x²)^(-3/2) / scale``."""
-    scales = np.geomspace(1e-4, 1.0, 4001)[:, None]
-    scores = errors.to_numpy()[None, :] / scales
-    logs_of = -1.5 * np.log(2 + scores**2) - np.log(scales)
-    return float(scales[np.argmax(logs_of.sum(axis=1)), 0])
-
-
 def coverage(errors: pd.Series, scale: float) -> str:
     """How many of some errors lie within the 50, 80 and 90 % intervals of a scale."""
     within = [float((errors.abs() < score * scale).mean()) for score in (0.8165, 1.8856, TAIL)]
@@ -157,7 +149,7 @@ def main(path: Path) -> None:
     rows = boots(path)
     pools = pool_errors(rows)
     errors = pools.error / pools.usable
-    share = likeliest_scale(errors)
+    share = nine_in_ten(errors)
     devices = len({boot[1] for boot in pools.boot})
     print(f"{len(pools)} start-ups on {devices} devices; within 50, 80, 90 %: ", end="")
     print(coverage(errors, share))

@@ -97,10 +97,10 @@ def constants_table(data: Data) -> list[str]:
         f"`late_steps` {digits(o['late_steps'])}, `bunched` {digits(o['bunched'])} "
         f"| `{ENGINE}.yaml`, fitted",
         f"at most {data.max_tokens:,} tokens and {data.max_sequences:,} sequences a step, "
-        f"share of the device {data.fraction:g}, {data.bytes_per_logit:g} B a logit, "
-        f"{data.context_bytes / GIB:.2f} GiB outside torch, "
+        f"share of the device {data.fraction:g}, {data.bytes_per_logit:g} B a logit while sampling "
+        f"and {data.state_per_logit:g} kept, {data.context_bytes / GIB:.2f} GiB outside torch, "
         f"{data.graph_bytes / GIB:.2f} GiB for graphs "
-        f"| `{ENGINE}.yaml`, published; the last three fitted and measured",
+        f"| `{ENGINE}.yaml`, published; the last two measured",
     ]
     return ["| constants | from |", "|---|---|", *(f"| {row} |" for row in rows)]
 
@@ -120,9 +120,13 @@ def memory_lines(data: Data, m: Memory) -> list[str]:
         ("sampler", f"bytes_per_logit·S·V = {data.bytes_per_logit:g}·{data.max_sequences:,}"
          f"·{s.V:,}", gib(m.sampler_workspace)),
         ("workspace", "the larger of both", gib(m.workspace)),
+        ("kept", f"state_per_logit·S·V = {data.state_per_logit:g}·{data.max_sequences:,}·{s.V:,}",
+         gib(m.sampler_state)),
+        ("runtime", f"outside torch, graphs and kept = {digits(data.context_bytes / GIB)} + "
+         f"{digits(data.graph_bytes / GIB)} + {digits(m.sampler_state / GIB)}", gib(m.runtime)),
         ("pool", f"M·fraction - weights - workspace - runtime = {data.fraction:g}·"
          f"{gib(data.usable)} - {digits(m.weights / GIB)} - {digits(m.workspace / GIB)} "
-         f"- {digits((data.context_bytes + data.graph_bytes) / GIB)}", gib(m.pool)),
+         f"- {digits(m.runtime / GIB)}", gib(m.pool)),
         ("a token", f"L·2·k·d·b = {s.L}·2·{s.k}·{s.d}·{B}", f"{m.token:,} B"),
         ("pool holds", f"floor(pool/({longest}·{m.token:,} B)·{longest})",
          f"{m.pool_tokens:,} tokens"),

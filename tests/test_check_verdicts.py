@@ -18,7 +18,10 @@ from tests.command_line import recipe
 
 H100 = Ground.of(hardware="h100-sxm", gpus=8)
 H200 = Ground.of(hardware="h200-sxm", gpus=8)
-MINIMAX = "vllm serve MiniMaxAI/MiniMax-M2 --tensor-parallel-size 4 --reasoning-parser minimax_m2"
+MINIMAX = (
+    "vllm serve MiniMaxAI/MiniMax-M2 --tensor-parallel-size 4 --reasoning-parser minimax_m2 "
+    "--gpu-memory-utilization 0.86"
+)
 
 
 def check(command: Any, ground: Ground = H100) -> dict[str, Any]:

@@ -336,7 +336,7 @@ def test_check_a_command():
     tight = recipe(
         "check",
         "--command",
-        "vllm serve Qwen/Qwen3-32B --max-model-len=40960 --foo bar",
+        "vllm serve Qwen/Qwen3-32B --max-model-len=40960 --foo bar --gpu-memory-utilization .85",
         "--hardware",
         "h100-sxm:1",
         "--json",

@@ -79,8 +79,8 @@ def test_weights_match_what_engines_logged(candidate, weights_gib, source):
     ],
 )
 def test_the_cache_pool_matches_what_vllm_logged(candidate, kv_gib, source):
-    """Graphs were outside the share before 0.20, as in these logs, whose parts add up to it."""
-    then = memory_of(**candidate, engine_version="0.19.1")
+    """The peaks in these logs are of a sampler that sorts, as it did before 0.17."""
+    then = memory_of(**candidate, engine_version="0.16.0")
     assert then["kv_cache_bytes"] / GIB == pytest.approx(kv_gib, rel=0.03), source
 
 

@@ -70,14 +70,14 @@ def test_logged_figures(row):
 
 
 def test_rules_of_a_release_are_nearer_to_its_logs_than_todays():
-    """57 % of the cache figures are within a tenth with today's rules, 81 % with those of then."""
+    """Of the cache figures, 75 % are within a tenth with today's rules, 88 % with those of then."""
     rows = [row for row in BOOTS if row["quantity"] != "weights"]
 
     def near(release_of):
         offs = [figures(r, release_of(r))[r["quantity"]] / float(r["value"]) - 1 for r in rows]
         return sum(abs(off) <= 0.1 for off in offs) / len(rows)
 
-    assert near(lambda row: None) < 0.6 < 0.8 < near(lambda row: row["release"])
+    assert near(lambda row: None) < 0.8 < 0.85 < near(lambda row: row["release"])
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,7 @@ def test_default_limits(release, longest, tokens, seqs, chunked, fraction):
     ("release", "counted"),
     [
         ("0.32.0", 0),
+        ("0.16.0", 0),
         ("0.9.1", 0),
         ("0.9.0", 1),
         ("0.8.0", 1),
@@ -122,7 +123,21 @@ def test_context_counted(release, counted):
     now, then = engine("vllm").memory, engine("vllm").at(release, 4096).memory
     more = then.context_single_bytes.value - now.context_single_bytes.value
     assert more / GIB == pytest.approx(0.31 * counted)
-    assert then.context_parallel_bytes.value - now.context_parallel_bytes.value == more
+    between = then.context_parallel_bytes.value - then.context_single_bytes.value
+    assert between / GIB == pytest.approx(1.57 if release == "0.32.0" else 0.42, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("release", "gib"),
+    [("0.16.0", 5.64), ("0.17.0", 2.23), ("0.28.0", 2.23), ("0.32.0", 0.59), ("0.33.0", 2.03)],
+)
+def test_what_a_sampler_takes(release, gib):
+    """Of 1,024 sequences of Qwen3-14B: logged for 0.16 and 0.17, by the code since 0.29."""
+    memory = engine("vllm").at(release, 8192).memory
+    logits = 1024 * 151_936 / GIB
+    state = memory.sampler_state_bytes_per_logit.value * logits
+    assert state == pytest.approx(0.6 if release in ("0.32.0", "0.33.0") else 0, abs=0.01)
+    assert memory.sampler_bytes_per_logit.value * logits == pytest.approx(gib, rel=0.02)
 
 
 def test_the_pinned_release_is_the_engine_itself():

@@ -48,6 +48,9 @@ REQUESTS = {
     "eight": asked("vllm.bf16.bf16.tp8.pp1.dp1.ep1", model=LLAMA_70B),
     "four": asked("vllm.bf16.bf16.tp4.pp1.dp1.ep1", model=LLAMA_70B),
     "queues": asked("vllm.bf16.bf16.tp2.pp1.dp1.ep1", model=LLAMA_70B),
+    "doubtful": asked(
+        "vllm.bf16.bf16.tp2.pp1.dp1.ep1", model=LLAMA_70B, **{"workload.max_context": 24_576}
+    ),
     "refused": asked("vllm.bf16.bf16.tp1.pp1.dp1.ep1", model=LLAMA_70B),
     "limited": asked(
         "vllm.bf16.bf16.tp8.pp1.dp1.ep1", model=LLAMA_70B, **{"objective.limits.tpot_ms": 1}
@@ -83,7 +86,8 @@ def texts(lines: list[Line], title: str) -> list[str]:
 
 def test_states_are_three_and_limits_beside_them() -> None:
     assert state(choice("eight")) == "holds the load"
-    assert state(choice("queues")).startswith("may not start: needs ")
+    assert state(choice("queues")).startswith("starts and queues: holds ")
+    assert state(choice("doubtful")).startswith("may not start: needs ")
     assert state(choice("refused")).startswith("cannot run: needs ")
     assert state(choice("limited")).startswith("beyond its limits: ")
     assert state(choice("run")) == "can run"

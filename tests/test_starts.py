@@ -40,7 +40,13 @@ MINIMAX = {
         "max_context": 196_608,
     },
 }
-SPLIT = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1, "ep": 1}
+SPLIT = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1, "ep": 1, "memory_fraction": 0.86}
+LLAMA = MINIMAX | {
+    "model": "meta-llama/Llama-3.3-70B-Instruct",
+    "hardware": {"device": "h100-sxm", "per_node": 2},
+    "workload": MINIMAX["workload"] | {"max_context": 24_576},
+}
+"""Two H100 have room for about one request of this length."""
 
 
 def of(context: int = 196_608, *, model: str = MINIMAX["model"], engine: str = "vllm") -> Plan:
@@ -143,7 +149,7 @@ def test_no_context_helps_where_weights_alone_are_too_large() -> None:
 
 
 def test_rows_that_may_not_start_come_last_and_say_why() -> None:
-    table = plan(PlanRequest.parse(MINIMAX))
+    table = plan(PlanRequest.parse(LLAMA))
     states = [table.state(row) for row in table.order]
     assert set(states) == {"uncertain"}
     told = table.to_json(top=2)
@@ -159,7 +165,7 @@ def test_rows_that_may_not_start_come_last_and_say_why() -> None:
 
 
 def test_uncertain_rows_are_on_no_front_and_tie_with_nothing_sure() -> None:
-    wide = MINIMAX | {"hardware": {"device": "h100-sxm", "per_node": 8}}
+    wide = LLAMA | {"hardware": {"device": "h100-sxm", "per_node": 8}}
     table = plan(PlanRequest.parse(wide))
     assert table.uncertain.any()
     assert table.holds.any()

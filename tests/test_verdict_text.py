@@ -31,7 +31,7 @@ def planned(**query: str) -> Plan:
 
 
 def test_splits_that_divide_nothing_are_not_counted() -> None:
-    every = planned()
+    every = planned(**{"workload.max_context": "24576"})
     never = ~legal(every)
     tp = every.degree("tp")
     assert set(tp[never].tolist()) == {3, 5, 6, 7}

@@ -58,7 +58,7 @@ def test_memory(library, data):
     held, memory = example.memory(data), judged.memory
     assert held.weights == near(memory.weights_bytes[0])
     assert held.workspace == near(memory.activations_bytes[0])
-    assert data.context_bytes + data.graph_bytes == near(memory.runtime_bytes[0])
+    assert held.runtime == near(memory.runtime_bytes[0])
     assert data.usable == near(memory.capacity_bytes[0])
     assert held.pool == near(memory.pool_bytes[0])
     assert held.pool_tokens == memory.pool_tokens[0]

@@ -65,7 +65,8 @@ def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
 
 def is_pooled(estimate: Mapping[str, Any]) -> bool:
     """Whether an estimate is of requests that end with their prompt."""
-    return "requests_per_s" in (estimate.get("serving") or {})
+    serving = estimate.get("serving")
+    return isinstance(serving, Mapping) and "requests_per_s" in serving
 
 
 def memory_parts(memory: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,12 +49,16 @@ class Rules(_Data):
     """Memory rules of some releases, where they are not the pinned one's.
 
     What is left out is the same. ``fraction``: the default share of the device. ``context_bytes``:
-    what was counted outside torch besides today's: the device's own context. ``without``: rules of
-    ``memory`` that there are not. ``overlaps_steps``: of its ``groups``.
+    what was counted outside torch besides today's: the device's own context. ``parallel_bytes``,
+    ``sampler_bytes_per_logit``, ``sampler_state_bytes_per_logit``: as in ``memory``. ``without``:
+    rules of ``memory`` that there are not. ``overlaps_steps``: of its ``groups``.
     """
 
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     context_bytes: NonNegative | None = None
+    parallel_bytes: NonNegative | None = None
+    sampler_bytes_per_logit: NonNegative | None = None
+    sampler_state_bytes_per_logit: NonNegative | None = None
     batching: tuple[BatchLimits, ...] | None = None
     whole_prompts: WholePrompts | None = None
     without: tuple[Literal["whole_blocks", "groups", "graphs"], ...] = ()

@@ -166,8 +166,10 @@ class MemoryUse(_Data):
     where that is a share of the whole memory rather than what it uses. ``row_padding``,
     ``expert_tiles`` and ``whole_blocks``: where weights take more than the checkpoint's bytes; the
     first tiles for a device count. ``groups``: how caches of several kinds share a pool (None: each
-    by itself). ``graphs``: None where captured graphs are in no share. ``encoder``: None where
-    towers of multimodal models are whole on the first stage of every rank.
+    by itself). ``sampler_bytes_per_logit``: of the largest buffers while a step samples;
+    ``sampler_state_bytes_per_logit``: of what the sampler keeps for each sequence it may hold, as
+    counts of its tokens. ``graphs``: None where captured graphs are in no share. ``encoder``: None
+    where towers of multimodal models are whole on the first stage of every rank.
     """
 
     fraction: Quantity
@@ -179,6 +181,7 @@ class MemoryUse(_Data):
     context_single_bytes: Quantity
     context_parallel_bytes: Quantity
     sampler_bytes_per_logit: Quantity
+    sampler_state_bytes_per_logit: Quantity | None = None
     block_tokens: Whole
     claim: StartClaim | None = None
     row_padding: RowPadding | None = None
@@ -201,6 +204,7 @@ class MemoryUse(_Data):
             update={
                 name: getattr(self, name).model_copy(update={"value": value})
                 for name, value in values.items()
+                if getattr(self, name) is not None
             }
         )
 

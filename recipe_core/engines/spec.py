@@ -302,11 +302,18 @@ class Engine(Sourced):
         whole = last_told(c.whole_prompts for c in changes)
         batching = last_told(c.batching for c in changes) or self.batching
         use, context = self.memory, last_told(c.context_bytes for c in changes) or 0.0
-        memory = use.with_values(
-            fraction=fraction or use.fraction.value,
-            context_single_bytes=use.context_single_bytes.value + context,
-            context_parallel_bytes=use.context_parallel_bytes.value + context,
-        )
+        parallel = last_told(c.parallel_bytes for c in changes)
+        values = {
+            "fraction": fraction,
+            "context_single_bytes": use.context_single_bytes.value + context,
+            "context_parallel_bytes": context
+            + (use.context_parallel_bytes.value if parallel is None else parallel),
+            "sampler_bytes_per_logit": last_told(c.sampler_bytes_per_logit for c in changes),
+            "sampler_state_bytes_per_logit": last_told(
+                c.sampler_state_bytes_per_logit for c in changes
+            ),
+        }
+        memory = use.with_values(**{k: v for k, v in values.items() if v is not None})
         memory = memory.model_copy(update=rules_then(memory, changes))
         told: dict[str, Any] = {"as_of": release, "memory": memory, "batching": batching}
         if whole is not None and longest_tokens <= (whole.longest_tokens or longest_tokens):
