@@ -514,8 +514,8 @@ def _started(rows: pd.DataFrame) -> list[str]:
         "(`history` in `engines/serving/vllm.yaml`) and with those of the current one. The rules "
         "are vLLM's own, by its pull requests and sources; logs gave what its sampler takes from "
         "0.17 to 0.28, what two devices and more take outside torch, and 0.31 GiB of context, a "
-        "median of five logs, two of which are below. Cache within 10 %, models halved by a hash of their "
-        f"names: {'; '.join(shares)}.",
+        "median of five logs, two of which are below. Cache within 10 %, models halved by a hash "
+        f"of their names: {'; '.join(shares)}.",
         "",
         "| model | start-up | figure | logged | estimated | error | with today's rules |",
         "|---|---|---|---|---|---|---|",

@@ -22,7 +22,7 @@ from recipe_core.physics.serving.continuous_batching import (
     prompt_chunks,
     prompt_step,
 )
-from recipe_core.physics.serving.memory import Memory
+from recipe_core.physics.serving.memory import Memory, collects
 from recipe_core.physics.serving.operators import Parts, Step, total
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit
 from recipe_core.physics.serving.speculative import engine_steps, tokens_per_step
@@ -284,8 +284,7 @@ def _buffered(setting: Setting, cases: Cases, memory: Memory) -> Iterator[str | 
     """Communication buffers that outweigh what a device saves of the weights."""
     use = setting.engine.memory
     buffers = use.context_parallel_bytes.value - use.context_single_bytes.value
-    joined = (cases.tp * cases.pp > 1) | cases.shares_experts
-    heavy = joined & (memory.weights_bytes < buffers)
+    heavy = collects(cases) & (memory.weights_bytes < buffers)
     for weights, outweighs in zip(memory.weights_bytes.tolist(), heavy.tolist(), strict=True):
         yield (
             f"Communication buffers take {gib(buffers)} of a device, its weights {gib(weights)}: "
