@@ -63,8 +63,10 @@ def deploy(bundle: Bundle) -> None:
 def by_hand(bundle: Bundle) -> None:
     """The launcher and what it starts, node by node."""
     context = bundle.context
-    install = " ".join(context.install)
-    st.caption(common.escape(f"Install: {install}. Unpack the bundle and run, in its folder:"))
+    if context.install:
+        st.caption("Install the engine:")
+        widgets.code(context.install)
+    st.caption("Unpack the bundle and run, in its folder:")
     addresses = deployment.addresses(bundle)
     if context.nodes > 1:
         st.text_input(

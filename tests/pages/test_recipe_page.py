@@ -147,6 +147,20 @@ def test_figures_have_bands_and_a_basis() -> None:
     assert sum(bool(band) for band in expected["Likely range"]) >= 5
 
 
+@pytest.mark.parametrize(
+    ("device", "install"),
+    [
+        ("h100-sxm", "pip install vllm=="),
+        ("mi300x", "--extra-index-url https://wheels.vllm.ai/rocm"),
+    ],
+)
+def test_the_engine_is_installed_by_the_command_of_its_devices(device: str, install: str) -> None:
+    split = {f"candidate.{degree}": "1" for degree in ("tp", "pp", "dp")}
+    place = {"hardware.device": device, "candidate.engine": "vllm"}
+    app = opened("recipe.py", model="Qwen/Qwen3-8B", **place, **split)
+    assert install in codes(app)
+
+
 def test_every_node_has_its_commands() -> None:
     app = opened("recipe.py", **TWO_NODES)
     assert "python launch.py up --node 1 --head node0,node1" in codes(app)
