@@ -18,6 +18,9 @@ CHOSEN = "hardware.per_node=8"
 """Splits are judged once hardware is chosen."""
 TPOT = "Time per output token, at most (ms)"
 LLAMA = "meta-llama/Llama-3.1-70B-Instruct"
+LISTED = """letters => [...document.querySelectorAll("[role=option]")].every(
+    option => new RegExp(letters, "i").test(option.innerText))"""
+"""Whether only what matches is listed: the list is filtered after the keys, and marked anew."""
 MARKED = """() => {
   const marked = document.activeElement.getAttribute('aria-activedescendant')
   return marked ? document.getElementById(marked)?.innerText : null
@@ -140,6 +143,7 @@ def on_model(page: Any) -> None:
     page.keyboard.press("Control+a")
     page.keyboard.type("llama3.170b")
     page.get_by_role("option", name=LLAMA).first.wait_for()
+    page.wait_for_function(LISTED, arg="l.*l.*a.*m.*a.*3.*1.*7.*0.*b")
     for _ in range(MOST_TABS):
         marked = page.evaluate(MARKED)
         if marked == LLAMA:
