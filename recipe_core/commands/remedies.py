@@ -27,6 +27,7 @@ SHARE_STEP = 0.01
 SMALLEST_STEP = 256
 """Tokens of the smallest step that is proposed."""
 FEWEST_SEQUENCES = 8
+"""Sequences of the smallest step that is proposed."""
 PROBABLY = 0.5
 """The probability that a change must have where none makes the start sure."""
 

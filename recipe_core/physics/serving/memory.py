@@ -91,9 +91,10 @@ def activation_bytes(setting: Setting, cases: Cases) -> Float:
 
     ``max(T · b · (3h + 3f/tp), c · S · V, T · K · (h + 2·f_e) · b / ep)`` with T batched tokens and
     S sequences. The sampler gathers logits over tensor parallelism, so V is not divided; c follows
-    from the buffers of the engine's sampler. Source: logged peaks of vLLM 0.15 to 0.19 (15 models,
-    S = 1,024): 38 bytes a logit where it sorts, 15.4 where it does not, and with vocabularies below
-    60,000 the first term, 0.08 GiB too low.
+    from the buffers of the engine's sampler. Source: logged peaks of vLLM 0.15 to 0.19 with S =
+    1,024: 38 bytes a logit where it sorts, 15.4 where it does not. Known error: where the first
+    term is the largest, it is 0.08 GiB too low (CodeLlama 7B, Granite 3.1 8B); models with experts
+    take up to 0.65 GiB more than this (Mixtral 8x7B at tp 2; Qwen3-30B-A3B 0.45).
     """
     model, b = setting.model, setting.activation_bytes
     tokens = cases.max_batched_tokens
