@@ -48,6 +48,17 @@ def last_failure(log: list[str], lines: int) -> list[str]:
     return log[min(first, len(log) - len(usual)) :]
 
 
+def without_questions(log: list[str], paths: tuple[str, ...]) -> list[str]:
+    """A log without its lines about requests for these paths.
+
+    A line that a last word shares with a request stays: a server writes from several threads, and
+    the word may be the reason.
+    """
+    asked = "|".join(map(re.escape, paths))
+    question = re.compile(rf"GET ({asked}) (?!.*(error|exception|fatal|killed))", re.IGNORECASE)
+    return [line for line in log if not question.search(line)]
+
+
 def shown(log: list[str], evidence: tuple[str, ...], lines: int) -> str:
     """The end of a log for people, with the evidence before it where the end does not have it."""
     usual = log[-lines:]

@@ -17,7 +17,7 @@ from . import decide, events, state, supervisor
 from .choices import Choice
 from .decide import Phase, Track
 from .errors import LauncherError
-from .failure import LOG_BYTES, last_failure
+from .failure import LOG_BYTES, last_failure, without_questions
 from .files import tail
 from .observe import Look, Observer, connections, target
 from .plan import LaunchPlan
@@ -30,6 +30,7 @@ IDLE_LOOKS = 2
 _QUESTIONS = 15
 """How often a server that serves is asked within the time that counts as a hang."""
 _LOG_LINES = 60
+_METRICS = ("/metrics", "/prometheus/metrics")
 
 
 class Gone(Exception):  # noqa: N818 - it is how a keeper ends, not an error
@@ -127,9 +128,8 @@ class Kept:
 
     def log_of(self, path: Path) -> str:
         """The end of a log, without the lines that the keeper's own questions left in it."""
-        own = (f"GET {self.plan.health} ", "GET /metrics ", "GET /prometheus/metrics ")
         lines = tail(path, LOG_BYTES, limit=LOG_BYTES).splitlines()
-        others = [line for line in lines if not any(words in line for words in own)]
+        others = without_questions(lines, (self.plan.health, *_METRICS))
         return "\n".join(last_failure(others, _LOG_LINES))
 
     def is_idle(self, group: int) -> bool:

@@ -46,7 +46,8 @@ class Handler(BaseHTTPRequestHandler):
     options: argparse.Namespace
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
-        print(format % args, flush=True)
+        # One write: the end of the main thread must not come between a line and its end.
+        os.write(sys.stdout.fileno(), f"{format % args}\n".encode())
 
     @property
     def order(self) -> str:

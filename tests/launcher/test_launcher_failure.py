@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.launcher.diagnosis import diagnose
-from recipe_core.launcher.failure import failure_text, last_failure, shown
+from recipe_core.launcher.failure import failure_text, last_failure, shown, without_questions
 
 from .bundles import Bundle
 
@@ -100,3 +100,13 @@ def test_up_names_the_reason(
     assert "the machine's memory does not suffice" in words
     assert "Only 17.64 of 21.84 GiB were free" in words
     assert REASON in words
+
+
+def test_questions_are_left_out_of_a_log_but_not_a_last_word_on_their_line():
+    log = [
+        'INFO:     127.0.0.1:36862 - "GET /health HTTP/1.1" 200 OK',
+        "srv  log_server_r: done request: GET /metrics 127.0.0.1 200",
+        '"GET /v1/models HTTP/1.1" 200 -',
+        '"GET /health HTTP/1.1" 200 -fatal: the oven went out',
+    ]
+    assert without_questions(log, ("/health", "/metrics")) == log[2:]
