@@ -23,6 +23,8 @@ _BEGINS = re.compile(
     r"\b(ERROR|CRITICAL|FATAL)\b|^(\([^)]*\) )?Traceback \(most recent call last\)"
 )
 _INSIDE = re.compile(r"^\s|^\([^)]*\)\s{2,}|Traceback|^\S*(Error|Exception)\b|^$")
+_LAST_WORD = r"((?<!internal server )error|exception|fatal|killed)"
+"""What a program says when it ends; not the text of an HTTP status."""
 _QUIET_LINES = 40
 """Lines without an error after which an earlier error counts as another failure's."""
 
@@ -54,9 +56,8 @@ def without_questions(log: list[str], paths: tuple[str, ...]) -> list[str]:
     A line that a last word shares with a request stays: a server writes from several threads, and
     the word may be the reason.
     """
-    asked = "|".join(map(re.escape, paths))
-    question = re.compile(rf"GET ({asked}) (?!.*(error|exception|fatal|killed))", re.IGNORECASE)
-    return [line for line in log if not question.search(line)]
+    request = re.compile(rf"GET ({'|'.join(map(re.escape, paths))}) (?!.*{_LAST_WORD})", re.I)
+    return [line for line in log if not request.search(line)]
 
 
 def shown(log: list[str], evidence: tuple[str, ...], lines: int) -> str:
