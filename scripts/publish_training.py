@@ -4,11 +4,12 @@ recipe_core/measured/published/training.csv.
     python scripts/publish_training.py TRUTH_DIR
 
 Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this
-project's words: one row a run (see recipe_core/measured/published/README.md). Kept are dense
-pre-training runs of quality A or B on a device there is a profile of, with dimensions, split,
-lengths and batch stated, whose published parameters are within 15 % of what the dimensions give (no
-experts or other mixers that the table leaves out), without 4-bit products, activations on the host,
-and faults of the cluster that the source names.
+project's words: one row a run (see recipe_core/measured/published/README.md). Kept are runs of
+quality A or B (pre-training, fine-tuning, LoRA) on a device there is a profile of, with split,
+lengths and batch stated; of dense models with dimensions stated whose published parameters are
+within 15 % of what the dimensions give (no other mixers that the table leaves out), of models with
+experts those of the ``CATALOG``; without 4-bit products, activations on the host, and faults of the
+cluster that the source names.
 
 Each source × device × model has at least one run among the ``WANTED`` that are shipped, the others
 are dealt out by the square root of a cell's runs. Nothing is drawn at random.
@@ -36,12 +37,8 @@ from recipe_core.measured.training_runs import (
 )
 
 WANTED = 180
+SIZES = ("layers", "hidden", "heads", "ffn", "vocab")
 NEEDED = (
-    "layers",
-    "hidden",
-    "heads",
-    "ffn",
-    "vocab",
     "seq_len",
     "micro_batch",
     "global_batch",
@@ -49,6 +46,23 @@ NEEDED = (
     "pp",
     "num_gpus",
 )
+TASKS = {
+    "pretrain": "pretrain",
+    "pretrain-ci": "pretrain",
+    "lora": "lora",
+    "sft": "finetune",
+    "full-ft": "finetune",
+}
+CATALOG = {
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "llama4-maverick": "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+}
+"""Models with experts; their shapes need more than the table holds."""
+HALF_GRADIENTS = {"dgxc", "mbr", "mlp", "mlm"}
+"""Sources whose Megatron recipes reduce gradients in 16 bits."""
 METRICS = {
     "tokens_per_s_per_gpu": "tokens_per_s_per_gpu",
     "step_time_s": "step_s",
@@ -60,7 +74,7 @@ DEVICES = {
     "A100-40GB-SXM": "a100-sxm-40gb",
     "H200-141GB-SXM": "h200-sxm",
 }
-ENGINES = {"nanotron": "megatron", "Megatron": "megatron", "NeMo": "megatron", "Primus": "megatron"}
+ENGINES = {"nanotron": "nanotron", "Megatron": "megatron", "NeMo": "megatron", "Primus": "megatron"}
 SOURCES = {
     "am": "nemo_automodel",
     "bs": "bigscience",
@@ -74,6 +88,11 @@ SOURCES = {
     "mlp": "mlperf_training",
     "nano": "nanotron",
     "tt": "torchtitan",
+    "amd": "amd_primus",
+    "ci": "megatron_ci",
+    "lit": "litgpt",
+    "pap": "papers",
+    "tune": "torchtune",
 }
 MEMORY_OF = {"nano": "first", "bs": "driver"}
 
@@ -115,11 +134,26 @@ def _zero_stage(words: str) -> int:
 
 
 def _recompute(words: str) -> str | None:
-    if re.search("specific|see config|unverified", words):
+    if re.search("specific|see config|unverified|not stated|none stated|nan", words):
         return None
     if words.startswith(("full", "yes")):
         return "full"
-    return "selective" if words.startswith("selective") else "none"
+    return "selective" if words.startswith(("selective", "[")) else "none"
+
+
+def _engine(framework: str) -> str:
+    """The engine of a compiled run: NeMo AutoModel is FSDP2 over torch, as torchtitan is."""
+    known = {} if "AutoModel" in framework else ENGINES
+    return next((ours for word, ours in known.items() if word in framework), "torchtitan")
+
+
+def _gradients(source: str, engine: str, precision: str, vendor: str) -> str | None:
+    halved = source in HALF_GRADIENTS and engine == "megatron" and vendor == "nvidia"
+    return "bf16" if halved and precision == "bf16" else None
+
+
+def _has_experts(row: Any) -> bool:
+    return bool(np.isfinite(row.active_params) and row.active_params != row.params)
 
 
 def _precision(words: str) -> Literal["fp8", "fp16", "bf16"]:
@@ -135,30 +169,19 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
     compiled = "compile=false" not in str(
         row.notes
     )  # torchtitan's layers one operator at a time are plain torch
-    engine = (
-        next((ours for word, ours in ENGINES.items() if word in str(row.framework)), "torchtitan")
-        if compiled
-        else "torch"
-    )
+    engine = _engine(str(row.framework)) if compiled else "torch"
     older = source == "bs" or (
         source == "kor" and "seqpar" not in str(row.recompute)
     )  # than sequence parallelism, or without it
-    sizes = (_whole(getattr(row, field)) for field in ("layers", "hidden", "heads"))
+    values = (row.layers, row.hidden, row.heads, row.kv_heads, row.ffn, row.vocab)
+    sizes = dict(zip(DIMENSIONS, map(_whole, values), strict=True))
+    if not np.isfinite(row.kv_heads):
+        sizes["kv_heads"] = sizes["heads"]
+    experts = _has_experts(row)
     return TrainingRun(
         id=name,
         model=str(row.model),
-        **dict(
-            zip(
-                DIMENSIONS,
-                (
-                    *sizes,
-                    _whole(row.kv_heads, _whole(row.heads)),
-                    _whole(row.ffn),
-                    _whole(row.vocab),
-                ),
-                strict=True,
-            )
-        ),
+        **({"catalog": CATALOG[row.model]} if experts else sizes),
         gated=is_gated(row),
         tied="tied_embeddings=True" in str(row.notes),
         device=str(device_name(row.gpu)),
@@ -169,13 +192,17 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
         pp=_whole(row.pp),
         virtual_stages=_whole(row.vp),
         cp=_whole(row.cp),
-        dp=_whole(row.dp),
+        ep=_whole(row.ep) if experts else 1,
+        dp=_whole(row.dp, gpus // (_whole(row.tp) * _whole(row.pp) * _whole(row.cp))),
         shard=min(node_gpus, gpus) if "hsdp" in zero else None,
         zero_stage=_zero_stage(zero),
         sequence_parallel=not older,
         micro_batch=_whole(row.micro_batch),
         recompute=_recompute(str(row.recompute)),  # type: ignore[arg-type]
         precision=_precision(precision),
+        method=TASKS[str(row.task)],  # type: ignore[arg-type]
+        gradient_dtype=_gradients(source, engine, _precision(precision), str(row.vendor)),  # type: ignore[arg-type]
+        attention="eager" if source in ("bs", "kor") else "flash",
         fused_loss=source == "lf",
         sequence_length=_whole(row.seq_len),
         global_batch=_whole(row.global_batch),
@@ -190,7 +217,8 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
 def _asked_for(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows that say all that a request needs, on devices with a profile."""
     keep = rows.gpu.map({gpu: device_name(gpu) for gpu in rows.gpu.unique()}).notna()
-    keep &= rows.active_params.isna() | rows.active_params.eq(rows.params)
+    dense = rows.active_params.isna() | rows.active_params.eq(rows.params)
+    keep &= np.where(dense, rows[list(SIZES)].notna().all(axis=1), rows.model.isin(CATALOG))
     return rows[keep & rows[list(NEEDED)].notna().all(axis=1)]
 
 
@@ -199,15 +227,14 @@ def runs(truth: Path) -> list[TrainingRun]:
     rows = pd.read_csv(truth / "training_calibration.csv.gz", low_memory=False)
     rows = rows[
         rows.quality.isin(["A", "B"])
-        & rows.task.isin(["pretrain", "pretrain-ci"])
+        & rows.task.isin(TASKS)
         & rows.metric.isin(METRICS)
         & rows.value.gt(0)
     ]
     rows = _asked_for(rows).assign(source_key=lambda r: r.id.str.split("-").str[0])
     faulty = rows.notes.astype(str).str.contains("pathology") & rows.metric.ne("peak_memory_gib")
-    unsaid = rows.precision.str.contains("fp4") | rows.recompute.astype(str).str.contains(
-        "cpu_offload"
-    )
+    unsaid = rows.precision.str.contains("fp4") | rows.recompute.astype(str).str.contains("offload")
+    unsaid |= rows.notes.astype(str).str.contains("CPU offload|opt-in-bwd")
     rows = rows[~(unsaid | faulty)]
     same = [
         name for name in rows.columns if name not in ("id", "metric", "value", "notes", "quality")
@@ -236,7 +263,8 @@ def _described(runs: list[TrainingRun], parameters: dict[str, float]) -> list[Tr
     return [
         run
         for run in runs
-        if run.id in counted and abs(counted[run.id] / parameters[run.id] - 1) < 0.15
+        if run.id in counted
+        and (run.catalog or abs(counted[run.id] / parameters[run.id] - 1) < 0.15)
     ]
 
 
@@ -247,6 +275,8 @@ def failed(truth: Path) -> list[TrainingRun]:
     rows = pd.read_csv(truth / "training_failed_runs.csv.gz", low_memory=False)
     rows = _asked_for(rows).assign(
         notes="",
+        task="pretrain",
+        vendor="nvidia",
         source_key=lambda r: np.where(r.framework.str.startswith("nanotron"), "nano", "other"),
     )
     return [run_of(row, f"failed-{n}", {"step_s": 1.0}) for n, row in enumerate(rows.itertuples())]

@@ -43,13 +43,18 @@ def test_a_stage_ends_with_the_layer_that_passes_its_share(pp: int, first: int, 
     """The head is worth 2.2 layers, so a stage of p has 34.2/p layers' work and ends with the first
     layer beyond.
     """
-    count, _, _ = stage_layers(setting("megatron"), training_cases(1, pp=pp, **SHARED))
+    count, _, _ = stage_layers(setting("nanotron"), training_cases(1, pp=pp, **SHARED))
     assert (count[0, 0], count[0, pp - 1], count[0].sum()) == (first, last, 32)
 
 
 @pytest.mark.parametrize(
     ("engine", "vocabulary", "chunks"),
-    [("torchtitan", 131072, 1), ("megatron", 32000, 1), ("megatron", 131072, 2)],
+    [
+        ("torchtitan", 131072, 1),
+        ("megatron", 131072, 1),
+        ("nanotron", 32000, 1),
+        ("nanotron", 131072, 2),
+    ],
 )
 def test_stages_are_even_without_a_heavy_head_and_in_chunks(
     engine: str, vocabulary: int, chunks: int
@@ -62,14 +67,36 @@ def test_stages_are_even_without_a_heavy_head_and_in_chunks(
     assert last[0].tolist() == [0, 0, 0, 1]
 
 
+def test_embedding_and_loss_count_as_layers_where_chunks_come_out_even_so() -> None:
+    """126 layers and both ends are 128: 16 stages of 8 chunks, as Llama 3 405B was trained
+    (arXiv:2407.21783, section 3.3.2).
+    """
+    llama = settings(
+        resolve(
+            PlanRequest.parse(
+                {
+                    "model": "meta-llama/Llama-3.1-405B",
+                    "hardware": {"device": "h100-sxm", "nodes": 1024},
+                    "workload": {"kind": "training", "sequence_length": 8192, "global_batch": 2048},
+                    "candidate": {"engine": "megatron"},
+                }
+            )
+        )
+    )[0]
+    count, _, _ = stage_layers(
+        llama, training_cases(1, pp=16, virtual_stages=8, **(SHARED | {"nodes": 1024}))
+    )
+    assert count[0].tolist() == [7, *[8] * 14, 7]
+
+
 def test_a_case_does_not_change_those_beside_it() -> None:
-    both, _, _ = stage_layers(setting("megatron"), training_cases(2, pp=np.array([2, 8]), **SHARED))
+    both, _, _ = stage_layers(setting("nanotron"), training_cases(2, pp=np.array([2, 8]), **SHARED))
     assert both[0, :2].tolist() == [18, 14]
     assert np.isnan(both[0, 2:]).all()
     assert both[1].sum() == 32
 
 
-@pytest.mark.parametrize("engine", ["torchtitan", "megatron"])
+@pytest.mark.parametrize("engine", ["torchtitan", "megatron", "nanotron"])
 @pytest.mark.parametrize("method", ["pretrain", "lora"])
 def test_pipelines_of_several_lengths_are_estimated_as_each_alone(engine: str, method: str) -> None:
     """Rows of stages end in NaN past the last one, in every part."""

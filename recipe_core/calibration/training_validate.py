@@ -23,6 +23,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import shared_key
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_candidates import one_case
+from recipe_core.space.refusal import Refusal
 from recipe_core.space.standing import uncorrected
 from recipe_core.space.training import TrainingCases, TrainingSetting, stack_cases
 from recipe_core.space.training_rules import rules
@@ -59,8 +60,7 @@ class TrainingComparison:
     ``high`` (the band), the ends of the other intervals, ``ratio`` (estimated / measured) and
     ``error`` (|ratio - 1|): seconds of a step (also where tokens per second
     were measured), and GiB. Refused runs have them too.
-    ``refused``: runs that an estimate calls impossible, with the reason; ``unstated`` counts those
-    refused for memory whose source does not state the recomputation. ``not_covered`` counts the
+    ``refused``: runs that an estimate calls impossible, with the reason. ``not_covered`` counts the
     reasons of runs that cannot be requested.
     """
 
@@ -68,11 +68,13 @@ class TrainingComparison:
     figures: pd.DataFrame
     not_covered: Counter[str]
     refused: tuple[tuple[TrainingRun, str], ...]
-    unstated: int
 
 
 def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
     """Runs as few groups of cases, and the reasons of those that cannot be requested.
+
+    Where a source does not state the recomputation, the case is that of the least that fits, or
+    without any where none fits.
 
     Raises:
         InputError: a run has no split.
@@ -82,19 +84,36 @@ def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
     for n, run in enumerate(runs):
         try:
             with uncorrected():
-                problem = resolve(PlanRequest.parse(run.request()))
-            pair = one_case(problem, problem.candidate)
+                asked = map(run.request, run.recomputations)
+                problems = [resolve(PlanRequest.parse(request)) for request in asked]
         except RecipeError as error:
             wrong[error.message] += 1
             continue
-        if pair is None:
-            raise InputError(f"{run.id} has no split.", field="table")
-        members.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))
-    groups = [
-        RunGroup(m[0][1], stack_cases([c for _, _, c in m]), np.array([n for n, _, _ in m]))
-        for m in members.values()
-    ]
-    return groups, wrong
+        for problem in problems:
+            pair = one_case(problem, problem.candidate)
+            if pair is None:
+                raise InputError(f"{run.id} has no split.", field="table")
+            members.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))
+    return [_least(_group(m)) for m in members.values()], wrong
+
+
+def _group(members: list[tuple[int, TrainingSetting, TrainingCases]]) -> RunGroup:
+    cases = stack_cases([c for _, _, c in members])
+    return RunGroup(members[0][1], cases, np.array([n for n, _, _ in members]))
+
+
+def _least(group: RunGroup) -> RunGroup:
+    """The group with one case a run: the first that no rule refuses, else the first."""
+    broken = np.any([rule.broken for rule in _rules(group)], axis=0)
+    order = np.lexsort((np.arange(len(broken)), broken, group.rows))
+    _, first = np.unique(group.rows[order], return_index=True)
+    chosen = order[first]
+    return RunGroup(group.setting, group.cases.take(chosen), group.rows[chosen])
+
+
+def _rules(group: RunGroup) -> list[Refusal]:
+    mem = memory(group.setting, group.cases)
+    return [*rules(group.setting, group.cases), memory_rule(group.setting, mem)]
 
 
 def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
@@ -102,19 +121,16 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
     groups, wrong = grouped(runs)
     rows: list[tuple[Any, ...]] = []
     refused: list[tuple[TrainingRun, str]] = []
-    unstated = 0
     for group in groups:
         mem, parts = memory(group.setting, group.cases), step_parts(group.setting, group.cases)
         seconds = np.sum(list(parts.values()), axis=0)
-        broken = [*rules(group.setting, group.cases), memory_rule(group.setting, mem)]
+        broken = _rules(group)
         for i, n in enumerate(map(int, group.rows)):
             run = runs[n]
             peak = memory_gib(run, mem, i, group.setting)
             rows += _figures(run, group.setting, float(seconds[i]), peak)
             reasons = [rule for rule in broken if rule.broken[i]]
-            if reasons and run.recompute is None and all(rule.code == "memory" for rule in reasons):
-                unstated += 1
-            elif reasons:
+            if reasons:
                 refused.append((run, reasons[0].say(i)))
     figures = pd.DataFrame(rows, columns=list(COLUMNS))
     ratio = figures.estimated / figures.measured
@@ -123,7 +139,6 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
         figures.assign(ratio=ratio, error=(ratio - 1).abs()),
         wrong,
         tuple(refused),
-        unstated,
     )
 
 
@@ -184,7 +199,6 @@ def training_validation_view(
             {"id": run.id, "what": run.title, "reason": reason}
             for run, reason in comparison.refused
         ],
-        "refused_recomputation_unstated": comparison.unstated,
         **{
             name: table.to_dict(orient="records")
             for name, table in training_sections(comparison, by).items()
@@ -202,10 +216,7 @@ def training_validation_text(comparison: TrainingComparison, by: str | None = No
     lines += [
         f"not covered: {n:,} × {reason}" for reason, n in comparison.not_covered.most_common(SHOWN)
     ]
-    lines.append(
-        f"refused though measured: {len(comparison.refused):,}, "
-        f"and {comparison.unstated:,} whose source does not state the recomputation"
-    )
+    lines.append(f"refused though measured: {len(comparison.refused):,}")
     lines += [f"  {run.id}: {run.title}: {reason}" for run, reason in comparison.refused[:SHOWN]]
     parts = ["\n".join(lines)]
     titles = {"figures": "By figure", "sources": "By source"}

@@ -63,8 +63,12 @@ class Framework(_Data):
     parallelism adds to each value of the hidden state that a layer keeps. ``tensor_exposed``: time
     that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside
     products). ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel
-    traffic. ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and
-    of its forward pass.
+    traffic. ``routed_copies``: hidden states kept for each token that an expert gets.
+    ``expert_launch_s``: host time of a layer's experts beside ``launch_s``. ``attention_slowdown``:
+    of its own, where it differs from all frameworks'. ``recompute_modules``: what ``selective``
+    recomputes in a model with experts or latent attention (words of `RECOMPUTED`); else
+    ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of its
+    forward pass.
     """
 
     title: str
@@ -72,7 +76,7 @@ class Framework(_Data):
     states_fp16: States | None = None
     states_fp8: States | None = None
     sharding: Literal["fsdp", "optimizer"]
-    stages: Literal["even", "cost"] = "even"
+    stages: Literal["even", "reserved", "cost"] = "even"
     fused_norm: bool
     fused_gate: bool
     loss_in_pieces: bool
@@ -84,6 +88,10 @@ class Framework(_Data):
     tensor_exposed: Number
     data_overlap: Number
     loss_bytes: Number
+    routed_copies: Number = Number(value=2.0, source="estimate", status="assumed")
+    recompute_modules: tuple[str, ...] = ()
+    expert_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
+    attention_slowdown: Number | None = None
     selective_keeps: Number
     selective_recomputes: Number
 
@@ -119,6 +127,7 @@ class Calibration(_Data):
     context_bytes: Number
     reserve_bytes: Number
     imbalance: Number
+    exchange_overlap: Number
     host_link_bytes_per_s: Number
     host_memory_bytes_per_s: Number
     nvme_bytes_per_s: Number

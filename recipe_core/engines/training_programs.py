@@ -42,8 +42,8 @@ class Launches(_Data):
 
     ``models``: ``any``; ``shipped``, those of which it ships a configuration (`TitanModel`);
     ``uniform``, those of identical layers of plain attention. ``gradients``: number formats in
-    which it can keep them beside its own. ``degrees``: those that may be above 1 beside dp.
-    ``expert_checkpoints``: whether it reads the weights of a model with experts. ``runtimes``: of
+    which it can keep them beside its own; ``states``: formats of master weights. ``degrees``: those
+    that may be above 1 beside dp. ``expert_checkpoints``: whether it reads the weights of a model with experts. ``runtimes``: of
     devices; empty for any.
     """
 
@@ -58,6 +58,10 @@ class Launches(_Data):
     recompute: tuple[str, ...]
     schedules: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+    recompute_modules: tuple[str, ...] = ()
+    overlap_experts: bool = False
+    activation_offload: bool = False
+    states: tuple[str, ...] = ("fp32",)
     loss_in_pieces: bool = False
     expert_checkpoints: bool = False
     runtimes: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ CANDIDATE = (
     "pp",
     "virtual_stages",
     "cp",
+    "ep",
     "dp",
     "shard",
     "zero_stage",
@@ -27,17 +28,19 @@ CANDIDATE = (
     "micro_batch",
     "precision",
 )
-WORKLOAD = ("sequence_length", "global_batch", "fused_loss")
+WORKLOAD = ("method", "sequence_length", "global_batch", "attention", "fused_loss")
+RECOMPUTATIONS = ("none", "selective", "full")
 DIMENSIONS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
 
 
 class TrainingRun(BaseModel):
-    """One measured run of a dense decoder, a row of a table; an empty cell is a field left out.
+    """One measured run, a row of a table; an empty cell is a field left out.
 
-    Its dimensions define the model, ``model`` is only a name; ``gated``: three matrices per
-    feed-forward block, else two. Without ``recompute`` the source does not say, and none is
-    assumed. ``memory_of``: the memory that was read, of the ``fullest`` rank, of the ``first``
-    stage, or from the ``driver`` for the fullest, with what is outside the allocator.
+    The model is one of the ``catalog``, or its dimensions define it and ``model`` is only a name;
+    ``gated``: three matrices per feed-forward block, else two. Without ``recompute`` the source
+    does not say, and the least that fits is assumed. ``memory_of``: the memory that was read, of
+    the ``fullest`` rank, of the ``first`` stage, or from the ``driver`` for the fullest, with what
+    is outside the allocator.
     """
 
     model_config = ConfigDict(
@@ -46,12 +49,13 @@ class TrainingRun(BaseModel):
 
     id: Text
     model: Text
-    layers: Degree
-    hidden: Count
-    heads: Degree
-    kv_heads: Degree
-    ffn: Count
-    vocabulary: Count
+    catalog: Text | None = None
+    layers: Degree | None = None
+    hidden: Count | None = None
+    heads: Degree | None = None
+    kv_heads: Degree | None = None
+    ffn: Count | None = None
+    vocabulary: Count | None = None
     gated: bool = True
     tied: bool = False
     device: Text
@@ -62,6 +66,7 @@ class TrainingRun(BaseModel):
     pp: Degree = 1
     virtual_stages: Degree = 1
     cp: Degree = 1
+    ep: Degree = 1
     dp: Degree = 1
     shard: Degree | None = None
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
@@ -69,6 +74,9 @@ class TrainingRun(BaseModel):
     micro_batch: Count
     recompute: Literal["none", "selective", "full"] | None = None
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    method: Literal["pretrain", "finetune", "lora"] = "pretrain"
+    gradient_dtype: Literal["fp32", "bf16"] | None = None
+    attention: Literal["flash", "eager"] = "flash"
     fused_loss: bool = False
     sequence_length: Tokens
     global_batch: Count
@@ -84,6 +92,9 @@ class TrainingRun(BaseModel):
     def _was_measured(self) -> Self:
         if all(getattr(self, name) is None for name in TRAINING_FIGURES):
             raise ValueError(f"nothing was measured: fill one of {', '.join(TRAINING_FIGURES)}")
+        missing = [name for name in DIMENSIONS if getattr(self, name) is None]
+        if missing and self.catalog is None:
+            raise ValueError(f"fill {', '.join(missing)}, or catalog with an id of a known model")
         return self
 
     @property
@@ -101,8 +112,13 @@ class TrainingRun(BaseModel):
         tokens = self.global_batch * self.sequence_length
         return tokens / (self.tokens_per_s_per_gpu * self.nodes * self.per_node)
 
-    def request(self) -> dict[str, Any]:
-        """The request for an estimate of this run, as plain values."""
+    @property
+    def recomputations(self) -> tuple[str, ...]:
+        """The recomputation that is stated, else all, the least first."""
+        return (self.recompute,) if self.recompute else RECOMPUTATIONS
+
+    def request(self, recompute: str | None = None) -> dict[str, Any]:
+        """The request for an estimate of this run, as plain values; of the least recomputation."""
         config = {
             "model_type": "llama" if self.gated else "nemotron",
             "hidden_size": self.hidden,
@@ -116,11 +132,13 @@ class TrainingRun(BaseModel):
         }
         candidate = {name: getattr(self, name) for name in CANDIDATE}
         workload = {name: getattr(self, name) for name in WORKLOAD}
+        if self.gradient_dtype:
+            workload["gradient_dtype"] = self.gradient_dtype
         return {
-            "model": config,
+            "model": self.catalog or config,
             "hardware": in_nodes(self.device, self.per_node, self.nodes),
             "workload": {"kind": "training", **workload},
-            "candidate": {**candidate, "recompute": self.recompute or "none"},
+            "candidate": {**candidate, "recompute": recompute or self.recomputations[0]},
         }
 
 

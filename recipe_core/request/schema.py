@@ -281,6 +281,11 @@ class TrainingWorkload(_Part):
     gradient_dtype: Literal["fp32", "bf16"] | None = None
     """Number format in which gradients are kept and reduced; left out, the framework's own."""
 
+    state_dtype: Literal["fp32", "bf16"] | None = None
+    """Number format of weights, gradients and optimizer states: ``bf16`` keeps all of them in 16
+    bits, without a copy in fp32 (8 bytes a parameter with AdamW); left out, or ``fp32``, they are
+    mixed as the framework keeps them."""
+
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
     """Optimizer; it decides the bytes of state per trained parameter."""
 
@@ -293,6 +298,10 @@ class TrainingWorkload(_Part):
 
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rank of the adapters of ``lora`` and ``qlora``."""
+
+    lora_targets: Literal["attention", "mlp", "all"] = "attention"
+    """Matrices that get adapters: those of attention, those of feed-forward blocks (of experts only
+    the shared ones), or both."""
 
     lora_alpha: Positive | None = None
     """Scale of the adapters, whose output is multiplied by alpha / rank; left out, twice the
@@ -575,6 +584,11 @@ class ServingCandidate(_Degrees):
     are not shared dp comes to the same."""
 
 
+RecomputedModule = Literal[
+    "core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"
+]
+
+
 class TrainingCandidate(_Degrees):
     """A training split, or part of one."""
 
@@ -596,7 +610,16 @@ class TrainingCandidate(_Degrees):
     """Number format of the matrix products; left out, bf16. States are kept as the framework keeps
     them."""
 
-    schedule: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v"] | None = None
+    recompute_modules: tuple[RecomputedModule, ...] | None = None
+    """Parts of a layer that ``selective`` makes again, in Megatron Core's words: scores of
+    attention, expansions of latents, activations of experts, norms, or whole blocks; left out, what
+    the framework's ``selective`` means."""
+
+    overlap_experts: bool | None = None
+    """Whether tokens travel to and from experts while another micro-batch is computed; left out,
+    they do not."""
+
+    schedule: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe"] | None = None
     """Pipeline schedule; left out, ``1f1b``, or ``interleaved`` with several chunks per stage."""
 
     shard: Degree | None = None
@@ -612,6 +635,10 @@ class TrainingCandidate(_Degrees):
     offload: Literal["none", "optimizer", "optimizer-nvme"] | None = None
     """Where optimizer states live: on the device (``none``), in the host's memory (``optimizer``)
     or on its disks (``optimizer-nvme``); left out, on the device."""
+
+    activation_offload: bool | None = None
+    """Whether what waits for the backward pass waits in the host's memory; left out, it stays on
+    the device."""
 
     gradient_sync: Literal["micro-batch", "step"] | None = None
     """When replicas exchange gradients: after every micro-batch or once a step; left out, after

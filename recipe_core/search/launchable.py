@@ -137,6 +137,9 @@ def unable(
     if in_pieces and not launches.loss_in_pieces:
         yield Unable("a loss in pieces", "workload.fused_loss", "Compute full logits.")
     yield from _gradients_unable(setting)
+    if (setting.state_dtype or "fp32") not in launches.states:
+        hint = "Leave their format to the framework."
+        yield Unable("states in 16 bits", "workload.state_dtype", hint, "fp32")
     runtime = setting.cluster.device.runtime
     if launches.runtimes and runtime not in launches.runtimes:
         yield Unable(f"a run on {setting.cluster.device.title}", "hardware.device")

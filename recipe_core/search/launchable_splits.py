@@ -17,7 +17,14 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
 from recipe_core.space.refusal import Refusal
-from recipe_core.space.training import RECOMPUTE, SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.space.training import (
+    RECOMPUTE,
+    SCHEDULES,
+    TrainingCases,
+    TrainingSetting,
+    modules_code,
+    modules_of,
+)
 
 CUTS = ("tp", "pp", "cp", "ep")
 
@@ -111,6 +118,25 @@ def _listed_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[La
         "candidate.recompute_layers",
         "Leave the number of layers out.",
     )
+    named = cases.recompute_modules & ~modules_code(able.recompute_modules)
+    yield LaunchRule(
+        "launch-recompute",
+        (cases.recompute == RECOMPUTE.index("selective")) & (named > 0),
+        lambda i: f"{title} is not told to recompute {', '.join(modules_of(named[i]))} alone",
+        "candidate.recompute_modules",
+        "Leave the modules out.",
+    )
+    for name, can, what in (
+        ("overlap_experts", able.overlap_experts, "to overlap the exchange of tokens"),
+        ("activation_offload", able.activation_offload, "to keep activations on the host"),
+    ):
+        yield LaunchRule(
+            f"launch-{name.partition('_')[0]}",
+            (getattr(cases, name) > 0) & (not can),
+            lambda _, what=what: f"{title} is not told {what}",  # type: ignore[misc]
+            f"candidate.{name}",
+            "Leave it out, or use another framework.",
+        )
     if able.schedules:
         codes = [SCHEDULES.index(name) for name in able.schedules]
         yield LaunchRule(

@@ -29,6 +29,8 @@ from recipe_core.space.training import (
     TrainingCases,
     TrainingSetting,
     calibration,
+    modules_code,
+    modules_of,
     stack_cases,
     training_cases,
 )
@@ -86,11 +88,13 @@ def setting(
         fused_loss=workload.fused_loss,
         lora_rank=workload.lora_rank,
         lora_alpha=workload.lora_alpha or 2.0 * workload.lora_rank,
+        lora_targets=workload.lora_targets,
         calibration=calibration(),
         failures=failures_of(workload),
         document_tokens=workload.document_tokens,
         packed=workload.packed,
         gradient_dtype=workload.gradient_dtype,
+        state_dtype=workload.state_dtype,
         loading=workload.loading or Loading(),
     )
     if name:
@@ -133,7 +137,10 @@ def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
     """Columns of what a search does not vary, where the candidate states it."""
     out = {
         "recompute_layers": candidate.recompute_layers or 0,
+        "recompute_modules": modules_code(candidate.recompute_modules or ()),
+        "overlap_experts": int(bool(candidate.overlap_experts)),
         "offload": OFFLOADS.index(candidate.offload or "none"),
+        "activation_offload": int(bool(candidate.activation_offload)),
         "sync_step": int(candidate.gradient_sync == "step"),
     }
     if candidate.schedule:
@@ -348,6 +355,11 @@ def _described(shared: TrainingSetting, columns: TrainingCases, i: int) -> dict[
         out["gradient_sync"] = "step"
     if columns.recompute_layers[i]:
         out["recompute_layers"] = int(columns.recompute_layers[i])
+    if columns.recompute_modules[i]:
+        out["recompute_modules"] = list(modules_of(columns.recompute_modules[i]))
+    for name in ("overlap_experts", "activation_offload"):
+        if getattr(columns, name)[i]:
+            out[name] = True
     out["shard"] = int(columns.shard[i])
     out["sequence_parallel"] = bool(columns.sequence_parallel[i])
     return out

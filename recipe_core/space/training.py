@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -12,13 +12,15 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, States, training_data
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request.schema import Loading
+from recipe_core.request.schema import Loading, RecomputedModule
 from recipe_core.space.dims import ParallelDims
 
 RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-v")
+RECOMPUTED = get_args(RecomputedModule)
+"""Parts of a layer that selective recomputation can name; the position is the bit in a column."""
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe")
 """Pipeline schedules; the position is the code in a column. zb-v has the first and the last chunk
-on the first stage."""
+on the first stage; dualpipe feeds a pipeline from both ends, so each stage is there twice."""
 
 OFFLOADS = ("none", "optimizer", "optimizer-nvme")
 """Where optimizer states live: on the device, in host memory, on the host's disks."""
@@ -61,17 +63,23 @@ class TrainingSetting:
     fused_loss: bool | None
     lora_rank: int
     lora_alpha: float
+    lora_targets: Literal["attention", "mlp", "all"]
     calibration: Calibration
     failures: Failures
     document_tokens: int | None = None
     packed: bool = True
     gradient_dtype: Literal["fp32", "bf16"] | None = None
+    state_dtype: Literal["fp32", "bf16"] | None = None
     loading: Loading = field(default_factory=Loading)
 
     @property
     def frozen(self) -> bool:
         """Whether only adapters are trained."""
         return self.method in ("lora", "qlora")
+
+    def adapts(self, half: Literal["attention", "mlp"] | str) -> bool:
+        """Whether matrices of a half of a layer have gradients, their own or those of adapters."""
+        return not self.frozen or self.lora_targets in (half, "all")
 
     @property
     def fused(self) -> bool:
@@ -83,6 +91,9 @@ class TrainingSetting:
         """Bytes per parameter, with the gradients' dtype (16-bit gradients are added in place)."""
         by_precision = {"fp16": self.framework.states_fp16, "fp8": self.framework.states_fp8}
         usual = by_precision.get(self.precision) or self.framework.states
+        if self.state_dtype == "bf16":
+            half = {"parameter": 2.0, "gradient": 2.0, "reduced": 2.0}
+            return usual.model_copy(update={**half, "transient": 0.0, "master": 0.0, "step": 0.0})
         if self.gradient_dtype is None:
             return usual
         wide = 4.0 if self.gradient_dtype == "fp32" else 2.0
@@ -109,6 +120,12 @@ class TrainingSetting:
             1.0,
         )
 
+    @property
+    def attention_slowdown(self) -> float:
+        """Time of attention's kernels in training, of that of a prompt's."""
+        own = self.framework.attention_slowdown
+        return (own or self.calibration.attention_slowdown).value
+
     def pace(self, dtype: str) -> float:
         """Rate of matrix products in training, relative to the roofline of the products alone."""
         return self.calibration.pace(self.cluster.device, dtype)
@@ -123,7 +140,10 @@ class TrainingCases:
     divided (fewer than dp × cp: HSDP). zero_stage: 0 none, 1 optimizer and master, 2 gradients too,
     3 all. micro_batch: sequences a replica works on at once. recompute, schedule, offload:
     positions in `RECOMPUTE`, `SCHEDULES`, `OFFLOADS`. recompute_layers: layers of the model that
-    are recomputed (0: all). sync_step: 1 where replicas exchange gradients once a step. fused_loss:
+    are recomputed (0: all). recompute_modules: what selective recomputation names, bits in the
+    order of `RECOMPUTED` (0: the framework's own). overlap_experts: 1 where the exchange of tokens
+    is hidden behind another micro-batch. activation_offload: 1 where activations wait on the host.
+    sync_step: 1 where replicas exchange gradients once a step. fused_loss:
     1 where logits are made piece by piece. token_budget: tokens of the whole run, NaN where none is
     stated.
     """
@@ -139,8 +159,11 @@ class TrainingCases:
     micro_batch: Int
     recompute: Int
     recompute_layers: Int
+    recompute_modules: Int
+    overlap_experts: Int
     schedule: Int
     offload: Int
+    activation_offload: Int
     sync_step: Int
     sequence_parallel: Int
     fused_loss: Int
@@ -213,7 +236,18 @@ def training_cases(n: int, **columns: Any) -> TrainingCases:
         ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "micro_batch", "sequence_parallel"), 1
     )
     nothing = dict.fromkeys(
-        ("zero_stage", "recompute", "recompute_layers", "offload", "sync_step", "fused_loss"), 0
+        (
+            "zero_stage",
+            "recompute",
+            "recompute_layers",
+            "recompute_modules",
+            "overlap_experts",
+            "offload",
+            "activation_offload",
+            "sync_step",
+            "fused_loss",
+        ),
+        0,
     )
     values = {**defaults, **nothing, **columns}
     chunked = np.asarray(values["virtual_stages"]) > 1
@@ -236,6 +270,16 @@ def stack_cases(parts: Sequence[TrainingCases]) -> TrainingCases:
             for f in fields(TrainingCases)
         }
     )
+
+
+def modules_code(names: Sequence[str]) -> int:
+    """Names of `RECOMPUTED` as bits of a column."""
+    return sum(1 << RECOMPUTED.index(name) for name in set(names))
+
+
+def modules_of(code: int) -> tuple[str, ...]:
+    """The names in bits of a column."""
+    return tuple(name for bit, name in enumerate(RECOMPUTED) if code >> bit & 1)
 
 
 def calibration() -> Calibration:

@@ -70,12 +70,22 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
             lambda i: f"feed-forward width {width} is not divisible by tp {cases.tp[i]}",
         )
     chunks = cases.pp * cases.virtual_stages
+    # embedding and loss can be chunks of their own where a framework counts them as layers
+    most = layers + (2 if setting.framework.stages == "reserved" else 0)
     yield Refusal(
         "layers",
-        chunks > layers,
+        (chunks > layers) & (chunks != most),
         lambda i: (
             f"pp {cases.pp[i]} × virtual_stages {cases.virtual_stages[i]} = {chunks[i]} chunks "
             f"exceed the model's {layers} layers"
+        ),
+    )
+    yield Refusal(
+        "dualpipe",
+        cases.has("dualpipe") & ((cases.pp % 2 != 0) | (cases.micro_batches < 2 * cases.pp)),
+        lambda i: (
+            f"DualPipe takes an even pp and at least 2 × pp micro-batches, not pp {cases.pp[i]} "
+            f"and {cases.micro_batches[i]}"
         ),
     )
     moe = next((m for layer, _ in model.kinds if isinstance(m := layer.mlp, MoeMlp)), None)

@@ -19,7 +19,7 @@ from recipe_core.physics.training.memory import memory
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.search.launchable import experts_of, plain_attention
 from recipe_core.space.dims import ParallelDims
-from recipe_core.space.training import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingSetting
+from recipe_core.space.training import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingSetting, modules_of
 
 KEPT_CHECKPOINTS = 2
 RESTARTS = 3
@@ -43,6 +43,8 @@ class Job:
     sequence_length: int
     per_node: int
     recompute: str
+    recompute_modules: tuple[str, ...]
+    overlap_experts: bool
     schedule: str
     sequence_parallel: bool
     recompute_layers: int
@@ -114,6 +116,8 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         per_node=int(c.per_node[row]),
         recompute_layers=int(c.recompute_layers[row]),
         recompute=RECOMPUTE[c.recompute[row]],
+        recompute_modules=modules_of(int(c.recompute_modules[row])),
+        overlap_experts=bool(c.overlap_experts[row]),
         schedule=SCHEDULES[c.schedule[row]],
         sequence_parallel=bool(c.sequence_parallel[row]) and dims.tp > 1,
         offload=OFFLOADS[c.offload[row]],

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int, add
 from recipe_core.model.spec import (
     Attention,
     DenseMlp,
@@ -26,7 +26,8 @@ from recipe_core.model.spec import (
     LinearAttention,
     MoeMlp,
 )
-from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
+from recipe_core.request.schema import RecomputedModule
+from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting, modules_code
 
 BYTES = 2.0
 """Bytes of a 16-bit value."""
@@ -42,62 +43,162 @@ def boundary_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
     return BYTES * setting.model.hidden / cases.norm_share
 
 
-def _mixer(setting: TrainingSetting, cases: TrainingCases, a: Attention) -> Float:
-    """Bytes a token that the mixer itself saves on one rank."""
-    wide = float(a.heads * (a.head_dim + a.v_head_dim))
+def kept(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> dict[str, Float]:
+    """Bytes a token that a layer saves when nothing is recomputed, by part (one per case).
+
+    A frozen matrix without an adapter has no gradient, so its input is not kept for it: that of a
+    product after a norm or an activation is gone then, what norms, attention and activations need
+    for the gradients of their own inputs stays.
+    """
+    out: dict[str, Float] = {}
+    for half, name in ((layer.attention, "attention"), (layer.mlp, "mlp")):
+        if half is not None:
+            out |= _norm(setting, cases, layer, adapted=setting.adapts(name), half=name)
+    if layer.attention is not None:
+        out |= _mixer(setting, cases, layer.attention)
+    return out | _feed_forward(setting, cases, layer)
+
+
+def _norm(
+    setting: TrainingSetting, cases: TrainingCases, layer: Layer, *, adapted: bool, half: str
+) -> dict[str, Float]:
+    """A half's norm: its input, its output (which the products after it need), gathered copies."""
+    hidden, framework = setting.model.hidden * layer.streams, setting.framework
+    upcast = 0.0 if framework.fused_norm or setting.fused else NORM_UPCAST
+    output = 1.0 if setting.fused else BYTES
+    gathered = np.zeros(len(cases))
+    if framework.sharding == "fsdp":
+        # DTensor saves gathered inputs of projections, for the gradients of their weights
+        gathered = BYTES * hidden * (1 - 1 / cases.norm_share)
+    more = framework.gathered_input_bytes.value * setting.model.hidden / 2
+    if not setting.fused:
+        gathered = gathered + np.where(cases.tp > 1, more, 0.0) / cases.tp
+    return {
+        f"{half}_norm_input": hidden * (BYTES + upcast) / cases.norm_share,
+        f"{half}_norm_output": hidden * output * adapted / cases.norm_share,
+        f"{half}_gathered": gathered * adapted,
+    }
+
+
+def _mixer(setting: TrainingSetting, cases: TrainingCases, a: Attention) -> dict[str, Float]:
+    """What the mixer itself saves: inputs of attention, its scores, and its output."""
     if isinstance(a, LinearAttention):
         values = 2 * a.in_columns + a.conv_channels + 2 * a.heads * a.v_head_dim
-        return np.full(len(cases), BYTES * values) / cases.tp
+        return {"state": np.full(len(cases), BYTES * values) / cases.tp}
+    attended = BYTES * a.heads * (a.v_head_dim + 2) / cases.tp
     if isinstance(a, LatentAttention):
-        # queries, attention's output, expanded keys and values; and latents, which are not divided
+        # queries, expanded keys and values; latents, which are not divided, and their norms
         latents = a.kv_values_per_head + (a.q_lora_rank or 0)
-        expanded = 2 * BYTES * (wide + 0.5 * a.heads * 2) / cases.tp
-        return expanded + 2 * BYTES * latents / cases.norm_share
+        return {
+            "expanded": BYTES * a.heads * (2 * a.head_dim + a.v_head_dim) / cases.tp,
+            "latents": 2 * BYTES * latents / cases.norm_share,
+            "attended": attended,
+        }
     kv = np.full(len(cases), a.kv_heads)
     if a.kv_heads < int(cases.tp.max()):
         kv = np.maximum(kv, cases.tp)
-    saved: Float = BYTES * (wide + 2 * a.heads) + BYTES * kv * (a.head_dim + a.v_head_dim)
+    projected = BYTES * (a.heads * a.head_dim + kv * (a.head_dim + a.v_head_dim)) / cases.tp
+    out = {"projected": projected, "attended": attended}
     if not setting.flash:
-        attended = np.minimum(cases.sequence_length, a.window or np.inf)
-        saved = saved + SCORE_BYTES * a.heads * attended
-    return saved / cases.tp
+        positions = np.minimum(cases.sequence_length, a.window or np.inf)
+        out["scores"] = SCORE_BYTES * a.heads * positions / cases.tp
+    return out
+
+
+def _feed_forward(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> dict[str, Float]:
+    """What a feed-forward block saves: gate and up, and what its last product needs."""
+    m, adapted = layer.mlp, setting.adapts("mlp")
+    if m is None:
+        return {}
+    inner, product = _values(setting, gated=m.gated if not isinstance(m, MoeMlp) else True)
+    if not isinstance(m, MoeMlp):
+        return {
+            "mlp_inner": BYTES * inner * m.intermediate / cases.tp,
+            "mlp_product": BYTES * product * m.intermediate * adapted / cases.tp,
+        }
+    experts = 0.0 if setting.frozen else 1.0  # adapters sit beside shared experts only
+    # a rank with every expert has its own tokens' rows
+    rows = m.top_k * np.where(cases.ep > 1, setting.calibration.imbalance.value, 1.0) / cases.tp
+    copies = setting.framework.routed_copies.value * (0.5 if setting.fused else 1.0)
+    inputs = BYTES * copies * m.expert_hidden(setting.model.hidden)
+    return {
+        "routed": rows * inputs * experts,
+        "expert_inner": rows * BYTES * inner * m.intermediate,
+        "expert_product": rows * BYTES * product * m.intermediate * experts,
+        "shared_inner": BYTES * inner * m.shared_intermediate / cases.tp,
+        "shared_product": BYTES * product * m.shared_intermediate * adapted / cases.tp,
+        "router": 8.0 * m.experts / cases.norm_share,
+    }
+
+
+def _values(setting: TrainingSetting, *, gated: bool) -> tuple[float, float]:
+    """16-bit values for each value of a block's width: kept for the activation, and its result."""
+    if not gated:
+        return 1.0, 0.5 if setting.fused else 1.0
+    if setting.fused:
+        return 2.0, 0.5
+    return (2.0 if setting.framework.fused_gate else 3.0), 1.0
+
+
+MLP_PARTS = frozenset(
+    {
+        "mlp_inner",
+        "mlp_product",
+        "routed",
+        "expert_inner",
+        "expert_product",
+        "shared_inner",
+        "shared_product",
+        "router",
+    }
+)
+_SHARED = frozenset({"shared_inner", "shared_product"})
+DROPS: dict[RecomputedModule, frozenset[str]] = {
+    "core_attn": frozenset({"scores"}),
+    "mla_up_proj": frozenset({"expanded"}),
+    "moe_act": frozenset({"expert_product"}),
+    "layernorm": frozenset({"attention_norm_output", "mlp_norm_output"}),
+    "mlp": frozenset({"mlp_inner", "mlp_product"}),
+    "moe": MLP_PARTS - {"mlp_inner", "mlp_product"},
+    "shared_experts": _SHARED,
+}
+"""Parts of a layer that are not kept where a module is recomputed, in Megatron Core's words
+(``--recompute-modules``); a block that is recomputed keeps its input."""
 
 
 def layer_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
     """Bytes a token that a layer saves when nothing is recomputed (one per case)."""
-    hidden, framework = setting.model.hidden, setting.framework
-    halves = (layer.attention is not None) + (layer.mlp is not None)
-    upcast = 0.0 if framework.fused_norm or setting.fused else NORM_UPCAST
-    per_value = 2 * BYTES - (1.0 if setting.fused else 0.0) + upcast
-    out: Float = hidden * per_value * halves * layer.streams / cases.norm_share
-    if framework.sharding == "fsdp":
-        # DTensor saves gathered inputs of projections, for the gradients of their weights
-        out = out + BYTES * hidden * halves * layer.streams * (1 - 1 / cases.norm_share)
-    gathered = framework.gathered_input_bytes.value * hidden * halves / 2
-    out = out + np.where((cases.tp > 1) & (not setting.fused), gathered, 0.0) / cases.tp
-    if layer.attention is not None:
-        out = out + _mixer(setting, cases, layer.attention)
-    return out + mlp_bytes(setting, cases, layer)
+    return add(kept(setting, cases, layer).values())
 
 
 def mlp_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
     """Bytes a token that a layer's feed-forward block saves (one per case)."""
-    if layer.mlp is None:
-        return np.zeros(len(cases))
-    m = layer.mlp
-    if not isinstance(m, MoeMlp):
-        return _values(setting, m) * BYTES * m.intermediate * (1.0 if m.gated else 0.5) / cases.tp
-    # a rank with every expert has its own tokens' rows
-    rows = m.top_k * np.where(cases.ep > 1, setting.calibration.imbalance.value, 1.0)
-    out: Float = rows * (4 * m.expert_hidden(setting.model.hidden) + 8 * m.intermediate) / cases.tp
-    return out + (8 * m.shared_intermediate / cases.tp) + 8.0 * m.experts / cases.norm_share
+    parts = _feed_forward(setting, cases, layer)
+    return add(parts.values()) if parts else np.zeros(len(cases))
 
 
-def _values(setting: TrainingSetting, mlp: DenseMlp) -> float:
-    """16-bit values that a gated block saves for each value of its width."""
-    if setting.fused:  # gate and up, and their product in 8 bits
-        return 2.5
-    return 3.0 if setting.framework.fused_gate and mlp.gated else 4.0
+def modules(setting: TrainingSetting, cases: TrainingCases) -> Int:
+    """Bits of the modules that selective recomputation names: stated, else the framework's own.
+
+    Those are for models with experts or latent attention.
+    """
+    model, own = setting.model, modules_code(setting.framework.recompute_modules)
+    if not any(
+        isinstance(kind.mlp, MoeMlp) or isinstance(kind.attention, LatentAttention)
+        for kind, _ in model.kinds
+    ):
+        own = 0
+    return np.where(cases.recompute_modules > 0, cases.recompute_modules, own)
+
+
+def _dropped(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
+    """Bytes a token of the parts that selective recomputation by modules does not keep."""
+    parts, code = kept(setting, cases, layer), modules(setting, cases)
+    out = np.zeros(len(cases))
+    for name, part in parts.items():
+        bits = modules_code([module for module, drops in DROPS.items() if name in drops])
+        out = out + np.where(code & bits > 0, part, 0.0)
+    return out
 
 
 def _every_second_product(
@@ -127,10 +228,10 @@ def saved_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) ->
     by_operator = setting.framework.sharding == "fsdp" and setting.flash
     if by_operator and isinstance(a, GroupedAttention) and layer.mlp is not None:
         selective = _every_second_product(setting, cases, a, layer.mlp)
-    if not setting.flash and a is not None and not isinstance(a, LinearAttention):
-        attended = np.minimum(cases.sequence_length, a.window or np.inf)
-        scores = SCORE_BYTES * a.heads * attended / cases.tp
-        selective = np.minimum(selective, full - scores)
+    scores = kept(setting, cases, layer).get("scores", np.zeros(len(cases)))
+    selective = np.minimum(selective, full - scores)
+    named = modules(setting, cases) > 0
+    selective = np.where(named, full - _dropped(setting, cases, layer), selective)
     saved = np.select(
         [cases.recompute == RECOMPUTE.index("full"), cases.recompute == 1],
         [boundary_bytes(setting, cases), selective],
@@ -150,7 +251,8 @@ def in_flight(cases: TrainingCases) -> Float:
 
     Of shape (cases, stages), NaN past the last stage. 1F1B and ZB-H1: p - i in stage i;
     interleaved: ((p - i - 1) · 2 + (v - 1) · p + 1) / v, which is p + (p - 1)/v in the first;
-    GPipe: all; ZB-V: p in every stage. Never more than there are.
+    GPipe: all; ZB-V: p in every stage; DualPipe: p + 1 (arXiv:2412.19437, table 2). Never more than
+    there are.
     """
     stages = np.arange(int(cases.pp.max()))[None, :]
     p, v, m = (
@@ -160,8 +262,8 @@ def in_flight(cases: TrainingCases) -> Float:
     interleaved = (2 * (p - stages - 1) + (v - 1) * p + 1) / v
     shape = (len(cases), stages.shape[1])
     flights = np.select(
-        [cases.has(name)[:, None] for name in ("interleaved", "gpipe", "zb-v")],
-        [interleaved, np.broadcast_to(m, shape), np.broadcast_to(p, shape)],
+        [cases.has(name)[:, None] for name in ("interleaved", "gpipe", "zb-v", "dualpipe")],
+        [interleaved, *(np.broadcast_to(n, shape) for n in (m, p, p + 1))],
         p - stages,
     )
     return np.where(stages < p, np.minimum(flights, m), np.nan)

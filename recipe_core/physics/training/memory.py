@@ -10,12 +10,12 @@ the last stage. Fragmentation is a share of what is allocated and freed within a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 
-from recipe_core.base.arrays import Float, add
+from recipe_core.base.arrays import Bool, Float, add
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Layer, Tensor
 from recipe_core.physics.training.activations import (
@@ -41,8 +41,8 @@ PARTS = (
     "temporary",
     "reserve",
 )
-ADAPTED = frozenset({"attention", "linear", "shared", "mixer"})
-"""Roles of the matrices that get adapters."""
+ADAPTED = {"attention": "attention", "mixer": "attention", "linear": "mlp", "shared": "mlp"}
+"""Half of a layer, by role, of the matrices that can get adapters."""
 QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
 """Bytes a parameter of a 4-bit base: half a byte and double-quantised scales, 0.53 (QLoRA,
 arXiv:2305.14314)."""
@@ -89,6 +89,9 @@ class RankParameters:
     adapters: Float
 
 
+RANK_PARTS = tuple(part.name for part in fields(RankParameters))
+
+
 def _split(cases: TrainingCases, item: Tensor) -> Float:
     """Ranks over which tensor or expert parallelism splits a tensor."""
     if item.shard == "experts":
@@ -117,7 +120,7 @@ def _adapters(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
     """
     out = np.zeros(len(cases))
     for item in layer.tensors(setting.model.hidden):
-        if item.role in ADAPTED:
+        if item.role in ADAPTED and setting.adapts(ADAPTED[item.role]):
             parts = _fused_parts(layer, item)
             sizes = (m.outputs + m.inputs * (1 if m.cuts_inputs else parts) for m in item.matrices)
             out = out + setting.lora_rank * sum(sizes) / _split(cases, item)
@@ -151,12 +154,21 @@ def held(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
     extras = [item.numel / _split(cases, item) for item in model.extras] or [np.zeros(len(cases))]
     table = (model.vocabulary * model.hidden / cases.tp)[:, None]
     heads = last * ~((first > 0) & model.tied_embeddings)
-    return RankParameters(
+    rank = RankParameters(
         dense + first * add(extras)[:, None] + last * model.hidden,
         experts,
         table * (first + heads),
         adapters,
     )
+    both_ways = cases.has("dualpipe")[:, None]
+    return replace(
+        rank, **{name: _with_mirror(getattr(rank, name), both_ways) for name in RANK_PARTS}
+    )
+
+
+def _with_mirror(parameters: Float, both_ways: Bool) -> Float:
+    """With those of the mirrored stage, where a pipeline is fed from both ends."""
+    return np.where(both_ways, parameters + parameters[:, ::-1], parameters)
 
 
 def _gathered(setting: TrainingSetting, cases: TrainingCases, rank: RankParameters) -> Float:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
+from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.ledger import Overhead, note, plain
 from recipe_core.physics.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.physics.training.activations import BYTES
@@ -29,9 +30,12 @@ def bubble_micro_batches(cases: TrainingCases) -> Float:
 
     (p - 1) for GPipe and 1F1B, divided by v if interleaved (Narayanan et al., arXiv:2104.04473); a
     third of it for ZB-H1, where gradients of weights fill in, and none for ZB-V (Qi et al.,
-    arXiv:2401.10241).
+    arXiv:2401.10241). DualPipe: (p/2 - 1) times a forward and a backward pass together and a
+    backward pass less three of its gradients of weights, two thirds of a micro-batch
+    (arXiv:2412.19437, table 2).
     """
     warm_up = (cases.pp - 1) / cases.virtual_stages
+    warm_up = np.where(cases.has("dualpipe"), np.maximum(cases.pp / 2 - 1, 0) * 2 / 3, warm_up)
     share = np.select([cases.has("zb-h1"), cases.has("zb-v")], [1 / 3, 0.0], 1.0)
     return np.asarray(warm_up * share, dtype=float)
 
@@ -52,7 +56,7 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     count, first, last = stage_layers(setting, cases)
     per_layer = forward_s + backward_s + repeated + reference_s
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
-    launched_s = _fixed(setting.framework.launch_s.value, "Kernel launches of a layer", "layer")
+    launched_s = _launched_s(setting)
     unhidden = np.maximum(launched_s - per_layer, 0.0)
     layer_s = (per_layer + unhidden)[:, None]
     stages = count * layer_s + first * _seconds(embedding)[:, None] + last * _seconds(head)[:, None]
@@ -84,6 +88,15 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     slow = setting.calibration.straggler.value * np.log2(np.maximum(cases.nodes_used, 1))
     parts["stragglers"] = slow * add(parts.values())
     return parts
+
+
+def _launched_s(setting: TrainingSetting) -> Float:
+    """Host seconds of a mean layer: what any layer launches, and what experts launch beside it."""
+    kinds, framework = setting.model.kinds, setting.framework
+    experts = sum(n for layer, n in kinds if isinstance(layer.mlp, MoeMlp))
+    each_s = framework.launch_s.value
+    each_s += framework.expert_launch_s.value * experts / len(setting.model.layers)
+    return np.asarray(_fixed(each_s, "Kernel launches of a layer", "layer"), dtype=float)
 
 
 def _fixed(seconds: Any, label: str, per: str) -> Any:

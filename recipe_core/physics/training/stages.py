@@ -1,10 +1,11 @@
 """Which layers a pipeline stage holds.
 
-``even``: the same number of layers in each, the first ones take the remainder. ``cost``: where the
-head is worth a layer or more, a stage takes layers until it reaches its share of the products, with
-the head counted (nanotron's rule; Megatron has pipeline layouts and
-``account_for_loss_in_pipeline_split`` for it), so first stages hold more layers than last ones.
-Chunks of interleaved schedules are even: every stage has equally many of equal size.
+``even``: the same number of layers in each, the first ones take the remainder. ``reserved``: where
+layers do not fill the chunks but layers and both ends do, embedding and loss count as a layer each
+(Megatron Core's ``account_for_embedding_in_pipeline_split`` and its twin for the loss), so both end
+stages hold a layer less; else even. ``cost``: where the head is worth a layer or more, a stage
+takes layers until it reaches its share of the products, with the head counted (nanotron's rule), so
+first stages hold more layers than last ones. With several chunks a stage, ``cost`` is even.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from recipe_core.base.arrays import Float, Int
+from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.model.spec import MoeMlp
 from recipe_core.space.training import TrainingCases, TrainingSetting
 
@@ -27,6 +28,9 @@ def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float,
     pp, layers = cases.pp[:, None], len(setting.model.layers)
     exists = stages < pp
     count = (layers // pp + (stages < layers % pp)).astype(float)
+    if setting.framework.stages == "reserved":
+        with_ends = (layers + 2) // pp - (stages == 0) - (stages == pp - 1)
+        count = np.where(reserved_ends(setting, cases)[:, None], with_ends, count)
     if setting.framework.stages == "cost" and (head := _head_layers(setting)) >= 1:
         by_cost = _by_cost(stages, pp, layers, head)
         count = np.where(cases.virtual_stages[:, None] > 1, count, by_cost)
@@ -35,6 +39,13 @@ def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float,
     with_head = np.where(cases.has("zb-v")[:, None], stages == 0, stages == pp - 1)
     last = np.where(exists, with_head, np.nan).astype(float)
     return np.where(exists, count, np.nan), first, last
+
+
+def reserved_ends(setting: TrainingSetting, cases: TrainingCases) -> Bool:
+    """Where embedding and loss count as a layer each, so that all chunks come out even."""
+    chunks, layers = cases.pp * cases.virtual_stages, len(setting.model.layers)
+    reserves = (layers % chunks != 0) & ((layers + 2) % chunks == 0)
+    return np.asarray((setting.framework.stages == "reserved") & reserves)
 
 
 def by_length(

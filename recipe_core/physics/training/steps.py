@@ -14,13 +14,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipe_core.base.arrays import Float, add
-from recipe_core.model.spec import Attention, LatentAttention, Layer, LinearAttention, MoeMlp
+from recipe_core.base.arrays import Bool, Float, add
+from recipe_core.model.spec import (
+    Attention,
+    DenseMlp,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    MoeMlp,
+)
 from recipe_core.physics.ledger import Overhead, folded, note, one
 from recipe_core.physics.network import all_gather_s, dispatch_s, rank_group
 from recipe_core.physics.roofline import experts_s, operator_s
-from recipe_core.physics.training.activations import BYTES, recomputed_share
-from recipe_core.space.training import OFFLOADS, RECOMPUTE, TrainingCases, TrainingSetting
+from recipe_core.physics.training.activations import BYTES, modules, recomputed_share
+from recipe_core.request.schema import RecomputedModule
+from recipe_core.space.training import (
+    OFFLOADS,
+    RECOMPUTE,
+    TrainingCases,
+    TrainingSetting,
+    modules_code,
+)
 
 ATTENTION_BACKWARD = 2.5
 GRADIENT_BYTES = 4.0
@@ -104,12 +118,8 @@ def _mixer(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Atten
         return _linear_attention(setting, cases, rows, a)
     if isinstance(a, LatentAttention):
         latent = float(a.kv_lora_rank + a.rope_head_dim + (a.q_lora_rank or 0))
-        query = _product(
-            setting, rows, float(a.q_lora_rank or hidden), heads * a.head_dim, "Query, up"
-        )
-        width = heads * (a.nope_head_dim + a.v_head_dim)
-        expand = _product(setting, rows, float(a.kv_lora_rank), width, "Key and value, up")
-        projected = _product(setting, rows, hidden, latent, "Latents, down") + query + expand
+        projected = _product(setting, rows, hidden, latent, "Latents, down")
+        projected = projected + _up_projections_s(setting, cases, rows, a)
     else:
         kv = np.maximum(a.kv_heads / cases.tp, 1.0) * (a.head_dim + a.v_head_dim)
         projected = _product(setting, rows, hidden, heads * a.head_dim + kv, "Query, key, value")
@@ -117,6 +127,24 @@ def _mixer(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Atten
         setting, rows, heads * a.v_head_dim, hidden, "Attention output"
     )
     return {"matmul": projected, "attention": _scores_s(setting, cases, rows, a)}
+
+
+def _up_projections_s(
+    setting: TrainingSetting, cases: TrainingCases, rows: Float, a: LatentAttention
+) -> Float:
+    """Forward seconds of what expands latents to queries, keys and values."""
+    hidden, heads = float(setting.model.hidden), a.heads / cases.tp
+    query = _product(setting, rows, float(a.q_lora_rank or hidden), heads * a.head_dim, "Query, up")
+    width = heads * (a.nope_head_dim + a.v_head_dim)
+    expand = _product(setting, rows, float(a.kv_lora_rank), width, "Key and value, up")
+    return query + expand
+
+
+def _dense_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, m: DenseMlp) -> Float:
+    """Forward seconds of the products of a dense block."""
+    width, hidden = m.intermediate / cases.tp, float(setting.model.hidden)
+    up = _product(setting, rows, hidden, (m.matrices - 1) * width, "Gate and up")
+    return up + _product(setting, rows, width, hidden, "Down")
 
 
 def _linear_attention(
@@ -146,7 +174,7 @@ def _scores_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: At
         attended = setting.seen(cases.sequence_length, a.window)
         flops = 2 * rows * attended * wide
         seconds = operator_s(device, "attention_prefill", "bf16", flops, moved, label="Attention")
-        seconds = seconds * setting.calibration.attention_slowdown.value / setting.pace("bf16")
+        seconds = seconds * setting.attention_slowdown / setting.pace("bf16")
         return folded(seconds * (1 + setting.calibration.ring_slowdown.value * np.log2(cases.cp)))
     # all pairs, masked ones too; scores are written, read by the softmax, written, and read again
     pairs = rows * cases.sequence_length * heads
@@ -166,6 +194,11 @@ def _elementwise(
         values = values + 2.0 * (a.heads * a.head_dim + a.kv_heads * a.head_dim) / cases.tp
     if layer.mlp is not None and not isinstance(layer.mlp, MoeMlp):
         values = values + (3.0 if layer.mlp.gated else 2.0) * layer.mlp.intermediate / cases.tp
+    return _elementwise_s(setting, rows, values)
+
+
+def _elementwise_s(setting: TrainingSetting, rows: Float, values: Float) -> Float:
+    """Seconds of elementwise work on values a token."""
     moved = setting.framework.elementwise_passes.value * BYTES * rows * values
     return operator_s(
         setting.cluster.device,
@@ -180,8 +213,8 @@ def _elementwise(
 
 def _experts(
     setting: TrainingSetting, cases: TrainingCases, rows: Float, m: MoeMlp
-) -> tuple[Float, Float]:
-    """Forward seconds of router, routed and shared experts, and of the exchange of tokens.
+) -> tuple[Float, Float, Float]:
+    """Forward seconds of router and routed experts, of shared ones, of the exchange of tokens.
 
     All wait for the fullest rank.
     """
@@ -198,15 +231,16 @@ def _experts(
     seconds = experts_s(device, setting.precision, flops, weights, moved, tokens)
     seconds = folded(seconds / setting.pace(setting.precision))
     seconds = seconds + _product(setting, rows, hidden, float(m.experts), "Router", "bf16")
+    beside = np.zeros(len(cases))
     if m.shared_intermediate:
         wide = m.shared_intermediate / cases.tp
-        seconds = seconds + _product(
+        beside = _product(
             setting, rows, hidden, (m.matrices - 1) * wide, "Shared experts, gate and up"
         )
-        seconds = seconds + _product(setting, rows, wide, hidden, "Shared experts, down")
+        beside = beside + _product(setting, rows, wide, hidden, "Shared experts, down")
     group = rank_group(setting.cluster, cases, cases.ep)
     exchange = 2 * dispatch_s(setting.cluster, group, share, m.top_k, BYTES * inside)
-    return seconds, np.where(shared, exchange, 0.0)
+    return seconds, beside, np.where(shared, exchange, 0.0)
 
 
 def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Work:
@@ -223,18 +257,18 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         forward |= _mixer(setting, cases, rows, layer.attention)
     exchange = nothing
     if isinstance(layer.mlp, MoeMlp):
-        forward["experts"], exchange = _experts(setting, cases, rows, layer.mlp)
+        routed, beside, exchange = _experts(setting, cases, rows, layer.mlp)
+        forward["experts"] = routed + beside
     elif layer.mlp is not None:
-        width = layer.mlp.intermediate / cases.tp
-        up = _product(setting, rows, hidden, (layer.mlp.matrices - 1) * width, "Gate and up")
-        down = _product(setting, rows, width, hidden, "Down")
-        forward["matmul"] = forward["matmul"] + (up + down)
+        forward["matmul"] = forward["matmul"] + _dense_s(setting, cases, rows, layer.mlp)
     halves = (layer.attention is not None) + (layer.mlp is not None)
     tensor = rank_group(cluster, cases, cases.tp)
     gather_s = all_gather_s(cluster, tensor, BYTES * rows * hidden, "Gather or scatter (tp)")
     reduce_s = 2 * gather_s * setting.framework.tensor_exposed.value
     attention_s = forward["attention"]
     forward["tensor_parallel"] = np.where(cases.tp > 1, halves * reduce_s, 0.0)
+    hidden_share = setting.calibration.exchange_overlap.value * (cases.overlap_experts > 0)
+    exchange = exchange * (1 - hidden_share)
     forward["expert_parallel"] = exchange
     forward["context_parallel"] = _ring(setting, cases, layer, BYTES, attention_s)
     trained = 1.0 if setting.frozen else 2.0  # frozen weights have no gradients
@@ -299,8 +333,41 @@ def recomputed(setting: TrainingSetting, cases: TrainingCases, work: Work) -> Fl
     selective = setting.framework.selective_recomputes.value * forward
     if not setting.flash:
         selective = np.maximum(selective, work.forward["attention"])
+    kinds, layers = setting.model.kinds, len(setting.model.layers)
+    named = add(modules_s(setting, cases, layer) * (n / layers) for layer, n in kinds)
+    selective = np.where(modules(setting, cases) > 0, named, selective)
     share, full = recomputed_share(setting, cases), cases.recompute == RECOMPUTE.index("full")
     return share * np.select([full, cases.recompute == 1], [forward, selective], 0.0)
+
+
+def modules_s(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
+    """Forward seconds of the modules of a layer that are recomputed (one per case).
+
+    Norms and activations are elementwise: their share is that of the values they move.
+    """
+    rows, code, m, a = cases.tokens, modules(setting, cases), layer.mlp, layer.attention
+    out = np.zeros(len(cases))
+    if not (code > 0).any():
+        return out
+
+    def again(*names: RecomputedModule) -> Bool:
+        return np.asarray(code & modules_code(names) > 0)
+
+    if a is not None and not isinstance(a, LinearAttention):
+        out = out + again("core_attn") * _scores_s(setting, cases, rows, a)
+        if isinstance(a, LatentAttention):
+            out = out + again("mla_up_proj") * _up_projections_s(setting, cases, rows, a)
+    norms = 2.0 * setting.model.hidden / cases.norm_share
+    out = out + again("layernorm") * _elementwise_s(setting, rows, norms)
+    if isinstance(m, MoeMlp):
+        experts, shared, exchange = _experts(setting, cases, rows, m)
+        activation = 3.0 * m.top_k * m.intermediate / cases.tp
+        out = out + again("moe") * (experts + exchange)
+        out = out + again("moe", "shared_experts") * shared
+        out = out + (again("moe_act") & ~again("moe")) * _elementwise_s(setting, rows, activation)
+    elif m is not None:
+        out = out + again("mlp") * _dense_s(setting, cases, rows, m)
+    return out
 
 
 def optimizer_s(setting: TrainingSetting, cases: TrainingCases, trained: Float) -> Float:
