@@ -43,7 +43,8 @@ class Launches(_Data):
     ``models``: ``any``; ``shipped``, those of which it ships a configuration (`TitanModel`);
     ``uniform``, those of identical layers of plain attention. ``gradients``: number formats in
     which it can keep them beside its own; ``states``: formats of master weights. ``degrees``: those
-    that may be above 1 beside dp. ``expert_checkpoints``: whether it reads the weights of a model with experts. ``runtimes``: of
+    that may be above 1 beside dp. ``expert_checkpoints``: whether it reads the weights of a model
+    with experts. ``recompute_modules``: words of `RECOMPUTED`. ``runtimes``: of
     devices; empty for any.
     """
 

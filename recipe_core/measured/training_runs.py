@@ -13,6 +13,7 @@ from recipe_core.hardware.cluster import in_nodes
 from recipe_core.measured.serving_runs import PUBLISHED, Label, read_table
 
 TRAINING_RUNS = PUBLISHED.with_name("training.csv")
+KNOWN_RUNS = PUBLISHED.with_name("known_training.csv")
 TRAINING_FIGURES = ("step_s", "tokens_per_s_per_gpu", "peak_memory_gib")
 CANDIDATE = (
     "engine",
@@ -27,6 +28,8 @@ CANDIDATE = (
     "sequence_parallel",
     "micro_batch",
     "precision",
+    "schedule",
+    "overlap_experts",
 )
 WORKLOAD = ("method", "sequence_length", "global_batch", "attention", "fused_loss")
 RECOMPUTATIONS = ("none", "selective", "full")
@@ -73,6 +76,8 @@ class TrainingRun(BaseModel):
     sequence_parallel: bool = True
     micro_batch: Count
     recompute: Literal["none", "selective", "full"] | None = None
+    schedule: Literal["1f1b", "interleaved", "zb-h1", "dualpipe"] | None = None
+    overlap_experts: bool | None = None
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     method: Literal["pretrain", "finetune", "lora"] = "pretrain"
     gradient_dtype: Literal["fp32", "bf16"] | None = None
@@ -151,3 +156,9 @@ def read_training_runs(path: Path) -> list[TrainingRun]:
 def published_training_runs() -> tuple[TrainingRun, ...]:
     """The runs that this version ships, each with its source."""
     return tuple(read_training_runs(TRAINING_RUNS))
+
+
+@cache
+def known_training_runs() -> tuple[TrainingRun, ...]:
+    """Runs that everybody knows, from papers; no constant is fitted to them."""
+    return tuple(read_training_runs(KNOWN_RUNS))

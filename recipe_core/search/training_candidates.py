@@ -16,6 +16,7 @@ from recipe_core.engines.frameworks import framework, training_data
 from recipe_core.engines.training_programs import facts
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import MoeMlp
+from recipe_core.physics.training.activations import modules
 from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorkload
 from recipe_core.search.launchable import default_framework, on_framework
 from recipe_core.search.launchable_splits import whole_rules
@@ -310,6 +311,7 @@ def _worthwhile(
 ) -> Bool:
     """Cases that differ from another in something, and whose batch and chunks come out even."""
     drops = not shared.flash or shared.framework.selective_keeps.value < 1
+    drops = drops | (modules(shared, cases) > 0)
     again = (cases.recompute != RECOMPUTE.index("selective")) | drops
     even = cases.global_batch % (cases.dp * cases.micro_batch) == 0
     layers = len(problem.model.layers)

@@ -126,6 +126,12 @@ class TrainingSetting:
         own = self.framework.attention_slowdown
         return (own or self.calibration.attention_slowdown).value
 
+    @property
+    def fragmentation(self) -> float:
+        """Memory that the allocator reserves, of what a step allocates and frees."""
+        own = self.framework.fragmentation
+        return (own or self.calibration.fragmentation).value
+
     def pace(self, dtype: str) -> float:
         """Rate of matrix products in training, relative to the roofline of the products alone."""
         return self.calibration.pace(self.cluster.device, dtype)

@@ -246,6 +246,14 @@ def recomputed_share(setting: TrainingSetting, cases: TrainingCases) -> Float:
     return np.where(cases.recompute_layers > 0, share, 1.0)
 
 
+def on_device(cases: TrainingCases, waiting: Float, layer: Float) -> Float:
+    """Bytes of what waits for the backward pass, (cases, stages), that are on the device.
+
+    All, or where it waits on the host two of its layers: the one at work and the one on its way.
+    """
+    return np.where(cases.activation_offload[:, None] > 0, np.minimum(2 * layer, waiting), waiting)
+
+
 def in_flight(cases: TrainingCases) -> Float:
     """Micro-batches whose activations a stage holds at once, in units of the whole stage.
 

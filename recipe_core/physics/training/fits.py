@@ -34,17 +34,18 @@ def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
 
 
 def host_rule(setting: TrainingSetting, cases: TrainingCases, mem: Memory) -> Iterator[Refusal]:
-    """Refuses states offloaded to a node's host that exceed its memory, where a profile has it."""
+    """Refuses what waits on a node's host and exceeds its memory, where a profile has it."""
     host = setting.cluster.device.node.host_memory_bytes
     if host is None:
         return
     needed = mem.host_bytes * np.minimum(cases.per_node, cases.devices)
     offloaded = cases.offload == OFFLOADS.index("optimizer")
+    offloaded |= (cases.activation_offload > 0) & (cases.offload == 0)
     yield Refusal(
         "host-memory",
         offloaded & (needed > host.value),
         lambda i: (
-            f"offloaded optimizer states need {gib(needed[i])} of host memory per node, "
+            f"what is offloaded needs {gib(needed[i])} of host memory per node, "
             f"only {gib(host.value)} available"
         ),
     )

@@ -23,6 +23,7 @@ from recipe_core.physics.training.activations import (
     boundary_bytes,
     in_flight,
     layer_bytes,
+    on_device,
     saved_bytes,
 )
 from recipe_core.physics.training.peak_memory import FP32_LOSS, Stage, fullest
@@ -245,6 +246,9 @@ def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]
     states, host = _offload(cases, _states(setting, rank, divisors))
     copy_bytes = REFERENCE_BYTES if setting.method == "dpo" else 0.0
     reference = _state(rank, divisors["parameters"], copy_bytes)
+    count, _, _ = stage_layers(setting, cases)
+    waiting = in_flight(cases) * count * offloaded_activations(setting, cases)[:, None]
+    host = host + np.nanmax(waiting, axis=1)
     moving = _moving(setting, cases, rank, states["gradients"], logits)
     parts = {**states, "reference": reference, **moving}
     parts["reserve"] = _reserve(setting, parts, logits)
@@ -259,9 +263,10 @@ def _divisors(setting: TrainingSetting, cases: TrainingCases) -> Divisors:
     """Divisors by ZeRO's stages.
 
     FSDP divides parameters at stage 2 too, and then keeps gathered ones. Gradients that wait for
-    the end of a step are unsharded until then.
+    the end of a step are unsharded until then. Where a pipeline is fed from both ends every stage
+    is there twice, so twice as many ranks share its states.
     """
-    shard = cases.shard.astype(float)
+    shard = cases.shard * np.where(cases.has("dualpipe"), 2.0, 1.0)
     expert_shard = np.where(cases.ep > 1, np.maximum(shard * cases.tp / cases.ep, 1), shard)
     stages = dict(_STAGES)
     if setting.framework.sharding == "fsdp":
@@ -359,7 +364,7 @@ def _reserve(setting: TrainingSetting, parts: dict[str, Float], logits: Float) -
     unfit = BYTES * logits if setting.framework.sharding == "fsdp" and eager else 0.0
     moving = add(parts[name] for name in ("gathered", "activations", "loss", "temporary"))
     fixed = np.where(np.isnan(logits), np.nan, calibration.reserve_bytes.value)
-    return unfit + moving * (calibration.fragmentation.value - 1) + fixed
+    return unfit + moving * (setting.fragmentation - 1) + fixed
 
 
 _STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
@@ -383,4 +388,12 @@ def _activations(
     per_layer = mean_saved[:, None] * count + first * boundary_bytes(setting, cases)[:, None]
     # a stage that holds the head alone has nothing to recompute
     redone = np.where(count == 0, 0.0, np.maximum(redone, 0.0)[:, None])
-    return cases.tokens[:, None] * (flights * per_layer + redone)
+    waiting = on_device(cases, flights * per_layer, mean_saved[:, None])
+    return cases.tokens[:, None] * (waiting + redone)
+
+
+def offloaded_activations(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Bytes of a micro-batch's layer that travel to the host and back (one per case)."""
+    kinds, layers = setting.model.kinds, len(setting.model.layers)
+    saved = add(saved_bytes(setting, cases, kind) * (n / layers) for kind, n in kinds)
+    return np.where(cases.activation_offload > 0, cases.tokens * saved, 0.0)

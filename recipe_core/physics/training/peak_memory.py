@@ -28,6 +28,7 @@ from recipe_core.physics.training.activations import (
     in_flight,
     layer_bytes,
     mlp_bytes,
+    on_device,
     saved_bytes,
 )
 from recipe_core.space.training import TrainingCases, TrainingSetting
@@ -151,6 +152,7 @@ class _Pass:
     def layer(self, done: Float | float, gradients: Float, gathered: Float, sent: Float) -> Moment:
         """The peak of a layer's pass after ``done`` others, ``sent`` parameters being scattered."""
         alive = self.waiting - (np.clip(done, 0, self.stage.count - 1) + 1) * self.saved
+        alive = np.maximum(alive, 0.0)
         return self.moment(
             np.maximum(gradients, 0.0),
             np.minimum(gathered + self.other_chunks, self.parameters) + self.scattered * sent,
@@ -190,7 +192,8 @@ def _pass(
         other_chunks=np.where(opens | (chunks == 1), 0.0, idle),
         scattered=np.where(piped | frozen, 0.0, states.reduced),
         temporary=0.0 if frozen else BYTES,
-        waiting=flights * s.count * saved + _between_stages(setting, cases, s, flights),
+        waiting=on_device(cases, flights * s.count * saved, saved)
+        + _between_stages(setting, cases, s, flights),
         saved=saved,
         working=np.maximum(layer + MLP_WORK * block, gradient + layer - MLP_LEFT * block),
         head_input=_final_norm(setting, cases),

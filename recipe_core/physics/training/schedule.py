@@ -12,7 +12,7 @@ from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.ledger import Overhead, note, plain
 from recipe_core.physics.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.physics.training.activations import BYTES
-from recipe_core.physics.training.memory import RankParameters, held
+from recipe_core.physics.training.memory import RankParameters, held, offloaded_activations
 from recipe_core.physics.training.stages import by_length, stage_layers
 from recipe_core.physics.training.steps import (
     Parts,
@@ -57,7 +57,13 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     per_layer = forward_s + backward_s + repeated + reference_s
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
     launched_s = _launched_s(setting)
-    unhidden = np.maximum(launched_s - per_layer, 0.0)
+    # activations go to the host behind the forward pass and come back behind the backward pass
+    link = setting.calibration.host_link_bytes_per_s.value
+    copy_s = _fixed(
+        offloaded_activations(setting, cases) / link, "Activations by the host link", "layer"
+    )
+    waits = np.maximum(copy_s - forward_s, 0.0) + np.maximum(copy_s - backward_s - repeated, 0.0)
+    unhidden = np.maximum(launched_s - per_layer, 0.0) + waits
     layer_s = (per_layer + unhidden)[:, None]
     stages = count * layer_s + first * _seconds(embedding)[:, None] + last * _seconds(head)[:, None]
     slowest = np.nanargmax(plain(stages), axis=1)
