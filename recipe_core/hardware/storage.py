@@ -1,0 +1,75 @@
+"""Storage tiers of ``hw_profiles/storage/``: where datasets are read and checkpoints written.
+
+A node reaches ``*_bytes_per_s_per_node`` of a tier at most, and all nodes together the rate of the
+whole tier. A tier without one (drives in each node, an object store) grows with the nodes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.errors import HardwareError, unknown
+from recipe_core.base.provenance import Quantity, Sourced
+from recipe_core.base.resources import root
+from recipe_core.hardware.files import data_file, named, read
+from recipe_core.hardware.profile import Line, Name
+
+FIELD = "workload.storage"
+
+
+class StorageTier(Sourced):
+    """A kind of storage as a file of ``hw_profiles/storage/``; rates in bytes per second.
+
+    ``kind``: drives in each node (``local``), a file system over the network (``network``), or an
+    object store (``object``). ``read_bytes_per_s`` and ``write_bytes_per_s`` are of the whole tier;
+    None where it grows with the nodes. ``latency_s``: until the first byte of a read arrives.
+    """
+
+    name: Name
+    title: Line
+    kind: Literal["local", "network", "object"]
+    read_bytes_per_s_per_node: Quantity
+    write_bytes_per_s_per_node: Quantity
+    read_bytes_per_s: Quantity | None = None
+    write_bytes_per_s: Quantity | None = None
+    latency_s: Quantity
+
+    def read_rate(self, nodes: Float | float) -> Float:
+        """Bytes per second that so many nodes read together (one per number of nodes)."""
+        return _rate(self.read_bytes_per_s_per_node, self.read_bytes_per_s, nodes)
+
+    def write_rate(self, nodes: Float | float) -> Float:
+        """Bytes per second that so many nodes write together (one per number of nodes)."""
+        return _rate(self.write_bytes_per_s_per_node, self.write_bytes_per_s, nodes)
+
+
+def _rate(per_node: Quantity, whole: Quantity | None, nodes: Float | float) -> Float:
+    bound = np.inf if whole is None else whole.value
+    return np.minimum(np.asarray(nodes, dtype=float) * per_node.value, bound)
+
+
+def storage_names() -> list[str]:
+    """Names of the storage tiers, sorted."""
+    return list(named(root("hw_profiles") / "storage"))
+
+
+@cache
+def storage_tier(name: str) -> StorageTier:
+    """A storage tier by its name.
+
+    Raises:
+        HardwareError: names close ones when there is none, or the wrong field of its file.
+    """
+    files = named(root("hw_profiles") / "storage")
+    if name not in files:
+        message, hint = unknown("storage tier", name, list(files))
+        raise HardwareError(message, field=FIELD, hint=hint)
+    tier = read(files[name], StorageTier)
+    if tier.name != name:
+        hint = f"Rename the file to {tier.name}.yaml, or set `name: {name}`."
+        raise data_file(files[name]).problem("name", f"{tier.name!r} is not its file's name", hint)
+    return tier
