@@ -17,7 +17,14 @@ from recipe_core.request.presets import aims
 from recipe_core.request.size import Market
 
 WORK = {"serving": "Serve", "training": "Train"}
-VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
+VENDORS = {
+    "nvidia": "NVIDIA",
+    "amd": "AMD",
+    "intel": "Intel",
+    "google": "Google",
+    "aws": "AWS",
+    "cpu": "CPU",
+}
 GOALS = ("cost", "gpus", "energy")
 """What sizing may count, cost first; the wizard's objective may count more."""
 TIMES = {

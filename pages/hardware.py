@@ -29,8 +29,22 @@ from recipe_core.present.glossary import field_help
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.ranges import range_of
 
-VENDORS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "cpu": "CPU"}
-COLOURS = {"nvidia": "green", "amd": "red", "intel": "blue", "cpu": "gray"}
+VENDORS = {
+    "nvidia": "NVIDIA",
+    "amd": "AMD",
+    "intel": "Intel",
+    "google": "Google",
+    "aws": "AWS",
+    "cpu": "CPU",
+}
+COLOURS = {
+    "nvidia": "green",
+    "amd": "red",
+    "intel": "blue",
+    "google": "yellow",
+    "aws": "orange",
+    "cpu": "gray",
+}
 FIRST = {"nvidia": "h100-sxm", "amd": "mi300x"}
 LEVELS = {
     "measured": ("green", ":material/verified:"),

@@ -50,7 +50,8 @@ MARKETED = {
     "a10g": 24, "a40": 48, "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48,
     "rtx-a6000": 48, "rtx-pro-6000": 96, "dgx-spark": 128, "mi250x": 64, "mi300x": 192,
     "mi325x": 256, "mi350x": 288, "mi355x": 288, "rx-7900-xtx": 24, "radeon-pro-w7900": 48,
-    "gaudi3": 128,
+    "gaudi3": 128, "h800-sxm": 80, "h20": 96, "h20-141gb": 141, "h100-sxm-96gb": 96, "mi308x": 192,
+    "tpu-v5e": 16, "tpu-v5p": 95, "tpu-v6e": 32, "trainium2": 96,
 }  # fmt: skip
 UNITS = ("_bytes", "_bytes_per_s", "_flops_per_s", "_watts", "_s", "efficiency")
 
@@ -248,6 +249,53 @@ def test_a_device_no_engine_drives_is_refused_with_that_reason():
     table = plan(PlanRequest.parse(request))
     assert len(table.order) == 0
     assert all("does not run on hpu" in table.reasons(row)[0] for row in range(len(table)))
+
+
+NO_ENGINE = ("gaudi3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2")
+
+
+@pytest.mark.parametrize("name", NO_ENGINE)
+def test_training_on_a_device_no_framework_drives_is_an_estimate_only(name):
+    request = {
+        "model": "Qwen/Qwen3-0.6B",
+        "hardware": {"device": name, "per_node": 4},
+        "workload": {"kind": "training", "sequence_length": 2048, "global_batch": 16},
+    }
+    table = plan(PlanRequest.parse(request))
+    assert len(table.order) > 0
+    assert f"a run on {device(name).title}" in table.launch_note
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("H800", "h800-sxm"),
+        ("h20", "h20"),
+        ("NVIDIA H20-3e", "h20-141gb"),
+        ("H100-96GB", "h100-sxm-96gb"),
+        ("MI308X", "mi308x"),
+        ("v5e", "tpu-v5e"),
+        ("Trillium", "tpu-v6e"),
+        ("trn2", "trainium2"),
+    ],
+)
+def test_devices_are_found_by_the_names_people_type(said, name):
+    assert device(said).name == name
+
+
+def test_what_tells_export_variants_from_their_originals():
+    """H800: NVLink; H20: products and memory; MI308X: compute units of the same package."""
+    h800, h100, h20 = (device(name) for name in ("h800-sxm", "h100-sxm", "h20"))
+    assert h800.peak_flops_per_s["bf16"].value == h100.peak_flops_per_s["bf16"].value
+    link, full = fabric(h800.node.fabric), fabric(h100.node.fabric)
+    assert link.bandwidth_bytes_per_s.value == 200e9 < full.bandwidth_bytes_per_s.value
+    assert h20.peak_flops_per_s["bf16"].value < 0.16 * h100.peak_flops_per_s["bf16"].value
+    assert h20.memory_bandwidth_bytes_per_s.value > h100.memory_bandwidth_bytes_per_s.value
+    shares = [
+        device("mi308x").peak_flops_per_s[dtype].value / rate.value
+        for dtype, rate in device("mi300x").peak_flops_per_s.items()
+    ]
+    assert shares == pytest.approx([80 / 304] * len(shares), rel=1e-3)
 
 
 def test_aliases_are_unambiguous():

@@ -44,8 +44,8 @@ class Launches(_Data):
     ``uniform``, those of identical layers of plain attention. ``gradients``: number formats in
     which it can keep them beside its own; ``states``: formats of master weights. ``degrees``: those
     that may be above 1 beside dp. ``expert_checkpoints``: whether it reads the weights of a model
-    with experts. ``recompute_modules``: words of `RECOMPUTED`. ``runtimes``: of
-    devices; empty for any.
+    with experts. ``recompute_modules``: words of `RECOMPUTED`. ``runtimes``: of devices; others
+    (Gaudi, TPUs, Trainium) are estimated only.
     """
 
     methods: tuple[str, ...]
@@ -65,7 +65,7 @@ class Launches(_Data):
     states: tuple[str, ...] = ("fp32",)
     loss_in_pieces: bool = False
     expert_checkpoints: bool = False
-    runtimes: tuple[str, ...] = ()
+    runtimes: tuple[str, ...] = ("cuda", "rocm", "cpu")
 
 
 class TrainingEngine(_Data):

@@ -13,9 +13,16 @@ from pydantic import Field, model_validator
 
 from recipe_core.base.provenance import Quantity, Remark, Sourced, Status, _Data
 
-Vendor = Literal["nvidia", "amd", "intel", "cpu"]
-Runtime = Literal["cuda", "rocm", "hpu", "cpu"]
-RUNTIMES: dict[Vendor, Runtime] = {"nvidia": "cuda", "amd": "rocm", "intel": "hpu", "cpu": "cpu"}
+Vendor = Literal["nvidia", "amd", "intel", "google", "aws", "cpu"]
+Runtime = Literal["cuda", "rocm", "hpu", "tpu", "neuron", "cpu"]
+RUNTIMES: dict[Vendor, Runtime] = {
+    "nvidia": "cuda",
+    "amd": "rocm",
+    "intel": "hpu",
+    "google": "tpu",
+    "aws": "neuron",
+    "cpu": "cpu",
+}
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
 Family = Literal[
     "gemm",
@@ -204,7 +211,8 @@ class Fabric(Sourced):
     (NCCL, RCCL); a collective of p passes (2 for an all-reduce, else 1) takes ``latency_s + p · (n
     - 1) · latency_per_rank_s + moved bytes / (bandwidth · efficiency)``. ``direct``: kernels that
     do without the library; None where there are none. ``domain``: devices that reach each other
-    through it (8 on an HGX board, 72 in an NVL72 rack, 2 under a bridge); None for a network.
+    through it (8 on an HGX board, 72 in an NVL72 rack, 256 in a TPU v5e pod, 2
+    under a bridge); None for a network.
     ``spans_nodes``: whether a domain reaches over several nodes (a rack), so that only its size
     bounds a fast group. ``beyond``: the fabric that joins domains inside one node, where a node
     holds several (bridged pairs over PCIe).
@@ -213,7 +221,7 @@ class Fabric(Sourced):
     name: Name
     title: str
     kind: Literal["scale-up", "scale-out"]
-    topology: Literal["switch", "mesh", "ring", "pcie", "network", "memory"]
+    topology: Literal["switch", "mesh", "ring", "torus", "pcie", "network", "memory"]
     domain: Annotated[int, Field(ge=1)] | None = None
     spans_nodes: bool = False
     beyond: Name | None = None

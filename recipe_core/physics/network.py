@@ -154,7 +154,14 @@ def _library(
     )
 
 
-LIBRARY = {"cuda": "NCCL", "rocm": "RCCL", "hpu": "HCCL", "cpu": "gloo"}
+LIBRARY = {
+    "cuda": "NCCL",
+    "rocm": "RCCL",
+    "hpu": "HCCL",
+    "tpu": "XLA",
+    "neuron": "Neuron",
+    "cpu": "gloo",
+}
 """Collective library of each runtime."""
 _PASSES = {1.0: "one pass", 2.0: "two passes"}
 

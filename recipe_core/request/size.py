@@ -58,8 +58,8 @@ class Market(_Part):
     """Devices to choose from, by name or as whole profiles; none named: every shipped one."""
 
     vendors: tuple[Vendor, ...] = ()
-    """Vendors to choose from: ``nvidia``, ``amd``, ``intel``, ``cpu``; none named: the makers of
-    accelerators, without processors."""
+    """Vendors to choose from: ``nvidia``, ``amd``, ``intel``, ``google``, ``aws``, ``cpu``; none
+    named: the makers of accelerators, without processors."""
 
     providers: Names = ()
     """Providers whose offers count, by a part of their name."""

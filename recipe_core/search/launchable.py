@@ -141,8 +141,9 @@ def unable(
         hint = "Leave their format to the framework."
         yield Unable("states in 16 bits", "workload.state_dtype", hint, "fp32")
     runtime = setting.cluster.device.runtime
-    if launches.runtimes and runtime not in launches.runtimes:
-        yield Unable(f"a run on {setting.cluster.device.title}", "hardware.device")
+    if runtime not in launches.runtimes:
+        hint = f"Use a device that runs {' or '.join(launches.runtimes)}."
+        yield Unable(f"a run on {setting.cluster.device.title}", "hardware.device", hint)
 
 
 def _model_unable(setting: TrainingSetting) -> Iterator[Unable]:
