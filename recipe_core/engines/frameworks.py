@@ -62,7 +62,7 @@ class Framework(_Data):
     logits, loss and their gradients piece by piece. ``gathered_input_bytes``: what tensor
     parallelism adds to each value of the hidden state that a layer keeps. ``tensor_exposed``: time
     that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside
-    products). ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel
+    products). ``products``: rate of its 16-bit matrix products, of that of Transformer Engine's. ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel
     traffic. ``routed_copies``: hidden states kept for each token that an expert gets.
     ``expert_launch_s``: host time of a layer's experts beside ``launch_s``. ``attention_slowdown``
     and ``fragmentation``: its own, where they differ from all frameworks'. ``recompute_modules``:
@@ -84,6 +84,7 @@ class Framework(_Data):
     fused_in_8_bit: bool
     casts_by_operator: bool
     gathered_input_bytes: Number
+    products: Number = Number(value=1.0, source="estimate", status="assumed")
     elementwise_passes: Number
     launch_s: Number
     tensor_exposed: Number

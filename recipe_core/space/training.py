@@ -134,7 +134,8 @@ class TrainingSetting:
 
     def pace(self, dtype: str) -> float:
         """Rate of matrix products in training, relative to the roofline of the products alone."""
-        return self.calibration.pace(self.cluster.device, dtype)
+        known = self.calibration.pace(self.cluster.device, dtype)
+        return known if dtype == "fp8" else known * self.framework.products.value
 
 
 @dataclass(frozen=True, slots=True)
