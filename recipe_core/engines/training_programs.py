@@ -40,7 +40,7 @@ class Base(_Data):
 class Launches(_Data):
     """What the launch of a framework can be told; what is not listed is estimated only.
 
-    ``models``: ``any``; ``shipped``, those of which it ships a configuration (`TitanModel`);
+    ``models``: ``any``; ``shipped``, those that it ships (`titan_models`);
     ``uniform``, those of identical layers of plain attention. ``gradients``: number formats in
     which it can keep them beside its own; ``states``: formats of master weights. ``degrees``: those
     that may be above 1 beside dp. ``expert_checkpoints``: whether it reads the weights of a model
@@ -75,7 +75,8 @@ class TrainingEngine(_Data):
 
     ``launches``: what its launch can be told. ``container``: how its image is built, None where it
     is not a package. ``launcher``: the module
-    of ``launch/training/`` that starts it, where that is not of its name.
+    of ``launch/training/`` that starts it, where that is not of its name. ``torch``: the releases
+    of torch that it runs on.
     """
 
     version: str
@@ -84,19 +85,9 @@ class TrainingEngine(_Data):
     requires: tuple[str, ...]
     container: Packages | None = None
     launcher: str | None = None
+    torch: str = "torch>=2.11,<2.14"
     source: str
     launches: Launches
-
-
-class TitanModel(_Data):
-    """A configuration that torchtitan ships, and what tells its model from others."""
-
-    module: str
-    config: str
-    layers: int
-    hidden: int
-    vocabulary: int
-    head_dim: int
 
 
 class _Betas(_Data):
@@ -134,7 +125,6 @@ class _Facts(_Data):
     engines: dict[str, TrainingEngine]
     torch_builds: dict[str, Install]
     bases: dict[str, dict[str, Base]]
-    torchtitan_models: tuple[TitanModel, ...]
     hyperparameters: _Hyper
 
 
@@ -164,7 +154,8 @@ def install_on(name: str, runtime: str) -> str:
     """The shell command that installs a framework with the runtime's build of torch."""
     build = facts().torch_builds.get(runtime)
     program = training_engine(name).install
-    return f"{build.command} && {program}" if build else program
+    torch = training_engine(name).torch
+    return f"{build.command.format(torch=torch)} && {program}" if build else program
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.engines.frameworks import framework
-from recipe_core.engines.training_programs import TitanModel, facts, training_engine
+from recipe_core.engines.titan_models import shipped_configuration, unlike_shipped
+from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.model.spec import (
     Attention,
     DenseMlp,
@@ -90,17 +91,6 @@ def is_uniform(model: ModelSpec) -> bool:
     return isinstance(mlp, (DenseMlp, MoeMlp)) and mlp.gated and not getattr(mlp, "latent", 0)
 
 
-def shipped_configuration(model: ModelSpec) -> TitanModel | None:
-    """Torchtitan's own configuration of a model, by its dimensions; None where it ships none."""
-    attention = plain_attention(model)
-    head = attention.head_dim if attention else 0
-    sizes = (len(model.layers), model.hidden, model.vocabulary, head)
-    for shipped in facts().torchtitan_models:
-        if sizes == (shipped.layers, shipped.hidden, shipped.vocabulary, shipped.head_dim):
-            return shipped
-    return None
-
-
 # One framework
 
 
@@ -149,9 +139,7 @@ def unable(
 def _model_unable(setting: TrainingSetting) -> Iterator[Unable]:
     launches, model = training_engine(setting.engine).launches, setting.model
     if launches.models == "shipped" and shipped_configuration(model) is None:
-        names = ", ".join(shipped.config for shipped in facts().torchtitan_models)
-        what = f"{model.name}, of which it ships no configuration (it ships {names})"
-        yield Unable(what, "model")
+        yield Unable(f"{model.name}, {unlike_shipped(model)}", "model")
     if launches.models == "uniform" and not is_uniform(model):
         yield Unable(f"{model.name}, whose layers are not all alike with plain attention", "model")
     trained = setting.method != "pretrain"

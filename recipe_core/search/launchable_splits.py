@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Int
+from recipe_core.engines.titan_models import shipped_configuration
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
@@ -285,6 +286,16 @@ def _torchtitan(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
     yield from _even_stages(cases, layers)
     yield _rounds(cases)
     yield _tied(setting, cases)
+    if plain_attention(setting.model) is not None:
+        yield _heads(setting, cases)
+    known = shipped_configuration(setting.model)
+    yield LaunchRule(
+        "launch-sequence",
+        (cases.cp > 1) & (known is not None and known.vision),
+        lambda _: f"torchtitan does not cut sequences of {setting.model.name}, which reads images",
+        "candidate.cp",
+        "Use cp 1.",
+    )
     shard = np.where(divides, np.maximum(cases.shard // np.maximum(cases.cp, 1), 1), 1)
     inner = cases.tp * cases.cp * shard
     yield LaunchRule(
@@ -300,12 +311,12 @@ def _torchtitan(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
 
 
 def _even_stages(cases: TrainingCases, layers: int) -> Iterator[LaunchRule]:
-    """Torchtitan fills chunks with equally many layers, the last one with what is left."""
+    """Torchtitan deals layers out over one or two chunks a stage; of more it is told their size."""
     chunks = cases.pp * cases.virtual_stages
     per_chunk = np.maximum(-(-layers // chunks), 1)
     yield LaunchRule(
         "launch-pipeline",
-        (cases.pp > 1) & (-(-layers // per_chunk) != chunks),
+        (cases.pp > 1) & (cases.virtual_stages > 2) & (-(-layers // per_chunk) != chunks),
         lambda i: f"{layers} layers do not fill {chunks[i]} chunks evenly",
         "candidate.pp",
         "Use a divisor of the layers.",

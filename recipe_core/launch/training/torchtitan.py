@@ -1,10 +1,16 @@
-"""torchtitan: its configuration of the model, and every estimated value over it (0.3.0)."""
+"""torchtitan (0.3.0): a model of its registry, and every estimated value on its command line.
+
+``model_spec``, a model with the number formats of its products, is what its command line cannot
+say: a file of the bundle does.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from recipe_core.engines.titan_models import TitanModel, shipped_configuration
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     KEPT_CHECKPOINTS,
@@ -15,9 +21,50 @@ from recipe_core.launch.training.job import (
     training,
 )
 from recipe_core.launch.training.sources import data_files
-from recipe_core.search.launchable import shipped_configuration
+
+SCRIPT, MODULE = "train.py", "run_config"
+"""The script that starts torchtitan, and the module that torchtitan finds it as."""
+
+_PADDING = "pad_multiple=128"  # of an expert's tokens: Blackwell's kernels take whole blocks
+_CONFIGURATION = '''"""The model of this run for torchtitan; its command line says the rest."""
+
+import os
+import sys
+
+# Nothing beside this file stands in for an installed package.
+HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != HERE]
+
+{quantization}from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.{module} import model_registry
+from torchtitan.train import main
+from torchtitan.trainer import Trainer
+
+
+def run() -> Trainer.Config:
+    model = model_registry(
+        "{flavor}",
+        attn_backend="{attention}",{converters}
+    )
+    loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model))
+    return Trainer.Config(
+        model_spec=model,
+        loss=ChunkedLossWrapper.Config(loss_fn=loss),
+        optimizer=default_adamw(betas={betas}),
+        dataloader=HuggingFaceTextDataLoader.Config(),
+    )
+
+
+if __name__ == "__main__":
+    sys.modules["{name}"] = sys.modules["__main__"]  # where torchtitan looks for run()
+    main()
+'''
 
 _SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+_USUAL_CHUNKS = 2
 _RECOMPUTE = {
     "none": "activation-checkpoint:none",
     "selective": "activation-checkpoint:selective",
@@ -41,24 +88,78 @@ def _reshard(job: Job) -> str:
     return "always" if job.dims.pp > 1 else "default"
 
 
-def _per_stage(job: Job) -> int:
-    return math.ceil(job.layers / job.cuts)
-
-
 def launch(job: Job) -> Launch:
     """One torchrun per node on torchtitan's own entry; its text is a folder of one file."""
     model, options = shipped_configuration(job.setting.model), settings(job)
     assert model is not None  # noqa: S101 - refused otherwise
-    program = ("-m", "torchtitan.train", "--module", model.module, "--config", model.config)
+    program = (f"${{root}}/{SCRIPT}", "--module", MODULE, "--config", "run")
     words = (*program, *argv(options), _RECOMPUTE[job.recompute])
     recorded = {
         "module": model.module,
-        "config": model.config,
+        "flavor": model.flavor,
+        "converters": [name for name, _ in converters(job)],
         "activation_checkpoint": job.recompute,
         **options,
     }
     started = processes(job, lambda node: (*torchrun(job, node), *words), environment(job))
-    return training(job, started, recorded, data_files())
+    files = data_files() | {SCRIPT: configuration(job, model)}
+    needs = ("torchao",) * bool(converters(job)) + ("fla",) * ("l" in model.mixers)
+    made = training(job, started, recorded, files)
+    return replace(made, requires=(*made.requires, *needs))
+
+
+# The model
+
+
+def attention_backend(job: Job, model: TitanModel) -> str:
+    """Gpt-oss has kernels of variable lengths, which ranks of one sequence cannot share."""
+    return "varlen" if model.module == "gpt_oss" and job.dims.cp == 1 else "flex"
+
+
+def converters(job: Job) -> tuple[tuple[str, str], ...]:
+    """Classes of ``torchtitan.components.quantization``, each with its arguments, for 8 bits.
+
+    As the registry's own configurations in 8 bits have them: the head and routers stay in bf16.
+    From Blackwell on values share a scale in blocks (MXFP8), before that in rows.
+    """
+    if job.setting.precision != "fp8":
+        return ()
+    if blocks_scales(job.setting.cluster.device.architecture):
+        layers = 'fqns=["attention", "shared_experts", "feed_forward"]'
+        found = (("MXFP8LinearConverter", layers), ("MXFP8GroupedExpertsConverter", _PADDING))
+    else:
+        kept = 'filter_fqns=["lm_head", "router.gate", "vision_encoder"]'
+        found = (("Float8LinearConverter", kept), ("Float8GroupedExpertsConverter", ""))
+    return found if job.moe else found[:1]
+
+
+def blocks_scales(architecture: str) -> bool:
+    """Whether tensor cores take a scale a block: sm_100 and later."""
+    kind, _, number = architecture.partition("_")
+    return kind == "sm" and number.isdigit() and int(number) >= 100
+
+
+def configuration(job: Job, model: TitanModel) -> str:
+    """The Python file with the function that gives torchtitan its configuration."""
+    classes = converters(job)
+    made = "".join(
+        f"\n            quantization.{name}.Config(model_compile_enabled=True"
+        f"{', ' * bool(arguments)}{arguments}),"
+        for name, arguments in classes
+    )
+    more = f"\n        converters=[{made}\n        ]," if classes else ""
+    return _CONFIGURATION.format(
+        name=MODULE,
+        module=model.module,
+        flavor=model.flavor,
+        attention=attention_backend(job, model),
+        converters=more,
+        quantization="from torchtitan.components import quantization\n" if classes else "",
+        betas=(job.hyper.beta1, job.hyper.beta2),
+    )
+
+
+# Its command line
 
 
 def argv(options: dict[str, Any]) -> tuple[str, ...]:
@@ -125,10 +226,14 @@ def settings(job: Job) -> dict[str, Any]:
         out |= {
             "parallelism.pipeline-parallel-schedule": _SCHEDULES[job.schedule],
             "parallelism.pipeline-parallel-microbatch-size": job.dims.micro_batch,
-            "parallelism.pipeline-parallel-layers-per-stage": _per_stage(job),
             "parallelism.pipeline-parallel-first-stage-less-layers": 0,
             "parallelism.pipeline-parallel-last-stage-less-layers": 0,
         }
+    if piped and job.virtual_stages > _USUAL_CHUNKS:
+        # Of one chunk a stage, or two of an interleaved schedule, it makes as many as are asked.
+        out["parallelism.pipeline-parallel-layers-per-stage"] = math.ceil(job.layers / job.cuts)
     if job.from_weights:
         out |= {"checkpoint.initial-load-path": "${model}", "checkpoint.initial-load-in-hf": True}
+        if job.setting.model.quantization:
+            out["checkpoint.initial-load-in-hf-quantized"] = True
     return out

@@ -1,0 +1,38 @@
+"""What torchtitan's own parser makes of commands: lines of JSON in, lines of JSON out.
+
+A line is the path of a bundle's script and the words after it; the answer is the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from types import ModuleType
+from typing import Any
+
+from torchtitan.components.quantization import float8, mx
+from torchtitan.config.manager import ConfigManager
+
+
+def answer(script: str, words: list[str]) -> dict[str, Any]:
+    """The configuration that the program would start with."""
+    module = ModuleType("run_config")
+    vars(module).update(runpy.run_path(script))
+    sys.modules[module.__name__] = module
+    config = ConfigManager().parse_args(words)
+    config.model_spec.model.update_from_config(config=config)
+    return config.to_dict()
+
+
+def main() -> None:
+    """Answer every line."""
+    for part in (float8, mx):  # which ask whether this machine has such a device
+        part.has_cuda_capability = lambda *_: True
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(answer(asked["script"], asked["words"]), default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main()
