@@ -40,16 +40,17 @@ class Base(_Data):
 class Launches(_Data):
     """What the launch of a framework can be told; what is not listed is estimated only.
 
-    ``models``: ``any``; ``shipped``, those that it ships (`titan_models`);
-    ``uniform``, those of identical layers of plain attention. ``gradients``: number formats in
-    which it can keep them beside its own; ``states``: formats of master weights. ``degrees``: those
-    that may be above 1 beside dp. ``expert_checkpoints``: whether it reads the weights of a model
-    with experts. ``recompute_modules``: words of `RECOMPUTED`. ``runtimes``: of devices; others
-    (Gaudi, TPUs, Trainium) are estimated only.
+    ``models``: ``any``, built by their own class from their config; ``shipped``, those that it ships
+    (`titan_models`); ``words``, those of which every property has an argument
+    (``engines/training/megatron.yaml``). ``gradients``: number formats in which it can keep them
+    beside its own; ``states``: formats of master weights. ``degrees``: those that may be above 1
+    beside dp. ``recompute_modules``: what of a layer it can be told to recompute alone.
+    ``expert_checkpoints``: whether it reads the weights of a model with experts. ``runtimes``: of
+    devices; others (Gaudi, TPUs, Trainium) are estimated only.
     """
 
     methods: tuple[str, ...]
-    models: Literal["any", "shipped", "uniform"] = "any"
+    models: Literal["any", "shipped", "words"] = "any"
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
     attention: tuple[str, ...]

@@ -25,6 +25,7 @@ from recipe_core.base.units import gib
 from recipe_core.model.checkpoint import checkpoint_bytes
 from recipe_core.model.config.read import read_config
 from recipe_core.model.config.shorthand import shape_config
+from recipe_core.model.constants import constants
 from recipe_core.model.derived import Convention, meanings
 from recipe_core.model.hub import hub_config
 from recipe_core.model.other_kinds import other_kind
@@ -173,7 +174,8 @@ def catalog_model(model_id: str) -> ModelSpec:
     name = next(
         name for name in (entry.id, *entry.aliases) if name.casefold() == model_id.casefold()
     )
-    model = _with_encoders(read_config(_config(entry), name), entry)
+    config = {**_config(entry), **constants().get(name.casefold(), {})}
+    model = _with_encoders(read_config(config, name), entry)
     return model.pooled(entry.task) if entry.task else model
 
 

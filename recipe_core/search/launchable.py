@@ -17,12 +17,12 @@ from recipe_core.engines.titan_models import shipped_configuration, unlike_shipp
 from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.model.spec import (
     Attention,
-    DenseMlp,
     LatentAttention,
     LinearAttention,
     ModelSpec,
     MoeMlp,
 )
+from recipe_core.search.megatron_model import megatron_model
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import OFFLOADS, TrainingCases, TrainingSetting
 
@@ -82,13 +82,6 @@ def plain_attention(model: ModelSpec) -> Attention | None:
     return None if isinstance(only, (LatentAttention, LinearAttention)) else only
 
 
-def is_uniform(model: ModelSpec) -> bool:
-    """Whether all layers are alike: plain attention to all positions and gated blocks."""
-    attention = plain_attention(model)
-    if len(model.kinds) != 1 or attention is None or attention.window:
-        return False
-    mlp = model.kinds[0][0].mlp
-    return isinstance(mlp, (DenseMlp, MoeMlp)) and mlp.gated and not getattr(mlp, "latent", 0)
 
 
 # One framework
@@ -140,8 +133,8 @@ def _model_unable(setting: TrainingSetting) -> Iterator[Unable]:
     launches, model = training_engine(setting.engine).launches, setting.model
     if launches.models == "shipped" and shipped_configuration(model) is None:
         yield Unable(f"{model.name}, {unlike_shipped(model)}", "model")
-    if launches.models == "uniform" and not is_uniform(model):
-        yield Unable(f"{model.name}, whose layers are not all alike with plain attention", "model")
+    if launches.models == "words" and (untold := megatron_model(model).untold):
+        yield Unable(f"{model.name} with {' and '.join(untold)}", "model")
     trained = setting.method != "pretrain"
     if trained and experts_of(model) is not None and not launches.expert_checkpoints:
         yield Unable("training from a checkpoint with experts", "workload.method")

@@ -7,6 +7,7 @@ of the module that launches it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,10 +16,12 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.titan_models import shipped_configuration
 from recipe_core.engines.training_programs import training_engine
-from recipe_core.physics.training.stages import stage_layers
+from recipe_core.model.attention import LatentAttention
+from recipe_core.physics.training.stages import reserved_ends, stage_layers
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import (
+    OFFLOADS,
     RECOMPUTE,
     SCHEDULES,
     TrainingCases,
@@ -195,12 +198,15 @@ def _rounds(cases: TrainingCases) -> LaunchRule:
 
 
 def _heads(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
-    attention = plain_attention(setting.model)
-    heads = attention.kv_heads if attention else 0
+    """Ranks share heads of keys and values; those of queries where attention is latent."""
+    kinds = [kind for kind, _ in setting.model.mixers]
+    latent = any(isinstance(kind, LatentAttention) for kind in kinds)
+    heads = math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
+    named = "attention heads" if latent else "key/value heads"
     return LaunchRule(
         "launch-tensor",
         heads % np.maximum(cases.tp, 1) != 0,
-        lambda i: f"{heads} key/value heads are not divisible by tp {cases.tp[i]}",
+        lambda i: f"{heads} {named} are not divisible by tp {cases.tp[i]}",
         "candidate.tp",
         "Use a divisor of them.",
     )
@@ -327,19 +333,23 @@ def _megatron(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Launch
     layers = len(setting.model.layers)
     piped, several = cases.pp > 1, cases.virtual_stages > 1
     chunks = cases.pp * cases.virtual_stages
+    counts, _, _ = stage_layers(setting, cases)
+    reserved = reserved_ends(setting, cases)
+    whole = (layers % chunks == 0) | reserved
     yield LaunchRule(
         "launch-pipeline",
-        several & (layers % np.maximum(chunks, 1) != 0),
-        lambda i: f"{layers} layers are not divisible by {chunks[i]} chunks",
+        several & ~whole,
+        lambda i: (
+            f"{layers} layers, or {layers + 2} with both ends, do not fill {chunks[i]} chunks"
+        ),
         "candidate.pp",
-        "Use a divisor of the layers.",
+        "Use a divisor of the layers, or of the layers and two.",
     )
-    counts, _, _ = stage_layers(setting, cases)
     stages = np.arange(counts.shape[1])[None, :]
     before_last = stages < cases.pp[:, None] - 1  # the last one can be the head alone
     yield LaunchRule(
         "launch-pipeline",
-        np.any(before_last & (counts == 0), axis=1),
+        np.any(before_last & (counts == 0), axis=1) & ~reserved,
         lambda i: f"{layers} layers and the head leave one of {cases.pp[i]} stages empty",
         "candidate.pp",
         "Use a smaller pp.",
@@ -355,12 +365,36 @@ def _megatron(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Launch
         "Use one chunk per stage.",
     )
     has_experts = experts_of(setting.model) is not None
+    mixers = setting.model.mixers
     yield LaunchRule(
         "launch-tensor",
         (cases.tp > 1) & (cases.sequence_parallel == 0) & has_experts,
         lambda _: "Megatron-LM trains experts under tp with sequence parallelism only",
         "candidate.sequence_parallel",
         "Leave it on.",
+    )
+    yield LaunchRule(
+        "launch-experts",
+        (cases.ep > 1) & (setting.precision == "fp16"),
+        lambda _: "Megatron-LM divides experts in bf16 and fp8 only, not in fp16",
+        "candidate.precision",
+        "Use bf16.",
+    )
+    yield LaunchRule(
+        "launch-context",
+        (cases.cp > 1) & any(kind.window for kind, _ in mixers),
+        lambda _: (
+            f"Megatron-LM cuts no sequences of {setting.model.name}, whose attention has a window"
+        ),
+        "candidate.cp",
+        "Use cp 1.",
+    )
+    yield LaunchRule(
+        "launch-offload",
+        (cases.offload == OFFLOADS.index("optimizer")) & (cases.zero_stage != 1),
+        lambda i: f"Megatron-LM offloads optimizer states with ZeRO-1, not {cases.zero_stage[i]}",
+        "candidate.zero_stage",
+        "Use ZeRO-1.",
     )
     yield _synchronised("Megatron-FSDP", cases)
     yield LaunchRule(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
-from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     Job,
@@ -16,7 +15,8 @@ from recipe_core.launch.training.job import (
     torchrun,
     training,
 )
-from recipe_core.model.spec import MoeMlp
+from recipe_core.model.attention import LatentAttention
+from recipe_core.search.megatron_model import megatron_model
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
@@ -53,52 +53,20 @@ def arguments(job: Job) -> dict[str, Any]:
 
 
 def _model(job: Job) -> dict[str, Any]:
-    model, a, mlp = job.setting.model, job.attention, job.setting.model.kinds[0][0].mlp
-    assert a is not None  # noqa: S101 - refused otherwise
-    assert mlp is not None  # noqa: S101
-    config = model.config
-    out: dict[str, Any] = {
-        "num_layers": job.layers,
-        "hidden_size": model.hidden,
-        "ffn_hidden_size": mlp.intermediate,
-        "num_attention_heads": a.heads,
-        "group_query_attention": a.kv_heads != a.heads,
-        "num_query_groups": a.kv_heads,
-        "kv_channels": a.head_dim,
+    model = job.setting.model
+    out = megatron_model(model).words | {
         "max_position_embeddings": max(job.sequence_length, model.max_context),
-        "position_embedding_type": "rope",
-        "normalization": "RMSNorm",
-        "swiglu": True,
-        "disable_bias_linear": True,
-        "untie_embeddings_and_output_weights": not model.tied_embeddings,
         "make_vocab_size_divisible_by": 1,
-        "vocab_size": model.vocabulary,
         "tokenizer_type": "HuggingFaceTokenizer",
         "tokenizer_model": "${model}",
     }
-    for name, key in (("rotary_base", "rope_theta"), ("norm_epsilon", "rms_norm_eps")):
-        if config.get(key) is not None:
-            out[name] = _number(config[key], key)
-    if isinstance(mlp, MoeMlp):
+    if job.moe is not None:
+        # its grouped products are in bf16 and fp8 only
         out |= {
-            "num_experts": mlp.experts,
-            "moe_router_topk": mlp.top_k,
-            "moe_ffn_hidden_size": mlp.intermediate,
-            "moe_grouped_gemm": True,
+            "moe_grouped_gemm": job.setting.precision != "fp16",
             "moe_token_dispatcher_type": "alltoall",
-            "moe_router_load_balancing_type": "aux_loss",
         }
-        if mlp.shared_intermediate:
-            out["moe_shared_expert_intermediate_size"] = mlp.shared_intermediate
     return out
-
-
-def _number(value: Any, key: str) -> float:
-    """A number of the model's config; raises NoAnswer for anything else, such as a text."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        message, hint = f"is {value!r:.80}, not a number.", "Correct the model's config.json."
-        raise NoAnswer(message, field=f"model.{key}", hint=hint)
-    return value
 
 
 def _split(job: Job) -> dict[str, Any]:
@@ -111,10 +79,7 @@ def _split(job: Job) -> dict[str, Any]:
         "overlap_grad_reduce": True,
         "overlap_param_gather": job.zero_stage > 0,
     }
-    if len(set(job.stage_layers)) > 1:
-        out["pipeline_model_parallel_layout"] = pipeline_layout(job)
-    if job.virtual_stages > 1:
-        out["num_virtual_stages_per_pipeline_rank"] = job.virtual_stages
+    out |= _pipeline(job)
     if job.moe is not None:
         out |= {
             "expert_model_parallel_size": job.ep,
@@ -129,6 +94,28 @@ def _split(job: Job) -> dict[str, Any]:
     if job.zero_stage and job.dims.copies > 1:
         out["num_distributed_optimizer_instances"] = job.dims.copies
     return out
+
+
+def _pipeline(job: Job) -> dict[str, Any]:
+    """How layers lie on stages: evenly, evenly with both ends counted as layers, or as listed."""
+    out: dict[str, Any] = {}
+    if reserves_ends(job):
+        out["account_for_embedding_in_pipeline_split"] = True
+        out["account_for_loss_in_pipeline_split"] = True
+    elif len(set(job.stage_layers)) > 1:
+        out["pipeline_model_parallel_layout"] = pipeline_layout(job)
+    if job.virtual_stages > 1:
+        out["num_virtual_stages_per_pipeline_rank"] = job.virtual_stages
+    return out
+
+
+def reserves_ends(job: Job) -> bool:
+    """Whether chunks come out even only with embedding and loss as one layer each: 126 + 2."""
+    whole = job.layers + 2
+    if job.layers % job.cuts == 0 or whole % job.cuts:
+        return False
+    full = whole // job.dims.pp
+    return job.stage_layers == (full - 1, *[full] * (job.dims.pp - 2), full - 1)
 
 
 def pipeline_layout(job: Job) -> str:
@@ -146,7 +133,7 @@ def _run(job: Job) -> dict[str, Any]:
         "global_batch_size": job.dims.global_batch,
         "seq_length": job.sequence_length,
         "train_iters": job.steps,
-        "attention_backend": "flash" if setting.flash else "unfused",
+        "attention_backend": _attention_backend(job),
         "bf16": setting.precision in ("bf16", "fp8"),
         "fp16": setting.precision == "fp16",
         "optimizer": _OPTIMIZERS[setting.optimizer_name],
@@ -170,6 +157,13 @@ def _run(job: Job) -> dict[str, Any]:
         "async_save": job.zero_stage < 2,
         "ckpt_format": "torch_dist" if job.zero_stage < 2 else "fsdp_dtensor",
     }
+    if job.offload == "optimizer":
+        # its optimizer on the host is a part of the precision-aware one
+        out |= {
+            "use_precision_aware_optimizer": True,
+            "optimizer_cpu_offload": True,
+            "overlap_cpu_optimizer_d2h_h2d": True,
+        }
     if setting.precision == "fp8":
         out["fp8_format"] = "hybrid"
     narrow = setting.states.reduced < 4
@@ -184,6 +178,14 @@ def _run(job: Job) -> dict[str, Any]:
     elif job.recompute == "selective":
         out |= {"recompute_granularity": "selective", "recompute_modules": "core_attn"}
     return out
+
+
+def _attention_backend(job: Job) -> str:
+    """FlashAttention 2 takes keys and values of one width only, which latent attention has not."""
+    if not job.setting.flash:
+        return "unfused"
+    kinds = job.setting.model.mixers
+    return "auto" if any(isinstance(kind, LatentAttention) for kind, _ in kinds) else "flash"
 
 
 def _primus(job: Job, options: dict[str, Any]) -> Launch:

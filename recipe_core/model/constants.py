@@ -1,0 +1,55 @@
+"""What models of the catalog compute beside their sizes: ``constants.yaml``."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.errors import ModelError
+from recipe_core.base.provenance import Source
+
+CONSTANTS = DataFile(Path(__file__).with_name("constants.yaml"), "model", ModelError)
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class ConstantsGroup(_Data):
+    """Models, by id or alias, that share these fields of their ``config.json``."""
+
+    models: tuple[str, ...]
+    config: dict[str, Any]
+    source: str
+
+
+class _File(_Data):
+    schema_version: Literal[1]
+    sources: dict[str, Source]
+    groups: tuple[ConstantsGroup, ...]
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> _File:
+        names = [name.casefold() for group in self.groups for name in group.models]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"{twice[0]!r} is listed twice")
+        for group in self.groups:
+            if group.source not in self.sources:
+                raise ValueError(f"source {group.source!r} is not listed under sources")
+        return self
+
+
+@cache
+def constants() -> dict[str, dict[str, Any]]:
+    """Fields by the casefolded id or alias of a model.
+
+    Raises:
+        ModelError: naming what is wrong with the file.
+    """
+    groups = CONSTANTS.read_as(_File).groups
+    return {name.casefold(): group.config for group in groups for name in group.models}
