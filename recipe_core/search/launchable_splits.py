@@ -7,21 +7,18 @@ of the module that launches it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Int
+from recipe_core.base.arrays import Int
 from recipe_core.engines.titan_models import shipped_configuration
 from recipe_core.engines.training_programs import training_engine
-from recipe_core.model.attention import LatentAttention
-from recipe_core.physics.training.stages import reserved_ends, stage_layers
+from recipe_core.search.launch_rules import LaunchRule, accumulates, heads_divide, synchronised
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
+from recipe_core.search.megatron_splits import megatron_rules
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import (
-    OFFLOADS,
     RECOMPUTE,
     SCHEDULES,
     TrainingCases,
@@ -31,14 +28,6 @@ from recipe_core.space.training import (
 )
 
 CUTS = ("tp", "pp", "cp", "ep")
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchRule(Refusal):
-    """A rule about launches: the field of the request that it is about, and what to use."""
-
-    field: str = "candidate"
-    hint: str = ""
 
 
 Rules = Callable[[TrainingSetting, TrainingCases], Iterator[LaunchRule]]
@@ -155,22 +144,6 @@ def _listed_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[La
 # What several frameworks share
 
 
-def _accumulates(cases: TrainingCases) -> Bool:
-    return cases.micro_batches > 1
-
-
-def _synchronised(title: str, cases: TrainingCases) -> LaunchRule:
-    """Frameworks that divide gradients exchange them after every micro-batch."""
-    waits = (cases.sync_step > 0) & (cases.zero_stage > 1) & _accumulates(cases)
-    return LaunchRule(
-        "launch-gradients",
-        waits,
-        lambda _: f"{title} exchanges divided gradients after every micro-batch",
-        "candidate.gradient_sync",
-        "Exchange gradients after every micro-batch.",
-    )
-
-
 def _tied(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
     name = setting.model.name
     return LaunchRule(
@@ -197,21 +170,6 @@ def _rounds(cases: TrainingCases) -> LaunchRule:
     )
 
 
-def _heads(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
-    """Ranks share heads of keys and values; those of queries where attention is latent."""
-    kinds = [kind for kind, _ in setting.model.mixers]
-    latent = any(isinstance(kind, LatentAttention) for kind in kinds)
-    heads = math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
-    named = "attention heads" if latent else "key/value heads"
-    return LaunchRule(
-        "launch-tensor",
-        heads % np.maximum(cases.tp, 1) != 0,
-        lambda i: f"{heads} {named} are not divisible by tp {cases.tp[i]}",
-        "candidate.tp",
-        "Use a divisor of them.",
-    )
-
-
 # Each framework's own
 
 
@@ -229,7 +187,7 @@ def _torch(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRul
         "Use tp 1.",
     )
     if plain:
-        yield _heads(setting, cases)
+        yield heads_divide(setting, cases)
     yield LaunchRule(
         "launch-tensor",
         cut & (model.vocabulary % np.maximum(cases.tp, 1) != 0),
@@ -251,7 +209,7 @@ def _accelerate(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
 
 
 def _deepspeed(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
-    yield _synchronised(setting.framework.title, cases)
+    yield synchronised(setting.framework.title, cases)
     yield LaunchRule(
         "launch-sharding",
         (cases.zero_stage > 0) & (cases.replicas > cases.shard),
@@ -280,14 +238,14 @@ def _torchtitan(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
     )
     yield LaunchRule(
         "launch-gradients",  # pipelines exchange gradients once a step
-        ~piped & ~divides & (cases.dp > 1) & _accumulates(cases),
+        ~piped & ~divides & (cases.dp > 1) & accumulates(cases),
         lambda _: (
             "torchtitan exchanges gradients of replicas after every micro-batch, not once per step"
         ),
         "candidate.zero_stage",
         "Use ZeRO-2 or 3, or a micro-batch that needs no accumulation.",
     )
-    waits = _synchronised("torchtitan", cases)
+    waits = synchronised("torchtitan", cases)
     yield LaunchRule(waits.code, waits.broken & ~piped, waits.say, waits.field, waits.hint)
     yield from _even_stages(cases, layers)
     yield _rounds(cases)
@@ -329,88 +287,10 @@ def _even_stages(cases: TrainingCases, layers: int) -> Iterator[LaunchRule]:
     )
 
 
-def _megatron(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
-    layers = len(setting.model.layers)
-    piped, several = cases.pp > 1, cases.virtual_stages > 1
-    chunks = cases.pp * cases.virtual_stages
-    counts, _, _ = stage_layers(setting, cases)
-    reserved = reserved_ends(setting, cases)
-    whole = (layers % chunks == 0) | reserved
-    yield LaunchRule(
-        "launch-pipeline",
-        several & ~whole,
-        lambda i: (
-            f"{layers} layers, or {layers + 2} with both ends, do not fill {chunks[i]} chunks"
-        ),
-        "candidate.pp",
-        "Use a divisor of the layers, or of the layers and two.",
-    )
-    stages = np.arange(counts.shape[1])[None, :]
-    before_last = stages < cases.pp[:, None] - 1  # the last one can be the head alone
-    yield LaunchRule(
-        "launch-pipeline",
-        np.any(before_last & (counts == 0), axis=1) & ~reserved,
-        lambda i: f"{layers} layers and the head leave one of {cases.pp[i]} stages empty",
-        "candidate.pp",
-        "Use a smaller pp.",
-    )
-    yield LaunchRule(
-        "launch-pipeline",
-        piped & several & (cases.micro_batches % np.maximum(cases.pp, 1) != 0),
-        lambda i: (
-            f"an interleaved schedule takes a multiple of pp {cases.pp[i]} micro-batches, not "
-            f"{cases.micro_batches[i]}"
-        ),
-        "candidate.virtual_stages",
-        "Use one chunk per stage.",
-    )
-    has_experts = experts_of(setting.model) is not None
-    mixers = setting.model.mixers
-    yield LaunchRule(
-        "launch-tensor",
-        (cases.tp > 1) & (cases.sequence_parallel == 0) & has_experts,
-        lambda _: "Megatron-LM trains experts under tp with sequence parallelism only",
-        "candidate.sequence_parallel",
-        "Leave it on.",
-    )
-    yield LaunchRule(
-        "launch-experts",
-        (cases.ep > 1) & (setting.precision == "fp16"),
-        lambda _: "Megatron-LM divides experts in bf16 and fp8 only, not in fp16",
-        "candidate.precision",
-        "Use bf16.",
-    )
-    yield LaunchRule(
-        "launch-context",
-        (cases.cp > 1) & any(kind.window for kind, _ in mixers),
-        lambda _: (
-            f"Megatron-LM cuts no sequences of {setting.model.name}, whose attention has a window"
-        ),
-        "candidate.cp",
-        "Use cp 1.",
-    )
-    yield LaunchRule(
-        "launch-offload",
-        (cases.offload == OFFLOADS.index("optimizer")) & (cases.zero_stage != 1),
-        lambda i: f"Megatron-LM offloads optimizer states with ZeRO-1, not {cases.zero_stage[i]}",
-        "candidate.zero_stage",
-        "Use ZeRO-1.",
-    )
-    yield _synchronised("Megatron-FSDP", cases)
-    yield LaunchRule(
-        "launch-sharding",
-        (cases.zero_stage > 1) & piped,
-        lambda i: f"Megatron-FSDP's ZeRO-{cases.zero_stage[i]} is not launched with a pipeline",
-        "candidate.zero_stage",
-        "Use ZeRO-1.",
-    )
-    yield _heads(setting, cases)
-
-
 _OWN: Mapping[str, Rules] = {
     "embedded": _torch,
     "accelerate": _accelerate,
     "deepspeed": _deepspeed,
     "torchtitan": _torchtitan,
-    "megatron": _megatron,
+    "megatron": megatron_rules,
 }

@@ -31,9 +31,15 @@ def launch(job: Job) -> Launch:
     words = ("-m", "pretrain_gpt", *argv(options))
     variables = environment(job)
     if job.zero_stage < 2:  # Megatron-FSDP must not have it
-        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = _connections(job)
     started = processes(job, lambda node: (*torchrun(job, node), *words), variables)
     return training(job, started, options, {})
+
+
+def _connections(job: Job) -> str:
+    """One keeps kernels of tp and cp in order; an overlapped exchange of tokens wants many."""
+    ordered = job.dims.tp > 1 or job.dims.cp > 1
+    return "32" if job.overlap_experts and not ordered else "1"
 
 
 def argv(options: dict[str, Any]) -> tuple[str, ...]:
@@ -42,8 +48,8 @@ def argv(options: dict[str, Any]) -> tuple[str, ...]:
     for name, value in options.items():
         if value is not False:
             words.append(f"--{name.replace('_', '-')}")
-            if value is not True:
-                words.append(str(value))
+            values = value if isinstance(value, tuple) else (value,)
+            words += (str(one) for one in values if one is not True)
     return tuple(words)
 
 
@@ -84,6 +90,7 @@ def _split(job: Job) -> dict[str, Any]:
         out |= {
             "expert_model_parallel_size": job.ep,
             "expert_tensor_parallel_size": 1 if job.ep > 1 else job.dims.tp,
+            "overlap_moe_expert_parallel_comm": job.overlap_experts,
         }
     if job.zero_stage > 1:
         out |= {
@@ -176,7 +183,8 @@ def _run(job: Job) -> dict[str, Any]:
             "recompute_num_layers": 1,
         }
     elif job.recompute == "selective":
-        out |= {"recompute_granularity": "selective", "recompute_modules": "core_attn"}
+        modules = job.recompute_modules or ("core_attn",)
+        out |= {"recompute_granularity": "selective", "recompute_modules": modules}
     return out
 
 
@@ -190,9 +198,7 @@ def _attention_backend(job: Job) -> str:
 
 def _primus(job: Job, options: dict[str, Any]) -> Launch:
     """Primus takes the same names in a file; its launcher reads torchrun's from the environment."""
-    overrides = dict(options)
-    if "recompute_modules" in overrides:  # a list in its file
-        overrides["recompute_modules"] = [overrides["recompute_modules"]]
+    overrides = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     experiment = {
         "work_group": "recipe",
         "user_name": "recipe",
