@@ -145,7 +145,6 @@ class Calibration(_Data):
 class RunFigures(_Data):
     """Defaults of a whole run: failures, storage, restarts, power."""
 
-    device_mtbf_s: Number
     storage_bytes_per_s_per_node: Number
     restart_s: Number
     host_copy_bytes_per_s: Number

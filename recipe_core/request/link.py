@@ -25,6 +25,7 @@ from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack
+from recipe_core.request.phases import Evaluation
 from recipe_core.request.schema import (
     GAIN_FROM_LOAD,
     LOADS,
@@ -77,6 +78,7 @@ _PLAIN = re.compile(r"[\w.\-]+")
 
 _PARTS: dict[str, type[BaseModel]] = {
     "workload.loading": Loading,
+    "workload.evaluation": Evaluation,
     "workload.speculative": Speculative,
     "workload.images": MediaItems,
     "workload.audio": MediaItems,
@@ -112,9 +114,13 @@ FIELDS = tuple(name for name in dict.fromkeys(_FIELDS) if name not in PRIVATE)
 """Every query parameter, in the order of the schema."""
 _LISTS = tuple(
     f"{part}.{name}"
-    for part, schema in (("options", Options), ("workload", ServingWorkload))
+    for part, schema in (
+        ("options", Options),
+        ("workload", ServingWorkload),
+        ("workload", TrainingWorkload),
+    )
     for name, field in schema.model_fields.items()
-    if "tuple" in str(field.annotation)
+    if "tuple" in str(field.annotation).lower()
 )
 
 

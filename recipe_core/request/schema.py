@@ -28,6 +28,7 @@ from recipe_core.base.types import (
     WeightDtype,
 )
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.phases import Evaluation, Phases
 from recipe_core.request.supervision import Supervision
 
 Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
@@ -267,8 +268,17 @@ class TrainingWorkload(_Part):
     """Sequences per optimizer step, over all devices."""
 
     tokens: Positive | None = None
-    """Token budget of the whole run, in tokens; left out, only a step is estimated, not the time
-    and cost of a run."""
+    """Token budget of the whole run, in tokens; left out, that of ``phases``; without any, only a
+    step is estimated, not the time and cost of a run."""
+
+    phases: Phases | None = None
+    """Parts of the run with another batch, sequence length or context parallelism, in order: a ramp
+    of the batch, a long context at the end. Their tokens add up to ``tokens``. The figures of a
+    step are those of ``sequence_length`` and ``global_batch``; time and cost are of all phases, and
+    a split has to run in each. Left out, the whole run is alike."""
+
+    evaluation: Evaluation | None = None
+    """Evaluations on held-out tokens during the run; left out, none."""
 
     document_tokens: Tokens | None = None
     """Mean length of the documents that fill the sequences, in tokens; left out, a document is as
@@ -308,18 +318,38 @@ class TrainingWorkload(_Part):
     rank."""
 
     device_mtbf_hours: Positive | None = None
-    """Mean time between failures of one device, in hours; left out, 50,667 hours, which is what
-    Llama 3's training run saw."""
+    """Mean time between failures of one device, in hours, each of which takes its node away; left
+    out, what published fleets of the device's architecture saw, 50,660 hours on Hopper in nodes of
+    8, and 37 % of the failures take a node away, the others a restart."""
+
+    storage: Text | None = None
+    """Storage that checkpoints are written to and read from, by the name of its tier; left out,
+    ``storage_bytes_per_s``. Not together with it."""
 
     storage_bytes_per_s: Positive | None = None
     """Rate at which all nodes together write a checkpoint, in bytes per second; left out, 0.98 GB/s
     per node."""
 
+    storage_usd_per_gb_month: Positive | None = None
+    """Price of the storage for checkpoints, in US dollars per GB and month; left out, it is not
+    part of the cost."""
+
     restart_s: Positive | None = None
-    """Time from a failure until training runs again on working nodes, in seconds; left out, 600."""
+    """Time from a failure until training runs again on working nodes, in seconds; left out, 600,
+    and with ``storage`` the time to read a checkpoint besides."""
 
     repair_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """Time until a failed node is back, in seconds; 0 where a spare takes over."""
+    """Time until a failed node is back, in seconds; 0 where another is always at hand. With
+    ``spare_nodes`` 0 stands for one day."""
+
+    spare_nodes: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Nodes that stand by, besides those of ``hardware``, paid for like them: a failed node is
+    replaced by one with a restart. A failure waits for a repair only when all spares are used up.
+    Left out, none."""
+
+    slow_node_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the nodes that are slower than the others by a tenth and stay in the run; each step
+    waits for the slowest. Left out, none: they are found and replaced. MegaScale found 0.005."""
 
     min_nodes: Count | None = None
     """Fewest nodes with which an elastic run goes on after a failure; left out, the run waits for
@@ -337,6 +367,37 @@ class TrainingWorkload(_Part):
 
     loading: Loading | None = None
     """How data reaches the devices; left out, as its fields say."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _phases_have_the_tokens(cls, value: Any) -> Any:
+        """Without ``tokens``, those of all phases."""
+        if not isinstance(value, Mapping) or value.get("tokens") is not None:
+            return value
+        phases = value.get("phases")
+        if not isinstance(phases, list | tuple) or not phases:
+            return value
+        tokens = [phase.get("tokens") for phase in phases if isinstance(phase, Mapping)]
+        if len(tokens) < len(phases) or not all(isinstance(one, int | float) for one in tokens):
+            return value  # the field's own error says more
+        return {**value, "tokens": sum(tokens)}
+
+    @model_validator(mode="after")
+    def _one_budget_and_storage(self) -> Self:
+        phased = sum(phase.tokens for phase in self.phases or ())
+        if self.phases and not math.isclose(phased, self.tokens or 0.0, rel_tol=1e-6):
+            raise InputError(
+                f"add up to {phased:,.0f} tokens, not to workload.tokens, {self.tokens:,.0f}.",
+                field="workload.phases",
+                hint="Leave workload.tokens out, or correct one of them.",
+            )
+        if self.storage is not None and self.storage_bytes_per_s is not None:
+            raise InputError(
+                f"is given beside the storage tier {self.storage}, which has a rate of its own.",
+                field="workload.storage_bytes_per_s",
+                hint="Leave one of them out.",
+            )
+        return self
 
 
 Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="kind")]

@@ -15,6 +15,9 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.frameworks import framework, training_data
 from recipe_core.engines.training_programs import facts
 from recipe_core.hardware.cluster import Cluster
+from recipe_core.hardware.failures import failures, node_failures
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.storage import storage_tier
 from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.training.activations import modules
 from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorkload
@@ -50,19 +53,39 @@ DEGREES = ("tp", "pp", "cp", "dp", "ep")
 # Settings: what all cases of an estimate share
 
 
-def failures_of(workload: TrainingWorkload) -> Failures:
-    """How often devices fail and how checkpoints are written: as requested, else the defaults."""
-    usual = training_data().run
-    mtbf_hours = workload.device_mtbf_hours
+def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
+    """How often devices fail and how checkpoints are written: as requested, else as published.
+
+    Raises:
+        HardwareError: for a storage tier that nobody knows.
+    """
+    usual, published = training_data().run, failures()
+    mtbf_hours, basis, node_loss = workload.device_mtbf_hours, None, 1.0
+    if mtbf_hours is None:
+        nodes = node_failures(place.device.architecture, place.per_node)
+        mtbf_hours, basis = nodes.mtbf_hours * place.per_node, nodes.basis
+        node_loss = published.repair.drained_share.value
+    spares, repair_s = workload.spare_nodes or 0, workload.repair_s
+    if spares and not repair_s:
+        repair_s = published.repair.repair_hours.value * SECONDS_PER_HOUR
+    price = workload.storage_usd_per_gb_month or 0.0
     return Failures(
-        device_mtbf_s=mtbf_hours * SECONDS_PER_HOUR if mtbf_hours else usual.device_mtbf_s.value,
+        device_mtbf_s=mtbf_hours * SECONDS_PER_HOUR,
         storage_bytes_per_s=workload.storage_bytes_per_s,
         restart_s=workload.restart_s or usual.restart_s.value,
-        repair_s=workload.repair_s,
+        repair_s=repair_s,
         min_nodes=workload.min_nodes,
         asynchronous=workload.checkpoints == "asynchronous",
         interval_s=workload.checkpoint_interval_s,
         kept=workload.kept_checkpoints,
+        basis=basis,
+        node_loss=node_loss,
+        spare_nodes=spares,
+        storage=storage_tier(workload.storage) if workload.storage else None,
+        reads_back=workload.restart_s is None,
+        usd_per_byte_s=price / 1e9 / (HOURS_PER_MONTH * SECONDS_PER_HOUR),
+        slow_nodes=workload.slow_node_share or 0.0,
+        slowdown=published.slow_nodes.slowdown.value,
     )
 
 
@@ -91,12 +114,14 @@ def setting(
         lora_alpha=workload.lora_alpha or 2.0 * workload.lora_rank,
         lora_targets=workload.lora_targets,
         calibration=calibration(),
-        failures=failures_of(workload),
+        failures=failures_of(workload, place),
         document_tokens=workload.document_tokens,
         packed=workload.packed,
         gradient_dtype=workload.gradient_dtype,
         state_dtype=workload.state_dtype,
         loading=workload.loading or Loading(),
+        phases=workload.phases or (),
+        evaluation=workload.evaluation,
     )
     if name:
         return shared

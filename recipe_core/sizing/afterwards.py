@@ -13,7 +13,7 @@ from recipe_core.sizing import growth as growing
 from recipe_core.sizing.availability import node_availability, spares, spot
 from recipe_core.sizing.buying import buy_or_rent, highest_price, mixture
 from recipe_core.sizing.capacity import LargestLoad
-from recipe_core.sizing.failures import node_failures, repair_hours, spot_market
+from recipe_core.hardware.failures import node_failures, repair_hours, spot_market
 from recipe_core.sizing.rungs import domains_of, rented_for, replicas_of, steps_of
 from recipe_core.sizing.sized import SizedDevice
 

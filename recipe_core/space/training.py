@@ -11,7 +11,9 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, States, training_data
 from recipe_core.hardware.cluster import Cluster
+from recipe_core.hardware.storage import StorageTier
 from recipe_core.model.spec import ModelSpec
+from recipe_core.request.phases import Evaluation, Phase
 from recipe_core.request.schema import Loading, RecomputedModule
 from recipe_core.space.dims import ParallelDims
 
@@ -33,8 +35,12 @@ Precision = Literal["bf16", "fp16", "fp8"]
 class Failures:
     """How often devices fail, what a restart and a repair take, and how checkpoints are written.
 
-    ``storage_bytes_per_s`` is that of all nodes together. ``min_nodes``: of an elastic run; None
-    for one that waits for a repair. ``interval_s``: None for the interval that loses least.
+    ``basis``: what the failures rest on. ``node_loss``: share of them that take a node away until
+    it is repaired; a restart ends the others. ``storage``: a tier; without one,
+    ``storage_bytes_per_s`` is that of all nodes together. ``restart_s`` is without the time to read
+    a checkpoint from ``storage`` where ``reads_back``. ``min_nodes``: of an elastic run; None for
+    one that waits for a repair. ``interval_s``: None for the interval that loses least.
+    ``slow_nodes``: share of nodes that are slower by ``slowdown``.
     """
 
     device_mtbf_s: float
@@ -45,6 +51,14 @@ class Failures:
     asynchronous: bool = False
     interval_s: float | None = None
     kept: int = 1
+    basis: str | None = None
+    node_loss: float = 1.0
+    spare_nodes: int = 0
+    storage: StorageTier | None = None
+    reads_back: bool = False
+    usd_per_byte_s: float = 0.0
+    slow_nodes: float = 0.0
+    slowdown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,8 @@ class TrainingSetting:
     gradient_dtype: Literal["fp32", "bf16"] | None = None
     state_dtype: Literal["fp32", "bf16"] | None = None
     loading: Loading = field(default_factory=Loading)
+    phases: tuple[Phase, ...] = ()
+    evaluation: Evaluation | None = None
 
     @property
     def frozen(self) -> bool:
@@ -186,6 +202,19 @@ class TrainingCases:
     def take(self, rows: Any) -> TrainingCases:
         """These rows, in that order."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def in_phase(self, phase: Phase) -> TrainingCases:
+        """The same splits with the shape of a phase; cp takes its ranks from dp."""
+        cp = self.cp if phase.cp is None else np.full(len(self), phase.cp, dtype=np.int64)
+        length, batch = phase.sequence_length, phase.global_batch
+        return replace(
+            self,
+            cp=cp,
+            dp=np.maximum(self.dp * self.cp // cp, 1),
+            sequence_length=self.sequence_length if length is None else np.full_like(cp, length),
+            global_batch=self.global_batch if batch is None else np.full_like(cp, batch),
+            token_budget=np.full(len(self), phase.tokens),
+        )
 
     @property
     def devices(self) -> Int:

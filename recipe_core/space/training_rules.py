@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from recipe_core.base.arrays import Int
+from recipe_core.base.units import count
 from recipe_core.model.spec import MoeMlp
+from recipe_core.request.phases import Phase
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import SCHEDULES, TrainingCases, TrainingSetting
 
@@ -18,7 +21,18 @@ def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
         *_model_rules(setting, cases),
         *_batch_rules(cases),
         *_schedule_rules(cases),
+        *_phase_rules(setting, cases),
     ]
+
+
+def in_phase(phase: Phase, cases: TrainingCases, rule: Refusal) -> Refusal:
+    """A rule that a split breaks in one phase of its run, which the sentence names."""
+
+    def sentence(i: int) -> str:
+        length, batch = int(cases.sequence_length[i]), int(cases.global_batch[i])
+        return f"phase of {count(phase.tokens)} tokens ({batch:,} × {length:,}): {rule.say(i)}"
+
+    return Refusal(rule.code, rule.broken, sentence)
 
 
 def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
@@ -122,6 +136,24 @@ def _batch_rules(cases: TrainingCases) -> Iterator[Refusal]:
             f"sequence_length {cases.sequence_length[i]:,} is not divisible by 2 × cp "
             f"{cases.cp[i]} (each rank takes two pieces)"
         ),
+    )
+
+
+def _phase_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    """Rules of the batch and the sequences in every phase of another shape."""
+    for phase in setting.phases:
+        phased, ranks = cases.in_phase(phase), cases.dp * cases.cp
+        for rule in _batch_rules(phased):
+            yield in_phase(phase, phased, rule)
+        if phase.cp is not None:
+            yield in_phase(phase, phased, _ranks_rule(ranks, phase.cp))
+
+
+def _ranks_rule(ranks: Int, cp: int) -> Refusal:
+    return Refusal(
+        "sequence",
+        ranks % cp != 0,
+        lambda i: f"dp × cp = {ranks[i]:,} ranks are not divisible by its cp {cp}",
     )
 
 

@@ -11,33 +11,32 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.intervals import BAND, Ends, Level
 from recipe_core.base.units import duration, gib
-from recipe_core.engines.frameworks import training_data
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
 from recipe_core.physics.training.activations import recomputed_share
 from recipe_core.physics.training.bands import band
-from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
-from recipe_core.physics.training.loss_chunks import decided
 from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, held
+from recipe_core.physics.training.phases import PhaseEstimates, estimate_phases, estimate_steps
 from recipe_core.physics.training.results import (
     FOLLOWING,
+    RunShares,
     StepParts,
     TrainingCost,
     TrainingEnergy,
     TrainingEstimate,
     TrainingFigures,
     TrainingMemory,
+    TrainingPhase,
     TrainingRun,
     TrainingStage,
 )
 from recipe_core.physics.training.run import Run, run
-from recipe_core.physics.training.schedule import step_parts
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
-from recipe_core.space.training_rules import rules
+from recipe_core.space.training_rules import in_phase, rules
 
 
 def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
@@ -84,13 +83,18 @@ def recomputed_flops_per_token(setting: TrainingSetting, cases: TrainingCases) -
 
 @dataclass(frozen=True, slots=True)
 class TrainingEstimates:
-    """All quantities of all cases; ``row`` gives one as an object."""
+    """All quantities of all cases; ``row`` gives one as an object.
+
+    ``cases``, ``memory``, ``parts`` and ``step_s`` are of the workload's own shape, ``phases`` of
+    the run.
+    """
 
     setting: TrainingSetting
     cases: TrainingCases
     memory: Memory
     parts: dict[str, Float]
     step_s: Float
+    phases: tuple[PhaseEstimates, ...]
     run: Run
     refusals: tuple[Refusal, ...]
 
@@ -129,6 +133,27 @@ class TrainingEstimates:
         return np.asarray(self.flops_per_s_per_gpu / self.peak_flops_per_s)
 
     @property
+    def run_mfu(self) -> Float:
+        """MFU of the whole run: model flops of all phases over wall time and peak (one per case).
+
+        Without phases that is ``mfu`` times goodput.
+        """
+        if not self.setting.phases:
+            return np.asarray(self.mfu * self.run.goodput)
+        flops = add(
+            phase.cases.token_budget
+            * flops_per_token(self.setting, phase.cases.sequence_length.astype(float))
+            for phase in self.phases
+        )
+        return np.asarray(flops / self.run.wall_s / self.cases.devices / self.peak_flops_per_s)
+
+    @property
+    def peak_bytes(self) -> Float:
+        """Memory of the fullest device in the phase that needs most (one per case)."""
+        every = [self.memory.peak_bytes, *(phase.memory.peak_bytes for phase in self.phases)]
+        return np.max(every, axis=0)
+
+    @property
     def hfu(self) -> Float:
         """Hardware flops utilisation: the same with what is recomputed (arXiv:2205.05198)."""
         rate = self.run.tokens_per_s / self.cases.devices
@@ -142,7 +167,7 @@ class TrainingEstimates:
         The upper end of memory's band is past the device.
         """
         high = band(self.setting, "peak_memory_bytes").high
-        return np.asarray(self.memory.peak_bytes * high > self.memory.capacity_bytes)
+        return np.asarray(self.peak_bytes * high > self.memory.capacity_bytes)
 
     def remarks(self, i: int) -> list[str]:
         """What to know about case ``i`` beside its figures.
@@ -151,7 +176,7 @@ class TrainingEstimates:
         """
         out = list(self.setting.model.notes)
         if self.tight[i]:
-            peak = float(self.memory.peak_bytes[i])
+            peak = float(self.peak_bytes[i])
             around = band(self.setting, "peak_memory_bytes")
             out.append(
                 f"memory is tight: estimated {gib(peak)} of {gib(self.memory.capacity_bytes)}, "
@@ -181,7 +206,7 @@ class TrainingEstimates:
             return []
         if cluster.commitment != "spot":
             return [cluster.price_note]
-        if self.setting.failures.device_mtbf_s != training_data().run.device_mtbf_s.value:
+        if self.setting.failures.basis is None:
             return []
         hint = (
             "device_mtbf_hours counts failing hardware only; set it to "
@@ -261,6 +286,9 @@ class TrainingEstimates:
             "run": TrainingRun(
                 **_known(run, TrainingRun, i),
                 elastic_nodes=None if least is None else elastic_nodes(self.cases, least, i),
+                mfu=float(self.run_mfu[i]),
+                time_shares=RunShares(**{k: float(v[i]) for k, v in run.shares.items()}),
+                phases=self._phases(i) if self.setting.phases else None,
             ),
             "cost": cost,
             "energy": energy,
@@ -269,6 +297,28 @@ class TrainingEstimates:
             "basis": dict.fromkeys(intervals, "computed") | {"usd_per_hour": price},
             "breakdown_s": StepParts(parts),
         }
+
+    def _phases(self, i: int) -> list[TrainingPhase]:
+        """What each phase of the run is and takes."""
+        out = []
+        for phase in self.phases:
+            cases, tokens = phase.cases, float(phase.cases.token_budget[i])
+            steps, step_s = float(phase.steps(self.setting)[i]), float(phase.step_s[i])
+            out.append(
+                TrainingPhase(
+                    tokens=tokens,
+                    sequence_length=int(cases.sequence_length[i]),
+                    global_batch=int(cases.global_batch[i]),
+                    cp=int(cases.cp[i]),
+                    dp=int(cases.dp[i]),
+                    steps=steps,
+                    step_s=step_s,
+                    tokens_per_s=float(phase.step_tokens(self.setting)[i]) / step_s,
+                    peak_memory_bytes=float(phase.memory.peak_bytes[i]),
+                    wall_s=steps * step_s / float(self.run.goodput[i]),
+                )
+            )
+        return out
 
     def _training(self, i: int) -> TrainingFigures:
         step_s, devices = float(self.step_s[i]), float(self.cases.devices[i])
@@ -282,7 +332,7 @@ class TrainingEstimates:
             flops_per_s_per_gpu=float(self.flops_per_s_per_gpu[i]),
             mfu=float(self.mfu[i]),
             hfu=float(self.hfu[i]) if repeats else None,
-            peak_memory_bytes=float(by_stage.max()),
+            peak_memory_bytes=max(float(by_stage.max()), float(self.peak_bytes[i])),
             memory_by_stage_bytes=by_stage.astype(float).tolist(),
             micro_batches=int(self.cases.micro_batches[i]),
             bubble_share=float(self.parts["bubble"][i]) / step_s,
@@ -326,10 +376,8 @@ def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimate
 
     Figures of infeasible cases mean nothing.
     """
-    cases, mem = decided(setting, cases)
-    parts = step_parts(setting, cases)
-    parts["data_loading"] = waiting_s(cases, setting.loading, add(parts.values()))
-    step_s = add(parts.values())
+    main = estimate_steps(setting, cases)
+    phases = estimate_phases(setting, main)
     columns: dict[str, Any] = {f.name: np.ones(1, dtype=np.int64) for f in fields(TrainingCases)}
     one = TrainingCases(**columns)
     trained = (
@@ -337,10 +385,16 @@ def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimate
         if setting.frozen
         else float(setting.model.language_parameters)
     )
-    ran = run(setting, cases, step_s, cases.token_budget, trained, setting.failures)
-    refusals = (
-        *rules(setting, cases),
-        memory_rule(setting, mem),
-        *host_rule(setting, cases, mem),
+    ran = run(setting, main, phases, trained)
+    refusals = [
+        *rules(setting, main.cases),
+        memory_rule(setting, main.memory),
+        *host_rule(setting, main.cases, main.memory),
+    ]
+    for steps in phases:
+        if steps.phase is not None and steps.memory is not main.memory:
+            rule = memory_rule(setting, steps.memory)
+            refusals.append(in_phase(steps.phase, steps.cases, rule))
+    return TrainingEstimates(
+        setting, main.cases, main.memory, main.parts, main.step_s, phases, ran, tuple(refusals)
     )
-    return TrainingEstimates(setting, cases, mem, parts, step_s, ran, refusals)

@@ -102,6 +102,52 @@ class TrainingFigures(Part):
 
 
 @dataclass(frozen=True, slots=True)
+class RunShares(Part):
+    """Shares of a run's time by what takes it; they add up to 1."""
+
+    steps: Share
+    """Steps: the goodput."""
+    slow_nodes: Share
+    """Waiting for nodes that are slower than the others."""
+    evaluation: Share
+    """Evaluations."""
+    checkpoints: Share
+    """Waiting for checkpoints."""
+    lost_work: Share
+    """Steps that are done again after a failure."""
+    restarts: Share
+    """Restarts after failures."""
+    waiting: Share
+    """Waiting for a node in repair."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPhase(Part):
+    """A phase of the run: its shape, and what it takes."""
+
+    tokens: Positive
+    """Tokens of the phase."""
+    sequence_length: AtLeastOne
+    """Length of a training sequence, in tokens."""
+    global_batch: AtLeastOne
+    """Sequences per optimizer step."""
+    cp: AtLeastOne
+    """Context parallelism."""
+    dp: AtLeastOne
+    """Data parallelism."""
+    steps: Positive
+    """Steps of the phase."""
+    step_s: Positive
+    """Time of a step, in seconds."""
+    tokens_per_s: Positive
+    """Trained tokens per second while steps run."""
+    peak_memory_bytes: Positive
+    """Memory of the fullest device, in bytes."""
+    wall_s: Positive
+    """Time of the phase with its share of all losses, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingRun(Part):
     """The whole run, with failures and checkpoints.
 
@@ -125,13 +171,30 @@ class TrainingRun(Part):
     checkpoint_interval_s: Known
     """Time between checkpoints, in seconds."""
     goodput: Known
-    """Share of the time that ends up in the model, after checkpoints and failures, 0 to 1."""
+    """Share of the time that steps take whose work ends up in the model, 0 to 1: what evaluations,
+    checkpoints, failures and slow nodes leave."""
     data_tokens_per_s: Known
     """Tokens per second that data loading must deliver."""
     data_bytes_per_s: Known
     """Bytes per second that data loading must read."""
     elastic_nodes: list[AtLeastOne] | None = None
     """Numbers of nodes that an elastic run can go on with after failures."""
+    run_tokens_per_s: Known = None
+    """Trained tokens per second of the whole run, all phases and losses included."""
+    mfu: Known = None
+    """Model FLOPs utilisation of the whole run: model operations over wall time and peak."""
+    failures: Known = None
+    """Failures that are expected in the run."""
+    restart_s: Known = None
+    """Time of a restart, reading the checkpoint included, in seconds."""
+    evaluation_s: Known = None
+    """Time of one evaluation, in seconds; 0 without any."""
+    spares_suffice: Share | None = None
+    """Probability that a spare node is there when a node is lost; null without spares."""
+    time_shares: RunShares | None = None
+    """Shares of the run's time by what takes it."""
+    phases: list[TrainingPhase] | None = None
+    """Phases of the run in order, where it has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +208,10 @@ class TrainingCost(Part):
     usd: Known
     """The whole run, in US dollars."""
     devices_rented: Known = None
-    """Devices that are paid for: those of whole machines, where machines are rented whole."""
+    """Devices that are paid for: those of whole machines, where machines are rented whole, and
+    spare nodes."""
+    usd_storage: Known = None
+    """Storage of the checkpoints, as part of ``usd``, in US dollars."""
 
 
 @dataclass(frozen=True, slots=True)

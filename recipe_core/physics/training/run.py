@@ -1,16 +1,17 @@
-"""A whole run: steps, time, money, energy, and the cost of failures.
+"""A whole run: steps, time, money, energy, and what takes the time that no step has.
 
 Checkpoints are written every T seconds with T = sqrt(2 · stall · mean time between failures) (Young
 1974); Daly's second-order terms (Daly 2006) matter little where failures are rare. Training stalls
 while a checkpoint is written or, where it is written in the background, while it is copied to the
-host. Goodput is the share of time that ends up in the model,
+host. Goodput is the share of time that steps take,
 
-    1 / (1 + stall/T) · 1 / (1 + (down + T/2 + behind) / MTBF)
+    1 / (1 + slow + evaluation) · 1 / (1 + stall/T) · 1 / (1 + (down + T/2 + behind) / MTBF)
 
-with MTBF of the cluster = that of a device / devices, ``behind`` the age of the last complete
-checkpoint beyond T/2 (its writing time, where that is in the background), and ``down`` a restart
-and the wait for a node in repair. An elastic run restarts twice instead, and continues on fewer
-nodes in between.
+with MTBF of the cluster = that of a device / devices, ``slow`` what slow nodes add to a step,
+``evaluation`` its time for each second of steps, ``behind`` the age of the last complete checkpoint
+beyond T/2 (its writing time, where that is in the background), and ``down`` a restart and the wait
+for a node (``spares.py``). An elastic run restarts once more instead of waiting, and continues on
+fewer nodes in between.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, add
 from recipe_core.engines.frameworks import training_data
 from recipe_core.physics.training.elastic import next_smaller
+from recipe_core.physics.training.phases import PhaseEstimates, evaluation_s
+from recipe_core.physics.training.spares import erlang_b
 from recipe_core.space.training import Failures, TrainingCases, TrainingSetting
 
 SECONDS_PER_HOUR = 3600.0
@@ -29,12 +32,17 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One number per case; NaN where no token budget or no price is known."""
+    """One number per case; NaN where no token budget or no price is known.
+
+    ``tokens_per_s`` while steps of the main shape run; ``run_tokens_per_s`` of the whole run, all
+    phases and losses included. ``shares`` of the time by what takes it, which add up to 1.
+    """
 
     steps: Float
     wall_s: Float
     usd_per_hour: Float
     usd: Float
+    usd_storage: Float
     usd_per_million_tokens: Float
     watts: Float
     joules_per_token: Float
@@ -44,12 +52,30 @@ class Run:
     checkpoint_stall_s: Float
     storage_bytes: Float
     mtbf_s: Float
+    failures: Float
+    restart_s: Float
     checkpoint_interval_s: Float
+    evaluation_s: Float
     goodput: Float
+    shares: dict[str, Float]
+    spares_suffice: Float
     tokens_per_s: Float
+    run_tokens_per_s: Float
     data_tokens_per_s: Float
     data_bytes_per_s: Float
     devices_rented: Float
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """What one failure costs besides lost work, in seconds of the whole run (one per case).
+
+    ``spares_suffice``: probability that a lost node is replaced at once; NaN without spares.
+    """
+
+    restarts_s: Float
+    waiting_s: Float
+    spares_suffice: Float
 
 
 def checkpoint_bytes(setting: TrainingSetting, trained: float) -> float:
@@ -78,78 +104,165 @@ def goodput(
     return 1 / (1 + stall_s / interval) / (1 + (down_s + interval / 2 + behind_s) / mtbf_s)
 
 
-def down_s(cases: TrainingCases, failures: Failures) -> Float:
-    """Seconds of the whole run that one failure costs besides lost work: a restart and a repair.
+def down(cases: TrainingCases, failures: Failures, mtbf_s: Float, restart_s: Float) -> Down:
+    """A restart after every failure, and a repair where a node is away and no spare is left.
 
-    Elastic: two restarts and the share of the repair that the missing nodes would have worked,
+    Elastic: one more restart and the share of the repair that the missing nodes would have worked,
     where that is less.
     """
-    waiting = np.full(len(cases), failures.restart_s + failures.repair_s)
-    if failures.min_nodes is None:
-        return waiting
-    nodes = next_smaller(cases, failures.min_nodes)
-    elastic = 2 * failures.restart_s + failures.repair_s * (1 - nodes / cases.nodes_used)
-    return np.where(nodes > 0, np.minimum(elastic, waiting), waiting)
+    lost, repair_s, spares = failures.node_loss, failures.repair_s, failures.spare_nodes
+    short = erlang_b(spares, lost * repair_s / mtbf_s)
+    wait_s = np.full(len(cases), repair_s / (spares + 1))
+    again_s = np.zeros(len(cases))
+    if failures.min_nodes is not None:
+        nodes = next_smaller(cases, failures.min_nodes)
+        elastic_s = wait_s * (1 - nodes / cases.nodes_used)
+        goes_on = (nodes > 0) & (restart_s + elastic_s < wait_s)
+        wait_s, again_s = np.where(goes_on, elastic_s, wait_s), np.where(goes_on, restart_s, 0.0)
+    suffice = 1 - short if spares else np.full(len(cases), np.nan)
+    return Down(restart_s + lost * short * again_s, lost * short * wait_s, suffice)
 
 
-def devices_rented(cases: TrainingCases, unit: int) -> Float:
+def devices_rented(cases: TrainingCases, unit: int, spare_nodes: int = 0) -> Float:
     """Devices that are paid for: those of whole machines, where machines are rented whole."""
     taken = np.where(unit >= cases.per_node, cases.nodes_used * cases.per_node, cases.devices)
+    taken = taken + spare_nodes * cases.per_node
     return np.asarray(np.ceil(taken / unit) * unit, dtype=np.float64)
+
+
+def slow_share(cases: TrainingCases, failures: Failures) -> Float:
+    """What slow nodes add to a step: ``slowdown · P(at least one of the nodes is slow)``."""
+    some = 1 - (1 - failures.slow_nodes) ** cases.nodes_used
+    return np.asarray(failures.slowdown * some)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Size, times and interval of checkpoints (one per case).
+
+    ``behind_s``: age of the last complete one, beyond half an interval. ``read_s``: to read it back
+    where a restart does not include that.
+    """
+
+    bytes: Float
+    write_s: Float
+    read_s: Float
+    stall_s: Float
+    behind_s: Float
+    interval_s: Float
+
+
+def checkpoints(setting: TrainingSetting, cases: TrainingCases, trained: float) -> Checkpoints:
+    """How checkpoints of ``trained`` parameters are written and how often."""
+    failures = setting.failures
+    size = np.full(len(cases), checkpoint_bytes(setting, trained))
+    write_s, read_s = _storage_s(cases, failures, size)
+    stall_s, behind_s = write_s, np.zeros(len(cases))
+    if failures.asynchronous:
+        copied = training_data().run.host_copy_bytes_per_s.value * cases.devices
+        stall_s, behind_s = np.minimum(size / copied, write_s), write_s
+    interval = interval_s(stall_s, _mtbf_s(cases, failures), write_s)
+    if failures.interval_s is not None:
+        interval = np.maximum(failures.interval_s, write_s)
+    return Checkpoints(size, write_s, read_s, stall_s, behind_s, interval)
+
+
+def _storage_s(cases: TrainingCases, failures: Failures, size: Float) -> tuple[Float, Float]:
+    """Seconds to write a checkpoint, and to read it back where a restart does not include that."""
+    nodes, tier = cases.nodes_used, failures.storage
+    if tier is None:
+        usual = training_data().run.storage_bytes_per_s_per_node.value
+        return size / (failures.storage_bytes_per_s or usual * nodes), np.zeros(len(cases))
+    read_s = tier.latency_s.value + size / tier.read_rate(nodes)
+    return size / tier.write_rate(nodes), read_s if failures.reads_back else np.zeros(len(cases))
+
+
+def _mtbf_s(cases: TrainingCases, failures: Failures) -> Float:
+    """Mean time between failures of all devices of a case, in seconds."""
+    return failures.device_mtbf_s / cases.devices.astype(float)
+
+
+def time_shares(
+    written: Checkpoints, mtbf_s: Float, ended: Down, slow: Float, evaluation: Float
+) -> dict[str, Float]:
+    """Shares of a run's time by what takes it, which add up to 1; that of ``steps`` is goodput.
+
+    ``slow`` and ``evaluation``: seconds for each second of steps.
+    """
+    stalls, down_s = written.stall_s / written.interval_s, ended.restarts_s + ended.waiting_s
+    whole = goodput(written.stall_s, written.interval_s, mtbf_s, down_s, written.behind_s)
+    steps = whole / (1 + slow + evaluation)
+    failed = whole * (1 + stalls) / mtbf_s
+    return {
+        "steps": steps,
+        "slow_nodes": steps * slow,
+        "evaluation": steps * evaluation,
+        "checkpoints": whole * stalls,
+        "lost_work": failed * (written.interval_s / 2 + written.behind_s),
+        "restarts": failed * ended.restarts_s,
+        "waiting": failed * ended.waiting_s,
+    }
 
 
 def run(
     setting: TrainingSetting,
-    cases: TrainingCases,
-    step_s: Float,
-    tokens: Float,
+    main: PhaseEstimates,
+    phases: tuple[PhaseEstimates, ...],
     trained: float,
-    failures: Failures,
 ) -> Run:
-    """What a budget of ``tokens`` (NaN: none) takes at ``step_s`` a step.
+    """What all ``phases`` take together; without a token budget only what a step decides.
 
-    ``trained``: parameters in a checkpoint.
+    ``main``: steps of the workload's own shape. ``trained``: parameters in a checkpoint.
     """
+    cases, failures, usual = main.cases, setting.failures, training_data().run
+    steps = add(phase.steps(setting) for phase in phases)
+    busy_s = add(phase.steps(setting) * phase.step_s for phase in phases)
+    mean_step_s = busy_s / steps if len(phases) > 1 else main.step_s
+    evaluated_s = evaluation_s(setting, main)
+    every = setting.evaluation.every_steps if setting.evaluation else 1
+    written, mtbf_s = checkpoints(setting, cases, trained), _mtbf_s(cases, failures)
+    restart_s = failures.restart_s + written.read_s
+    ended = down(cases, failures, mtbf_s, restart_s)
+    slow = slow_share(cases, failures)
+    shares = time_shares(written, mtbf_s, ended, slow, evaluated_s / every / mean_step_s)
+    wall_s = busy_s / shares["steps"]
+    rate = main.step_tokens(setting) / main.step_s
+    run_rate = rate * shares["steps"]
+    if len(phases) > 1:
+        run_rate = add(phase.cases.token_budget for phase in phases) / wall_s
     device, price = setting.cluster.device, setting.cluster.usd_per_device_hour
-    usual = training_data().run
-    devices = cases.devices.astype(float)
-    useful = cases.step_tokens * setting.useful(cases.sequence_length)
-    default = usual.storage_bytes_per_s_per_node.value * cases.nodes_used
-    storage = failures.storage_bytes_per_s or default
-    size = np.full(len(cases), checkpoint_bytes(setting, trained))
-    write_s, mtbf_s = size / storage, failures.device_mtbf_s / devices
-    stall_s, behind_s = write_s, np.zeros(len(cases))
-    if failures.asynchronous:
-        copy_s = size / devices / usual.host_copy_bytes_per_s.value
-        stall_s, behind_s = np.minimum(copy_s, write_s), write_s
-    interval = interval_s(stall_s, mtbf_s, write_s)
-    if failures.interval_s is not None:
-        interval = np.maximum(failures.interval_s, write_s)
-    share = goodput(stall_s, interval, mtbf_s, down_s(cases, failures), behind_s)
-    steps = np.ceil(tokens / useful)
-    wall_s = steps * step_s / share
-    rented = devices_rented(cases, setting.cluster.unit)
+    rented = devices_rented(cases, setting.cluster.unit, failures.spare_nodes)
     usd_per_hour = rented * (np.nan if price is None else price)
-    watts = devices * device.tdp_watts.value * usual.joules_share.value
-    rate = useful / step_s
+    kept = failures.kept * written.bytes
+    storage_usd_per_s = kept * failures.usd_per_byte_s
+    usd_per_s = usd_per_hour / SECONDS_PER_HOUR + storage_usd_per_s
+    watts = cases.devices * device.tdp_watts.value * usual.joules_share.value
+    data_tokens_per_s = cases.step_tokens / main.step_s
     return Run(
         steps=steps,
         wall_s=wall_s,
         usd_per_hour=usd_per_hour,
-        usd=usd_per_hour * wall_s / SECONDS_PER_HOUR,
-        usd_per_million_tokens=usd_per_hour / SECONDS_PER_HOUR / (rate * share) * 1e6,
+        usd=usd_per_s * wall_s,
+        usd_storage=storage_usd_per_s * wall_s,
+        usd_per_million_tokens=usd_per_s / run_rate * 1e6,
         watts=watts,
-        joules_per_token=watts / (rate * share),
+        joules_per_token=watts / run_rate,
         energy_joules=watts * wall_s,
-        checkpoint_bytes=size,
-        checkpoint_s=write_s,
-        checkpoint_stall_s=stall_s,
-        storage_bytes=failures.kept * size,
+        checkpoint_bytes=written.bytes,
+        checkpoint_s=written.write_s,
+        checkpoint_stall_s=written.stall_s,
+        storage_bytes=kept,
         mtbf_s=mtbf_s,
-        checkpoint_interval_s=interval,
-        goodput=share,
+        failures=wall_s / mtbf_s,
+        restart_s=restart_s,
+        checkpoint_interval_s=written.interval_s,
+        evaluation_s=evaluated_s,
+        goodput=shares["steps"],
+        shares=shares,
+        spares_suffice=ended.spares_suffice,
         tokens_per_s=rate,
-        data_tokens_per_s=cases.step_tokens / step_s,
-        data_bytes_per_s=cases.step_tokens / step_s * setting.loading.bytes_per_token,
+        run_tokens_per_s=run_rate,
+        data_tokens_per_s=data_tokens_per_s,
+        data_bytes_per_s=data_tokens_per_s * setting.loading.bytes_per_token,
         devices_rented=rented,
     )

@@ -15,9 +15,9 @@ from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Count, Text
-from recipe_core.sizing.inputs import whole
+from recipe_core.base.bounded import whole
 
-FILE = DataFile(PACKAGE / "sizing" / "failures.yaml", "availability")
+FILE = DataFile(PACKAGE / "hardware" / "failures.yaml", "availability")
 NODE_DAYS_HOURS = 24_000.0
 """Hours of 1,000 node-days."""
 DEVICES_PER_NODE = 8
@@ -51,6 +51,13 @@ class Repair(_Data):
     replace_hours: Quantity
 
 
+class SlowNodes(_Data):
+    """Nodes that compute more slowly than the others, and by how much."""
+
+    share: Quantity
+    slowdown: Quantity
+
+
 class Agreement(_Data):
     """The uptime that a provider promises, as a share of a month."""
 
@@ -82,6 +89,7 @@ class FailureFile(Sourced):
 
     fleets: Annotated[tuple[Fleet, ...], Field(min_length=1)]
     gpu_share: Quantity
+    slow_nodes: SlowNodes
     repair: Repair
     reclaim_notice_s: dict[Text, Quantity]
     agreements: tuple[Agreement, ...]
