@@ -306,6 +306,17 @@ _TRAINING_OPERATORS = {
     "expert_parallel": "all-to-all (ep)",
     "context_parallel": "ring (cp)",
 }
+RUN_SHARES = {
+    "steps": "Steps (goodput)",
+    "slow_nodes": "Slow nodes",
+    "evaluation": "Evaluations",
+    "checkpoints": "Checkpoints",
+    "lost_work": "Work done again",
+    "restarts": "Restarts",
+    "waiting": "Waiting for nodes",
+}
+"""What takes the time of a training run, by the fields of its shares."""
+
 TRAINING_CAUSES = {
     **{f"forward_{name}": f"Forward, {label}" for name, label in _TRAINING_OPERATORS.items()},
     **{f"backward_{name}": f"Backward, {label}" for name, label in _TRAINING_OPERATORS.items()},

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from recipe_core.base.labels import CAUSES, TRAINING_CAUSES, TRAINING_MEMORY
+from recipe_core.base.labels import CAUSES, RUN_SHARES, TRAINING_CAUSES, TRAINING_MEMORY
 from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import GIB, duration, per_second, rate, significant, usd
 from recipe_core.base.units import count as count_text
@@ -33,7 +33,8 @@ from recipe_core.physics.serving.weights import (
     stage_layers,
     vocabulary_bytes,
 )
-from recipe_core.physics.training.results import TrainingEstimate
+from recipe_core.physics.training.results import TrainingEstimate, TrainingRun
+from recipe_core.request.schema import TrainingWorkload
 from recipe_core.search.measures import days
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
@@ -347,31 +348,29 @@ def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> li
 def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
     run, cost, t = known(estimate.run), known(estimate.cost), known(estimate.training)
     w = board.problem.workload
-    interval, write, mtbf = (
+    interval, stall, mtbf = (
         _long(seconds or 0.0)
-        for seconds in (run.checkpoint_interval_s, run.checkpoint_s, run.mtbf_s)
+        for seconds in (run.checkpoint_interval_s, run.checkpoint_stall_s, run.mtbf_s)
     )
-    lines = [
-        Line(
-            "Checkpoint interval",
-            "√(2 · time to write · time between failures)",
-            f"√(2 × {write} × {mtbf})",
-            interval,
-        ),
-        Line(
-            "Goodput",
-            "share of time not lost to checkpoints and failures",
-            f"{write} to write every {interval}, a failure every {mtbf}",
-            f"{run.goodput:.2%}",
-        ),
-    ]
+    lines = []
+    if w.checkpoint_interval_s is None:
+        lines.append(
+            Line(
+                "Checkpoint interval",
+                "√(2 · wait for a checkpoint · time between failures)",
+                f"√(2 × {stall} × {mtbf})",
+                interval,
+            )
+        )
+    lines.append(_goodput_line(run))
     if run.wall_s is None or w.tokens is None:
         return lines
-    tokens = f"{w.tokens:,.0f} ÷ {w.global_batch * w.sequence_length:,}"
-    lines.append(
-        Line("Steps", "token budget ÷ tokens of a step, rounded up", tokens, f"{run.steps:,.0f}")
-    )
-    numbers = f"{run.steps:,.0f} × {duration(t.step_s)} ÷ {run.goodput:.2%}"
+    lines.append(_steps_line(run, w))
+    if run.phases:
+        steps_s = " + ".join(f"{p.steps:,.0f} × {duration(p.step_s)}" for p in run.phases)
+        numbers = f"({steps_s}) ÷ {run.goodput:.2%}"
+    else:
+        numbers = f"{run.steps:,.0f} × {duration(t.step_s)} ÷ {run.goodput:.2%}"
     lines.append(
         Line(
             "Time to finish",
@@ -381,12 +380,25 @@ def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
         )
     )
     if cost.usd is not None and cost.usd_per_hour is not None:
-        lines.append(
-            Line(
-                "Cost of the run",
-                "cost per hour · hours",
-                f"{usd(cost.usd_per_hour)} × {significant(run.wall_s / 3600)} h",
-                usd(cost.usd),
-            )
-        )
+        hours = f"{usd(cost.usd_per_hour)} × {significant(run.wall_s / 3600)} h"
+        storage = f" + {usd(cost.usd_storage)}" if cost.usd_storage else ""
+        formula = "cost per hour · hours" + (" + storage of checkpoints" if storage else "")
+        lines.append(Line("Cost of the run", formula, hours + storage, usd(cost.usd)))
     return lines
+
+
+def _goodput_line(run: TrainingRun) -> Line:
+    """What steps leave to everything else."""
+    others = {k: v for k, v in known(run.time_shares).to_json().items() if k != "steps" and v > 0}
+    numbers = " − ".join(f"{RUN_SHARES[k].lower()} {v:.2%}" for k, v in others.items())
+    formula = "100 % − shares of the time that something else takes"
+    return Line("Goodput", formula, f"100 % − {numbers}", f"{run.goodput:.2%}")
+
+
+def _steps_line(run: TrainingRun, w: TrainingWorkload) -> Line:
+    """Tokens over those of a step, of every phase."""
+    parts = [(p.tokens, p.global_batch, p.sequence_length) for p in run.phases or ()]
+    parts = parts or [(w.tokens or 0.0, w.global_batch, w.sequence_length)]
+    numbers = " + ".join(f"{tokens:,.0f} ÷ {batch * length:,}" for tokens, batch, length in parts)
+    formula = "token budget ÷ tokens of a step, rounded up"
+    return Line("Steps", formula, numbers, f"{run.steps:,.0f}")

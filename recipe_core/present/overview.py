@@ -199,6 +199,8 @@ def _training(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
         # recipes of earlier versions have no HFU, and those without recomputation none of their own
         if (share := estimate["training"].get(name)) is not None:
             yield _row(estimate, TRAINING[name].title, utilisation(share), name)
+    if run.get("goodput"):
+        yield _row(estimate, TRAINING["goodput"].title, utilisation(run["goodput"]))
     if run.get("wall_s"):
         yield _row(estimate, "Time to finish", days(run["wall_s"]))
     for name, label in (("usd", "Cost of the run"), ("usd_per_hour", "Cost per hour")):

@@ -13,9 +13,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.columns import aligned
-from recipe_core.base.labels import TRAINING_CAUSES, TRAINING_MEMORY, split_name
+from recipe_core.base.labels import RUN_SHARES, TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, is_pooled, memory_rows, text_rows
-from recipe_core.base.units import chance_text, duration, gib, rate, usd
+from recipe_core.base.units import chance_text, count, duration, gib, rate, significant, usd
 from recipe_core.present.calibrated import calibrated_lines
 from recipe_core.present.verdict import counts
 from recipe_core.search.measures import days
@@ -271,11 +271,37 @@ def _training_lines(answer: Mapping[str, Any]) -> list[str]:
         label, share = TRAINING_CAUSES.get(name, name), seconds / step["step_s"]
         if share > 0.001:
             lines.append(f"  {label:26} {duration(seconds):>14} {share:6.1%}")
+    return [*lines, *_run_lines(run, cost)]
+
+
+def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
+    """The whole run and its phases, what takes its time, failures and checkpoints."""
+    lines, phases = [], run.get("phases") or []
     if run["wall_s"]:
+        several = f" in {len(phases)} phases" if phases else ""
         price = f", {usd(cost['usd'])}" if cost["usd"] else ""
-        lines.append(f"run: {run['steps']:,.0f} steps, {days(run['wall_s'])}{price}")
+        lines.append(f"run: {run['steps']:,.0f} steps{several}, {days(run['wall_s'])}{price}")
+    lines += [
+        f"  {count(phase['tokens']):>8} tokens in steps of {phase['global_batch']:,} × "
+        f"{phase['sequence_length']:,}: {phase['steps']:,.0f} steps of {duration(phase['step_s'])}"
+        f", {days(phase['wall_s'])}"
+        for phase in phases
+    ]
+    lines.append(f"goodput {run['goodput']:.1%}, MFU of the whole run {run['mfu']:.1%}; time goes to")
+    shares = sorted(run["time_shares"].items(), key=lambda item: -item[1])
+    lines += [f"  {RUN_SHARES[name]:26} {part:>14.2%}" for name, part in shares if part > 0.00005]
+    failed = f" ({significant(run['failures'])} in the run)" if run["failures"] else ""
+    lines.append(f"a failure every {days(run['mtbf_s'])}{failed}{_spares(run)}")
     size, interval = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
-    return [*lines, f"checkpoint of {size} every {interval}; goodput {run['goodput']:.1%}"]
+    stall = duration(run["checkpoint_stall_s"])
+    return [*lines, f"checkpoint of {size} every {interval}, which stops training for {stall}"]
+
+
+def _spares(run: Mapping[str, Any]) -> str:
+    """With what probability a spare node is there, where nodes stand by."""
+    if run.get("spares_suffice") is None:
+        return ""
+    return f"; a spare takes over with a probability of {chance_text(run['spares_suffice'])}"
 
 
 _CAN_RUN = {

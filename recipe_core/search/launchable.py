@@ -103,6 +103,8 @@ def unable(
     if setting.document_tokens is not None:
         hint = "Leave the length of documents out."
         yield Unable("documents of a stated length", "workload.document_tokens", hint)
+    if setting.phases:
+        yield Unable("a run in phases", "workload.phases", "Launch each phase as a run of its own.")
     yield from _model_unable(setting)
     if setting.precision not in launches.precisions:
         yield Unable(f"{setting.precision} matrix products", "candidate.precision", "Use bf16.")

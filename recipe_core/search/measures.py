@@ -27,6 +27,8 @@ MORE_IS_BETTER = frozenset(
         "tokens_per_s_per_gpu",
         "mfu",
         "hfu",
+        "goodput",
+        "run_mfu",
     }
 )
 """Columns of a plan of which larger values are better."""
@@ -317,8 +319,28 @@ TRAINING: dict[str, Measure] = {
         "tok/s",
         "tokens_per_s",
         rate,
-        help="Less what failures and checkpoints cost",
+        help="Over the whole run: less what evaluations, checkpoints and failures cost",
         band="tokens_per_s_per_gpu",
+    ),
+    "goodput": Measure(
+        "Goodput",
+        "Goodput",
+        "%",
+        "goodput",
+        utilisation,
+        100,
+        help="Share of the run's time that steps take; evaluations, checkpoints and failures take "
+        "the rest",
+    ),
+    "run_mfu": Measure(
+        "MFU of the whole run",
+        "Run MFU",
+        "%",
+        "run_mfu",
+        utilisation,
+        100,
+        help="Model operations of the whole run over its time and the devices' peak",
+        band="mfu",
     ),
     "wall": Measure(
         "Time to finish",
@@ -347,7 +369,7 @@ TRAINING: dict[str, Measure] = {
         "usd",
         usd,
         limit="usd",
-        help="The whole token budget, failures included",
+        help="The whole token budget, failures and spare nodes included",
         band="step_s",
     ),
     "usd_hour": Measure(

@@ -239,13 +239,17 @@ def _limits_of_others(request: PlanRequest) -> Iterator[tuple[str, str]]:
 
 
 def _check_positions(problem: TrainingProblem) -> None:
-    length, model = problem.workload.sequence_length, problem.model
-    if length > model.max_context:
-        raise InputError(
-            f"{length:,} tokens exceed the {model.max_context:,} positions of {model.name}.",
-            field="workload.sequence_length",
-            hint="Shorten sequences, or give a config with rope scaling.",
-        )
+    workload, model = problem.workload, problem.model
+    lengths = {"workload.sequence_length": workload.sequence_length}
+    for k, phase in enumerate(workload.phases or ()):
+        lengths[f"workload.phases.{k}.sequence_length"] = phase.sequence_length or 0
+    for field, length in lengths.items():
+        if length > model.max_context:
+            raise InputError(
+                f"{length:,} tokens exceed the {model.max_context:,} positions of {model.name}.",
+                field=field,
+                hint="Shorten sequences, or give a config with rope scaling.",
+            )
 
 
 def _check_budget(problem: TrainingProblem) -> None:

@@ -32,6 +32,8 @@ from recipe_core.space.training_rules import rules
 
 Block = EvaluatedCases[TrainingSetting, TrainingCases, TrainingEstimates]
 
+RUN_TABLED = ("gpus", "step", "output", "mfu", "memory", "goodput", "wall", "usd_run")
+"""What a terminal's table compares of runs that end."""
 MORE_NODES = (2, 4, 8, 16)
 """How many times as many nodes are tried when nothing can run."""
 
@@ -64,17 +66,19 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     },
     quantities={
         "step_s": lambda e: e.step_s,
-        "tokens_per_s": lambda e: e.run.tokens_per_s * e.run.goodput,
+        "tokens_per_s": lambda e: e.run.run_tokens_per_s,
         "tokens_per_s_per_gpu": lambda e: e.run.tokens_per_s / e.cases.devices,
         "mfu": lambda e: e.mfu,
         "hfu": lambda e: e.hfu,
         "usd_per_million_tokens": lambda e: e.run.usd_per_million_tokens,
         "joules_per_token": lambda e: e.run.joules_per_token,
-        "peak_memory_bytes": lambda e: e.memory.peak_bytes,
-        "shortfall_bytes": lambda e: e.memory.peak_bytes - e.memory.capacity_bytes,
+        "peak_memory_bytes": lambda e: e.peak_bytes,
+        "shortfall_bytes": lambda e: e.peak_bytes - e.memory.capacity_bytes,
         "usable_bytes": lambda e: e.memory.capacity_bytes,
         "bubble_share": lambda e: e.parts["bubble"] / e.step_s,
         "tight": lambda e: e.tight,
+        "goodput": lambda e: e.run.goodput,
+        "run_mfu": lambda e: e.run_mfu,
         "wall_s": lambda e: e.run.wall_s,
         "usd": lambda e: e.run.usd,
         "gpus_rented": lambda e: e.run.devices_rented,
@@ -82,9 +86,10 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
         "watts": lambda e: e.run.watts,
     },
 )
-"""``tokens_per_s`` of all devices, less what padding and failures cost; ``tokens_per_s_per_gpu``
-without failures; ``mfu`` and ``hfu`` shares of the peak; ``usd_per_million_tokens`` NaN without a
-price; ``tight``: see `TrainingEstimates.tight`."""
+"""``tokens_per_s`` of all devices over the whole run: its phases, less what padding, evaluations,
+checkpoints and failures cost; ``tokens_per_s_per_gpu`` without them, of the workload's own shape;
+``mfu`` and ``hfu`` shares of the peak, ``run_mfu`` of the whole run; ``usd_per_million_tokens`` NaN
+without a price; ``tight``: see `TrainingEstimates.tight`."""
 
 
 class TrainingPlan(Plan):
@@ -114,8 +119,9 @@ class TrainingPlan(Plan):
             self.headline = ("output", "step", "mfu", "usd", "usd_hour")
         else:
             self.axes, self.phrased = ("wall", "per_gpu"), ("output", "wall", "usd_run")
-            self.listed = (*compared, "wall", "usd_run")
-            self.headline = ("output", "mfu", "wall", "usd_run", "usd_hour")
+            self.tabled = RUN_TABLED
+            self.listed = (*compared, "goodput", "run_mfu", "wall", "usd_run")
+            self.headline = ("output", "mfu", "goodput", "wall", "usd_run", "usd_hour")
             finish_s = self.columns["wall_s"][self.feasible if self.feasible.any() else ...]
             self.measures = TRAINING | {"wall": to_finish(finish_s)}
 
@@ -340,9 +346,14 @@ class TrainingPlan(Plan):
     # what may flip the decision
 
     def moves(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Price, sequence length and batch, each moved down and up."""
+        """Price, sequence length and batch, each moved down and up.
+
+        Phases state lengths and batches of their own: what they are part of is not moved.
+        """
         yield from super().moves()
         workload = self.problem.workload
+        if workload.phases:
+            return
         for sign in (-1, 1):
             tokens = max(round(workload.sequence_length * (1 + sign * LENGTH)), 1)
             yield f"sequence length {sign * LENGTH:+.0%}", {"workload.sequence_length": tokens}

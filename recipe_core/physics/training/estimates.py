@@ -371,6 +371,17 @@ def _known(run: Run, part: type[Any], i: int) -> dict[str, Any]:
     return {name: float(value) if np.isfinite(value) else None for name, value in values}
 
 
+def _phase_memory(
+    setting: TrainingSetting, fits: Refusal, phases: Sequence[PhaseEstimates]
+) -> Iterator[Refusal]:
+    """Refuses splits of which a phase does not fit; ``fits``: the rule of the main shape."""
+    for steps in phases:
+        if steps.phase is not None:
+            rule = memory_rule(setting, steps.memory)
+            only = Refusal(rule.code, rule.broken & ~fits.broken, rule.say)
+            yield in_phase(steps.phase, steps.cases, only)
+
+
 def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimates:
     """Memory, step time and run of every case, and why some cannot run.
 
@@ -386,15 +397,13 @@ def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimate
         else float(setting.model.language_parameters)
     )
     ran = run(setting, main, phases, trained)
-    refusals = [
+    fits = memory_rule(setting, main.memory)
+    refusals = (
         *rules(setting, main.cases),
-        memory_rule(setting, main.memory),
+        fits,
         *host_rule(setting, main.cases, main.memory),
-    ]
-    for steps in phases:
-        if steps.phase is not None and steps.memory is not main.memory:
-            rule = memory_rule(setting, steps.memory)
-            refusals.append(in_phase(steps.phase, steps.cases, rule))
+        *_phase_memory(setting, fits, phases),
+    )
     return TrainingEstimates(
-        setting, main.cases, main.memory, main.parts, main.step_s, phases, ran, tuple(refusals)
+        setting, main.cases, main.memory, main.parts, main.step_s, phases, ran, refusals
     )

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import CAUSES, TRAINING_CAUSES
+from recipe_core.base.labels import CAUSES, RUN_SHARES, TRAINING_CAUSES
 from recipe_core.base.text_rows import memory_parts
-from recipe_core.base.units import gib
+from recipe_core.base.units import chance_text, count, duration, gib, significant
 from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.explain.curves import Crossing, crossing, load_curve, scaling
 from recipe_core.explain.frontier import frontier
@@ -16,6 +16,8 @@ from recipe_core.explain.operators import Constant, Working, time_text
 from recipe_core.explain.serving_time import Times
 from recipe_core.explain.timeline import best_with_pipeline, step_timeline
 from recipe_core.explain.tornado import FIGURES, tornado
+from recipe_core.physics.prediction import known
+from recipe_core.physics.training.results import TrainingPhase, TrainingRun
 from recipe_core.present import tables
 from recipe_core.present.charts.curves import (
     crossing_text,
@@ -29,9 +31,10 @@ from recipe_core.present.charts.degrees import heatmap
 from recipe_core.present.charts.frontier import frontier_lines, frontier_table
 from recipe_core.present.charts.lines import parallel, passing
 from recipe_core.present.charts.memory import memory_bars, stage_bars
-from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
+from recipe_core.present.charts.time import causes_bars, loss_bars, pipeline, waterfall
 from recipe_core.present.charts.views import Chart, Focus, Item, Note, Table, view
 from recipe_core.request.schema import LOADS
+from recipe_core.search.measures import days, utilisation
 from recipe_core.search.plan import Plan
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
@@ -265,6 +268,51 @@ def step_time(focus: Focus[TrainingPlan]) -> Iterator[Item]:
         waterfall(parts, TRAINING_CAUSES, dark=focus.dark),
         "Time of a step by part",
     )
+
+
+@view("run", "Whole run", ("training",))
+def whole_run(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+    """What of the run's time steps do not have, and its phases."""
+    run = known(focus.plan.estimate(focus.row).run)
+    shares: dict[str, float] = known(run.time_shares).to_json()
+    losses = {name: share for name, share in shares.items() if name != "steps" and share > 0}
+    yield Note(
+        f"Steps take {shares['steps']:.1%} of the time (goodput), and the devices reach "
+        f"{utilisation(run.mfu or 0.0)} of their peak over the whole run. {_failures_note(run)}"
+    )
+    title = f"What else takes time, {focus.plan.label(focus.row)}"
+    yield Chart(
+        "losses",
+        title,
+        loss_bars(losses, RUN_SHARES, dark=focus.dark),
+        "Shares of the run's time that steps do not have, by what takes them",
+    )
+    if run.phases:
+        yield Table.of([_phase_row(phase) for phase in run.phases], "Phases of the run")
+
+
+def _failures_note(run: TrainingRun) -> str:
+    """How often the run fails, and what a spare helps."""
+    often = f"A failure every {days(run.mtbf_s or 0.0)}"
+    if run.failures is not None:
+        often += f", {significant(run.failures)} in the run"
+    spare = ""
+    if run.spares_suffice is not None:
+        spare = f" A spare node is there with a probability of {chance_text(run.spares_suffice)}."
+    return f"{often}; a restart takes {duration(run.restart_s or 0.0)}.{spare}"
+
+
+def _phase_row(phase: TrainingPhase) -> dict[str, str]:
+    return {
+        "Tokens": count(phase.tokens),
+        "Batch": f"{phase.global_batch:,}",
+        "Sequence length": f"{phase.sequence_length:,}",
+        "cp × dp": f"{phase.cp} × {phase.dp}",
+        "Steps": f"{phase.steps:,.0f}",
+        "Step": duration(phase.step_s),
+        "Peak memory": gib(phase.peak_memory_bytes),
+        "Time": days(phase.wall_s),
+    }
 
 
 @view("pipeline", "Pipeline", ("training",))

@@ -57,6 +57,37 @@ def waterfall(
     return figure
 
 
+def loss_bars(
+    shares: Mapping[str, float], names: Mapping[str, str], *, dark: bool = False
+) -> go.Figure:
+    """Shares of a run's time (0 to 1), the largest first, as bars in percent."""
+    colours = palette(dark)
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    values = [share * 100 for _, share in ordered]
+    figure = go.Figure(
+        go.Bar(
+            orientation="h",
+            y=[names.get(name, name) for name, _ in ordered],
+            x=values,
+            text=[f"{value:.2f} %" for value in values],
+            textposition="outside",
+            textfont={"color": colours.ink},
+            marker=filled(colours, 0),
+            hovertemplate="%{y}<br>%{text}<extra></extra>",
+            cliponaxis=False,
+        )
+    )
+    figure.update_layout(
+        height=80 + 28 * len(ordered),
+        showlegend=False,
+        margin={"l": 10, "r": 16, "t": 10, "b": 10},
+    )
+    most = max(values, default=0.0) * 1.25 or 1
+    figure.update_xaxes(title="% of the run", range=[0, most], zeroline=False)
+    figure.update_yaxes(autorange="reversed", type="category", title=None)
+    return figure
+
+
 def causes_bars(
     splits: Sequence[tuple[str, Mapping[str, float]]], *, dark: bool = False
 ) -> go.Figure:
