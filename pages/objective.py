@@ -1,5 +1,6 @@
 import _common as common
 import _numbers as numbers
+import _whole_run as whole
 import _widgets as widgets
 import _workload as asking
 import streamlit as st
@@ -270,6 +271,7 @@ with left:
     if training:
         asking.training_run()
         training_details()
+        whole.whole_run()
     else:
         asking.serving_load()
         asking.media()

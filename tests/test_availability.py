@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipe_core.base.bounded import number, whole
 from recipe_core.base.errors import InputError
 from recipe_core.base.resources import PACKAGE
-from recipe_core.hardware.prices import offers
 from recipe_core.hardware import failures as shipped
+from recipe_core.hardware.failures import FailureFile, failures, node_failures, repair_hours
+from recipe_core.hardware.failures import spot_market as market
+from recipe_core.hardware.prices import offers
 from recipe_core.sizing.availability import (
     Domains,
     distribution,
@@ -24,9 +27,6 @@ from recipe_core.sizing.availability import (
     spot,
     up_at_least,
 )
-from recipe_core.hardware.failures import FailureFile, failures, node_failures, repair_hours
-from recipe_core.hardware.failures import spot_market as market
-from recipe_core.base.bounded import number, whole
 
 SHARES = st.floats(0, 1)
 HOURS = st.floats(0.01, 1e5)

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from recipe_core.base.bounded import whole
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Count, Text
-from recipe_core.base.bounded import whole
 
 FILE = DataFile(PACKAGE / "hardware" / "failures.yaml", "availability")
 NODE_DAYS_HOURS = 24_000.0

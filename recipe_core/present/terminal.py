@@ -15,7 +15,8 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.columns import aligned
 from recipe_core.base.labels import RUN_SHARES, TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import cost_text, is_pooled, memory_rows, text_rows
-from recipe_core.base.units import chance_text, count, duration, gib, rate, significant, usd
+from recipe_core.base.units import chance_text, duration, gib, rate, significant, usd
+from recipe_core.base.units import count as count_text
 from recipe_core.present.calibrated import calibrated_lines
 from recipe_core.present.verdict import counts
 from recipe_core.search.measures import days
@@ -282,12 +283,14 @@ def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
         price = f", {usd(cost['usd'])}" if cost["usd"] else ""
         lines.append(f"run: {run['steps']:,.0f} steps{several}, {days(run['wall_s'])}{price}")
     lines += [
-        f"  {count(phase['tokens']):>8} tokens in steps of {phase['global_batch']:,} × "
+        f"  {count_text(phase['tokens']):>8} tokens in steps of {phase['global_batch']:,} × "
         f"{phase['sequence_length']:,}: {phase['steps']:,.0f} steps of {duration(phase['step_s'])}"
         f", {days(phase['wall_s'])}"
         for phase in phases
     ]
-    lines.append(f"goodput {run['goodput']:.1%}, MFU of the whole run {run['mfu']:.1%}; time goes to")
+    lines.append(
+        f"goodput {run['goodput']:.1%}, MFU of the whole run {run['mfu']:.1%}; time goes to"
+    )
     shares = sorted(run["time_shares"].items(), key=lambda item: -item[1])
     lines += [f"  {RUN_SHARES[name]:26} {part:>14.2%}" for name, part in shares if part > 0.00005]
     failed = f" ({significant(run['failures'])} in the run)" if run["failures"] else ""

@@ -90,6 +90,18 @@ def steps_of(workload: TrainingWorkload) -> str:
     per_step = workload.global_batch * workload.sequence_length
     if workload.tokens is None:
         return f"A step takes {count(per_step)} tokens."
+    if workload.phases:
+        steps = sum(
+            math.ceil(
+                phase.tokens
+                / (phase.global_batch or workload.global_batch)
+                / (phase.sequence_length or workload.sequence_length)
+            )
+            for phase in workload.phases
+        )
+        n = len(workload.phases)
+        phases = f"{n} phases" if n > 1 else "one phase"
+        return f"{count(workload.tokens)} tokens in {phases}: {steps:,} steps."
     steps = math.ceil(workload.tokens / per_step)
     return f"{count(workload.tokens)} tokens in steps of {count(per_step)}: {steps:,} steps."
 

@@ -60,7 +60,8 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     Another kind of workload starts from its usual one and drops what only the old kind has; a new
     mode brings its usual load; a new device drops the links and the price of the old one and keeps
     a full node full; an offer and a stated price replace each other, and an offer and a commitment;
-    a longer prompt or answer stretches the longest context. The load of a closed loop becomes
+    a longer prompt or answer stretches the longest context; phases bring their tokens, and another
+    budget stretches them. The load of a closed loop becomes
     searched where that becomes possible and the load is not one's own (the first limit on a time is
     set while it is the usual one), and a usual one again where it is no longer possible.
 
@@ -105,6 +106,7 @@ def _keep_consistent(
         fields["hardware.offer"] = None
     if "workload.tokens" in changes and changes["workload.tokens"] is None:
         fields |= dict.fromkeys(f"objective.limits.{name}" for name in RUN_LIMITS)
+    _keep_budget(fields, changes)
     if "model" in changes:
         _keep_media(fields)
     _search_load(fields, request, changes)
@@ -113,6 +115,19 @@ def _keep_consistent(
     )
     if longest and prompt and answer and "workload.max_context" not in changes:
         fields["workload.max_context"] = max(longest, prompt + answer + _media_tokens(fields))
+
+
+def _keep_budget(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Phases decide the budget of a run; another budget stretches them."""
+    phases, tokens = fields.get("workload.phases"), changes.get("workload.tokens")
+    if not phases:
+        return
+    if "workload.phases" in changes:
+        fields["workload.tokens"] = tokens
+    elif tokens is not None:
+        factor = tokens / sum(phase["tokens"] for phase in phases)
+        stretched = ({**phase, "tokens": phase["tokens"] * factor} for phase in phases)
+        fields["workload.phases"] = tuple(stretched)
 
 
 def _keep_media(fields: dict[str, Any]) -> None:

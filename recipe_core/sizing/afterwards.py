@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.hardware.failures import node_failures, repair_hours, spot_market
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.request.schema import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
@@ -13,7 +14,6 @@ from recipe_core.sizing import growth as growing
 from recipe_core.sizing.availability import node_availability, spares, spot
 from recipe_core.sizing.buying import buy_or_rent, highest_price, mixture
 from recipe_core.sizing.capacity import LargestLoad
-from recipe_core.hardware.failures import node_failures, repair_hours, spot_market
 from recipe_core.sizing.rungs import domains_of, rented_for, replicas_of, steps_of
 from recipe_core.sizing.sized import SizedDevice
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float
+from recipe_core.base.bounded import LARGEST_COUNT, number, whole
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.base.bounded import LARGEST_COUNT, number, whole
 
 ROUNDING = 1e-9
 """Of a whole number that a division should have given."""

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float
+from recipe_core.base.bounded import LARGEST_COUNT, LONGEST_MONTHS, number, whole
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
-from recipe_core.base.bounded import LARGEST_COUNT, LONGEST_MONTHS, number, whole
 
 HORIZON_MONTHS = 36
 HOURS_OF_A_DAY = 24

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.base.bounded import number, whole
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.base.bounded import number, whole
 
 HORIZON_MONTHS = 36
 LONGEST_HORIZON = 120

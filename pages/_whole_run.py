@@ -1,0 +1,162 @@
+"""What a page asks about a whole training run: phases, evaluations, checkpoints and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import _common as common
+import _numbers as numbers
+import _workload as asking
+import streamlit as st
+
+from recipe_core.hardware.storage import storage_names, storage_tier
+from recipe_core.present.glossary import field_help
+from recipe_core.request.edit import TRAINING_TOKENS
+from recipe_core.request.phases import Evaluation, Phase
+from recipe_core.request.ranges import range_of
+
+FIELDS = {
+    "tokens": "Tokens",
+    "global_batch": "Global batch",
+    "sequence_length": "Sequence length",
+    "cp": "cp",
+}
+RAMP = 0.1
+"""Share of the run that a first phase takes, with half of the batch."""
+EVALUATION = Evaluation(every_steps=1000, tokens=10e6)
+CHECKPOINTS = {"synchronous": "Wait until written", "asynchronous": "Write in the background"}
+
+
+def whole_run() -> None:
+    """Phases of the run, evaluations, checkpoints, failures and spare nodes."""
+    workload = common.request().workload
+    stated = workload.phases or workload.evaluation or workload.storage or workload.spare_nodes
+    with st.expander(
+        "Phases, checkpoints and failures",
+        icon=":material/timeline:",
+        expanded=bool(stated),
+        key="whole-run",
+    ):
+        _phases(workload.phases or ())
+        _evaluation()
+        _checkpoints()
+        _failures()
+
+
+def _phases(phases: Sequence[Phase]) -> None:
+    """A row of boxes for each phase, and buttons to add and remove them."""
+    st.markdown("**Phases**", help=field_help("workload.phases"))
+    for k, phase in enumerate(phases):
+        with numbers.group(f"phase-{k}"), st.grid(len(FIELDS) + 1, min_column_width=105):
+            for name, label in FIELDS.items():
+                _phase_box(phases, k, name, label, getattr(phase, name))
+            st.button(
+                "Remove",
+                key=f"_remove_phase_{k}",
+                icon=":material/delete:",
+                on_click=partial(_set_phases, [*phases[:k], *phases[k + 1 :]]),
+                help=f"Take phase {k + 1} out of the run.",
+            )
+    st.button(
+        "Add a phase",
+        key="_add_phase",
+        icon=":material/add:",
+        on_click=_add_phase,
+        args=(phases,),
+        help="A ramp of the batch, or a long context at the end.",
+    )
+
+
+def _phase_box(phases: Sequence[Phase], k: int, name: str, label: str, now: float | None) -> None:
+    def take(value: float | None) -> None:
+        changed = phases[k].model_copy(update={name: value})
+        _change_phases([*phases[:k], changed, *phases[k + 1 :]])
+
+    field = f"workload.phases.{k}.{name}"
+    limits, needed = range_of(field), name == "tokens"
+    empty = "" if needed else "as the run"
+    numbers.box(
+        label,
+        f"_{field}",
+        now,
+        take,
+        limits,
+        optional=not needed,
+        placeholder=empty,
+        help=field_help(field),
+        name=f"{label} of phase {k + 1}",
+    )
+
+
+def _add_phase(phases: Sequence[Phase]) -> None:
+    """A first phase with half of the batch, before the rest; then a copy of the last one."""
+    workload = common.request().workload
+    tokens = workload.tokens or TRAINING_TOKENS
+    ramp = Phase(tokens=RAMP * tokens, global_batch=max(workload.global_batch // 2, 1))
+    first = [ramp, Phase(tokens=tokens - ramp.tokens)]
+    _set_phases([*phases, phases[-1]] if phases else first)
+
+
+def _set_phases(phases: Sequence[Phase]) -> None:
+    common.apply({"workload.phases": _plain(phases)})
+
+
+def _change_phases(phases: Sequence[Phase]) -> None:
+    common.change_to({"workload.phases": _plain(phases)})
+
+
+def _plain(phases: Sequence[Phase]) -> tuple[dict[str, Any], ...] | None:
+    return tuple(phase.model_dump(exclude_none=True) for phase in phases) or None
+
+
+def _evaluation() -> None:
+    """Whether there are evaluations, and how often on how much."""
+    now = common.request().workload.evaluation
+    common.choose(
+        st.toggle,
+        "Evaluate during the run",
+        "_evaluation",
+        now is not None,
+        lambda on: {"workload.evaluation": EVALUATION.model_dump() if on else None},
+        help=field_help("workload.evaluation"),
+    )
+    if now is not None:
+        with numbers.group("evaluation"), st.grid(2, min_column_width=150):
+            asking.number("Every (steps)", "evaluation.every_steps")
+            asking.number("Tokens each", "evaluation.tokens")
+
+
+def _checkpoints() -> None:
+    """Where checkpoints go, and how long training waits for them."""
+    names = ["", *storage_names()]
+    common.edit(
+        st.selectbox,
+        "Storage of checkpoints",
+        "workload.storage",
+        read=lambda value: value or "",
+        write=lambda name: name or None,
+        options=names,
+        format_func=lambda name: storage_tier(name).title if name else "0.98 GB/s a node",
+    )
+    common.edit(
+        st.segmented_control,
+        "Checkpoints",
+        "workload.checkpoints",
+        options=list(CHECKPOINTS),
+        format_func=CHECKPOINTS.get,
+        required=True,
+        wrap=True,
+    )
+
+
+def _failures() -> None:
+    """How often devices fail, restarts, repairs and spare nodes."""
+    with numbers.group("failures"), st.grid(3, min_column_width=150):
+        asking.optional("Device MTBF (h)", "device_mtbf_hours", "as published")
+        asking.optional("Restart (s)", "restart_s", "600")
+        asking.number("Repair (s)", "repair_s")
+        asking.optional("Spare nodes", "spare_nodes", "none")
+        asking.optional("Slow nodes (share)", "slow_node_share", "none")
+        asking.optional("Storage $/GB/month", "storage_usd_per_gb_month", "not counted")
