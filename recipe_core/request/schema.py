@@ -378,9 +378,10 @@ class TrainingWorkload(_Part):
         if not isinstance(phases, list | tuple) or not phases:
             return value
         tokens = [phase.get("tokens") for phase in phases if isinstance(phase, Mapping)]
-        if len(tokens) < len(phases) or not all(isinstance(one, int | float) for one in tokens):
+        known = [one for one in tokens if isinstance(one, int | float) and one > 0]
+        if len(known) < len(phases):
             return value  # the field's own error says more
-        return {**value, "tokens": sum(tokens)}
+        return {**value, "tokens": sum(known)}
 
     @model_validator(mode="after")
     def _one_budget_and_storage(self) -> Self:

@@ -1,0 +1,343 @@
+"""Time beyond the step: phases, evaluations, storage, failures, spares; against published runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.hardware.failures import NODE_DAYS_HOURS, failures, node_failures
+from recipe_core.hardware.storage import storage_tier
+from recipe_core.physics.training.spares import erlang_b
+from recipe_core.request.link import from_query, to_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan, plan_candidate
+
+SPLIT = {"engine": "megatron", "tp": 8, "pp": 1, "dp": 8, "micro_batch": 1, "recompute": "full"}
+RUN = {"kind": "training", "sequence_length": 8192, "global_batch": 256, "tokens": 1e12}
+OFTEN = {"device_mtbf_hours": 500.0, "repair_s": 36_000.0}
+"""64 devices that fail every 8 hours together, each for 10 hours."""
+
+
+def request(
+    candidate: dict[str, Any] | None = None, hardware: dict[str, Any] | None = None, **workload: Any
+) -> PlanRequest:
+    """Llama 3.1 8B on 64 H100."""
+    value = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "hardware": {"device": "h100-sxm", "nodes": 8, "usd_per_device_hour": 2} | (hardware or {}),
+        "workload": {name: one for name, one in (RUN | workload).items() if one is not None},
+    }
+    return PlanRequest.parse(value | {"candidate": SPLIT | (candidate or {})})
+
+
+def answer(*args: Any, **workload: Any) -> dict[str, Any]:
+    table, row = plan_candidate(request(*args, **workload))
+    return table.estimate(row).to_json()
+
+
+def run_of(*args: Any, **workload: Any) -> dict[str, Any]:
+    run: dict[str, Any] = answer(*args, **workload)["run"]
+    return run
+
+
+def reasons(*args: Any, **workload: Any) -> list[str]:
+    table, row = plan_candidate(request(*args, **workload))
+    return table.reasons(row)
+
+
+# Published runs
+
+
+def test_llama_3_405b_is_interrupted_as_often_and_trains_over_nine_tenths_of_the_time() -> None:
+    """54 days: 419 unexpected interruptions, over 90 % effective (arXiv:2407.21783, 3.3.4)."""
+    value = {
+        "model": "meta-llama/Llama-3.1-405B",
+        "hardware": {"device": "h100-sxm", "nodes": 2048},
+        "workload": RUN | {"global_batch": 2048, "storage": "tectonic"},
+        "candidate": SPLIT | {"pp": 16, "dp": 128, "zero_stage": 1},
+    }
+    table, row = plan_candidate(PlanRequest.parse(value))
+    run = table.estimate(row).to_json()["run"]
+    assert 54 * 86400 / run["mtbf_s"] == pytest.approx(419, rel=0.01)
+    assert 0.90 < run["goodput"] < 0.95
+    assert run["time_shares"]["restarts"] > run["time_shares"]["checkpoints"]
+
+
+@pytest.mark.parametrize(
+    ("per_1000_node_days", "devices", "hours"),
+    [(6.5, 16_384, 1.8), (2.3, 32_768, 2.6), (4.57, 504, 73 * 24 / 21)],
+    ids=["Meta RSC-1 (arXiv:2410.21680)", "FT-HSDP (arXiv:2602.00277)", "B200 (arXiv:2605.09370)"],
+)
+def test_published_rates_give_the_published_times_between_failures(
+    per_1000_node_days: float, devices: int, hours: float
+) -> None:
+    """Mean time to failure = 1 / (nodes · rate), as Meta's clusters project it."""
+    stated = 8 * NODE_DAYS_HOURS / per_1000_node_days
+    run = run_of(
+        {"tp": 8, "dp": devices // 8},
+        {"nodes": devices // 8},
+        global_batch=devices // 8,
+        device_mtbf_hours=stated,
+    )
+    assert run["mtbf_s"] / 3600 == pytest.approx(hours, rel=0.03)
+
+
+def test_mtbf_is_that_of_fleets_of_the_device_unless_stated() -> None:
+    for name, architecture in (("h100-sxm", "sm_90"), ("a100-sxm-80gb", "sm_80")):
+        fleet = node_failures(architecture).mtbf_hours
+        run = run_of({}, {"device": name})
+        assert run["mtbf_s"] == pytest.approx(fleet * 3600 / 8)
+    assert run_of(device_mtbf_hours=6400.0)["mtbf_s"] == pytest.approx(100 * 3600)
+
+
+def test_slow_nodes_cost_megascale_a_tenth_if_they_stay() -> None:
+    """0.5 % of the machines of 12,288 GPUs are a tenth slower: one of 1,536 nodes surely is."""
+    share = failures().slow_nodes.share.value
+    large = {"dp": 1536}, {"nodes": 1536, "device": "a100-sxm-80gb"}
+    kept = run_of(*large, global_batch=1536, slow_node_share=share)
+    gone = run_of(*large, global_batch=1536)
+    assert gone["goodput"] / kept["goodput"] == pytest.approx(1.1, rel=1e-3)
+    few = run_of(slow_node_share=share)["time_shares"]
+    assert few["slow_nodes"] / few["steps"] == pytest.approx(0.1 * (1 - 0.995**8))
+
+
+# Failures, spares, checkpoints
+
+
+def test_erlangs_formula() -> None:
+    """Tabulated values: B(1, 1) = 1/2, B(2, 1) = 1/5, B(10, 5) = 1.84 %."""
+    loads = np.array([1.0, 5.0])
+    assert erlang_b(1, loads)[0] == pytest.approx(0.5)
+    assert erlang_b(2, loads)[0] == pytest.approx(0.2)
+    assert erlang_b(10, loads)[1] == pytest.approx(0.01838, rel=1e-3)
+    assert erlang_b(0, loads).tolist() == [1.0, 1.0]
+
+
+def test_waiting_for_nodes_is_the_loss_system_simulated() -> None:
+    """Two spares, failures while the run runs, repairs of an exponential time: the share of time
+    that three nodes are away."""
+    rng, away, clock, waited, repair = np.random.default_rng(1), 0, 0.0, 0.0, 3.0
+    for _ in range(200_000):
+        rate = (1.0 if away < 3 else 0.0) + away / repair
+        step = rng.exponential(1 / rate)
+        waited, clock = waited + (step if away == 3 else 0.0), clock + step
+        away += 1 if away < 3 and rng.random() < 1 / rate else -1
+    assert waited / clock == pytest.approx(erlang_b(3, np.array([repair]))[0], rel=0.02)
+    shares = run_of(
+        device_mtbf_hours=64.0, repair_s=3 * 3600.0, spare_nodes=2, restart_s=1e-6,
+        storage_bytes_per_s=1e18,
+    )["time_shares"]  # fmt: skip
+    running = 1 - shares["waiting"] - shares["lost_work"] - shares["restarts"]
+    waiting = shares["waiting"] / (shares["waiting"] + running)
+    assert waiting == pytest.approx(erlang_b(3, np.array([3.0]))[0], rel=0.01)
+
+
+def test_spares_never_lower_goodput_and_are_paid_for() -> None:
+    runs = [answer(spare_nodes=spares, **OFTEN) for spares in range(6)]
+    kept = [one["run"]["goodput"] for one in runs]
+    suffice = [one["run"].get("spares_suffice") or 0.0 for one in runs]
+    assert kept == sorted(kept)
+    assert suffice == sorted(suffice)
+    assert suffice[5] > 0.99
+    assert [one["cost"]["devices_rented"] for one in runs] == [64 + 8 * n for n in range(6)]
+    costs = [one["cost"]["usd"] for one in runs]
+    assert 0 < costs.index(min(costs)) < 5  # neither none nor all of them
+
+
+def test_more_failures_and_longer_repairs_lower_goodput() -> None:
+    for field, values in (("device_mtbf_hours", (5e4, 5e3, 5e2)), ("repair_s", (0.0, 1e4, 1e5))):
+        kept = [run_of(**(OFTEN | {field: value}))["goodput"] for value in values]
+        assert kept == sorted(kept, reverse=True)
+        assert kept[0] > kept[-1]
+
+
+def test_shares_add_up_and_goodput_is_that_of_steps() -> None:
+    run = run_of(
+        evaluation={"every_steps": 100, "tokens": 1e7},
+        spare_nodes=1,
+        slow_node_share=0.01,
+        **OFTEN,
+    )
+    assert sum(run["time_shares"].values()) == pytest.approx(1)
+    assert all(share > 0 for share in run["time_shares"].values())
+    assert run["time_shares"]["steps"] == run["goodput"]
+    assert run["failures"] == pytest.approx(run["wall_s"] / run["mtbf_s"])
+
+
+def test_a_failure_of_a_fleet_takes_a_node_away_in_some_cases_only() -> None:
+    """A restart ends most of them; a stated MTBF counts lost nodes."""
+    waits = run_of(repair_s=86_400.0)["time_shares"]["waiting"]
+    mtbf_hours = node_failures("sm_90").mtbf_hours * 8
+    all_wait = run_of(repair_s=86_400.0, device_mtbf_hours=mtbf_hours)["time_shares"]["waiting"]
+    share = failures().repair.drained_share.value
+    assert waits / all_wait == pytest.approx(share, rel=0.1)
+
+
+def test_spares_without_a_repair_time_assume_a_day() -> None:
+    day = run_of(spare_nodes=1, device_mtbf_hours=500.0, repair_s=86_400.0)
+    assert run_of(spare_nodes=1, device_mtbf_hours=500.0) == day
+
+
+def test_a_tier_of_storage_writes_and_reads_checkpoints() -> None:
+    slow, fast = run_of(storage="efs"), run_of(storage="superpod-best")
+    size, tier = slow["checkpoint_bytes"], storage_tier("efs")
+    assert slow["checkpoint_s"] == pytest.approx(size / tier.write_rate(8))
+    assert slow["restart_s"] == pytest.approx(600 + size / tier.read_rate(8), rel=1e-3)
+    assert slow["goodput"] < fast["goodput"]
+    assert run_of(storage="efs", restart_s=300.0)["restart_s"] == 300
+
+
+def test_a_copy_in_the_background_costs_less_on_slow_storage() -> None:
+    waits, copies = (
+        run_of(storage="efs", checkpoints=how) for how in ("synchronous", "asynchronous")
+    )
+    assert copies["checkpoint_stall_s"] < 0.05 * waits["checkpoint_stall_s"]
+    assert copies["time_shares"]["checkpoints"] < waits["time_shares"]["checkpoints"]
+
+
+def test_the_chosen_interval_loses_least_on_every_tier() -> None:
+    for tier in ("efs", "nvme"):
+        best = run_of(storage=tier)
+        for factor in (0.5, 2.0):
+            interval = factor * best["checkpoint_interval_s"]
+            assert run_of(storage=tier, checkpoint_interval_s=interval)["goodput"] < best["goodput"]
+
+
+def test_storage_is_part_of_the_cost_where_its_price_is_stated() -> None:
+    free, paid = answer(), answer(storage_usd_per_gb_month=0.1, kept_checkpoints=10)
+    months = paid["run"]["wall_s"] / 3600 / 730
+    stored = 0.1 * 10 * paid["run"]["checkpoint_bytes"] / 1e9 * months
+    assert paid["cost"]["usd_storage"] == pytest.approx(stored)
+    assert paid["cost"]["usd"] == pytest.approx(free["cost"]["usd"] + stored)
+
+
+# Evaluation and phases
+
+
+def test_an_evaluation_takes_the_forward_third_of_as_many_steps() -> None:
+    """Without recomputation a forward pass is a third of the passes, and half of their traffic."""
+    tokens = 10 * 256 * 8192
+    shape = {"recompute": "none"}
+    found = answer(shape, evaluation={"every_steps": 100, "tokens": tokens})
+    run, step_s = found["run"], found["training"]["step_s"]
+    assert 0.3 < run["evaluation_s"] / (10 * step_s) < 0.4
+    shares = run["time_shares"]
+    assert shares["evaluation"] / shares["steps"] == pytest.approx(
+        run["evaluation_s"] / (100 * step_s)
+    )
+    assert run_of(shape)["evaluation_s"] == 0
+
+
+RAMP = [{"tokens": 1e11, "global_batch": 128}, {"tokens": 9e11}]
+
+
+def test_phases_are_estimated_each_by_itself() -> None:
+    run, small = run_of(phases=RAMP), run_of(global_batch=128, tokens=1e11)
+    first, second = run["phases"]
+    alone = answer(global_batch=128)["training"]
+    assert first["step_s"] == pytest.approx(alone["step_s"])
+    assert first["steps"] == small["steps"]
+    assert run["steps"] == first["steps"] + second["steps"]
+    assert run["wall_s"] == pytest.approx(first["wall_s"] + second["wall_s"])
+    busy_s = first["steps"] * first["step_s"] + second["steps"] * second["step_s"]
+    assert run["wall_s"] == pytest.approx(busy_s / run["goodput"])
+    assert run["run_tokens_per_s"] == pytest.approx(1e12 / run["wall_s"])
+
+
+def test_one_phase_is_a_run_without_phases() -> None:
+    plain, phased = answer(), answer(phases=[{"tokens": 1e12}])
+    assert phased["run"].pop("phases")[0]["tokens"] == 1e12
+    assert phased["run"].pop("mfu") == pytest.approx(plain["run"].pop("mfu"))
+    assert phased == plain
+
+
+def test_a_ramp_costs_time_and_mfu() -> None:
+    plain, ramped = run_of({"pp": 2, "dp": 4}), run_of({"pp": 2, "dp": 4}, phases=RAMP)
+    assert ramped["wall_s"] > plain["wall_s"]
+    assert ramped["mfu"] < plain["mfu"]
+
+
+def test_a_long_context_takes_ranks_from_dp() -> None:
+    """Llama 3's last phase: sequences of 131,072 tokens over 16 ranks."""
+    long = {"tokens": 1e11, "sequence_length": 131_072, "global_batch": 16, "cp": 8}
+    phases = [{"tokens": 9e11}, long]
+    last = run_of(phases=phases)["phases"][1]
+    assert (last["cp"], last["dp"]) == (8, 1)
+    alone = answer({"cp": 8, "dp": 1}, sequence_length=131_072, global_batch=16)
+    assert last["step_s"] == pytest.approx(alone["training"]["step_s"])
+    assert last["peak_memory_bytes"] == pytest.approx(alone["training"]["peak_memory_bytes"])
+    peak = answer(phases=phases)["training"]["peak_memory_bytes"]
+    assert peak == pytest.approx(last["peak_memory_bytes"])
+
+
+def test_a_split_has_to_run_in_every_phase() -> None:
+    (uneven,) = reasons(phases=[{"tokens": 1e11, "global_batch": 12}, {"tokens": 9e11}])
+    assert uneven.startswith("phase of 100 B tokens (12 × 8,192): global_batch 12 is not divisible")
+    long = {"tokens": 1e11, "sequence_length": 131_072, "global_batch": 8}
+    (memory,) = reasons({"recompute": "none"}, phases=[{"tokens": 9e11}, long])
+    assert memory.startswith("phase of 100 B tokens (8 × 131,072): needs")
+    (ranks,) = reasons(
+        phases=[{"tokens": 9e11}, {"tokens": 1e11, "cp": 3, "sequence_length": 6144}]
+    )
+    assert "dp × cp = 8 ranks are not divisible by its cp 3" in ranks
+
+
+def test_a_plan_ranks_by_the_whole_run() -> None:
+    value = request(phases=RAMP, spare_nodes=1).to_json()
+    value["candidate"] = None
+    table = plan(PlanRequest.parse(value | {"options": {"nodes": "all"}}))
+    first, second = (table.estimate(int(row)) for row in table.order[:2])
+    assert first.run.run_tokens_per_s >= second.run.run_tokens_per_s
+    for name, figure in (("goodput", "goodput"), ("wall_s", "wall_s"), ("run_mfu", "mfu")):
+        assert table.columns[name][table.order[0]] == pytest.approx(getattr(first.run, figure))
+    assert {"goodput", "wall", "usd_run"} <= set(table.tabled) & set(table.listed)
+
+
+# Requests
+
+
+@pytest.mark.parametrize(
+    ("workload", "field", "text"),
+    [
+        ({"phases": [{"tokens": 1e9}]}, "workload.phases", "add up to 1,000,000,000 tokens"),
+        ({"phases": []}, "workload.phases", "at least 1"),
+        ({"phases": [{"tokens": -1}], "tokens": None}, "workload.phases.0.tokens", "greater than"),
+        ({"phases": [{"batch": 8, "tokens": 1e12}]}, "workload.phases.0.batch", "global_batch"),
+        ({"evaluation": {"every_steps": 0, "tokens": 1}}, "workload.evaluation.every_steps", "1"),
+        ({"spare_nodes": -1}, "workload.spare_nodes", "0"),
+        (
+            {"storage": "efs", "storage_bytes_per_s": 1e9},
+            "workload.storage_bytes_per_s",
+            "storage tier efs",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named_with_the_fix(
+    workload: dict[str, Any], field: str, text: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        request(**workload)
+    assert error.value.field == field
+    assert text in str(error.value)
+
+
+def test_names_and_lengths_that_nobody_has_are_refused_by_field() -> None:
+    with pytest.raises(HardwareError, match="nvme") as error:
+        answer(storage="nvm")
+    assert error.value.field == "workload.storage"
+    with pytest.raises(InputError, match="positions") as long:
+        answer(phases=[{"tokens": 1e11, "sequence_length": 1_000_000}, {"tokens": 9e11}])
+    assert long.value.field == "workload.phases.0.sequence_length"
+
+
+def test_phases_bring_their_tokens_and_travel_in_a_link() -> None:
+    asked = request(
+        phases=RAMP, tokens=None, evaluation={"every_steps": 10, "tokens": 1e6}, storage="nvme"
+    )
+    assert asked.workload.tokens == 1e12
+    again, ignored = from_query(to_query(asked))
+    assert not ignored
+    assert again.workload == asked.workload
