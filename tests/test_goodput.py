@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.hardware.failures import NODE_DAYS_HOURS, failures, node_failures
 from recipe_core.hardware.storage import storage_tier
+from recipe_core.launch.training.start import training_launch
 from recipe_core.physics.training.spares import erlang_b
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
+from recipe_core.search.launchable import unable
 from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.training_plan import TrainingPlan
 
 SPLIT = {"engine": "megatron", "tp": 8, "pp": 1, "dp": 8, "micro_batch": 1, "recompute": "full"}
 RUN = {"kind": "training", "sequence_length": 8192, "global_batch": 256, "tokens": 1e12}
@@ -250,7 +254,8 @@ def test_phases_are_estimated_each_by_itself() -> None:
 def test_one_phase_is_a_run_without_phases() -> None:
     plain, phased = answer(), answer(phases=[{"tokens": 1e12}])
     assert phased["run"].pop("phases")[0]["tokens"] == 1e12
-    assert phased["run"].pop("mfu") == pytest.approx(plain["run"].pop("mfu"))
+    of_phases, mfu = phased["run"].pop("mfu"), plain["run"].pop("mfu")
+    assert of_phases == pytest.approx(mfu, rel=1e-5)  # its last step is not full
     assert phased == plain
 
 
@@ -341,3 +346,54 @@ def test_phases_bring_their_tokens_and_travel_in_a_link() -> None:
     again, ignored = from_query(to_query(asked))
     assert not ignored
     assert again.workload == asked.workload
+
+
+# Launches
+
+
+def ramped(engine: str | None, phases: list[dict[str, Any]], **more: Any) -> TrainingPlan:
+    """The plan of Llama 3.1 8B with phases on a framework, or on whichever can launch them."""
+    value = request(phases=phases, tokens=None).to_json()
+    split = {"tp": 8, "pp": 1, "dp": 8, "micro_batch": 1, "zero_stage": 1, "recompute": "none"}
+    value["candidate"] = split | ({"engine": engine} if engine else {}) | more
+    return plan_candidate(PlanRequest.parse(value))[0]
+
+
+STEADY = [{"tokens": 1e11, "global_batch": batch} for batch in (64, 128, 192)] + [{"tokens": 7e11}]
+
+
+def test_megatron_is_told_an_even_ramp_in_sequences() -> None:
+    """Batches of 64, 128, 192 for as many sequences each, then 256."""
+    table = ramped(None, STEADY)
+    assert table.setting(0).engine == "megatron"
+    words = training_launch(*table.detail(0)).processes[0].argv
+    place = words.index("--rampup-batch-size")
+    sequences = round(3e11 / 8192)
+    assert words[place + 1 : place + 4] == ("64", "64", str(sequences))
+    assert words[words.index("--train-samples") + 1] == str(math.ceil(1e12 / 8192))
+    assert "--train-iters" not in words
+    assert "--lr-warmup-iters" not in words
+    # what Megatron makes of it: a ramp in equal parts that starts at the first batch
+    increments = (256 - 64) // 64
+    parts = [64 + 64 * int(seen / (sequences / increments)) for seen in (0, sequences // 2)]
+    assert parts == [64, 128]
+
+
+def test_other_phases_and_other_frameworks_are_refused_by_name() -> None:
+    uneven = [STEADY[0], {"tokens": 2e11, "global_batch": 128}, {"tokens": 7e11}]
+    long = [{"tokens": 9e11}, {"tokens": 1e11, "sequence_length": 16_384}]
+    for phases in (uneven, long):
+        assert "a run in phases that are no even ramp" in (
+            ramped("megatron", phases).launch_note or ""
+        )
+    (reason,) = [
+        lack.what for lack in unable(ramped("torchtitan", STEADY).setting(0))
+    ]  # fmt: skip
+    assert reason == "a ramp of the batch"
+
+
+def test_phases_of_one_shape_are_launched_as_one_run() -> None:
+    table = ramped("megatron", [{"tokens": 5e11}, {"tokens": 5e11}])
+    words = training_launch(*table.detail(0)).processes[0].argv
+    assert "--rampup-batch-size" not in words
+    assert int(words[words.index("--train-iters") + 1]) == table.estimate(0).run.steps

@@ -45,8 +45,9 @@ class Launches(_Data):
     (``engines/training/megatron.yaml``). ``gradients``: number formats in which it can keep them
     beside its own; ``states``: formats of master weights. ``degrees``: those that may be above 1
     beside dp. ``recompute_modules``: what of a layer it can be told to recompute alone.
-    ``expert_checkpoints``: whether it reads the weights of a model with experts. ``runtimes``: of
-    devices; others (Gaudi, TPUs, Trainium) are estimated only.
+    ``batch_ramp``: whether its global batch can grow evenly. ``expert_checkpoints``: whether it
+    reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
+    Trainium) are estimated only.
     """
 
     methods: tuple[str, ...]
@@ -65,6 +66,7 @@ class Launches(_Data):
     activation_offload: bool = False
     states: tuple[str, ...] = ("fp32",)
     loss_in_pieces: bool = False
+    batch_ramp: bool = False
     expert_checkpoints: bool = False
     runtimes: tuple[str, ...] = ("cuda", "rocm", "cpu")
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import BaseModel, Field
@@ -42,3 +46,32 @@ class Evaluation(BaseModel):
 
 
 Phases = Annotated[tuple[Phase, ...], Field(min_length=1, max_length=64)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """A batch that starts smaller and grows by the same after as many sequences each.
+
+    ``sequences``: until the whole batch is reached. ``increment`` is 0 where the batch stays.
+    """
+
+    start: int
+    increment: int
+    sequences: int
+
+
+def ramp_of(phases: Sequence[Phase], sequence_length: int, global_batch: int) -> Ramp | None:
+    """The ramp that phases are, up to the workload's own shape in the last; None for others."""
+    lengths = {phase.sequence_length or sequence_length for phase in phases}
+    if lengths != {sequence_length} or any(phase.cp is not None for phase in phases):
+        return None
+    batches = [phase.global_batch or global_batch for phase in phases]
+    steps = {after - before for before, after in pairwise(batches)} or {0}
+    tokens = [phase.tokens for phase in phases[:-1]]
+    alike = all(math.isclose(one, tokens[0], rel_tol=1e-6) for one in tokens)
+    increment = min(steps)
+    if batches[-1] != global_batch or len(steps) > 1 or increment < 0:
+        return None
+    if increment == 0:
+        return Ramp(global_batch, 0, 0)
+    return Ramp(batches[0], increment, round(sum(tokens) / sequence_length)) if alike else None

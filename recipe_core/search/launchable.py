@@ -103,8 +103,7 @@ def unable(
     if setting.document_tokens is not None:
         hint = "Leave the length of documents out."
         yield Unable("documents of a stated length", "workload.document_tokens", hint)
-    if setting.phases:
-        yield Unable("a run in phases", "workload.phases", "Launch each phase as a run of its own.")
+    yield from _phases_unable(setting)
     yield from _model_unable(setting)
     if setting.precision not in launches.precisions:
         yield Unable(f"{setting.precision} matrix products", "candidate.precision", "Use bf16.")
@@ -140,6 +139,17 @@ def _model_unable(setting: TrainingSetting) -> Iterator[Unable]:
     trained = setting.method != "pretrain"
     if trained and experts_of(model) is not None and not launches.expert_checkpoints:
         yield Unable("training from a checkpoint with experts", "workload.method")
+
+
+def _phases_unable(setting: TrainingSetting) -> Iterator[Unable]:
+    """Phases that are no ramp of the batch, and a ramp where the framework has none."""
+    if not setting.phases:
+        return
+    if setting.ramp is None:
+        hint = "Leave phases out, and launch each as a run of its own."
+        yield Unable("a run in phases that are no even ramp of the batch", "workload.phases", hint)
+    elif setting.ramp.increment and not training_engine(setting.engine).launches.batch_ramp:
+        yield Unable("a ramp of the batch", "workload.phases", "Leave phases out.")
 
 
 def _gradients_unable(setting: TrainingSetting) -> Iterator[Unable]:

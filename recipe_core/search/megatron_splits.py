@@ -68,6 +68,18 @@ def _pipeline(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Launch
         "candidate.virtual_stages",
         "Use one chunk per stage.",
     )
+    phases = [cases.in_phase(phase).micro_batches for phase in setting.phases]
+    uneven = [batches % np.maximum(cases.pp, 1) != 0 for batches in phases]
+    yield LaunchRule(
+        "launch-pipeline",
+        piped & several & np.any([*uneven, np.zeros_like(piped)], axis=0),
+        lambda i: (
+            f"an interleaved schedule takes a multiple of pp {cases.pp[i]} micro-batches, which "
+            "not every phase has"
+        ),
+        "candidate.virtual_stages",
+        "Use one chunk per stage.",
+    )
 
 
 def _experts(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:

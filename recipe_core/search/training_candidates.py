@@ -20,6 +20,7 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.storage import storage_tier
 from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.training.activations import modules
+from recipe_core.request.phases import ramp_of
 from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorkload
 from recipe_core.search.launchable import default_framework, on_framework
 from recipe_core.search.launchable_splits import whole_rules
@@ -121,6 +122,9 @@ def setting(
         state_dtype=workload.state_dtype,
         loading=workload.loading or Loading(),
         phases=workload.phases or (),
+        ramp=ramp_of(workload.phases, workload.sequence_length, workload.global_batch)
+        if workload.phases
+        else None,
         evaluation=workload.evaluation,
     )
     if name:

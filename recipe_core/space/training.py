@@ -13,7 +13,7 @@ from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, St
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.storage import StorageTier
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request.phases import Evaluation, Phase
+from recipe_core.request.phases import Evaluation, Phase, Ramp
 from recipe_core.request.schema import Loading, RecomputedModule
 from recipe_core.space.dims import ParallelDims
 
@@ -63,7 +63,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """What all cases of one call share."""
+    """What all cases of one call share. ``ramp``: what ``phases`` are, where they are one."""
 
     model: ModelSpec
     cluster: Cluster
@@ -86,6 +86,7 @@ class TrainingSetting:
     state_dtype: Literal["fp32", "bf16"] | None = None
     loading: Loading = field(default_factory=Loading)
     phases: tuple[Phase, ...] = ()
+    ramp: Ramp | None = None
     evaluation: Evaluation | None = None
 
     @property

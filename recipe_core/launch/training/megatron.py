@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +56,7 @@ def argv(options: dict[str, Any]) -> tuple[str, ...]:
 
 def arguments(job: Job) -> dict[str, Any]:
     """Every estimated value, also where it is Megatron's default, by the name of its argument."""
-    return _model(job) | _split(job) | _run(job)
+    return _model(job) | _split(job) | _run(job) | _length(job)
 
 
 def _model(job: Job) -> dict[str, Any]:
@@ -139,7 +140,6 @@ def _run(job: Job) -> dict[str, Any]:
         "micro_batch_size": job.dims.micro_batch,
         "global_batch_size": job.dims.global_batch,
         "seq_length": job.sequence_length,
-        "train_iters": job.steps,
         "attention_backend": _attention_backend(job),
         "bf16": setting.precision in ("bf16", "fp8"),
         "fp16": setting.precision == "fp16",
@@ -147,7 +147,6 @@ def _run(job: Job) -> dict[str, Any]:
         "lr": h.learning_rate,
         "min_lr": h.learning_rate * h.least_rate_share,
         "lr_decay_style": "cosine",
-        "lr_warmup_iters": h.warmup_steps,
         "weight_decay": h.weight_decay,
         "adam_beta1": h.beta1,
         "adam_beta2": h.beta2,
@@ -194,6 +193,21 @@ def _attention_backend(job: Job) -> str:
         return "unfused"
     kinds = job.setting.model.mixers
     return "auto" if any(isinstance(kind, LatentAttention) for kind, _ in kinds) else "flash"
+def _length(job: Job) -> dict[str, Any]:
+    """How long the run is and warms up: in steps, or in sequences where the batch grows.
+
+    Megatron takes a ramp for runs that are counted in samples only; it adds ``increment`` each time
+    as many of them have passed, as ``megatron/core/num_microbatches_calculator.py`` counts.
+    """
+    ramp, warmup, setting = job.setting.ramp, job.hyper.warmup_steps, job.setting
+    if ramp is None or not ramp.increment:
+        return {"train_iters": job.steps, "lr_warmup_iters": warmup}
+    tokens = sum(phase.tokens for phase in setting.phases)
+    return {
+        "train_samples": math.ceil(tokens / job.sequence_length),
+        "lr_warmup_samples": warmup * job.dims.global_batch,
+        "rampup_batch_size": (ramp.start, ramp.increment, ramp.sequences),
+    }
 
 
 def _primus(job: Job, options: dict[str, Any]) -> Launch:

@@ -151,7 +151,7 @@ class TrainingEstimates:
     def peak_bytes(self) -> Float:
         """Memory of the fullest device in the phase that needs most (one per case)."""
         every = [self.memory.peak_bytes, *(phase.memory.peak_bytes for phase in self.phases)]
-        return np.max(every, axis=0)
+        return np.asarray(np.max(every, axis=0))
 
     @property
     def hfu(self) -> Float:

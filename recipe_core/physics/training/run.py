@@ -236,7 +236,7 @@ def run(
     kept = failures.kept * written.bytes
     storage_usd_per_s = kept * failures.usd_per_byte_s
     usd_per_s = usd_per_hour / SECONDS_PER_HOUR + storage_usd_per_s
-    watts = cases.devices * device.tdp_watts.value * usual.joules_share.value
+    watts = cases.devices.astype(float) * device.tdp_watts.value * usual.joules_share.value
     data_tokens_per_s = cases.step_tokens / main.step_s
     return Run(
         steps=steps,
