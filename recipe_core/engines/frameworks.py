@@ -60,16 +60,16 @@ class Framework(_Data):
     scales and casts what goes into them at once. ``fused_gate``: a gate's activation and its
     product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make
     logits, loss and their gradients piece by piece. ``gathered_input_bytes``: what tensor
-    parallelism adds to each value of the hidden state that a layer keeps. ``tensor_exposed``: time
-    that tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside
-    products). ``products``: rate of its 16-bit matrix products, of that of Transformer Engine's. ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel
-    traffic. ``routed_copies``: hidden states kept for each token that an expert gets.
-    ``expert_launch_s``: host time of a layer's experts beside ``launch_s``. ``attention_slowdown``
-    and ``fragmentation``: its own, where they differ from all frameworks'. ``recompute_modules``:
-    what ``selective`` recomputes in a model with experts or latent attention (words of
-    `RECOMPUTED`); else
-    ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of its
-    forward pass.
+    parallelism adds to each value of the hidden state that a layer keeps. ``products``: rate of its
+    16-bit matrix products, of that of Transformer Engine's. ``tensor_exposed``: time that
+    tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside products).
+    ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
+    ``routed_copies``: hidden states kept for each token that an expert gets. ``expert_launch_s``:
+    host time of a layer's experts beside ``launch_s``. ``attention_slowdown`` and
+    ``fragmentation``: its own, where they differ from all frameworks'. ``recompute_modules``: what
+    ``selective`` recomputes in a model with experts or latent attention (words of `RECOMPUTED`);
+    else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
+    its forward pass.
     """
 
     title: str

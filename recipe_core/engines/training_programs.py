@@ -40,8 +40,8 @@ class Base(_Data):
 class Launches(_Data):
     """What the launch of a framework can be told; what is not listed is estimated only.
 
-    ``models``: ``any``, built by their own class from their config; ``shipped``, those that it ships
-    (`titan_models`); ``words``, those of which every property has an argument
+    ``models``: ``any``, built by their own class from their config; ``shipped``, those that it
+    ships (`titan_models`); ``words``, those of which every property has an argument
     (``engines/training/megatron.yaml``). ``gradients``: number formats in which it can keep them
     beside its own; ``states``: formats of master weights. ``degrees``: those that may be above 1
     beside dp. ``recompute_modules``: what of a layer it can be told to recompute alone.

@@ -82,8 +82,6 @@ def plain_attention(model: ModelSpec) -> Attention | None:
     return None if isinstance(only, (LatentAttention, LinearAttention)) else only
 
 
-
-
 # One framework
 
 

@@ -251,7 +251,7 @@ def _torchtitan(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
     yield _rounds(cases)
     yield _tied(setting, cases)
     if plain_attention(setting.model) is not None:
-        yield _heads(setting, cases)
+        yield heads_divide(setting, cases)
     known = shipped_configuration(setting.model)
     yield LaunchRule(
         "launch-sequence",

@@ -31,7 +31,8 @@ def main() -> None:
         part.has_cuda_capability = lambda *_: True
     for line in sys.stdin:
         asked = json.loads(line)
-        print(json.dumps(answer(asked["script"], asked["words"]), default=str), flush=True)
+        sys.stdout.write(json.dumps(answer(asked["script"], asked["words"]), default=str) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -193,6 +193,8 @@ def _attention_backend(job: Job) -> str:
         return "unfused"
     kinds = job.setting.model.mixers
     return "auto" if any(isinstance(kind, LatentAttention) for kind, _ in kinds) else "flash"
+
+
 def _length(job: Job) -> dict[str, Any]:
     """How long the run is and warms up: in steps, or in sequences where the batch grows.
 
