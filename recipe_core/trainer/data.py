@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from .errors import TrainError
 from .rollbacks import Skips
+from .shards import Tokens, write_shards
 
 _PIECE = 1 << 20
 """Characters that the tokenizer gets at once."""
@@ -61,11 +61,9 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 
 
 def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
-    """All documents as one file of 32-bit tokens, each followed by an end-of-text token.
+    """All documents as `shards` of tokens, each followed by an end-of-text token.
 
-    It is written once for these texts and this tokenizer.
-
-    Nodes that share the folder may write it side by side: each moves a file of its own into place.
+    They are written once for these texts and this tokenizer.
     """
     digest = hashlib.sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
     for path in paths:
@@ -78,17 +76,14 @@ def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
                 f"cannot read {path}: {error.strerror}.",
                 hint="Set the path of the text: --data FILE.",
             ) from None
-    target = folder / f"tokens-{digest.hexdigest()[:16]}.bin"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = target.with_suffix(f".{os.uname().nodename}.{os.getpid()}")
-        with part.open("wb") as out:
-            for path in paths:
-                for document in documents(path):
-                    for ids in _encoded(document, tokenizer):
-                        out.write(torch.tensor(ids, dtype=torch.int32).numpy().tobytes())
-        part.replace(target)
-    return target
+    target = folder / f"tokens-{digest.hexdigest()[:16]}"
+    pieces = (
+        ids
+        for path in paths
+        for document in documents(path)
+        for ids in _encoded(document, tokenizer)
+    )
+    return write_shards(target, pieces, len(tokenizer))
 
 
 def _encoded(document: Iterator[str], tokenizer: Any) -> Iterator[list[int]]:
@@ -99,7 +94,7 @@ def _encoded(document: Iterator[str], tokenizer: Any) -> Iterator[list[int]]:
 
 
 class Sequences:
-    """Windows of ``length`` tokens, and the next one, over a token file; shuffled every epoch.
+    """Windows of ``length`` tokens, and the next one, over mapped shards; shuffled every epoch.
 
     The sequences of a step depend on the seed, the step and what is left out alone; ranks take
     consecutive shares of them. So a run resumes exactly where it stopped, also with another number
@@ -109,7 +104,8 @@ class Sequences:
     def __init__(
         self, path: Path, length: int, global_batch: int, seed: int, skips: Skips | None = None
     ) -> None:
-        size = path.stat().st_size // 4
+        self.tokens = Tokens(path)
+        size = len(self.tokens)
         self.length, self.global_batch, self.seed = length, global_batch, seed
         self.skips = skips or Skips()
         self.count = (size - 1) // length
@@ -118,7 +114,6 @@ class Sequences:
                 f"the texts have {size} tokens; a sequence needs {length} + 1.",
                 hint="Use more text or a shorter sequence_length.",
             )
-        self.tokens = torch.from_file(str(path), size=size, dtype=torch.int32)
         self._order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
 
     def batch(
@@ -138,4 +133,4 @@ class Sequences:
             generator = torch.Generator().manual_seed(self.seed + epoch)
             self._order = (epoch, torch.randperm(self.count, generator=generator))
         start = int(self._order[1][place]) * self.length
-        return self.tokens[start : start + self.length + 1].long()
+        return self.tokens[start : start + self.length + 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -237,11 +238,25 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
         logging_nan_inf_filter=False,
         save_total_limit=max(settings.checkpoints.keep, LEAST_KEPT),
         seed=settings.seed,
+        **_loading(settings),
         report_to="none",
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
         deepspeed=str(deepspeed) if deepspeed else None,
     )
+
+
+def _loading(settings: Settings) -> dict[str, Any]:
+    """Worker processes of a replica, which share the mapped tokens, and what each makes ahead."""
+    workers = settings.loading.workers if settings.loading.prefetch else 0
+    return {
+        "dataloader_num_workers": workers,
+        "dataloader_prefetch_factor": math.ceil(settings.loading.prefetch / workers)
+        if workers
+        else None,
+        "dataloader_persistent_workers": workers > 0,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

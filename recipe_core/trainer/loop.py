@@ -26,6 +26,7 @@ from .metrics import Metrics, Row, peak_memory_bytes
 from .model import Part, build, fill_pretrained, fill_random, read_config
 from .optimizer import LossScale, learning_rate, make_optimizer, update
 from .parallel import HALF, lay_out
+from .prefetch import Ahead
 from .rollbacks import read_record
 from .settings import STOP_FILE, Settings
 from .steps import Passes
@@ -92,6 +93,9 @@ class Run:
         self.sequences = Sequences(
             tokens, length, settings.batch.global_batch, settings.seed, self.record.skips
         )
+        degrees, loading = world.degrees, settings.loading
+        part = (world.dp_rank, degrees.dp, degrees.micro_batches)
+        self.ahead = Ahead(self.sequences, part, loading.workers, loading.prefetch, settings.steps)
         self.reference = build(config, settings)
         self.parts = [self._part(chunk) for chunk in range(settings.split.virtual_stages)]
         self.optimizers = [make_optimizer(settings.optimizer, part) for part in self.parts]
@@ -156,6 +160,7 @@ class Run:
             self.checkpoints.wait()
         finally:
             signal.signal(signal.SIGTERM, before)
+            self.ahead.close()
         self._finish(step)
 
     def _roll_back(self) -> NoReturn:
@@ -172,8 +177,7 @@ class Run:
         """One optimizer step: its row, whether any rank was asked to stop, and how it looks."""
         settings, degrees = self.settings, self.world.degrees
         began = time.perf_counter()
-        batch = self.sequences.batch(step, self.world.dp_rank, degrees.dp, degrees.micro_batches)
-        loss = self.passes.run(batch)
+        loss = self.passes.run(self.ahead.batch(step))
         rate = learning_rate(settings.optimizer, step, settings.steps)
         scale = self.scale.value
         norm, _ = update(

@@ -65,6 +65,17 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """How batches reach a replica: ``workers`` make up to ``prefetch`` of them ahead of the step.
+
+    With ``prefetch`` 0 every step waits for its own.
+    """
+
+    workers: int = 2
+    prefetch: int = 2
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101), or SGD with momentum ``beta1``.
 
@@ -145,6 +156,7 @@ class Settings:
     checkpoints: Checkpoints = Checkpoints()
     guard: Guard = Guard()
     figures: Figures = Figures()
+    loading: Loading = Loading()
 
 
 def load_settings(path: Path) -> Settings:
@@ -166,6 +178,9 @@ def load_settings(path: Path) -> Settings:
         settings = replace(settings, guard=replace(settings.guard, deviations=0.0))
     if min(settings.guard.window, settings.guard.patience) < 1:
         raise TrainError(f"{path.name}.guard: window and patience must be at least 1.")
+    if settings.loading.workers < 1 or settings.loading.prefetch < 0:
+        message = f"{path.name}.loading: workers must be at least 1, prefetch at least 0."
+        raise TrainError(message)
     return settings
 
 

@@ -25,6 +25,7 @@ from recipe_core.trainer.model import Part, build, chunk_layers, read_config
 from recipe_core.trainer.optimizer import LossScale, learning_rate
 from recipe_core.trainer.parallel import gathered_units
 from recipe_core.trainer.settings import Batch, Optimizer, Split, load_settings
+from recipe_core.trainer.shards import write_shards
 
 
 def write(folder: Path, value: Any) -> Path:
@@ -145,11 +146,7 @@ def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_pa
 
 
 def token_file(folder: Path, count: int) -> Path:
-    import numpy as np
-
-    path = folder / "tokens.bin"
-    path.write_bytes(np.arange(count, dtype=np.int32).tobytes())
-    return path
+    return write_shards(folder / f"tokens-{count}", [list(range(count))], 512, shard_tokens=50)
 
 
 def test_sequences_of_a_step_do_not_depend_on_the_number_of_replicas(tmp_path: Path) -> None:

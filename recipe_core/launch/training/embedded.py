@@ -91,6 +91,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
         "seed": h.seed,
         "optimizer": optimizer,
         "checkpoints": {"every_steps": job.checkpoint_steps, "keep": KEPT_CHECKPOINTS},
+        "loading": {"workers": setting.loading.workers, "prefetch": setting.loading.prefetch},
         "figures": {
             "flops_per_token": job.flops_per_token,
             "peak_flops_per_s": peak.value if peak else None,

@@ -153,7 +153,9 @@ def _run(job: Job) -> dict[str, Any]:
         "adam_eps": h.epsilon,
         "clip_grad": h.clip_norm,
         "seed": h.seed + 1,  # it takes none below 1
-        "mock_data": True,  # until --data-path names a data set in its own format
+        "mock_data": True,  # until --data-path names its own format, which it maps
+        "num_workers": setting.loading.workers if setting.loading.prefetch else 0,
+        "num_dataset_builder_threads": setting.loading.workers,
         "log_interval": 1,
         "log_throughput": True,
         "eval_iters": 0,

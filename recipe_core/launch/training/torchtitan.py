@@ -222,6 +222,14 @@ def settings(job: Job) -> dict[str, Any]:
         "checkpoint.export-dtype": "bfloat16",
         "debug.seed": h.seed,
     }
+    if job.setting.loading.prefetch:
+        # One process: more would each read all rows of a text that is not divided among workers.
+        out |= {
+            "dataloader.num-workers": 1,
+            "dataloader.persistent-workers": True,
+            "dataloader.prefetch-factor": job.setting.loading.prefetch,
+            "dataloader.pin-memory": True,
+        }
     if piped:
         out |= {
             "parallelism.pipeline-parallel-schedule": _SCHEDULES[job.schedule],

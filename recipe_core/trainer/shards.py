@@ -1,0 +1,146 @@
+"""Tokens on disk as shards that all processes of a node map into memory, written once.
+
+A folder with ``index.json`` (the number type and the tokens of each shard) and ``00000.bin`` and so
+on: numbers of 16 bits where the vocabulary has at most 65,536, else of 32. It appears whole or not
+at all, under a name that says what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import TrainError
+
+SHARD_TOKENS = 1 << 28
+"""Tokens of a full shard: 0.5 or 1 GiB."""
+INDEX = "index.json"
+_CHUNK = 1 << 20
+"""Tokens that are collected before they are written."""
+
+
+def write_shards(
+    target: Path, pieces: Iterable[list[int]], vocabulary: int, shard_tokens: int = SHARD_TOKENS
+) -> Path:
+    """The folder ``target`` with the tokens of all pieces, one after another.
+
+    Processes may write it side by side: each fills a folder of its own, the first moves it into
+    place, the others drop theirs.
+    """
+    if (target / INDEX).exists():
+        return target
+    part = target.with_name(f"{target.name}.{os.uname().nodename}.{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    kind = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
+    sizes = [
+        _write(part / _name(k), shard) for k, shard in enumerate(_cut(pieces, kind, shard_tokens))
+    ]
+    index = {"dtype": kind.str, "tokens": sizes}
+    (part / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    try:
+        part.rename(target)
+    except OSError:
+        shutil.rmtree(part, ignore_errors=True)
+        if not (target / INDEX).exists():
+            raise
+    return target
+
+
+def _name(number: int) -> str:
+    return f"{number:05d}.bin"
+
+
+def _cut(
+    pieces: Iterable[list[int]], kind: np.dtype[Any], shard_tokens: int
+) -> Iterator[Iterator[np.ndarray[Any, Any]]]:
+    """Shards as chunks of numbers; each has to be taken whole before the next."""
+    chunks = _chunks(pieces, kind, shard_tokens)
+    left: np.ndarray[Any, Any] | None = next(chunks, None)
+
+    def shard() -> Iterator[np.ndarray[Any, Any]]:
+        nonlocal left
+        room = shard_tokens
+        while left is not None and room > 0:
+            yield left[:room]
+            rest = left[room:]
+            room -= len(left) - len(rest)
+            left = rest if len(rest) else next(chunks, None)
+
+    while left is not None:
+        yield shard()
+
+
+def _chunks(
+    pieces: Iterable[list[int]], kind: np.dtype[Any], shard_tokens: int
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Pieces joined to arrays that are worth a write."""
+    held: list[int] = []
+    for piece in pieces:
+        held += piece
+        if len(held) >= min(_CHUNK, shard_tokens):
+            yield np.asarray(held, dtype=kind)
+            held = []
+    if held:
+        yield np.asarray(held, dtype=kind)
+
+
+def _write(path: Path, chunks: Iterator[np.ndarray[Any, Any]]) -> int:
+    """The tokens written; on the disk before the index names them."""
+    tokens = 0
+    with path.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk.tobytes())
+            tokens += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return tokens
+
+
+class Tokens:
+    """All tokens of a folder, mapped; a slice is read as 64-bit numbers, across shards.
+
+    Copies, and what other processes get of it, map the same files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            kind, sizes = np.dtype(index["dtype"]), [int(size) for size in index["tokens"]]
+            self._shards = [
+                np.memmap(folder / _name(k), dtype=kind, mode="r", shape=(size,))
+                for k, size in enumerate(sizes)
+            ]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TrainError(
+                f"cannot read the tokens in {folder}: {error}.",
+                hint="Remove the folder: it is made again from the texts.",
+            ) from None
+        self._starts = [0, *accumulate(sizes)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, wanted: slice) -> torch.Tensor:
+        start, stop, _ = wanted.indices(len(self))
+        parts: list[np.ndarray[Any, Any]] = []
+        shard = bisect_right(self._starts, start) - 1
+        while start < stop:
+            first, end = self._starts[shard], min(self._starts[shard + 1], stop)
+            parts.append(self._shards[shard][start - first : end - first])
+            start, shard = end, shard + 1
+        joined = np.concatenate(parts) if parts else np.empty(0)
+        return torch.from_numpy(joined.astype(np.int64))
+
+    def __reduce__(self) -> tuple[type[Tokens], tuple[Path]]:
+        return Tokens, (self.folder,)
