@@ -209,3 +209,22 @@ def test_offload_is_offered_with_a_framework_that_has_it() -> None:
 
 def test_every_framework_says_what_its_launch_can_be_told() -> None:
     assert set(facts().preferred) == set(facts().engines) == set(training_data().frameworks)
+
+
+@pytest.mark.parametrize(("optimizer", "bundled"), [("adamw", True), ("muon", False)])
+def test_a_split_without_a_bundle_says_so(optimizer: str, bundled: bool) -> None:
+    """Where no framework can be told what is asked: the first split is marked, the note says why."""
+    value = {
+        "model": "Qwen/Qwen3-0.6B",
+        "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1},
+        "workload": {
+            "kind": "training",
+            "sequence_length": 2048,
+            "global_batch": 64,
+            "tokens": 1e9,
+            "optimizer": optimizer,
+        },
+    }
+    answer = plan(PlanRequest.parse(value)).to_json(top=1)
+    assert answer["candidates"][0]["bundle"] is bundled
+    assert (answer["launch_note"] is None) is bundled

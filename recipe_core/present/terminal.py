@@ -93,6 +93,8 @@ def _mark(plan: Plan, row: int) -> str:
         return "uncertain"
     if plan.queues[row]:
         return "queues"
+    if not (plan.launch_note or plan.bundled(row)):
+        return "no bundle"
     return "●" if plan.frontier[row] else ""
 
 

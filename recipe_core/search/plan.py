@@ -252,7 +252,8 @@ class Plan(PlanRows):
         ``queues`` where it starts and does not; then ``holds_requests`` says how many it holds and
         ``queue`` how long the others wait. It is ``uncertain`` where its memory is too close to
         tell whether it starts: ``start_probability`` and ``doubt`` say how likely and why.
-        ``feasible`` counts all three. ``launch_note``: why no bundle can be made, where none can.
+        ``feasible`` counts all three. ``bundle``: whether a bundle of the split can be made, else
+        it is an estimate only. ``launch_note``: why no bundle can be made, where none can.
         """
         shown = self.order[: LISTED if top is None else top]
         rows = np.flatnonzero(~self.feasible)
@@ -275,6 +276,7 @@ class Plan(PlanRows):
                     "rank": rank,
                     **case,
                     **self._state_json(row),
+                    "bundle": self.bundled(row),
                     "estimate": estimate.to_json(),
                     "pareto": pareto,
                     "beats_best": chance,

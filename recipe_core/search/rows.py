@@ -438,6 +438,10 @@ class PlanRows(ABC):
         """Why no bundle of any split can be made, as sentences; None where one can."""
         return None
 
+    def bundled(self, _row: int) -> bool:
+        """Whether a bundle of a split can be made; else its figures are estimates only."""
+        return True
+
     @abstractmethod
     def _simplicity(self) -> tuple[Any, ...]:
         """Columns that order rows of equal score, simpler first; the last one counts first."""

@@ -21,7 +21,7 @@ from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of, split_of
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.launchable import FRAMEWORK, able, unable, ways_out
-from recipe_core.search.launchable_splits import search_rules
+from recipe_core.search.launchable_splits import search_rules, split_rules
 from recipe_core.search.limits import limited
 from recipe_core.search.measures import TRAINING, to_finish
 from recipe_core.search.plan import LENGTH, LOAD, Plan
@@ -323,6 +323,15 @@ class TrainingPlan(Plan):
         if self.blocks and self.problem.workload.tokens is None:
             notes.append("Without a token budget a step is estimated, and no bundle is made.")
         return " ".join(notes) or None
+
+    def bundled(self, row: int) -> bool:
+        """Whether its framework can be told the request and the split, and the run has an end."""
+        setting, asked = self.setting(row), self._asked
+        if self.problem.workload.tokens is None or any(unable(setting, *asked)):
+            return False
+        block, i = self.at(row)
+        rules = split_rules(setting, block.cases.take([i]))
+        return not any(rule.broken[0] for rule in rules)
 
     def launch_cures(self) -> Iterator[dict[str, Any]]:
         """Changes after which a bundle can be made, where none can: the fewest first."""
