@@ -1,6 +1,6 @@
 """Fit the intervals around estimates: write the ``bands.yaml`` of serving and of training.
 
-    python scripts/fit_bands.py TRUTH_DIR [--write] [--residuals FOLDER]
+    python scripts/fit_bands.py TRUTH_DIR [--write] [--residuals FOLDER] [--only serving|training]
 
 Fits the engines' numbers again without each source, and without each fold of models
 (scripts/fit_serving.py), estimates the runs left out, and makes intervals of how far off these
@@ -12,7 +12,8 @@ sources of fewer than ``FEW`` runs keep the estimates of the fit that is shipped
 Prints how often measured runs of sources left out are inside. ``--write`` writes both files,
 docs/intervals.json with the same tables for docs/accuracy.md, and docs/images/intervals.svg.
 ``--residuals`` keeps the estimates of runs left out in FOLDER, as CSV, and takes them from there
-where they are, which saves most of the quarter of an hour that this takes.
+where they are, which saves most of the quarter of an hour that this takes. ``--only`` leaves the
+other kind's file and tables as they are.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ def training_rows(truth: Path) -> pd.DataFrame:
         inside = source == name
         if (inside & timed).sum() < fit_training.FEW:
             continue
-        values = fit_training.fit(groups, runs, measured, timed & ~inside)
+        shipped = fit_training.shipped(groups)
+        values = fit_training.fit(groups, runs, measured, timed & ~inside, shipped)
         told = fit_training.steps(groups, values, len(runs))
         estimated |= {runs[i].id: told[i] for i in np.flatnonzero(inside & timed)}
         print(f"training without {name}", flush=True)
@@ -252,13 +254,16 @@ def main() -> None:
     parser.add_argument("truth", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--residuals", type=Path, metavar="FOLDER")
+    parser.add_argument("--only", choices=("serving", "training"))
     arguments = parser.parse_args()
     truth, folder = arguments.truth, arguments.residuals
-    report = {}
+    report = json.loads(REPORT.read_text()) if arguments.only else {}
     for name, module, rows_of, setup in (
         ("serving", serving_bands, serving_rows, SERVING_SETUP),
         ("training", training_bands, training_rows, TRAINING_SETUP),
     ):
+        if arguments.only not in (None, name):
+            continue
         kept = None if folder is None else folder / f"{name}.csv"
         if kept is not None and kept.exists():
             table = pd.read_csv(kept)

@@ -141,8 +141,14 @@ def _recompute(words: str) -> str | None:
     return "selective" if words.startswith(("selective", "[")) else "none"
 
 
-def _engine(framework: str) -> str:
-    """The engine of a compiled run: NeMo AutoModel is FSDP2 over torch, as torchtitan is."""
+def _engine(framework: str, source: str) -> str:
+    """The engine of a compiled run.
+
+    MLPerf's submissions are NeMo or Primus on Transformer Engine, also those that name PyTorch
+    only; NeMo AutoModel is FSDP2 over torch, as torchtitan is.
+    """
+    if source == "mlp":
+        return "megatron"
     known = {} if "AutoModel" in framework else ENGINES
     return next((ours for word, ours in known.items() if word in framework), "torchtitan")
 
@@ -169,7 +175,7 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
     compiled = "compile=false" not in str(
         row.notes
     )  # torchtitan's layers one operator at a time are plain torch
-    engine = _engine(str(row.framework)) if compiled else "torch"
+    engine = _engine(str(row.framework), source) if compiled else "torch"
     older = source == "bs" or (
         source == "kor" and "seqpar" not in str(row.recompute)
     )  # than sequence parallelism, or without it

@@ -213,7 +213,7 @@ def test_every_framework_says_what_its_launch_can_be_told() -> None:
 
 @pytest.mark.parametrize(("optimizer", "bundled"), [("adamw", True), ("muon", False)])
 def test_a_split_without_a_bundle_says_so(optimizer: str, bundled: bool) -> None:
-    """Where no framework can be told what is asked: the first split is marked, the note says why."""
+    """Where no framework can be told what is asked, the first split and a note say so."""
     value = {
         "model": "Qwen/Qwen3-0.6B",
         "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1},

@@ -19,6 +19,7 @@ from recipe_core.doors.cli import app
 from recipe_core.measured.training_runs import (
     TRAINING_RUNS,
     TrainingRun,
+    known_training_runs,
     published_training_runs,
     read_training_runs,
 )
@@ -99,3 +100,12 @@ def test_the_text_names_sources_and_refuses_unknown_columns() -> None:
     assert published_training_runs()[0].source in training_validation_text(found)
     with pytest.raises(InputError, match="unknown column"):
         training_sections(found, by="colour")
+
+
+def test_runs_that_everybody_knows_are_accepted_at_their_speed() -> None:
+    """Llama 3 405B, DeepSeek-V3, Megatron's weak scaling: docs/accuracy.md has each."""
+    runs = known_training_runs()
+    found = compare_training(runs)
+    assert not found.refused
+    assert {run.model.partition(" ")[0] for run in runs} == {"Llama", "DeepSeek-V3", "GPT"}
+    assert found.figures.error.max() < 0.2, found.figures.set_index("id").ratio

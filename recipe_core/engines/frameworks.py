@@ -61,8 +61,8 @@ class Framework(_Data):
     product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make
     logits, loss and their gradients piece by piece. ``gathered_input_bytes``: what tensor
     parallelism adds to each value of the hidden state that a layer keeps. ``products``: rate of its
-    16-bit matrix products, of that of Transformer Engine's. ``tensor_exposed``: time that
-    tensor-parallel traffic adds, of what it takes alone (above 1 it is slower beside products).
+    16-bit matrix products by generation, of that of Transformer Engine's. ``tensor_exposed``: time
+    that tensor-parallel traffic adds, of what it takes alone (above 1: slower beside products).
     ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
     ``routed_copies``: hidden states kept for each token that an expert gets. ``expert_launch_s``:
     host time of a layer's experts beside ``launch_s``. ``attention_slowdown`` and
@@ -84,7 +84,7 @@ class Framework(_Data):
     fused_in_8_bit: bool
     casts_by_operator: bool
     gathered_input_bytes: Number
-    products: Number = Number(value=1.0, source="estimate", status="assumed")
+    products: dict[str, Number] = {}
     elementwise_passes: Number
     launch_s: Number
     tensor_exposed: Number
@@ -131,6 +131,7 @@ class Calibration(_Data):
     reserve_bytes: Number
     imbalance: Number
     exchange_overlap: Number
+    exchange_share: Number
     host_link_bytes_per_s: Number
     host_memory_bytes_per_s: Number
     nvme_bytes_per_s: Number

@@ -152,7 +152,8 @@ class TrainingSetting:
     def pace(self, dtype: str) -> float:
         """Rate of matrix products in training, relative to the roofline of the products alone."""
         known = self.calibration.pace(self.cluster.device, dtype)
-        return known if dtype == "fp8" else known * self.framework.products.value
+        own = self.framework.products.get(self.cluster.device.architecture[:-1])
+        return known if own is None or dtype == "fp8" else known * own.value
 
 
 @dataclass(frozen=True, slots=True)

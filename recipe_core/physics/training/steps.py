@@ -267,9 +267,14 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
     reduce_s = 2 * gather_s * setting.framework.tensor_exposed.value
     attention_s = forward["attention"]
     forward["tensor_parallel"] = np.where(cases.tp > 1, halves * reduce_s, 0.0)
-    hidden_share = setting.calibration.exchange_overlap.value * (cases.overlap_experts > 0)
-    exchange = exchange * (1 - hidden_share)
+    overlaps = (cases.overlap_experts > 0) & (cases.ep > 1) & isinstance(layer.mlp, MoeMlp)
+    exchange = exchange * (1 - setting.calibration.exchange_overlap.value * overlaps)
     forward["expert_parallel"] = exchange
+    # what hides the exchange runs on the multiprocessors that the kernels of the exchange leave
+    slower = 1 / (1 - setting.calibration.exchange_share.value * overlaps)
+    for name in ("matmul", "attention", "elementwise", "experts"):
+        forward[name] = forward[name] * slower
+    attention_s = attention_s * slower
     forward["context_parallel"] = _ring(setting, cases, layer, BYTES, attention_s)
     trained = 1.0 if setting.frozen else 2.0  # frozen weights have no gradients
     ring_bytes, backward_s = BYTES + GRADIENT_BYTES, ATTENTION_BACKWARD * attention_s
