@@ -48,6 +48,9 @@ LATENT = {
     "topk_group": 2,
 }
 YARN = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}
+YARN |= {"original_max_position_embeddings": 4096}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 16.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
 NAMES = sorted({*catalog_ids(), *(name for name in constants())})
 
 
@@ -210,6 +213,15 @@ def test_what_has_no_word_is_named(name: str, what: str) -> None:
             {"rope_scaling": {"type": "linear", "factor": 4.0}},
             {"rotary_seq_len_interpolation_factor": 4},
         ),
+        (
+            {"rope_theta": None, "rope_parameters": LLAMA3 | {"rope_theta": 5e5}},
+            {"rope_scaling_factor": 16.0, "use_rope_scaling": True, "rotary_base": 500_000},
+        ),
+        (
+            {"model_type": "nemotron", "hidden_act": "relu2", "norm_eps": 1e-5}
+            | {"rms_norm_eps": None, "rope_parameters": {"partial_rotary_factor": 0.25}},
+            {"rotary_percent": 0.25, "apply_layernorm_1p": True, "normalization": "LayerNorm"},
+        ),
         ({"initializer_range": 0.01}, {"init_method_std": 0.01}),
         ({"attention_dropout": 0.1}, {"attention_dropout": 0.1}),
         ({"model_type": "phi3", "partial_rotary_factor": 0.75}, {"rotary_percent": 0.75}),
@@ -257,8 +269,17 @@ def test_a_field_has_its_word(fields: dict[str, Any], said: dict[str, Any]) -> N
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling {'type': 'dynamic'"),
         ({"rope_scaling": YARN}, "rope_scaling {'type': 'yarn'"),
         (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 8.0}},
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 8.0}},
             "rope_scaling {'type': 'llama3'",
+        ),
+        (
+            LATENT | {"rope_scaling": YARN | {"original_max_position_embeddings": None}},
+            "rope_scaling {'type': 'yarn'",
+        ),
+        ({"rope_theta": float("inf")}, "rope_theta inf, which is not whole"),
+        (
+            {"rope_scaling": LLAMA3, "rope_parameters": "dynamic"},
+            "rope_parameters 'dynamic'",
         ),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
         ({"residual_multiplier": 0.22}, "residual_multiplier 0.22"),
@@ -268,8 +289,8 @@ def test_a_field_has_its_word(fields: dict[str, Any], said: dict[str, Any]) -> N
         (LATENT | {"norm_topk_prob": False}, "norm_topk_prob False beside sigmoid scores"),
         (LATENT | {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
         (LATENT | {"topk_method": "greedy"}, "topk_method 'greedy'"),
-        (LATENT | {"topk_group": 1}, "n_group 4 with 4 experts from 1 groups"),
-        (LATENT | {"topk_group": "many"}, "n_group 4 with 4 experts from many groups"),
+        (LATENT | {"topk_group": 1}, "n_group 4, of which 1 give 4 experts"),
+        (LATENT | {"topk_group": "many"}, "n_group 4, of which many give 4 experts"),
         (LATENT | {"rope_scaling": YARN | {"beta_fast": 1}}, "rope_scaling {'type': 'yarn'"),
     ],
 )

@@ -265,7 +265,7 @@ def _rotary(config: Config, latent: bool) -> Said:
         if value is not None
     }
     stated = {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    every = {**stated, **{key: config[key] for key in _ROTARY if key in config}}
+    every = {**{key: config[key] for key in _ROTARY if key in config}, **stated}
     kind = rope.pop("type", None)
     kind = rope.pop("rope_type", kind) or "default"
     yield Word("position_embedding_type", "rope")
@@ -274,7 +274,7 @@ def _rotary(config: Config, latent: bool) -> Said:
         yield from _number("rotary_percent", every, "partial_rotary_factor")
     if latent:
         yield Word("rope_type", "yarn" if kind == "yarn" else "rope")
-        yield from () if kind == "yarn" else (Word("no_rope_fusion", True),)
+        yield Word("no_rope_fusion", kind != "yarn")  # it fuses YaRN's only
     yield from _scaling(str(kind), rope, latent)
 
 
@@ -282,7 +282,7 @@ def _whole_number(argument: str, config: Config, name: str) -> Said:
     for item in _number(argument, config, name):
         if isinstance(item, Untold):
             yield item
-        elif item.value != int(item.value):
+        elif not float(item.value).is_integer():
             yield Untold(f"{name} {item.value}, which is not whole")
         else:
             yield Word(argument, int(item.value))
@@ -308,7 +308,9 @@ def _scaling(kind: str, rope: dict[str, Any], latent: bool) -> Said:
 
 def _is_fixed(rope: Config, fixed: Config, free: frozenset[str]) -> bool:
     """Whether a scaling states nothing but what can be told, and else what is built in."""
-    return all(key in free or fixed.get(key) == value for key, value in rope.items())
+    original = "original_max_position_embeddings"  # left out, it is the whole context
+    told = all(key in free or fixed.get(key) == value for key, value in rope.items())
+    return told and rope.get(original) == fixed[original]
 
 
 def _routing(model: ModelSpec, config: Config, family: Family) -> Said:
@@ -354,7 +356,7 @@ def _groups(config: Config, family: Family, top_k: int) -> Said:
     if groups == 1 or method == "greedy":
         return
     if not _is_count(groups) or not _is_count(kept) or top_k // kept != _SUMMED.get(method):
-        yield Untold(f"n_group {groups} with {top_k} experts from {kept} groups")
+        yield Untold(f"n_group {groups}, of which {kept} give {top_k} experts")
     yield Word("moe_router_num_groups", groups)
     yield Word("moe_router_group_topk", kept)
 
