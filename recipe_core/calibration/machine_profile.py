@@ -26,6 +26,7 @@ from recipe_core.hardware.custom import BASE, MAX_BYTES, is_path
 from recipe_core.hardware.detect.machine import Found, detect
 from recipe_core.hardware.microbench.clock import Deadline
 from recipe_core.hardware.microbench.collectives import Reduced
+from recipe_core.hardware.microbench.disk import DiskRates, measure_disk
 from recipe_core.hardware.microbench.host import Ratios, ratios, together
 from recipe_core.hardware.microbench.points import Point
 from recipe_core.hardware.microbench.run import (
@@ -67,12 +68,13 @@ def profile_machine(
     seconds: float | None = None,
     quick: bool = False,
     ranks: int | None = None,
+    disk: Path | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Profiled:
     """Measure this machine for at most ``seconds`` (180; 20 for a quick one) and fit its profile.
 
     ``ranks``: processes for the collectives; by default as many as there are accelerators, and none
-    on a processor.
+    on a processor. ``disk``: a folder whose storage is measured first, in at most 30 seconds more.
 
     Raises:
         InputError: for a device that torch does not see, or too few seconds.
@@ -83,13 +85,18 @@ def profile_machine(
     if not LEAST_S <= total_s <= 3600:
         hint = f"Use {LEAST_S:g} to 3600; 180 is usual."
         raise InputError(f"{total_s:g} seconds are not possible.", field="seconds", hint=hint)
-    deadline = Deadline(total_s)
     check_torch()
     named = chosen(kind)
+    rates = None
+    if disk is not None:
+        tell(f"storage of {disk}")
+        rates = measure_disk(disk)
+    deadline = Deadline(total_s)
     found = detect()
     if ranks is None:
         ranks = found.count if named != "cpu" else 0
     measured = measure(named, deadline, quick=quick, ranks=ranks, tell=tell)
+    measured.disk = rates
     return assembled(found, measured)
 
 
@@ -115,6 +122,8 @@ def assembled(found: Found, measured: Measured) -> Profiled:
     values["host"] = _host(measured, spread)
     if transfers := _transfers(measured):
         values["transfers"] = transfers
+    if measured.disk:
+        values["disk"] = _disk(measured.disk)
     inside = fabric(base.node.fabric if base else values["node"]["fabric"])
     if reached := collectives_of(measured.collectives, inside):
         values.setdefault("node", {})["collectives"] = {
@@ -339,6 +348,18 @@ def _transfers(measured: Measured) -> dict[str, Any]:
     return {name: _figure(rate) for name, rate in rates.items() if rate}
 
 
+def _disk(rates: DiskRates) -> dict[str, Any]:
+    size = f"{rates.size_bytes / 2**20:,.0f} MiB"
+    way = (
+        "past the kernel's cache" if rates.direct else "perhaps from memory: no direct reads there"
+    )
+    return {
+        "read_bytes_per_s": _figure(rates.read_bytes_per_s, note=f"{size} in sequence, {way}"),
+        "write_bytes_per_s": _figure(rates.write_bytes_per_s, note=f"{size}, until fsync"),
+        "window_reads_per_s": _figure(rates.window_reads_per_s, note="8 KiB of a mapped file each"),
+    }
+
+
 def _source(found: Found, measured: Measured) -> dict[str, Any]:
     driver = found.versions.get("driver") or found.versions.get("ROCm")
     words = [f"torch {measured.torch}", f"kernel {found.versions['kernel']}"]
@@ -440,6 +461,12 @@ def profile_text(profiled: Profiled) -> list[str]:
             for name, cell in transfers.items()
         )
         lines.append(f"  {', '.join(shown)}")
+    if disk := profile.disk:
+        lines.append(
+            f"  storage: read {disk.read_bytes_per_s.value / 1e9:.2g} GB/s, written "
+            f"{disk.write_bytes_per_s.value / 1e9:.2g} GB/s, "
+            f"{disk.window_reads_per_s.value:,.0f} reads of 8 KiB a second"
+        )
     lines.append(
         f"  the load was {measured.load:.1f} on {measured.cpus} processors before; times vary by "
         f"{profiled.spread:.0%}, which widens every interval"

@@ -104,6 +104,17 @@ class Transfers(_Data):
     disk_warm_bytes_per_s: Quantity | None = None
 
 
+class Disk(_Data):
+    """Storage of the machine that `recipe profile --disk` measured, for data and checkpoints.
+
+    ``window_reads_per_s``: reads of 8 KiB at random places of a mapped file, by one thread.
+    """
+
+    read_bytes_per_s: Quantity
+    write_bytes_per_s: Quantity
+    window_reads_per_s: Quantity
+
+
 class Collectives(_Data):
     """What the collective library reached between the devices of this machine.
 
@@ -139,7 +150,7 @@ class Device(Sourced):
     process gets. ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases``
     are names drivers report. ``known_as``: of a profile that is not shipped, the shipped device as
     which clouds and clusters know it. ``host``: how slow the machine around it is (None: as the
-    reference).
+    reference). ``disk``: storage of a node, where it was measured.
     """
 
     name: Name
@@ -161,6 +172,7 @@ class Device(Sourced):
     node: NodeSpec
     host: Annotated[HostSpeed | None, Field(exclude_if=_absent)] = None
     transfers: Annotated[Transfers | None, Field(exclude_if=_absent)] = None
+    disk: Annotated[Disk | None, Field(exclude_if=_absent)] = None
 
     @property
     def usable_memory_bytes(self) -> float:

@@ -16,7 +16,7 @@ from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.provenance import Quantity, Sourced
 from recipe_core.base.resources import root
 from recipe_core.hardware.files import data_file, named, read
-from recipe_core.hardware.profile import Line, Name
+from recipe_core.hardware.profile import Device, Line, Name
 
 FIELD = "workload.storage"
 
@@ -50,6 +50,24 @@ class StorageTier(Sourced):
 def _rate(per_node: Quantity, whole: Quantity | None, nodes: Float | float) -> Float:
     bound = np.inf if whole is None else whole.value
     return np.minimum(np.asarray(nodes, dtype=float) * per_node.value, bound)
+
+
+def measured_tier(profile: Device) -> StorageTier | None:
+    """The storage of each node as `recipe profile --disk` measured it; None where it did not."""
+    disk = profile.disk
+    if disk is None:
+        return None
+    reads = disk.window_reads_per_s
+    return StorageTier(
+        schema_version=1,
+        name="measured",
+        title=f"storage of {profile.name}, as measured",
+        kind="local",
+        read_bytes_per_s_per_node=disk.read_bytes_per_s,
+        write_bytes_per_s_per_node=disk.write_bytes_per_s,
+        latency_s=reads.model_copy(update={"value": 1 / reads.value}),
+        sources=profile.sources,
+    )
 
 
 def storage_names() -> list[str]:

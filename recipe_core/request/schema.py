@@ -241,7 +241,7 @@ class Loading(_Part):
 
     read_bytes_per_s: Positive | None = None
     """Rate of the storage that holds the data, in bytes per second for all readers together; left
-    out, it does not limit."""
+    out, that of ``storage``; without either it does not limit."""
 
     bytes_per_token: Positive = 4.0
     """Size of the stored data, in bytes per token."""
@@ -326,9 +326,14 @@ class TrainingWorkload(_Part):
     """Storage that checkpoints are written to and read from, by the name of its tier; left out,
     ``storage_bytes_per_s``. Not together with it."""
 
+    storage: Text | None = None
+    """Storage that holds the data and takes the checkpoints, by the name of its tier; left out, the
+    disk that the device's profile measured, if it did. ``storage_bytes_per_s`` and
+    ``loading.read_bytes_per_s`` come before it."""
+
     storage_bytes_per_s: Positive | None = None
-    """Rate at which all nodes together write a checkpoint, in bytes per second; left out, 0.98 GB/s
-    per node."""
+    """Rate at which all nodes together write a checkpoint, in bytes per second; left out, that of
+    ``storage``, else 0.98 GB/s per node."""
 
     storage_usd_per_gb_month: Positive | None = None
     """Price of the storage for checkpoints, in US dollars per GB and month; left out, it is not

@@ -17,7 +17,7 @@ from recipe_core.engines.training_programs import facts
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import failures, node_failures
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.hardware.storage import storage_tier
+from recipe_core.hardware.storage import StorageTier, measured_tier, storage_tier
 from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.training.activations import modules
 from recipe_core.request.phases import ramp_of
@@ -82,12 +82,19 @@ def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
         basis=basis,
         node_loss=node_loss,
         spare_nodes=spares,
-        storage=storage_tier(workload.storage) if workload.storage else None,
+        storage=_storage_of(workload, place),
         reads_back=workload.restart_s is None,
         usd_per_byte_s=price / 1e9 / (HOURS_PER_MONTH * SECONDS_PER_HOUR),
         slow_nodes=workload.slow_node_share or 0.0,
         slowdown=published.slow_nodes.slowdown.value,
     )
+
+
+def _storage_of(workload: TrainingWorkload, place: Cluster) -> StorageTier | None:
+    """The tier that is asked for, else what was measured there; a stated rate stands for itself."""
+    if workload.storage:
+        return storage_tier(workload.storage)
+    return None if workload.storage_bytes_per_s else measured_tier(place.device)
 
 
 def setting(

@@ -24,6 +24,10 @@ def profile(
         int | None,
         typer.Option("--ranks", help="Processes for collectives; default: one per accelerator."),
     ] = None,
+    disk: Annotated[
+        Path | None,
+        typer.Option("--disk", help="Also measure the storage of this folder (1 GiB, 30 s)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure this machine and write its profile, for `hardware.device` of a request."""
@@ -40,6 +44,7 @@ def profile(
         seconds=seconds,
         quick=quick,
         ranks=ranks,
+        disk=disk,
         tell=lambda part: typer.echo(f"profile: {part} …", err=True),
     )
     write_profile(output, profiled)

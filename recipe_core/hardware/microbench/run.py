@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.hardware.microbench.clock import Clock, Deadline, EventClock, HostClock, Timing
 from recipe_core.hardware.microbench.collectives import Reduced, measure_collectives
+from recipe_core.hardware.microbench.disk import DiskRates
 from recipe_core.hardware.microbench.host import HostTimes, measure_host
 from recipe_core.hardware.microbench.memory import (
     disk_rates,
@@ -58,6 +59,7 @@ class Measured:
     from_device_bytes_per_s: float | None = None
     disk_cold_bytes_per_s: float | None = None
     disk_warm_bytes_per_s: float | None = None
+    disk: DiskRates | None = None
     collectives: list[Reduced] = field(default_factory=list)
     load_after: float = 0.0
     seconds: float = 0.0

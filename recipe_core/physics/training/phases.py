@@ -45,7 +45,9 @@ def estimate_steps(setting: TrainingSetting, cases: TrainingCases) -> PhaseEstim
     """Memory and time of a step of every case."""
     cases, memory = decided(setting, cases)
     parts = step_parts(setting, cases)
-    parts["data_loading"] = waiting_s(cases, setting.loading, add(parts.values()))
+    parts["data_loading"] = waiting_s(
+        cases, setting.loading, add(parts.values()), setting.failures.storage
+    )
     return PhaseEstimates(cases, memory, parts, add(parts.values()))
 
 
