@@ -489,7 +489,7 @@ def test_the_options_are_frozen():
             "--variants",
         },
         "lock": {"--model", "--online", "--output", "--sign", "--verify"},
-        "profile": {"--device", "--output", "--quick", "--ranks", "--seconds"},
+        "profile": {"--device", "--disk", "--output", "--quick", "--ranks", "--seconds"},
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
         "calibrate": {"--clear", "--dry-run", "--into", "--list", "--undo"},

@@ -30,6 +30,7 @@ from recipe_core.hardware.custom import read_profile
 from recipe_core.hardware.detect.machine import Found
 from recipe_core.hardware.microbench.clock import Timing
 from recipe_core.hardware.microbench.collectives import Reduced
+from recipe_core.hardware.microbench.disk import DiskRates
 from recipe_core.hardware.microbench.host import LAYERS, REFERENCE, SEQUENCES, HostTimes
 from recipe_core.hardware.microbench.points import Point
 from recipe_core.hardware.microbench.run import Measured
@@ -206,6 +207,16 @@ def test_an_unknown_accelerator_is_held_against_its_best_rates() -> None:
         assembled(
             replace(found, profile={**card, "memory_bytes": None}), measured_here(kind="rocm")
         )
+
+
+def test_a_measured_disk_is_part_of_the_profile() -> None:
+    rates = DiskRates(1.2e9, 3.4e9, 5000.0, 1 << 30, direct=True)
+    disk = assembled(found_here(), measured_here(disk=rates)).device.disk
+    assert disk is not None
+    figures = (disk.write_bytes_per_s, disk.read_bytes_per_s, disk.window_reads_per_s)
+    assert [figure.value for figure in figures] == [1.2e9, 3.4e9, 5000.0]
+    assert {figure.status for figure in figures} == {"measured"}
+    assert assembled(found_here(), measured_here()).device.disk is None
 
 
 def test_too_few_products_are_no_profile() -> None:

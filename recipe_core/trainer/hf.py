@@ -24,7 +24,7 @@ from .guard import BROKEN, Watch
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import read_config
 from .rollbacks import read_record
-from .settings import STOP_FILE, Settings, data_paths, load_settings
+from .settings import STOP_FILE, Loading, Settings, data_paths, load_settings
 from .tokenizer import get_tokenizer
 
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
@@ -238,7 +238,7 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
         logging_nan_inf_filter=False,
         save_total_limit=max(settings.checkpoints.keep, LEAST_KEPT),
         seed=settings.seed,
-        **_loading(settings),
+        **loader_arguments(settings.loading),
         report_to="none",
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
@@ -246,14 +246,12 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
     )
 
 
-def _loading(settings: Settings) -> dict[str, Any]:
+def loader_arguments(loading: Loading) -> dict[str, Any]:
     """Worker processes of a replica, which share the mapped tokens, and what each makes ahead."""
-    workers = settings.loading.workers if settings.loading.prefetch else 0
+    workers = loading.workers if loading.prefetch else 0
     return {
         "dataloader_num_workers": workers,
-        "dataloader_prefetch_factor": math.ceil(settings.loading.prefetch / workers)
-        if workers
-        else None,
+        "dataloader_prefetch_factor": math.ceil(loading.prefetch / workers) if workers else None,
         "dataloader_persistent_workers": workers > 0,
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
