@@ -64,8 +64,8 @@ def test_checkpoints_are_written_at_the_rate_of_the_tier():
     good, local = best({"storage": "superpod-good"}), best({"storage": "nvme-raid8"})
     assert good.run.checkpoint_s == pytest.approx(size / (4 * 2e9))
     assert local.run.checkpoint_s == pytest.approx(size / (4 * 28e9))
-    stated = best({"storage": "superpod-good", "storage_bytes_per_s": 1e9})
-    assert stated.run.checkpoint_s == pytest.approx(size / 1e9)
+    with pytest.raises(InputError, match="storage_bytes_per_s"):
+        best({"storage": "superpod-good", "storage_bytes_per_s": 1e9})
 
 
 def test_a_step_waits_for_what_the_tier_cannot_read_in_time():
@@ -96,6 +96,8 @@ def test_the_measured_disk_of_a_profile_counts_where_no_tier_is_named():
     assert best(hardware=hardware).run.checkpoint_s == pytest.approx(size / 4e9)
     named = best({"storage": "nvme"}, hardware=hardware)
     assert named.run.checkpoint_s == pytest.approx(size / (4 * 3.5e9))
+    stated = best({"storage_bytes_per_s": 1e9}, hardware=hardware)
+    assert stated.run.checkpoint_s == pytest.approx(size / 1e9)
     assert measured_tier(device(own)).latency_s.value == pytest.approx(5e-5)
     assert measured_tier(device("h100-sxm")) is None
 

@@ -323,13 +323,9 @@ class TrainingWorkload(_Part):
     8, and 37 % of the failures take a node away, the others a restart."""
 
     storage: Text | None = None
-    """Storage that checkpoints are written to and read from, by the name of its tier; left out,
-    ``storage_bytes_per_s``. Not together with it."""
-
-    storage: Text | None = None
-    """Storage that holds the data and takes the checkpoints, by the name of its tier; left out, the
-    disk that the device's profile measured, if it did. ``storage_bytes_per_s`` and
-    ``loading.read_bytes_per_s`` come before it."""
+    """Storage that holds the data and takes the checkpoints, by the name of its tier; left out,
+    ``storage_bytes_per_s`` (not together with it), else the disk that the device's profile
+    measured, if it did. ``loading.read_bytes_per_s`` comes before it."""
 
     storage_bytes_per_s: Positive | None = None
     """Rate at which all nodes together write a checkpoint, in bytes per second; left out, that of
