@@ -49,16 +49,19 @@ def _phases(phases: Sequence[Phase]) -> None:
     """A row of boxes for each phase, and buttons to add and remove them."""
     st.markdown("**Phases**", help=field_help("workload.phases"))
     for k, phase in enumerate(phases):
-        with numbers.group(f"phase-{k}"), st.grid(len(FIELDS) + 1, min_column_width=105):
-            for name, label in FIELDS.items():
-                _phase_box(phases, k, name, label, getattr(phase, name))
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.caption(f"Phase {k + 1}")
             st.button(
                 "Remove",
                 key=f"_remove_phase_{k}",
                 icon=":material/delete:",
+                type="tertiary",
                 on_click=partial(_set_phases, [*phases[:k], *phases[k + 1 :]]),
                 help=f"Take phase {k + 1} out of the run.",
             )
+        with numbers.group(f"phase-{k}"), st.grid(len(FIELDS), min_column_width=105):
+            for name, label in FIELDS.items():
+                _phase_box(phases, k, name, label, getattr(phase, name))
     st.button(
         "Add a phase",
         key="_add_phase",

@@ -95,6 +95,7 @@ _CHANGES: Mapping[str, Callable[[Any], str]] = {
     "candidate.engine": lambda value: f"Train with {value}",
     "workload.method": lambda value: f"Use {_METHODS.get(value, value)}",
     "workload.tokens": lambda value: f"Train on {value:,.0f} tokens",
+    "workload.phases": lambda _: "Train without phases",
     "workload.document_tokens": lambda _: "Leave the length of documents out",
     "hardware.per_node": lambda value: f"Use {value} devices per node",
     "hardware.nodes": lambda value: f"Use {value} nodes",

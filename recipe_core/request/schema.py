@@ -375,14 +375,11 @@ class TrainingWorkload(_Part):
         """Without ``tokens``, those of all phases."""
         if not isinstance(value, Mapping) or value.get("tokens") is not None:
             return value
-        phases = value.get("phases")
-        if not isinstance(phases, list | tuple) or not phases:
+        try:
+            phases = TypeAdapter(Phases).validate_python(value.get("phases"))
+        except ValidationError:  # none, or the field's own error says more
             return value
-        tokens = [phase.get("tokens") for phase in phases if isinstance(phase, Mapping)]
-        known = [one for one in tokens if isinstance(one, int | float) and one > 0]
-        if len(known) < len(phases):
-            return value  # the field's own error says more
-        return {**value, "tokens": sum(known)}
+        return {**value, "tokens": sum(phase.tokens for phase in phases)}
 
     @model_validator(mode="after")
     def _one_budget_and_storage(self) -> Self:

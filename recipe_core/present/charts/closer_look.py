@@ -293,9 +293,9 @@ def whole_run(focus: Focus[TrainingPlan]) -> Iterator[Item]:
 
 def _failures_note(run: TrainingRun) -> str:
     """How often the run fails, and what a spare helps."""
-    often = f"A failure every {days(run.mtbf_s or 0.0)}"
+    often = f"One failure is expected every {days(run.mtbf_s or 0.0)}"
     if run.failures is not None:
-        often += f", {significant(run.failures)} in the run"
+        often += f" ({significant(run.failures)} in the run)"
     spare = ""
     if run.spares_suffice is not None:
         spare = f" A spare node is there with a probability of {chance_text(run.spares_suffice)}."

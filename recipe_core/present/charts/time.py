@@ -69,7 +69,7 @@ def loss_bars(
             orientation="h",
             y=[names.get(name, name) for name, _ in ordered],
             x=values,
-            text=[f"{value:.2f} %" for value in values],
+            text=[f"{value:.2f}%" for value in values],
             textposition="outside",
             textfont={"color": colours.ink},
             marker=filled(colours, 0),
