@@ -309,7 +309,7 @@ class TrainingWorkload(_Part):
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rank of the adapters of ``lora`` and ``qlora``."""
 
-    lora_targets: Literal["attention", "mlp", "all"] = "attention"
+    lora_targets: Literal["attention", "mlp", "all"] = "all"
     """Matrices that get adapters: those of attention, those of feed-forward blocks (of experts only
     the shared ones), or both."""
 

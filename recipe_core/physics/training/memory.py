@@ -266,7 +266,7 @@ def _divisors(setting: TrainingSetting, cases: TrainingCases) -> Divisors:
     the end of a step are unsharded until then. Where a pipeline is fed from both ends every stage
     is there twice, so twice as many ranks share its states.
     """
-    shard = cases.shard * np.where(cases.has("dualpipe"), 2.0, 1.0)
+    shard = cases.shard.astype(float) * np.where(cases.has("dualpipe"), 2.0, 1.0)
     expert_shard = np.where(cases.ep > 1, np.maximum(shard * cases.tp / cases.ep, 1), shard)
     stages = dict(_STAGES)
     if setting.framework.sharding == "fsdp":
