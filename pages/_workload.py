@@ -43,6 +43,8 @@ METHODS = {
     "qlora": "QLoRA",
     "dpo": "DPO",
 }
+DATA = {"": "Usual for the method", "text": "Texts", "chat": "Chats", "preference": "Preferences"}
+TARGETS = {"attention": "Attention", "mlp": "Feed-forward", "all": "All linear layers"}
 
 
 def launched(title: str, part: str, name: str) -> str:

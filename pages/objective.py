@@ -92,9 +92,25 @@ def training_details() -> None:
             format_func=lambda name: asking.launched(OPTIMIZERS[name], "optimizers", name),
         )
         common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"])
+        common.edit(
+            st.selectbox,
+            "Data",
+            "workload.data_format",
+            read=lambda value: value or "",
+            write=lambda name: name or None,
+            options=list(asking.DATA),
+            format_func=asking.DATA.get,
+        )
         if workload.method in ("lora", "qlora"):
             asking.number("Adapter rank", "lora_rank")
             asking.optional("Adapter alpha", "lora_alpha", "twice the rank")
+            common.edit(
+                st.selectbox,
+                "Adapters on",
+                "workload.lora_targets",
+                options=list(asking.TARGETS),
+                format_func=asking.TARGETS.get,
+            )
     common.edit(
         st.toggle,
         "Chunked loss",

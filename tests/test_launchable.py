@@ -146,7 +146,7 @@ def test_several_frameworks_are_judged_each_by_what_it_launches() -> None:
 
 
 def test_the_best_training_split_is_the_one_that_is_built() -> None:
-    for preset in ("pretrain", "finetune", "lora"):
+    for preset in ("pretrain", "finetune", "lora", "qlora"):
         asked = training("Qwen/Qwen3-0.6B", "mi300x", preset)
         best = plan(asked).best
         assert best is not None
@@ -166,10 +166,11 @@ def test_refused_rows_are_those_that_cannot_be_launched() -> None:
 
 
 def test_what_no_framework_launches_is_estimated_and_said() -> None:
-    table = plan(training("meta-llama/Llama-3.1-8B", "h100-sxm", "qlora"))
+    asked = training("meta-llama/Llama-3.1-8B", "h100-sxm", "lora", workload__optimizer="muon")
+    table = plan(asked)
     assert table.best is not None
     assert table.launch_note == (
-        "No framework launches QLoRA: figures are estimates, without a bundle."
+        "No framework launches Muon: figures are estimates, without a bundle."
     )
     assert table.to_json(1)["launch_note"] == table.launch_note
     step = plan(training("meta-llama/Llama-3.1-8B", "h100-sxm", "pretrain", workload__tokens=None))

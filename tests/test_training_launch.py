@@ -16,7 +16,7 @@ import yaml
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.training_programs import training_engine, usual
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.corpus import corpus
+from recipe_core.launch.training.corpus import chats, corpus, preferences
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.request.schema import CandidateRequest, PlanRequest
@@ -541,8 +541,41 @@ def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic() -> None:
         ),
         ("torch", {}, {"optimizer": "muon"}, "workload.optimizer", "cannot launch Muon"),
         ("torch", {}, {"tokens": None}, "workload.tokens", "a run needs a token budget"),
-        ("torch", {}, {"method": "qlora"}, "workload.method", "cannot launch QLoRA"),
-        ("torch", {}, {"method": "dpo"}, "workload.method", "cannot launch DPO"),
+        (
+            "torch",
+            {"tp": 2, "dp": 8},
+            {"method": "qlora"},
+            "candidate.tp",
+            "matrices in four bits are not cut by tp 2",
+        ),
+        (
+            "torch",
+            {"pp": 2, "dp": 8, "micro_batch": 2},
+            {"method": "dpo"},
+            "candidate.pp",
+            "preferences are not trained in a pipeline of pp 2",
+        ),
+        (
+            "torch",
+            {"micro_batch": 1},
+            {"method": "dpo"},
+            "candidate.micro_batch",
+            "a micro-batch of 1 has no pairs of answers",
+        ),
+        (
+            "torch",
+            {},
+            {"method": "lora", "data_format": "preference"},
+            "workload.data_format",
+            "cannot launch LoRA on preferences",
+        ),
+        (
+            "torchtitan",
+            {"zero_stage": 3},
+            {"method": "finetune", "data_format": "chat"},
+            "workload.data_format",
+            "torchtitan cannot launch fine-tuning on chats",
+        ),
         (
             "torchtitan",
             {"zero_stage": 3},
@@ -658,19 +691,22 @@ def test_models_without_a_torchtitan_configuration_are_refused() -> None:
 
 
 def test_the_learning_rate_falls_with_size_and_has_a_floor() -> None:
-    rates = [
-        usual(size, 1000, finetune=False).learning_rate for size in (10**6, 10**8, 10**9, 10**12)
-    ]
+    rates = [usual(size, 1000, "pretrain").learning_rate for size in (10**6, 10**8, 10**9, 10**12)]
     assert rates == sorted(rates, reverse=True)
     assert rates[1] == pytest.approx(0.003239 - 0.0001395 * 18.4207, rel=0.01)
     assert rates[-1] == 1.5e-4
-    assert usual(10**9, 1000, finetune=True).learning_rate == pytest.approx(rates[2] / 10, rel=0.01)
+    assert usual(10**9, 1000, "finetune").learning_rate == pytest.approx(rates[2] / 10, rel=0.01)
+    assert usual(10**9, 1000, "qlora").learning_rate == rates[2]
+    assert usual(10**9, 1000, "dpo").learning_rate == 1e-6
 
 
 def test_the_text_is_the_same_every_time_and_small() -> None:
     assert corpus() is corpus()
     assert 200_000 < len(corpus()) < 400_000
     assert corpus().isascii()
+    assert chats() is chats()
+    assert preferences() is preferences()
+    assert all(one["chosen"] != one["rejected"] for one in preferences())
 
 
 def test_an_unknown_framework_is_named() -> None:

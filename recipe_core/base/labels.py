@@ -82,6 +82,8 @@ _METHODS = {
     "dpo": "DPO",
 }
 
+_DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
+
 _CHANGES: Mapping[str, Callable[[Any], str]] = {
     "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
     "options.engines": lambda value: f"Use {value[0]}",
@@ -94,6 +96,7 @@ _CHANGES: Mapping[str, Callable[[Any], str]] = {
     "candidate.offload": lambda value: f"Keep {value} states in host memory",
     "candidate.engine": lambda value: f"Train with {value}",
     "workload.method": lambda value: f"Use {_METHODS.get(value, value)}",
+    "workload.data_format": lambda value: f"Train on {_DATA.get(value, value)}",
     "workload.tokens": lambda value: f"Train on {value:,.0f} tokens",
     "workload.phases": lambda _: "Train without phases",
     "workload.document_tokens": lambda _: "Leave the length of documents out",

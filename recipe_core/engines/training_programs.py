@@ -40,8 +40,9 @@ class Base(_Data):
 class Launches(_Data):
     """What the launch of a framework can be told; what is not listed is estimated only.
 
-    ``models``: ``any``, built by their own class from their config; ``shipped``, those that it
-    ships (`titan_models`); ``words``, those of which every property has an argument
+    ``data``: formats of the data that it learns from, the usual one first; DPO's is always
+    ``preference``. ``models``: ``any``, built by their own class from their config; ``shipped``,
+    those that it ships (`titan_models`); ``words``, those of which every property has an argument
     (``engines/training/megatron.yaml``). ``gradients``: number formats in which it can keep them
     beside its own; ``states``: formats of master weights. ``degrees``: those that may be above 1
     beside dp. ``recompute_modules``: what of a layer it can be told to recompute alone.
@@ -51,6 +52,7 @@ class Launches(_Data):
     """
 
     methods: tuple[str, ...]
+    data: tuple[Literal["text", "chat"], ...] = ("text",)
     models: Literal["any", "shipped", "words"] = "any"
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
@@ -115,10 +117,17 @@ class _Share(_Data):
     source: str
 
 
+class _Dpo(_Data):
+    beta: Amount
+    rate: Amount
+    source: str
+
+
 class _Hyper(_Data):
     betas: _Betas
     rate: _Rate
     finetune_share: _Share
+    dpo: _Dpo
     warmup_share: _Share
 
 
@@ -173,18 +182,20 @@ class Hyper:
     weight_decay: float
     clip_norm: float
     least_rate_share: float
+    dpo_beta: float
     seed: int = 0
 
 
-def usual(parameters: int, steps: int, *, finetune: bool) -> Hyper:
+def usual(parameters: int, steps: int, method: str) -> Hyper:
     """Customary values: the learning rate falls with the logarithm of the parameters.
 
-    ``finetune`` means of all weights, at a tenth of the rate. Adapters learn at pre-training's
-    (Schulman et al., LoRA without regret, 2025). One step in a hundred warms up.
+    Fine-tuning all weights takes a tenth of the rate, adapters pre-training's (Schulman et al.,
+    LoRA without regret, 2025), DPO the rate of its authors. One step in a hundred warms up.
     """
     h = facts().hyperparameters
     rate = max(h.rate.at_one - h.rate.per_log * math.log(max(parameters, 1)), h.rate.least)
-    rate *= h.finetune_share.value if finetune else 1.0
+    rate *= h.finetune_share.value if method == "finetune" else 1.0
+    rate = h.dpo.rate if method == "dpo" else rate
     b = h.betas
     warmup = math.ceil(steps * h.warmup_share.value)
     return Hyper(
@@ -196,4 +207,5 @@ def usual(parameters: int, steps: int, *, finetune: bool) -> Hyper:
         b.weight_decay,
         b.clip_norm,
         b.least_rate_share,
+        h.dpo.beta,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.engines.training_programs import facts
 from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.request import HardwareRequest
@@ -61,7 +62,8 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     mode brings its usual load; a new device drops the links and the price of the old one and keeps
     a full node full; an offer and a stated price replace each other, and an offer and a commitment;
     a longer prompt or answer stretches the longest context; phases bring their tokens, and another
-    budget stretches them. The load of a closed loop becomes
+    budget stretches them; another method drops a framework that does not launch it, and data that
+    it does not learn from. The load of a closed loop becomes
     searched where that becomes possible and the load is not one's own (the first limit on a time is
     set while it is the usual one), and a usual one again where it is no longer possible.
 
@@ -107,6 +109,8 @@ def _keep_consistent(
     if "workload.tokens" in changes and changes["workload.tokens"] is None:
         fields |= dict.fromkeys(f"objective.limits.{name}" for name in RUN_LIMITS)
     _keep_budget(fields, changes)
+    if "workload.method" in changes:
+        _keep_method(fields, changes)
     if "model" in changes:
         _keep_media(fields)
     _search_load(fields, request, changes)
@@ -128,6 +132,19 @@ def _keep_budget(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
         factor = tokens / sum(phase["tokens"] for phase in phases)
         stretched = ({**phase, "tokens": phase["tokens"] * factor} for phase in phases)
         fields["workload.phases"] = tuple(stretched)
+
+
+def _keep_method(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Take out a framework that does not launch a new method where another does, and its data."""
+    method, name = fields["workload.method"], fields.get("candidate.engine")
+    programs = facts().engines
+    able = {other for other, program in programs.items() if method in program.launches.methods}
+    if name in programs and "candidate.engine" not in changes and able and name not in able:
+        fields["candidate.engine"] = None
+    data = fields.get("workload.data_format")
+    fits = data is None or (data == "preference") == (method == "dpo")
+    if not fits and "workload.data_format" not in changes:
+        fields["workload.data_format"] = None
 
 
 def _keep_media(fields: dict[str, Any]) -> None:

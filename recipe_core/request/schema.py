@@ -280,6 +280,11 @@ class TrainingWorkload(_Part):
     evaluation: Evaluation | None = None
     """Evaluations on held-out tokens during the run; left out, none."""
 
+    data_format: Literal["text", "chat", "preference"] | None = None
+    """What the data holds: running ``text``, conversations of which only the answers are learnt
+    (``chat``), or prompts with a better and a worse answer (``preference``, of ``dpo``). Left out,
+    what the framework's launch trains on."""
+
     document_tokens: Tokens | None = None
     """Mean length of the documents that fill the sequences, in tokens; left out, a document is as
     long as a sequence."""

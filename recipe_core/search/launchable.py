@@ -2,7 +2,7 @@
 
 From ``launches`` in ``engines/training/programs.yaml``. Where some frameworks can launch what is
 asked, the first of them is the default and the splits of all others are refused. Where none can
-(QLoRA, Muon …), splits are estimated all the same, and the plan says that there is no bundle.
+(Muon …), splits are estimated all the same, and the plan says that there is no bundle.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ METHODS = {
     "dpo": "DPO",
 }
 _CLOSEST = {"qlora": "lora", "dpo": "finetune"}
+_DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
 """What comes closest to a method that no framework launches; its framework is the default."""
 _OPTIMIZERS = {
     "adamw": "AdamW",
@@ -98,7 +99,8 @@ def unable(
         other = _CLOSEST.get(setting.method)
         hint = f"Use {METHODS[other]}." if other else ""
         yield Unable(METHODS[setting.method], "workload.method", hint, other)
-    if setting.document_tokens is not None:
+    yield from _data_unable(setting)
+    if setting.document_tokens is not None and setting.data_format != "chat":
         hint = "Leave the length of documents out."
         yield Unable("documents of a stated length", "workload.document_tokens", hint)
     yield from _phases_unable(setting)
@@ -126,6 +128,17 @@ def unable(
     if runtime not in launches.runtimes:
         hint = f"Use a device that runs {' or '.join(launches.runtimes)}."
         yield Unable(f"a run on {setting.cluster.device.title}", "hardware.device", hint)
+
+
+def _data_unable(setting: TrainingSetting) -> Iterator[Unable]:
+    """DPO learns from preferences, all else from what the framework's launch reads."""
+    stated = setting.data_format
+    known: tuple[str, ...] = training_engine(setting.engine).launches.data
+    if setting.method == "dpo":
+        known = ("preference",)
+    if stated is not None and stated not in known:
+        what = f"{METHODS[setting.method]} on {_DATA[stated]}"
+        yield Unable(what, "workload.data_format", f"Use {_DATA[known[0]]}.", known[0])
 
 
 def _model_unable(setting: TrainingSetting) -> Iterator[Unable]:

@@ -177,6 +177,7 @@ def _torch(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRul
     model = setting.model
     yield _tied(setting, cases)
     yield _rounds(cases)
+    yield from _torch_methods(setting, cases)
     cut = cases.tp > 1
     plain = plain_attention(model) is not None and experts_of(model) is None
     yield LaunchRule(
@@ -194,6 +195,32 @@ def _torch(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRul
         lambda i: f"a vocabulary of {model.vocabulary:,} is not divisible by tp {cases.tp[i]}",
         "candidate.tp",
         "Use a divisor of it.",
+    )
+
+
+def _torch_methods(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    """What the embedded trainer's QLoRA and DPO cannot be divided by."""
+    preferences = setting.method == "dpo"
+    yield LaunchRule(
+        "launch-tensor",
+        (cases.tp > 1) & (setting.method == "qlora"),
+        lambda i: f"matrices in four bits are not cut by tp {cases.tp[i]}",
+        "candidate.tp",
+        "Use tp 1.",
+    )
+    yield LaunchRule(
+        "launch-pipeline",
+        (cases.pp > 1) & preferences,
+        lambda i: f"preferences are not trained in a pipeline of pp {cases.pp[i]}",
+        "candidate.pp",
+        "Use pp 1.",
+    )
+    yield LaunchRule(
+        "launch-batch",
+        (cases.micro_batch % 2 == 1) & preferences,
+        lambda i: f"a micro-batch of {cases.micro_batch[i]} has no pairs of answers",
+        "candidate.micro_batch",
+        "Use an even micro-batch.",
     )
 
 

@@ -123,6 +123,7 @@ def setting(
         lora_targets=workload.lora_targets,
         calibration=calibration(),
         failures=failures_of(workload, place),
+        data_format=workload.data_format,
         document_tokens=workload.document_tokens,
         packed=workload.packed,
         gradient_dtype=workload.gradient_dtype,

@@ -80,6 +80,7 @@ class TrainingSetting:
     lora_targets: Literal["attention", "mlp", "all"]
     calibration: Calibration
     failures: Failures
+    data_format: Literal["text", "chat", "preference"] | None = None
     document_tokens: int | None = None
     packed: bool = True
     gradient_dtype: Literal["fp32", "bf16"] | None = None

@@ -18,13 +18,14 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 
 from .breaks import remove_left, roll_back, tell_end
 from .checkpoint import LEAST_KEPT
-from .data import Sequences, token_file
+from .data import Order, token_file
 from .errors import TrainError
 from .guard import BROKEN, Watch
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import read_config
 from .rollbacks import read_record
 from .settings import STOP_FILE, Loading, Settings, data_paths, load_settings
+from .task import open_data
 from .tokenizer import get_tokenizer
 
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
@@ -32,17 +33,21 @@ _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Sequences in the order of the run, each once; the trainer distributes them to replicas."""
+    """Sequences in the order of the run, each once; the trainer distributes them to replicas.
 
-    def __init__(self, sequences: Sequences, count: int) -> None:
+    Both labels are what follows each token, so that the trainer shifts nothing.
+    """
+
+    def __init__(self, sequences: Order, count: int) -> None:
         self.sequences, self.count = sequences, count
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids = self.sequences.sequence(index)[:-1]
-        return {"input_ids": ids, "labels": ids}
+        (item,) = self.sequences.item(self.sequences.place(index))
+        row = {"input_ids": item.inputs, "labels": item.targets, "shift_labels": item.targets}
+        return row if item.positions is None else row | {"position_ids": item.positions}
 
 
 class InOrder(Trainer):
@@ -145,6 +150,11 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
     """Build the model, train from the last checkpoint, save a model folder."""
     root = options.config.resolve().parent
     run = _run_folder(options)
+    if settings.lora or settings.data_format == "preference":
+        what = "adapters" if settings.lora else "preferences"
+        raise TrainError(
+            f"transformers' trainer trains no {what} here.", hint="Use the embedded trainer."
+        )
     record = read_record(run)
     record.check(settings.guard.rollbacks)
     data = data_paths(options.data, settings.data, root)
@@ -156,15 +166,13 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         data,
         config.vocab_size,
         config.max_position_embeddings,
+        settings.data_format,
     )
     # Before the model, which ZeRO-3 divides while it is built.
     arguments = _arguments(settings, options.deepspeed, run)
     with arguments.main_process_first(desc="tokens"):
-        path = token_file(data, tokenizer, run / "data")
-    batch = settings.batch
-    sequences = Sequences(
-        path, batch.sequence_length, batch.global_batch, settings.seed, record.skips
-    )
+        path = token_file(data, tokenizer, run / "data", settings.data_format)
+    sequences = open_data(path, settings, record.skips)
     kwargs = {"dtype": torch.float32, "attn_implementation": _ATTENTION[settings.attention]}
     if settings.model.weights == "pretrained":
         model: Any = AutoModelForCausalLM.from_pretrained(options.model, **kwargs)
@@ -280,7 +288,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="texts (.txt, .jsonl) instead of the bundle's",
+        help="texts (.txt, .jsonl) or chats (.jsonl) instead of the bundle's",
     )
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
     # DeepSpeed's launcher passes it.

@@ -16,20 +16,22 @@ import torch.distributed as dist
 
 from .breaks import roll_back
 from .checkpoint import Checkpointer, complete, stored
-from .data import Sequences, token_file
+from .data import token_file
 from .errors import RolledBackError, TrainError
 from .export import export, export_adapters
 from .guard import BROKEN, CALM, Watch
-from .lora import fill_adapters
+from .lora import fill_adapters, fill_pretrained
 from .mesh import World, join
 from .metrics import Metrics, Row, peak_memory_bytes
-from .model import Part, build, fill_pretrained, fill_random, read_config
+from .model import Part, build, fill_random, read_config
 from .optimizer import LossScale, learning_rate, make_optimizer, update
 from .parallel import HALF, lay_out
+from .preferences import Reference, reference_of
 from .prefetch import Ahead
 from .rollbacks import read_record
 from .settings import STOP_FILE, Settings
 from .steps import Passes
+from .task import check, open_data
 from .tokenizer import get_tokenizer
 
 
@@ -73,34 +75,33 @@ class Run:
         self.record = read_record(paths.run)
         self.record.check(settings.guard.rollbacks)
         config = read_config(settings, paths.model)
-        if settings.lora and (settings.model.weights != "pretrained" or paths.model is None):
-            raise TrainError(
-                "adapters need the weights of a model, and there are none.",
-                hint="Set a folder with them: --model FOLDER.",
-            )
+        check(settings, paths.model)
         length = settings.batch.sequence_length
         if length > config.max_position_embeddings:
             limit = config.max_position_embeddings
             raise TrainError(f"sequence_length {length} exceeds the model's {limit} positions.")
         positions = config.max_position_embeddings
         self.tokenizer = get_tokenizer(
-            settings.model.tokenizer, paths.model, paths.data, config.vocab_size, positions
+            settings.model.tokenizer,
+            paths.model,
+            paths.data,
+            config.vocab_size,
+            positions,
+            settings.data_format,
         )
+        where = (paths.data, self.tokenizer, paths.run / "data", settings.data_format)
         if int(os.environ["LOCAL_RANK"]) == 0:  # once per node; the others read the file
-            token_file(paths.data, self.tokenizer, paths.run / "data")
+            token_file(*where)
         dist.barrier()
-        tokens = token_file(paths.data, self.tokenizer, paths.run / "data")
-        self.sequences = Sequences(
-            tokens, length, settings.batch.global_batch, settings.seed, self.record.skips
-        )
+        self.sequences = open_data(token_file(*where), settings, self.record.skips)
         degrees, loading = world.degrees, settings.loading
-        part = (world.dp_rank, degrees.dp, degrees.micro_batches)
-        self.ahead = Ahead(self.sequences, part, loading.workers, loading.prefetch, settings.steps)
+        place = (world.dp_rank, degrees.dp, degrees.micro_batches)
+        self.ahead = Ahead(self.sequences, place, loading.workers, loading.prefetch, settings.steps)
         self.reference = build(config, settings)
         self.parts = [self._part(chunk) for chunk in range(settings.split.virtual_stages)]
         self.optimizers = [make_optimizer(settings.optimizer, part) for part in self.parts]
         self.scale = LossScale(used=settings.precision == "fp16")
-        self.passes = Passes(self.parts, settings, world, self.scale)
+        self.passes = Passes(self.parts, settings, world, self.scale, self._preferred())
         folder = paths.run / "checkpoints"
         self.checkpoints = Checkpointer(
             folder, settings.checkpoints.keep, self.parts, self.optimizers, settings.optimizer.name
@@ -108,14 +109,21 @@ class Run:
         self.watch = Watch(settings.guard)
         self.stop_signalled = False
 
-    def _part(self, chunk: int) -> Part:
+    def _preferred(self) -> Reference | None:
+        """What preferences are held against: a frozen copy, or the model without adapters."""
+        if self.settings.data_format != "preference":
+            return None
+        frozen = None if self.settings.lora else self._part(0, frozen=True)
+        return reference_of(self.parts[0], frozen)
+
+    def _part(self, chunk: int, *, frozen: bool = False) -> Part:
         settings, world = self.settings, self.world
         chunks = settings.split.pp * settings.split.virtual_stages
         model = build(self.reference.config, settings)
         part = Part(model, chunk * settings.split.pp + world.pp_rank, chunks)
-        part = lay_out(part, settings, world)
+        part = lay_out(part, settings, world, frozen=frozen)
         part.to_empty(device=world.device)
-        part.train()
+        part.train(not frozen)
         if settings.model.weights == "pretrained" and self.paths.model is not None:
             fill_pretrained(part, self.reference, self.paths.model, world.device)
         else:
@@ -177,7 +185,9 @@ class Run:
         """One optimizer step: its row, whether any rank was asked to stop, and how it looks."""
         settings, degrees = self.settings, self.world.degrees
         began = time.perf_counter()
-        loss = self.passes.run(self.ahead.batch(step))
+        pairs = settings.data_format == "preference"
+        learned = self.sequences.items if pairs else self.sequences.learned(step)
+        loss = self.passes.run(self.ahead.batch(step), learned)
         rate = learning_rate(settings.optimizer, step, settings.steps)
         scale = self.scale.value
         norm, _ = update(
@@ -185,9 +195,11 @@ class Run:
         )
         # Every rank of a tensor-parallel group has the loss, of a pipeline only the last stage.
         stop_requested = torch.tensor(float(self._stop_requested()), device=loss.device)
-        shared = torch.stack([loss / (degrees.dp * degrees.tp), stop_requested])
+        means = torch.stack([loss, *self.passes.rewards]) / (degrees.dp * degrees.tp)
+        shared = torch.cat([means, stop_requested[None]])
         dist.all_reduce(shared)
-        total, stop = shared.tolist()
+        total, margin, accuracy, stop = shared.tolist()
+        rewards = (margin, accuracy) if pairs else ()
         # One rank judges, and all act on what it says.
         verdict = self.watch.see(step + 1, total, norm) if self.world.rank == 0 else CALM
         largest = torch.tensor(
@@ -198,7 +210,7 @@ class Run:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         memory, verdict = (int(value) for value in largest.tolist())
         seconds = time.perf_counter() - began
-        row = self._row(step + 1, total, rate, norm, seconds, memory, scale)
+        row = self._row(step + 1, total, rate, norm, seconds, memory, scale, *rewards)
         return row, stop > 0, verdict
 
     def _row(
@@ -210,6 +222,7 @@ class Run:
         step_s: float,
         memory: int,
         scale: float,
+        *rewards: float,
     ) -> Row:
         batch, figures = self.settings.batch, self.settings.figures
         tokens = batch.global_batch * batch.sequence_length
@@ -229,6 +242,7 @@ class Run:
             memory,
             tokens * step,
             scale,
+            *rewards,
         )
 
     def _stop_requested(self) -> bool:
@@ -248,6 +262,9 @@ class Run:
         begin = "starting" if step == 0 else f"resuming after step {step}"
         processes = f"{terms} = {dist.get_world_size()} processes"
         say(f"{parameters:,} parameters; {processes}; {work}, {pieces}; {begin}")
+        if lost := self.sequences.left_out:
+            kind = "preferences" if self.settings.data_format == "preference" else "chats"
+            say(f"{lost:,} {kind} have no answer within {batch.sequence_length} tokens; left out")
 
     def _finish(self, step: int) -> None:
         if self.world.rank == 0:

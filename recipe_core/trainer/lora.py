@@ -1,14 +1,17 @@
 """Low-rank adapters (Hu et al., arXiv:2106.09685): frozen weights, two thin matrices that learn.
 
-For every linear layer of every block, as estimated: ``y = W x + alpha / rank · B (A x)``. Where
-tensor parallelism cuts W along its outputs, B is cut with it; along its inputs, A is. The other one
-is complete on every rank.
+For linear layers of every block (those of attention, of the feed-forward block, or all), as
+estimated: ``y = W x + alpha / rank · B (A x)``. Where tensor parallelism cuts W along its outputs,
+B is cut with it; along its inputs, A is. The other one is complete on every rank.
+
+With a base in four bits (`nf4`) every linear layer of every block is stored so.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,10 +24,13 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.nn.functional import linear
 
 from .errors import TrainError
-from .model import Part, put
+from .model import Part, fill_random, put, stored_tensors
+from .nf4 import Quantized, dequantize, pack, quantize
 from .settings import Lora
 
 NAMES = ("lora_A", "lora_B")
+_ATTENTION = re.compile(r"att(entio)?n|mixer")
+"""What the names of attention's blocks have in them."""
 
 
 class Adapted(nn.Linear):
@@ -35,10 +41,15 @@ class Adapted(nn.Linear):
     scale: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``W x + scale · B (A x)``."""
-        change = linear(linear(x, self.lora_A), self.lora_B)
-        out: torch.Tensor = super().forward(x) + self.scale * change
-        return out
+        """``W x + scale · B (A x)``; without the second part where the scale is 0."""
+        out: torch.Tensor = super().forward(x)
+        if not self.scale:
+            return out
+        return out + self.scale * linear(linear(x, self.lora_A), self.lora_B)
+
+
+class AdaptedQuantized(Adapted, Quantized):
+    """The same beside a matrix in four bits."""
 
 
 def narrow(part: Part, dtype: torch.dtype | None) -> None:
@@ -53,21 +64,71 @@ def adapt(part: Part, lora: Lora) -> None:
     After tensor parallelism: adapters follow its cuts, and it would make parameters trainable.
     """
     part.requires_grad_(False)
+    quantized = lora.base == "nf4"
     for layer in part.layers:
-        for _, module in linears(layer):
-            module.__class__ = Adapted  # in place: hooks of tensor parallelism and names stay
-            module.scale = lora.alpha / lora.rank
-            for name, shape in zip(NAMES, _shapes(module, lora), strict=True):
-                value: torch.Tensor = torch.empty(shape, device="meta")
-                if isinstance(module.weight, DTensor):
-                    cut = [_beside(name, module.weight.placements[0])]
-                    value = distribute_tensor(value, module.weight.device_mesh, cut)
-                module.register_parameter(name, nn.Parameter(value))
+        chosen = dict(targets(layer, lora))
+        for name, module in linears(layer):
+            # In place: hooks of tensor parallelism and names stay.
+            if name in chosen:
+                module.__class__ = AdaptedQuantized if quantized else Adapted
+                _add(module, lora)
+            elif quantized:
+                module.__class__ = Quantized
+            if quantized:
+                pack(module)
+
+
+def _add(module: Any, lora: Lora) -> None:
+    module.scale = lora.alpha / lora.rank
+    for name, shape in zip(NAMES, _shapes(module, lora), strict=True):
+        value: torch.Tensor = torch.empty(shape, device="meta")
+        if isinstance(module.weight, DTensor):
+            cut = [_beside(name, module.weight.placements[0])]
+            value = distribute_tensor(value, module.weight.device_mesh, cut)
+        module.register_parameter(name, nn.Parameter(value))
 
 
 def linears(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The linear layers by name."""
     return ((name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear))
+
+
+def targets(layer: nn.Module, lora: Lora) -> Iterator[tuple[str, Any]]:
+    """The linear layers of a block that get adapters, by name."""
+    for name, module in linears(layer):
+        kind = "attention" if _ATTENTION.search(name) else "mlp"
+        if lora.targets in (kind, "all"):
+            yield name, module
+
+
+def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.device) -> None:
+    """Load weights from the folder's safetensors; buffers are as after a random start.
+
+    Raises:
+        TrainError: when a tensor of the model is missing.
+    """
+    fill_random(part, reference, 0, device)
+    names = {name for name, _ in reference.named_parameters()}
+    for name, tensor in stored_tensors(folder, stored(part, names)):
+        put(part, as_held(part, name, tensor.to(device, torch.float32)))
+
+
+def stored(part: Part, names: set[str]) -> set[str]:
+    """Which weights of a checkpoint the part holds, also those that it holds in four bits."""
+    packed = {
+        f"{name}.weight"
+        for name, module in part.inner.named_modules()
+        if isinstance(module, Quantized)
+    }
+    return ({name for name, _ in part.named()} | packed) & names
+
+
+def as_held(part: Part, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A weight of a checkpoint as the part's tensors."""
+    layer, _, last = name.rpartition(".")
+    if last == "weight" and isinstance(part.inner.get_submodule(layer), Quantized):
+        return {f"{layer}.{key}": value for key, value in quantize(weight)._asdict().items()}
+    return {name: weight}
 
 
 def _shapes(module: Any, lora: Lora) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -98,8 +159,12 @@ class Adapters:
 
     def __init__(self, reference: Any, lora: Lora, read: Any) -> None:
         self.lora = lora
-        layers = reference.model.layers
-        self.layers = [f"model.layers.{name}" for name, _ in linears(layers)]
+        self.linears = [f"model.layers.{name}" for name, _ in linears(reference.model.layers)]
+        self.layers = [
+            f"model.layers.{index}.{name}"
+            for index, layer in enumerate(reference.model.layers)
+            for name, _ in targets(layer, lora)
+        ]
         empty = {}
         for layer in self.layers:
             shapes = _shapes(reference.get_submodule(layer), lora)
@@ -115,11 +180,17 @@ class Adapters:
     def merged(
         self, stored: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """The weights with the adapters merged, in ``dtype``."""
+        """The weights with the adapters merged, in ``dtype``: those that were trained beside.
+
+        Of a base in four bits these are the rounded ones.
+        """
         scale, known = self.lora.alpha / self.lora.rank, set(self.layers)
+        packed = set(self.linears) if self.lora.base == "nf4" else set()
         out: dict[str, torch.Tensor] = {}
         for name, weight in stored:
             layer, _, last = name.rpartition(".")
+            if layer in packed and last == "weight":
+                weight = dequantize(quantize(weight), torch.float32)
             if layer in known and last == "weight":
                 first, second = (self.tensors[f"{layer}.{adapter}"] for adapter in NAMES)
                 weight = weight.float() + scale * (second @ first)

@@ -62,9 +62,14 @@ class Part(nn.Module):
         """The trainable parameters by name."""
         return ((name, parameter) for name, parameter in self.named() if parameter.requires_grad)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The hidden states or logits of ``x``."""
+    def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """The hidden states or logits of ``x``.
+
+        ``positions`` begin anew where a text does; attention ends there.
+        """
         inputs = {"input_ids": x} if self.first else {"inputs_embeds": x}
+        if positions is not None:
+            inputs["position_ids"] = positions
         logits: torch.Tensor = self.inner(**inputs, use_cache=False).logits
         return logits
 
@@ -136,18 +141,6 @@ def fill_random(part: Part, reference: Any, seed: int, device: torch.device) -> 
             put(part, drawn)
             drawn = {}
     put(part, drawn)
-
-
-def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.device) -> None:
-    """Load weights from the folder's safetensors; buffers are as after a random start.
-
-    Raises:
-        TrainError: when a tensor of the model is missing.
-    """
-    fill_random(part, reference, 0, device)
-    names = {name for name, _ in reference.named_parameters()}
-    for name, tensor in stored_tensors(folder, {name for name, _ in part.named()} & names):
-        put(part, {name: tensor.to(device, torch.float32)})
 
 
 def stored_tensors(folder: str, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:

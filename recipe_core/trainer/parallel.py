@@ -32,16 +32,22 @@ _HEADS = 2
 """The dimension of the heads at query and key norms: batch, sequence, heads, values."""
 
 
-def lay_out(part: Part, settings: Settings, world: World) -> Part:
-    """Apply everything in the settings; the parameters stay on the meta device."""
+def lay_out(part: Part, settings: Settings, world: World, *, frozen: bool = False) -> Part:
+    """Apply everything in the settings; the parameters stay on the meta device.
+
+    ``frozen``: a copy that is only read, in the run's 16-bit format.
+    """
     half = HALF.get(settings.precision)
-    if settings.lora:
+    if settings.lora or frozen:
         narrow(part, half)
     if settings.split.tp > 1:
         _tensor_parallel(part, world.mesh["tp"], sequence=settings.split.sequence_parallel)
-    if settings.lora:
-        adapt(part, settings.lora)
-    _recompute(part, settings.recompute)
+    if frozen:
+        part.requires_grad_(False)
+    else:
+        if settings.lora:
+            adapt(part, settings.lora)
+        _recompute(part, settings.recompute)
     policy = MixedPrecisionPolicy(
         param_dtype=half,
         reduce_dtype=torch.float32 if half else None,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from .data import Sequences
+from .data import Order
 
 
 class Ahead:
@@ -27,7 +27,7 @@ class Ahead:
 
     def __init__(
         self,
-        sequences: Sequences,
+        sequences: Order,
         part: tuple[int, int, int],
         workers: int,
         prefetch: int,
@@ -40,7 +40,7 @@ class Ahead:
         self._pool = ThreadPoolExecutor(workers, "loader") if prefetch else None
 
     def batch(self, step: int) -> Any:
-        """The batch of a step, as `Sequences.batch` makes it."""
+        """The batch of a step, as `Order.batch` makes it."""
         if self._pool is None:
             return self._make(step)
         for ahead in range(step, min(step + self.prefetch + 1, self.steps)):

@@ -1,4 +1,7 @@
-"""One optimizer step's forward and backward passes, with or without a pipeline."""
+"""One optimizer step's forward and backward passes, with or without a pipeline.
+
+The loss is the mean over all tokens that the step learns, wherever they are, or over its pairs.
+"""
 
 from __future__ import annotations
 
@@ -16,62 +19,93 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy
 
+from .data import IGNORED, Item, positions
 from .mesh import World
 from .model import Part
 from .optimizer import LossScale
 from .parallel import micro_batch_mode
+from .preferences import Reference, loss_of, margins, plain
 from .settings import Settings
-
-Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Passes:
-    """Runs micro-batches and leaves gradients that are means over the replica's tokens.
+    """Runs micro-batches and leaves gradients that replicas average to those of the step's mean.
 
-    With tensor parallelism, logits and loss stay cut by vocabulary.
+    With tensor parallelism, logits and loss stay cut by vocabulary. With a ``reference`` the loss
+    is that of preferences, and ``rewards`` are then its mean margin, and how often it is positive.
     """
 
     def __init__(
-        self, parts: list[Part], settings: Settings, world: World, scale: LossScale
+        self,
+        parts: list[Part],
+        settings: Settings,
+        world: World,
+        scale: LossScale,
+        reference: Reference | None = None,
     ) -> None:
         self.parts, self.settings, self.world, self.scale = parts, settings, world, scale
         self.micro_batches = world.degrees.micro_batches
         self.schedule = self._schedule() if settings.split.pp > 1 else None
+        self.reference = reference
+        self.count = 1.0
+        self.rewards = torch.zeros(2, device=world.device)
 
-    def run(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """The replica's mean loss; zero on pipeline ranks without the last layer."""
-        device = self.world.device
-        moved = [(inputs.to(device), targets.to(device)) for inputs, targets in batches]
+    def run(self, batches: Iterable[Item], learned: int) -> torch.Tensor:
+        """The replica's share of the mean loss; zero on pipeline ranks without the last layer.
+
+        ``learned``: tokens, or pairs, that the step learns from on all replicas.
+        """
+        self.count = learned / self.world.degrees.dp
+        self.rewards.zero_()
+        moved = [_moved(item, self.world.device) for item in batches]
         with self._loss_context():
             return self._pipeline(moved) if self.schedule else self._accumulate(moved)
 
-    def _accumulate(self, batches: Batches) -> torch.Tensor:
+    def _accumulate(self, batches: list[Item]) -> torch.Tensor:
         (part,) = self.parts
         total = torch.zeros((), device=self.world.device)
-        for number, (inputs, targets) in enumerate(batches):
+        for number, item in enumerate(batches):
+            said = None if self.reference is None else self.reference(item)
             micro_batch_mode(part, self.settings, last=number == len(batches) - 1)
-            loss = self._loss(part(inputs), targets)
+            logits = part(item.inputs, item.positions)
+            if said is None:
+                loss = self._loss(logits, item.targets)
+            else:
+                loss = self._preferred(logits, item, said)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += _plain(loss.detach())
+            total += plain(loss.detach())
         return total / self.scale.value
 
-    def _pipeline(self, batches: Batches) -> torch.Tensor:
-        inputs, targets = (torch.cat([pair[which] for pair in batches]) for which in (0, 1))
+    def _pipeline(self, batches: list[Item]) -> torch.Tensor:
+        inputs = torch.cat([item.inputs for item in batches])
+        targets = torch.cat([item.targets for item in batches])
         first = (inputs,) if any(part.first for part in self.parts) else ()
+        more: dict[str, Any] = {}
+        if batches[0].positions is not None:
+            more["positions"] = torch.cat(list(positions(batches)))
         losses: list[torch.Tensor] = []
-        last: dict[str, Any] = {}
         if any(part.last for part in self.parts):
-            last = {"target": targets, "losses": losses}
+            more |= {"target": targets, "losses": losses}
         assert self.schedule is not None  # noqa: S101 - only called with one
-        self.schedule.step(*first, **last, return_outputs=False)
+        self.schedule.step(*first, **more, return_outputs=False)
         zero = torch.zeros((), device=self.world.device)
-        total = sum((_plain(loss.detach()) for loss in losses), zero)
+        total = sum((plain(loss.detach()) for loss in losses), zero)
         return total / self.scale.value
 
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of one micro-batch, as its share of the step's mean."""
-        loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-        return loss * (self.scale.value / self.micro_batches)
+        loss = cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), reduction="sum", ignore_index=IGNORED
+        )
+        return loss * (self.scale.value / self.count)
+
+    def _preferred(self, logits: torch.Tensor, item: Item, said: torch.Tensor) -> torch.Tensor:
+        """The same of pairs."""
+        margin = margins(logits, item, said, self.settings.dpo_beta)
+        with torch.no_grad():
+            positive = (margin > 0).float()
+            self.rewards += torch.stack([margin.sum(), positive.sum()]) / self.count
+        return loss_of(margin) * (self.scale.value / self.count)
 
     def _loss_context(self) -> AbstractContextManager[Any]:
         return loss_parallel() if self.settings.split.tp > 1 else nullcontext()
@@ -101,7 +135,6 @@ class Passes:
         return kind(stages[0], self.micro_batches, loss_fn=self._loss, scale_grads=False)
 
 
-def _plain(loss: torch.Tensor) -> torch.Tensor:
-    """The loss as a plain tensor: over cut logits it is the same on every rank."""
-    full = getattr(loss, "full_tensor", None)
-    return loss if full is None else full()
+def _moved(item: Item, device: torch.device) -> Item:
+    places = None if item.positions is None else item.positions.to(device)
+    return Item(item.inputs.to(device), item.targets.to(device), places)

@@ -8,25 +8,33 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from .chats import CHATML, texts
 from .data import documents
 from .errors import TrainError
 
 _SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+_TURNS = ["<|im_start|>", "<|im_end|>"]
 _CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 
 def get_tokenizer(
-    source: str, model: str | None, data: tuple[Path, ...], vocabulary: int, context: int
+    source: str,
+    model: str | None,
+    data: tuple[Path, ...],
+    vocabulary: int,
+    context: int,
+    data_format: str = "text",
 ) -> Any:
     """The tokenizer of the folder or id ``model``, or one trained on the texts.
 
-    The latter for ``source`` data, with at most ``vocabulary`` tokens.
+    The latter for ``source`` data, with at most ``vocabulary`` tokens. One that has no template for
+    chats gets `CHATML` where chats are trained on.
 
     Raises:
         TrainError: when there is none, or it has more tokens than the model.
     """
     if source == "data":
-        return _trained(data, vocabulary, context)
+        return _trained(data, vocabulary, context, data_format)
     if model is None:
         raise TrainError(
             "the tokenizer is the model's, but --model is missing.",
@@ -44,10 +52,14 @@ def get_tokenizer(
             f"the tokenizer has {len(tokenizer)} tokens, the model only {vocabulary}.",
             hint="Use the model's own tokenizer.",
         )
+    if data_format != "text" and not tokenizer.chat_template:
+        tokenizer.chat_template = CHATML
     return tokenizer
 
 
-def _trained(data: tuple[Path, ...], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
+def _trained(
+    data: tuple[Path, ...], vocabulary: int, context: int, data_format: str
+) -> PreTrainedTokenizerFast:
     """Byte-level BPE: it represents any text, and equal texts give equal tokenizers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -55,24 +67,28 @@ def _trained(data: tuple[Path, ...], vocabulary: int, context: int) -> PreTraine
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if vocabulary < len(alphabet) + len(_SPECIALS):
+    specials = [*_SPECIALS.values(), *([] if data_format == "text" else _TURNS)]
+    if vocabulary < len(alphabet) + len(specials):
         raise TrainError(
             f"a vocabulary of {vocabulary} is too small for bytes.",
-            hint=f"Use at least {len(alphabet) + len(_SPECIALS)}.",
+            hint=f"Use at least {len(alphabet) + len(specials)}.",
         )
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=list(_SPECIALS.values()),
+        special_tokens=specials,
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    raw.train_from_iterator(_texts(data), trainer)
+    raw.train_from_iterator(_texts(data, data_format), trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **_SPECIALS, model_max_length=context)  # type: ignore[no-untyped-call]
-    tokenizer.chat_template = _CHAT
+    tokenizer.chat_template = _CHAT if data_format == "text" else CHATML
     return tokenizer
 
 
-def _texts(data: tuple[Path, ...]) -> Iterator[str]:
+def _texts(data: tuple[Path, ...], data_format: str) -> Iterator[str]:
     for path in data:
+        if data_format != "text":
+            yield from texts(path)
+            continue
         for document in documents(path):
             yield from document

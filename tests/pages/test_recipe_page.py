@@ -93,6 +93,36 @@ def test_adapters_end_in_a_download_by_default() -> None:
     assert "torchrun" in codes(app)
 
 
+@pytest.mark.parametrize("method", ["lora", "qlora", "dpo"])
+def test_a_method_chosen_page_by_page_ends_in_a_download(method: str) -> None:
+    """From serving, through every page, with nothing else chosen than the method."""
+    app = opened("model.py")
+    app.segmented_control(key="_workload.kind").set_value("training").run()
+    app.switch_page("objective.py").run()
+    app.segmented_control(key="_workload.method").set_value(method).run()
+    for page in ("hardware.py", "compare.py", "recipe.py"):
+        app.switch_page(page).run()
+        assert not app.exception
+        assert not app.error, page
+    assert app.get_by_key("download")
+    assert "torchrun" in codes(app)
+
+
+def test_a_method_leaves_a_framework_that_does_not_launch_it() -> None:
+    app = opened("objective.py", **LORA | {"workload.method": "pretrain"})
+    app.selectbox(key="_candidate.engine").select("torchtitan").run()
+    app.segmented_control(key="_workload.method").set_value("dpo").run()
+    assert "candidate.engine" not in query_of(app)
+    app.selectbox(key="_workload.data_format").select("preference").run()
+    app.segmented_control(key="_workload.method").set_value("lora").run()
+    assert "workload.data_format" not in query_of(app)
+    app.selectbox(key="_workload.data_format").select("chat").run()
+    app.selectbox(key="_workload.lora_targets").select("all").run()
+    assert query_of(app)["workload.lora_targets"] == "all"
+    app.switch_page("recipe.py").run()
+    assert app.get_by_key("download")
+
+
 def test_a_framework_that_cannot_launch_adapters_is_left_with_one_click() -> None:
     app = opened("recipe.py", **LORA, **{"candidate.engine": "torchtitan"})
     assert "torchtitan cannot launch LoRA: use Plain torch" in words(app)
@@ -103,12 +133,12 @@ def test_a_framework_that_cannot_launch_adapters_is_left_with_one_click() -> Non
 
 
 def test_what_is_only_estimated_is_said_and_left_with_one_click() -> None:
-    app = opened("recipe.py", **LORA | {"workload.method": "qlora"})
-    assert "No framework launches QLoRA" in words(app)
+    app = opened("recipe.py", **LORA | {"workload.optimizer": "muon"})
+    assert "No framework launches Muon" in words(app)
     assert "cannot be built" in app.error[0].value
-    assert "workload.method" not in words(app)
+    assert "workload.optimizer" not in words(app)
     app.button(key="buildable-0").click().run()
-    assert query_of(app)["workload.method"] == "lora"
+    assert "workload.optimizer" not in query_of(app)
     assert not app.error
     assert app.get_by_key("download")
 

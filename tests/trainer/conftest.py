@@ -16,6 +16,7 @@ import pytest
 
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
+from recipe_core.launch.training.corpus import chats, preferences
 from tests.ports import free_port
 
 MISSING = [
@@ -56,6 +57,33 @@ def settings(**parts: Any) -> dict[str, Any]:
     return plain | parts
 
 
+SEVERAL = """
+import json
+import sys
+from os import environ, getpid, kill
+
+from trainer import main, steps
+
+environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # each run has a store of its own
+clean, calls = steps.Passes.run, []
+
+
+def killed(self, *of_step):
+    calls.append(None)
+    if len(calls) == 3:
+        kill(getpid(), 9)
+    return clean(self, *of_step)
+
+
+for port, dies, words in json.loads(sys.argv[1]):
+    environ["MASTER_PORT"] = str(port)
+    steps.Passes.run = killed if dies else clean
+    if code := main.main(words):
+        sys.exit(code)
+"""
+"""Runs one after another in the same processes: most of a small run's time is torch's start."""
+
+
 class Job:
     """A folder as a bundle has it, and torchrun on it."""
 
@@ -69,12 +97,17 @@ class Job:
         shutil.copytree(
             PACKAGE / "trainer", root / "trainer", ignore=shutil.ignore_patterns("__pycache__")
         )
+        for name, records in (("chat", chats()[:40]), ("preference", preferences()[:40])):
+            lines = (json.dumps(record) + "\n" for record in records)
+            (root / f"{name}.jsonl").write_text("".join(lines))
         self.write(**parts)
 
     def write(self, **parts: Any) -> None:
         (self.root / "train.json").write_text(json.dumps(settings(**parts)))
 
-    def run(self, processes: int, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, processes: int, *words: str, script: str = "train.py", runs: int = 1
+    ) -> subprocess.CompletedProcess[str]:
         launch = [
             str(Path(sys.executable).parent / "torchrun"),
             "--nproc-per-node",
@@ -83,14 +116,32 @@ class Job:
             str(free_port()),
         ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        config = ("--config", "train.json") if script == "train.py" else ()
         return subprocess.run(
-            [*launch, "train.py", "--config", "train.json", *words],
+            [*launch, script, *config, *words],
             cwd=self.root,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=240 * runs,
             env=environment,
         )
+
+    @staticmethod
+    def run_several(jobs: list[Job], processes: int, *words: str, dies: bool = False) -> None:
+        """All of them in turn; where it ``dies``, the last one is killed in its third step."""
+        root = jobs[0].root
+        script = (root / "train.py").read_text().partition('if __name__ == "__main__":')[0]
+        (root / "several.py").write_text(script + SEVERAL)
+        runs = [
+            (
+                free_port(),
+                dies and job is jobs[-1],
+                ["--config", str(job.root / "train.json"), *words],
+            )
+            for job in jobs
+        ]
+        done = jobs[0].run(processes, json.dumps(runs), script="several.py", runs=len(runs))
+        assert (done.returncode != 0) == dies, done.stderr
 
     def losses(self) -> list[float]:
         with (self.run_folder / "metrics.csv").open() as file:

@@ -110,13 +110,16 @@ def test_units_are_torchtitans(tmp_path: Path, tied: bool, ends: list[tuple[str,
     assert units == [*((unit, True) for unit in ends[:-1]), *layers, (ends[-1], False)]
 
 
-def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["attention", "mlp", "all"])
+def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(
+    tmp_path: Path, kind: str
+) -> None:
     import torch
 
     from recipe_core.request.schema import PlanRequest
     from recipe_core.search.plans import plan_candidate
 
-    chosen = load_settings(write(tmp_path, settings(lora={"rank": 4, "alpha": 8})))
+    chosen = load_settings(write(tmp_path, settings(lora={"rank": 4, "alpha": 8, "targets": kind})))
     part = Part(build(read_config(chosen, None), chosen), 0, 1)
     narrow(part, torch.bfloat16)
     assert chosen.lora is not None
@@ -126,6 +129,7 @@ def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(tmp_pa
         "kind": "training",
         "method": "lora",
         "lora_rank": 4,
+        "lora_targets": kind,
         "sequence_length": 32,
         "global_batch": 1,
     }

@@ -86,7 +86,7 @@ def test_what_a_person_must_change_is_one_line(tmp_path: Path) -> None:
 
 LORA: dict[str, Any] = {
     "model": {"weights": "pretrained", "tokenizer": "model"},
-    "lora": {"rank": 4, "alpha": 8},
+    "lora": {"rank": 4, "alpha": 8, "targets": "all"},
 }
 
 

@@ -1,12 +1,13 @@
-"""A small text to train on: sentences about kitchens, made from a grammar.
+"""Small data to train on: texts, chats and preferences about kitchens, made from a grammar.
 
-It is the same on every machine. Grammar and text are dedicated to the public domain (CC0 1.0).
+They are the same on every machine. Grammar and text are dedicated to the public domain (CC0 1.0).
 """
 
 from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 _SEED = 20_260_101
 _STORIES = 700
@@ -95,6 +96,12 @@ _WEATHER = [
     "Snow lies on the roofs.",
     "The wind smells of the sea.",
 ]
+_QUESTIONS = (
+    ("What is in the {dish}?", "In the {dish} there are {0}."),
+    ("What do I need to cook {dish}?", "You need {1}."),
+    ("When is the {dish} done?", "You cook the {dish} {2}."),
+    ("What should I know about {dish}?", "{3}"),
+)
 _ENDS = (
     "A good recipe says what you need, what you do, and what you get.",
     "Nothing is wasted, and the pot is empty at the end.",
@@ -109,6 +116,46 @@ def corpus() -> str:
     """Some 300 kB of paragraphs, an empty line between them."""
     chance = random.Random(_SEED)  # noqa: S311 - text, not secrets
     return "\n\n".join(_story(chance) for _ in range(_STORIES)) + "\n"
+
+
+@cache
+def chats() -> tuple[dict[str, Any], ...]:
+    """Conversations of two questions about dishes and their answers."""
+    chance = random.Random(_SEED + 1)  # noqa: S311
+    return tuple({"messages": _chat(chance)} for _ in range(_STORIES))
+
+
+@cache
+def preferences() -> tuple[dict[str, Any], ...]:
+    """Questions with the answer that fits the dish, and one that belongs to another dish."""
+    chance = random.Random(_SEED + 2)  # noqa: S311
+    return tuple(_preference(chance) for _ in range(_STORIES))
+
+
+def _chat(chance: random.Random) -> list[dict[str, str]]:
+    cook, dish = chance.choice(_COOKS), chance.choice(sorted(_DISHES))
+    first, second = chance.sample(range(len(_QUESTIONS)), 2)
+    turns = [
+        {"role": "system", "content": f"You are {cook}, who cooks in {chance.choice(_PLACES)}."}
+    ]
+    for number in (first, second):
+        question, answer = _QUESTIONS[number]
+        turns += [
+            {"role": "user", "content": question.format(dish=dish)},
+            {"role": "assistant", "content": answer.format(*_DISHES[dish], dish=dish)},
+        ]
+    return turns
+
+
+def _preference(chance: random.Random) -> dict[str, Any]:
+    dish, other = chance.sample(sorted(_DISHES), 2)
+    question, answer = chance.choice(_QUESTIONS)
+    good, bad = (answer.format(*_DISHES[name], dish=dish) for name in (dish, other))
+    return {
+        "prompt": [{"role": "user", "content": question.format(dish=dish)}],
+        "chosen": [{"role": "assistant", "content": good}],
+        "rejected": [{"role": "assistant", "content": bad}],
+    }
 
 
 def _story(chance: random.Random) -> str:

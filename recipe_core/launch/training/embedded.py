@@ -15,7 +15,7 @@ from recipe_core.launch.training.job import (
     torchrun,
     training,
 )
-from recipe_core.launch.training.sources import DATA, trainer_files
+from recipe_core.launch.training.sources import data_file, trainer_files
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
 OPTIMIZERS = ("adamw", "sgd")
@@ -71,13 +71,22 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
         "weights": "pretrained" if job.from_weights else "random",
         "tokenizer": "model" if job.has_home else "data",
     }
-    if setting.method == "lora":
-        more["lora"] = {"rank": setting.lora_rank, "alpha": setting.lora_alpha}
+    if setting.frozen:
+        more["lora"] = {
+            "rank": setting.lora_rank,
+            "alpha": setting.lora_alpha,
+            "targets": setting.lora_targets,
+            "base": "nf4" if setting.method == "qlora" else "16-bit",
+        }
+    if job.data_format == "preference":
+        more["dpo_beta"] = h.dpo_beta
     return {
         "schema_version": 1,
         "name": f"{short_name(setting.model.name)} on {job.dims.devices} x {device.title}",
         "model": model,
-        "data": [DATA],
+        "data": [data_file(job.data_format)],
+        "data_format": job.data_format,
+        "packed": setting.packed,
         "steps": job.steps,
         "batch": {
             "sequence_length": job.sequence_length,

@@ -93,6 +93,14 @@ class Job:
         return self.setting.method != "pretrain"
 
     @property
+    def data_format(self) -> str:
+        """What the run learns from: as stated, or what its framework usually does."""
+        if self.setting.method == "dpo":
+            return "preference"
+        usual = training_engine(self.setting.engine).launches.data[0]
+        return self.setting.data_format or usual
+
+    @property
     def has_home(self) -> bool:
         """Whether the run reads files of the model: they are known, or it starts from weights."""
         return self.setting.model.weights is not None or self.from_weights
@@ -129,7 +137,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         hyper=usual(
             setting.model.language_parameters,
             steps or 1,
-            finetune=setting.method not in ("pretrain", "lora"),
+            setting.method,
         ),
         fewest_nodes=lambda: fewest_nodes(estimates, row),
     )

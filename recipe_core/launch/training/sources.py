@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
-from recipe_core.launch.training.corpus import corpus
+from recipe_core.launch.training.corpus import chats, corpus, preferences
 
-DATA = "data/text.txt"
+
+def data_file(data_format: str) -> str:
+    """Where a bundle has its sample data."""
+    return "data/text.txt" if data_format == "text" else f"data/{data_format}.jsonl"
 
 
 def trainer_files(settings: dict[str, Any], script: str, module: str) -> dict[str, str]:
-    """``trainer/``, a script of a few lines that starts it, ``train.json`` and the text."""
+    """``trainer/``, a script of a few lines that starts it, ``train.json`` and sample data."""
     files = {
         f"trainer/{path.name}": path.read_text(encoding="utf-8")
         for path in sorted((PACKAGE / "trainer").glob("*.py"))
     }
     files[script] = train_py(script, module)
-    return files | {"train.json": to_json(settings), DATA: corpus()}
+    data_format = settings["data_format"]
+    data = corpus() if data_format == "text" else rows(SAMPLES[data_format]())
+    return files | {"train.json": to_json(settings), data_file(data_format): data}
 
 
 def data_files() -> dict[str, str]:
     """The text as rows of JSON, for frameworks that read such a folder."""
-    rows = (
-        to_json({"text": paragraph}, indent=None) for paragraph in corpus().strip().split("\n\n")
-    )
-    return {"data/text.jsonl": "\n".join(rows) + "\n"}
+    return {"data/text.jsonl": rows({"text": text} for text in corpus().strip().split("\n\n"))}
+
+
+SAMPLES = {"chat": chats, "preference": preferences}
+
+
+def rows(records: Iterable[dict[str, Any]]) -> str:
+    """A line of JSON for each record."""
+    return "".join(f"{to_json(record, indent=None).strip()}\n" for record in records)

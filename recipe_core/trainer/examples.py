@@ -1,0 +1,167 @@
+"""Examples of signed tokens in one file, and the sequences that are made of them."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from .data import IGNORED, Item, Order
+from .errors import TrainError
+from .rollbacks import Skips
+
+_END = -(2**31)
+"""What follows each example in a file; no token is that."""
+
+
+def write_examples(path: Path, examples: Iterable[list[int]]) -> Path:
+    """The file ``path`` with examples one after another; it appears whole or not at all."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.uname().nodename}.{os.getpid()}")
+        with part.open("wb") as out:
+            for example in examples:
+                out.write(torch.tensor([*example, _END], dtype=torch.int32).numpy().tobytes())
+        part.replace(path)
+    return path
+
+
+class Examples:
+    """The examples of a file; an example longer than a sequence and one token loses its end."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        size = path.stat().st_size // 4
+        self.length = length
+        self.tokens = (
+            torch.from_file(str(path), size=size, dtype=torch.int32)
+            if size
+            else torch.empty(0, dtype=torch.int32)
+        )
+        ends = torch.nonzero(self.tokens == _END).flatten()
+        self.starts = torch.cat([torch.zeros(1, dtype=ends.dtype), ends[:-1] + 1])[: len(ends)]
+        self.slots = (ends - self.starts - 1).clamp(min=0, max=length).tolist()
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def targets(self, number: int) -> torch.Tensor:
+        """What follows each token of an example, `IGNORED` where it is not learned."""
+        return self._cut(number, 1).where(self._cut(number, 1) >= 0, IGNORED)
+
+    def inputs(self, number: int) -> torch.Tensor:
+        """The tokens of an example that something follows."""
+        tokens = self._cut(number, 0)
+        return tokens.where(tokens >= 0, -1 - tokens)
+
+    def learns(self, number: int) -> bool:
+        """Whether the model learns a token of an example."""
+        return bool((self._cut(number, 1) >= 0).any())
+
+    def _cut(self, number: int, after: int) -> torch.Tensor:
+        start = int(self.starts[number]) + after
+        return self.tokens[start : start + self.slots[number]].long()
+
+    def filled(self, numbers: Sequence[int], *, positions: bool) -> Item:
+        """One sequence of some examples, one after another, and what is left of it as padding."""
+        inputs = torch.zeros(self.length, dtype=torch.long)
+        targets = torch.full((self.length,), IGNORED)
+        places = torch.zeros(self.length, dtype=torch.long)
+        at = 0
+        for number in numbers:
+            end = at + self.slots[number]
+            inputs[at:end], targets[at:end] = self.inputs(number), self.targets(number)
+            places[at:end] = torch.arange(end - at)
+            at = end
+        places[at:] = torch.arange(self.length - at)
+        return Item(inputs, targets, places if positions else None)
+
+
+def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """Which sizes share a sequence: the largest first, each where the least is left.
+
+    Best-fit decreasing (Ding et al., Fewer truncations improve language modeling,
+    arXiv:2404.10830); equal sizes keep their order, so that equal files are packed alike.
+    """
+    out: list[list[int]] = []
+    by_room: dict[int, list[int]] = {}
+    left: list[int] = []  # sorted rooms that some sequence has
+    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        size = sizes[number]
+        place = bisect_left(left, size)
+        if place == len(left):
+            out.append([])
+            row, free = len(out) - 1, room
+        else:
+            free = left[place]
+            row = by_room[free].pop()
+            if not by_room[free]:
+                left.pop(place)
+        out[row].append(number)
+        rest = free - size
+        if not by_room.setdefault(rest, []):
+            insort(left, rest)
+        by_room[rest].append(row)
+    return out
+
+
+class Chats(Order):
+    """Chats, several to a sequence where ``packed``: attention ends where a chat does.
+
+    Otherwise, and where the last one leaves room, the rest of a sequence is padding.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        length: int,
+        global_batch: int,
+        seed: int,
+        skips: Skips | None = None,
+        *,
+        packed: bool = True,
+    ) -> None:
+        self.examples, self.packed = Examples(path, length), packed
+        kept = [number for number in range(len(self.examples)) if self.examples.learns(number)]
+        self.left_out = len(self.examples) - len(kept)
+        if not kept:
+            raise _nothing("chat", length)
+        sizes = [self.examples.slots[number] for number in kept]
+        rows = best_fit(sizes, length) if packed else [[n] for n in range(len(kept))]
+        self.rows = [[kept[n] for n in row] for row in rows]
+        super().__init__(len(self.rows), global_batch, seed, skips)
+
+    def item(self, place: int) -> list[Item]:
+        """One sequence."""
+        return [self.examples.filled(self.rows[place], positions=self.packed)]
+
+
+class Pairs(Order):
+    """Preferences: the sequence of the chosen answer, then that of the rejected one."""
+
+    sequences_each = 2
+
+    def __init__(
+        self, path: Path, length: int, global_batch: int, seed: int, skips: Skips | None = None
+    ) -> None:
+        self.examples = examples = Examples(path, length)
+        pairs = range(0, len(examples), 2)
+        self.kept = [n for n in pairs if examples.learns(n) and examples.learns(n + 1)]
+        self.left_out = len(pairs) - len(self.kept)
+        if not self.kept:
+            raise _nothing("preference", length)
+        super().__init__(len(self.kept), global_batch, seed, skips)
+
+    def item(self, place: int) -> list[Item]:
+        """Two sequences."""
+        first = self.kept[place]
+        return [self.examples.filled([first + n], positions=False) for n in range(2)]
+
+
+def _nothing(kind: str, length: int) -> TrainError:
+    return TrainError(
+        f"no {kind} has an answer within {length} tokens.",
+        hint="Use more data or a longer sequence_length.",
+    )
