@@ -95,20 +95,7 @@ def assert_holds(now: Any, before: Any, where: str = "", *, refitted: bool = Fal
     if where.rpartition(".")[2] == "cost" and isinstance(before, dict):
         now = at_price(now, before)
     if isinstance(before, dict):
-        missing = before.keys() - now.keys()
-        assert not missing, f"{where}: {sorted(missing)}"
-        refitted = refitted or not before.keys().isdisjoint(TIMED)
-        refitted = refitted and "weights_bytes" not in before  # memory is not
-        for name in before.keys() - set(SENTENCES):
-            place, of_time = f"{where}.{name}", refitted or name in OF_LOAD
-            if name in NO_LONGER_KEPT and "gradients_bytes" in before:
-                assert now[name] <= before[name], place
-            elif name in OF_FAILURES or (name in ALIKE and not refitted):
-                assert now[name] == pytest.approx(before[name], rel=ALIKE[name]), place
-            elif name in RECOUNTED_BYTES and not refitted:
-                assert abs(now[name] - before[name]) <= RECOUNTED_BYTES[name], place
-            else:
-                assert_holds(now[name], before[name], place, refitted=of_time)
+        assert_fields_hold(now, before, where, refitted=refitted)
     elif isinstance(before, list):
         assert len(now) == len(before), where
         for index, (value, earlier) in enumerate(zip(now, before, strict=True)):
@@ -118,6 +105,25 @@ def assert_holds(now: Any, before: Any, where: str = "", *, refitted: bool = Fal
     elif ".bands." not in f".{where}" and not (refitted and set(PARTS) & set(where.split("."))):
         far = REFITTED if refitted else SAME
         assert now == pytest.approx(before, rel=far, abs=0), where
+
+
+def assert_fields_hold(
+    now: dict[str, Any], before: dict[str, Any], where: str, *, refitted: bool
+) -> None:
+    missing = before.keys() - now.keys()
+    assert not missing, f"{where}: {sorted(missing)}"
+    refitted = refitted or not before.keys().isdisjoint(TIMED)
+    refitted = refitted and "weights_bytes" not in before  # memory of serving is not
+    for name in before.keys() - set(SENTENCES):
+        place, of_time = f"{where}.{name}", refitted or name in OF_LOAD
+        if name in NO_LONGER_KEPT and "gradients_bytes" in before:
+            assert now[name] <= before[name], place
+        elif name in OF_FAILURES or (name in ALIKE and not refitted):
+            assert now[name] == pytest.approx(before[name], rel=ALIKE[name]), place
+        elif name in RECOUNTED_BYTES and not refitted:
+            assert abs(now[name] - before[name]) <= RECOUNTED_BYTES[name], place
+        else:
+            assert_holds(now[name], before[name], place, refitted=of_time)
 
 
 def at_price(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Lora:
 
     rank: int
     alpha: float
-    targets: Literal["attention", "mlp", "all"] = "attention"
+    targets: Literal["attention", "mlp", "all"] = "all"
     base: Literal["16-bit", "nf4"] = "16-bit"
 
 
