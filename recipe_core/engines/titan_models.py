@@ -20,6 +20,9 @@ from recipe_core.model.spec import (
     MoeMlp,
 )
 
+_STORED = {"deepseek_v3": "fp8-block", "gpt_oss": "mxfp4"}
+"""The format of quantised checkpoints that a module reads."""
+
 TITAN_MODELS = DataFile(Path(__file__).with_name("training") / "titan_models.yaml", "engines")
 
 
@@ -97,6 +100,17 @@ def shipped_configuration(model: ModelSpec) -> TitanModel | None:
     shape = titan_shape(model)
     equal = (known for known in _family(model) if not any(_differences(known, shape)))
     return next(equal, None)
+
+
+def reads_checkpoint(model: ModelSpec) -> bool:
+    """Whether a flavour starts from the weights of a checkpoint in the format that it stores.
+
+    Of stored formats beside 16 bits, two modules read that of their own first release.
+    """
+    known = shipped_configuration(model)
+    if known is None or model.quantization is None:
+        return True
+    return model.quantization.dtype == _STORED.get(known.module)
 
 
 def unlike_shipped(model: ModelSpec) -> str:

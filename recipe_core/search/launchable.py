@@ -13,7 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.engines.frameworks import framework
-from recipe_core.engines.titan_models import shipped_configuration, unlike_shipped
+from recipe_core.engines.titan_models import (
+    reads_checkpoint,
+    shipped_configuration,
+    unlike_shipped,
+)
 from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.model.spec import (
     Attention,
@@ -148,6 +152,9 @@ def _model_unable(setting: TrainingSetting) -> Iterator[Unable]:
     if launches.models == "words" and (untold := megatron_model(model).untold):
         yield Unable(f"{model.name} with {' and '.join(untold)}", "model")
     trained = setting.method != "pretrain"
+    if launches.models == "shipped" and trained and not reads_checkpoint(model):
+        stored = model.weight_dtype
+        yield Unable(f"training from {model.name}, which is stored in {stored}", "model")
     if trained and experts_of(model) is not None and not launches.expert_checkpoints:
         yield Unable("training from a checkpoint with experts", "workload.method")
 

@@ -28,6 +28,8 @@ from recipe_core.space.training import (
 )
 
 CUTS = ("tp", "pp", "cp", "ep")
+_FLEX_BLOCK = 128
+"""Positions of a block of torch's flex attention, which context parallelism does not cut."""
 
 
 Rules = Callable[[TrainingSetting, TrainingCases], Iterator[LaunchRule]]
@@ -286,6 +288,17 @@ def _torchtitan(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
         lambda _: f"torchtitan does not cut sequences of {setting.model.name}, which reads images",
         "candidate.cp",
         "Use cp 1.",
+    )
+    pieces = _FLEX_BLOCK * np.maximum(cases.cp, 1)
+    yield LaunchRule(
+        "launch-sequence",
+        (cases.cp > 1) & (cases.sequence_length % pieces != 0),
+        lambda i: (
+            f"{cases.sequence_length[i]:,} tokens are not divisible by {pieces[i]:,}: cp "
+            f"{cases.cp[i]} times the {_FLEX_BLOCK} of a block of attention"
+        ),
+        "candidate.cp",
+        "Use a smaller cp, or a multiple of tokens.",
     )
     shard = np.where(divides, np.maximum(cases.shard // np.maximum(cases.cp, 1), 1), 1)
     inner = cases.tp * cases.cp * shard

@@ -286,7 +286,7 @@ def test_a_training_split_is_taken_and_packed() -> None:
     assert app.title[0].value == PAGES["recipe.py"]
     assert app.selectbox(key="_split").value == key
     assert app.get_by_key("download")
-    assert "torchtitan.train" in codes(app)
+    assert "--training.local-batch-size" in codes(app)
     app.selectbox(key="_split").select("").run()
     assert "candidate.tp" not in query_of(app)
 

@@ -31,8 +31,7 @@ def main() -> None:
         part.has_cuda_capability = lambda *_: True
     for line in sys.stdin:
         asked = json.loads(line)
-        sys.stdout.write(json.dumps(answer(asked["script"], asked["words"]), default=str) + "\n")
-        sys.stdout.flush()
+        sys.stdout.write(json.dumps(answer(**asked), default=repr) + "\n")
 
 
 if __name__ == "__main__":
