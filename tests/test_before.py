@@ -59,7 +59,7 @@ RECOUNTED_BYTES = {"runtime_bytes": 2.6e9, "activations_bytes": 6e9}
 """By how much memory may differ: captured graphs were not counted, and samplers sorted."""
 NO_LONGER_KEPT = ("gathered_bytes", "reserve_bytes")
 """Memory that Megatron Core was said to need: 16-bit gradients beside fp32 ones, and fragments."""
-RETOLD = ("config", "checkpoints")
+RETOLD = ("config", "checkpoints", "lora")
 """Options of training that have other values: a name of torchtitan's registry has another place,
 and checkpoints follow how often devices fail."""
 PRICE = ".basis.usd_per_hour"

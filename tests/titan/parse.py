@@ -18,8 +18,8 @@ from torchtitan.config.manager import ConfigManager
 def answer(script: str, words: list[str]) -> dict[str, Any]:
     """The configuration that the program would start with."""
     module = ModuleType("run_config")
-    vars(module).update(runpy.run_path(script))
-    sys.modules[module.__name__] = module
+    module.run = runpy.run_path(script)["run"]
+    sys.modules["run_config"] = module
     config = ConfigManager().parse_args(words)
     config.model_spec.model.update_from_config(config=config)
     return config.to_dict()
