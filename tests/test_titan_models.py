@@ -125,12 +125,10 @@ def test_a_stored_format_is_read_or_refused(model: str, reads: bool) -> None:
 @pytest.mark.parametrize("model", ["deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b"])
 @pytest.mark.parametrize(("device", "nodes"), [("h100-sxm", 256), ("b200-sxm", 128)])
 def test_large_models_with_experts_have_a_bundle(model: str, device: str, nodes: int) -> None:
-    best = plan(request(model, device, nodes)).best
-    assert best is not None
-    (found,) = {best.block.setting.engine}
-    assert found == "torchtitan"
-    launch = training_launch(best.block.estimates, best.place)
-    assert len(launch.processes) == nodes
+    table = plan(request(model, device, nodes))
+    best = table.order[0]
+    assert table.candidate(best)["engine"] == "torchtitan"
+    assert len(training_launch(*table.detail(best)).processes) == nodes
 
 
 def call(launch: Launch) -> ast.Call:

@@ -26,7 +26,7 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SHIMS = ROOT / "tests" / "titan"
-STEPS, TOKENS, BATCH = 2, 256, 4
+STEPS, TOKENS, BATCH = 2, 256, 2
 PATIENCE_S = 900
 
 LLAMA = {
@@ -149,7 +149,7 @@ def test_what_is_installed_here_is_what_bundles_are_pinned_to() -> None:
         (LLAMA, {"dp": 2, "zero_stage": 3, "recompute": "full"}),
         (LLAMA, {"dp": 2, "zero_stage": 2, "shard": 1}),
         (LLAMA, {"tp": 2, "recompute": "selective"}),
-        (LLAMA, {"pp": 2, "micro_batch": 1}),
+        (LLAMA, {"pp": 2}),
         (LLAMA, {"cp": 2, "zero_stage": 3}),
         (DEEPSEEK, {"dp": 2, "ep": 2, "zero_stage": 3}),
         (GPT_OSS, {"dp": 2, "ep": 2, "zero_stage": 3, "recompute": "full"}),
@@ -158,7 +158,7 @@ def test_what_is_installed_here_is_what_bundles_are_pinned_to() -> None:
 )
 def test_a_rendered_bundle_trains(tmp_path: Path, model: Any, split: dict[str, Any]) -> None:
     """Every word as rendered, on gloo: two steps, a checkpoint, and the weights at the end."""
-    launch = rendered(request(model, {"tp": 1, "pp": 1, "dp": 1, "micro_batch": 2} | split))
+    launch = rendered(request(model, {"tp": 1, "pp": 1, "dp": 1, "micro_batch": 1} | split))
     fill = unpacked(launch, tmp_path)
     tokenizer(tmp_path / "model")
     program = python()
@@ -283,7 +283,8 @@ def test_its_parser_reads_what_was_estimated(tmp_path: Path) -> None:
             assert config["model_spec"]["flavor"] == CATALOG[model][1]
             assert config["compile"]["components"] == ["model", "loss"]
     for _, linear, experts in EIGHT_BITS:
-        dense, routed = (json.dumps(next(configs)["model_spec"]) for _ in range(2))
+        dense, routed = (" ".join(next(configs)["kinds"]) for _ in range(2))
         assert linear in dense
-        assert {linear in routed, experts in routed} == {True}
+        assert linear in routed
+        assert experts in routed
     assert next(configs, None) is None

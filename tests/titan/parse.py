@@ -1,6 +1,7 @@
 """What torchtitan's own parser makes of commands: lines of JSON in, lines of JSON out.
 
-A line is the path of a bundle's script and the words after it; the answer is the configuration.
+A line is the path of a bundle's script and the words after it; the answer is the configuration, and
+the ``kinds`` of its products.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 from torchtitan.components.quantization import float8, mx
 from torchtitan.config.manager import ConfigManager
+from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.moe import GroupedExperts
 
 
 def answer(script: str, words: list[str]) -> dict[str, Any]:
@@ -21,8 +24,13 @@ def answer(script: str, words: list[str]) -> dict[str, Any]:
     module.run = runpy.run_path(script)["run"]
     sys.modules["run_config"] = module
     config = ConfigManager().parse_args(words)
-    config.model_spec.model.update_from_config(config=config)
-    return config.to_dict()
+    model = config.model_spec.model
+    model.update_from_config(config=config)
+    parts = (
+        part for kind in (Linear, GroupedExperts) for _, part, *_ in model.traverse(kind.Config)
+    )
+    kinds = {type(part).__qualname__ for part in parts}
+    return config.to_dict() | {"kinds": sorted(kinds)}
 
 
 def main() -> None:
