@@ -42,6 +42,8 @@ METHODS = {
     "lora": "LoRA",
     "qlora": "QLoRA",
     "dpo": "DPO",
+    "grpo": "GRPO",
+    "ppo": "PPO",
 }
 DATA = {"": "Usual for the method", "text": "Texts", "chat": "Chats", "preference": "Preferences"}
 TARGETS = {"attention": "Attention", "mlp": "Feed-forward", "all": "All linear layers"}

@@ -80,6 +80,8 @@ _METHODS = {
     "lora": "LoRA",
     "qlora": "QLoRA",
     "dpo": "DPO",
+    "grpo": "GRPO",
+    "ppo": "PPO",
 }
 
 _DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
@@ -272,6 +274,7 @@ TRAINING_REFUSALS = {
     "shard": "Replicas not divisible by shard",
     "memory": "Does not fit in memory",
     "host-memory": "Does not fit in the host's memory",
+    "rollout": "Answers cannot be sampled beside it",
     "framework": "Framework cannot launch what is asked",
     "launch-degree": "Framework does not launch the degree",
     "launch-nodes": "Devices do not fill whole nodes",
@@ -282,6 +285,7 @@ TRAINING_REFUSALS = {
     "launch-pipeline": "Framework does not launch the pipeline",
     "launch-tensor": "Framework does not cut the model this way",
     "launch-experts": "Framework does not share experts this way",
+    "launch-rollout": "Framework does not sample this way",
     "limit": "Over a limit of the objective",
     "confidence": "Too likely to miss a limit",
 }
@@ -321,6 +325,19 @@ RUN_SHARES = {
 }
 """What takes the time of a training run, by the fields of its shares."""
 
+REINFORCEMENT_PHASES = {
+    "rollout": "Rollout",
+    "old_log_probs": "Own log-probabilities",
+    "reference": "Reference model",
+    "rewards": "Rewards",
+    "values": "Critic's values",
+    "critic": "Update of the critic",
+    "update": "Update",
+    "weight_sync": "Weights to the engine",
+    "state_moves": "States to the host and back",
+}
+"""Labels of the phases of a step of reinforcement learning, in their order."""
+
 TRAINING_CAUSES = {
     **{f"forward_{name}": f"Forward, {label}" for name, label in _TRAINING_OPERATORS.items()},
     **{f"backward_{name}": f"Backward, {label}" for name, label in _TRAINING_OPERATORS.items()},
@@ -337,6 +354,7 @@ TRAINING_CAUSES = {
     "optimizer": "Optimizer",
     "fixed": "Fixed time per step",
     "stragglers": "Stragglers",
+    **{name: label for name, label in REINFORCEMENT_PHASES.items() if name != "update"},
 }
 """Labels of the parts of a training step."""
 

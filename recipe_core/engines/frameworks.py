@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
@@ -14,6 +15,8 @@ from recipe_core.base.provenance import Source, Status
 from recipe_core.hardware.profile import Device
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+State = Literal["parameters", "optimizer", "master"]
+"""A state of the training that lasts from step to step."""
 
 
 class _Data(BaseModel):
@@ -69,7 +72,7 @@ class Framework(_Data):
     ``fragmentation``: its own, where they differ from all frameworks'. ``recompute_modules``: what
     ``selective`` recomputes in a model with experts or latent attention (words of `RECOMPUTED`);
     else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
-    its forward pass.
+    its forward pass. ``offloads``: states that it can move to the host while answers are sampled.
     """
 
     title: str
@@ -97,6 +100,7 @@ class Framework(_Data):
     fragmentation: Number | None = None
     selective_keeps: Number
     selective_recomputes: Number
+    offloads: tuple[State, ...] = ("parameters", "optimizer", "master")
 
 
 class Optimizer(_Data):
@@ -151,10 +155,14 @@ class RunFigures(_Data):
     host_copy_bytes_per_s: Number
     loader_tokens_per_s: Number
     joules_share: Number
+    sleeping_engine_bytes: Number
 
 
 class TrainingData(_Data):
-    """The file ``frameworks.yaml``."""
+    """The file ``frameworks.yaml``.
+
+    A framework over another one gives ``same_as: NAME`` and only what differs from it.
+    """
 
     schema_version: Literal[1]
     sources: dict[str, Source]
@@ -162,6 +170,23 @@ class TrainingData(_Data):
     optimizers: dict[str, Optimizer]
     run: RunFigures
     figures: Calibration
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        entries: dict[str, dict[str, Any]] = value["frameworks"]
+        return {**value, "frameworks": {name: _whole(entries, name) for name in entries}}
+
+
+def _whole(entries: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """An entry with all that it takes over; raises ValueError for an unknown ``same_as``."""
+    own = dict(entries[name])
+    base = own.pop("same_as", None)
+    if base is None:
+        return own
+    if base not in entries or "same_as" in entries[base]:
+        raise ValueError(f"frameworks.{name}.same_as: {base!r} is no framework of its own")
+    return {**entries[base], **own}
 
 
 @cache

@@ -48,7 +48,8 @@ class Launches(_Data):
     beside dp. ``recompute_modules``: what of a layer it can be told to recompute alone.
     ``batch_ramp``: whether its global batch can grow evenly. ``expert_checkpoints``: whether it
     reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
-    Trainium) are estimated only.
+    Trainium) are estimated only. ``rollout_engines``: those that sample answers
+    for it.
     """
 
     methods: tuple[str, ...]
@@ -71,6 +72,7 @@ class Launches(_Data):
     batch_ramp: bool = False
     expert_checkpoints: bool = False
     runtimes: tuple[str, ...] = ("cuda", "rocm", "cpu")
+    rollout_engines: tuple[str, ...] = ()
 
 
 class TrainingEngine(_Data):
@@ -123,12 +125,20 @@ class _Dpo(_Data):
     source: str
 
 
+class _Reinforcement(_Data):
+    rate: Amount
+    critic_rate: Amount
+    kl: Amount
+    source: str
+
+
 class _Hyper(_Data):
     betas: _Betas
     rate: _Rate
     finetune_share: _Share
     dpo: _Dpo
     warmup_share: _Share
+    reinforcement: _Reinforcement
 
 
 class _Facts(_Data):

@@ -22,12 +22,18 @@ from recipe_core.explain.operators import (
     time_text,
     working,
 )
+from recipe_core.explain.reinforcement import phase_lines
 from recipe_core.explain.serving_time import Times
 from recipe_core.physics.ledger import Overhead, Sum, one, recording, sums
 from recipe_core.physics.training.estimates import TrainingEstimates
-from recipe_core.physics.training.schedule import bubble_micro_batches, parts_of_length
+from recipe_core.physics.training.reinforcement import at_mean
+from recipe_core.physics.training.schedule import (
+    bubble_micro_batches,
+    parts_of_length,
+    step_parts,
+)
 from recipe_core.search.training_plan import TrainingPlan
-from recipe_core.space.training import TrainingSetting
+from recipe_core.space.training import TrainingCases, TrainingSetting
 
 HIDDEN = "Less what computing hides of it"
 DERIVED = ("recompute", "reference", "launch", "bubble", "stragglers", "data_loading")
@@ -39,16 +45,28 @@ def training_times(plan: TrainingPlan, row: int) -> Times:
     """Where the time of a step of a feasible row is from."""
     block, i = plan.at(row)
     estimates, k = block.detail(i)
-    case = estimates.cases.take([k])
+    case, loop = estimates.cases.take([k]), estimates.reinforcement
+    if loop is not None:  # an optimizer step, of which there are several
+        case = at_mean(loop.sampling, case)
     with recording():
         parts = sums(parts_of_length(block.setting, case))
     operators = {name: of for name, of in parts.items() if name not in DERIVED}
     title = "Operators of a step on a device of the slowest stage"
     table = working(title, operators, HIDDEN)
-    step = {name: float(of[k]) for name, of in estimates.parts.items() if of[k] > 0}
+    step = _step(estimates, k, case)
     lines = [*_lines(table, step), *_derived(block.setting, estimates, k, parts, step)]
+    if loop is not None:
+        lines += phase_lines(estimates, loop, k)
     sources = [*constants([operators]), *_framework(block.setting, step)]
     return Times({STEP: lines}, (table,), tuple(sources))
+
+
+def _step(estimates: TrainingEstimates, k: int, case: TrainingCases) -> dict[str, float]:
+    """Seconds of a step's parts that take time; of one optimizer step where answers are sampled."""
+    if estimates.reinforcement is None:
+        return {name: float(of[k]) for name, of in estimates.parts.items() if of[k] > 0}
+    parts = step_parts(estimates.setting, case)
+    return {name: float(of[0]) for name, of in parts.items() if of[0] > 0}
 
 
 def _lines(table: Working, step: Mapping[str, float]) -> Iterator[Line]:

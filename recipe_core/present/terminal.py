@@ -18,6 +18,7 @@ from recipe_core.base.text_rows import cost_text, is_pooled, memory_rows, text_r
 from recipe_core.base.units import chance_text, duration, gib, rate, significant, usd
 from recipe_core.base.units import count as count_text
 from recipe_core.present.calibrated import calibrated_lines
+from recipe_core.present.reinforcement_text import reinforcement_lines
 from recipe_core.present.verdict import counts
 from recipe_core.search.measures import days
 from recipe_core.search.plan import Plan
@@ -274,7 +275,7 @@ def _training_lines(answer: Mapping[str, Any]) -> list[str]:
         label, share = TRAINING_CAUSES.get(name, name), seconds / step["step_s"]
         if share > 0.001:
             lines.append(f"  {label:26} {duration(seconds):>14} {share:6.1%}")
-    return [*lines, *_run_lines(run, cost)]
+    return [*lines, *reinforcement_lines(answer), *_run_lines(run, cost)]
 
 
 def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:

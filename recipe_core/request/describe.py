@@ -18,6 +18,8 @@ METHODS = {
     "lora": "LoRA",
     "qlora": "QLoRA",
     "dpo": "DPO",
+    "grpo": "GRPO",
+    "ppo": "PPO",
 }
 """Methods of training, as people call them."""
 

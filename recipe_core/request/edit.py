@@ -25,6 +25,7 @@ from recipe_core.request.presets import preset_of, presets
 from recipe_core.request.schema import (
     LOADS,
     MEDIA,
+    REINFORCED,
     CandidateRequest,
     MediaItems,
     PlanRequest,
@@ -34,6 +35,9 @@ from recipe_core.request.split_key import cluster_of, load_of, split_of
 
 TRAINING_TOKENS = 10e9
 """The budget that a run starts with when a request turns from serving to training."""
+
+START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_tokens": 1024}
+"""The rollout that a request starts with when its method turns to one that samples answers."""
 
 _SERVING_LIMITS = (
     "ttft_ms",
@@ -106,6 +110,8 @@ def _keep_consistent(
             fields["hardware.term_months"] = None
     if changes.get("hardware.usd_per_device_hour") is not None:
         fields["hardware.offer"] = None
+    if "workload.method" in changes:
+        _swap_rollout(fields, changes)
     if "workload.tokens" in changes and changes["workload.tokens"] is None:
         fields |= dict.fromkeys(f"objective.limits.{name}" for name in RUN_LIMITS)
     _keep_budget(fields, changes)
@@ -145,6 +151,21 @@ def _keep_method(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
     fits = data is None or (data == "preference") == (method == "dpo")
     if not fits and "workload.data_format" not in changes:
         fields["workload.data_format"] = None
+
+
+def _swap_rollout(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """A usual rollout for a method that samples answers, and none for another one.
+
+    A new rollout brings the lengths and the batch that go with it.
+    """
+    sampled = any(name.startswith("workload.rollout.") for name in fields)
+    if changes["workload.method"] not in REINFORCED:
+        _set(fields, "workload.rollout", None)
+    elif not sampled:
+        _set(fields, "workload.rollout", START_ROLLOUT)
+        for name in ("workload.sequence_length", "workload.global_batch"):
+            if name not in changes:
+                fields[name] = None
 
 
 def _keep_media(fields: dict[str, Any]) -> None:

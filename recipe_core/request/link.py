@@ -39,6 +39,7 @@ from recipe_core.request.schema import (
     Options,
     PlanRequest,
     PoolRequest,
+    Rollout,
     ServingWorkload,
     Speculative,
     TrainingWorkload,
@@ -79,6 +80,7 @@ _PLAIN = re.compile(r"[\w.\-]+")
 _PARTS: dict[str, type[BaseModel]] = {
     "workload.loading": Loading,
     "workload.evaluation": Evaluation,
+    "workload.rollout": Rollout,
     "workload.speculative": Speculative,
     "workload.images": MediaItems,
     "workload.audio": MediaItems,

@@ -250,16 +250,134 @@ class Loading(_Part):
     """Batches prepared ahead; with 0 every step waits for its own."""
 
 
+REINFORCED = ("grpo", "ppo")
+"""Methods that learn from answers which the model gives while it is trained."""
+
+
+class Rollout(_Part):
+    """How answers are sampled in every step of reinforcement learning, and scored."""
+
+    prompts: Count
+    """Prompts of a step."""
+
+    samples: Count = 8
+    """Answers sampled for each prompt."""
+
+    prompt_tokens: Tokens = 512
+    """Mean length of a prompt, in tokens."""
+
+    response_tokens: Tokens
+    """Mean length of an answer, in tokens."""
+
+    max_prompt_tokens: Tokens | None = None
+    """Longest prompt that is kept, in tokens; left out, twice the mean."""
+
+    max_response_tokens: Tokens | None = None
+    """Longest answer, at which sampling stops, in tokens; left out, twice the mean."""
+
+    placement: Literal["colocated", "apart"] = "colocated"
+    """Where answers are sampled: on the devices that train, which wait meanwhile (``colocated``),
+    or on ``devices`` of their own, one step ahead of the training (``apart``)."""
+
+    devices: Count | None = None
+    """Devices of the cluster that only sample; needed by ``placement: apart``, and only there."""
+
+    engine: Text = "vllm"
+    """Serving engine that samples, by name."""
+
+    tp: Degree | None = None
+    """Tensor-parallel ranks of a copy of the engine; left out, the fastest that fits."""
+
+    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of a device's memory that the engine takes, above 0 up to 1; left out, its default, or
+    what the states of the training leave of it."""
+
+    offload: bool | None = None
+    """Whether states of the training and frozen models wait in the host's memory while they are
+    not used, so that what works has the device; left out, only where all does not fit."""
+
+    epochs: Annotated[int, Field(ge=1, le=64)] = 1
+    """Times that the answers of a step are trained on."""
+
+    reference: bool = True
+    """Whether a frozen copy of the model scores every answer (for the KL divergence)."""
+
+    old_log_probs: bool = True
+    """Whether the model scores its own answers again before they are trained on, as its engine's
+    numbers are not exact enough."""
+
+    reward: Literal["rule", "model"] = "rule"
+    """What rewards an answer: a program (``rule``), or a frozen model of the size of the trained
+    one (``model``)."""
+
+    reward_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+    """Time that a step waits for rewards besides such a model, in seconds."""
+
+    @model_validator(mode="after")
+    def _devices_fit_placement(self) -> Self:
+        if self.placement == "apart" and self.devices is None:
+            raise ValueError("placement apart needs devices: how many only sample")
+        if self.placement == "colocated" and self.devices is not None:
+            raise ValueError(
+                f"placement colocated samples on all devices; leave devices {self.devices} out or "
+                "set placement: apart"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _longest_is_longest(self) -> Self:
+        for name in ("prompt", "response"):
+            longest, mean = getattr(self, f"max_{name}_tokens"), getattr(self, f"{name}_tokens")
+            if longest is not None and longest < mean:
+                raise ValueError(
+                    f"max_{name}_tokens {longest} is shorter than the mean, {name}_tokens {mean}; "
+                    "raise it"
+                )
+        return self
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.max_prompt_tokens or 2 * self.prompt_tokens
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens at which sampling stops."""
+        return self.max_response_tokens or 2 * self.response_tokens
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest prompt with the longest answer."""
+        return self.longest_prompt + self.longest_response
+
+    @property
+    def sequences(self) -> int:
+        """Answers of a step."""
+        return self.prompts * self.samples
+
+    @property
+    def mean_tokens(self) -> int:
+        """Tokens of a mean prompt with a mean answer."""
+        return self.prompt_tokens + self.response_tokens
+
+
 class TrainingWorkload(_Part):
     """A training run: what is trained, on how much, in which steps."""
 
     kind: Literal["training"]
     """Kind of workload: ``serving``, also where it is left out, or ``training``."""
 
-    method: Literal["pretrain", "finetune", "lora", "qlora", "dpo"] = "pretrain"
+    method: Literal["pretrain", "finetune", "lora", "qlora", "dpo", "grpo", "ppo"] = "pretrain"
     """What is trained: all weights (``pretrain``, ``finetune``), adapters on a frozen model
-    (``lora``; ``qlora`` keeps the model in 4 bits), or all weights against a frozen copy of the
-    model (``dpo``, where both answers of a pair count in the batch)."""
+    (``lora``; ``qlora`` keeps the model in 4 bits), all weights against a frozen copy of the
+    model (``dpo``, where both answers of a pair count in the batch), or all weights by rewards of
+    the model's own answers (``grpo``, and ``ppo`` with a critic; both need ``rollout``)."""
+
+    rollout: Rollout | None = None
+    """How answers are sampled and scored; needed by ``method: grpo`` and ``ppo``, and only there.
+    ``sequence_length`` is then the longest prompt with its answer, ``global_batch`` the answers of
+    an optimizer step, ``tokens`` those of prompts and answers trained on; the first two may be left
+    out."""
 
     sequence_length: Tokens
     """Length of a training sequence, in tokens."""
@@ -400,6 +518,55 @@ class TrainingWorkload(_Part):
                 f"is given beside the storage tier {self.storage}, which has a rate of its own.",
                 field="workload.storage_bytes_per_s",
                 hint="Leave one of them out.",
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_of_rollout(cls, value: Any) -> Any:
+        """Without them a step is one optimizer step on all answers, at their longest."""
+        rollout = value.get("rollout") if isinstance(value, Mapping) else None
+        if rollout is None:
+            return value
+        try:
+            sampled = Rollout.model_validate(rollout)
+        except ValidationError:
+            return value  # said once, of the field itself
+        sizes = {
+            "sequence_length": sampled.longest_tokens,
+            "global_batch": sampled.sequences,
+        }
+        return {**sizes, **value}
+
+    @model_validator(mode="after")
+    def _rollout_fits_method(self) -> Self:
+        if self.method not in REINFORCED:
+            if self.rollout is not None:
+                raise ValueError(
+                    f"method {self.method} samples no answers; leave rollout out or use grpo or ppo"
+                )
+            return self
+        if self.rollout is None:
+            raise ValueError(
+                f"method {self.method} needs rollout: prompts and response_tokens of a step"
+            )
+        sampled, batch = self.rollout, self.global_batch
+        if sampled.longest_tokens > self.sequence_length:
+            raise ValueError(
+                f"sequence_length {self.sequence_length} is shorter than max_prompt_tokens + "
+                f"max_response_tokens = {sampled.longest_tokens}; leave it out"
+            )
+        if sampled.sequences % batch:
+            raise ValueError(
+                f"prompts × samples = {sampled.sequences} answers are not divisible by "
+                f"global_batch {batch}; leave it out or use a divisor"
+            )
+        alike = {"document_tokens": self.document_tokens, "phases": self.phases}
+        stated = [name for name, value in {**alike, "evaluation": self.evaluation}.items() if value]
+        if stated:
+            raise ValueError(
+                f"method {self.method} trains on the lengths of rollout; leave "
+                f"{' and '.join(stated)} out"
             )
         return self
 

@@ -39,6 +39,8 @@ METHODS = {
     "lora": "LoRA",
     "qlora": "QLoRA",
     "dpo": "DPO",
+    "grpo": "GRPO",
+    "ppo": "PPO",
 }
 _CLOSEST = {"qlora": "lora", "dpo": "finetune"}
 _DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
@@ -128,6 +130,7 @@ def unable(
     if (setting.state_dtype or "fp32") not in launches.states:
         hint = "Leave their format to the framework."
         yield Unable("states in 16 bits", "workload.state_dtype", hint, "fp32")
+    yield from _rollout_unable(setting)
     runtime = setting.cluster.device.runtime
     if runtime not in launches.runtimes:
         hint = f"Use a device that runs {' or '.join(launches.runtimes)}."
@@ -168,6 +171,26 @@ def _phases_unable(setting: TrainingSetting) -> Iterator[Unable]:
         yield Unable("a run in phases that are no even ramp of the batch", "workload.phases", hint)
     elif setting.ramp.increment and not training_engine(setting.engine).launches.batch_ramp:
         yield Unable("a ramp of the batch", "workload.phases", "Leave phases out.")
+
+
+def _rollout_unable(setting: TrainingSetting) -> Iterator[Unable]:
+    """What of sampling and scoring a framework cannot be told."""
+    sampling, engines = setting.sampling, training_engine(setting.engine).launches.rollout_engines
+    if sampling is None or not engines:  # what has no engine is refused by its method
+        return
+    work = sampling.work
+    if work.engine not in engines:
+        hint = f"Use {engines[0]}."
+        yield Unable(f"a rollout by {work.engine}", "workload.rollout.engine", hint, engines[0])
+    if work.reward == "model":
+        hint = "Use a rule."
+        yield Unable("a model that rewards", "workload.rollout.reward", hint, "rule")
+    if not work.old_log_probs and setting.engine != "verl":
+        yield Unable(
+            "training on the engine's own log-probabilities",
+            "workload.rollout.old_log_probs",
+            "Compute them again.",
+        )
 
 
 def _gradients_unable(setting: TrainingSetting) -> Iterator[Unable]:

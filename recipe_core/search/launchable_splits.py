@@ -248,6 +248,54 @@ def _deepspeed(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Launc
     )
 
 
+def _answers(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    """What trainers by Ray share: batches of whole prompts, and whole nodes, also apart."""
+    sampling = setting.sampling
+    if sampling is None:
+        return
+    title, samples = setting.framework.title, sampling.work.samples
+    part = np.full(len(cases), sampling.global_batch % samples != 0)
+    yield LaunchRule(
+        "launch-rollout",
+        part,
+        lambda _: (
+            f"{title} updates on all answers of a prompt: global_batch {sampling.global_batch} is "
+            f"not a multiple of samples {samples}"
+        ),
+        "workload.global_batch",
+        "Use a multiple of workload.rollout.samples.",
+    )
+    total, pool = cases.all_devices, cases.sampling_devices
+    uneven = (total > cases.per_node) & (total % cases.per_node != 0)
+    uneven |= (pool > cases.per_node) & (pool % cases.per_node != 0)
+    yield LaunchRule(
+        "launch-nodes",
+        (pool > 0) & uneven,
+        lambda i: (
+            f"{total[i]} devices, {pool[i]} of which only sample, do not fill nodes of "
+            f"{cases.per_node[i]}"
+        ),
+        "workload.rollout.devices",
+        "Use whole nodes, or a part of the only one.",
+    )
+
+
+def _verl(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    yield from _answers(setting, cases)
+    yield LaunchRule(
+        "launch-gradients",
+        (cases.sync_step > 0) & accumulates(cases),
+        lambda _: "verl exchanges gradients after every micro-batch",
+        "candidate.gradient_sync",
+        "Exchange gradients after every micro-batch.",
+    )
+
+
+def _openrlhf(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    yield from _answers(setting, cases)
+    yield from _deepspeed(setting, cases)
+
+
 def _torchtitan(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     layers = len(setting.model.layers)
     divides, piped = cases.zero_stage > 0, cases.pp > 1
@@ -333,4 +381,6 @@ _OWN: Mapping[str, Rules] = {
     "deepspeed": _deepspeed,
     "torchtitan": _torchtitan,
     "megatron": megatron_rules,
+    "verl": _verl,
+    "openrlhf": _openrlhf,
 }

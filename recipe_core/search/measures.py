@@ -284,6 +284,14 @@ TRAINING: dict[str, Measure] = {
         help="One optimizer step over the whole batch",
         band="step_s",
     ),
+    "rollout": Measure(
+        "Time of the rollout",
+        "Rollout",
+        "s",
+        "rollout_s",
+        duration,
+        help="Time in which a step samples its answers",
+    ),
     "per_gpu": Measure(
         "Tokens per GPU",
         "Per GPU",

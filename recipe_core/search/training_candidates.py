@@ -25,6 +25,7 @@ from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorklo
 from recipe_core.search.launchable import default_framework, on_framework
 from recipe_core.search.launchable_splits import whole_rules
 from recipe_core.search.problem import TrainingProblem
+from recipe_core.search.rollout import sampling_of
 from recipe_core.search.size import check_training_size
 from recipe_core.space.training import (
     OFFLOADS,
@@ -134,6 +135,7 @@ def setting(
         if workload.phases
         else None,
         evaluation=workload.evaluation,
+        sampling=sampling_of(problem, place),
     )
     if name:
         return shared
@@ -168,7 +170,14 @@ def shared_columns(problem: TrainingProblem, place: Cluster) -> dict[str, float]
         "per_node": place.per_node,
         "nodes": place.nodes,
         "token_budget": np.nan if workload.tokens is None else workload.tokens,
+        "sampling_devices": _sampling_devices(problem),
     }
+
+
+def _sampling_devices(problem: TrainingProblem) -> int:
+    """Devices that only sample answers, which no split uses."""
+    rollout = problem.workload.rollout
+    return rollout.devices or 0 if rollout else 0
 
 
 def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
@@ -224,11 +233,12 @@ def _worlds(problem: TrainingProblem, place: Cluster) -> list[int]:
 
     With fewer nodes allowed also doubling from one device on.
     """
-    devices = place.devices
+    devices = place.devices - _sampling_devices(problem)
     if problem.request.options.nodes == "all":
         return [devices]
     doubled = (place.per_node * 2**k for k in range(place.nodes.bit_length()))
-    return sorted({*_divisors(place.per_node), *(n for n in doubled if n <= devices), devices})
+    sizes = {*_divisors(place.per_node), *doubled, devices}
+    return sorted(n for n in sizes if n <= devices)
 
 
 def _degrees(problem: TrainingProblem, place: Cluster, candidate: CandidateRequest) -> Int:

@@ -32,6 +32,8 @@ from recipe_core.space.training_rules import rules
 
 Block = EvaluatedCases[TrainingSetting, TrainingCases, TrainingEstimates]
 
+TABLED = ("gpus", "step", "output", "per_gpu", "mfu", "memory", "bubble", "usd")
+"""What a terminal's table compares of steps."""
 RUN_TABLED = ("gpus", "step", "output", "mfu", "memory", "goodput", "wall", "usd_run")
 """What a terminal's table compares of runs that end."""
 MORE_NODES = (2, 4, 8, 16)
@@ -41,6 +43,13 @@ MORE_NODES = (2, 4, 8, 16)
 def _nothing(_setting: TrainingSetting, _cases: TrainingCases) -> list[Any]:
     """Training jobs fill their nodes; no placement or load refuses a stated one."""
     return []
+
+
+def _rollout_s(estimates: TrainingEstimates) -> Float:
+    """Seconds in which answers are sampled, one per case; NaN where none are."""
+    if estimates.reinforcement is None:
+        return np.full(len(estimates), np.nan)
+    return estimates.reinforcement.rollouts.seconds
 
 
 PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
@@ -57,7 +66,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
         "dp": lambda c: c.dp,
         "ep": lambda c: c.ep,
         "cp": lambda c: c.cp,
-        "gpus": lambda c: c.devices,
+        "gpus": lambda c: c.all_devices,
         "virtual_stages": lambda c: c.virtual_stages,
         "zero_stage": lambda c: c.zero_stage,
         "micro_batch": lambda c: c.micro_batch,
@@ -67,7 +76,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     quantities={
         "step_s": lambda e: e.step_s,
         "tokens_per_s": lambda e: e.run.run_tokens_per_s,
-        "tokens_per_s_per_gpu": lambda e: e.run.tokens_per_s / e.cases.devices,
+        "tokens_per_s_per_gpu": lambda e: e.run.tokens_per_s / e.cases.all_devices,
         "mfu": lambda e: e.mfu,
         "hfu": lambda e: e.hfu,
         "usd_per_million_tokens": lambda e: e.run.usd_per_million_tokens,
@@ -84,12 +93,17 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
         "gpus_rented": lambda e: e.run.devices_rented,
         "usd_per_hour": lambda e: e.run.usd_per_hour,
         "watts": lambda e: e.run.watts,
+        "rollout_s": _rollout_s,
     },
 )
 """``tokens_per_s`` of all devices over the whole run: its phases, less what padding, evaluations,
 checkpoints and failures cost; ``tokens_per_s_per_gpu`` without them, of the workload's own shape;
 ``mfu`` and ``hfu`` shares of the peak, ``run_mfu`` of the whole run; ``usd_per_million_tokens`` NaN
-without a price; ``tight``: see `TrainingEstimates.tight`."""
+without a price; ``tight``: see `TrainingEstimates.tight`; ``rollout_s`` NaN where
+no answers are sampled."""
+
+SAMPLED = ("gpus", "step", "rollout", "output", "per_gpu", "mfu", "memory", "usd")
+"""The same where answers are sampled."""
 
 
 class TrainingPlan(Plan):
@@ -98,7 +112,7 @@ class TrainingPlan(Plan):
     problem: TrainingProblem
     kind: Literal["serving", "training"] = "training"
     measures = TRAINING
-    tabled = ("gpus", "step", "output", "per_gpu", "mfu", "memory", "bubble", "usd")
+    tabled: tuple[str, ...] = TABLED
     parts = TRAINING_MEMORY
     titles = TRAINING_REFUSALS
     frontier_columns = ("step_s", "tokens_per_s_per_gpu")
@@ -124,6 +138,8 @@ class TrainingPlan(Plan):
             self.headline = ("output", "mfu", "goodput", "wall", "usd_run", "usd_hour")
             finish_s = self.columns["wall_s"][self.feasible if self.feasible.any() else ...]
             self.measures = TRAINING | {"wall": to_finish(finish_s)}
+        if problem.workload.rollout is not None:
+            self.tabled, self.listed = SAMPLED, (*self.listed, "rollout")
 
     # planning
 

@@ -16,6 +16,7 @@ from recipe_core.model.spec import ModelSpec
 from recipe_core.request.phases import Evaluation, Phase, Ramp
 from recipe_core.request.schema import Loading, RecomputedModule
 from recipe_core.space.dims import ParallelDims
+from recipe_core.space.rollout import Sampling
 
 RECOMPUTE = ("none", "selective", "full")
 RECOMPUTED = get_args(RecomputedModule)
@@ -27,7 +28,7 @@ on the first stage; dualpipe feeds a pipeline from both ends, so each stage is t
 OFFLOADS = ("none", "optimizer", "optimizer-nvme")
 """Where optimizer states live: on the device, in host memory, on the host's disks."""
 
-Method = Literal["pretrain", "finetune", "lora", "qlora", "dpo"]
+Method = Literal["pretrain", "finetune", "lora", "qlora", "dpo", "grpo", "ppo"]
 Precision = Literal["bf16", "fp16", "fp8"]
 
 
@@ -63,7 +64,10 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """What all cases of one call share. ``ramp``: what ``phases`` are, where they are one."""
+    """What all cases of one call share.
+
+    ``ramp``: what ``phases`` are, where they are one; ``sampling``: of reinforcement learning.
+    """
 
     model: ModelSpec
     cluster: Cluster
@@ -89,6 +93,7 @@ class TrainingSetting:
     phases: tuple[Phase, ...] = ()
     ramp: Ramp | None = None
     evaluation: Evaluation | None = None
+    sampling: Sampling | None = None
 
     @property
     def frozen(self) -> bool:
@@ -171,7 +176,7 @@ class TrainingCases:
     is hidden behind another micro-batch. activation_offload: 1 where activations wait on the host.
     sync_step: 1 where replicas exchange gradients once a step. fused_loss:
     1 where logits are made piece by piece. token_budget: tokens of the whole run, NaN where none is
-    stated.
+    stated. sampling_devices: those that only sample answers, beside the split's.
     """
 
     tp: Int
@@ -198,6 +203,7 @@ class TrainingCases:
     per_node: Int
     nodes: Int
     token_budget: Float
+    sampling_devices: Int
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -223,6 +229,11 @@ class TrainingCases:
     def devices(self) -> Int:
         """Devices of a case."""
         return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def all_devices(self) -> Int:
+        """Devices of a case with those that only sample."""
+        return self.devices + self.sampling_devices
 
     @property
     def replicas(self) -> Int:
@@ -285,6 +296,7 @@ def training_cases(n: int, **columns: Any) -> TrainingCases:
             "activation_offload",
             "sync_step",
             "fused_loss",
+            "sampling_devices",
         ),
         0,
     )

@@ -36,7 +36,7 @@ def in_phase(phase: Phase, cases: TrainingCases, rule: Refusal) -> Refusal:
 
 
 def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
-    available = cases.per_node * cases.nodes
+    available = cases.per_node * cases.nodes - cases.sampling_devices
     yield Refusal(
         "devices",
         cases.devices > available,

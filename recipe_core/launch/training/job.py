@@ -16,13 +16,40 @@ from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.estimates import TrainingEstimates, flops_per_token
 from recipe_core.physics.training.fits import memory_rule
 from recipe_core.physics.training.memory import memory
+from recipe_core.physics.training.reinforcement import at_longest
 from recipe_core.physics.training.stages import stage_layers
+from recipe_core.request.schema import Rollout
 from recipe_core.search.launchable import experts_of, plain_attention
 from recipe_core.space.dims import ParallelDims
+from recipe_core.space.rollout import Sampling
 from recipe_core.space.training import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingSetting, modules_of
 
 KEPT_CHECKPOINTS = 2
 RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutJob:
+    """How answers are sampled, as it was estimated.
+
+    ``devices``: those that only sample (0: those that train). ``packed_tokens``: of a micro-batch.
+    ``offload``: whether states of the training wait on the host meanwhile.
+    """
+
+    sampling: Sampling
+    devices: int
+    tp: int
+    copies: int
+    memory_share: float
+    offload: bool
+    packed_tokens: int
+    max_num_seqs: int
+    max_batched_tokens: int
+
+    @property
+    def work(self) -> Rollout:
+        """What the request says."""
+        return self.sampling.work
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +83,7 @@ class Job:
     flops_per_token: float
     hyper: Hyper
     fewest_nodes: Callable[[], int]
+    rollout: RolloutJob | None = None
 
     @property
     def nodes(self) -> int:
@@ -133,13 +161,34 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         fused_loss=bool(c.fused_loss[row]),
         steps=steps,
         checkpoint_steps=max(1, min(round(interval), steps or 1)) if math.isfinite(interval) else 1,
-        flops_per_token=float(flops_per_token(setting, c.sequence_length[[row]].astype(float))[0]),
+        flops_per_token=float(flops_per_token(setting, estimates.lengths[[row]])[0]),
         hyper=usual(
             setting.model.language_parameters,
             steps or 1,
             setting.method,
         ),
         fewest_nodes=lambda: fewest_nodes(estimates, row),
+        rollout=_rollout(estimates, row),
+    )
+
+
+def _rollout(estimates: TrainingEstimates, row: int) -> RolloutJob | None:
+    """The rollout of a row, where it samples answers."""
+    loop = estimates.reinforcement
+    if loop is None:
+        return None
+    rollouts, sampling, cases = loop.rollouts, loop.sampling, estimates.cases.take([row])
+    limits = sampling.template
+    return RolloutJob(
+        sampling=sampling,
+        devices=int(cases.sampling_devices[0]),
+        tp=int(rollouts.tp[row]),
+        copies=int(rollouts.copies[row]),
+        memory_share=float(rollouts.share[row]),
+        offload=bool(rollouts.offload[row]),
+        packed_tokens=int(at_longest(sampling, cases).sequence_length[0]),
+        max_num_seqs=int(limits.max_num_seqs[0]),
+        max_batched_tokens=int(limits.max_batched_tokens[0]),
     )
 
 

@@ -9,6 +9,13 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
 from recipe_core.launch.training.corpus import chats, corpus, preferences
+from recipe_core.launch.training.tasks import task_rows
+
+TASKS = "data/tasks.jsonl"
+REWARD = "reward.py"
+RAY_NODE = "ray_node.py"
+_BY_REWARD = (REWARD, RAY_NODE)
+"""Sources beside the trainer that only runs with rewards take along."""
 
 
 def data_file(data_format: str) -> str:
@@ -21,11 +28,27 @@ def trainer_files(settings: dict[str, Any], script: str, module: str) -> dict[st
     files = {
         f"trainer/{path.name}": path.read_text(encoding="utf-8")
         for path in sorted((PACKAGE / "trainer").glob("*.py"))
+        if path.name not in _BY_REWARD
     }
     files[script] = train_py(script, module)
     data_format = settings["data_format"]
     data = corpus() if data_format == "text" else rows(SAMPLES[data_format]())
     return files | {"train.json": to_json(settings), data_file(data_format): data}
+
+
+def reward_files(prompts: int, *, several_nodes: bool) -> dict[str, str]:
+    """Tasks, the rule that rewards answers and, for several nodes, what joins them."""
+    files = {REWARD: _source(REWARD), TASKS: task_rows(prompts)}
+    if several_nodes:
+        files["trainer/__init__.py"] = _source("__init__.py")
+        files[f"trainer/{RAY_NODE}"] = _source(RAY_NODE)
+        files[RAY_NODE] = train_py(RAY_NODE, "ray_node")
+    return files
+
+
+def _source(name: str) -> str:
+    """A module of the trainer, as it stands."""
+    return (PACKAGE / "trainer" / name).read_text(encoding="utf-8")
 
 
 def data_files() -> dict[str, str]:

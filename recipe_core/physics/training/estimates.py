@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,22 @@ from recipe_core.model.spec import LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
 from recipe_core.physics.training.activations import recomputed_share
 from recipe_core.physics.training.bands import band
+from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
+from recipe_core.physics.training.loss_chunks import decided
 from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, held
 from recipe_core.physics.training.phases import PhaseEstimates, estimate_phases, estimate_steps
+from recipe_core.physics.training.reinforcement import (
+    Reinforcement,
+    at_longest,
+    at_mean,
+    of_run,
+    reinforced,
+)
 from recipe_core.physics.training.results import (
     FOLLOWING,
+    Reinforced,
     RunShares,
     StepParts,
     TrainingCost,
@@ -33,9 +43,16 @@ from recipe_core.physics.training.results import (
     TrainingRun,
     TrainingStage,
 )
-from recipe_core.physics.training.run import Run, run
+from recipe_core.physics.training.run import SECONDS_PER_HOUR, Run, run
+from recipe_core.physics.training.schedule import step_parts
 from recipe_core.space.refusal import Refusal
-from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
+from recipe_core.space.rollout import Sampling
+from recipe_core.space.training import (
+    RECOMPUTE,
+    TrainingCases,
+    TrainingSetting,
+    training_cases,
+)
 from recipe_core.space.training_rules import in_phase, rules
 
 
@@ -46,12 +63,15 @@ def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
     backward.
 
     What is recomputed is not counted (model flops, PaLM's convention, arXiv:2204.02311, with the
-    causal half). DPO's frozen model adds a forward pass.
+    causal half). DPO's frozen model adds a forward pass; reinforcement learning samples and scores
+    too (`Sampling.passes`).
     """
     model = setting.model
     lookups = 0 if model.tied_embeddings else model.vocabulary * model.hidden
     forward = 2.0 * (model.active_parameters - lookups) + _score_flops(setting, sequence_length)
     passes = {"lora": 2.0, "qlora": 2.0, "dpo": 4.0}.get(setting.method, 3.0)
+    if setting.sampling is not None:
+        passes = setting.sampling.passes
     return np.asarray(passes * forward)
 
 
@@ -97,6 +117,7 @@ class TrainingEstimates:
     phases: tuple[PhaseEstimates, ...]
     run: Run
     refusals: tuple[Refusal, ...]
+    reinforcement: Reinforcement | None = None
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -116,9 +137,15 @@ class TrainingEstimates:
     @property
     def flops_per_s_per_gpu(self) -> Float:
         """Model flops per second and device, without recomputation (one per case)."""
-        lengths = self.cases.sequence_length.astype(float)
-        rate = self.run.tokens_per_s / self.cases.devices
-        return np.asarray(rate * flops_per_token(self.setting, lengths))
+        rate = self.run.tokens_per_s / self.cases.all_devices
+        return np.asarray(rate * flops_per_token(self.setting, self.lengths))
+
+    @property
+    def lengths(self) -> Float:
+        """Tokens of the sequences that are trained on: of answers the mean (one per case)."""
+        sampling = self.setting.sampling
+        trained = self.cases if sampling is None else at_mean(sampling, self.cases)
+        return trained.sequence_length.astype(float)
 
     @property
     def peak_flops_per_s(self) -> float:
@@ -145,7 +172,7 @@ class TrainingEstimates:
             * flops_per_token(self.setting, phase.cases.sequence_length.astype(float))
             for phase in self.phases
         )
-        return np.asarray(flops / self.run.wall_s / self.cases.devices / self.peak_flops_per_s)
+        return np.asarray(flops / self.run.wall_s / self.cases.all_devices / self.peak_flops_per_s)
 
     @property
     def peak_bytes(self) -> Float:
@@ -156,7 +183,7 @@ class TrainingEstimates:
     @property
     def hfu(self) -> Float:
         """Hardware flops utilisation: the same with what is recomputed (arXiv:2205.05198)."""
-        rate = self.run.tokens_per_s / self.cases.devices
+        rate = self.run.tokens_per_s / self.cases.all_devices
         again = rate * recomputed_flops_per_token(self.setting, self.cases)
         return np.asarray((self.flops_per_s_per_gpu + again) / self.peak_flops_per_s)
 
@@ -281,8 +308,10 @@ class TrainingEstimates:
         price = self.setting.cluster.price_basis or "unknown"
         parts = {name: float(part[i]) for name, part in self.parts.items() if part[i] > 0}
         least = self.setting.failures.min_nodes
+        loop = self.reinforcement
         return {
             "training": training,
+            "reinforcement": None if loop is None else reinforced_row(self, loop, i),
             "run": TrainingRun(
                 **_known(run, TrainingRun, i),
                 elastic_nodes=None if least is None else elastic_nodes(self.cases, least, i),
@@ -321,7 +350,7 @@ class TrainingEstimates:
         return out
 
     def _training(self, i: int) -> TrainingFigures:
-        step_s, devices = float(self.step_s[i]), float(self.cases.devices[i])
+        step_s, devices = float(self.step_s[i]), float(self.cases.all_devices[i])
         rate = float(self.run.tokens_per_s[i]) / devices
         repeats = bool(self.cases.recompute[i])
         by_stage = self._by_stage(i)
@@ -382,28 +411,84 @@ def _phase_memory(
             yield in_phase(steps.phase, steps.cases, only)
 
 
+def reinforced_row(estimates: TrainingEstimates, loop: Reinforcement, i: int) -> Reinforced:
+    """What a step of reinforcement learning has besides its updates, of case ``i``."""
+    rollouts, work = loop.rollouts, loop.sampling.work
+    price, step_s = float(estimates.run.usd_per_hour[i]), float(estimates.step_s[i])
+    return Reinforced(
+        phases_s={name: float(seconds[i]) for name, seconds in loop.phases.items()},
+        answers=work.sequences,
+        updates=loop.sampling.updates,
+        rollout_tail_s=float(rollouts.tail_s[i]),
+        rollout_tokens_per_s=float(rollouts.tokens_per_s[i]),
+        rollout_engine=loop.sampling.serving.engine.name,
+        rollout_tp=int(rollouts.tp[i]),
+        rollout_copies=int(rollouts.copies[i]),
+        rollout_in_flight=float(rollouts.in_flight[i]),
+        rollout_memory_share=float(rollouts.share[i]),
+        rollout_bytes=float(loop.rollout_bytes[i]),
+        training_bytes=float(loop.training_bytes[i]),
+        offloaded_bytes=float(loop.offloaded_bytes[i]),
+        weight_sync_bytes=loop.sync_bytes,
+        usd_per_step=price / SECONDS_PER_HOUR * step_s if np.isfinite(price) else None,
+    )
+
+
+_ONE = dict.fromkeys(("sequence_length", "global_batch", "per_node", "nodes"), 1)
+"""What a case on one device needs besides degrees."""
+
+
+def trained_parameters(setting: TrainingSetting) -> float:
+    """Parameters in a checkpoint: adapters, or all; with a critic those of two models."""
+    if setting.frozen:
+        return float(held(setting, training_cases(1, **_ONE)).adapters.sum())
+    critic = setting.sampling is not None and setting.sampling.critic
+    return float(setting.model.language_parameters) * (2 if critic else 1)
+
+
 def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimates:
     """Memory, step time and run of every case, and why some cannot run.
 
     Figures of infeasible cases mean nothing.
     """
+    if setting.sampling is not None:
+        return _reinforced(setting, setting.sampling, cases)
     main = estimate_steps(setting, cases)
-    phases = estimate_phases(setting, main)
-    columns: dict[str, Any] = {f.name: np.ones(1, dtype=np.int64) for f in fields(TrainingCases)}
-    one = TrainingCases(**columns)
-    trained = (
-        float(held(setting, one).adapters.sum())
-        if setting.frozen
-        else float(setting.model.language_parameters)
-    )
-    ran = run(setting, main, phases, trained)
+    return _estimated(setting, main.cases, main, estimate_phases(setting, main))
+
+
+def _reinforced(
+    setting: TrainingSetting, sampling: Sampling, cases: TrainingCases
+) -> TrainingEstimates:
+    """The same of a step that samples and scores answers, and updates on them."""
+    packed, mem = decided(setting, at_longest(sampling, cases))
+    cases = replace(cases, fused_loss=packed.fused_loss)
+    update = step_parts(setting, at_mean(sampling, cases))
+    loop = reinforced(setting, sampling, cases, mem, update)
+    whole = of_run(sampling, cases)
+    waits = waiting_s(whole, setting.loading, add(loop.parts.values()))
+    parts = loop.parts | {"data_loading": waits}
+    main = PhaseEstimates(whole, loop.memory, parts, add(parts.values()))
+    out = _estimated(setting, cases, main, (main,))
+    refusals = (*out.refusals, *loop.refusals(setting, cases))
+    return replace(out, refusals=refusals, reinforcement=loop)
+
+
+def _estimated(
+    setting: TrainingSetting,
+    cases: TrainingCases,
+    main: PhaseEstimates,
+    phases: tuple[PhaseEstimates, ...],
+) -> TrainingEstimates:
+    """What follows from steps, for ``cases`` whose ``main`` shape counts in the run."""
+    ran = run(setting, main, phases, trained_parameters(setting))
     fits = memory_rule(setting, main.memory)
     refusals = (
-        *rules(setting, main.cases),
+        *rules(setting, cases),
         fits,
-        *host_rule(setting, main.cases, main.memory),
+        *host_rule(setting, cases, main.memory),
         *_phase_memory(setting, fits, phases),
     )
     return TrainingEstimates(
-        setting, main.cases, main.memory, main.parts, main.step_s, phases, ran, refusals
+        setting, cases, main.memory, main.parts, main.step_s, phases, ran, refusals
     )

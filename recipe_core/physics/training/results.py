@@ -234,6 +234,45 @@ class StepParts(Part):
     """Parts of ``step_s``, in seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reinforced(Part):
+    """A step of reinforcement learning: how answers are sampled, scored and trained on."""
+
+    phases_s: Seconds
+    """Phases in seconds, each whole: ``rollout``, ``old_log_probs``, ``reference``, ``rewards``,
+    ``values`` and ``critic`` (PPO), ``update``, ``weight_sync``, ``state_moves``. With
+    ``placement: apart`` the rollout runs beside the others, and ``breakdown_s`` has what it adds to
+    the step."""
+    answers: AtLeastOne
+    """Answers of a step."""
+    updates: AtLeastOne
+    """Optimizer steps of a step."""
+    rollout_tail_s: Amount
+    """Time of the rollout in which only the longest answers are left, in seconds."""
+    rollout_tokens_per_s: Positive
+    """Tokens of answers per second while the engine is full, of all its copies."""
+    rollout_engine: str
+    """Serving engine that samples."""
+    rollout_tp: AtLeastOne
+    """Tensor-parallel ranks of a copy of the engine."""
+    rollout_copies: AtLeastOne
+    """Copies of the engine."""
+    rollout_in_flight: Positive
+    """Answers that a copy decodes at once."""
+    rollout_memory_share: Share
+    """Share of a device's memory that the engine takes."""
+    rollout_bytes: Positive
+    """Memory of a device while answers are sampled, in bytes."""
+    training_bytes: Positive
+    """Memory of the fullest device while the model is trained, in bytes."""
+    offloaded_bytes: Amount
+    """States that wait in the host's memory meanwhile, in bytes of a device; 0 where none do."""
+    weight_sync_bytes: Positive
+    """Weights that the engine is sent after each step, in bytes."""
+    usd_per_step: Known
+    """A step, in US dollars; null where the price of the devices is unknown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEstimate(EstimateBase):
     """An estimate of training.
@@ -253,6 +292,8 @@ class TrainingEstimate(EstimateBase):
     """Memory of the fullest device."""
     training: TrainingFigures | None = None
     """Time, throughput and memory of a step."""
+    reinforcement: Reinforced | None = None
+    """How answers are sampled and scored, where a method learns from them."""
     run: TrainingRun | None = None
     """The whole run."""
     cost: TrainingCost | None = None

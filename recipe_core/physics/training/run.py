@@ -125,7 +125,9 @@ def down(cases: TrainingCases, failures: Failures, mtbf_s: Float, restart_s: Flo
 
 def devices_rented(cases: TrainingCases, unit: int, spare_nodes: int = 0) -> Float:
     """Devices that are paid for: those of whole machines, where machines are rented whole."""
-    taken = np.where(unit >= cases.per_node, cases.nodes_used * cases.per_node, cases.devices)
+    used = cases.all_devices
+    whole = np.ceil(used / cases.per_node) * cases.per_node
+    taken = np.where(unit >= cases.per_node, whole, used)
     taken = taken + spare_nodes * cases.per_node
     return np.asarray(np.ceil(taken / unit) * unit, dtype=np.float64)
 
@@ -179,7 +181,7 @@ def _storage_s(cases: TrainingCases, failures: Failures, size: Float) -> tuple[F
 
 def _mtbf_s(cases: TrainingCases, failures: Failures) -> Float:
     """Mean time between failures of all devices of a case, in seconds."""
-    return failures.device_mtbf_s / cases.devices.astype(float)
+    return failures.device_mtbf_s / cases.all_devices.astype(float)
 
 
 def time_shares(
@@ -236,7 +238,7 @@ def run(
     kept = failures.kept * written.bytes
     storage_usd_per_s = kept * failures.usd_per_byte_s
     usd_per_s = usd_per_hour / SECONDS_PER_HOUR + storage_usd_per_s
-    watts = cases.devices.astype(float) * device.tdp_watts.value * usual.joules_share.value
+    watts = cases.all_devices.astype(float) * device.tdp_watts.value * usual.joules_share.value
     data_tokens_per_s = cases.step_tokens / main.step_s
     return Run(
         steps=steps,

@@ -1,0 +1,410 @@
+"""A step of reinforcement learning: rollout, scoring, updates, weights; and memory by phase."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core.base.errors import InputError
+from recipe_core.base.labels import REINFORCEMENT_PHASES
+from recipe_core.explain.training_time import STEP, training_times
+from recipe_core.physics.results import Estimate
+from recipe_core.physics.training.estimates import TrainingEstimates, estimate
+from recipe_core.physics.training.reinforcement import at_longest, at_mean, forward_s
+from recipe_core.physics.training.schedule import step_parts
+from recipe_core.present.terminal import estimate_text
+from recipe_core.request.edit import change
+from recipe_core.request.link import from_query, to_query
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.problem import resolve
+from recipe_core.search.training_candidates import one_case
+
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
+PARAMETERS = 7_615_616_512
+ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 256, "response_tokens": 768, "tp": 1}
+SPLIT = {"engine": "verl", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 2}
+
+
+def request(
+    rollout: dict[str, Any] | None = None,
+    *,
+    nodes: int = 1,
+    device: str = "h100-sxm",
+    split: dict[str, Any] | None = None,
+    **work: Any,
+) -> PlanRequest:
+    workload = {"kind": "training", "method": "grpo", "rollout": ROLLOUT | (rollout or {})} | work
+    return PlanRequest.parse(
+        {
+            "model": MODEL,
+            "hardware": {
+                "device": device,
+                "per_node": 8,
+                "nodes": nodes,
+                "usd_per_device_hour": 2.0,
+            },
+            "workload": workload,
+            "candidate": SPLIT | {"recompute": "full"} | (split or {}),
+        }
+    )
+
+
+def estimates(*args: Any, **more: Any) -> TrainingEstimates:
+    asked = resolve(request(*args, **more))
+    case = one_case(asked, asked.candidate)
+    assert case is not None
+    return estimate(*case)
+
+
+def answer(*args: Any, **more: Any) -> Estimate:
+    table, row = plan_candidate(request(*args, **more))
+    return table.estimate(row)
+
+
+def loop(*args: Any, **more: Any) -> Any:
+    found = answer(*args, **more)
+    assert found.feasible, found.reasons
+    return found.reinforcement
+
+
+# Phases
+
+
+def test_parts_add_up_to_the_step() -> None:
+    for work in ({}, {"method": "ppo"}, {"rollout": {"reward": "model", "reward_s": 3.0}}):
+        found = answer(work.get("rollout"), **{k: v for k, v in work.items() if k == "method"})
+        parts = found.breakdown_s.step
+        assert sum(parts.values()) == pytest.approx(found.training.step_s)
+        phases = found.reinforcement.phases_s
+        assert sum(phases.values()) == pytest.approx(found.training.step_s, rel=1e-6)
+
+
+def test_updates_are_those_of_training_at_the_mean_length() -> None:
+    found = answer(global_batch=256)
+    step = estimates(global_batch=256)
+    trained = step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
+    once = float(sum(trained.values())[0])
+    assert found.reinforcement.updates == 4
+    assert found.reinforcement.phases_s["update"] == pytest.approx(4 * once)
+    scored = 4 * float(forward_s(trained)[0])
+    assert found.reinforcement.phases_s["reference"] == pytest.approx(scored)
+    assert found.reinforcement.phases_s["old_log_probs"] == pytest.approx(scored)
+
+
+def test_a_forward_pass_is_a_third_of_a_step_without_recomputation() -> None:
+    step = estimates(split={"recompute": "none", "micro_batch": 1})
+    parts = step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
+    assert float(forward_s(parts)[0] / sum(parts.values())[0]) == pytest.approx(1 / 3, abs=0.05)
+
+
+def test_epochs_repeat_the_updates_only() -> None:
+    once, twice = loop(), loop({"epochs": 2})
+    assert twice.updates == 2 * once.updates
+    assert twice.phases_s["update"] == pytest.approx(2 * once.phases_s["update"])
+    assert twice.phases_s["rollout"] == pytest.approx(once.phases_s["rollout"])
+
+
+def test_the_rollout_takes_its_tokens_and_the_longest_answers_tail() -> None:
+    exact, long = loop({"max_response_tokens": 768}), loop({"max_response_tokens": 4096})
+    tokens = 128 * 8 * 768
+    assert exact.rollout_tail_s == 0
+    assert exact.phases_s["rollout"] == pytest.approx(tokens / exact.rollout_tokens_per_s)
+    assert long.rollout_tail_s > 0
+    rest = long.phases_s["rollout"] - long.rollout_tail_s
+    assert rest == pytest.approx(tokens / long.rollout_tokens_per_s)
+    per_token = long.rollout_tail_s / (4096 - 768)
+    # a decode step of one sequence reads all weights: 15.2 GB at 3.35 TB/s, and what comes on top
+    assert 2 * PARAMETERS / 3.35e12 < per_token < 4 * PARAMETERS / 3.35e12
+
+
+def test_more_samples_take_longer() -> None:
+    times = [answer({"samples": n}).training.step_s for n in (2, 4, 8, 16)]
+    assert times == sorted(times)
+    rollouts = [loop({"samples": n}).phases_s["rollout"] for n in (2, 4, 8, 16)]
+    assert rollouts == sorted(rollouts)
+
+
+def test_ppo_trains_a_critic_and_asks_it() -> None:
+    grpo, ppo = loop(), loop(method="ppo")
+    assert ppo.phases_s["critic"] == pytest.approx(ppo.phases_s["update"])
+    assert ppo.phases_s["values"] == pytest.approx(ppo.phases_s["old_log_probs"])
+    assert (grpo.phases_s["values"], grpo.phases_s.get("critic", 0.0)) == (0.0, 0.0)
+
+
+def test_what_is_left_out_takes_no_time() -> None:
+    bare = loop({"reference": False, "old_log_probs": False})
+    assert bare.phases_s["reference"] == bare.phases_s["old_log_probs"] == 0.0
+    assert bare.phases_s["rewards"] == 0.0
+    assert loop({"reward_s": 5.0}).phases_s["rewards"] == 5.0
+
+
+def test_apart_takes_the_longer_of_the_halves() -> None:
+    for devices, prompts in ((8, 128), (8, 1024)):
+        work = {"placement": "apart", "devices": devices, "prompts": prompts}
+        found = answer(work, nodes=2, split={"dp": 8})
+        phases = dict(found.reinforcement.phases_s)
+        synced = phases.pop("weight_sync")
+        rollout = phases.pop("rollout")
+        longer = max(rollout, sum(phases.values()))
+        assert found.training.step_s == pytest.approx(longer + synced, rel=1e-3)
+
+
+def test_weights_are_sent_in_16_bits() -> None:
+    beside = loop()
+    assert beside.weight_sync_bytes == 2 * PARAMETERS
+    # 7/8 of them come from the other devices of the node, at most at the links' 450 GB/s
+    assert beside.phases_s["weight_sync"] >= 2 * PARAMETERS * 7 / 8 / 450e9
+    apart = loop({"placement": "apart", "devices": 8}, nodes=2)
+    # one link of 50 GB/s is between the nodes
+    assert apart.phases_s["weight_sync"] >= 2 * PARAMETERS / 50e9
+
+
+# Memory
+
+
+def test_what_stays_on_the_device_leaves_the_rest_to_the_engine() -> None:
+    found = answer({"offload": False})
+    memory, sampled = found.memory, found.reinforcement
+    states = memory.parameters_bytes + memory.optimizer_bytes + memory.master_bytes
+    states += memory.reference_bytes
+    # fp32 shards and moments of an eighth, and an eighth of the frozen reference
+    assert states == pytest.approx((12 + 2) * PARAMETERS / 8, rel=0.01)
+    engine = sampled.rollout_memory_share * memory.capacity_bytes
+    assert sampled.rollout_bytes == pytest.approx(engine + states + 1.7e9, rel=1e-3)
+    assert sampled.rollout_bytes <= memory.capacity_bytes
+    assert sampled.training_bytes == found.training.peak_memory_bytes
+
+
+def test_a_sleeping_engine_keeps_a_little_while_it_trains() -> None:
+    colocated = answer().memory.reserve_bytes
+    apart = answer({"placement": "apart", "devices": 8}, nodes=2).memory.reserve_bytes
+    assert colocated - apart == pytest.approx(2.0e9)
+
+
+def test_a_critic_doubles_what_lasts() -> None:
+    grpo, ppo = answer({"offload": False}), answer({"offload": False}, method="ppo")
+    for name in ("parameters_bytes", "optimizer_bytes"):
+        assert getattr(ppo.memory, name) == 2 * getattr(grpo.memory, name)
+    assert ppo.memory.activations_bytes == grpo.memory.activations_bytes
+
+
+def test_offloaded_states_wait_on_the_host_and_are_moved() -> None:
+    stays, waits = loop({"offload": False}), loop({"offload": True})
+    assert (stays.offloaded_bytes, stays.phases_s["state_moves"]) == (0.0, 0.0)
+    assert waits.offloaded_bytes == pytest.approx(14 * PARAMETERS / 8, rel=0.01)
+    moved = (2 * 12 + 2) * PARAMETERS / 8
+    assert waits.phases_s["state_moves"] == pytest.approx(moved / 2.2e10, rel=0.01)
+    assert waits.rollout_memory_share > stays.rollout_memory_share
+
+
+def test_states_are_offloaded_only_where_both_do_not_fit() -> None:
+    roomy, full = loop(), loop(method="ppo", split={"engine": "openrlhf", "zero_stage": 2})
+    assert roomy.offloaded_bytes == 0.0
+    assert full.offloaded_bytes > 0.0
+
+
+def test_the_longest_answer_counts_for_memory_and_the_mean_for_time() -> None:
+    short, long = (answer({"max_response_tokens": n}) for n in (1024, 8192))
+    assert long.memory.activations_bytes > short.memory.activations_bytes
+    assert long.reinforcement.phases_s["update"] == short.reinforcement.phases_s["update"]
+    step = estimates({"max_response_tokens": 1024})
+    packed = at_longest(step.setting.sampling, step.cases)
+    assert (packed.micro_batch[0], packed.sequence_length[0]) == (1, 2 * (256 + 768))
+    assert packed.micro_batches[0] == step.cases.micro_batches[0]
+
+
+def test_a_share_that_does_not_fit_is_refused_with_what_to_change() -> None:
+    found = answer({"memory_share": 0.95, "offload": False})
+    reason = next(reason for reason in found.reasons if reason.startswith("rollout"))
+    assert "memory_share 0.95" in reason
+    assert "workload.rollout.offload: true" in reason
+
+
+def test_an_engine_that_does_not_fit_is_refused_with_what_to_change() -> None:
+    found = answer({"memory_share": 0.15})
+    assert not found.feasible
+    reason = next(reason for reason in found.reasons if reason.startswith("rollout"))
+    assert "weights alone are 14.2 GiB" in reason
+    assert "workload.rollout.tp" in reason
+
+
+def test_without_a_degree_the_fastest_that_fits_is_taken() -> None:
+    open_tp = loop({"tp": None})
+    stated = [answer({"tp": tp}) for tp in (1, 2, 4, 8)]
+    times = [one.reinforcement.phases_s["rollout"] for one in stated if one.feasible]
+    assert open_tp.phases_s["rollout"] == pytest.approx(min(times))
+
+
+# The run, and what is shown
+
+
+def test_the_run_counts_answers_devices_and_money_of_both_halves() -> None:
+    found = answer({"placement": "apart", "devices": 8}, nodes=2, tokens=1e9)
+    tokens = 128 * 8 * 1024
+    assert found.run.steps == np.ceil(1e9 / tokens)
+    assert found.training.tokens_per_s == pytest.approx(tokens / found.training.step_s)
+    assert found.training.tokens_per_s_per_gpu == pytest.approx(found.training.tokens_per_s / 16)
+    assert found.cost.usd_per_hour == 32.0
+    per_step = 32.0 * found.training.step_s / 3600
+    assert found.reinforcement.usd_per_step == pytest.approx(per_step)
+
+
+def test_the_text_has_phases_memory_and_price() -> None:
+    table, row = plan_candidate(request(tokens=1e9))
+    text = estimate_text(table.candidate(row), table.estimate(row).to_json())
+    for words in ("phases of a step (1,024 answers, 1 update)", "Own log-probabilities"):
+        assert words in text
+    assert "memory per GPU" in text
+    assert "a step costs $" in text
+
+
+def test_a_plan_shows_the_rollout_and_ranks_by_the_whole_step() -> None:
+    values = request(nodes=1).to_json()
+    values["candidate"] = None
+    values["options"]["engines"] = ["verl"]
+    values["options"]["nodes"] = "all"
+    table = plan(PlanRequest.parse(values))
+    assert "rollout" in table.tabled
+    best = table.best_row
+    assert best is not None
+    assert table.columns["rollout_s"][best] == pytest.approx(
+        table.estimate(best).reinforcement.phases_s["rollout"]
+    )
+    steps = table.columns["step_s"][table.order[:20]]
+    assert steps[0] == pytest.approx(steps.min(), rel=0.05)
+
+
+def test_a_link_carries_the_rollout() -> None:
+    asked = request({"placement": "apart", "devices": 8}, nodes=2)
+    read, ignored = from_query(to_query(asked))
+    assert (read, ignored) == (asked, [])
+
+
+# Published runs (docs/training.md): NeMo RL 0.4, GRPO on H100, steps with on-policy rollouts
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "mean", "tp", "split", "apart", "measured_s"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 2, 1060, 1, {"pp": 2, "dp": 8}, None, 97.7),
+        ("meta-llama/Llama-3.1-8B-Instruct", 2, 1129, 1, {"pp": 2, "dp": 4}, 8, 74.6),
+        ("Qwen/Qwen3-32B", 4, 3206, 4, {"tp": 4, "pp": 4, "dp": 2}, None, 393.0),
+        ("Qwen/Qwen3-32B", 8, 3207, 4, {"tp": 4, "pp": 4, "dp": 2}, 32, 215.0),
+    ],
+)
+def test_published_steps_of_dense_models(
+    model: str,
+    nodes: int,
+    mean: int,
+    tp: int,
+    split: dict[str, int],
+    apart: int | None,
+    measured_s: float,
+) -> None:
+    rollout: dict[str, Any] = {"prompts": 64, "samples": 32, "prompt_tokens": 160, "tp": tp}
+    rollout |= {"response_tokens": mean - 160, "max_response_tokens": 4096 - 160}
+    if apart:
+        rollout |= {"placement": "apart", "devices": apart}
+    megatron = {"engine": "megatron", "tp": 1, "zero_stage": 1, "micro_batch": 1}
+    if "32B" in model:
+        megatron["recompute"] = "full"
+    table, row = plan_candidate(
+        PlanRequest.parse(
+            {
+                "model": model,
+                "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": nodes},
+                "workload": {
+                    "kind": "training",
+                    "method": "grpo",
+                    "global_batch": 512,
+                    "rollout": rollout,
+                },
+                "candidate": megatron | split,
+            }
+        )
+    )
+    step_s = table.estimate(row).training.step_s
+    assert step_s / measured_s == pytest.approx(1, abs=0.35)
+
+
+# Requests
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ({"rollout": None}, "method grpo needs rollout"),
+        ({"method": "finetune"}, "method finetune samples no answers; leave rollout out"),
+        ({"global_batch": 1000}, "1024 answers are not divisible by global_batch 1000"),
+        ({"sequence_length": 512}, "sequence_length 512 is shorter than max_prompt_tokens"),
+        ({"document_tokens": 100}, "leave document_tokens out"),
+        ({"rollout": ROLLOUT | {"placement": "apart"}}, "placement apart needs devices"),
+        ({"rollout": ROLLOUT | {"devices": 4}}, "leave devices 4 out or set placement: apart"),
+        ({"rollout": ROLLOUT | {"max_response_tokens": 5}}, "max_response_tokens 5 is shorter"),
+        ({"rollout": ROLLOUT | {"samples": 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_requests_that_contradict_themselves(work: dict[str, Any], words: str) -> None:
+    values = {"kind": "training", "method": "grpo", "rollout": ROLLOUT} | work
+    sizes = {"sequence_length": 4096, "global_batch": 64} if values["rollout"] is None else {}
+    with pytest.raises(InputError) as caught:
+        PlanRequest.parse(
+            {"model": MODEL, "hardware": {"device": "h100-sxm"}, "workload": sizes | values}
+        )
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("rollout", "device", "field", "words"),
+    [
+        ({"engine": "vlm"}, "h100-sxm", "workload.rollout.engine", "unknown engine"),
+        ({"engine": "tensorrt-llm"}, "mi300x", "workload.rollout.engine", "does not run on"),
+        (
+            {"placement": "apart", "devices": 8},
+            "h100-sxm",
+            "workload.rollout.devices",
+            "8 of 8 devices leave none to train on",
+        ),
+    ],
+)
+def test_rollouts_that_cannot_be_on_the_hardware(
+    rollout: dict[str, Any], device: str, field: str, words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        answer(rollout, device=device)
+    assert caught.value.field == field
+    assert words in caught.value.message
+
+
+def test_sizes_left_out_are_all_answers_at_their_longest() -> None:
+    work = request().workload
+    assert (work.global_batch, work.sequence_length) == (1024, 2 * 256 + 2 * 768)
+
+
+def test_a_method_that_samples_brings_a_usual_rollout_and_takes_it_away() -> None:
+    plain = PlanRequest.parse(
+        {
+            "model": MODEL,
+            "hardware": {"device": "h100-sxm"},
+            "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 256},
+        }
+    )
+    sampling = change(plain, {"workload.method": "grpo"})
+    rollout = sampling.workload.rollout
+    assert sampling.workload.global_batch == rollout.sequences
+    assert sampling.workload.sequence_length == rollout.longest_tokens
+    assert change(sampling, {"workload.method": "ppo"}).workload.rollout == rollout
+    assert change(sampling, {"workload.method": "finetune"}).workload.rollout is None
+
+
+def test_the_arithmetic_has_a_line_for_every_phase() -> None:
+    table, row = plan_candidate(request(method="ppo"))
+    lines = {line.name: line for line in training_times(table, row).lines[STEP]}
+    phases = table.estimate(row).reinforcement.phases_s
+    for name, seconds in phases.items():
+        assert (REINFORCEMENT_PHASES[name] in lines) is (seconds > 0)
+    tokens = f"{128 * 8 * 768:,}"
+    assert lines["Rollout"].numbers.startswith(tokens)
