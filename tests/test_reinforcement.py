@@ -327,7 +327,7 @@ def test_published_steps_of_dense_models(
         )
     )
     step_s = table.estimate(row).training.step_s
-    assert step_s / measured_s == pytest.approx(1, abs=0.35)
+    assert 0.5 < step_s / measured_s < 1.1  # as docs/training.md says
 
 
 # Requests

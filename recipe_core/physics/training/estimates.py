@@ -215,6 +215,11 @@ class TrainingEstimates:
                 "fused_loss: full logits would not fit, so the loss is computed in "
                 f"{LOSS_CHUNKS:.0f} chunks"
             )
+        if self.reinforcement is not None:
+            out.append(
+                "published steps of GRPO took 1.2 to 2.4 times their estimates, and bands know "
+                "nothing of rollouts (docs/training.md, Reinforcement learning)"
+            )
         waits = float(self.parts["data_loading"][i])
         if waits > 0:
             out.append(
