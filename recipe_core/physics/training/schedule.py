@@ -102,7 +102,8 @@ def _launched_s(setting: TrainingSetting) -> Float:
     experts = sum(n for layer, n in kinds if isinstance(layer.mlp, MoeMlp))
     each_s = framework.launch_s.value
     each_s += framework.expert_launch_s.value * experts / len(setting.model.layers)
-    return np.asarray(_fixed(each_s, "Kernel launches of a layer", "layer"), dtype=float)
+    seconds: Float = _fixed(each_s, "Kernel launches of a layer", "layer")
+    return seconds
 
 
 def _fixed(seconds: Any, label: str, per: str) -> Any:
