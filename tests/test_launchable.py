@@ -105,7 +105,8 @@ def test_every_default_of_training_builds_or_says_why() -> None:
     [
         ("meta-llama/Llama-3.1-8B", "pretrain", {}, "torchtitan"),
         ("meta-llama/Llama-3.1-8B", "lora", {}, "torch"),
-        ("meta-llama/Llama-3.1-8B", "qlora", {}, "torch"),
+        ("meta-llama/Llama-3.1-8B", "qlora", {}, "trl"),
+        ("meta-llama/Llama-3.1-8B", "lora", {"candidate__offload": "optimizer"}, "llama-factory"),
         ("mistralai/Mistral-7B-v0.3", "pretrain", {}, "torch"),
         ("mistralai/Mixtral-8x7B-v0.1", "finetune", {}, "accelerate"),
         ("meta-llama/Llama-3.1-8B", "pretrain", {"candidate__precision": "fp8"}, "torchtitan"),
@@ -127,7 +128,8 @@ def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure() -> N
     asked = training("meta-llama/Llama-3.1-8B", "a100-sxm-80gb", "lora")
     refused = plan(change(asked, {"candidate.engine": "torchtitan"}))
     assert refused.best is None
-    sentence = "torchtitan cannot launch LoRA: use Plain torch (torchrun)"
+    tools = "Plain torch (torchrun), TRL, LLaMA-Factory, Axolotl or Unsloth"
+    sentence = f"torchtitan cannot launch LoRA: use {tools}"
     assert set(map(tuple, refused.every_sentence())) == {(sentence,)}
     cure = refused.changes()[0]
     assert dict(cure.fields) == {"candidate.engine": "torch"}

@@ -204,7 +204,7 @@ def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
 
 def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
     """The program to start, the module whose version is checked, and how to install it."""
-    program = started.processes[0].argv[0]
+    program = _program(started.processes[0].argv)
     if started.kind == "serving":
         program = engine(decision.engine).program
     return {
@@ -215,6 +215,12 @@ def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
         "install": decision.install,
         "requires": list(started.requires),
     }
+
+
+def _program(words: tuple[str, ...]) -> str:
+    """The program of a command; where a script of the bundle starts it, after two dashes."""
+    script, ended = words[0] == "python3", "--" in words
+    return words[words.index("--") + 1] if script and ended else words[0]
 
 
 def _traffic(workload: dict[str, Any]) -> dict[str, Any]:

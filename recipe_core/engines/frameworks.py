@@ -62,7 +62,9 @@ class Framework(_Data):
     norms, gathered inputs nor gradients before they are added. ``casts_by_operator``: no kernel
     scales and casts what goes into them at once. ``fused_gate``: a gate's activation and its
     product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make
-    logits, loss and their gradients piece by piece. ``gathered_input_bytes``: what tensor
+    logits, loss and their gradients piece by piece; ``always_in_pieces``: it makes them in no other
+    way. ``reference_divided``: DPO's frozen model is divided as the trained one is; otherwise it is
+    whole on every device while it computes. ``gathered_input_bytes``: what tensor
     parallelism adds to each value of the hidden state that a layer keeps. ``products``: rate of its
     16-bit matrix products by generation, of that of Transformer Engine's. ``tensor_exposed``: time
     that tensor-parallel traffic adds, of what it takes alone (above 1: slower beside products).
@@ -84,6 +86,8 @@ class Framework(_Data):
     fused_norm: bool
     fused_gate: bool
     loss_in_pieces: bool
+    always_in_pieces: bool = False
+    reference_divided: bool = True
     fused_in_8_bit: bool
     casts_by_operator: bool
     gathered_input_bytes: Number

@@ -48,8 +48,9 @@ class Launches(_Data):
     beside dp. ``recompute_modules``: what of a layer it can be told to recompute alone.
     ``batch_ramp``: whether its global batch can grow evenly. ``expert_checkpoints``: whether it
     reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
-    Trainium) are estimated only. ``rollout_engines``: those that sample answers
-    for it.
+    Trainium) are estimated only. ``rollout_engines``: those that sample answers for it. ``data``:
+    formats of the data that it learns from, the usual one first; DPO's is always ``preference``.
+    ``full_loss``: whether full logits can be asked for.
     """
 
     methods: tuple[str, ...]
@@ -70,6 +71,7 @@ class Launches(_Data):
     states: tuple[str, ...] = ("fp32",)
     loss_in_pieces: bool = False
     batch_ramp: bool = False
+    full_loss: bool = True
     expert_checkpoints: bool = False
     runtimes: tuple[str, ...] = ("cuda", "rocm", "cpu")
     rollout_engines: tuple[str, ...] = ()

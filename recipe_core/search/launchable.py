@@ -42,9 +42,7 @@ METHODS = {
     "grpo": "GRPO",
     "ppo": "PPO",
 }
-_CLOSEST = {"qlora": "lora", "dpo": "finetune"}
 _DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
-"""What comes closest to a method that no framework launches; its framework is the default."""
 _OPTIMIZERS = {
     "adamw": "AdamW",
     "adamw-8bit": "8-bit AdamW",
@@ -102,9 +100,7 @@ def unable(
     """
     launches = training_engine(setting.engine).launches
     if setting.method not in launches.methods:
-        other = _CLOSEST.get(setting.method)
-        hint = f"Use {METHODS[other]}." if other else ""
-        yield Unable(METHODS[setting.method], "workload.method", hint, other)
+        yield Unable(METHODS[setting.method], "workload.method")
     yield from _data_unable(setting)
     if setting.document_tokens is not None and setting.data_format != "chat":
         hint = "Leave the length of documents out."
@@ -126,6 +122,9 @@ def unable(
         yield Unable(_OFFLOADS[offload], "candidate.offload", hint)
     if in_pieces and not launches.loss_in_pieces:
         yield Unable("a loss in pieces", "workload.fused_loss", "Compute full logits.")
+    if setting.fused_loss is False and not launches.full_loss:
+        hint = "Leave fused_loss out."
+        yield Unable("a loss over full logits", "workload.fused_loss", hint)
     yield from _gradients_unable(setting)
     if (setting.state_dtype or "fp32") not in launches.states:
         hint = "Leave their format to the framework."
@@ -230,16 +229,14 @@ def default_framework(
 ) -> str:
     """The framework of a request that names none: the first that can launch what is asked.
 
-    Where none can, the one that can launch most of it, with the closest method that is launched.
+    Where none can, the one that can launch most of it.
     """
     names = able(setting, offload, in_pieces)
     if names:
         return names[0]
-    method = _CLOSEST.get(setting.method, setting.method)
-    closest = replace(setting, method=method)  # type: ignore[arg-type]  # the schema's own words
     return min(
         facts().preferred,
-        key=lambda name: len(list(unable(on_framework(closest, name), offload, in_pieces))),
+        key=lambda name: len(list(unable(on_framework(setting, name), offload, in_pieces))),
     )
 
 

@@ -172,6 +172,26 @@ def _rounds(cases: TrainingCases) -> LaunchRule:
     )
 
 
+def _tuning(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    """Tools that fine-tune count pairs where DPO counts answers, and take whole alphas."""
+    title = setting.framework.title
+    yield LaunchRule(
+        "launch-pairs",
+        (cases.micro_batch % 2 != 0) & (setting.method == "dpo"),
+        lambda i: f"a micro-batch of {cases.micro_batch[i]} answers is not of whole pairs",
+        "candidate.micro_batch",
+        "Use an even micro-batch.",
+    )
+    broken = setting.frozen and not float(setting.lora_alpha).is_integer()
+    yield LaunchRule(
+        "launch-adapters",
+        np.full(len(cases), broken),
+        lambda _: f"{title} takes a whole number as alpha, not {setting.lora_alpha:g}",
+        "workload.lora_alpha",
+        "Use a whole number.",
+    )
+
+
 # Each framework's own
 
 
@@ -375,6 +395,42 @@ def _even_stages(cases: TrainingCases, layers: int) -> Iterator[LaunchRule]:
     )
 
 
+def _trl(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    yield from _accelerate(setting, cases)
+    yield from _tuning(setting, cases)
+    yield LaunchRule(
+        "launch-sharding",
+        (cases.zero_stage == 0) & (setting.method == "dpo"),
+        lambda _: "TRL keeps DPO's frozen model in fp32 on every replica without FSDP",
+        "candidate.zero_stage",
+        "Use ZeRO-2 or 3.",
+    )
+    quantized = setting.method == "qlora" and setting.precision != "bf16"
+    yield LaunchRule(
+        "launch-precision",
+        np.full(len(cases), quantized),
+        lambda _: f"TRL trains QLoRA's adapters in bf16, not {setting.precision}",
+        "candidate.precision",
+        "Use bf16.",
+    )
+
+
+def _zero_tools(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    yield from _deepspeed(setting, cases)
+    yield from _tuning(setting, cases)
+
+
+def _unsloth(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    yield from _tuning(setting, cases)
+    yield LaunchRule(
+        "launch-nodes",
+        cases.devices > cases.per_node,
+        lambda i: f"Unsloth is launched on one node, not {cases.devices[i]} devices on several",
+        "candidate.dp",
+        "Use the devices of one node.",
+    )
+
+
 _OWN: Mapping[str, Rules] = {
     "embedded": _torch,
     "accelerate": _accelerate,
@@ -383,4 +439,8 @@ _OWN: Mapping[str, Rules] = {
     "megatron": megatron_rules,
     "verl": _verl,
     "openrlhf": _openrlhf,
+    "trl": _trl,
+    "axolotl": _zero_tools,
+    "llama-factory": _zero_tools,
+    "unsloth": _unsloth,
 }

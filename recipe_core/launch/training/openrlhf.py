@@ -45,7 +45,7 @@ def _places(job: Job) -> dict[str, Any]:
         "data.input_key": "prompt",
         "data.label_key": "label",
         "data.apply_chat_template": True,
-        "reward.remote_url": f"${{root}}/{REWARD}",  # a program, not a server
+        "reward.remote_url": f"${{root}}/{REWARD}.py",  # a program, not a server
         "ckpt.path": "${run}/checkpoints",
         "ckpt.output_dir": "${run}/model",
     }

@@ -48,7 +48,7 @@ def ray_launch(
             return program
         ranks = ("--nodes", str(every.nodes), "--node-rank", str(node))
         meeting = ("--head", "${head}", "--port", "${port}", "--gpus", str(every.per_node))
-        return ("python3", f"${{root}}/{RAY_NODE}", *ranks, *meeting, "--", *program)
+        return ("python3", f"${{root}}/{RAY_NODE}.py", *ranks, *meeting, "--", *program)
 
     started = tuple(
         Process(f"trainer-{node}", words(node), _variables(), 0, devices, node=node, role="trainer")

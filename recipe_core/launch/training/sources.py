@@ -12,10 +12,10 @@ from recipe_core.launch.training.corpus import chats, corpus, preferences
 from recipe_core.launch.training.tasks import task_rows
 
 TASKS = "data/tasks.jsonl"
-REWARD = "reward.py"
-RAY_NODE = "ray_node.py"
-_BY_REWARD = (REWARD, RAY_NODE)
-"""Sources beside the trainer that only runs with rewards take along."""
+REWARD, RAY_NODE = "reward", "ray_node"
+_FOLDER = PACKAGE / "trainer"
+_OF_TOOLS = (REWARD, RAY_NODE, "start_tool", "unsloth_sft")
+"""Programs in the trainer's folder that only bundles of other tools have."""
 
 
 def data_file(data_format: str) -> str:
@@ -25,30 +25,35 @@ def data_file(data_format: str) -> str:
 
 def trainer_files(settings: dict[str, Any], script: str, module: str) -> dict[str, str]:
     """``trainer/``, a script of a few lines that starts it, ``train.json`` and sample data."""
-    files = {
-        f"trainer/{path.name}": path.read_text(encoding="utf-8")
-        for path in sorted((PACKAGE / "trainer").glob("*.py"))
-        if path.name not in _BY_REWARD
-    }
+    names = (path.stem for path in sorted(_FOLDER.glob("*.py")) if path.stem not in _OF_TOOLS)
+    files = _sources(*names)
     files[script] = train_py(script, module)
     data_format = settings["data_format"]
     data = corpus() if data_format == "text" else rows(SAMPLES[data_format]())
     return files | {"train.json": to_json(settings), data_file(data_format): data}
 
 
+def program_files(*names: str) -> dict[str, str]:
+    """These programs of ``trainer/``, which need nothing else of it."""
+    return _sources("__init__", *names)
+
+
 def reward_files(prompts: int, *, several_nodes: bool) -> dict[str, str]:
     """Tasks, the rule that rewards answers and, for several nodes, what joins them."""
-    files = {REWARD: _source(REWARD), TASKS: task_rows(prompts)}
+    files = {f"{REWARD}.py": _source(REWARD), TASKS: task_rows(prompts)}
     if several_nodes:
-        files["trainer/__init__.py"] = _source("__init__.py")
-        files[f"trainer/{RAY_NODE}"] = _source(RAY_NODE)
-        files[RAY_NODE] = train_py(RAY_NODE, "ray_node")
+        files |= program_files(RAY_NODE)
+        files[f"{RAY_NODE}.py"] = train_py(f"{RAY_NODE}.py", RAY_NODE)
     return files
+
+
+def _sources(*names: str) -> dict[str, str]:
+    return {f"trainer/{name}.py": _source(name) for name in names}
 
 
 def _source(name: str) -> str:
     """A module of the trainer, as it stands."""
-    return (PACKAGE / "trainer" / name).read_text(encoding="utf-8")
+    return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
 def data_files() -> dict[str, str]:

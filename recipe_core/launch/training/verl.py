@@ -24,7 +24,7 @@ def launch(job: Job) -> Launch:
         "data.val_files": f"${{root}}/{TASKS}",
         "actor_rollout_ref.model.path": "${model}",
         "critic.model.path": "${model}",
-        "reward.custom_reward_function.path": f"${{root}}/{REWARD}",
+        "reward.custom_reward_function.path": f"${{root}}/{REWARD}.py",
         "trainer.default_local_dir": "${run}/checkpoints",
         "hydra.run.dir": "${run}/hydra",
     }

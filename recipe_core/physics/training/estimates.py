@@ -210,7 +210,8 @@ class TrainingEstimates:
                 "and measured runs needed "
                 f"{around.low:.2f} to {around.high:.2f} times their estimates"
             )
-        if self.cases.fused_loss[i] and self.setting.fused_loss is None:
+        is_open = self.setting.fused_loss is None and not self.setting.framework.always_in_pieces
+        if self.cases.fused_loss[i] and is_open:
             out.append(
                 "fused_loss: full logits would not fit, so the loss is computed in "
                 f"{LOSS_CHUNKS:.0f} chunks"

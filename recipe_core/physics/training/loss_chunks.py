@@ -15,9 +15,12 @@ from recipe_core.space.training import TrainingCases, TrainingSetting
 def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCases, Memory]:
     """Cases with nothing left open, and their memory.
 
-    The loss is computed in chunks where full logits do not fit, the framework can, and the request
-    leaves it open.
+    The loss is computed in chunks where the framework does nothing else, or where full logits do
+    not fit, the framework can, and the request leaves it open.
     """
+    if setting.framework.always_in_pieces:
+        cases = replace(cases, fused_loss=np.ones_like(cases.fused_loss))
+        return cases, memory(setting, cases)
     full = memory(setting, cases)
     if setting.fused_loss is not None or not setting.framework.loss_in_pieces:
         return cases, full

@@ -245,7 +245,9 @@ def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]
     logits = _logits(setting, cases)
     states, host = _offload(cases, _states(setting, rank, divisors))
     copy_bytes = REFERENCE_BYTES if setting.method == "dpo" else 0.0
-    reference = _state(rank, divisors["parameters"], copy_bytes)
+    whole = (np.ones_like(rank.dense), np.ones_like(rank.dense))
+    divided = divisors["parameters"] if setting.framework.reference_divided else whole
+    reference = _state(rank, divided, copy_bytes)
     count, _, _ = stage_layers(setting, cases)
     waiting = in_flight(cases) * count * offloaded_activations(setting, cases)[:, None]
     host = host + np.nanmax(waiting, axis=1)

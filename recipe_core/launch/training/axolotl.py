@@ -1,0 +1,135 @@
+"""Axolotl with DeepSpeed: its own configuration file, and ``axolotl train`` (0.19.0)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.base.documents import to_json, to_yaml
+from recipe_core.engines.training_programs import facts
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.deepspeed import ds_config
+from recipe_core.launch.training.job import (
+    KEPT_CHECKPOINTS,
+    Job,
+    environment,
+    processes,
+    torchrun,
+    training,
+)
+from recipe_core.launch.training.tuning import (
+    ATTENTION,
+    CHECKPOINTS,
+    OPTIMIZERS,
+    ROWS,
+    rows_per_device,
+    start_files,
+    started,
+    targets,
+)
+
+
+def launch(job: Job) -> Launch:
+    """Axolotl's command line, which starts torchrun with the words after two dashes."""
+    config, zero = axolotl_config(job), tool_ds_config(job)
+    places = ("--base-model", "${model}", "--output-dir", CHECKPOINTS)
+    divided = ("--deepspeed", "${root}/ds_config.json")
+    start = (*started(job), "axolotl", "train", "${root}/axolotl.yaml", "--launcher", "torchrun")
+
+    def words(node: int) -> tuple[str, ...]:
+        return (*start, *places, *divided, "--", *torchrun(job, node)[1:])
+
+    files = {
+        "axolotl.yaml": to_yaml(config),
+        "ds_config.json": to_json(zero),
+        **start_files(job),
+    }
+    recorded = {**config, "deepspeed": zero}
+    return training(job, processes(job, words, environment(job)), recorded, files)
+
+
+def tool_ds_config(job: Job) -> dict[str, Any]:
+    """DeepSpeed's file as a tool over transformers' trainer checks it: rows as the tool counts."""
+    rows, config = rows_per_device(job), ds_config(job)
+    config["train_micro_batch_size_per_gpu"] = rows
+    config["train_batch_size"] = rows * job.dims.accumulation * job.dims.dp
+    if job.zero_stage == 3:
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    return config
+
+
+def axolotl_config(job: Job) -> dict[str, Any]:
+    """Every estimated value, by the name of Axolotl's field, also where it is its default."""
+    setting, h = job.setting, job.hyper
+    out: dict[str, Any] = {
+        "base_model": "MODEL",  # in place of it the command names one
+        "strict": False,
+        "output_dir": "run/checkpoints",
+        "sequence_len": job.sequence_length,
+        "excess_length_strategy": "truncate",
+        "micro_batch_size": rows_per_device(job),
+        "gradient_accumulation_steps": job.dims.accumulation,
+        "max_steps": job.steps,
+        "bf16": setting.precision == "bf16",
+        "fp16": setting.precision == "fp16",
+        "tf32": False,
+        "gradient_checkpointing": job.recompute == "full",
+        "attn_implementation": ATTENTION["flash" if setting.flash else "eager"],
+        "optimizer": OPTIMIZERS[setting.optimizer_name],
+        "learning_rate": h.learning_rate,
+        "lr_scheduler": "cosine",
+        "cosine_min_lr_ratio": h.least_rate_share,
+        "warmup_steps": h.warmup_steps,
+        "weight_decay": h.weight_decay,
+        "adam_beta1": h.beta1,
+        "adam_beta2": h.beta2,
+        "adam_epsilon": h.epsilon,
+        "max_grad_norm": h.clip_norm,
+        "seed": h.seed,
+        "val_set_size": 0.0,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": job.checkpoint_steps,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        "auto_resume_from_checkpoints": True,
+        "chat_template": "tokenizer_default_fallback_chatml",
+        "dataset_prepared_path": "run/prepared",
+    }
+    return out | _data(job) | _adapters(job)
+
+
+def _data(job: Job) -> dict[str, Any]:
+    rows: dict[str, Any] = {"path": "json", "data_files": [ROWS], "split": "train"}
+    if job.setting.method == "dpo":
+        columns = {"field_messages": "prompt", "field_chosen": "chosen"}
+        columns |= {"field_rejected": "rejected", "type": "chat_template.default"}
+        beta = facts().hyperparameters.dpo.beta
+        return {"rl": "dpo", "rl_beta": beta, "datasets": [rows | columns]}
+    learnt = {"type": "chat_template", "field_messages": "messages"}
+    learnt |= {"roles_to_train": ["assistant"], "train_on_eos": "turn"}
+    packing = {
+        "sample_packing": job.setting.packed,
+        "multipack_real_batches": True,  # rows of the sequence's length, as estimated
+        "pad_to_sequence_len": True,
+        "train_on_inputs": False,
+    }
+    return {"datasets": [rows | learnt]} | packing
+
+
+def _adapters(job: Job) -> dict[str, Any]:
+    setting = job.setting
+    if not setting.frozen:
+        return {}
+    return {
+        "adapter": setting.method,
+        "load_in_4bit": setting.method == "qlora",
+        "load_in_8bit": False,
+        "lora_r": setting.lora_rank,
+        "lora_alpha": int(setting.lora_alpha),
+        "lora_dropout": 0.0,
+        **_targets(job),
+    }
+
+
+def _targets(job: Job) -> dict[str, Any]:
+    names = targets(job)
+    return {"lora_target_modules": [*names]} if names else {"lora_target_linear": True}

@@ -1,0 +1,107 @@
+"""LLaMA-Factory with DeepSpeed: its own files, and ``llamafactory-cli train`` (0.9.5)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from recipe_core.base.documents import to_json, to_yaml
+from recipe_core.engines.training_programs import facts
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.axolotl import tool_ds_config
+from recipe_core.launch.training.job import Job, environment, processes, training
+from recipe_core.launch.training.tuning import (
+    ATTENTION,
+    CHECKPOINTS,
+    ROWS,
+    start_files,
+    started,
+    targets,
+    trainer_arguments,
+)
+
+_DATASET = "sample"
+_TAGS = {"user": "user", "assistant": "assistant", "system": "system"}
+
+
+def launch(job: Job) -> Launch:
+    """LLaMA-Factory's command line, which starts torchrun by what stands in the environment."""
+    config, zero = llama_factory_config(job), tool_ds_config(job)
+    places = ("model_name_or_path=${model}", f"output_dir={CHECKPOINTS}")
+    paths = ("dataset_dir=${root}/data", "deepspeed=${root}/ds_config.json")
+    own = ("llamafactory-cli", "train", "${root}/llama_factory.yaml", *places, *paths)
+    words = (*started(job, "--single"), *own)
+    meeting = {
+        "FORCE_TORCHRUN": "1",
+        "NNODES": str(job.nodes),
+        "NPROC_PER_NODE": str(job.processes_per_node),
+        "MASTER_ADDR": "${head}",
+        "MASTER_PORT": "${port}",
+    }
+    plain = processes(job, lambda _: words, environment(job) | meeting)
+    ranked = tuple(
+        replace(process, env={**process.env, "NODE_RANK": str(process.node)}) for process in plain
+    )
+    files = {
+        "llama_factory.yaml": to_yaml(config),
+        "ds_config.json": to_json(zero),
+        "data/dataset_info.json": to_json(dataset_info(job)),
+        **start_files(job),
+    }
+    return training(job, ranked, {**config, "deepspeed": zero}, files)
+
+
+def llama_factory_config(job: Job) -> dict[str, Any]:
+    """Every estimated value, by the name of LLaMA-Factory's argument, also where it is default."""
+    setting = job.setting
+    dpo = setting.method == "dpo"
+    out: dict[str, Any] = {
+        "do_train": True,
+        "stage": "dpo" if dpo else "sft",
+        "finetuning_type": "lora" if setting.frozen else "full",
+        "dataset": _DATASET,
+        "cutoff_len": job.sequence_length,
+        "flash_attn": {"sdpa": "sdpa", "eager": "disabled"}[
+            ATTENTION["flash" if setting.flash else "eager"]
+        ],
+        "disable_gradient_checkpointing": job.recompute != "full",
+        "overwrite_output_dir": False,  # goes on from the newest checkpoint
+        **trainer_arguments(job),
+    }
+    if dpo:
+        out |= {"pref_loss": "sigmoid", "pref_beta": facts().hyperparameters.dpo.beta}
+    else:
+        out |= {"packing": setting.packed, "train_on_prompt": False, "mask_history": False}
+    return out | _adapters(job)
+
+
+def _adapters(job: Job) -> dict[str, Any]:
+    setting = job.setting
+    if not setting.frozen:
+        return {}
+    out: dict[str, Any] = {
+        "lora_rank": setting.lora_rank,
+        "lora_alpha": int(setting.lora_alpha),
+        "lora_dropout": 0.0,
+        "lora_target": ",".join(targets(job)) or "all",
+    }
+    if setting.method == "qlora":
+        out |= {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True}
+        out |= {"quantization_method": "bnb"}
+    return out
+
+
+def dataset_info(job: Job) -> dict[str, Any]:
+    """What LLaMA-Factory reads the sample's columns by."""
+    tags = {f"{role}_tag": name for role, name in _TAGS.items()}
+    named = {"role_tag": "role", "content_tag": "content", **tags}
+    row: dict[str, Any] = {
+        "file_name": f"../{ROWS}",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages"},
+        "tags": named,
+    }
+    if job.setting.method == "dpo":
+        row["ranking"] = True
+        row["columns"] = {"messages": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    return {_DATASET: row}

@@ -1,0 +1,97 @@
+"""What tools that fine-tune over transformers' trainer share: its arguments, and sample data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.launch.entry import train_py
+from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
+from recipe_core.launch.training.sources import SAMPLES, data_file, program_files, rows
+
+CHECKPOINTS = "${run}/checkpoints"
+"""Where checkpoints go, and in the end the trained model or its adapters."""
+ROWS = "run/data/rows.jsonl"
+"""Where the tools read: the bundle's sample, or the file that ``up --data`` names."""
+ATTENTION = {"flash": "sdpa", "eager": "eager"}
+OPTIMIZERS = {"adamw": "adamw_torch", "adamw-8bit": "adamw_8bit"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+_LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+MATRICES = {
+    "attention": ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", *_LATENT),
+    "mlp": ("gate_proj", "up_proj", "down_proj", "gate_up_proj"),
+}
+"""Linear layers of each half of a layer, as transformers' classes name them; peft adapts those of a
+list that a model has."""
+
+
+def targets(job: Job) -> tuple[str, ...]:
+    """Names of the matrices that get adapters; empty for every linear layer of a block."""
+    return MATRICES.get(job.setting.lora_targets, ())
+
+
+def data_path(job: Job) -> str:
+    """The file of sample data that the job learns from."""
+    return data_file(_format(job))
+
+
+def data_files(job: Job) -> dict[str, str]:
+    """The sample data: chats, or preferences for DPO."""
+    return {data_path(job): rows(SAMPLES[_format(job)]())}
+
+
+def _format(job: Job) -> str:
+    return "preference" if job.setting.method == "dpo" else "chat"
+
+
+def started(job: Job, *options: str) -> tuple[str, ...]:
+    """Words before a tool's own, which lay its data."""
+    data = ("--data", f"${{root}}/{data_path(job)}", "--lay", f"${{root}}/{ROWS}")
+    return ("python3", "${root}/start.py", *data, *options, "--")
+
+
+def start_files(job: Job) -> dict[str, str]:
+    """The script that these words name, and the sample data."""
+    script = train_py("start.py", "start_tool")
+    return {"start.py": script, **program_files("start_tool"), **data_files(job)}
+
+
+def rows_per_device(job: Job) -> int:
+    """Rows of the data in a micro-batch of one device: sequences, or pairs of answers for DPO."""
+    return job.dims.micro_batch // 2 if job.setting.method == "dpo" else job.dims.micro_batch
+
+
+def trainer_arguments(job: Job) -> dict[str, Any]:
+    """Arguments of transformers' trainer: batch, precision, learning rate, checkpoints, seed."""
+    h, precision = job.hyper, job.setting.precision
+    return {
+        "max_steps": job.steps,
+        "per_device_train_batch_size": rows_per_device(job),
+        "gradient_accumulation_steps": job.dims.accumulation,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "optim": OPTIMIZERS[job.setting.optimizer_name],
+        "learning_rate": h.learning_rate,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": h.least_rate_share},
+        "warmup_steps": h.warmup_steps,
+        "weight_decay": h.weight_decay,
+        "adam_beta1": h.beta1,
+        "adam_beta2": h.beta2,
+        "adam_epsilon": h.epsilon,
+        "max_grad_norm": h.clip_norm,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": job.checkpoint_steps,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        "seed": h.seed,
+        "data_seed": h.seed,
+        "report_to": "none",
+    }
+
+
+def exchange(job: Job) -> dict[str, Any]:
+    """When replicas exchange gradients, as Accelerate is told."""
+    once = job.sync_step or job.zero_stage == 0
+    return {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": not once}}}

@@ -1,0 +1,76 @@
+"""Start a tool that trains: lay its data where its file says, and name its newest checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+OPTION = "--resume_from_checkpoint"
+_ANSWERS = ("chosen", "rejected")
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest ``checkpoint-STEP`` that transformers' trainer wrote to the end."""
+    whole = {}
+    for state in folder.glob("checkpoint-*/trainer_state.json"):
+        step = state.parent.name.rpartition("-")[2]
+        if step.isdigit():
+            whole[int(step)] = state.parent
+    return whole[max(whole)] if whole else None
+
+
+def words(program: Sequence[str], folder: Path | None) -> list[str]:
+    """The program's words, with its newest checkpoint where it must be told and there is one."""
+    found = newest(folder) if folder else None
+    return [*program, OPTION, str(found)] if found else [*program]
+
+
+def rows(source: Path, *, single: bool) -> Iterator[Any]:
+    """The rows of a file; ``single``: of an answer that is a list of messages its last one.
+
+    Raises:
+        SystemExit: naming the line that is no JSON object.
+    """
+    for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise SystemExit(f"start: {source}, line {number} is not a JSON object; correct it.")
+        if single:
+            lists = {name: row.get(name) for name in _ANSWERS}
+            row |= {name: said[-1] for name, said in lists.items() if isinstance(said, list)}
+        yield row
+
+
+def lay(source: Path, place: Path, *, single: bool) -> None:
+    """Write the rows to ``place``, at once: processes of other nodes may do the same."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    near = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}")
+    text = "".join(
+        f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows(source, single=single)
+    )
+    near.write_text(text, encoding="utf-8")
+    near.replace(place)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Become the program; does not return."""
+    parser = argparse.ArgumentParser(prog="start.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="rows to train on")
+    parser.add_argument("--lay", type=Path, required=True, metavar="FILE", help="where they go")
+    parser.add_argument("--single", action="store_true", help="one message for each answer")
+    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="name the newest of it")
+    parser.add_argument("program", nargs="+", metavar="WORD", help="after --: what to start")
+    options = parser.parse_args(argv)
+    source = Path(os.environ.get("RECIPE_DATA") or options.data)
+    lay(source, options.lay, single=options.single)
+    started = words(options.program, options.checkpoints)
+    os.execvp(started[0], started)  # noqa: S606 - the bundle's own words, without a shell
