@@ -105,7 +105,7 @@ def test_every_default_of_training_builds_or_says_why() -> None:
     [
         ("meta-llama/Llama-3.1-8B", "pretrain", {}, "torchtitan"),
         ("meta-llama/Llama-3.1-8B", "lora", {}, "torch"),
-        ("meta-llama/Llama-3.1-8B", "qlora", {}, "trl"),
+        ("meta-llama/Llama-3.1-8B", "qlora", {}, "torch"),
         ("meta-llama/Llama-3.1-8B", "lora", {"candidate__offload": "optimizer"}, "llama-factory"),
         ("mistralai/Mistral-7B-v0.3", "pretrain", {}, "torch"),
         ("mistralai/Mixtral-8x7B-v0.1", "finetune", {}, "accelerate"),

@@ -20,7 +20,7 @@ from transformers import TrainingArguments
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.frameworks import TrainingData, framework, training_data
-from recipe_core.engines.training_programs import facts, training_engine, usual
+from recipe_core.engines.training_programs import training_engine, usual
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.corpus import chats, preferences
 from recipe_core.launch.training.sources import rows
@@ -128,15 +128,13 @@ def trainer_fields(estimates: TrainingEstimates, row: int) -> dict[str, Any]:
     """What any tool over transformers' trainer must have understood."""
     setting, dims = estimates.setting, estimates.cases.dims(row)
     steps = int(estimates.run.steps[row])
-    full = setting.method in ("finetune", "dpo")
-    h = usual(setting.model.language_parameters, steps, finetune=full)
-    rate = facts().hyperparameters.dpo.rate if setting.method == "dpo" else h.learning_rate
+    h = usual(setting.model.language_parameters, steps, setting.method)
     return {
         "max_steps": steps,
         "gradient_accumulation_steps": dims.accumulation,
         "bf16": setting.precision == "bf16",
         "fp16": setting.precision == "fp16",
-        "learning_rate": rate,
+        "learning_rate": h.learning_rate,
         "warmup_steps": h.warmup_steps,
         "weight_decay": h.weight_decay,
         "adam_beta1": h.beta1,
@@ -327,7 +325,7 @@ def test_unsloth_has_every_argument_that_it_is_given() -> None:
         ("trl", "lora", {}, {"lora_alpha": 8.5}, "workload.lora_alpha", "alpha, not 8.5"),
         ("trl", "finetune", {}, {"fused_loss": False}, "workload.fused_loss", "full logits"),
         ("trl", "finetune", {}, {"data_format": "text"}, "workload.data_format", "on text"),
-        ("trl", "dpo", {}, {"data_format": "chat"}, "workload.data_format", "DPO on conversations"),
+        ("trl", "dpo", {}, {"data_format": "chat"}, "workload.data_format", "DPO on chats"),
         ("trl", "finetune", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
         ("axolotl", "lora", {"zero_stage": 2, "shard": 8}, {}, "candidate.shard", "all replicas"),
         ("axolotl", "finetune", {"tp": 2, "dp": 8}, {}, "candidate.tp", "tp 1 only"),
@@ -444,7 +442,7 @@ def test_figures_are_those_of_a_framework_stated_in_full(base: str) -> None:
     stated = training_data().model_dump(mode="json")
     stated["frameworks"]["llama-factory"] = {"title": "LLaMA-Factory", "same_as": "deepspeed"}
     stated["frameworks"]["axolotl"] = {"title": "Axolotl", "same_as": base}
-    with pytest.raises(ValueError, match=r"axolotl\.same_as must be one stated in full: torch"):
+    with pytest.raises(ValueError, match=r"axolotl\.same_as: .* is no framework of its own"):
         TrainingData.model_validate(stated)
 
 

@@ -31,7 +31,7 @@ CANDIDATE = (
     "schedule",
     "overlap_experts",
 )
-WORKLOAD = ("method", "sequence_length", "global_batch", "attention", "fused_loss")
+WORKLOAD = ("method", "lora_targets", "sequence_length", "global_batch", "attention", "fused_loss")
 RECOMPUTATIONS = ("none", "selective", "full")
 DIMENSIONS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
 
@@ -80,6 +80,7 @@ class TrainingRun(BaseModel):
     overlap_experts: bool | None = None
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     method: Literal["pretrain", "finetune", "lora"] = "pretrain"
+    lora_targets: Literal["attention", "mlp", "all"] = "all"
     gradient_dtype: Literal["fp32", "bf16"] | None = None
     attention: Literal["flash", "eager"] = "flash"
     fused_loss: bool = False

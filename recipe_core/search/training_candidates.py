@@ -357,8 +357,8 @@ def _worthwhile(
     candidate: CandidateRequest,
 ) -> Bool:
     """Cases that differ from another in something, and whose batch and chunks come out even."""
-    drops = not shared.flash or shared.framework.selective_keeps.value < 1
-    drops = drops | (modules(shared, cases) > 0)
+    keeps = shared.flash and shared.framework.selective_keeps.value == 1
+    drops = (modules(shared, cases) > 0) | (not keeps)
     again = (cases.recompute != RECOMPUTE.index("selective")) | drops
     even = cases.global_batch % (cases.dp * cases.micro_batch) == 0
     layers = len(problem.model.layers)

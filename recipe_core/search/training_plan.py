@@ -136,8 +136,9 @@ class TrainingPlan(Plan):
             self.tabled = RUN_TABLED
             self.listed = (*compared, "goodput", "run_mfu", "wall", "usd_run")
             self.headline = ("output", "mfu", "goodput", "wall", "usd_run", "usd_hour")
-            finish_s = self.columns["wall_s"][self.feasible if self.feasible.any() else ...]
-            self.measures = TRAINING | {"wall": to_finish(finish_s)}
+            if len(self):
+                finish_s = self.columns["wall_s"][self.feasible if self.feasible.any() else ...]
+                self.measures = TRAINING | {"wall": to_finish(finish_s)}
         if problem.workload.rollout is not None:
             self.tabled, self.listed = SAMPLED, (*self.listed, "rollout")
 

@@ -104,7 +104,7 @@ def _data(job: Job) -> dict[str, Any]:
         columns |= {"field_rejected": "rejected", "type": "chat_template.default"}
         beta = facts().hyperparameters.dpo.beta
         return {"rl": "dpo", "rl_beta": beta, "datasets": [rows | columns]}
-    learnt = {"type": "chat_template", "field_messages": "messages"}
+    learnt: dict[str, Any] = {"type": "chat_template", "field_messages": "messages"}
     learnt |= {"roles_to_train": ["assistant"], "train_on_eos": "turn"}
     packing = {
         "sample_packing": job.setting.packed,
