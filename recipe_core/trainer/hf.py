@@ -190,6 +190,8 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
             (run / STOP_FILE).unlink(missing_ok=True)
         return
     model.config.use_cache = True
+    if trainer.is_fsdp_enabled:  # of shards, which checkpoints hold, it saves no model
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model(str(run / "model"))
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(run / "model")
@@ -242,6 +244,8 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
                 "sync_each_batch": settings.split.gradient_sync == "micro-batch"
             }
         },
+        # It would drop shift_labels, which no forward pass names, and shift what is shifted.
+        remove_unused_columns=False,
         save_steps=settings.checkpoints.every_steps,
         logging_nan_inf_filter=False,
         save_total_limit=max(settings.checkpoints.keep, LEAST_KEPT),

@@ -210,7 +210,7 @@ CATALOG = {
     "meta-llama/Llama-3.1-8B-Instruct": (1, "8B"),
     "meta-llama/Llama-3.1-405B-Instruct": (64, "405B"),
     "Qwen/Qwen3-8B": (1, "8B"),
-    "Qwen/Qwen3-235B-A22B": (32, "235B-A22B"),
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": (32, "235B-A22B"),
     "Qwen/Qwen3.5-35B-A3B": (4, "35B-A3B"),
     "deepseek-ai/DeepSeek-V2-Lite": (2, "16B"),
     "deepseek-ai/DeepSeek-V3": (256, "671B"),

@@ -131,9 +131,10 @@ def test_a_base_in_four_bits_is_merged_as_it_was_trained(chat: Job, alone: dict[
     assert torch.equal(merged["lm_head.weight"], base["lm_head.weight"])
 
 
-def test_adapters_are_on_attention_where_nothing_else_is_said(alone: dict[str, Job]) -> None:
+def test_adapters_are_on_every_matrix_where_nothing_else_is_said(alone: dict[str, Job]) -> None:
     config = json.loads((alone["lora"].run_folder / "adapter" / "adapter_config.json").read_text())
-    assert config["target_modules"] == [f"{name}_proj" for name in "koqv"]
+    names = ("down", "gate", "k", "o", "q", "up", "v")
+    assert config["target_modules"] == [f"{name}_proj" for name in names]
 
 
 def test_the_template_of_the_chats_comes_with_the_model(chat: Job, alone: dict[str, Job]) -> None:
