@@ -206,8 +206,8 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
         micro_batch=_whole(row.micro_batch),
         recompute=_recompute(str(row.recompute)),  # type: ignore[arg-type]
         precision=_precision(precision),
-        # MLPerf's reference adapts attention only
-        lora_targets="attention" if source == "mlp" else "all",
+        # MLPerf's reference and LitGPT's default adapt attention only
+        lora_targets="attention" if source in ("mlp", "lit") else "all",
         method=TASKS[str(row.task)],  # type: ignore[arg-type]
         gradient_dtype=_gradients(source, engine, _precision(precision), str(row.vendor)),  # type: ignore[arg-type]
         attention="eager" if source in ("bs", "kor") else "flash",
