@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # importing these would triple the time until a plan is print
     from recipe_core.search.sensitivity import Flip
 
 REFUSALS_SHOWN = 12
+LEAST_FAILURES = 0.001
+"""Expected failures below which nobody cares how many."""
 BEATEN_SHOWN = 5
 STATE_PRICE = "State usd_per_device_hour of its hardware"
 _NUMBER = re.compile(r"\d[\d.,]*")
@@ -296,7 +298,8 @@ def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
     )
     shares = sorted(run["time_shares"].items(), key=lambda item: -item[1])
     lines += [f"  {RUN_SHARES[name]:26} {part:>14.2%}" for name, part in shares if part > 0.00005]
-    failed = f" ({significant(run['failures'])} expected in the run)" if run["failures"] else ""
+    often = run["failures"] is not None and run["failures"] >= LEAST_FAILURES
+    failed = f" ({significant(run['failures'])} expected in the run)" if often else ""
     lines.append(f"a failure every {days(run['mtbf_s'])}{failed}{_spares(run)}")
     size, interval = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
     stall = duration(run["checkpoint_stall_s"])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from .data import Order, Sequences
 from .errors import TrainError
 from .examples import Chats, Pairs
 from .rollbacks import Skips
 from .settings import Settings
+
+LEAST_TORCH = (2, 13)
+"""Whose FSDP was seen to hold packed four-bit matrices; 2.11's was not."""
 
 
 def open_data(path: Path, settings: Settings, skips: Skips) -> Order:
@@ -33,11 +38,8 @@ def check(settings: Settings, model: str | None) -> None:
             f"{what} the weights of a model, and there are none.",
             hint="Set a folder with them: --model FOLDER.",
         )
-    if settings.lora and settings.lora.base == "nf4" and settings.split.tp > 1:
-        raise TrainError(
-            f"tensor parallelism (tp {settings.split.tp}) does not cut matrices in four bits.",
-            hint="Set tp: 1.",
-        )
+    if settings.lora and settings.lora.base == "nf4":
+        _check_four_bits(settings.split.tp)
     if not preferences:
         return
     if settings.split.pp > 1:
@@ -49,4 +51,17 @@ def check(settings: Settings, model: str | None) -> None:
         raise TrainError(
             f"micro_batch {settings.batch.micro_batch} is odd; answers of a pair come together.",
             hint="Set an even micro_batch.",
+        )
+
+
+def _check_four_bits(tp: int) -> None:
+    if tp > 1:
+        raise TrainError(
+            f"tensor parallelism (tp {tp}) does not cut matrices in four bits.", hint="Set tp: 1."
+        )
+    if torch.__version__ < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        raise TrainError(
+            f"FSDP of torch {torch.__version__} holds no packed bytes.",
+            hint=f"Install torch {least} or newer.",
         )

@@ -100,3 +100,14 @@ def test_adapters_are_where_they_are_asked_for_and_the_base_is_in_four_bits_ever
     assert isinstance(between, int)
     codes = sum(p.numel() for name, p in layer.named_parameters() if name.endswith("codes"))
     assert codes == (3 * hidden * between + 3 * hidden * hidden) // 2
+
+
+def test_an_older_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA torch 2.11 stopped in FSDP: only tensors of floating point require gradients."""
+    from torch.torch_version import TorchVersion
+
+    from recipe_core.trainer import task
+
+    monkeypatch.setattr(task.torch, "__version__", TorchVersion("2.11.0+cu130"))
+    with pytest.raises(TrainError, match=r"torch 2\.11\.0\+cu130 holds no packed bytes"):
+        task._check_four_bits(1)
