@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from recipe_core.engines.titan_models import (
-    reads_checkpoint,
-    shipped_configuration,
-    titan_facts,
-    unlike_shipped,
-)
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.model.catalog import catalog_ids, catalog_model
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.titan_models import (
+    reads_checkpoint,
+    shipped_configuration,
+    titan_facts,
+    unlike_shipped,
+)
 
 
 def request(model: str, device: str, nodes: int, **parts: Any) -> PlanRequest:

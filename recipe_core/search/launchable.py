@@ -13,11 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.engines.frameworks import framework
-from recipe_core.engines.titan_models import (
-    reads_checkpoint,
-    shipped_configuration,
-    unlike_shipped,
-)
 from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.model.spec import (
     Attention,
@@ -27,6 +22,11 @@ from recipe_core.model.spec import (
     MoeMlp,
 )
 from recipe_core.search.megatron_model import megatron_model
+from recipe_core.search.titan_models import (
+    reads_checkpoint,
+    shipped_configuration,
+    unlike_shipped,
+)
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import OFFLOADS, TrainingCases, TrainingSetting
 

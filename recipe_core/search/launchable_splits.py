@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from recipe_core.base.arrays import Int
-from recipe_core.engines.titan_models import shipped_configuration
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.search.launch_rules import LaunchRule, accumulates, heads_divide, synchronised
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
 from recipe_core.search.megatron_splits import megatron_rules
+from recipe_core.search.titan_models import shipped_configuration
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import (
     RECOMPUTE,

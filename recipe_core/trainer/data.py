@@ -1,21 +1,17 @@
-"""Data to token files to sequences, in an order set by the seed and the step alone."""
+"""Token files to sequences, in an order set by the seed and the step alone."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from .errors import TrainError
 from .rollbacks import Skips
-from .shards import Tokens, write_shards
+from .shards import Tokens
 
-_PIECE = 1 << 20
-"""Characters that the tokenizer gets at once."""
 IGNORED = -100
 """The target of a token that is not learned (torch's ``ignore_index``)."""
 
@@ -29,99 +25,6 @@ class Item(NamedTuple):
     inputs: torch.Tensor
     targets: torch.Tensor
     positions: torch.Tensor | None = None
-
-
-def documents(path: Path) -> Iterator[Iterator[str]]:
-    """Documents of a file, as pieces of text.
-
-    A document is a line of ``.jsonl`` (its ``text``) or a whole text file.
-
-    Raises:
-        TrainError: when the file cannot be read, or a line has no text.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            if path.suffix == ".jsonl":
-                for number, line in enumerate(file, 1):
-                    yield iter([_text(line, f"{path} line {number}")])
-            else:
-                yield _pieces(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrainError(
-            f"cannot read {path}: {error}.", hint="Use UTF-8 text or .jsonl: --data FILE."
-        ) from None
-
-
-def _text(line: str, place: str) -> str:
-    try:
-        return str(json.loads(line)["text"])
-    except (ValueError, KeyError, TypeError):
-        raise TrainError(f"{place} is not a JSON object with a text.") from None
-
-
-def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to pieces that end with a line."""
-    piece: list[str] = []
-    size = 0
-    for line in lines:
-        piece.append(line)
-        size += len(line)
-        if size >= _PIECE:
-            yield "".join(piece)
-            piece, size = [], 0
-    if piece:
-        yield "".join(piece)
-
-
-def token_file(
-    paths: tuple[Path, ...], tokenizer: Any, folder: Path, data_format: str = "text"
-) -> Path:
-    """All data as tokens, written once for these files and this tokenizer.
-
-    Texts become `shards`, each followed by an end-of-text token; chats and preferences `examples`.
-
-    Nodes that share the folder may write side by side: each moves what it wrote into place.
-    """
-    name = f"tokens-{_digest(paths, tokenizer, data_format)[:16]}"
-    if data_format == "text":
-        return write_shards(folder / name, _tokens(paths, tokenizer), len(tokenizer))
-    from .chats import Reader
-    from .examples import write_examples
-
-    reader = Reader(tokenizer)
-    found = (example for path in paths for example in reader.examples(path, data_format))
-    return write_examples(folder / f"{name}.bin", found)
-
-
-def _digest(paths: tuple[Path, ...], tokenizer: Any, data_format: str) -> str:
-    """The name of what tokens are made from: files, vocabulary and, for chats, the template."""
-    digest = hashlib.sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
-    if data_format != "text":
-        digest.update(f"{data_format} {tokenizer.chat_template}".encode())
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
-        except OSError as error:
-            raise TrainError(
-                f"cannot read {path}: {error.strerror}.",
-                hint="Set the path of the text: --data FILE.",
-            ) from None
-    return digest.hexdigest()
-
-
-def _tokens(paths: tuple[Path, ...], tokenizer: Any) -> Iterator[list[int]]:
-    for path in paths:
-        for document in documents(path):
-            yield from _encoded(document, tokenizer)
-
-
-def _encoded(document: Iterator[str], tokenizer: Any) -> Iterator[list[int]]:
-    for piece in document:
-        yield tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
-    if tokenizer.eos_token_id is not None:
-        yield [tokenizer.eos_token_id]
 
 
 def positions(items: Iterable[Item]) -> Iterator[torch.Tensor]:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 
 from .breaks import remove_left, roll_back, tell_end
 from .checkpoint import LEAST_KEPT
-from .data import Order, token_file
+from .data import Order
 from .errors import TrainError
 from .guard import BROKEN, Watch
 from .metrics import Metrics, Row, peak_memory_bytes
@@ -27,6 +27,7 @@ from .rollbacks import read_record
 from .settings import STOP_FILE, Loading, Settings, data_paths, load_settings
 from .task import open_data
 from .tokenizer import get_tokenizer
+from .tokens import token_file
 
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
 _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}

@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from .breaks import roll_back
 from .checkpoint import Checkpointer, complete, stored
-from .data import token_file
 from .errors import RolledBackError, TrainError
 from .export import export, export_adapters
 from .guard import BROKEN, CALM, Watch
@@ -33,6 +32,7 @@ from .settings import STOP_FILE, Settings
 from .steps import Passes
 from .task import check, open_data
 from .tokenizer import get_tokenizer
+from .tokens import token_file
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from .chats import CHATML, texts
-from .data import documents
 from .errors import TrainError
+from .tokens import documents
 
 _SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _TURNS = ["<|im_start|>", "<|im_end|>"]

@@ -17,10 +17,11 @@ pytest.importorskip("torch")
 
 from recipe_core.launch.training.corpus import chats, preferences
 from recipe_core.trainer.chats import CHATML, Reader
-from recipe_core.trainer.data import IGNORED, token_file
+from recipe_core.trainer.data import IGNORED
 from recipe_core.trainer.errors import TrainError
 from recipe_core.trainer.examples import Chats, Examples, Pairs, best_fit, write_examples
 from recipe_core.trainer.tokenizer import get_tokenizer
+from recipe_core.trainer.tokens import token_file
 
 TALK = [
     {"role": "system", "content": "Be short."},

@@ -15,7 +15,7 @@ from tests.trainer.conftest import CONFIG, needs_torch, settings
 pytestmark = needs_torch
 pytest.importorskip("torch")
 
-from recipe_core.trainer.data import Sequences, documents
+from recipe_core.trainer.data import Sequences
 from recipe_core.trainer.errors import TrainError
 from recipe_core.trainer.lora import adapt, narrow
 from recipe_core.trainer.main import main
@@ -26,6 +26,7 @@ from recipe_core.trainer.optimizer import LossScale, learning_rate
 from recipe_core.trainer.parallel import gathered_units
 from recipe_core.trainer.settings import Batch, Optimizer, Split, load_settings
 from recipe_core.trainer.shards import write_shards
+from recipe_core.trainer.tokens import documents
 
 
 def write(folder: Path, value: Any) -> Path:

@@ -10,7 +10,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.engines.titan_models import TitanModel, shipped_configuration
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     KEPT_CHECKPOINTS,
@@ -21,6 +20,7 @@ from recipe_core.launch.training.job import (
     training,
 )
 from recipe_core.launch.training.sources import data_files
+from recipe_core.search.titan_models import TitanModel, shipped_configuration
 
 SCRIPT, MODULE = "train.py", "run_config"
 """The script that starts torchtitan, and the module that torchtitan finds it as."""

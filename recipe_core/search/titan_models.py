@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from recipe_core.base.data_files import DataFile
+from recipe_core.base.resources import PACKAGE
 from recipe_core.model.spec import (
     Attention,
     DenseMlp,
@@ -23,7 +23,7 @@ from recipe_core.model.spec import (
 _STORED = {"deepseek_v3": "fp8-block", "gpt_oss": "mxfp4"}
 """The format of quantised checkpoints that a module reads."""
 
-TITAN_MODELS = DataFile(Path(__file__).with_name("training") / "titan_models.yaml", "engines")
+TITAN_MODELS = DataFile(PACKAGE / "engines" / "training" / "titan_models.yaml", "engines")
 
 
 class _Data(BaseModel):
