@@ -12,7 +12,7 @@ from .examples import Chats, Pairs
 from .rollbacks import Skips
 from .settings import Settings
 
-LEAST_TORCH = (2, 13)
+LEAST_TORCH = "2.13"
 """Whose FSDP was seen to hold packed four-bit matrices; 2.11's was not."""
 
 
@@ -60,8 +60,7 @@ def _check_four_bits(tp: int) -> None:
             f"tensor parallelism (tp {tp}) does not cut matrices in four bits.", hint="Set tp: 1."
         )
     if torch.__version__ < LEAST_TORCH:
-        least = ".".join(map(str, LEAST_TORCH))
         raise TrainError(
             f"FSDP of torch {torch.__version__} holds no packed bytes.",
-            hint=f"Install torch {least} or newer.",
+            hint=f"Install torch {LEAST_TORCH} or newer.",
         )
