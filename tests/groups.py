@@ -18,7 +18,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 SERVERS = ("test_demo", "test_launcher_engine", "test_vllm", "test_verify", "test_loop")
-TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench")
+TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench", "test_torchtitan")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (
     "test_launcher_chaos",

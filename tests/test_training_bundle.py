@@ -172,7 +172,7 @@ def test_adapters_are_trained_beside_the_weights_of_a_folder(
             ]
         )
         rates[method] = settings["optimizer"]["learning_rate"]
-        adapters = {"rank": 8, "alpha": 16.0, "targets": "attention", "base": "16-bit"}
+        adapters = {"rank": 8, "alpha": 16.0, "targets": "all", "base": "16-bit"}
         assert settings.get("lora") == (adapters if more else None)
         assert settings["model"]["weights"] == ("pretrained" if more else "random")
     assert rates["lora"] == rates["pretrain"]

@@ -39,7 +39,7 @@ def test_shipped_runs_are_met() -> None:
     found = compare_training(published_training_runs())
     figures = training_sections(found)["figures"].set_index("figure")
     assert figures.loc["step_s", "median"] < 0.14
-    assert figures.loc["peak_memory_gib", "median"] < 0.10
+    assert figures.loc["peak_memory_gib", "median"] < 0.12
     assert len(found.refused) < 0.05 * found.runs
 
 

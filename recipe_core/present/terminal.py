@@ -298,7 +298,7 @@ def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
     )
     shares = sorted(run["time_shares"].items(), key=lambda item: -item[1])
     lines += [f"  {RUN_SHARES[name]:26} {part:>14.2%}" for name, part in shares if part > 0.00005]
-    often = run["failures"] is not None and run["failures"] >= LEAST_FAILURES
+    often = (run.get("failures") or 0.0) >= LEAST_FAILURES
     failed = f" ({significant(run['failures'])} expected in the run)" if often else ""
     lines.append(f"a failure every {days(run['mtbf_s'])}{failed}{_spares(run)}")
     size, interval = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
