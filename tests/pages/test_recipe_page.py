@@ -117,8 +117,8 @@ def test_a_method_leaves_a_framework_that_does_not_launch_it() -> None:
     app.segmented_control(key="_workload.method").set_value("lora").run()
     assert "workload.data_format" not in query_of(app)
     app.selectbox(key="_workload.data_format").select("chat").run()
-    app.selectbox(key="_workload.lora_targets").select("all").run()
-    assert query_of(app)["workload.lora_targets"] == "all"
+    app.selectbox(key="_workload.lora_targets").select("attention").run()
+    assert query_of(app)["workload.lora_targets"] == "attention"
     app.switch_page("recipe.py").run()
     assert app.get_by_key("download")
 

@@ -34,7 +34,7 @@ clean, calls = Passes.run, []
 RUN, COUNT = Path(HERE) / "run", Path({count!r})
 
 
-def fated(self, batches):
+def fated(self, batches, learned):
     """In the fourth step of two ranks one dies with its device; one rank brings it back."""
     calls.append(None)
     alone = os.environ["WORLD_SIZE"] == "1"
@@ -46,7 +46,7 @@ def fated(self, batches):
         COUNT.write_text("2")
         while not (RUN / "stop").exists():
             time.sleep(0.05)
-    return clean(self, batches)
+    return clean(self, batches, learned)
 
 
 Passes.run = fated

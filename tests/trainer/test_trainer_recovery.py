@@ -25,9 +25,9 @@ from trainer.steps import Passes
 clean, calls, rank = Passes.run, [], os.environ["RANK"]
 
 
-def poisoned(self, batches):
+def poisoned(self, batches, learned):
     """Passes whose loss is broken on the last rank, in so many calls of the first start."""
-    loss = clean(self, batches)
+    loss = clean(self, batches, learned)
     calls.append(None)
     first = not os.path.exists(os.path.join(HERE, "run", "rollbacks.json")) or {always}
     if first and rank == str(int(os.environ["WORLD_SIZE"]) - 1) and len(calls) in {steps}:
