@@ -141,6 +141,12 @@ def test_what_is_installed_here_is_what_bundles_are_pinned_to() -> None:
     assert f'"{" ".join((f"torch=={torch}", *container.packages))}"' in script
 
 
+PIPELINE = pytest.mark.xfail(
+    reason="on gloo FSDP of torch 2.14 scatters no gradients of two types in a pipeline",
+    strict=True,
+)
+
+
 @installed
 @pytest.mark.torchrun
 @pytest.mark.parametrize(
@@ -149,7 +155,7 @@ def test_what_is_installed_here_is_what_bundles_are_pinned_to() -> None:
         (LLAMA, {"dp": 2, "zero_stage": 3, "recompute": "full"}),
         (LLAMA, {"dp": 2, "zero_stage": 2, "shard": 1}),
         (LLAMA, {"tp": 2, "recompute": "selective"}),
-        (LLAMA, {"pp": 2}),
+        pytest.param(LLAMA, {"pp": 2}, marks=PIPELINE),
         (LLAMA, {"cp": 2, "zero_stage": 3}),
         (DEEPSEEK, {"dp": 2, "ep": 2, "zero_stage": 3}),
         (GPT_OSS, {"dp": 2, "ep": 2, "zero_stage": 3, "recompute": "full"}),
