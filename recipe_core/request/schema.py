@@ -28,7 +28,11 @@ from recipe_core.base.types import (
     WeightDtype,
 )
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.over_time import OverTime
 from recipe_core.request.phases import Evaluation, Phases
+from recipe_core.request.reuse import PrefixReuse
+from recipe_core.request.scaling import Scaling
+from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 
 Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
@@ -136,6 +140,14 @@ class ServingWorkload(_Part):
 
     prefix_hit: Share = 0.0
     """Share of a prompt's tokens found in the prefix cache, 0 to below 1."""
+
+    prefix_reuse: Annotated[tuple[PrefixReuse, ...], Field(max_length=256)] = ()
+    """What share would be found in caches of several sizes, as a trace shows it; every split then
+    has the share of its own cache. Instead of ``prefix_hit``."""
+
+    over_time: OverTime | None = None
+    """How the load changes over hours, weeks and months, for ``recipe simulate``; a plan is made
+    for one load and does not depend on it."""
 
     speculative: Speculative | None = None
     """Speculative decoding; left out, tokens are decoded one at a time."""
@@ -713,6 +725,13 @@ class Options(_Part):
     supervision: Supervision = Supervision()
     """How what runs is kept running, on one machine and by the controllers of clusters; no plan
     depends on it."""
+
+    scaling: Scaling | None = None
+    """How many replicas run at which moment: what ``recipe simulate`` simulates, and what the
+    bundle's autoscalers are told; no plan depends on it."""
+
+    start: Start = Start()
+    """What a new replica finds when it starts; no plan depends on it."""
 
 
 class PoolRequest(_Part):

@@ -1,0 +1,91 @@
+"""How the load of a serving deployment changes over hours, weeks and months."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from recipe_core.base.described import DESCRIBED
+from recipe_core.base.types import Positive, Text, Tokens
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+WEEK_S = 7 * DAY_S
+MOST_RATES = 20_160
+"""Two weeks by the minute."""
+
+Rate = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class LengthPoint(BaseModel):
+    """Some of the requests: how long their prompts and answers are, and how many they are."""
+
+    model_config = DESCRIBED
+
+    input_tokens: Tokens
+    """Length of their prompts, in tokens."""
+
+    output_tokens: Tokens
+    """Length of their answers, in tokens."""
+
+    weight: Positive = 1.0
+    """How many requests they stand for, in any unit."""
+
+
+class OverTime(BaseModel):
+    """When requests come: a named shape, rates by the hour, or what a trace showed."""
+
+    model_config = DESCRIBED
+
+    shape: Text | None = None
+    """Published shape of a week, by name (``recipe trace --shapes`` lists them): relative rates,
+    scaled to ``mean_rate``. Instead of ``rates``."""
+
+    rates: Annotated[tuple[Rate, ...], Field(max_length=MOST_RATES)] = ()
+    """Requests per second in intervals of ``interval_s``, one after the other; 24 of an hour are a
+    day, 168 a week. They repeat until ``days`` are over. Instead of ``shape``."""
+
+    interval_s: Annotated[float, Field(ge=1, le=DAY_S)] = HOUR_S
+    """Length of an interval of ``rates``, in seconds."""
+
+    mean_rate: Positive | None = None
+    """Requests per second on average over the shape or the rates, which are scaled to it; left out,
+    ``rates`` are as they are. Needed by ``shape``."""
+
+    start_hour: Annotated[int, Field(ge=0, le=167)] = 0
+    """Hour of the week at which the time begins, 0 is Monday at midnight; for ``shape``."""
+
+    days: Annotated[float, Field(gt=0, le=366)] = 7.0
+    """Time that is looked at, in days."""
+
+    growth_per_month: Annotated[float, Field(gt=-1, le=10)] = 0.0
+    """Growth of the rate in 30 days, as a share: 0.1 is ten percent a month."""
+
+    burstiness: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Coefficient of variation of the gaps between requests within an interval: 1 is Poisson,
+    clients of production services have 1.5 to 5."""
+
+    lengths: Annotated[tuple[LengthPoint, ...], Field(max_length=1024)] = ()
+    """Lengths of prompts and answers together, as a trace has them; left out, those of the workload
+    with their spreads."""
+
+    attainment: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.99
+    """Share of all requests that must keep the objective's limits on time."""
+
+    source: Text | None = None
+    """Where the rates are from, for people."""
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Self:
+        if bool(self.shape) == bool(self.rates):
+            raise ValueError("needs either shape or rates")
+        if self.shape and self.mean_rate is None:
+            raise ValueError("shape needs mean_rate: requests per second on average")
+        if self.rates and not any(self.rates):
+            raise ValueError("rates are all 0; state one that is not")
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """What differs from the defaults."""
+        return self.model_dump(mode="json", exclude_defaults=True)

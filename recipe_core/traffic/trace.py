@@ -1,0 +1,48 @@
+"""A trace: when requests came, how long they were, and which blocks of prefixes they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipe_core.base.arrays import Float, Int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Hashes of prompt blocks: those of request i are ``ids[starts[i]:starts[i + 1]]``, in order.
+
+    ``tokens``: of a block; a prompt's last block may hold fewer.
+    """
+
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests sorted by arrival; every array has one number a request.
+
+    arrival_s: seconds since the first. blocks: where the trace has hashes of prefixes. sessions:
+    number of the conversation or client, where it has one. failed: requests that it counts as
+    failed, which are left out of the arrays. source: format and name, for people.
+    """
+
+    arrival_s: Float
+    input_tokens: Int
+    output_tokens: Int
+    blocks: Blocks | None = None
+    sessions: Int | None = None
+    failed: int = 0
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first request to the last."""
+        return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
