@@ -28,7 +28,8 @@ class Trace:
 
     arrival_s: seconds since the first. blocks: where the trace has hashes of prefixes. sessions:
     number of the conversation or client, where it has one. failed: requests that it counts as
-    failed, which are left out of the arrays. source: format and name, for people.
+    failed, which are left out of the arrays. source: format and name, for people. began_s: seconds
+    since 1970 (UTC) of the first request, where the trace has dates.
     """
 
     arrival_s: Float
@@ -38,6 +39,7 @@ class Trace:
     sessions: Int | None = None
     failed: int = 0
     source: str = ""
+    began_s: float | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -46,3 +48,8 @@ class Trace:
     def span_s(self) -> float:
         """Seconds from the first request to the last."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+    @property
+    def rate_per_s(self) -> float:
+        """Requests per second over the span; 0 where it has none."""
+        return len(self) / self.span_s if self.span_s > 0 else 0.0
