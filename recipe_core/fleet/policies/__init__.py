@@ -1,0 +1,92 @@
+"""Policies of autoscalers: their rules as pure functions, and batches of them at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from recipe_core.fleet.policies.dynamo import Dynamo
+from recipe_core.fleet.policies.fixed import Fixed
+from recipe_core.fleet.policies.forecasts import Constant
+from recipe_core.fleet.policies.hpa import Hpa
+from recipe_core.fleet.policies.keda import Keda
+from recipe_core.fleet.policies.kpa import Kpa
+from recipe_core.fleet.policies.llm_d import LlmD
+from recipe_core.fleet.policies.predictive import Predictive
+from recipe_core.fleet.policies.ray_serve import RayServe
+from recipe_core.fleet.policies.schedule import Schedule
+from recipe_core.fleet.policies.skyserve import SkyServe
+from recipe_core.fleet.policies.table import check, default_triggers
+from recipe_core.fleet.signals import Controller
+from recipe_core.request.scaling import Policy, Scaling, Trigger
+from recipe_core.traffic.load import Load
+
+__all__ = ["controller_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a batch of policies is made from."""
+
+    scalings: Sequence[Scaling]
+    triggers: Sequence[Trigger]
+    capacity_per_s: float
+    start_s: float
+    history: Load | None
+    limits_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def controller_of(
+    scalings: Sequence[Scaling],
+    *,
+    capacity_per_s: float,
+    start_s: float,
+    start_hour: int = 0,  # noqa: ARG001 - signals carry the hour
+    history: Load | None = None,
+    slots: int | None = None,
+    limits_s: Mapping[str, float] | None = None,
+) -> Controller:
+    """Scalings of one policy at work, a column each, in their order.
+
+    capacity_per_s: requests per second that one replica serves within the limits. start_s: of a
+    cold start. start_hour: of the week at second 0; signals carry it too. history: the load before
+    second 0, for forecasts. slots: requests in a replica at once, for triggers that are left out.
+    limits_s: ``ttft_s`` and ``tpot_s`` of the objective, for Dynamo.
+
+    Raises:
+        InputError: a scaling states what its policy does not know.
+        ValueError: the scalings are of several policies, look at different intervals, or are none.
+    """
+    policies = {scaling.policy for scaling in scalings}
+    if len(policies) != 1:
+        raise ValueError(f"a batch has scalings of one policy, not of {sorted(policies)}")
+    for scaling in scalings:
+        check(scaling)
+    (policy,) = policies
+    triggers = default_triggers(policy, slots=slots, capacity_per_s=capacity_per_s)
+    given = _Given(scalings, triggers, capacity_per_s, start_s, history, limits_s or {})
+    return _MAKERS[policy](given)
+
+
+def _dynamo(given: _Given) -> Controller:
+    return Dynamo(given.scalings, given.capacity_per_s, given.limits_s, Constant())
+
+
+def _predictive(given: _Given) -> Controller:
+    return Predictive(
+        given.scalings, given.capacity_per_s, given.start_s, Constant(), given.history
+    )
+
+
+_MAKERS: Mapping[Policy, Callable[[_Given], Controller]] = {
+    "fixed": lambda given: Fixed(given.scalings),
+    "schedule": lambda given: Schedule(given.scalings),
+    "predictive": _predictive,
+    "hpa": lambda given: Hpa(given.scalings, given.triggers),
+    "keda": lambda given: Keda(given.scalings, given.triggers),
+    "kpa": lambda given: Kpa(given.scalings, given.triggers),
+    "skyserve": lambda given: SkyServe(given.scalings, given.triggers),
+    "ray-serve": lambda given: RayServe(given.scalings, given.triggers),
+    "dynamo": _dynamo,
+    "llm-d": lambda given: LlmD(given.scalings, given.triggers),
+}
