@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from recipe_core.base.arrays import Float
+
+NO_TABLE = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
     """How fast one replica serves: continuous batching as a shared processor.
 
-    A step gives each of the ``n`` requests that decode one token and takes ``step_s[n]``; while
-    prompts wait, it also computes up to ``chunk_tokens`` of them, which adds ``token_s`` for each.
-    Prompts come first come first served; a request enters while fewer than ``slots`` are inside
-    and the cache of ``pool_tokens`` has room for it.
+    A step gives each of the ``n`` requests that decode ``tokens_per_step`` tokens and takes
+    ``step_s[n]``; while prompts wait, it also computes up to ``chunk_tokens`` of them (those that
+    decode take theirs first), which adds ``token_s`` for each. Prompts come first come first
+    served; a request enters between two steps while fewer than ``slots`` are inside and the cache
+    of ``pool_tokens`` has room for it.
 
     step_s: seconds of a step for 0, 1, … slots requests that decode (index 0: none, the fixed time
     of a step that only computes prompts). token_s: seconds that a prompt token adds to its step.
-    request_s: from sending a request to the scheduler. prefix_hit: share of prompt tokens found in
-    the cache. ttft_scale, tpot_scale: what own runs taught (1 without).
+    request_s: from sending a request to the scheduler, and ``request_token_s`` for each token of
+    its prompt. prefix_hit: share of prompt tokens found in the cache.
+
+    prompt_tokens, prompt_s: seconds that so many prompt tokens add to a step (one row for each n,
+    one column for each of ``prompt_tokens``, which begin with 0), in place of ``token_s``; empty
+    without. tokens_per_step: more than 1 where drafts are accepted. held: share of its answer for
+    which a request holds cache, on average over its stay. chunked: prompts may be split. mixes:
+    prompts and decoding share steps. stages, ranks: of a pipeline, and of data-parallel attention
+    with shared experts, which share the prompts of a step. late_steps: steps until a token is with
+    its client; held_tokens: those that the first waits for before it is sent.
     """
 
     slots: int
@@ -30,8 +43,26 @@ class Service:
     pool_tokens: float
     request_s: float = 0.0
     prefix_hit: float = 0.0
-    ttft_scale: float = 1.0
-    tpot_scale: float = 1.0
+    request_token_s: float = 0.0
+    prompt_tokens: Float = field(default_factory=lambda: NO_TABLE)
+    prompt_s: Float = field(default_factory=lambda: NO_TABLE)
+    tokens_per_step: float = 1.0
+    held: float = 0.5
+    chunked: bool = True
+    mixes: bool = True
+    stages: int = 1
+    ranks: int = 1
+    late_steps: float = 0.0
+    held_tokens: float = 0.0
+    block_tokens: float = 0.0
+
+    def computed(self, input_tokens: Float) -> Float:
+        """Tokens of prompts that are not found in the cache; at least one of each."""
+        return np.maximum(np.floor(input_tokens * (1 - self.prefix_hit) + 0.5), 1.0)
+
+    def cache_tokens(self, input_tokens: Float, output_tokens: Float) -> Float:
+        """Tokens of cache that requests hold, on average over their stay."""
+        return input_tokens + self.held * output_tokens + self.block_tokens / 2
 
 
 @dataclass(frozen=True, slots=True)
