@@ -24,14 +24,15 @@ FIELD = "workload.storage"
 class StorageTier(Sourced):
     """A kind of storage as a file of ``hw_profiles/storage/``; rates in bytes per second.
 
-    ``kind``: drives in each node (``local``), a file system over the network (``network``), or an
-    object store (``object``). ``read_bytes_per_s`` and ``write_bytes_per_s`` are of the whole tier;
-    None where it grows with the nodes. ``latency_s``: until the first byte of a read arrives.
+    ``kind``: drives in each node (``local``), a volume of each node over the network (``volume``),
+    a file system over it (``network``), or an object store (``object``). ``read_bytes_per_s`` and
+    ``write_bytes_per_s`` are of the whole tier; None where it grows with the nodes. ``latency_s``:
+    until the first byte of a read arrives.
     """
 
     name: Name
     title: Line
-    kind: Literal["local", "network", "object"]
+    kind: Literal["local", "volume", "network", "object"]
     read_bytes_per_s_per_node: Quantity
     write_bytes_per_s_per_node: Quantity
     read_bytes_per_s: Quantity | None = None

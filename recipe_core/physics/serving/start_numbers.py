@@ -1,0 +1,162 @@
+"""``cold_start.yaml``: the few rates and times that cold starts are made of, with their bands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.provenance import Quantity, Sourced, Status
+from recipe_core.engines.spec import engine as engine_named
+from recipe_core.hardware.profile import Runtime
+from recipe_core.hardware.storage import storage_names, storage_tier
+
+FILE = DataFile(Path(__file__).with_name("cold_start.yaml"), "options.start")
+FIELD = "options.start.weights"
+
+Medium = Literal["drive", "volume", "network", "object", "memory"]
+Loader = Literal["default", "streamer", "fastsafetensors", "instanttensor"]
+ANY = "any"
+MEDIA: Mapping[str, Medium] = {
+    "local": "drive",
+    "volume": "volume",
+    "network": "network",
+    "object": "object",
+}
+"""What reads of a kind of storage tier are like."""
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Spread(Quantity):
+    """A number and its 80 % band: from ``value / factor`` to ``value · factor``."""
+
+    factor: Annotated[float, Field(ge=1, le=100)]
+
+
+class PlaceData(_Data):
+    """Where weights can be besides storage tiers; bytes per second that a node reads of it."""
+
+    medium: Medium
+    bytes_per_s: Quantity
+    download: bool = False
+    """Whether files are copied to the node's drive before an engine reads them."""
+
+
+class EngineStart(_Data):
+    """What an engine does when it starts; other engines' phases are not measured (``status``).
+
+    ``process``: its time over that of vLLM. ``compiles``: code of the model's layers. ``profiles``:
+    runs the largest step to measure memory. ``captures``: CUDA graphs. ``builds``: an engine file.
+    ``prefetches``: files of a network file system are read by several threads.
+    """
+
+    process: Annotated[float, Field(gt=0, le=10)] = 1.0
+    compiles: bool = False
+    profiles: bool = True
+    captures: bool = True
+    builds: bool = False
+    prefetches: bool = False
+    image_bytes: Annotated[float, Field(gt=0)]
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class StartNumbers(Sourced):
+    """All numbers of cold starts; see the file for what each was read or fitted from."""
+
+    node_s: Spread
+    device_plugin_s: Spread
+    pull_bytes_per_s: Spread
+    streamed_s: Spread
+    container_s: Spread
+    process_s: Spread
+    ranks_s: Spread
+    download_bytes_per_s: Spread
+    stream_bytes_per_s: dict[Medium, Spread]
+    copy_bytes_per_s: Spread
+    read_share: Spread
+    streams: dict[Loader, Quantity]
+    prefetch_streams: Quantity
+    link_bytes_per_s: dict[str, Quantity]
+    captures_on: tuple[Runtime, ...]
+    compile_s: Spread
+    compile_cached_s: Spread
+    kernels_s: Spread
+    profile_s: Spread
+    graphs_s: Spread
+    build_s_per_gb: Spread
+    warm_up_s: Spread
+    wake_s: Spread
+    wake_share: Spread
+    restore_s: Spread
+    restore_bytes_per_s: Spread
+    machines: Quantity
+    """Factor by which whole starts of different machines differ beyond their phases (80 %)."""
+    places: dict[str, PlaceData]
+    engines: dict[str, EngineStart]
+
+
+@cache
+def start_numbers() -> StartNumbers:
+    """The shipped numbers.
+
+    Raises:
+        InputError: for a damaged file, naming the field and the fix.
+    """
+    return FILE.read_as(StartNumbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where weights are read from: its medium, and what a node reads of it at most."""
+
+    name: str
+    medium: Medium
+    bytes_per_s: float
+    download: bool = False
+
+
+def place_names() -> list[str]:
+    """Names that ``options.start.weights`` takes, sorted."""
+    return sorted({*storage_names(), *start_numbers().places})
+
+
+def place(name: str, nodes: int = 1) -> Place:
+    """A place by name; the rate is a node's while ``nodes`` read at once.
+
+    Raises:
+        InputError: for a name that is neither a storage tier nor one of ``cold_start.yaml``.
+    """
+    places = start_numbers().places
+    if name in places:
+        data = places[name]
+        return Place(name, data.medium, data.bytes_per_s.value, data.download)
+    if name not in storage_names():
+        message, hint = unknown("place of weights", name, place_names())
+        raise InputError(message, field=FIELD, hint=hint)
+    tier = storage_tier(name)
+    return Place(name, MEDIA[tier.kind], float(tier.read_rate(nodes)) / nodes)
+
+
+def engine_start(name: str) -> EngineStart:
+    """What an engine does when it starts; one that wraps another starts as that one does.
+
+    An engine that the file does not name takes what holds of ``any``, an assumption.
+
+    Raises:
+        InputError: for an unknown engine.
+    """
+    engines = start_numbers().engines
+    if name in engines:
+        return engines[name]
+    return engines.get(engine_named(name).wraps or name, engines[ANY])
