@@ -175,6 +175,8 @@ CAUSES = {
     "draft": "Draft model",
     "transfer": "KV cache transfer to the decode pool",
     "handoff": "Hand-off between pools",
+    "kv_load": "Cached blocks from host or store",
+    "kv_copies": "Steps that wait for cached blocks",
 }
 """Labels of the parts of a serving time."""
 
@@ -241,6 +243,10 @@ REFUSALS = {
     "memory": "Does not fit in memory",
     "batch": "Batch does not fit in memory",
     "rate": "Requests arrive faster than they are served",
+    "kv-offload": "Cache cannot be offloaded this way",
+    "kv-offload-pools": "No offloading beside a prefill pool",
+    "kv-link": "Cached blocks load too slowly",
+    "host-memory": "Does not fit in the host's memory",
     "limit-ttft": "Over the limit on time to first token",
     "limit-usd-tokens": "Over the limit on cost per token",
     "limit-energy": "Over the limit on energy",

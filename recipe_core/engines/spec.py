@@ -20,6 +20,7 @@ from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.types import Task
 from recipe_core.engines.checks import check_engine
 from recipe_core.engines.history import BatchLimits, History, last_told, release_key
+from recipe_core.engines.kv_offload import KvWay, Through
 from recipe_core.engines.memory import MemoryUse, rules_then
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.engines.release import ContainerImage, Floor, Install, Metrics
@@ -240,6 +241,7 @@ class Engine(Sourced):
 
     ``kernels``: by architecture of devices, where its kernels differ from the device's profile.
     ``intervals``: None where tokens leave, and requests are looked for, in every step.
+    ``kv_offload``: the ways to move cached blocks off the devices, the usual first.
     ``history``: memory rules of other releases. ``as_of``: the release whose rules these are,
     where that is not ``version``; ``options_of``: that whose options are written, likewise.
     """
@@ -270,6 +272,7 @@ class Engine(Sourced):
     front_s: Quantity | None = None
     intervals: Intervals | None = None
     handoff_s: Quantity | None = None
+    kv_offload: Mapping[Through, KvWay] = {}
     overheads: dict[Runtime, Overheads]
     kernels: Mapping[str, KernelTimes] = {}
     online_weight_dtypes: tuple[str, ...]

@@ -28,9 +28,10 @@ from recipe_core.base.types import (
     WeightDtype,
 )
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.kv_offload import KvOffload
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.phases import Evaluation, Phases
-from recipe_core.request.reuse import PrefixReuse
+from recipe_core.request.reuse import PrefixReuse, check_curve
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
@@ -145,6 +146,10 @@ class ServingWorkload(_Part):
     """What share would be found in caches of several sizes, as a trace shows it; every split then
     has the share of its own cache. Instead of ``prefix_hit``."""
 
+    prefix_affinity: bool = False
+    """Whether requests that share a prefix reach the same replica (a gateway that routes by prefix,
+    or sessions that stick), so that the caches of replicas add up; for ``prefix_reuse``."""
+
     over_time: OverTime | None = None
     """How the load changes over hours, weeks and months, for ``recipe simulate``; a plan is made
     for one load and does not depend on it."""
@@ -198,6 +203,21 @@ class ServingWorkload(_Part):
         if self.mode == "static" and (self.input_spread or self.output_spread):
             remedy = "leave input_spread and output_spread out or change the mode"
             raise ValueError(f"mode static has exact lengths; {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_reuse(self) -> Self:
+        if self.prefix_reuse and self.prefix_hit:
+            raise InputError(
+                f"is given beside prefix_hit {self.prefix_hit:g}, which it replaces.",
+                field="workload.prefix_reuse",
+                hint="Leave one of them out.",
+            )
+        if self.prefix_affinity and not self.prefix_reuse:
+            raise ValueError(
+                "prefix_affinity needs prefix_reuse: what caches of several sizes hold"
+            )
+        check_curve(self.prefix_reuse)
         return self
 
     @model_validator(mode="after")
@@ -729,6 +749,11 @@ class Options(_Part):
     scaling: Scaling | None = None
     """How many replicas run at which moment: what ``recipe simulate`` simulates, and what the
     bundle's autoscalers are told; no plan depends on it."""
+
+    kv_offload: KvOffload | None = None
+    """Memory and storage that hold the KV cache of past prompts when the devices have no room for
+    it; left out, what is evicted from a device is computed again. What it finds depends on
+    ``workload.prefix_reuse``. Serving only."""
 
     start: Start = Start()
     """What a new replica finds when it starts; no plan depends on it."""

@@ -321,10 +321,10 @@ def _check_pooled(problem: ServingProblem) -> None:
     for field, stated in absent.items():
         if stated:
             raise InputError(f"{what}.", field=field, hint="Leave it out.")
-    if workload.prefix_hit and problem.model.is_encoder:
+    if (workload.prefix_hit or workload.prefix_reuse) and problem.model.is_encoder:
         raise InputError(
             f"{problem.model.name} is an encoder, which caches no prefix.",
-            field="workload.prefix_hit",
+            field="workload.prefix_hit" if workload.prefix_hit else "workload.prefix_reuse",
             hint="Leave it out.",
         )
     _check_means(objective, "embeddings and scores")

@@ -21,8 +21,10 @@ from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import Media
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
 from recipe_core.request.schema import LOADS, CandidateRequest, ServingWorkload, Speculative
+from recipe_core.search.kv_offload import offload_of
 from recipe_core.search.problem import ServingProblem, check_candidate
 from recipe_core.search.size import check_size, check_splits, count_pairs
+from recipe_core.space.reuse import ReuseCurve
 from recipe_core.space.rules import refusals, search_rules, start_rules
 from recipe_core.space.serving import WIDE, Cases, Setting, cases
 from recipe_core.space.splits import enumerate_splits
@@ -115,6 +117,8 @@ def setting(
         stored,
         cached,
         media=_media(problem.workload, problem.model),
+        reuse=reuse_of(problem.workload),
+        offload=offload_of(problem.request.options.kv_offload, spec),
     )
     if problem.corrections is None:
         return one
@@ -129,6 +133,12 @@ def _media(workload: ServingWorkload, model: ModelSpec) -> tuple[Media, ...]:
         for tower, part in stated
         if tower is not None and part is not None
     )
+
+
+def reuse_of(workload: ServingWorkload) -> ReuseCurve | None:
+    """What prefix caches find by their size; None where the workload states one share."""
+    points = [(point.cache_tokens, point.hit) for point in workload.prefix_reuse]
+    return ReuseCurve.of(points, workload.prefix_affinity) if points else None
 
 
 def engine_of(name: str | None, place: Cluster, task: Task = "generate") -> Engine:

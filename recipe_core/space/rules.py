@@ -10,6 +10,7 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.hardware.cluster import no_kernels
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 from recipe_core.space import placement
+from recipe_core.space.kv_offload import offload_rules
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting, no_such_cache
 from recipe_core.space.widths import indivisible, width_rules
@@ -22,6 +23,7 @@ def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
         *_head_rules(setting, cases),
         *width_rules(setting, cases),
         *_engine_rules(setting, cases),
+        *offload_rules(setting, cases),
     ]
 
 

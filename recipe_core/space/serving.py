@@ -14,6 +14,8 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role, Tensor
 from recipe_core.model.towers import Media
+from recipe_core.space.kv_offload import Offload
+from recipe_core.space.reuse import ReuseCurve
 from recipe_core.space.scales import Scales
 
 WIDE = frozenset({"bf16", "fp16", "fp32"})
@@ -38,7 +40,8 @@ class Setting:
     """What all cases of one call share. Dtypes are resolved: never "auto".
 
     ``correction``: what runs of one's own teach about them; None without any run. ``media``: images
-    and sound in every prompt.
+    and sound in every prompt. ``reuse``: what a prefix cache finds by its size; None where cases
+    say it. ``offload``: tiers below the devices' cache; None for none.
     """
 
     model: ModelSpec
@@ -49,6 +52,8 @@ class Setting:
     kv_dtype: str
     correction: Correction | None = None
     media: tuple[Media, ...] = ()
+    reuse: ReuseCurve | None = None
+    offload: Offload | None = None
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.
@@ -123,7 +128,15 @@ def no_such_cache(setting: Setting) -> str:
 POOL = ("tp", "pp", "dp", "ep", "copies")
 """The columns that describe one pool of devices."""
 
-OPTIONAL = ("draft_tokens", "acceptance", "draft_layers", *(f"prefill_{name}" for name in POOL))
+KV_TIMES = ("kv_wait_s", "kv_step_s")
+"""What tiers below the devices' cache cost a request; 0 where there are none."""
+OPTIONAL = (
+    "draft_tokens",
+    "acceptance",
+    "draft_layers",
+    *(f"prefill_{name}" for name in POOL),
+    *KV_TIMES,
+)
 SINGLE = ("copies", "cp", "stream_interval", "recv_interval")
 
 
@@ -142,7 +155,8 @@ class Cases:
     prompts (tp 0: there is none), besides which the degrees above are the pool that decodes.
     copies: how often the whole split is there, each with its own scheduler. stream_interval: tokens
     that leave the engine together; recv_interval: decode steps from one look for new requests to
-    the next.
+    the next. kv_wait_s: what a request waits for cached blocks before its prompt; kv_step_s: what
+    moving its blocks adds to the steps that it shares.
     """
 
     tp: Int
@@ -172,6 +186,8 @@ class Cases:
     prefill_copies: Int
     stream_interval: Float
     recv_interval: Float
+    kv_wait_s: Float
+    kv_step_s: Float
 
     def __len__(self) -> int:
         return len(self.tp)

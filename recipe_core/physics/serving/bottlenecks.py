@@ -23,6 +23,7 @@ from recipe_core.space.serving import Cases, Setting
 CAUSES = ("compute", "memory", "network", "overhead", "queue")
 # parts that have one cause
 _CAUSE = {"engine": "overhead", "launch": "overhead", "request": "overhead", "transfer": "network"}
+_CAUSE |= {"kv_copies": "network", "kv_load": "network"}
 _QUEUE = (
     "schedule",
     "prompts_ahead",

@@ -130,6 +130,16 @@ def request_overhead_s(setting: Setting, cases: Cases) -> Float:
     return fixed_s + token_s * cases.input_tokens
 
 
+def moved_blocks(cases: Cases) -> Parts:
+    """What a prompt adds to its steps for moving blocks of the cache; nothing where none is."""
+    return {"kv_copies": cases.kv_step_s} if cases.kv_step_s.any() else {}
+
+
+def awaited_blocks(cases: Cases) -> Parts:
+    """What a request waits for blocks of the cache; nothing where none does."""
+    return {"kv_load": cases.kv_wait_s} if cases.kv_wait_s.any() else {}
+
+
 def prompt_step(
     setting: Setting, cases: Cases, beside: Step, arriving: Float
 ) -> tuple[Step, Float]:
@@ -234,10 +244,10 @@ class Loop:
         with_prompts, prompts = prompt_step(self.setting, self.cases, beside, arriving)
         decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
         if not mixes:
-            return decode, {name: seconds / prompts for name, seconds in both.items()}
-        return decode, {
-            name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both
-        }
+            prompt = {name: seconds / prompts for name, seconds in both.items()}
+        else:
+            prompt = {name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both}
+        return decode, prompt | moved_blocks(self.cases)
 
     def interpolated(self, decoding: Float) -> tuple[Float, Float]:
         """Seconds of a decode step and of a prompt, interpolated between the nodes."""
@@ -262,7 +272,13 @@ class Loop:
         queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
         rest_s, most_s = self._bounds(decoding, prompt_s, coming, waiting_s)
         queue_s = np.minimum(rest_s + queue_s, most_s)
-        ttft_s = self.request_s + unqueued_s + queue_s + self.late_steps * step_mean_s
+        ttft_s = (
+            self.request_s
+            + self.cases.kv_wait_s
+            + unqueued_s
+            + queue_s
+            + self.late_steps * step_mean_s
+        )
         return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
 
     def _bounds(
@@ -378,6 +394,7 @@ class Loop:
                 "schedule": schedule_s,
                 "prompts_ahead": queue_s,
                 "request": self.request_s,
+                **awaited_blocks(self.cases),
             },
             step_s=step_s,
             prompt_s=prompt_s,

@@ -18,6 +18,8 @@ from recipe_core.physics.serving.corrections import (
     time_shares,
 )
 from recipe_core.physics.serving.cost import Cost, cost
+from recipe_core.physics.serving.kv_tiers import Cached, solved_with_cache
+from recipe_core.physics.serving.kv_verdict import kv_tiers
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.physics.serving.pooling import pooled_serving
 from recipe_core.physics.serving.pools import Pools, disaggregated
@@ -44,6 +46,7 @@ from recipe_core.space.scales import Scales
 from recipe_core.space.serving import Cases, Setting
 
 if TYPE_CHECKING:
+    from recipe_core.physics.serving.cache_results import KvTier
     from recipe_core.physics.serving.results import ServingEstimate
 
 
@@ -51,7 +54,8 @@ if TYPE_CHECKING:
 class Estimates:
     """All quantities of all cases; ``row`` gives one as an object.
 
-    ``start_probability``: that each starts; ``corrected``: how runs of one's own changed them.
+    ``start_probability``: that each starts; ``corrected``: how runs of one's own changed them;
+    ``cached``: what prompts find, where that is not stated.
     """
 
     setting: Setting
@@ -64,6 +68,7 @@ class Estimates:
     simulation: Simulation | None = None
     pools: Pools | None = None
     corrected: Corrected | None = None
+    cached: Cached | None = None
 
     def simulated(
         self,
@@ -141,6 +146,10 @@ class Estimates:
             return uncertain_text(self.setting, *of, chance)
         return f"prefill pool: {uncertain_text(self.setting, *prefill, chance)}"
 
+    def kv_tiers(self, rows: Int) -> list[list[KvTier] | None]:
+        """What every tier below the devices' cache changes, of the chosen cases."""
+        return kv_tiers(self, rows, estimate)
+
     def row(
         self, i: int, limits: Sequence[str] = (), *, explained: bool = False
     ) -> ServingEstimate:
@@ -199,8 +208,11 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
     if setting.mode in ("closed", "static"):
         asked = np.maximum(np.minimum(cases.load / active_replicas(cases), cases.max_num_seqs), 1.0)
     mem = memory(setting, cases, asked)
-    served, pools = _solved(setting, cases, mem)
-    own = None
+    cached = own = None
+    if setting.reuse is None and setting.offload is None:
+        served, pools = _solved(setting, cases, mem)
+    else:
+        cases, served, pools, cached = solved_with_cache(setting, cases, mem, _solved)
     scales = setting.correction.scales(cases) if setting.correction else None
     if scales is not None:
         served, pools, own = _corrected(setting, cases, mem, (served, pools), scales)
@@ -212,13 +224,23 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
     rules = [
         *refusals(setting, cases),
         *_fit_rules(setting, cases, mem, served),
+        *_link_rules(setting, cached),
         *(_pool_rules(setting, pools) if pools else ()),
     ]
     starts = start_probability(setting, cases, mem)
     if pools is not None:  # both pools have to start, and err together
         starts = np.minimum(starts, start_probability(setting, pools.prefill, pools.memory))
     return Estimates(
-        setting, cases, mem, served, price, tuple(rules), starts, pools=pools, corrected=own
+        setting,
+        cases,
+        mem,
+        served,
+        price,
+        tuple(rules),
+        starts,
+        pools=pools,
+        corrected=own,
+        cached=cached,
     )
 
 
@@ -247,6 +269,21 @@ def _corrected(
         served, pools = _solved(setting, replace(cases, load=cases.load * stretch), mem)
     scaled, own = corrected(cases, served, scales, stretch)
     return scaled, None if pools is None else corrected_pools(pools, own), own
+
+
+def _link_rules(setting: Setting, cached: Cached | None) -> Iterator[Refusal]:
+    """Arrivals whose cached blocks a link or a store cannot bring back in time."""
+    if cached is None or setting.mode != "open" or not cached.tiers:
+        return
+    busiest = np.max([cached.busy, *(use.busy for use in cached.tiers.values())], axis=0)
+    yield Refusal(
+        "kv-link",
+        busiest >= 1,
+        lambda i: (
+            f"cached blocks of the requests that arrive take {busiest[i]:.0%} of the time of the "
+            "link or the store they come from; send fewer requests, or leave that tier out"
+        ),
+    )
 
 
 _OF_BOTH = ("devices", "runtime", "weight-dtype", "kv-dtype", "context", "no-pools", "no-drafts")

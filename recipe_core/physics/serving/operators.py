@@ -126,14 +126,14 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     launched_s = _counted(slow.layers * overhead.launch_s, launches, "kernel launch")
     unhidden = np.maximum(launched_s - total(parts), 0.0)
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
-    parts["engine"] = folded(
-        host
-        * (
-            _counted(slow.layers * overhead.step_s, 1.0, "step")
-            + _counted(slow.sequences * overhead.sequence_s, step.sequences, "sequence")
-            + _counted(slow.layers * overhead.layer_s, layers, "layer")
-        )
+    engine_s = (
+        _counted(slow.layers * overhead.step_s, 1.0, "step")
+        + _counted(slow.sequences * overhead.sequence_s, step.sequences, "sequence")
+        + _counted(slow.layers * overhead.layer_s, layers, "layer")
     )
+    if setting.offload is not None and setting.offload.way is not None:
+        engine_s = engine_s + _counted(setting.offload.way.step_s, 1.0, "step, moving blocks")
+    parts["engine"] = folded(host * engine_s)
     return parts
 
 

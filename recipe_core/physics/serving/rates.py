@@ -18,8 +18,10 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.physics.serving.continuous_batching import (
     Flow,
+    awaited_blocks,
     closed_loop,
     decode_step,
+    moved_blocks,
     open_loop,
     prompt_chunks,
     prompts_a_step,
@@ -178,8 +180,10 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     chunk, chunks, group = bunch_step(setting, cases, flow.resident)
     step = engine_step(setting, cases, chunk)
     first = {name: chunks * seconds for name, seconds in step.items()}
+    first |= {name: group * seconds for name, seconds in moved_blocks(cases).items()}
     ahead = np.maximum((flow.resident - group) / 2, 0.0) * total(first) / group / cases.pp
     bunch = {**first, "prompts_ahead": ahead, "request": flow.prefill["request"]}
+    bunch |= awaited_blocks(cases)
     prefill = {
         name: (1 - share) * seconds + share * bunch.get(name, zero)
         for name, seconds in flow.prefill.items()
@@ -225,6 +229,8 @@ def _static(setting: Setting, cases: Cases) -> Serving:
     decode = {name: seconds / yields for name, seconds in engine_step(setting, cases, step).items()}
     prompt = engine_step(setting, cases, chunk)
     prefill = {name: chunks * seconds for name, seconds in prompt.items()}
+    prefill |= {name: batch * seconds for name, seconds in moved_blocks(cases).items()}
+    prefill |= awaited_blocks(cases)
     ttft_s, tpot_s = total(prefill), total(decode)
     latency = ttft_s + (cases.output_tokens - 1) * tpot_s
     step_s, rate = tpot_s * yields, batch / latency

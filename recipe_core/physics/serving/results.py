@@ -28,6 +28,7 @@ from recipe_core.physics.prediction import (
 )
 from recipe_core.physics.serving.bands import FOLLOWING
 from recipe_core.physics.serving.bottlenecks import CAUSES
+from recipe_core.physics.serving.cache_results import KvTier, PrefixCache
 from recipe_core.physics.serving.simulate import FIGURES
 
 _NAMES = "|".join(figure.removesuffix("_s") for figure in FIGURES)
@@ -268,6 +269,10 @@ class ServingEstimate(EstimateBase):
     """Parts of the times, in seconds."""
     pools: PoolFigures | None = None
     """The two pools, where prompts have their own."""
+    prefix_cache: PrefixCache | None = None
+    """What prompts find in caches, where the workload states it by their size."""
+    kv_tiers: list[KvTier] | None = None
+    """Tiers below the devices' cache, nearest first, where the options ask for any."""
     causes_s: Causes | None = None
     """Causes of the times, in seconds, where a single split is explained."""
 

@@ -18,6 +18,7 @@ from recipe_core.physics.serving.bands import FOLLOWING, bands_of
 from recipe_core.physics.serving.bottlenecks import causes
 from recipe_core.physics.serving.corrections import Corrected
 from recipe_core.physics.serving.cost import watts_basis
+from recipe_core.physics.serving.kv_verdict import prefix_caches
 from recipe_core.physics.serving.memory import Memory, stage_columns
 from recipe_core.physics.serving.notes import notes
 from recipe_core.physics.serving.results import (
@@ -164,6 +165,9 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
         ],
         "breakdown_s": _times(ServingParts, e.serving.decode, e.serving.prefill, rows),
     }
+    if e.cached is not None:
+        columns["prefix_cache"] = prefix_caches(e, rows)
+        columns["kv_tiers"] = e.kv_tiers(rows)
     if e.pools is not None:
         columns["pools"] = _pools(e.pools, e.cases, rows)
     elif explained:  # the steps of two pools are of two kinds

@@ -281,7 +281,8 @@ class _Traffic:
         outputs = self._lengths(float(cases.output_tokens[row]), self.spread.output, count)
         served = self.mode != "static"  # a batch is measured without a server
         fixed_s, token_s = request_overheads(self.setting)
-        delays = [served * (fixed_s + token_s * tokens) for tokens in inputs]
+        awaited_s = float(cases.kv_wait_s[row])
+        delays = [served * (fixed_s + token_s * tokens) + awaited_s for tokens in inputs]
         return Replica(rules, times, inputs, outputs, delays)
 
     def _lengths(self, mean: float, spread: float, count: int) -> list[int]:
@@ -330,7 +331,11 @@ def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTime
     columns = cases.take(np.repeat(np.arange(len(cases)), int(np.prod(_NODES))))
     prompts = np.where(tokens > 0, np.maximum(tokens / columns.input_tokens, 1.0), 0.0)
     step = Step(tokens, prefill_context, sequences, context, sequences + prompts)
-    seconds = total(step_parts(setting, columns, step)).reshape(shape)
+    seconds = total(step_parts(setting, columns, step))
+    if cases.kv_step_s.any():  # by the share of a prompt that a step computes
+        own = np.maximum(columns.input_tokens * (1 - columns.prefix_hit), 1.0)
+        seconds = seconds + columns.kv_step_s * tokens / own
+    seconds = seconds.reshape(shape)
     return [
         StepTimes([axis[i].tolist() for axis in axes], seconds[i].tolist())
         for i in range(len(cases))

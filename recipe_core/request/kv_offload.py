@@ -1,0 +1,70 @@
+"""Where the KV cache of past prompts goes when the devices have no room for it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from recipe_core.base.described import DESCRIBED
+from recipe_core.base.texts import Name
+from recipe_core.base.types import Text
+from recipe_core.engines.kv_offload import Through
+
+Gib = Annotated[float, Field(gt=0, le=1 << 30, allow_inf_nan=False)]
+
+
+class KvStore(BaseModel):
+    """A store of KV blocks behind the host's memory."""
+
+    model_config = DESCRIBED
+
+    tier: Text
+    """Kind of storage, by the name of its tier (``hw_profiles/storage/``): its rates and latency
+    are those of the store."""
+
+    gib: Gib
+    """Room for KV blocks, in GiB: of a server on a ``disk``, of all servers on a ``remote``."""
+
+    path: Name | None = None
+    """Folder of the store on the nodes; left out, ``kv-cache`` in the run folder of the bundle."""
+
+    url: Name | None = None
+    """Address of a ``remote`` store, as LMCache takes it (``redis://host:6379``); instead of
+    ``path``."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.path is not None and self.url is not None:
+            raise ValueError("takes path or url, not both")
+        return self
+
+
+class KvOffload(BaseModel):
+    """Tiers below the cache of the devices: what is evicted there is found again here."""
+
+    model_config = DESCRIBED
+
+    through: Through | None = None
+    """What moves the blocks: the engine itself (``native``), ``lmcache`` or SGLang's ``hicache``;
+    left out, the first that the engine has."""
+
+    host_gib: Gib | None = None
+    """Host memory of one server (a replica), in GiB. Instead of ``host_gib_per_device``."""
+
+    host_gib_per_device: Gib | None = None
+    """Host memory of each device that a server uses, in GiB."""
+
+    disk: KvStore | None = None
+    """Drives of the node behind the host's memory; left out, none."""
+
+    remote: KvStore | None = None
+    """A store over the network that all servers share; left out, none."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if (self.host_gib is None) == (self.host_gib_per_device is None):
+            raise ValueError("needs either host_gib or host_gib_per_device")
+        if self.disk is not None and self.disk.url is not None:
+            raise ValueError("disk is a folder of the node and takes path, not url")
+        return self
