@@ -23,7 +23,8 @@ class KvWay(BaseModel):
     waits for its blocks while others compute; "blocking": the step waits, and with it everybody;
     "layerwise": layers are copied while those before them compute. ``saves``: blocks of prompts
     alone, or of answers too. ``block_tokens``: of a piece that is read or written at once;
-    ``reads_at_once``: pieces read from a store together.
+    ``reads_at_once``: pieces read from a store together. ``page_tokens``: of a block of the devices'
+    cache that it needs, where that is not the engine's default.
 
     ``link_share``: of the link's rate that copies reach. ``exposed``: share of the time of saving
     that the devices' steps wait for. ``step_s`` and ``request_s``: what it adds to every step, and
@@ -41,6 +42,7 @@ class KvWay(BaseModel):
     saves: Literal["prompts", "all"]
     block_tokens: Annotated[int, Field(ge=1)]
     reads_at_once: Annotated[int, Field(ge=1)] = 1
+    page_tokens: Annotated[int, Field(ge=1)] | None = None
     link_share: Annotated[float, Field(gt=0, le=1)]
     exposed: Share
     step_s: NonNegative = 0.0

@@ -27,7 +27,7 @@ class KvStore(BaseModel):
     """Room for KV blocks, in GiB: of a server on a ``disk``, of all servers on a ``remote``."""
 
     path: Name | None = None
-    """Folder of the store on the nodes; left out, ``kv-cache`` in the run folder of the bundle."""
+    """Folder of the store on the nodes; left out, ``/var/tmp/kv-cache``."""
 
     url: Name | None = None
     """Address of a ``remote`` store, as LMCache takes it (``redis://host:6379``); instead of

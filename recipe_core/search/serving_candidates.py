@@ -183,11 +183,18 @@ def _shared_columns(
         "max_batched_tokens": candidate.max_batched_tokens or tokens,
         "max_num_seqs": candidate.max_num_seqs or batching.max_num_seqs,
         "memory_fraction": candidate.memory_fraction or _usual_share(problem, spec, place),
-        "block_tokens": candidate.block_size or spec.memory.block_tokens,
+        "block_tokens": candidate.block_size or _usual_block(problem, spec),
         **_interval_columns(problem, spec, candidate, place, load_of(workload)),
         **_draft_columns(candidate.speculative or workload.speculative, problem.model),
         **_pool_columns(candidate),
     }
+
+
+def _usual_block(problem: ServingProblem, spec: Engine) -> int:
+    """Tokens of a block: the engine's default, or what moving blocks off the devices needs."""
+    offload = offload_of(problem.request.options.kv_offload, spec)
+    pages = offload.way.page_tokens if offload is not None and offload.way is not None else None
+    return pages or spec.memory.block_tokens
 
 
 def _usual_share(problem: ServingProblem, spec: Engine, place: Cluster) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.launch.process import Deployment, Launch
-from recipe_core.launch.serving import rules
+from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import Group, groups
 from recipe_core.launch.serving.processes import HEAD, MASTER_PORT, processes, router, url
 from recipe_core.launch.user_options import check_options
@@ -94,6 +94,7 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         options["disaggregation_bootstrap_port"] = BOOTSTRAP_PORT + group.number
     return (
         options
+        | kv_offload.options(deployment)
         | rules.intervals(deployment)
         | _draft(deployment)
         | rules.options(deployment)
@@ -144,7 +145,7 @@ def _environment(deployment: Deployment, group: Group) -> dict[str, str]:
         variables["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(most)
     if sent == "nvfp4":  # scales that the dispatch needs are prepared only so
         variables["SGLANG_MOE_NVFP4_DISPATCH"] = "1"
-    return variables | rules.environment(deployment)
+    return variables | kv_offload.environment(deployment) | rules.environment(deployment)
 
 
 def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Launch
-from recipe_core.launch.serving import rules
+from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import Group, groups
 from recipe_core.launch.serving.processes import processes, router, url
 from recipe_core.launch.serving.vllm_ranks import Way, way_of
@@ -46,7 +46,8 @@ def launch(deployment: Deployment) -> Launch:
         placed,
         lambda group, rank: way.words(group, rank, _words(deployment, group, rank, way, extra)),
         lambda group, rank: (
-            rules.environment(deployment)
+            kv_offload.environment(deployment)
+            | rules.environment(deployment)
             | way.environment(group, rank)
             | (side_channel(group, rank) if pools else {})
         ),
@@ -63,8 +64,12 @@ def launch(deployment: Deployment) -> Launch:
         api_path=_PATHS[setting.model.task],
         api_model=deployment.served_name,
         api_body={"ignore_eos": True, "temperature": 0} if setting.model.generates else {},
-        requires=(("vllm-router", "nixl") if pools else ()) + (("ray",) if way.ray else ()),
-        files=way.files(placed),
+        requires=(
+            *(("vllm-router", "nixl") if pools else ()),
+            *(("ray",) if way.ray else ()),
+            *kv_offload.requires(deployment),
+        ),
+        files=way.files(placed) | kv_offload.files(deployment),
     )
 
 
@@ -118,7 +123,11 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
     if group.role in ("prefill", "decode"):
         options["kv_transfer_config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
     return (
-        options | rules.intervals(deployment) | rules.options(deployment) | rules.towers(deployment)
+        options
+        | kv_offload.options(deployment)
+        | rules.intervals(deployment)
+        | rules.options(deployment)
+        | rules.towers(deployment)
     )
 
 
