@@ -180,7 +180,7 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...] | None:
 
 def _case(launch: Launch) -> Case:
     arguments = read_arguments(launch.engine, launch.args, launch.judged)
-    meant = meaning_of(arguments)
+    meant = meaning_of(arguments, launch.env)
     meant.findings[:0] = arguments.findings
     meant.findings += named_files(launch, arguments)
     case = Case(launch, arguments, meant, meant.findings)
@@ -279,6 +279,8 @@ def _resolve(case: Case, ground: Ground, models: _Models) -> Ready:
         "objective": {"optimize": ground.optimize},
         "candidate": {"engine": meant.engine, **meant.candidate},
     }
+    if meant.kv_offload is not None:
+        request["options"] = {"kv_offload": meant.kv_offload}
     check_rules(meant, model)
     problem = _problem(case, request, models)
     return Ready(case, problem, *_columns(case, problem))

@@ -12,6 +12,7 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
 from recipe_core.commands.arguments import Arguments, Finding, Level
+from recipe_core.commands.kv_offload import told_offload
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
 from recipe_core.engines.spec import engine
@@ -45,6 +46,7 @@ class Meant:
     leaves at the engine's default, 1. ``task``: what the server is started for, where it is said;
     ``embed`` stands for scores too where the model is made for these. ``without``: modalities whose
     towers it does not load. ``whole_encoders``: whether each rank holds the others whole.
+    ``kv_offload``: the tiers below the devices' cache that it asks for.
     """
 
     engine: str
@@ -63,6 +65,7 @@ class Meant:
     balanced: bool = False
     without: tuple[Modality, ...] = ()
     whole_encoders: bool = False
+    kv_offload: dict[str, Any] | None = None
     findings: list[Finding] = field(default_factory=list)
 
     def say(
@@ -78,14 +81,15 @@ class Meant:
         return tp * pp * dp if tp and pp and dp else None
 
 
-def meaning_of(arguments: Arguments) -> Meant:
-    """What the values of a command mean, before its model is known."""
-    return _Reading(arguments).meant()
+def meaning_of(arguments: Arguments, env: Mapping[str, str] | None = None) -> Meant:
+    """What the values of a command mean with the variables of its server, before its model."""
+    return _Reading(arguments, env or {}).meant()
 
 
 class _Reading:
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: Arguments, env: Mapping[str, str]) -> None:
         self.arguments, self.grammar = arguments, grammars()[arguments.engine]
+        self.env = env
         self.by_meaning: dict[Meaning, str] = {
             meaning: name for name, meaning in self.grammar.means.items()
         }
@@ -285,9 +289,13 @@ class _Reading:
         )
 
     def _unmodelled(self) -> None:
-        for name, value in self.arguments.values.items():
+        values = self.arguments.values
+        told = told_offload(self.grammar.offload, values, self.env)
+        self.out.kv_offload = told.asked if told else None
+        modelled = told.options if told else frozenset()
+        for name, value in values.items():
             row = self.grammar.unmodelled.get(name)
-            if row is not None and str(value) not in row.unless:
+            if row is not None and name not in modelled and str(value) not in row.unless:
                 flag = self._flag_of(name)
                 message = f"{flag} is not in the estimate ({row.what})."
                 self.out.say("note", "unmodelled", flag, message)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from recipe_core.base.data_files import DataFile
+from recipe_core.engines.kv_offload import Through
 from recipe_core.engines.options import FOLDER, Meaning
 from recipe_core.engines.spec import Engine, engine_names
 
@@ -66,6 +67,38 @@ class Unmodelled(_Data):
     unless: tuple[str, ...] = ("0", "1", "0.0", "False")
 
 
+class OffloadWords(_Data):
+    """How a command asks for tiers below the devices' cache.
+
+    ``when``: the option that must be there, with one of ``values`` where there are any (of a JSON
+    option those of its ``key``), and none of ``unless`` under the option of that name. ``size``:
+    the option with the host's memory, in ``unit_bytes``; or the ``variable`` with it, and its
+    ``usual`` value. ``of``: whether that is of a server or of each rank. ``also``: options that
+    only say how.
+    """
+
+    through: Through
+    when: str
+    key: str | None = None
+    values: tuple[str, ...] = ()
+    unless: dict[str, tuple[str, ...]] = {}
+    size: str | None = None
+    variable: str | None = None
+    usual: float | None = None
+    unit_bytes: float
+    of: Literal["server", "rank"]
+    also: tuple[str, ...] = ()
+
+    def asked_by(self, options: Mapping[str, Any]) -> bool:
+        """Whether options by name ask for it."""
+        value = options.get(self.when)
+        if self.key is not None:
+            value = value.get(self.key) if isinstance(value, Mapping) else None
+        if value in (None, False) or (self.values and value not in self.values):
+            return False
+        return all(options.get(name) not in others for name, others in self.unless.items())
+
+
 class Grammar(_Data):
     """How the commands of one engine are read.
 
@@ -80,7 +113,8 @@ class Grammar(_Data):
     be quantised already: by whom). ``longer_context``: variables that let a request be longer than
     the model's context. ``rules``: what the engine checks when it starts. ``placed``: options that
     a launch sets for each process by its place. ``rank``: the one that makes a server one
-    data-parallel rank, and the switch that says so without a number. ``files``: options whose value
+    data-parallel rank, and the switch that says so without a number. ``offload``: ways to ask for
+    tiers below the devices' cache. ``files``: options whose value
     may be a file, with what the engine does where it is missing. ``folders``: of container
     repositories the folder that servers start in.
     """
@@ -105,6 +139,7 @@ class Grammar(_Data):
     placed: tuple[str, ...] = ()
     rank: tuple[str, str] | None = None
     gone: dict[str, Gone] = {}
+    offload: tuple[OffloadWords, ...] = ()
     files: dict[str, str] = {}
     folders: dict[str, ImageFolder] = {}
 

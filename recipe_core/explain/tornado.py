@@ -44,7 +44,8 @@ class Assumption:
             return self.hardware(setting, factor), cases
         values = getattr(cases, self.column) * factor
         if self.column == "prefix_hit":
-            return setting, replace(cases, prefix_hit=np.minimum(values, 0.99))
+            hits = np.minimum(values, 0.99)
+            return replace(setting, reuse=None), replace(cases, prefix_hit=hits)
         if self.column == "load" and setting.mode == "open":
             return setting, replace(cases, load=values)
         counts = np.maximum(np.round(values), 1.0)
@@ -76,7 +77,8 @@ def tornado(board: ServingPlan, row: int, measure: str) -> tuple[float, list[Swi
     """The measure of a row, and with each assumption moved alone, the widest swing first."""
     block, i = board.at(row)
     cases, read = block.cases.take([i]), FIGURES[measure]
-    base = read(estimate(block.setting, cases))
+    known = estimate(block.setting, cases)
+    base, cases = read(known), replace(cases, prefix_hit=known.cases.prefix_hit)
     swings = []
     for assumption in ASSUMPTIONS:
         ends = [

@@ -44,7 +44,8 @@ class Context:
     installs the engine where there is no container. ``no_image``: what to do where none is known.
     ``supervision``: the request's, for every controller. ``network`` joins nodes in the estimate (a
     profile's name and title); ``rack_scale``: so does a rack's own fabric. ``apart``: whether
-    processes of one node run in pods that may be on several.
+    processes of one node run in pods that may be on several. ``offloaded_bytes_per_device``: host
+    memory that holds blocks of the cache.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Context:
     network_title: str = ""
     rack_scale: bool = False
     apart: bool = False
+    offloaded_bytes_per_device: float = 0.0
     supervision: Supervision = field(default_factory=Supervision)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recipe_core.launch.process import Launch
+from recipe_core.launch.serving.kv_offload import rank_bytes
 from recipe_core.launch.training.container import BUILD, containerfile
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.names import dns_label
@@ -47,6 +48,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         workload=recipe.request["workload"],
         limits=recipe.request.get("objective", {}).get("limits", {}),
         install=decision.install,
+        offloaded_bytes_per_device=rank_bytes(decision.deployment) if decision.deployment else 0.0,
         supervision=decision.request.options.supervision,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )

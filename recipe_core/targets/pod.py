@@ -212,9 +212,10 @@ def resources(context: Context, process: Process) -> dict[str, Any]:
         return {"requests": {"cpu": str(CPUS_PER_DEVICE), "memory": f"{max(needed, 1)}Gi"}}
     if not count:  # a router
         return {"requests": {"cpu": "1", "memory": "2Gi"}}
+    offloaded_gib = math.ceil(context.offloaded_bytes_per_device * count / GIB)
     requests = {
         "cpu": str(CPUS_PER_DEVICE * count),
-        "memory": f"{MEMORY_GIB_PER_DEVICE * count}Gi",
+        "memory": f"{MEMORY_GIB_PER_DEVICE * count + offloaded_gib}Gi",
     }
     devices = {resource: str(count), **rdma.resource(context, (process,))}
     return {"requests": requests | devices, "limits": devices}

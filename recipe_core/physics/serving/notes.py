@@ -22,6 +22,7 @@ from recipe_core.physics.serving.continuous_batching import (
     prompt_chunks,
     prompt_step,
 )
+from recipe_core.physics.serving.cache_notes import cache_notes
 from recipe_core.physics.serving.memory import Memory, collects
 from recipe_core.physics.serving.operators import Parts, Step, total
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit
@@ -101,11 +102,13 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
     else:
         waiting = _queued(setting, cases, memory, feasible)
     bound = _bound(e, rows, feasible)
-    columns = zip(waiting, _heads(setting, cases), _intervals(e, rows), strict=True)
+    columns = zip(
+        waiting, _heads(setting, cases), _intervals(e, rows), cache_notes(e, rows), strict=True
+    )
     doubts = e.doubts(rows)
-    for place, (load, heads, intervals) in enumerate(columns):
+    for place, (load, heads, intervals, found) in enumerate(columns):
         doubt = [f"{doubts[place]}."] if doubts[place] else []
-        of_case = (*doubt, *load, *heads, *intervals, *bound.get(place, ()))
+        of_case = (*doubt, *load, *heads, *intervals, *found, *bound.get(place, ()))
         yield [*shared, *of_case, *([price] if price else [])]
 
 
