@@ -40,6 +40,15 @@ CommunicationVariable = Annotated[
 Features = Annotated[
     str, BeforeValidator(a_name), Field(pattern=r"^[\w.(\[][\w.&|,*()\[\]-]*$", max_length=256)
 ]
+Counter = Annotated[
+    str,
+    BeforeValidator(a_name),
+    Field(
+        pattern=r'^[a-zA-Z_:][\w:]*(\{[a-zA-Z_]\w*(=|!=|=~|!~)"[^"\\{}$<>]*"'
+        r'(,\s?[a-zA-Z_]\w*(=|!=|=~|!~)"[^"\\{}$<>]*")*\})?$',
+        max_length=512,
+    ),
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -149,10 +158,12 @@ class Parameters(BaseModel):
     """Region of ``cloud`` that SkyPilot uses; left out, the cheapest."""
 
     min_replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Fewest copies of the whole deployment under autoscaling."""
+    """Fewest copies of the whole deployment under autoscaling; left out where the request has
+    ``options.scaling``."""
 
     max_replicas: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Most copies of the whole deployment; more than the fewest offers autoscaling."""
+    """Most copies of the whole deployment; more than the fewest offers autoscaling. Left out where
+    the request has ``options.scaling``."""
 
     device_groups: tuple[Annotated[int, Field(ge=0, le=65534)], ...] = (44, 109)
     """Numbers of the host's groups that may open AMD devices (video and render; as on Ubuntu
@@ -160,6 +171,11 @@ class Parameters(BaseModel):
 
     prometheus: Word = "http://prometheus-operated.monitoring.svc:9090"
     """Address at which autoscaling asks Prometheus for metrics."""
+
+    gateway_metric: Annotated[Counter | None, JOINED] = None
+    """Prometheus counter of the requests that arrive at the gateway before the servers, with its
+    labels: ``nginx_ingress_controller_requests{ingress="llm"}``. Scaling by the rate of requests
+    needs it, and so does waking the first replica."""
 
     monitoring_namespace: DnsLabel = "monitoring"
     """Kubernetes namespace from which metrics are scraped."""

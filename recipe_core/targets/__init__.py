@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.recipe.place import Parameters
+from recipe_core.request.scaling import Policy
 from recipe_core.targets import (
     autoscale,
     containers,
+    knative,
     kserve,
     kserve_llm,
     kubernetes,
@@ -51,6 +53,8 @@ SERVING: Mapping[str, Target] = {
     "ray-serve": ray_serve.files,
     "monitoring": _monitoring,
 }
+OF_POLICIES: Mapping[Policy, Mapping[str, Target]] = {"kpa": {"knative": knative.files}}
+"""Targets that only recipes with a policy of scaling have."""
 TRAINING: Mapping[str, Target] = {
     "slurm": slurm.files,
     "kubeflow-trainjob": training.train_job,
@@ -94,7 +98,10 @@ def refusals(context: Context) -> dict[str, str]:
 
 
 def _targets(context: Context) -> Mapping[str, Target]:
-    return TRAINING if context.kind == "training" else SERVING
+    if context.kind == "training":
+        return TRAINING
+    scaling = context.scaling
+    return {**SERVING, **OF_POLICIES.get(scaling.policy, {})} if scaling else SERVING
 
 
 def _try(target: Target, context: Context) -> dict[str, str] | str:

@@ -1,4 +1,4 @@
-"""Autoscaling on Kubernetes by queue length and KV cache use.
+"""Autoscaling on Kubernetes: by the request's policy, else by queue length and KV cache use.
 
 KEDA, or a HorizontalPodAutoscaler behind prometheus-adapter. Both are overlays of the Kubernetes
 target; a workload takes one of them, never both.
@@ -17,8 +17,13 @@ from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.monitoring.metrics import engine_metrics
 from recipe_core.targets.monitoring.thresholds import KV_SCALE, thresholds, warm_up_s
 from recipe_core.targets.pod import kustomization, metadata, object_name
+from recipe_core.targets.scale import hpa as scale_hpa
+from recipe_core.targets.scale import keda as scale_keda
+from recipe_core.targets.scale.bounds import least, most
 
 KEDA, HPA = "targets/kubernetes-keda", "targets/kubernetes-hpa"
+SCALED_OBJECT = ("keda.sh/v1alpha1", "ScaledObject")
+AUTOSCALER = ("autoscaling/v2", "HorizontalPodAutoscaler")
 LONGEST_PERIOD_S = 1800  # the API refuses a longer periodSeconds in a scaling policy
 
 
@@ -26,9 +31,16 @@ def keda(context: Context) -> dict[str, str]:
     """A ScaledObject.
 
     Raises:
-        NoAnswer: where there is nothing to scale, or no metric to scale by.
+        NoAnswer: where there is nothing to scale, no metric to scale by, or the request's policy
+            is another.
     """
-    return _overlay(KEDA, {"scaledobject.yaml": _scaled_object(context, _checked(context))})
+    scaling = context.scaling
+    if scaling is None:
+        spec = _scaled(context, _checked(context))
+    else:
+        _refuse_apart(context)
+        spec = scale_keda.spec(context, _unit(context), scaling)
+    return _overlay(KEDA, {"scaledobject.yaml": _scaler(context, *SCALED_OBJECT, spec)})
 
 
 def hpa(context: Context) -> dict[str, str]:
@@ -37,12 +49,21 @@ def hpa(context: Context) -> dict[str, str]:
     Raises:
         NoAnswer: as ``keda``.
     """
-    engine = _checked(context)
-    files = _overlay(HPA, {"hpa.yaml": _autoscaler(context, engine)})
-    return {**files, f"{HPA}/prometheus-adapter-values.yaml": to_yaml(_adapter(engine))}
+    scaling = context.scaling
+    if scaling is None:
+        engine = _checked(context)
+        _refuse_zero(context)
+        spec, rules = _autoscaled(context, engine), _adapter(engine)
+    else:
+        _refuse_apart(context)
+        spec = scale_hpa.spec(context, _unit(context), scaling)
+        rules = scale_hpa.adapter(context, scaling)
+    files = _overlay(HPA, {"hpa.yaml": _scaler(context, *AUTOSCALER, spec)})
+    return {**files, f"{HPA}/prometheus-adapter-values.yaml": to_yaml(rules)}
 
 
 def _checked(context: Context) -> Metrics:
+    """The engine's metrics, where replicas are scaled by what the estimate gives."""
     p, engine = context.parameters, engine_metrics(context.engine)
     if p.max_replicas == p.min_replicas:
         raise NoAnswer(
@@ -55,19 +76,28 @@ def _checked(context: Context) -> Metrics:
             f"{context.engine} reports neither queue length nor KV cache use.",
             field="candidate.engine",
         )
-    if p.min_replicas == 0:
+    if p.gateway_metric is None:
+        _refuse_zero(context)
+    _refuse_apart(context)
+    return engine
+
+
+def _refuse_zero(context: Context) -> None:
+    if context.parameters.min_replicas == 0:
         raise NoAnswer(
             "min_replicas is 0, and with no replica running no request can queue.",
             field="parameters.min_replicas",
-            hint="Set min_replicas: 1.",
+            hint="Set min_replicas: 1, or set gateway_metric and use kubernetes-keda.",
         )
+
+
+def _refuse_apart(context: Context) -> None:
     if len(layout(context.launch)) > 1:
         raise NoAnswer(
             "pools over several nodes are separate workloads; "
             "keeping them in proportion takes a new plan."
         )
     kubernetes.objects(context)  # raises what the workload itself lacks
-    return engine
 
 
 def _overlay(folder: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -80,19 +110,20 @@ def _unit(context: Context) -> Unit:
     return unit
 
 
-def _target(context: Context) -> dict[str, str]:
+def _scaler(context: Context, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """The object that scales the recipe's workload."""
     workload = kubernetes.workload(context, _unit(context))
-    return {
+    target = {
         "apiVersion": workload["apiVersion"],
         "kind": workload["kind"],
         "name": object_name(context),
     }
-
-
-def _bounds(context: Context) -> tuple[int, int]:
-    """Fewest and most pods (or groups): the recipe's copies times the replica bounds."""
-    copies = _unit(context).copies
-    return copies * context.parameters.min_replicas, copies * context.parameters.max_replicas
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": metadata(context),
+        "spec": {"scaleTargetRef": target, **spec},
+    }
 
 
 def _waiting(context: Context) -> int:
@@ -117,47 +148,34 @@ def _behavior(context: Context) -> dict[str, Any]:
     }
 
 
-def _scaled_object(context: Context, engine: Metrics) -> dict[str, Any]:
-    p = context.parameters
-    low, high = _bounds(context)
+def _scaled(context: Context, engine: Metrics) -> dict[str, Any]:
+    p, unit = context.parameters, _unit(context)
+    low = least(context, unit)
     selector = f'namespace="{p.namespace}",pod=~"{object_name(context)}-.*"'
     targets = [(engine.waiting, _waiting(context)), (engine.kv_usage, KV_SCALE)]
     triggers = [
-        _trigger(p.prometheus, f"sum({metric}{{{selector}}})", str(threshold))
+        scale_keda.trigger(p.prometheus, f"sum({metric}{{{selector}}})", str(threshold))
         for metric, threshold in targets
         if metric
     ]
-    spec = {
-        "scaleTargetRef": _target(context),
+    if low == 0:
+        triggers.append(scale_keda.wake(context))
+    return {
         "minReplicaCount": low,
-        "maxReplicaCount": high,
+        "maxReplicaCount": most(context, unit),
         "pollingInterval": 15,
         "cooldownPeriod": max(600, 2 * warm_up_s(context)),
-        "fallback": {"failureThreshold": 4, "replicas": low},
+        "fallback": {"failureThreshold": 4, "replicas": max(1, low)},
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(context)}},
         "triggers": triggers,
-    }
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": metadata(context),
-        "spec": spec,
-    }
-
-
-def _trigger(server: str, query: str, threshold: str) -> dict[str, Any]:
-    return {
-        "type": "prometheus",
-        "metricType": "AverageValue",
-        "metadata": {"serverAddress": server, "query": query, "threshold": threshold},
     }
 
 
 _ADAPTED = {"waiting": "recipe_requests_waiting", "kv_usage": "recipe_kv_usage"}
 
 
-def _autoscaler(context: Context, engine: Metrics) -> dict[str, Any]:
-    low, high = _bounds(context)
+def _autoscaled(context: Context, engine: Metrics) -> dict[str, Any]:
+    unit = _unit(context)
     targets = {"waiting": str(_waiting(context)), "kv_usage": f"{round(1000 * KV_SCALE)}m"}
     metrics = [
         {
@@ -170,18 +188,11 @@ def _autoscaler(context: Context, engine: Metrics) -> dict[str, Any]:
         for name, value in targets.items()
         if getattr(engine, name)
     ]
-    spec = {
-        "scaleTargetRef": _target(context),
-        "minReplicas": low,
-        "maxReplicas": high,
+    return {
+        "minReplicas": least(context, unit),
+        "maxReplicas": most(context, unit),
         "metrics": metrics,
         "behavior": _behavior(context),
-    }
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": metadata(context),
-        "spec": spec,
     }
 
 
@@ -190,12 +201,11 @@ def _adapter(m: Metrics) -> dict[str, Any]:
 
     The metrics API refuses a colon, and vLLM's names have one.
     """
-    resources = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
     query = "sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"
     rules = [
         {
             "seriesQuery": f'{getattr(m, name)}{{namespace!="",pod!=""}}',
-            "resources": resources,
+            "resources": scale_hpa.RESOURCES,
             "name": {"as": alias},
             "metricsQuery": query,
         }

@@ -9,6 +9,7 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.startup import is_folder
 from recipe_core.model.spec import UNPLACED
 from recipe_core.recipe.place import Parameters
+from recipe_core.request.scaling import Scaling
 from recipe_core.request.supervision import Supervision
 
 NAME_ONE = "Name one with a tag or a digest."
@@ -42,10 +43,11 @@ class Context:
     (for thresholds). ``workload`` is the request's. ``files``: what processes read from the bundle
     besides ``launch.files`` (a trainer's program), by path. ``install``: the shell command that
     installs the engine where there is no container. ``no_image``: what to do where none is known.
-    ``supervision``: the request's, for every controller. ``network`` joins nodes in the estimate (a
-    profile's name and title); ``rack_scale``: so does a rack's own fabric. ``apart``: whether
-    processes of one node run in pods that may be on several. ``offloaded_bytes_per_device``: host
-    memory that holds blocks of the cache.
+    ``supervision``: the request's, for every controller. ``scaling``: the request's policy, in
+    servers; None where autoscalers derive theirs from the estimate. ``network`` joins nodes in the
+    estimate (a profile's name and title); ``rack_scale``: so does a rack's own fabric. ``apart``:
+    whether processes of one node run in pods that may be on several.
+    ``offloaded_bytes_per_device``: host memory that holds blocks of the cache.
     """
 
     name: str
@@ -77,6 +79,12 @@ class Context:
     apart: bool = False
     offloaded_bytes_per_device: float = 0.0
     supervision: Supervision = field(default_factory=Supervision)
+    scaling: Scaling | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the request has a load over time, over which its policy was simulated."""
+        return bool(self.workload.get("over_time"))
 
     @property
     def nodes(self) -> int:

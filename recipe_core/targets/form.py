@@ -53,6 +53,7 @@ KUBERNETES = (
     FormField("min_replicas", "Minimum replicas"),
     FormField("max_replicas", "Maximum replicas"),
     FormField("prometheus", "Prometheus"),
+    FormField("gateway_metric", "Counter of requests at the gateway"),
     FormField("monitoring_namespace", "Monitoring namespace"),
 )
 CLUSTERS = (
@@ -67,7 +68,14 @@ CLUSTERS = (
 )
 
 
-_SERVING = {"host", "min_replicas", "max_replicas", "prometheus", "monitoring_namespace"}
+_SERVING = {
+    "host",
+    "min_replicas",
+    "max_replicas",
+    "prometheus",
+    "gateway_metric",
+    "monitoring_namespace",
+}
 """Parameters that a training run does not read."""
 
 

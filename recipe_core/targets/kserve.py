@@ -1,4 +1,4 @@
-"""KServe: an InferenceService with the engine's own container (raw deployment)."""
+"""KServe: an InferenceService with the engine's own container, raw or on Knative."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from recipe_core.targets import kubernetes, pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import metadata
+from recipe_core.targets.scale import kpa
+from recipe_core.targets.scale import kserve as scale_kserve
 
 FOLDER = "targets/kserve"
 POD_LABEL = "serving.kserve.io/inferenceservice"  # which KServe gives the pods of a service
@@ -20,7 +22,8 @@ def files(context: Context) -> dict[str, str]:
     """``inferenceservice.yaml``, its disruption budget, the claim and the files it mounts.
 
     Raises:
-        NoAnswer: where a copy is more than one container, or no image is known.
+        NoAnswer: where a copy is more than one container, no image is known, or KServe cannot be
+            told the policy of scaling.
     """
     shape = layout(context.launch)[0]
     if context.nodes > 1 or len(shape.leader) > 1:
@@ -46,7 +49,10 @@ def folder(context: Context, path: str, objects: dict[str, dict[str, Any]]) -> d
 
 
 def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
-    """The InferenceService, without KServe's autoscaler: CPU load says little about an engine."""
+    """The InferenceService: with the request's policy, else without KServe's autoscaler.
+
+    CPU load, its autoscaler's metric, says little about an engine.
+    """
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = pod.pod_spec(context, shape.leader, known)
     container = pod.container(context, shape.leader[0], known, name=CONTAINER)
@@ -57,22 +63,18 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
         container[probe]["httpGet"]["port"] = pod.port_of(context, shape.leader[0])
     count = kubernetes.copies(context, shape)
     rollout = {"type": "RollingUpdate", "rollingUpdate": supervise.rollout(context, count)}
+    scaled = scale_kserve.written(context, count)
     predictor = {
-        "minReplicas": count,
-        "maxReplicas": count,
+        **scaled.fields,
         "deploymentStrategy": rollout,
         **spec,
         "restartPolicy": "Always",
         "containers": [container],
     }
-    notes = {
-        "serving.kserve.io/deploymentMode": "RawDeployment",
-        "serving.kserve.io/autoscalerClass": "none",
-    }
-    about = metadata(context, annotations=notes)
+    about = metadata(context, annotations=scaled.annotations)
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
         "metadata": about,
-        "spec": {"predictor": predictor},
+        "spec": {"predictor": kpa.without_refused(predictor) if scaled.knative else predictor},
     }

@@ -20,6 +20,8 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
 from recipe_core.targets.pod import labels, metadata
+from recipe_core.targets.scale import llm_d
+from recipe_core.targets.scale.bounds import most, refuse_policy
 
 FOLDER = "targets/kserve-llm"
 VERSION = "serving.kserve.io/v1alpha2"
@@ -41,7 +43,8 @@ def files(context: Context) -> dict[str, str]:
 
     Raises:
         NoAnswer: for other engines, for servers that differ, for a number of nodes that KServe
-            would not derive, or where no image is known.
+            would not derive, for policies of scaling other than llm-d's, or where no image is
+            known.
     """
     if context.engine != ENGINE:
         raise NoAnswer(
@@ -50,6 +53,8 @@ def files(context: Context) -> dict[str, str]:
             hint=OTHER,
         )
     objects = {"llminferenceservice.yaml": service(context)}
+    if context.scaling is not None and context.scaling.policy == "llm-d":
+        objects["thresholds.yaml"] = llm_d.thresholds(context, context.scaling)
     units = by_role(context.launch) or {}
     # KServe's labels tell neither leaders from workers nor pools apart in one way for all
     if [*units] == ["server"] and len(units["server"].pods) == 1:
@@ -77,7 +82,11 @@ def service(context: Context) -> dict[str, Any]:
         router["scheduler"] = {}
     else:
         spec |= _workload(context, units["server"], PORT)
-        if kubernetes.copies(context, units["server"]) > 1:
+        if context.scaling is not None:
+            several = most(context, units["server"]) > 1
+        else:
+            several = kubernetes.copies(context, units["server"]) > 1
+        if several:
             router["scheduler"] = {}
     spec["router"] = router
     return {
@@ -109,7 +118,7 @@ def _workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
             "each node of a server answers requests, but KServe calls only the first.", hint=OTHER
         )
     return {
-        "replicas": kubernetes.copies(context, unit),
+        **_replicas(context, unit),
         "parallelism": _parallelism(unit),
         # The recipe's model name is the only one; a preset would route by a second name.
         "annotations": {
@@ -119,6 +128,15 @@ def _workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
         "template": _pod(on_port, unit.leader, sidecar=port == BEHIND_SIDECAR),
         **({"worker": _pod(on_port, worker, sidecar=False)} if worker else {}),
     }
+
+
+def _replicas(context: Context, unit: Unit) -> dict[str, Any]:
+    """A fixed number, or the request's policy, which KServe hands to llm-d's autoscaler."""
+    scaling = context.scaling
+    if scaling is None or scaling.policy == "fixed":
+        return {"replicas": kubernetes.copies(context, unit)}
+    refuse_policy(scaling, ("llm-d",), "an LLMInferenceService")
+    return {"scaling": llm_d.scaling_of(context, scaling)}
 
 
 def _parallelism(unit: Unit) -> dict[str, Any]:

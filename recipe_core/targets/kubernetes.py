@@ -16,6 +16,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.layout import NODE, Pod, Unit, layout, same_pod
 from recipe_core.targets.pod import kustomization, label_name, labels, metadata, object_name
+from recipe_core.targets.scale.bounds import in_copies, least, most
 
 FOLDER = "targets/kubernetes"
 ROLE = "app.kubernetes.io/component"
@@ -94,8 +95,9 @@ def workload(context: Context, unit: Unit) -> dict[str, Any]:
 
 
 def copies(context: Context, unit: Unit) -> int:
-    """Initial pods (or groups of pods): the recipe's copies times the lower replica bound."""
-    return unit.copies * max(1, context.parameters.min_replicas)
+    """Initial pods (or groups of pods): the fewest that are to run, and at least one replica."""
+    one = unit.copies if context.scaling is None else in_copies(context, unit, 1)
+    return max(one, least(context, unit))
 
 
 def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def _members(context: Context, unit: Unit) -> dict[str, str]:
     """Addresses of workers where a unit has one copy; pods do not know their copy's number."""
     name = object_name(context, suffix(unit))
     known = {f"node{n}": f"{name}-0-{n}.{name}" for n in range(1, len(unit.pods))}
-    return known if copies(context, unit) == 1 and context.parameters.max_replicas == 1 else {}
+    return known if copies(context, unit) == 1 and most(context, unit) == 1 else {}
 
 
 def leader_role(unit: Unit) -> str:

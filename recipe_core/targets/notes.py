@@ -13,6 +13,7 @@ from recipe_core.targets.storage import shares_a_claim
 KUBERNETES = frozenset(
     {
         "kubernetes",
+        "knative",
         "kserve",
         "kserve-llm",
         "llm-d",

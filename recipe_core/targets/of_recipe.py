@@ -12,11 +12,19 @@ from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.schema import Recipe
 from recipe_core.targets.context import NAME_ONE, Context, Image
+from recipe_core.targets.scale.bounds import refuse_other_bounds
 
 
 def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Context:
-    """The launch ``started``, its hardware, and the recipe's estimate and limits, for targets."""
+    """The launch ``started``, its hardware, and the recipe's estimate and limits, for targets.
+
+    Raises:
+        InputError: where ``options.scaling`` and the replicas of the deployment settings differ.
+    """
     started = placed(started, recipe.parameters)
+    scaling = decision.request.options.scaling
+    if scaling is not None and recipe.kind == "serving":
+        refuse_other_bounds(scaling, recipe.parameters, started)
     profile, model, lock = decision.cluster.device, decision.model, recipe.lock
     host = profile.node.host_memory_bytes
     image = lock.image if lock else decision.image
@@ -50,6 +58,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         install=decision.install,
         offloaded_bytes_per_device=rank_bytes(decision.deployment) if decision.deployment else 0.0,
         supervision=decision.request.options.supervision,
+        scaling=scaling if recipe.kind == "serving" else None,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
 

@@ -12,6 +12,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
 from recipe_core.targets.monitoring.thresholds import warm_up_s
 from recipe_core.targets.names import names
+from recipe_core.targets.scale import ray as scale_ray
 
 FILE = "targets/ray-serve/serve.yaml"
 ENGINE = "vllm"  # the only one that ray.serve.llm starts
@@ -35,7 +36,8 @@ def files(context: Context) -> dict[str, str]:
     """``serve.yaml`` for ``serve run`` or ``serve deploy``.
 
     Raises:
-        NoAnswer: for other engines, pools, and the engine's own data parallelism.
+        NoAnswer: for other engines, pools, the engine's own data parallelism, and policies of
+            scaling that are not Ray Serve's.
     """
     _check(context)
     return {FILE: to_yaml(config(context))}
@@ -135,6 +137,9 @@ def _kept_running(context: Context) -> dict[str, Any]:
 
 
 def _replicas(context: Context) -> dict[str, Any]:
+    """The number of replicas: by the request's policy, else by the load of the estimate."""
+    if context.scaling is not None:
+        return scale_ray.replicas(context.scaling)
     p, copies = context.parameters, layout(context.launch)[0].copies
     if p.min_replicas == p.max_replicas:
         return {"num_replicas": copies * p.min_replicas}

@@ -13,6 +13,7 @@ from recipe_core.targets.layout import layout
 from recipe_core.targets.names import names
 from recipe_core.targets.node_script import node_script
 from recipe_core.targets.pod import image, object_name
+from recipe_core.targets.scale import skypilot as scale_sky
 from recipe_core.targets.storage import cache_gib
 
 FOLDER = "targets/skypilot"
@@ -26,7 +27,8 @@ def files(context: Context) -> dict[str, str]:
 
     Raises:
         NoAnswer: for a device that SkyPilot's clouds do not have, where neither an image nor an
-            installation is known, or where clients would have to call several different servers.
+            installation is known, where clients would have to call several different servers, and
+            for policies of scaling that are not SkyServe's.
     """
     one, copies = _one_copy(context)
     script = {f"{FOLDER}/node.sh": node_script(one, "SKYPILOT_NODE_RANK")}
@@ -130,6 +132,8 @@ def _service(context: Context, copies: int) -> dict[str, Any]:
         "initial_delay_seconds": supervise.start_s(context),
         "timeout_seconds": max(1, context.supervision.hang_s // PROBES),
     }
+    if context.scaling is not None:
+        return {"readiness_probe": probe, **scale_sky.replicas(context.scaling), "ports": p.port}
     if p.min_replicas == p.max_replicas:
         return {"readiness_probe": probe, "replicas": p.min_replicas * copies, "ports": p.port}
     bounds = {"min_replicas": p.min_replicas * copies, "max_replicas": p.max_replicas * copies}

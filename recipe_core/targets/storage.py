@@ -9,6 +9,7 @@ from recipe_core.targets import pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
 from recipe_core.targets.pod import GIB, metadata, object_name
+from recipe_core.targets.scale.bounds import most
 
 SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finished files
 
@@ -28,8 +29,7 @@ def is_shared(context: Context) -> bool:
     """Whether more than one pod mounts a volume of the recipe."""
     if context.kind == "training":
         return context.nodes > 1
-    pods = sum(unit.copies * len(unit.pods) for unit in layout(context.launch))
-    return pods * context.parameters.max_replicas > 1
+    return sum(most(context, unit) * len(unit.pods) for unit in layout(context.launch)) > 1
 
 
 def shares_a_claim(context: Context) -> bool:

@@ -12,6 +12,7 @@ TITLES = {
     "kubernetes": "Kubernetes",
     "kubernetes-keda": "Kubernetes, KEDA",
     "kubernetes-hpa": "Kubernetes, HPA",
+    "knative": "Knative",
     "kserve": "KServe",
     "kserve-llm": "KServe, LLMInferenceService",
     "llm-d": "llm-d",

@@ -22,11 +22,11 @@ def answers(target: str, context: Context) -> Answers:
     Raises:
         KeyError: for a target that starts nothing (monitoring, autoscaling).
     """
-    return _TARGETS[context.kind][target](context)
+    return {**_TARGETS[context.kind], **_OF_POLICIES}[target](context)
 
 
 def restarting(kind: Literal["serving", "training"]) -> list[str]:
-    """The launcher and the targets of a kind that start something."""
+    """The launcher and the targets of a kind that start something, whatever the policy."""
     return list(_TARGETS[kind])
 
 
@@ -54,6 +54,8 @@ _TARGETS: Mapping[str, Mapping[str, Callable[[Context], Answers]]] = {
         "skypilot": schedulers.skypilot_job,
     },
 }
+_OF_POLICIES: Mapping[str, Callable[[Context], Answers]] = {"knative": pods.knative}
+"""Targets that only recipes with a policy of scaling have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Row:
 def rows(context: Context, targets: Sequence[str]) -> list[Row]:
     """The answers of targets, by name, one row for events that are answered alike."""
     table = []
-    for target in (name for name in restarting(context.kind) if name in targets):
+    starting = [*restarting(context.kind), *_OF_POLICIES]
+    for target in (name for name in starting if name in targets):
         groups: dict[Answer, list[str]] = {}
         for event, answer in answers(target, context).items():
             groups.setdefault(answer, []).append(EVENTS[event])

@@ -7,6 +7,7 @@ from recipe_core.targets import kubernetes, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import by_role, layout
 from recipe_core.targets.restarts.shape import Answer, Answers, Event, Setting, slow
+from recipe_core.targets.scale.bounds import least
 
 
 def _probes(context: Context) -> tuple[Setting, ...]:
@@ -87,11 +88,34 @@ def _group(context: Context, replicas: int, kept: int) -> Answers:
 
 def kserve(context: Context) -> Answers:
     """Answers for an InferenceService."""
-    replicas = kubernetes.copies(context, layout(context.launch)[0])
+    if context.scaling is not None and context.scaling.policy == "kpa":
+        return _on_knative(context, "minReplicas")
+    unit = layout(context.launch)[0]
+    replicas = kubernetes.copies(context, unit)
     kept = context.supervision.available_of(replicas)
     answer = _pods(context, "KServe's Deployment", replicas, kept)
     lost = answer["lost"]
     return {**answer, "lost": Answer(lost.who, lost.does, (Setting("minReplicas", replicas),))}
+
+
+def knative(context: Context) -> Answers:
+    """Answers for a Knative Service."""
+    return _on_knative(context, "annotations.autoscaling.knative.dev/min-scale")
+
+
+def _on_knative(context: Context, least_name: str) -> Answers:
+    """Answers of pods that a Knative revision keeps; its proxy lets requests finish."""
+    unit = layout(context.launch)[0]
+    replicas, low = kubernetes.copies(context, unit), least(context, unit)
+    kept = context.supervision.available_of(replicas)
+    answer = _by_default(_pods(context, "Knative's revision", replicas, kept))
+    settings = (Setting(least_name, low if least_name == "minReplicas" else str(low)),)
+    drains = "drains wait while too few pods would be left; Knative's proxy lets requests finish"
+    return {
+        **answer,
+        "lost": Answer(answer["lost"].who, answer["lost"].does, settings),
+        "drained": Answer("Knative", drains, (Setting("minAvailable", kept),)),
+    }
 
 
 def kserve_llm(context: Context) -> Answers:

@@ -1,0 +1,73 @@
+"""Knative: a Service that its own autoscaler scales, by requests that its proxy counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.targets import kserve, kubernetes, pod
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import layout
+from recipe_core.targets.pod import metadata
+from recipe_core.targets.scale import kpa
+from recipe_core.targets.scale.bounds import refuse_policy
+
+FOLDER = "targets/knative"
+POD_LABEL = "serving.knative.dev/service"  # which Knative gives the pods of a service
+CONTAINER = "server"
+
+
+def files(context: Context) -> dict[str, str]:
+    """``service.yaml``, its disruption budget, the claim and the files it mounts.
+
+    Raises:
+        NoAnswer: where the request chose no policy ``kpa``, a copy is more than one container, no
+            image is known, or Knative cannot be told the policy.
+    """
+    shape = layout(context.launch)[0]
+    if context.nodes > 1 or len(shape.leader) > 1:
+        raise NoAnswer(
+            "a Knative Service has one container; this recipe needs several per copy.",
+            hint="Use the Kubernetes target.",
+        )
+    kept = context.supervision.available_of(kubernetes.copies(context, shape))
+    pods = {"matchLabels": {POD_LABEL: pod.object_name(context)}}
+    objects = {
+        "service.yaml": service(context),
+        "disruption.yaml": kubernetes.budget(context, "", pods, kept),
+    }
+    return kserve.folder(context, FOLDER, objects)
+
+
+def service(context: Context) -> dict[str, Any]:
+    """The Service; its revisions have the policy as annotations."""
+    scaling = context.scaling
+    if scaling is None:
+        raise NoAnswer(
+            "Knative scales by a policy of its own, which the request has not.",
+            field="options.scaling",
+            hint="Set options.scaling with policy kpa.",
+        )
+    refuse_policy(scaling, ("kpa",), "Knative")
+    shape = layout(context.launch)[0]
+    known = pod.values(context, head="127.0.0.1", index="0")
+    spec = kpa.without_refused(pod.pod_spec(context, shape.leader, known))
+    (server,) = spec["containers"]
+    port = pod.port_of(context, shape.leader[0])
+    server["name"] = CONTAINER
+    server["ports"] = [{"name": "http1", "containerPort": port}]
+    for probe in pod.PROBES:
+        server[probe]["httpGet"]["port"] = port
+    template = {
+        "metadata": {
+            "labels": pod.labels(context),
+            "annotations": kpa.revision_annotations(scaling),
+        },
+        "spec": spec,
+    }
+    return {
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Service",
+        "metadata": metadata(context),
+        "spec": {"template": template},
+    }

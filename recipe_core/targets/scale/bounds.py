@@ -1,0 +1,172 @@
+"""How many servers run: the policy's bounds, and what a target can be told of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.launch.process import Launch
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.scaling import Policy, Scaling
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import Unit, layout
+
+WHERE: dict[Policy, str] = {
+    "fixed": "every target starts a fixed number",
+    "schedule": "kubernetes-keda writes a schedule",
+    "predictive": "state the forecast as a schedule, which kubernetes-keda writes",
+    "hpa": "kubernetes-hpa writes it",
+    "keda": "kubernetes-keda and kserve write it",
+    "kpa": "knative and kserve write it",
+    "skyserve": "skypilot writes it",
+    "ray-serve": "ray-serve writes it",
+    "dynamo": "dynamo-planner writes it",
+    "llm-d": "kserve-llm writes it",
+}
+"""Where a policy can be written."""
+_ALWAYS = {"policy", "min_replicas", "max_replicas"}
+GRAIN = 1000
+"""Kubernetes reads targets to a thousandth (``MilliValue``)."""
+
+
+def independent(launch: Launch) -> bool:
+    """Whether servers know nothing of each other, so that each of them is a replica."""
+    return all(process.role in ("server", "worker") for process in launch.processes)
+
+
+def in_copies(context: Context, unit: Unit, replicas: int) -> int:
+    """Pods (or groups of pods) of a unit for a number of replicas.
+
+    A replica is one independent server, or all pools of a recipe together.
+    """
+    return replicas if independent(context.launch) else unit.copies * replicas
+
+
+def least(context: Context, unit: Unit) -> int:
+    """Fewest pods (or groups of pods) of a unit; 0 where its last one may end."""
+    if context.scaling is None:
+        return unit.copies * context.parameters.min_replicas
+    return in_copies(context, unit, fewest(context.scaling))
+
+
+def most(context: Context, unit: Unit) -> int:
+    """Most pods (or groups of pods) of a unit."""
+    if context.scaling is None:
+        return unit.copies * context.parameters.max_replicas
+    return in_copies(context, unit, context.scaling.max_replicas)
+
+
+def fewest(scaling: Scaling) -> int:
+    """Fewest replicas; all of them where their number is fixed."""
+    return scaling.max_replicas if scaling.policy == "fixed" else scaling.min_replicas
+
+
+def refuse_other_bounds(scaling: Scaling, parameters: Parameters, launch: Launch) -> None:
+    """Refuse deployment settings that would change the number of replicas.
+
+    Raises:
+        InputError: where they are stated and are not the policy's.
+    """
+    stated = (parameters.min_replicas, parameters.max_replicas)
+    defaults = Parameters()
+    if stated == (defaults.min_replicas, defaults.max_replicas):
+        return
+    copies = layout(launch)[0].copies if independent(launch) else 1
+    if tuple(copies * number for number in stated) == (
+        fewest(scaling),
+        scaling.max_replicas,
+    ):
+        return
+    raise InputError(
+        f"min_replicas {stated[0]} and max_replicas {stated[1]} of the deployment settings are "
+        f"{copies * stated[0]} to {copies * stated[1]} servers; options.scaling has "
+        f"{fewest(scaling)} to {scaling.max_replicas}.",
+        field="parameters.min_replicas",
+        hint="Leave min_replicas and max_replicas out, or change options.scaling.",
+    )
+
+
+def refuse_policy(scaling: Scaling, policies: Collection[str], where: str) -> None:
+    """Refuse a policy that ``where`` does not run.
+
+    Raises:
+        NoAnswer: where the policy is none of ``policies``; it says what writes it.
+    """
+    if scaling.policy not in policies:
+        raise NoAnswer(
+            f"the chosen policy is {scaling.policy}, which {where} does not run: "
+            f"{WHERE[scaling.policy]}.",
+            field="options.scaling.policy",
+        )
+
+
+def refuse_fields(scaling: Scaling, written: Collection[str], where: str) -> None:
+    """Refuse what ``where`` cannot be told.
+
+    Raises:
+        NoAnswer: for the first stated field that is none of ``written``.
+    """
+    for name in stated_fields(scaling):
+        if name not in written:
+            raise NoAnswer(
+                f"{where} cannot be told {name}.",
+                field=f"options.scaling.{name}",
+                hint=f"Leave {name} out, or choose another policy.",
+            )
+
+
+def stated_fields(scaling: Scaling) -> list[str]:
+    """Fields of a policy beside its name and bounds that are stated, in their order."""
+    return [
+        name
+        for name in Scaling.model_fields
+        if name not in _ALWAYS and getattr(scaling, name) not in (None, ())
+    ]
+
+
+def whole_s(scaling: Scaling, name: str, *, most_s: int | None = None) -> int | None:
+    """A time in whole seconds; None where it is not stated.
+
+    Raises:
+        NoAnswer: for a fraction of a second, and for more than ``most_s``.
+    """
+    value: float | None = getattr(scaling, name)
+    if value is None:
+        return None
+    if not float(value).is_integer():
+        raise NoAnswer(
+            f"{name} is {value:g} s, and Kubernetes takes whole seconds.",
+            field=f"options.scaling.{name}",
+            hint=f"Set {round(value)}.",
+        )
+    if most_s is not None and value > most_s:
+        raise NoAnswer(
+            f"{name} is {value:g} s; at most {most_s} s can be written.",
+            field=f"options.scaling.{name}",
+            hint=f"Set at most {most_s}.",
+        )
+    return int(value)
+
+
+def number(value: float) -> str:
+    """A number as its shortest text: whole ones without a fraction, none with an exponent."""
+    if float(value).is_integer():
+        return str(int(value))
+    return f"{value:.12f}".rstrip("0") if value < 1e-4 else repr(float(value))
+
+
+def grained(value: float, field: str) -> str:
+    """A target as Kubernetes reads it.
+
+    Raises:
+        NoAnswer: where it is finer than a thousandth, to which it would be rounded.
+    """
+    rounded = round(value * GRAIN) / GRAIN
+    if abs(rounded - value) > 1e-9 * value:
+        nearest = max(rounded, 1 / GRAIN)
+        raise NoAnswer(
+            f"{value!r} is finer than a thousandth, to which Kubernetes rounds it.",
+            field=field,
+            hint=f"Set {nearest:g}.",
+        )
+    return number(rounded)

@@ -1,0 +1,109 @@
+"""A schedule of the week as KEDA's cron triggers, and back. All times are UTC.
+
+A trigger asks for its number between two moments, and for 1 otherwise; of several the one that asks
+for most counts. So the number that runs at other times is ``minReplicaCount``, and a part of the
+week with more is a trigger. Spans of one day with the same hours share a trigger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from recipe_core.request.scaling import Period, Scaling
+
+WEEK = 168
+DAY = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Hours of the week, from 0 (Monday at midnight), with a number of replicas."""
+
+    begin: int
+    end: int
+    replicas: int
+
+
+def week(scaling: Scaling) -> tuple[int, ...]:
+    """Replicas of every hour of the week; where periods overlap the larger number runs."""
+    hours: list[int | None] = [None] * WEEK
+    for period in scaling.periods:
+        for hour in range(period.from_hour, period.to_hour):
+            hours[hour] = max(hours[hour] or 0, period.replicas)
+    return tuple(scaling.min_replicas if count is None else count for count in hours)
+
+
+def spans(hours: Sequence[int]) -> list[Span]:
+    """Parts of the week with more replicas than its quietest hour; the quietest is left out."""
+    base, parts, begin = min(hours), [], 0
+    for replicas, same in groupby(hours):
+        end = begin + len(list(same))
+        if replicas > base:
+            parts.append(Span(begin, end, replicas))
+        begin = end
+    return parts
+
+
+def triggers(hours: Sequence[int]) -> list[dict[str, Any]]:
+    """Cron triggers of the spans, those of one day with the same hours together."""
+    alike: dict[tuple[int, int, int], list[Span]] = {}
+    for span in spans(hours):
+        key = (span.begin % DAY, span.end - span.begin, span.replicas)
+        alike.setdefault(key, []).append(span)
+    written = []
+    for same in alike.values():
+        starts = {span.begin for span in same}
+        # A start and an end at one moment would leave KEDA without the one that comes next.
+        meet = any(span.end % WEEK in starts for span in same)
+        groups = [[span] for span in same] if meet or same[0].end - same[0].begin > DAY else [same]
+        written += [_trigger(group) for group in groups]
+    return written
+
+
+def _trigger(group: Sequence[Span]) -> dict[str, Any]:
+    starts = ",".join(str(_weekday(span.begin)) for span in group)
+    ends = ",".join(str(_weekday(span.end)) for span in group)
+    metadata = {
+        "timezone": "UTC",
+        "start": f"0 {group[0].begin % DAY} * * {starts}",
+        "end": f"0 {group[0].end % DAY} * * {ends}",
+        "desiredReplicas": str(group[0].replicas),
+    }
+    return {"type": "cron", "metadata": metadata}
+
+
+def _weekday(hour: int) -> int:
+    """The day of cron, 0 is Sunday, of an hour of the week, 0 is Monday at midnight."""
+    return (hour // DAY + 1) % 7
+
+
+def read_triggers(written: Sequence[Mapping[str, Any]], base: int) -> tuple[Period, ...]:
+    """Periods that cron triggers were written from, where ``base`` replicas run at other times."""
+    hours = [base] * WEEK
+    for trigger in written:
+        metadata = trigger["metadata"]
+        ends = _moments(metadata["end"])
+        for begin, end in zip(_moments(metadata["start"]), ends, strict=True):
+            length = (end - begin) % WEEK
+            for hour in range(begin, begin + length):
+                replicas = int(metadata["desiredReplicas"])
+                hours[hour % WEEK] = max(hours[hour % WEEK], replicas)
+    return tuple(
+        Period(from_hour=span.begin, to_hour=span.end, replicas=span.replicas)
+        for span in spans(hours)
+    )
+
+
+def _moments(expression: str) -> list[int]:
+    """Hours of the week that an expression of ours names, in its order."""
+    _, hour, _, _, days = expression.split()
+    return [(int(day) - 1) % 7 * DAY + int(hour) for day in days.split(",")]
+
+
+def close(hours: Sequence[int], tolerance: float) -> bool:
+    """Whether a change of the schedule is within the tolerance of autoscalers, which ignore it."""
+    changes = zip(hours, (*hours[1:], hours[0]), strict=True)
+    return any(before and 0 < abs(after / before - 1) <= tolerance for before, after in changes)

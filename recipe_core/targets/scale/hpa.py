@@ -1,0 +1,139 @@
+"""The policy ``hpa`` as a HorizontalPodAutoscaler and the rules of its metrics, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import Unit
+from recipe_core.targets.scale.behavior import FIELDS, PERIOD_S, behavior, read_behavior
+from recipe_core.targets.scale.bounds import grained, least, most, refuse_fields, refuse_policy
+from recipe_core.targets.scale.metrics import (
+    query,
+    read_query,
+    series,
+    triggers_of,
+    window_of,
+)
+
+WHERE = "a HorizontalPodAutoscaler"
+_FIELDS = ("triggers", "interval_s", "window_s", *FIELDS)
+ADAPTED: dict[Metric, str] = {
+    "waiting": "recipe_requests_waiting",
+    "running": "recipe_requests_running",
+    "in-flight": "recipe_requests_in_flight",
+    "kv-usage": "recipe_kv_usage",
+    "request-rate": "recipe_requests_per_second",
+}
+"""Names under which prometheus-adapter offers metrics; its interface takes no colon."""
+RESOURCES = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
+
+
+def spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
+    """All of the autoscaler's specification but its target.
+
+    Raises:
+        NoAnswer: for another policy, for what the autoscaler cannot be told, for an interval that
+            is not the controller manager's, and where a metric is missing.
+    """
+    refuse_policy(scaling, ("hpa",), WHERE)
+    refuse_fields(scaling, _FIELDS, WHERE)
+    if scaling.interval_s not in (None, PERIOD_S):
+        raise NoAnswer(
+            f"interval_s is {scaling.interval_s:g} s; the controller manager looks every "
+            f"{PERIOD_S} s, whatever an autoscaler says.",
+            field="options.scaling.interval_s",
+            hint="Leave it out.",
+        )
+    metrics = []
+    for index, wanted in enumerate(triggers_of(scaling)):
+        query(context, wanted.metric)  # raises what is missing
+        value = grained(wanted.target, f"options.scaling.triggers.{index}.target")
+        metrics.append(_metric(wanted.metric, value))
+    rules = behavior(scaling)
+    return {
+        "minReplicas": least(context, unit),
+        "maxReplicas": most(context, unit),
+        "metrics": metrics,
+        **({"behavior": rules} if rules else {}),
+    }
+
+
+def _metric(metric: Metric, value: str) -> dict[str, Any]:
+    kind = "external" if metric == "request-rate" else "pods"
+    source = {
+        "metric": {"name": ADAPTED[metric]},
+        "target": {"type": "AverageValue", "averageValue": value},
+    }
+    return {"type": kind.capitalize(), kind: source}
+
+
+def adapter(context: Context, scaling: Scaling) -> dict[str, Any]:
+    """Helm values of prometheus-adapter: each metric of the policy under a name of its own.
+
+    Raises:
+        NoAnswer: where the engine, or the gateway, does not report one.
+    """
+    window_s = window_of(scaling)
+    custom, external = [], []
+    for wanted in triggers_of(scaling):
+        if wanted.metric == "request-rate":
+            external.append(_external(context, window_s))
+        else:
+            custom.append(_custom(context, wanted.metric, window_s))
+    rules = {"custom": custom, "external": external}
+    return {"rules": {kind: listed for kind, listed in rules.items() if listed}}
+
+
+def _custom(context: Context, metric: Metric, window_s: int | None) -> dict[str, Any]:
+    names = series(context, metric)
+    sums = []
+    for name in names:
+        value = f"{name}{{<<.LabelMatchers>>}}"
+        if window_s:
+            value = f"avg_over_time({value}[{window_s}s])"
+        sums.append(f"sum({value}) by (<<.GroupBy>>)")
+    return {
+        "seriesQuery": f'{names[0]}{{namespace!="",pod!=""}}',
+        "resources": RESOURCES,
+        "name": {"as": ADAPTED[metric]},
+        "metricsQuery": " + ".join(sums),
+    }
+
+
+def _external(context: Context, window_s: int | None) -> dict[str, Any]:
+    counter = context.parameters.gateway_metric or ""
+    return {
+        "seriesQuery": counter,
+        "resources": {"namespaced": False},
+        "name": {"as": ADAPTED["request-rate"]},
+        "metricsQuery": query(context, "request-rate", window_s),
+    }
+
+
+def read_spec(written: Mapping[str, Any], rules: Mapping[str, Any] | None = None) -> Scaling:
+    """The policy that a specification, and the adapter's values, were written from."""
+    metrics = {name: metric for metric, name in ADAPTED.items()}
+    wanted = []
+    for entry in written["metrics"]:
+        source = entry[entry["type"].lower()]
+        metric = metrics[source["metric"]["name"]]
+        wanted.append(Trigger(metric=metric, target=float(source["target"]["averageValue"])))
+    fields: dict[str, Any] = {
+        "policy": "hpa",
+        "min_replicas": written["minReplicas"],
+        "max_replicas": written["maxReplicas"],
+        "triggers": tuple(wanted),
+        **read_behavior(written.get("behavior", {})),
+    }
+    listed: Sequence[Mapping[str, Any]] = [
+        rule for kind in (rules or {}).get("rules", {}).values() for rule in kind
+    ]
+    for rule in listed:
+        _, window_s = read_query(rule["metricsQuery"])
+        if window_s is not None:
+            fields["window_s"] = window_s
+    return Scaling(**fields)

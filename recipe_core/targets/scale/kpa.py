@@ -1,0 +1,118 @@
+"""The policy ``kpa`` as annotations of a Knative revision, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.targets.scale.bounds import number, refuse_fields, whole_s
+from recipe_core.targets.scale.metrics import only_trigger
+
+WHERE = "Knative's autoscaler"
+PREFIX = "autoscaling.knative.dev/"
+INTERVAL_S = 2
+"""Between two looks of the autoscaler, for all services of a cluster."""
+METRICS: dict[Metric, str] = {"in-flight": "concurrency", "request-rate": "rps"}
+LEAST_TARGET = 0.01
+SHORTEST_WINDOW_S, LONGEST_S = 6, 3600
+PANIC = {"panic-window-percentage": "10", "panic-threshold-percentage": "200"}
+"""Of Knative, and simulated; written since a cluster may have other defaults."""
+_FIELDS = ("triggers", "interval_s", "window_s", "down_delay_s", "idle_s")
+_FROM_POD = ("restartPolicy", "terminationGracePeriodSeconds", "deploymentStrategy")
+"""Fields of a pod that Knative refuses."""
+
+
+def revision_annotations(scaling: Scaling) -> dict[str, str]:
+    """The revision's annotations.
+
+    Raises:
+        NoAnswer: for what Knative cannot be told.
+    """
+    refuse_fields(scaling, _FIELDS, WHERE)
+    if scaling.interval_s not in (None, INTERVAL_S):
+        raise NoAnswer(
+            f"interval_s is {scaling.interval_s:g} s; Knative looks every {INTERVAL_S} s.",
+            field="options.scaling.interval_s",
+            hint="Leave it out.",
+        )
+    values = {
+        "class": "kpa.autoscaling.knative.dev",
+        **_target(only_trigger(scaling, WHERE)),
+        "min-scale": str(scaling.min_replicas),
+        "max-scale": str(scaling.max_replicas),
+        "initial-scale": str(max(1, scaling.min_replicas)),
+        **PANIC,
+        **_times(scaling),
+    }
+    return {PREFIX + name: value for name, value in values.items()}
+
+
+def _target(wanted: Trigger | None) -> dict[str, str]:
+    if wanted is None:
+        return {}
+    if wanted.metric not in METRICS:
+        raise NoAnswer(
+            f"{WHERE} scales by {' or '.join(METRICS)}, not by {wanted.metric}.",
+            field="options.scaling.triggers.0.metric",
+        )
+    if wanted.target < LEAST_TARGET:
+        raise NoAnswer(
+            f"{WHERE} takes targets of {LEAST_TARGET} or more.",
+            field="options.scaling.triggers.0.target",
+            hint=f"Set {LEAST_TARGET}.",
+        )
+    # Knative scales for a share of the target, of which the policy's is all.
+    whole = {"target-utilization-percentage": "100"}
+    return {"metric": METRICS[wanted.metric], "target": number(wanted.target), **whole}
+
+
+def _times(scaling: Scaling) -> dict[str, str]:
+    window_s = whole_s(scaling, "window_s", most_s=LONGEST_S)
+    if window_s is not None and window_s < SHORTEST_WINDOW_S:
+        raise NoAnswer(
+            f"window_s is {window_s} s; Knative averages over {SHORTEST_WINDOW_S} s or more.",
+            field="options.scaling.window_s",
+            hint=f"Set {SHORTEST_WINDOW_S}.",
+        )
+    times = {
+        "window": window_s,
+        "scale-down-delay": whole_s(scaling, "down_delay_s", most_s=LONGEST_S),
+        "scale-to-zero-pod-retention-period": whole_s(scaling, "idle_s"),
+    }
+    return {name: f"{seconds}s" for name, seconds in times.items() if seconds is not None}
+
+
+def without_refused(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """A pod as Knative takes it: its proxy drains requests, and it alone ends and restarts pods."""
+    kept = {name: value for name, value in pod.items() if name not in _FROM_POD}
+    containers = [
+        {name: value for name, value in container.items() if name != "lifecycle"}
+        for container in pod["containers"]
+    ]
+    return {**kept, "containers": containers}
+
+
+def read_annotations(written: Mapping[str, str]) -> Scaling:
+    """The policy that annotations were written from."""
+    values = {name.removeprefix(PREFIX): value for name, value in written.items()}
+    metrics = {name: metric for metric, name in METRICS.items()}
+    times = {
+        "window_s": "window",
+        "down_delay_s": "scale-down-delay",
+        "idle_s": "scale-to-zero-pod-retention-period",
+    }
+    stated: dict[str, Any] = {
+        name: float(values[key].removesuffix("s")) for name, key in times.items() if key in values
+    }
+    triggers: tuple[Trigger, ...] = ()
+    if "target" in values:
+        triggers = (Trigger(metric=metrics[values["metric"]], target=float(values["target"])),)
+    return Scaling(
+        policy="kpa",
+        min_replicas=int(values["min-scale"]),
+        max_replicas=int(values["max-scale"]),
+        triggers=triggers,
+        **stated,
+    )

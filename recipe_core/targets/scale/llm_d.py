@@ -1,0 +1,122 @@
+"""The policy ``llm-d`` as the scaling of an LLMInferenceService and its thresholds, and back.
+
+KServe makes a VariantAutoscaling and a HorizontalPodAutoscaler of it. The autoscaler's thresholds
+are not in these but in a ConfigMap, which it reads from the service's namespace too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipe_core.base.documents import parse_yaml, to_yaml
+from recipe_core.base.errors import NoAnswer
+from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.targets.context import Context
+from recipe_core.targets.scale.behavior import FIELDS, behavior, read_behavior
+from recipe_core.targets.scale.bounds import independent, refuse_fields
+
+WHERE = "llm-d's autoscaler"
+CONFIG = "wva-saturation-scaling-config"
+"""The name under which the autoscaler looks for thresholds in a namespace."""
+THRESHOLDS: dict[Metric, str] = {
+    "kv-usage": "kvCacheThreshold",
+    "waiting": "queueLengthThreshold",
+}
+"""Above which a replica counts as full, by metric."""
+SPARE = {"kvSpareTrigger": 0.1, "queueSpareTrigger": 3}
+"""Of the autoscaler: spare room below which another replica starts."""
+DEFAULTS = {"kvCacheThreshold": 0.8, "queueLengthThreshold": 5}
+WINDOW_S, STEP, STEP_S = 240, 10, 150
+"""Of the autoscaler's chart; KServe's own object would have Kubernetes' defaults."""
+INTERVAL_S = 60
+"""Between two looks of the autoscaler, for all services of a cluster."""
+
+
+def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
+    """The field ``scaling`` of an LLMInferenceService.
+
+    Raises:
+        NoAnswer: for what the autoscaler cannot be told.
+    """
+    refuse_fields(scaling, ("triggers", "interval_s", *FIELDS), WHERE)
+    if not independent(context.launch):
+        raise NoAnswer(
+            "llm-d's autoscaler scales each pool by itself; what was simulated keeps them together."
+        )
+    if scaling.interval_s not in (None, INTERVAL_S):
+        raise NoAnswer(
+            f"interval_s is {scaling.interval_s:g} s; llm-d's autoscaler looks every "
+            f"{INTERVAL_S} s.",
+            field="options.scaling.interval_s",
+            hint="Leave it out.",
+        )
+    if scaling.min_replicas == 0:
+        raise NoAnswer(
+            "min_replicas is 0; an LLMInferenceService keeps a replica.",
+            field="options.scaling.min_replicas",
+            hint="Set 1.",
+        )
+    full = scaling.model_copy(
+        update={name: value for name, value in _chart().items() if getattr(scaling, name) is None}
+    )
+    return {
+        "minReplicas": scaling.min_replicas,
+        "maxReplicas": scaling.max_replicas,
+        "wva": {"hpa": {"behavior": behavior(full)}},
+    }
+
+
+def _chart() -> dict[str, int]:
+    return {
+        "up_delay_s": WINDOW_S,
+        "down_delay_s": WINDOW_S,
+        "up_step": STEP,
+        "down_step": STEP,
+        "up_period_s": STEP_S,
+        "down_period_s": STEP_S,
+    }
+
+
+def thresholds(context: Context, scaling: Scaling) -> dict[str, Any]:
+    """The ConfigMap with the policy's thresholds.
+
+    Raises:
+        NoAnswer: for a metric that the autoscaler does not read.
+    """
+    values: dict[str, float] = {**DEFAULTS, **SPARE}
+    for index, wanted in enumerate(scaling.triggers):
+        if wanted.metric not in THRESHOLDS:
+            raise NoAnswer(
+                f"{WHERE} scales by {' and '.join(THRESHOLDS)}, not by {wanted.metric}.",
+                field=f"options.scaling.triggers.{index}.metric",
+            )
+        values[THRESHOLDS[wanted.metric]] = wanted.target
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": CONFIG, "namespace": context.parameters.namespace},
+        "data": {"default": to_yaml(values)},
+    }
+
+
+def read_service(service: Mapping[str, Any], config: Mapping[str, Any] | None) -> Scaling:
+    """The policy that an LLMInferenceService, and the thresholds, were written from."""
+    spec = service["spec"]
+    if "scaling" not in spec:
+        count = spec["replicas"]
+        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
+    values = parse_yaml(config["data"]["default"], CONFIG) if config else {}
+    triggers = tuple(
+        Trigger(metric=metric, target=values[name])
+        for metric, name in THRESHOLDS.items()
+        if values.get(name, DEFAULTS[name]) != DEFAULTS[name]
+    )
+    scaling = spec["scaling"]
+    return Scaling(
+        policy="llm-d",
+        min_replicas=scaling["minReplicas"],
+        max_replicas=scaling["maxReplicas"],
+        triggers=triggers,
+        **read_behavior(scaling["wva"]["hpa"].get("behavior", {})),
+    )

@@ -1,0 +1,161 @@
+"""What replicas are scaled by, as queries of Prometheus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.engines.release import Metrics
+from recipe_core.engines.spec import engine_names
+from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.targets.context import Context
+from recipe_core.targets.monitoring.metrics import engine_metrics
+from recipe_core.targets.pod import object_name
+from recipe_core.targets.scale.bounds import whole_s
+
+RATE_S = 60
+"""Seconds over which a rate is taken where no window is stated: two scrapes and more."""
+_PARTS: dict[Metric, tuple[str, ...]] = {
+    "waiting": ("waiting",),
+    "running": ("running",),
+    "in-flight": ("waiting", "running"),
+    "kv-usage": ("kv_usage",),
+}
+"""Gauges of an engine that make up a metric."""
+_NAME = re.compile(r"[a-zA-Z_:][\w:]*")
+_WINDOW = re.compile(r"\[(\d+)s\]")
+_EXAMPLE = 'gateway_metric: nginx_ingress_controller_requests{ingress="llm"}'
+
+
+def triggers_of(scaling: Scaling) -> tuple[Trigger, ...]:
+    """The policy's triggers.
+
+    Raises:
+        NoAnswer: where it has none.
+    """
+    if not scaling.triggers:
+        raise NoAnswer(
+            f"policy {scaling.policy} scales by a metric, and none is stated.",
+            field="options.scaling.triggers",
+            hint="Add one, such as {metric: in-flight, target: 32}; "
+            "`recipe simulate` searches its value.",
+        )
+    return scaling.triggers
+
+
+def only_trigger(scaling: Scaling, where: str) -> Trigger | None:
+    """The trigger of a policy that knows one metric; None where its own default applies.
+
+    Raises:
+        NoAnswer: where several are stated.
+    """
+    if len(scaling.triggers) > 1:
+        raise NoAnswer(
+            f"{where} scales by one metric; {len(scaling.triggers)} are stated.",
+            field="options.scaling.triggers",
+            hint="Leave one.",
+        )
+    return scaling.triggers[0] if scaling.triggers else None
+
+
+def series(context: Context, metric: Metric) -> list[str]:
+    """Names of the engine's gauges that a metric is the sum of.
+
+    Raises:
+        NoAnswer: where the engine does not report one of them.
+    """
+    known = engine_metrics(context.engine)
+    names = [getattr(known, part) if known else None for part in _PARTS[metric]]
+    if None in names:
+        raise NoAnswer(
+            f"{context.engine} does not report {metric}.",
+            field="options.scaling.triggers",
+            hint=f"It reports {', '.join(reported(known)) or 'none of the metrics'}.",
+        )
+    return [str(name) for name in names]
+
+
+def reported(known: Metrics | None) -> list[Metric]:
+    """Metrics that an engine's gauges give."""
+    if known is None:
+        return []
+    return [
+        metric for metric, parts in _PARTS.items() if all(getattr(known, part) for part in parts)
+    ]
+
+
+def gateway(context: Context, why: str) -> str:
+    """The counter of requests at the gateway.
+
+    Raises:
+        NoAnswer: where the deployment settings have none.
+    """
+    counter = context.parameters.gateway_metric
+    if counter is None:
+        raise NoAnswer(
+            f"{why} Only what stands before the servers can count them.",
+            field="parameters.gateway_metric",
+            hint=f"Set the counter of requests at the gateway, such as {_EXAMPLE}",
+        )
+    return counter
+
+
+def query(context: Context, metric: Metric, window_s: int | None = None) -> str:
+    """A metric of all replicas together; averaged over ``window_s`` where that is stated.
+
+    Raises:
+        NoAnswer: where the engine, or the gateway, does not report it.
+    """
+    if metric == "request-rate":
+        counter = gateway(context, f"{context.engine} counts requests when they end, not arrivals.")
+        return rate(counter, window_s or RATE_S)
+    selector = f'namespace="{context.parameters.namespace}",pod=~"{object_name(context)}-.*"'
+    sums = []
+    for name in series(context, metric):
+        selected = f"{name}{{{selector}}}"
+        value = f"avg_over_time({selected}[{window_s}s])" if window_s else selected
+        sums.append(f"sum({value})")
+    return " + ".join(sums)
+
+
+def rate(counter: str, window_s: int) -> str:
+    """Requests per second of a counter, over a window."""
+    return f"sum(rate({counter}[{window_s}s]))"
+
+
+def window_of(scaling: Scaling) -> int | None:
+    """The window of averages in whole seconds; None where metrics are taken as they are.
+
+    Raises:
+        NoAnswer: for a fraction of a second.
+    """
+    window_s = whole_s(scaling, "window_s")
+    return window_s or None
+
+
+def read_query(text: str) -> tuple[Metric, int | None]:
+    """The metric that a query asks for, and the window it averages over.
+
+    A rate over the time that is taken where none is stated has no window.
+    """
+    window = _WINDOW.search(text)
+    window_s = int(window[1]) if window else None
+    metric = metric_of(_NAME.findall(text))
+    if metric == "request-rate" and window_s == RATE_S:
+        window_s = None
+    return metric, window_s
+
+
+def metric_of(words: Sequence[str]) -> Metric:
+    """The metric that is the sum of an engine's gauges; without gauges, the rate of requests."""
+    parts = {
+        part
+        for name in engine_names()
+        for part in ("waiting", "running", "kv_usage")
+        if getattr(engine_metrics(name), part, None) in words
+    }
+    for metric, gauges in _PARTS.items():
+        if parts == set(gauges):
+            return metric
+    return "request-rate"

@@ -1,0 +1,70 @@
+"""The policy ``skyserve`` as the replica policy of a SkyPilot service, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.targets.scale.bounds import fewest, refuse_fields, refuse_policy, whole_s
+from recipe_core.targets.scale.metrics import only_trigger, triggers_of
+
+WHERE = "SkyServe"
+METRIC: Metric = "request-rate"
+"""SkyServe scales by requests per second, over a minute."""
+TIMES = {"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay_seconds"}
+FIXED = {"window_s": 60.0, "interval_s": 20.0}
+"""What a service cannot change."""
+
+
+def replicas(scaling: Scaling) -> dict[str, Any]:
+    """The part of a service that sets its number of replicas.
+
+    Raises:
+        NoAnswer: for another policy, and for what SkyServe cannot be told.
+    """
+    refuse_policy(scaling, ("fixed", "skyserve"), WHERE)
+    if scaling.policy == "fixed":
+        return {"replicas": fewest(scaling)}
+    refuse_fields(scaling, ("triggers", *TIMES, *FIXED), WHERE)
+    for name, value in FIXED.items():
+        if getattr(scaling, name) not in (None, value):
+            raise NoAnswer(
+                f"{name} is {getattr(scaling, name):g} s; SkyServe's is {value:g} s.",
+                field=f"options.scaling.{name}",
+                hint="Leave it out.",
+            )
+    (wanted, *others) = triggers_of(scaling)
+    if others:
+        only_trigger(scaling, WHERE)  # raises that it knows one metric
+    if wanted.metric != METRIC:
+        raise NoAnswer(
+            f"{WHERE} scales by {METRIC}, not by {wanted.metric}.",
+            field="options.scaling.triggers.0.metric",
+        )
+    times = {name: whole_s(scaling, field) for field, name in TIMES.items()}
+    policy = {
+        "min_replicas": scaling.min_replicas,
+        "max_replicas": scaling.max_replicas,
+        "target_qps_per_replica": wanted.target,
+        **{name: seconds for name, seconds in times.items() if seconds is not None},
+    }
+    return {"replica_policy": policy}
+
+
+def read_service(service: Mapping[str, Any]) -> Scaling:
+    """The policy that a service was written from."""
+    if "replicas" in service:
+        count = service["replicas"]
+        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
+    policy = service["replica_policy"]
+    times = {field: policy[name] for field, name in TIMES.items() if name in policy}
+    trigger = Trigger(metric=METRIC, target=policy["target_qps_per_replica"])
+    return Scaling(
+        policy="skyserve",
+        min_replicas=policy["min_replicas"],
+        max_replicas=policy["max_replicas"],
+        triggers=(trigger,),
+        **times,
+    )
