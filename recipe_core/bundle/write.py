@@ -33,6 +33,7 @@ from recipe_core.targets import Context, each_target
 from recipe_core.targets.notes import cluster_notes
 from recipe_core.targets.of_recipe import image_file, target_context
 from recipe_core.targets.restarts import LAUNCHER, rows
+from recipe_core.targets.scale.notes import notes as scaling_notes
 
 # The earliest date of a zip, in place of now: the same recipe gives the same bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -77,11 +78,10 @@ def bundle_of(recipe: Recipe) -> Bundle:
         start_files |= other.files
     available = [name for name in targets if name not in refused]
     restarts = rows(context, [LAUNCHER, *available])
+    about = [*scaling_notes(context, available), *cluster_notes(context, available)]
     texts = {
         **start_files,
-        "README.md": bundle_readme(
-            recipe, launch, start_files, refused, restarts, cluster_notes(context, available)
-        ),
+        "README.md": bundle_readme(recipe, launch, start_files, refused, restarts, about),
         "expected.json": to_json(recipe.estimate),
         "launch.json": to_json(launch),
         "launch.py": LAUNCH_PY,

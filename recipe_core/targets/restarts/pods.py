@@ -89,7 +89,10 @@ def _group(context: Context, replicas: int, kept: int) -> Answers:
 def kserve(context: Context) -> Answers:
     """Answers for an InferenceService."""
     if context.scaling is not None and context.scaling.policy == "kpa":
-        return _on_knative(context, "minReplicas")
+        answer = knative(context)
+        lost = answer["lost"]
+        low = Setting("minReplicas", least(context, layout(context.launch)[0]))
+        return {**answer, "lost": Answer(lost.who, lost.does, (low,))}
     unit = layout(context.launch)[0]
     replicas = kubernetes.copies(context, unit)
     kept = context.supervision.available_of(replicas)
@@ -99,21 +102,15 @@ def kserve(context: Context) -> Answers:
 
 
 def knative(context: Context) -> Answers:
-    """Answers for a Knative Service."""
-    return _on_knative(context, "annotations.autoscaling.knative.dev/min-scale")
-
-
-def _on_knative(context: Context, least_name: str) -> Answers:
-    """Answers of pods that a Knative revision keeps; its proxy lets requests finish."""
-    unit = layout(context.launch)[0]
-    replicas, low = kubernetes.copies(context, unit), least(context, unit)
+    """Answers for a Knative Service; the proxy of its pods lets requests finish."""
+    replicas = kubernetes.copies(context, layout(context.launch)[0])
     kept = context.supervision.available_of(replicas)
     answer = _by_default(_pods(context, "Knative's revision", replicas, kept))
-    settings = (Setting(least_name, low if least_name == "minReplicas" else str(low)),)
+    lost = answer["lost"]
     drains = "drains wait while too few pods would be left; Knative's proxy lets requests finish"
     return {
         **answer,
-        "lost": Answer(answer["lost"].who, answer["lost"].does, settings),
+        "lost": Answer(lost.who, lost.does),
         "drained": Answer("Knative", drains, (Setting("minAvailable", kept),)),
     }
 

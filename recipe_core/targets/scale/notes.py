@@ -1,0 +1,101 @@
+"""What a reader of a bundle is told of its policy: the numbers, where they are, their needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from recipe_core.request.scaling import Scaling
+from recipe_core.targets.context import Context
+from recipe_core.targets.layout import layout
+from recipe_core.targets.scale import cron, keda
+from recipe_core.targets.scale.bounds import fewest, in_copies, number, stated_fields
+
+WRITERS = {
+    "fixed": ("kubernetes", "kserve", "kserve-llm", "llm-d", "skypilot", "ray-serve"),
+    "schedule": ("kubernetes-keda",),
+    "hpa": ("kubernetes-hpa",),
+    "keda": ("kubernetes-keda", "kserve"),
+    "kpa": ("knative", "kserve"),
+    "skyserve": ("skypilot",),
+    "ray-serve": ("ray-serve",),
+    "llm-d": ("kserve-llm",),
+    "dynamo": ("dynamo-planner",),
+}
+"""Targets that a policy is written into, if they are available."""
+_NOT_STARTED = ("monitoring", "kubernetes")
+"""Targets that start nothing of their own, or that others scale."""
+_KNATIVE = (
+    "Knative takes these pods only if its features `kubernetes.podspec-affinity`, "
+    "`-nodeselector`, `-tolerations`, `-securitycontext`, `-volumes-emptydir` and "
+    "`-persistent-volume-claim` are enabled (ConfigMap `config-features`)."
+)
+
+
+def notes(context: Context, targets: Collection[str]) -> list[str]:
+    """Sentences for the README of a bundle that has these targets, by name."""
+    scaling = context.scaling
+    if scaling is None:
+        return []
+    writers = [name for name in WRITERS.get(scaling.policy, ()) if name in targets]
+    lines = [_written(context, scaling, writers)]
+    scalers = {name for names in WRITERS.values() for name in names}
+    still = [name for name in targets if name not in {*writers, *scalers, *_NOT_STARTED}]
+    if still:
+        lines.append(f"{_names(still)} start the recipe's own servers and keep their number.")
+    return [*lines, *_needs(context, scaling, writers)]
+
+
+def _written(context: Context, scaling: Scaling, writers: Collection[str]) -> str:
+    basis = (
+        "They are the numbers that were simulated over the request's load."
+        if context.simulated
+        else "They were not simulated: the request has no load over time."
+    )
+    where = f"is written into {_names(writers)}" if writers else "is in no target of this bundle"
+    return f"How many servers run {where}: {summary(scaling)}. {basis}"
+
+
+def _names(targets: Collection[str]) -> str:
+    return ", ".join(f"`{name}`" for name in targets)
+
+
+def summary(scaling: Scaling) -> str:
+    """A policy and its stated numbers on one line."""
+    low, high = fewest(scaling), scaling.max_replicas
+    bounds = f"{high}" if low == high else f"{low} to {high}"
+    parts = [f"policy {scaling.policy}", f"{bounds} server{'s' if high > 1 else ''}"]
+    parts += [f"{one.metric} {number(one.target)}" for one in scaling.triggers]
+    if scaling.periods:
+        parts.append(f"{len(scaling.periods)} periods of the week in UTC")
+    parts += [
+        f"{name} {number(getattr(scaling, name))}"
+        for name in stated_fields(scaling)
+        if name not in ("triggers", "periods")
+    ]
+    return ", ".join(parts)
+
+
+def _needs(context: Context, scaling: Scaling, writers: Collection[str]) -> Iterator[str]:
+    if "kubernetes-keda" in writers and scaling.policy == "keda" and scaling.min_replicas == 0:
+        yield (
+            "With no server running, the gateway has to hold requests until the first one answers, "
+            "as the interceptor of KEDA's HTTP add-on does; one that refuses them makes clients "
+            "try again."
+        )
+    if _tolerates(context, scaling) and writers:
+        yield (
+            "A tolerance of its own needs Kubernetes 1.33 or later with the feature "
+            "HPAConfigurableTolerance; without it changes within 10 % are ignored."
+        )
+    if scaling.policy == "kpa" and writers:
+        yield _KNATIVE
+
+
+def _tolerates(context: Context, scaling: Scaling) -> bool:
+    if scaling.policy not in ("keda", "hpa", "schedule", "llm-d"):
+        return False
+    if scaling.policy != "schedule":
+        return scaling.tolerance is not None
+    unit = layout(context.launch)[0]
+    counts = [in_copies(context, unit, count) for count in cron.week(scaling)]
+    return scaling.tolerance is not None or cron.close(counts, keda.TOLERANCE)
