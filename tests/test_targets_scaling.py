@@ -280,7 +280,10 @@ def test_scale_to_zero_is_waked_by_the_gateway() -> None:
     *_, waking = documents_of(scaled(scaling), "kubernetes-keda")["ScaledObject"]["spec"][
         "triggers"
     ]
-    assert waking["metadata"]["query"] == f"sum(rate({GATEWAY}[60s]))"
+    arrivals, *held = waking["metadata"]["query"].split(" + ")
+    assert arrivals == f"sum(rate({GATEWAY}[60s]))"
+    # a request that runs keeps its replica, and without a replica the sum is not empty
+    assert [term.rpartition(" or ")[2] for term in held] == ["vector(0))", "vector(0))"]
     assert waking["metadata"]["activationThreshold"] == "0"
     # of however many requests, its target asks for one replica
     assert float(waking["metadata"]["threshold"]) >= 1e9

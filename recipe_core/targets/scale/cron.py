@@ -28,12 +28,12 @@ class Span:
 
 
 def week(scaling: Scaling) -> tuple[int, ...]:
-    """Replicas of every hour of the week; where periods overlap the larger number runs."""
-    hours: list[int | None] = [None] * WEEK
+    """Replicas of every hour of the week: of periods that overlap the largest, else the fewest."""
+    hours = [scaling.min_replicas] * WEEK
     for period in scaling.periods:
         for hour in range(period.from_hour, period.to_hour):
-            hours[hour] = max(hours[hour] or 0, period.replicas)
-    return tuple(scaling.min_replicas if count is None else count for count in hours)
+            hours[hour] = max(hours[hour], period.replicas)
+    return tuple(hours)
 
 
 def spans(hours: Sequence[int]) -> list[Span]:

@@ -16,13 +16,13 @@ from recipe_core.targets.scale.bounds import (
     in_copies,
     least,
     most,
-    number,
     refuse_fields,
     refuse_policy,
     whole_s,
 )
 from recipe_core.targets.scale.metrics import (
     RATE_S,
+    engaged,
     gateway,
     query,
     rate,
@@ -36,7 +36,7 @@ POLICIES = ("keda", "schedule")
 WAKE = "wake"
 """The name of the trigger that only starts the first replica."""
 _OF_KEDA = ("triggers", "interval_s", "window_s", "idle_s", *FIELDS)
-_OF_SCHEDULE = ("periods", "tolerance", "down_delay_s", "idle_s")
+_OF_SCHEDULE = ("periods", "interval_s")
 _NEVER = 1_000_000_000
 """Requests per second of one replica: a trigger with this target never asks for a second one."""
 _AT_ONCE = 4096
@@ -102,14 +102,17 @@ def _triggers(context: Context, scaling: Scaling) -> list[dict[str, Any]]:
 
 
 def wake(context: Context) -> dict[str, Any]:
-    """The trigger that starts the first replica, by requests at the gateway.
+    """The trigger that starts the first replica, and keeps one while requests come or run.
+
+    It never asks for a second one.
 
     Raises:
         NoAnswer: where the deployment settings name no counter of them.
     """
     counter = gateway(context, "min_replicas is 0, and with no replica running none can queue.")
     server = context.parameters.prometheus
-    waking = trigger(server, rate(counter, RATE_S), str(_NEVER), WAKE)
+    text = " + ".join([rate(counter, RATE_S), *engaged(context)])
+    waking = trigger(server, text, str(_NEVER), WAKE)
     waking["metadata"]["activationThreshold"] = "0"
     return waking
 
@@ -136,21 +139,15 @@ def _schedule(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
             hint="Choose the policy fixed.",
         )
     at_once = [{"type": "Pods", "value": _AT_ONCE, "periodSeconds": PERIOD_S}]
-    down: dict[str, Any] = {
-        "stabilizationWindowSeconds": whole_s(scaling, "down_delay_s", most_s=3600) or 0,
-        "policies": at_once,
-    }
-    up: dict[str, Any] = {"stabilizationWindowSeconds": 0, "policies": at_once}
-    tolerance = scaling.tolerance
-    if tolerance is None and cron.close(counts, TOLERANCE):
-        tolerance = 0.0
-    if tolerance is not None:
-        up["tolerance"] = down["tolerance"] = number(tolerance)
-    rules = {"scaleUp": up, "scaleDown": down}
+    side: dict[str, Any] = {"stabilizationWindowSeconds": 0, "policies": at_once}
+    if cron.close(counts, TOLERANCE):
+        side["tolerance"] = "0"
+    rules = {"scaleUp": side, "scaleDown": dict(side)}
     return {
         "minReplicaCount": min(counts),
         "maxReplicaCount": most(context, unit),
-        "cooldownPeriod": whole_s(scaling, "idle_s") or 0,
+        **_times(scaling),
+        "cooldownPeriod": 0,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": rules}},
         "triggers": cron.triggers(counts),
     }
@@ -162,7 +159,14 @@ def read_spec(written: Mapping[str, Any]) -> Scaling:
     low, high = written["minReplicaCount"], written["maxReplicaCount"]
     if crons:
         periods = cron.read_triggers(crons, low)
-        return Scaling(policy="schedule", min_replicas=low, max_replicas=high, periods=periods)
+        polling_s = written.get("pollingInterval")
+        return Scaling(
+            policy="schedule",
+            min_replicas=low,
+            max_replicas=high,
+            periods=periods,
+            interval_s=polling_s,
+        )
     fields: dict[str, Any] = {"policy": "keda", "min_replicas": low, "max_replicas": high}
     for name, key in (("interval_s", "pollingInterval"), ("idle_s", "cooldownPeriod")):
         if key in written:

@@ -110,18 +110,29 @@ def query(context: Context, metric: Metric, window_s: int | None = None) -> str:
     if metric == "request-rate":
         counter = gateway(context, f"{context.engine} counts requests when they end, not arrivals.")
         return rate(counter, window_s or RATE_S)
-    selector = f'namespace="{context.parameters.namespace}",pod=~"{object_name(context)}-.*"'
     sums = []
     for name in series(context, metric):
-        selected = f"{name}{{{selector}}}"
-        value = f"avg_over_time({selected}[{window_s}s])" if window_s else selected
-        sums.append(f"sum({value})")
+        value = selected(context, name)
+        sums.append(f"sum(avg_over_time({value}[{window_s}s]))" if window_s else f"sum({value})")
     return " + ".join(sums)
 
 
 def rate(counter: str, window_s: int) -> str:
     """Requests per second of a counter, over a window."""
     return f"sum(rate({counter}[{window_s}s]))"
+
+
+def engaged(context: Context) -> list[str]:
+    """Terms of a query that count what the engines hold: 0 where no replica reports."""
+    known = engine_metrics(context.engine)
+    names = [known.waiting, known.running] if known else []
+    return [f"(sum({selected(context, name)}) or vector(0))" for name in names if name]
+
+
+def selected(context: Context, name: str) -> str:
+    """A series of the recipe's own pods."""
+    pods = f"{object_name(context)}-.*"
+    return f'{name}{{namespace="{context.parameters.namespace}",pod=~"{pods}"}}'
 
 
 def window_of(scaling: Scaling) -> int | None:

@@ -92,10 +92,8 @@ def _needs(context: Context, scaling: Scaling, writers: Collection[str]) -> Iter
 
 
 def _tolerates(context: Context, scaling: Scaling) -> bool:
-    if scaling.policy not in ("keda", "hpa", "schedule", "llm-d"):
-        return False
     if scaling.policy != "schedule":
-        return scaling.tolerance is not None
+        return scaling.tolerance is not None and scaling.policy != "dynamo"
     unit = layout(context.launch)[0]
     counts = [in_copies(context, unit, count) for count in cron.week(scaling)]
-    return scaling.tolerance is not None or cron.close(counts, keda.TOLERANCE)
+    return cron.close(counts, keda.TOLERANCE)
