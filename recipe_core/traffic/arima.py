@@ -9,9 +9,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 
-ORDERS = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (3, 0))
+ORDERS = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1))
 """Pairs of p and q that are tried."""
-WINDOW = 480
+WINDOW = 360
 """Values that a fit looks back on."""
 FIRST_FITS = (20, 60, 180)
 """Numbers of values after which it is fitted, before it is so every ``refit``."""
@@ -77,6 +77,9 @@ class Arima:
             self._surprises.pop()
 
     def _fit(self) -> None:
+        # Loaded before warnings are silenced: statsmodels sets filters of its own.
+        import statsmodels.tsa.api  # noqa: F401
+
         self._since = 0
         values = np.asarray(self._values)
         if np.ptp(values) <= 0:

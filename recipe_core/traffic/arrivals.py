@@ -36,7 +36,7 @@ def arrivals(load: Load, seed: int = 0) -> Trace:
     random = np.random.default_rng(seed)
     expected = np.concatenate(([0.0], np.cumsum(load.rates * load.interval_s)))
     ticks = _ticks(float(expected[-1]), load.burstiness, random)
-    edges = np.arange(len(load.rates) + 1) * load.interval_s
+    edges = np.arange(len(load.rates) + 1, dtype=np.float64) * load.interval_s
     arrival = _at(ticks, expected, edges)
     drawn = _drawn(load.lengths.weight, len(arrival), random)
     return Trace(

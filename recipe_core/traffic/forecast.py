@@ -132,4 +132,5 @@ class Kalman:
         """The level carried on by the trend."""
         if self._seen < self._fewest:
             return np.full(steps, max(self._last, 0.0))
-        return np.maximum(self._level + self._trend * np.arange(1, steps + 1), 0.0)
+        ahead = np.arange(1, steps + 1, dtype=np.float64)
+        return np.maximum(self._level + self._trend * ahead, 0.0)

@@ -116,4 +116,5 @@ def smooth(hours: Float, parts: int = PARTS) -> Float:
 def hour_of_week(load: Load) -> Int:
     """Hour of the week, 0 to 167, in which each interval begins."""
     hours = load.start_hour + np.arange(len(load.rates)) * load.interval_s / HOUR_S
-    return np.floor(hours).astype(np.int64) % HOURS
+    hour: Int = np.floor(hours).astype(np.int64) % HOURS
+    return hour

@@ -83,7 +83,8 @@ def tokens_in_blocks(blocks: Blocks, input_tokens: Int) -> Int:
     counts = np.diff(blocks.starts)
     before = (np.arange(len(blocks.ids)) - np.repeat(blocks.starts[:-1], counts)) * blocks.tokens
     left = np.repeat(input_tokens, counts) - before
-    return np.clip(left, 0, blocks.tokens)
+    held: Int = np.clip(left, 0, blocks.tokens)
+    return held
 
 
 def needed_blocks(blocks: Blocks) -> Int:

@@ -49,7 +49,8 @@ class Seasonal:
         ahead = np.arange(1, steps + 1)
         damped = np.cumsum(self._phi**ahead)
         season = np.asarray(self._seasonal)[(ahead - 1) % self._season]
-        return np.maximum(self._level + self._trend * damped + season, 0.0) ** 2
+        root: Float = np.maximum(self._level + self._trend * damped + season, 0.0)
+        return root**2
 
     def _step(self, root: float) -> None:
         season = self._seasonal.popleft()
@@ -59,6 +60,7 @@ class Seasonal:
         self._seasonal.append(self._gamma * (root - before - trend) + (1 - self._gamma) * season)
 
     def _fit(self) -> None:
+        # Loaded before warnings are silenced: statsmodels sets filters of its own.
         from statsmodels.tsa.holtwinters import ExponentialSmoothing
 
         with warnings.catch_warnings():

@@ -77,7 +77,7 @@ def numbers(table: Any, column: str, *, first_line: int = 2) -> Float:
     if not _is_numeric(cells):
         cells = _trimmed(cells)
     values = _parsed(cells, _as_floats, "a number", column, first_line)
-    floats = values.to_numpy(zero_copy_only=False).astype(np.float64)
+    floats: Float = values.to_numpy(zero_copy_only=False).astype(np.float64)
     bad = ~(floats >= 0) | (floats == np.inf)
     if bad.any():
         row = int(np.argmax(bad))
@@ -90,7 +90,7 @@ def _as_floats(cells: Any) -> Any:
 
 
 def _is_numeric(cells: Any) -> bool:
-    return pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)
+    return bool(pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type))
 
 
 def tokens(table: Any, column: str, *, first_line: int = 2) -> Int:
