@@ -23,11 +23,12 @@ class KvWay(BaseModel):
     waits for its blocks while others compute; "blocking": the step waits, and with it everybody;
     "layerwise": layers are copied while those before them compute. ``saves``: blocks of prompts
     alone, or of answers too. ``block_tokens``: of a piece that is read or written at once;
-    ``reads_at_once``: pieces read from a store together. ``page_tokens``: of a block of the devices'
-    cache that it needs, where that is not the engine's default.
+    ``reads_at_once``: pieces read from a store together. ``page_tokens``: of a block of the
+    devices' cache that it needs, where that is not the engine's default.
 
     ``link_share``: of the link's rate that copies reach. ``exposed``: share of the time of saving
-    that the devices' steps wait for. ``step_s`` and ``request_s``: what it adds to every step, and
+    that the devices' steps wait for; ``block_s``: what each piece that is saved adds to them
+    besides. ``step_s`` and ``request_s``: what it adds to every step, and
     to every request before it is scheduled.
 
     ``lacks``: kinds of layers that it cannot save: states of linear attention, windows, latents,
@@ -45,6 +46,7 @@ class KvWay(BaseModel):
     page_tokens: Annotated[int, Field(ge=1)] | None = None
     link_share: Annotated[float, Field(gt=0, le=1)]
     exposed: Share
+    block_s: NonNegative = 0.0
     step_s: NonNegative = 0.0
     request_s: NonNegative = 0.0
     lacks: tuple[Literal["states", "windows", "latents", "compressed"], ...] = ()

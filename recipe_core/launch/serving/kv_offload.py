@@ -42,7 +42,7 @@ def options(deployment: Deployment) -> dict[str, Any]:
     asked = _asked(deployment)
     if asked is None:
         return {}
-    offload, way = asked
+    offload, _ = asked
     rank, ranks = rank_bytes(deployment), deployment.candidate.tp * deployment.candidate.pp
     if offload.through == "native":
         return {"kv_offloading_size": rank * ranks / GIB, "kv_offloading_backend": "native"}

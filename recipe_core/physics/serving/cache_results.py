@@ -61,8 +61,8 @@ class KvTier(Part):
     busy: Amount
     """Share of the time that its link or drives are busy with reads: 1 is saturated."""
     verdict: Verdict
-    """Whether it ``helps`` or ``hurts`` (times and throughput by more than a hundredth), does both
-    (``mixed``), or neither (``neutral``)."""
+    """Whether it ``helps`` or ``hurts`` (a time or the throughput by more than a fiftieth), does
+    both (``mixed``), or neither (``neutral``)."""
     because: str
     """Why, in a sentence with its numbers."""
     storage: str | None = None

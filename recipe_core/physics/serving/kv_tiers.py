@@ -15,8 +15,9 @@ against the time to compute it, which is what a step of the prompt alone takes l
 request's blocks load for ``L`` seconds. Where loads are asynchronous the request waits ``L``, with
 the queue on the link (M/D/1, at most the other requests in flight); where they block, steps take
 ``L`` longer for everybody; layer by layer only what the prompt's own computation does not cover.
-Saving takes ``w = new tokens · b / (link · share)``, of which steps wait for ``exposed``; a store
-whose drives cannot write as fast as blocks come has the share that they can.
+Saving takes ``w = new tokens · b / (link · share)``, of which steps wait for ``exposed``, and
+``block_s`` for each piece. A store whose drives cannot write as fast as blocks come has the share
+that they can.
 
 Source of the forms: LMCache (arXiv:2510.09665), vLLM's offloading connector, SGLang's HiCache; of
 the constants: ``engines/serving``, ``hardware/host_links.yaml``, ``hw_profiles/storage``. Left out:
@@ -196,9 +197,11 @@ class _Rate:
 def _rate(setting: Setting, cases: Cases, served: Serving | None) -> _Rate:
     if served is None:
         return _Rate(np.zeros(len(cases)), np.zeros(len(cases)))
-    servers = cases.replicas if setting.mode == "open" else active_replicas(cases)
-    per_s = np.nan_to_num(served.output_tokens_per_s) / cases.output_tokens / servers
-    return _Rate(per_s, np.maximum(np.nan_to_num(served.resident) - 1, 0.0))
+    others = np.maximum(np.nan_to_num(served.resident) - 1, 0.0)
+    if setting.mode == "open":
+        return _Rate(cases.load / cases.replicas, others)
+    requests_per_s = np.nan_to_num(served.output_tokens_per_s) / cases.output_tokens
+    return _Rate(requests_per_s / active_replicas(cases), others)
 
 
 def _wait_s(load_s: Float, busy: Float, others: Float) -> Float:
@@ -249,9 +252,7 @@ class Tiers:
         hit, out = device.hit, {}
         for tier, added in self.added(device).items():
             path = self.paths[tier]
-            new = self.saved_tokens(np.minimum(hit + added, 1.0))
-            written = rate.per_s * new * path.store_save_s
-            kept = 1 / np.maximum(written, 1.0)
+            kept = self._kept(hit, added, rate.per_s * path.store_save_s)
             found = added * kept
             tokens = found * self.cases.input_tokens
             out[tier] = self._one(tier, found, kept, rate)
@@ -262,6 +263,18 @@ class Tiers:
                 out[tier], recompute_s_per_token=self._recompute(with_it, without, tokens)
             )
         return out, hit
+
+    def _kept(self, hit: Float, added: Float, token_s: Float) -> Float:
+        """The share of blocks that a store can write, which takes ``token_s`` a token and second.
+
+        Of ``n = (1 - h - k·added)·i + o`` new tokens a request ``k`` are written: ``k·n·s = 1``
+        where all would take longer than there is time.
+        """
+        all_new, fewer = self.saved_tokens(hit), added * self.cases.input_tokens
+        room = 1 / np.maximum(token_s, 1e-300)
+        root = np.sqrt(np.maximum(all_new**2 - 4 * fewer * room, 0.0))
+        kept = 2 * room / np.maximum(all_new + root, 1e-300)
+        return np.where(all_new - fewer <= room, 1.0, np.minimum(kept, 1.0))
 
     def _one(self, tier: Tier, found: Float, kept: Float, rate: _Rate) -> TierUse:
         path, tokens = self.paths[tier], found * self.cases.input_tokens
@@ -306,7 +319,8 @@ class Tiers:
         written = rate.per_s * self.cases.replicas * new
         tiers = {tier: self._written(tier, use, written) for tier, use in uses.items()}
         known = Cached(device, hit, busy, tiers)
-        return known, self._costs(uses, hit, waits_s, saving_s)
+        saved_s = self.way.exposed * saving_s + new / self.way.block_tokens * self.way.block_s
+        return known, self._costs(uses, hit, waits_s, saved_s)
 
     def _written(self, tier: Tier, use: TierUse, tokens_per_s: Float) -> TierUse:
         """The tier with the blocks that are written to it."""
@@ -315,10 +329,10 @@ class Tiers:
         return replace(use, write_bytes_per_s=tokens_per_s * use.kept * each)
 
     def _costs(
-        self, uses: dict[Tier, TierUse], hit: Float, waits_s: Float, saving_s: Float
+        self, uses: dict[Tier, TierUse], hit: Float, waits_s: Float, exposed_s: Float
     ) -> Cases:
         """The cases with what a request waits, and what it adds to steps."""
-        way, exposed_s = self.way, self.way.exposed * saving_s
+        way = self.way
         cases = replace(self.cases, prefix_hit=hit)
         loads_s = np.asarray(sum(use.load_s for use in uses.values()))
         if way.loads == "blocking":  # in steps there is no queue on the link

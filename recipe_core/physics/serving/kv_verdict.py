@@ -21,8 +21,10 @@ from recipe_core.physics.serving.rates import Serving, active_replicas
 from recipe_core.space.kv_offload import Offload
 from recipe_core.space.serving import Cases, Setting
 
-NOTICED = 0.01
-"""A change that counts, as a share of what is changed."""
+NOTICED = 0.02
+"""A change that counts, as a share of what is changed: repeated runs differ by as much."""
+WEIGHS = 0.2
+"""The least that a change counts beside one the other way, as a share of that."""
 
 
 class Estimated(Protocol):
@@ -135,8 +137,9 @@ def _row(change: _Change, i: int, storage: str | None) -> KvTier:
 
 
 def _verdict(shares: tuple[float, ...]) -> Verdict:
-    """By gains as shares of what they change; what is below ``NOTICED`` is no change."""
-    better, worse = max(shares) > NOTICED, min(shares) < -NOTICED
+    """By gains as shares of what they change, those that are large enough to count."""
+    gain, loss = max(*shares, 0.0), max(*(-share for share in shares), 0.0)
+    better, worse = gain > max(NOTICED, WEIGHS * loss), loss > max(NOTICED, WEIGHS * gain)
     if better and worse:
         return "mixed"
     if better:

@@ -16,13 +16,13 @@ from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.units import duration, gib, significant
 from recipe_core.hardware.cluster import roofline
 from recipe_core.model.towers import PARTS
+from recipe_core.physics.serving.cache_notes import cache_notes
 from recipe_core.physics.serving.continuous_batching import (
     decode_step,
     idle_step,
     prompt_chunks,
     prompt_step,
 )
-from recipe_core.physics.serving.cache_notes import cache_notes
 from recipe_core.physics.serving.memory import Memory, collects
 from recipe_core.physics.serving.operators import Parts, Step, total
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit

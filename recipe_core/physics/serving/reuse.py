@@ -1,7 +1,7 @@
 """What the prefix cache of a split finds, by the room that its running requests leave.
 
-The pool of a replica holds running requests and what past ones left. Blocks that a request found are
-those of others; its own are what it computed and what it has written of its answer. With ``R``
+The pool of a replica holds running requests and what past ones left. Blocks that a request found
+are those of others; its own are what it computed and what it has written of its answer. With ``R``
 running requests in a pool of ``P`` tokens, input ``i``, output ``o`` and the curve ``f``,
 
     C = P - R·((1 - h)·i + o/2)        h = f(C)
