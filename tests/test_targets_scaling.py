@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.bundle.write import bundle_of
 from recipe_core.launch.process import Launch
+from recipe_core.recipe import Additions, Recipe, make_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Metric, Period, Scaling, Trigger
 from recipe_core.targets import Context, each_target, knative, refusals, target_files, target_names
@@ -23,6 +25,8 @@ from recipe_core.targets.scale.behavior import read_behavior
 from recipe_core.targets.scale.bounds import refuse_other_bounds, stated_fields
 from recipe_core.targets.scale.metrics import read_query
 from recipe_core.targets.scale.notes import notes as scaling_notes
+from tests.conftest import make_request
+from tests.recipes import bundle_for_request
 from tests.sizes import examples
 from tests.targets import context, documents, pools, replicas, single, spread, with_parameters
 from tests.test_restarts import missing, supervised
@@ -39,6 +43,7 @@ WRITTEN_BY = {
     "ray-serve": ("ray-serve",),
     "skyserve": ("skypilot",),
     "llm-d": ("kserve-llm",),
+    "dynamo": ("dynamo-planner",),
     "fixed": ("kubernetes", "kserve", "kserve-llm", "skypilot", "ray-serve"),
 }
 SCALED = (
@@ -67,6 +72,9 @@ ONE: dict[str, Scaling] = {
         policy="ray-serve", min_replicas=0, max_replicas=9, triggers=(IN_FLIGHT,), up_delay_s=7.5
     ),
     "skyserve": Scaling(policy="skyserve", min_replicas=0, max_replicas=9, triggers=(RATE,)),
+    "dynamo": Scaling(
+        policy="dynamo", min_replicas=2, max_replicas=9, tolerance=0.25, interval_s=20
+    ),
     "llm-d": Scaling(policy="llm-d", min_replicas=1, max_replicas=9),
     "fixed": Scaling(policy="fixed", min_replicas=5, max_replicas=5),
 }
@@ -313,6 +321,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ray-serve", {"up_step": 2}, "cannot be told up_step"),
     ("skyserve", {"triggers": (IN_FLIGHT,)}, "scales by request-rate"),
     ("skyserve", {"window_s": 30.0}, "SkyServe's is 60 s"),
+    ("dynamo", {"tolerance": 0.123}, "Set 0.12"),
+    ("dynamo", {"headroom": 0.1}, "cannot be told headroom"),
     ("llm-d", {"min_replicas": 0}, "Set 1"),
     ("llm-d", {"triggers": (RATE,)}, "not by request-rate"),
 ]
@@ -515,3 +525,33 @@ def test_nothing_stated_reads_back_as_nothing() -> None:
         read_scaling([{"rules": {}}])
     with pytest.raises(NoAnswer, match="a policy of its own"):
         knative.files(context())
+
+
+BUNDLED = {
+    "scaling": {
+        "policy": "keda",
+        "min_replicas": 1,
+        "max_replicas": 5,
+        "triggers": [{"metric": "in-flight", "target": 17.5}],
+        "down_delay_s": 777,
+    }
+}
+
+
+def test_a_bundle_has_the_requests_numbers() -> None:
+    """From the request through the recipe to the files, and a recipe read again gives the same."""
+    bundle = bundle_for_request(make_request(options=BUNDLED))
+    spec = documents_of(bundle.context, "kubernetes-keda")["ScaledObject"]["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 5)
+    assert spec["triggers"][0]["metadata"]["threshold"] == "17.5"
+    readme = bundle.files["README.md"].decode()
+    assert "policy keda, 1 to 5 servers, in-flight 17.5, down_delay_s 777" in readme
+    again = bundle_of(Recipe.model_validate(parse_yaml(bundle.files["recipe.yaml"].decode())))
+    assert again.files == bundle.files
+
+
+def test_a_bundle_refuses_other_replicas() -> None:
+    request = make_request(options=BUNDLED)
+    recipe = make_recipe(request, Additions(parameters=Parameters(max_replicas=7)))
+    with pytest.raises(InputError, match="Leave min_replicas and max_replicas out"):
+        bundle_of(recipe)

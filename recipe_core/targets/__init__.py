@@ -15,6 +15,7 @@ from recipe_core.request.scaling import Policy
 from recipe_core.targets import (
     autoscale,
     containers,
+    dynamo_planner,
     knative,
     kserve,
     kserve_llm,
@@ -53,7 +54,10 @@ SERVING: Mapping[str, Target] = {
     "ray-serve": ray_serve.files,
     "monitoring": _monitoring,
 }
-OF_POLICIES: Mapping[Policy, Mapping[str, Target]] = {"kpa": {"knative": knative.files}}
+OF_POLICIES: Mapping[Policy, Mapping[str, Target]] = {
+    "kpa": {"knative": knative.files},
+    "dynamo": {"dynamo-planner": dynamo_planner.files},
+}
 """Targets that only recipes with a policy of scaling have."""
 TRAINING: Mapping[str, Target] = {
     "slurm": slurm.files,

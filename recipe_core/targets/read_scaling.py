@@ -11,7 +11,7 @@ from typing import Any
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.request.scaling import Scaling
-from recipe_core.targets.scale import hpa, keda, kpa, kserve, llm_d, ray, skypilot
+from recipe_core.targets.scale import dynamo, hpa, keda, kpa, kserve, llm_d, ray, skypilot
 
 Document = Mapping[str, Any]
 
@@ -47,6 +47,8 @@ def read_scaling(documents: Sequence[Document]) -> Scaling:
     if "Deployment" in kinds:
         return _fixed(kinds["Deployment"]["spec"]["replicas"])
     for document in documents:
+        if "min_endpoint" in document:
+            return dynamo.read_settings(document)
         if "service" in document:
             return skypilot.read_service(document["service"])
         if "applications" in document:

@@ -13,6 +13,7 @@ TITLES = {
     "kubernetes-keda": "Kubernetes, KEDA",
     "kubernetes-hpa": "Kubernetes, HPA",
     "knative": "Knative",
+    "dynamo-planner": "Dynamo's planner",
     "kserve": "KServe",
     "kserve-llm": "KServe, LLMInferenceService",
     "llm-d": "llm-d",

@@ -1,0 +1,89 @@
+"""The policy ``dynamo`` as settings of Dynamo's planner, and back.
+
+Source of the names: ai-dynamo/dynamo, docs/components/planner/planner-config-reference.mdx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.request.scaling import Scaling
+from recipe_core.targets.context import Context
+from recipe_core.targets.scale.bounds import refuse_fields, whole_s
+
+WHERE = "Dynamo's planner"
+PREDICTOR = "constant"
+"""The forecast of the simulation: the rate of the interval that just ended."""
+TIMES = {
+    "interval_s": "load_adjustment_interval_seconds",
+    "window_s": "throughput_adjustment_interval_seconds",
+}
+LIMITS = {"ttft_ms": ("ttft_ms", 500.0), "tpot_ms": ("itl_ms", 50.0)}
+"""By limit of the objective: the planner's name, and what it takes where none is stated."""
+_POOLS = ("prefill", "decode")
+
+
+def settings(context: Context, scaling: Scaling) -> dict[str, Any]:
+    """Both rules of the planner, for engines that do prefill and decode.
+
+    Raises:
+        NoAnswer: for pools, and for what the planner cannot be told.
+    """
+    refuse_fields(scaling, ("tolerance", *TIMES), WHERE)
+    if any(process.role in _POOLS for process in context.launch.processes):
+        raise NoAnswer(
+            "the planner scales each pool by itself; what was simulated keeps them together.",
+            field="candidate.prefill",
+        )
+    limits = {name: context.limits.get(limit) or usual for limit, (name, usual) in LIMITS.items()}
+    times = {name: whole_s(scaling, field) for field, name in TIMES.items()}
+    return {
+        "environment": "kubernetes",
+        "mode": "agg",
+        "optimization_target": "sla",
+        "enable_throughput_scaling": True,
+        "enable_load_scaling": True,
+        **limits,
+        "min_endpoint": scaling.min_replicas,
+        "max_gpu_budget": scaling.max_replicas * devices(context),
+        "decode_engine_num_gpu": devices(context),
+        "load_predictor": PREDICTOR,
+        **{name: seconds for name, seconds in times.items() if seconds is not None},
+        **_sensitivity(scaling),
+    }
+
+
+def devices(context: Context) -> int:
+    """Devices of one replica."""
+    servers = [process for process in context.launch.processes if process.devices]
+    first = servers[0].group
+    return sum(len(process.devices) for process in servers if process.group == first)
+
+
+def _sensitivity(scaling: Scaling) -> dict[str, int]:
+    """How far below the limits, in percent, engines must be before one of them ends."""
+    if scaling.tolerance is None:
+        return {}
+    percent = 100 * (1 - scaling.tolerance)
+    if abs(percent - round(percent)) > 1e-6:
+        raise NoAnswer(
+            f"tolerance is {scaling.tolerance:g}; the planner takes whole percents.",
+            field="options.scaling.tolerance",
+            hint=f"Set {round(scaling.tolerance, 2):g}.",
+        )
+    return {"load_scaling_down_sensitivity": round(percent)}
+
+
+def read_settings(written: Mapping[str, Any]) -> Scaling:
+    """The policy that settings were written from."""
+    fields = {field: written[name] for field, name in TIMES.items() if name in written}
+    if "load_scaling_down_sensitivity" in written:
+        fields["tolerance"] = 1 - written["load_scaling_down_sensitivity"] / 100
+    return Scaling(
+        policy="dynamo",
+        min_replicas=written["min_endpoint"],
+        max_replicas=written["max_gpu_budget"] // written["decode_engine_num_gpu"],
+        **fields,
+    )
