@@ -18,7 +18,7 @@ from recipe_core.launcher.plan import load_plan
 from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.link import from_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.targets import SERVING, TRAINING, Parameters, form
+from recipe_core.targets import OF_POLICIES, SERVING, TRAINING, Parameters, form
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
 from tests.conftest import make_request
@@ -86,7 +86,8 @@ def test_addresses_are_read_or_refused() -> None:
 def test_the_form_asks_for_every_parameter_and_every_target_has_a_name() -> None:
     asked = [each.name for each in (*form.EVERYWHERE, *form.KUBERNETES, *form.CLUSTERS)]
     assert sorted(asked) == sorted(Parameters.model_fields)
-    assert set(TITLES) == set(SERVING) | set(TRAINING)
+    of_policies = {name for targets in OF_POLICIES.values() for name in targets}
+    assert set(TITLES) == set(SERVING) | set(TRAINING) | of_policies
 
 
 def test_the_form_asks_only_for_what_is_read() -> None:
