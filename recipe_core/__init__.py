@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from recipe_core.base.errors import InputError, NoAnswer, RecipeError
-    from recipe_core.doors.public import build, check, estimate, plan, read, size, validate, write
+    from recipe_core.doors.public import (
+        build,
+        check,
+        estimate,
+        plan,
+        read,
+        simulate,
+        size,
+        validate,
+        write,
+    )
     from recipe_core.physics.results import Estimate
     from recipe_core.recipe.schema import Recipe
     from recipe_core.request.schema import PlanRequest as Request
@@ -46,6 +56,7 @@ __all__ = [
     "estimate",
     "plan",
     "read",
+    "simulate",
     "size",
     "validate",
     "write",

@@ -88,11 +88,9 @@ def _too_large(name: str) -> InputError:
     return InputError(f"{name} has more than {MAX_DEPTH} levels or {MAX_NODES:,} values.")
 
 
-def _check_length(text: str, name: str) -> None:
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise InputError(
-            f"{name} has {len(text):,} characters; the limit is {MAX_DOCUMENT_BYTES:,}."
-        )
+def _check_length(text: str, name: str, limit: int = MAX_DOCUMENT_BYTES) -> None:
+    if len(text) > limit:
+        raise InputError(f"{name} has {len(text):,} characters; the limit is {limit:,}.")
 
 
 def check_plain(value: Any, name: str = "the document") -> None:
@@ -192,12 +190,19 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def parse_json(text: str, name: str = "the document", *, constants: bool = False) -> Any:
+def parse_json(
+    text: str,
+    name: str = "the document",
+    *,
+    constants: bool = False,
+    limit: int = MAX_DOCUMENT_BYTES,
+) -> Any:
     """Parse strict JSON (no NaN or Infinity, no key twice); raises InputError as ``parse_yaml``.
 
     With ``constants`` these two, which Python's own writer puts into configs of models, are null.
+    ``limit``: characters that it may have.
     """
-    _check_length(text, name)
+    _check_length(text, name, limit)
     unknown = (lambda _: None) if constants else _no_constant
     try:
         value = json.loads(

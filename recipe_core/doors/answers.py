@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from recipe_core.base.documents import finite, parse_json, to_json
+from recipe_core.base.bounded import number
+from recipe_core.base.documents import MAX_DOCUMENT_BYTES, finite, parse_json, to_json
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.write import zip_bytes
 from recipe_core.commands.ground import Ground
@@ -31,10 +33,15 @@ from recipe_core.recipe.own_runs import corrections_of, rows_of
 from recipe_core.recipe.parameters import read_parameters, read_variants
 from recipe_core.recipe.published import read_published
 from recipe_core.recipe.resolve import hardware_named, machine_of, resolve
-from recipe_core.request.schema import PlanRequest, json_schema
+from recipe_core.request.scaling import policies_named
+from recipe_core.request.schema import PlanRequest, asks_for_any, json_schema
+from recipe_core.request.size import SizeRequest
 from recipe_core.search.plan import REFUSED_LISTED
 from recipe_core.search.plans import plan_candidate
 from recipe_core.space.corrections import Corrections
+
+if TYPE_CHECKING:
+    from recipe_core.traffic.trace import Trace
 
 RECIPE_LIKE = (
     "A PlanRequest, a recipe, or "
@@ -47,6 +54,10 @@ MAX_FOR = 16
 """Devices in ``for``: each costs a search, and strangers may send the request."""
 MAX_OWN = 200
 """Own runs in ``measured``: each is estimated, and strangers may send the request."""
+MAX_TRACE_BYTES = 32 << 20
+"""Of a body that may hold a trace."""
+WITH_TRACES = ("trace", "readable_simulation", "simulate")
+"""Methods whose bodies may hold one."""
 MAX_TEXTS = 16
 """Files in ``texts``."""
 _SEND = "Send a JSON object, such as a PlanRequest, as application/json."
@@ -114,6 +125,33 @@ class Answers:
 
         request, own = self._parts(body)
         return _clean(Answer(public.size(request, folders=self.folders, measured=own)).to_json())
+
+    def trace(self, body: Body) -> Json:
+        """What a trace shows, which is ``text`` of a file by the ``name``."""
+        from recipe_core.traffic.describe import describe
+
+        return _clean(describe(_trace(body)))
+
+    def readable_simulation(self, body: Body) -> Json:
+        """Nothing, after what ``simulate`` is asked has been read as far as takes no time.
+
+        So that who begins a job learns at once what is wrong with it.
+        """
+        _simulation(body)
+        return {}
+
+    def simulate(self, body: Body) -> Json:
+        """Policies of scaling over time: ``{request, trace, policies, days}``."""
+        simulation = _simulation(body)
+        trace = None if simulation.trace is None else _trace(simulation.trace)
+        answer = public.simulate(
+            _part(body, "request"),
+            trace=trace,
+            policies=simulation.policies,
+            days=simulation.days,
+            folders=self.folders,
+        )
+        return answer.to_json()
 
     def check(self, body: Body) -> Json:
         """Whether a request's split, or a ``command`` on ``hardware``, can run.
@@ -268,7 +306,8 @@ def answered(method: str, folders: bool, body: bytes, **options: Any) -> Any:
         text = body.decode()
     except UnicodeDecodeError:
         raise InputError("the body is not UTF-8 text.", hint=_SEND) from None
-    values = parse_json(text, "the body")
+    limit = MAX_TRACE_BYTES if method in WITH_TRACES else MAX_DOCUMENT_BYTES
+    values = parse_json(text, "the body", limit=limit)
     if not isinstance(values, dict):
         raise InputError("the body is not a JSON object.", hint=_SEND)
     return getattr(Answers(folders=folders), method)(values, **options)
@@ -324,6 +363,54 @@ def _part(body: Body, name: str, default: Any = None) -> Mapping[str, Any]:
             hint="Give an object.",
         )
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulation:
+    """What a simulation is asked beside its request."""
+
+    trace: Mapping[str, Any] | None
+    policies: tuple[str, ...] | None
+    days: float | None
+
+
+def _simulation(body: Body) -> _Simulation:
+    """The parts of the body of a simulation beside its request, all of them held to their types.
+
+    Raises:
+        InputError: naming the first wrong field.
+    """
+    known = ("request", "trace", "policies", "days")
+    if unknown := sorted(set(body) - set(known)):
+        raise InputError(
+            "is not a known field.", field=unknown[0], hint=f"Available: {', '.join(known)}."
+        )
+    request = _part(body, "request")
+    kind = SizeRequest if asks_for_any(request) else PlanRequest
+    kind.parse(request)
+    trace = None if body.get("trace") is None else _part(body, "trace")
+    if trace is not None:
+        _named_text(trace)
+    days = body.get("days")
+    return _Simulation(
+        trace,
+        policies_named(body.get("policies")),
+        None if days is None else number("days", days, above=0, most=366),
+    )
+
+
+def _trace(body: Body) -> Trace:
+    from recipe_core.traffic.read import read_trace
+
+    name, text = _named_text(body)
+    return read_trace(text.encode(), name)
+
+
+def _named_text(body: Body) -> tuple[str, str]:
+    """The name and the text of a trace."""
+    if unknown := sorted(set(body) - {"name", "text"}):
+        raise InputError("is not a known field.", field=unknown[0], hint="Available: name, text.")
+    return _text({"name": "", **body}, "name"), _text(body, "text")
 
 
 def _text(body: Body, name: str) -> str:

@@ -6,8 +6,8 @@ What calculates goes to the worker processes as it was sent; this process does n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, Query, Request
@@ -24,10 +24,15 @@ from recipe_core.base.described import DESCRIBED, SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES
 from recipe_core.base.errors import BusyError, InputError, NoAnswer, RecipeError
 from recipe_core.doors import answers, bodies
+from recipe_core.doors.answers import MAX_TRACE_BYTES
+from recipe_core.doors.job_routes import job_routes
+from recipe_core.doors.jobs import Jobs
 from recipe_core.doors.pool import Pool, own_process
 
 MOST_LISTED = 10_000
 """Candidates that one answer lists at most."""
+WITH_TRACES = ("/trace", "/simulate")
+"""Ends of paths whose bodies hold traces, and may be larger than others."""
 CLIENT_GONE = 499
 """The status that a log shows of a request whose sender has left; nobody reads the answer."""
 
@@ -41,6 +46,7 @@ ResolveBody = Annotated[Sent, SchemaOf(bodies.ResolveBody), Body()]
 DiffBody = Annotated[Sent, SchemaOf(bodies.DiffBody), Body()]
 ConvertBody = Annotated[Sent, SchemaOf(bodies.ConvertBody), Body()]
 ReconcileBody = Annotated[Sent, SchemaOf(bodies.ReconcileBody), Body()]
+TraceBody = Annotated[Sent, SchemaOf(bodies.TraceBody), Body()]
 
 
 class Problem(BaseModel):
@@ -121,22 +127,39 @@ def create_api(*, folders: bool, pool: Pool | None = None) -> FastAPI:
             that strangers cannot reach.
         pool: the worker processes; by default this process calculates.
     """
-    api = FastAPI(title="Recipe Builder", version=__version__, docs_url=None, redoc_url=None)
+    pool = pool or own_process()
+    jobs = Jobs(pool)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            jobs.close()
+
+    api = FastAPI(
+        title="Recipe Builder",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
     _errors(api)
     questions = APIRouter(route_class=_Forwarded, responses=QUESTION_ERRORS)
-    asked = _Asked(folders, pool or own_process())
+    plain = APIRouter(responses=CALLER_ERRORS)
+    asked = _Asked(folders, pool)
     _questions(questions, asked)
     _recipes(questions, asked)
+    _catalog(plain)
+    job_routes(questions, plain, jobs, pool, folders=folders)
     api.include_router(questions)
-    catalog = APIRouter(responses=CALLER_ERRORS)
-    _catalog(catalog)
-    api.include_router(catalog)
+    api.include_router(plain)
     api.add_middleware(_BoundedBody)
     return api
 
 
 class _BoundedBody:
-    """Refuses bodies over the size of a document before they are read."""
+    """Refuses bodies over the size of a document, or of a trace, before they are read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -144,9 +167,11 @@ class _BoundedBody:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             length = Request(scope).headers.get("content-length", "")
-            if not (length.isdecimal() and int(length[:20]) <= MAX_DOCUMENT_BYTES):
+            traced = scope["path"].endswith(WITH_TRACES)
+            most = MAX_TRACE_BYTES if traced else MAX_DOCUMENT_BYTES
+            if not (length.isdecimal() and int(length[:20]) <= most):
                 problem = InputError(
-                    f"the body needs a Content-Length of at most {MAX_DOCUMENT_BYTES:,} bytes.",
+                    f"the body needs a Content-Length of at most {most:,} bytes.",
                     hint="Send a smaller request.",
                 )
                 await JSONResponse(problem.to_json(), 413)(scope, receive, send)
@@ -289,6 +314,10 @@ def _questions(api: APIRouter, asked: _Asked) -> None:
     async def reconcile_route(request: Request, body: ReconcileBody) -> Response:
         return await asked.json(request, "reconcile", body)
 
+    @api.post("/trace", summary="What a trace of requests shows: rates, lengths, reuse")
+    async def trace_route(request: Request, body: TraceBody) -> Response:
+        return await asked.json(request, "trace", body)
+
     @api.post(
         "/build",
         summary="The bundle as a zip",
@@ -359,7 +388,7 @@ def _catalog(api: APIRouter) -> None:
 
     @api.get(
         "/schema/{name}",
-        summary="JSON Schema of a request, a size, an estimate, a recipe or a manifest",
+        summary="JSON Schema of a request, or of an answer: a size, a simulation, a recipe …",
     )
     def one_schema(name: str) -> dict[str, Any]:
         return answers.schema(name)

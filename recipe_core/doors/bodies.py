@@ -13,6 +13,7 @@ from recipe_core.base.described import DESCRIBED
 from recipe_core.commands.ground import Ground
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
+from recipe_core.request.scaling import Policy
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 
@@ -58,6 +59,36 @@ class PlanBody(RootModel[PlanRequest | WithOwnRuns]):
 
 class SizeBody(RootModel[SizeRequest | WithOwnRuns]):
     """A buyer's request, or one with measured runs of your own."""
+
+
+class TraceBody(BaseModel):
+    """A trace of requests: a file's name and its text."""
+
+    model_config = DESCRIBED
+
+    name: Annotated[str, Field(max_length=4096)] = ""
+    """Name of the file, for people."""
+
+    text: Annotated[str, Field(min_length=1)]
+    """Content of the file: CSV or JSON lines (docs/traces.md)."""
+
+
+class SimulateBody(BaseModel):
+    """A request, and what it is to be simulated with."""
+
+    model_config = DESCRIBED
+
+    request: PlanRequest
+    """Model, hardware, limits, and the load over time, unless a trace is given."""
+
+    trace: TraceBody | None = None
+    """The load, as a trace of requests; in place of ``workload.over_time``."""
+
+    policies: Annotated[tuple[Policy, ...], Field(max_length=10)] | None = None
+    """Policies to compare; left out, that of ``options.scaling``, or all."""
+
+    days: Annotated[float, Field(gt=0, le=366)] | None = None
+    """Time that is simulated, in days; left out, that of the load."""
 
 
 class WithAdditions(BaseModel):

@@ -11,12 +11,12 @@ import inspect
 import io
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Annotated, Any, Literal
 
-from anyio import to_thread
-from mcp.server.mcpserver import MCPServer
+from anyio import from_thread, to_thread
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
@@ -24,6 +24,7 @@ from pydantic import Field
 from starlette.applications import Starlette
 
 from recipe_core import __version__
+from recipe_core.base import progress
 from recipe_core.base.described import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
@@ -53,7 +54,8 @@ INSTRUCTIONS = """Recipe Builder evaluates every way to split a large language m
 AMD devices, for serving and training: memory, latency, throughput and cost of each split, or the
 reason why it cannot run. Call `known` for models, hardware and engines; `size` for which hardware
 and how many; `plan` for the ranking of splits on known hardware; `estimate` for one split in full;
-`check` for an existing command; `build` for a runnable bundle.
+`check` for an existing command; `simulate` for a load over hours and weeks and the policy that
+scales replicas; `build` for a runnable bundle.
 Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
 
 BUNDLE = "recipe://bundle/{asked}"
@@ -69,6 +71,8 @@ TOOLS = (
     "diff",
     "convert",
     "reconcile",
+    "simulate",
+    "trace",
 )
 
 
@@ -93,6 +97,15 @@ class Asked:
             answers.answered, method, self._folders, _sent(body), client="mcp", **options
         )
         return answer
+
+    async def told(self, context: Context[Any, Any], method: str, body: Json) -> Json:
+        """The answer of a method that takes some time; the client is told how far it is."""
+
+        def report(done: int, steps: int) -> None:
+            from_thread.run(context.report_progress, float(done), float(steps))
+
+        with progress.watched(report):
+            return await self(method, body)
 
     async def bundle(self, body: Json) -> tuple[str, bytes]:
         """A bundle's name, and its zip."""
@@ -264,6 +277,50 @@ class Tools:
     ) -> Json:
         """What was measured, beside the estimate: each figure a match, explained, or neither."""
         return await self._ask("reconcile", {"request": request, "texts": texts})
+
+    async def trace(
+        self,
+        text: Annotated[
+            str,
+            Field(
+                description="Content of a trace: Azure or BurstGPT CSV, Mooncake JSON lines, a "
+                "table, or an access log in OpenTelemetry or JSON lines."
+            ),
+        ],
+        name: Annotated[str, Field(description="Name of its file.")] = "",
+    ) -> Json:
+        """What a trace of requests shows: rates, burstiness, lengths, reuse of prefixes."""
+        return await self._ask("trace", {"name": name, "text": text})
+
+    async def simulate(
+        self,
+        request: Request,
+        context: Context[Any, Any],
+        trace: Annotated[
+            dict[str, str] | None,
+            Field(description="The load as a trace, {name, text}, for workload.over_time."),
+        ] = None,
+        policies: Annotated[
+            Sequence[str] | None,
+            Field(description="Policies to compare; options.scaling, or all, unless given."),
+        ] = None,
+        days: Annotated[float | None, Field(gt=0, le=366)] = None,
+        series: bool = False,
+    ) -> Json:
+        """Policies that scale replicas over a load, each with the parameters that cost least.
+
+        Share of requests within the limits, device-hours, dollars a month, cold starts, against two
+        bounds. `request` with the best `scaling` in its options builds the bundle that was
+        simulated; `series` adds what happened interval by interval.
+        """
+        body = {"request": request, "trace": trace, "policies": policies, "days": days}
+        stated = {name: value for name, value in body.items() if value is not None}
+        answer = await self._ask.told(context, "simulate", stated)
+        if not series:
+            for policy in (*answer["policies"], *answer["bounds"].values()):
+                del policy["series"]
+            del answer["load"]["rates_per_s"]
+        return answer
 
 
 def http_app(server: MCPServer[Any]) -> Starlette:

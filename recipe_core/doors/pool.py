@@ -49,6 +49,10 @@ def waited_for() -> bool:
     return False
 
 
+def nobody_told() -> None:
+    """Nobody wants to know that a worker has taken a question up."""
+
+
 class _Worker:
     """One process, and the socket to it."""
 
@@ -191,12 +195,14 @@ class Pool:
         *arguments: Any,
         client: str = "",
         abandoned: Callable[[], bool] = waited_for,
+        began: Callable[[], None] = nobody_told,
         **options: Any,
     ) -> Value:
         """The value of a function of this package, calculated by a worker; blocks this thread.
 
         ``client``: who asks, for a fair share of the queue. ``abandoned`` is asked again and again
-        whether the caller has left; it may raise. Progress goes to this thread's watcher.
+        whether the caller has left; it may raise. ``began`` is called when a worker takes it up.
+        Progress goes to this thread's watcher.
 
         Raises:
             BusyError: when too many wait.
@@ -205,6 +211,7 @@ class Pool:
         """
         settings = self.settings
         if not settings.workers:
+            began()
             with budget.limited(settings.budget, abandoned):
                 return cast(Value, calibrated(partial(function, *arguments, **options)))
         self.admit(client)
@@ -216,6 +223,7 @@ class Pool:
         try:
             worker = self._take(abandoned)
             try:
+                began()
                 return cast(Value, worker.call(call, abandoned))
             finally:
                 self._give_back(worker)

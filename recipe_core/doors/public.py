@@ -20,6 +20,7 @@ from recipe_core.space.standing import by_default
 
 if TYPE_CHECKING:
     from recipe_core.calibration.validate import Comparison
+    from recipe_core.fleet.result import OverTimeAnswer
     from recipe_core.measured.serving_runs import Run
     from recipe_core.physics.results import Estimate
     from recipe_core.recipe import Additions, Recipe
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing.size import Sizing
     from recipe_core.space.corrections import Corrections
+    from recipe_core.traffic.trace import Trace
+
+    TraceSource = Trace | str | Path
 
 RequestSource = PlanRequest | Mapping[str, Any] | str | Path
 """A request: parsed, as plain values, or the path of a YAML or JSON file that holds one."""
@@ -87,6 +91,69 @@ def size(
 
     asked = request if isinstance(request, SizeRequest) else SizeRequest.parse(_values(request))
     return sizing.size(asked, folders=folders, corrections=_learned(measured, folders))
+
+
+def simulate(
+    request: RequestSource,
+    *,
+    trace: TraceSource | None = None,
+    policies: Sequence[str] | None = None,
+    days: float | None = None,
+    folders: bool = True,
+    measured: MeasuredSource | None = None,
+) -> OverTimeAnswer:
+    """Simulate policies of scaling over hours and weeks, and search their parameters.
+
+    With ``options.scaling`` exactly that is simulated, unless ``policies`` names others.
+
+    Args:
+        request: a `Request`, its plain values, or the path of a file, with
+            ``workload.over_time`` unless a trace is given.
+        trace: the load in its place: the path of a trace, or one that was read.
+        policies: names of policies to compare; all unless given.
+        days: time that is simulated; that of the load unless given.
+        folders: whether the model may be named by a path on this machine.
+        measured: runs of your own that correct the estimates, as for `plan`.
+
+    Returns:
+        The answer: ``chosen`` (the cheapest policy that reaches the wanted share of requests within
+        the limits, None where none does), ``policies`` (best first), ``bounds``, ``to_json()``.
+
+    Raises:
+        InputError: for a request or a trace that cannot be read, and where no limit bounds a time.
+        RecipeError: when no split can serve the model.
+    """
+    from recipe_core.fleet.answer import over_time
+
+    own = _learned(measured, folders)
+    values = as_request(request, folders=folders, corrections=own)
+    load = trace_of(Path(trace)) if isinstance(trace, str | Path) else trace
+    return over_time(
+        values, trace=load, policies=policies, days=days, folders=folders, corrections=own
+    )
+
+
+def trace_of(path: Path) -> Trace:
+    """The trace in a file, whichever of the known formats it has; ``….gz`` is unpacked.
+
+    Raises:
+        InputError: when it cannot be read.
+    """
+    import gzip
+    import zlib
+
+    from recipe_core.traffic.read import read_trace
+
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"cannot read {path}: {reason}.", field="trace", hint="Check the path."
+        ) from None
+    return read_trace(data, path.name.removesuffix(".gz"))
 
 
 def estimate(

@@ -6,11 +6,13 @@ same object is simulated, and written into the bundle's objects.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, model_validator
 
 from recipe_core.base.described import DESCRIBED
+from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.types import Positive
 
 Policy = Literal[
@@ -25,6 +27,7 @@ Policy = Literal[
     "dynamo",
     "llm-d",
 ]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 Metric = Literal["waiting", "running", "in-flight", "kv-usage", "request-rate"]
 Replicas = Annotated[int, Field(ge=0, le=4096)]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
@@ -151,3 +154,28 @@ class Scaling(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """What differs from the defaults, with the policy."""
         return {"policy": self.policy} | self.model_dump(mode="json", exclude_defaults=True)
+
+
+def policies_named(names: Any) -> tuple[Policy, ...] | None:
+    """Policies by their names, each once, in the order given; None for None.
+
+    Raises:
+        InputError: for what is no list of their names.
+    """
+    if names is None:
+        return None
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(
+            "is not a list of names.", field="policies", hint=f"Available: {', '.join(POLICIES)}."
+        )
+    out: list[Policy] = []
+    for name in names:
+        policy = next((policy for policy in POLICIES if policy == name), None)
+        if policy is None:
+            message, hint = unknown("policy", name, POLICIES)
+            raise InputError(message, field="policies", hint=hint)
+        if policy not in out:
+            out.append(policy)
+    if not out:
+        raise InputError("names no policy.", field="policies", hint="Leave it out for all.")
+    return tuple(out)
