@@ -7,6 +7,7 @@ forgotten.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -18,6 +19,8 @@ from recipe_core.base import progress
 from recipe_core.base.budget import Cancelled
 from recipe_core.base.errors import BusyError, RecipeError
 from recipe_core.doors.pool import Pool
+
+log = logging.getLogger("recipe_builder")
 
 Status = Literal["queued", "running", "done", "failed", "cancelled"]
 
@@ -137,11 +140,11 @@ class Jobs:
             self._end(job, "cancelled")
         except RecipeError as error:
             self._end(job, "failed", error=error.to_json()["error"])
-        except BaseException:
+        except Exception:
+            log.exception("a job failed")
             problem = {"code": "server", "field": None, "message": "the calculation failed."}
-            hint = "Its operator's log has the details."
+            hint = "The log of the server has the details."
             self._end(job, "failed", error=problem | {"hint": hint})
-            raise
 
     def _end(
         self,

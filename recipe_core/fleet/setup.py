@@ -1,0 +1,262 @@
+"""From a request to what is simulated: the split of a replica, its service, start, price, load.
+
+The split is that of ``request.candidate``, else the best of the plan; percentiles do not count
+there, as the wanted share of requests over the whole time takes their place. A replica is one
+server of it. Its price is that of its devices, pro rata where machines are rented whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.fleet.fleet import Events, Fleet, StartTime
+from recipe_core.fleet.service import service_of
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.hardware.failures import failures, node_failures, repair_hours, spot_market
+from recipe_core.physics.serving.cold_start import ColdStart, cold_start
+from recipe_core.request.over_time import HOUR_S, OverTime
+from recipe_core.request.schema import PlanRequest, ServingWorkload
+from recipe_core.search.limits import LIMITS
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.space.corrections import Corrections
+from recipe_core.traffic.from_trace import workload_fields
+from recipe_core.traffic.load import Load
+from recipe_core.traffic.loads import load_of
+from recipe_core.traffic.trace import Trace
+
+NOTICE_S = 30.0
+"""Notice before a reclaim where the provider publishes none: the shortest of those that do."""
+WIDE = ("bf16", "fp16", "fp32")
+"""Formats of weights for which no kernels are built at the first use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is simulated, and what it was made from.
+
+    row: of ``plan``, the split of a replica. attainment: share of requests that must keep the
+    limits. price_basis: where the price is from. notes: what to know of these.
+    """
+
+    request: PlanRequest
+    plan: Plan
+    row: int
+    fleet: Fleet
+    start: ColdStart
+    load: Load
+    attainment: float
+    price_basis: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def candidate(self) -> dict[str, Any]:
+        """The split, as a request states it."""
+        return self.plan.candidate(self.row)
+
+
+def deployment_of(
+    request: PlanRequest,
+    *,
+    trace: Trace | None = None,
+    days: float | None = None,
+    folders: bool = True,
+    corrections: Corrections | None = None,
+) -> Deployment:
+    """The deployment of a request under its load over time, or under a trace.
+
+    Args:
+        request: of serving.
+        trace: the load in place of ``workload.over_time``; lengths and reuse are its own then.
+        days: time that is looked at; that of the load unless given.
+        folders: whether the model may be named by a path on this machine.
+        corrections: what runs of one's own teach.
+
+    Raises:
+        InputError: without a load over time or a limit on time.
+        NoAnswer: where no split can run within the limits.
+    """
+    limits = time_limits(request)
+    request = with_load(request, trace, days)
+    workload = request.workload
+    if not isinstance(workload, ServingWorkload) or workload.over_time is None:  # see with_load
+        raise InputError("is missing.", field="workload.over_time")
+    load = load_of(workload.over_time, workload)
+    chosen, row = _split(request, folders, corrections)
+    devices, nodes = replica_size(chosen, row)
+    cluster = chosen.setting(row).cluster
+    price = cluster.usd_per_device_hour
+    start = _cold_start(chosen, row, devices, nodes)
+    fleet = Fleet(
+        service=service_of(chosen, row, load.lengths),
+        start=StartTime(start.seconds, start.low_s, start.high_s),
+        devices=devices,
+        usd_per_hour=None if price is None else price * devices,
+        limits_s=limits,
+        events=_events(cluster, nodes),
+    )
+    basis, notes = _price_text(cluster, devices)
+    return Deployment(
+        request, chosen, row, fleet, start, load, workload.over_time.attainment, basis, notes
+    )
+
+
+def time_limits(request: PlanRequest) -> dict[str, float]:
+    """Seconds by figure that every request must keep.
+
+    Raises:
+        InputError: where no limit bounds a time, or the workload is no serving.
+    """
+    if request.is_training:
+        raise InputError(
+            "is training; a load over time is of serving.", field="workload.kind", hint="Use plan."
+        )
+    bounds = {
+        rule.column: bound
+        for rule in LIMITS.values()
+        if rule.timed and (bound := rule.bound(request.objective.limits)) is not None
+    }
+    if not bounds:
+        raise InputError(
+            "bounds no time, so every number of replicas would do.",
+            field="objective.limits",
+            hint="State one, for example ttft_ms: 2000 and tpot_ms: 50.",
+        )
+    return bounds
+
+
+def with_load(
+    request: PlanRequest, trace: Trace | None = None, days: float | None = None
+) -> PlanRequest:
+    """The request with the load that is simulated: its own, or a trace's.
+
+    Raises:
+        InputError: where it has neither.
+    """
+    workload = request.workload
+    if not isinstance(workload, ServingWorkload):
+        raise InputError("is no serving.", field="workload.kind", hint="Use plan.")
+    if trace is not None:
+        workload = _traced(workload, trace)
+    if workload.over_time is None:
+        raise InputError(
+            "is missing.",
+            field="workload.over_time",
+            hint="State a shape with its mean_rate, or rates; or give a trace.",
+        )
+    if days is not None:
+        longer = workload.over_time.model_copy(update={"days": days})
+        workload = workload.model_copy(update={"over_time": longer})
+    return request.model_copy(update={"workload": workload})
+
+
+def _traced(workload: ServingWorkload, trace: Trace) -> ServingWorkload:
+    """The workload with a trace's rates, lengths and reuse; what is wanted stays as it is stated.
+
+    A stated share of found prompts goes before the trace's.
+    """
+    fields = workload_fields(trace)
+    values = workload.model_dump(exclude_none=True)
+    stated = workload.over_time
+    values |= fields
+    if workload.prefix_hit:
+        values["prefix_reuse"] = ()
+    if workload.max_context is not None:
+        longest = int(values["input_tokens"]) + int(values["output_tokens"])
+        values["max_context"] = max(workload.max_context, longest)
+    if stated is not None:
+        over_time = OverTime.model_validate(values["over_time"])
+        kept = {"attainment": stated.attainment, "growth_per_month": stated.growth_per_month}
+        values["over_time"] = over_time.model_copy(update=kept)
+    return ServingWorkload.model_validate(values)
+
+
+def _split(
+    request: PlanRequest, folders: bool, corrections: Corrections | None
+) -> tuple[Plan, int]:
+    """The plan with the split of a replica, and its row.
+
+    Raises:
+        NoAnswer: where none can run within the limits; with the nearest one's reasons.
+    """
+    limits = request.objective.limits.model_copy(update={"percentile": None})
+    objective = request.objective.model_copy(update={"limits": limits})
+    options = request.options.model_copy(update={"disaggregated": False})
+    plain = request.model_copy(update={"objective": objective, "options": options})
+    if request.candidate is not None:
+        chosen, row = plan_candidate(plain, folders=folders, corrections=corrections)
+    else:
+        chosen = plan(plain, folders=folders, corrections=corrections)
+        best = chosen.nearest_row() if chosen.best_row is None else chosen.best_row
+        if best is None:
+            raise NoAnswer("no split of the hardware can run.", field="hardware")
+        row = best
+    if not chosen.runs[row]:
+        reasons = "; ".join(chosen.reasons(row))
+        raise NoAnswer(
+            f"{chosen.label(row)} cannot run: {reasons}.", field="hardware", hint="See recipe plan."
+        )
+    return chosen, row
+
+
+def replica_size(chosen: Plan, row: int) -> tuple[int, int]:
+    """Devices of one server of a row, and the nodes that it lies on.
+
+    Data-parallel replicas that share experts are one server; others are servers of their own.
+    """
+    devices = int(chosen.degree("gpus")[row])
+    if int(chosen.degree("ep")[row]) == 1:
+        devices //= int(chosen.degree("dp")[row])
+    return devices, -(-devices // chosen.setting(row).cluster.per_node)
+
+
+def _cold_start(chosen: Plan, row: int, devices: int, nodes: int) -> ColdStart:
+    setting = chosen.setting(row)
+    model = setting.model
+    return cold_start(
+        chosen.request.options.start,
+        engine=setting.engine.name,
+        weights_bytes=float(model.checkpoint_bytes or model.counted_bytes),
+        devices=devices,
+        nodes=nodes,
+        device=setting.cluster.device,
+        narrow=setting.weight_dtype not in WIDE,
+    )
+
+
+def _events(cluster: Cluster, nodes: int) -> Events:
+    """Failures of the nodes of a replica, and reclaims where the price is spot."""
+    known = node_failures(cluster.device.architecture, cluster.per_node)
+    spot: Mapping[str, float] = {}
+    if cluster.commitment == "spot":
+        market = spot_market(cluster.device.architecture)
+        notices = failures().reclaim_notice_s
+        provider = cluster.offer.provider if cluster.offer else ""
+        notice = notices[provider].value if provider in notices else NOTICE_S
+        spot = {
+            "reclaims_per_hour": market.reclaims_per_hour * nodes,
+            "notice_s": notice,
+            "available": market.held,
+        }
+    return Events(
+        failures_per_hour=nodes / known.mtbf_hours,
+        repair_s=repair_hours("rented") * HOUR_S,
+        **spot,
+    )
+
+
+def _price_text(cluster: Cluster, devices: int) -> tuple[str | None, tuple[str, ...]]:
+    """Where the price of a replica is from, and what to know of it."""
+    if cluster.usd_per_device_hour is None:
+        note = f"No price of {cluster.device.title} is known: policies are compared by GPU-hours."
+        return None, (note,)
+    basis = f"{devices} × {cluster.price_text()}"
+    if cluster.unit <= devices:
+        return basis, ()
+    return basis, (
+        f"Machines of {cluster.unit} devices are rented whole; a replica is counted with the price "
+        f"of its {devices} devices, as if others used the rest.",
+    )

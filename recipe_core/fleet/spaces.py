@@ -1,0 +1,379 @@
+"""What of each policy is searched: its parameters as axes, and the policy at a point of them.
+
+Targets are searched as shares of what a replica holds or serves at its capacity, so that the same
+grid fits a small model and a large one. Numbers are rounded to what autoscalers can be told: whole
+seconds, targets to a thousandth. Only what a bundle can write is searched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.request.over_time import HOUR_S
+from recipe_core.request.scaling import Metric, Period, Policy, Scaling, Trigger
+
+WEEK_HOURS = 168
+LONGEST_S = 3600.0
+"""Of delays: Kubernetes refuses longer windows."""
+GRAIN = 1000
+"""Kubernetes reads targets to a thousandth."""
+
+Point = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the load needs, in replicas.
+
+    replicas: for each interval of the load, whole. capacity_per_s: requests per second of a replica
+    within the limits; in_flight: requests in it then, kv_usage: share of its cache. start_s: of a
+    cold start. start_hour: hour of the week at which the load begins. gauges: what the engine
+    reports.
+    """
+
+    replicas: Int
+    interval_s: float
+    capacity_per_s: float
+    in_flight: float
+    kv_usage: float
+    start_s: float
+    start_hour: int
+    gauges: frozenset[Metric]
+
+    @property
+    def peak(self) -> int:
+        """Replicas of the busiest interval."""
+        return int(self.replicas.max())
+
+    def quantile(self, share: float) -> int:
+        """Replicas that are enough in this share of the intervals."""
+        return int(np.quantile(self.replicas, share, method="higher"))
+
+    def by_hour(self, share: float) -> Int:
+        """Replicas for each hour of the week: enough in this share of its intervals.
+
+        An hour that the load does not reach has those of the same hour of other days.
+        """
+        at = np.arange(len(self.replicas)) * self.interval_s / HOUR_S
+        hours = ((self.start_hour + at) % WEEK_HOURS).astype(np.int64)
+        out = np.full(WEEK_HOURS, -1, dtype=np.int64)
+        for hour in np.unique(hours):
+            some = self.replicas[hours == hour]
+            out[hour] = int(np.quantile(some, share, method="higher"))
+        for hour in np.flatnonzero(out < 0):
+            same = out[hour % 24 :: 24]
+            known = same[same >= 0]
+            out[hour] = int(known.max()) if len(known) else self.peak
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A parameter: its first values, and how finer ones between them are made.
+
+    whole: only whole numbers. exact: only the first values.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    whole: bool = False
+    exact: bool = False
+
+    def between(self, low: float, high: float) -> float | None:
+        """A value between two others; None where there is none."""
+        if self.exact:
+            return None
+        if self.whole:
+            middle = (low + high) // 2
+            return float(middle) if low < middle < high else None
+        middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
+        return middle if low < middle < high else None
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A policy's parameters, and what it is at a point of them; None where that is nothing new."""
+
+    policy: Policy
+    axes: tuple[Axis, ...]
+    at: Callable[[Point], Scaling | None]
+
+
+def space_of(policy: Policy, need: Need) -> Space:
+    """The parameters of a policy that are searched for a need."""
+    return _SPACES[policy](need)
+
+
+# Policies without a metric
+
+
+def _fixed(need: Need) -> Space:
+    counts = _counts(max(1, need.quantile(0.25)), math.ceil(1.25 * need.peak) + 1, 24)
+
+    def at(point: Point) -> Scaling:
+        count = int(point["replicas"])
+        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
+
+    return Space("fixed", (Axis("replicas", counts, whole=True),), at)
+
+
+def _schedule(need: Need) -> Space:
+    lead = math.ceil(need.start_s / HOUR_S)
+    axes = (
+        Axis("headroom", (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)),
+        Axis("share", (0.5, 0.9, 1.0), exact=True),
+        Axis("lead", tuple(float(hours) for hours in range(lead + 1)), exact=True),
+        Axis("merge", (0.0, 0.15, 0.4), exact=True),
+    )
+
+    def at(point: Point) -> Scaling | None:
+        hours = need.by_hour(point["share"])
+        hours = np.ceil(hours * (1 + point["headroom"]) - 1e-9).astype(np.int64)
+        return schedule_of(hours, lead=int(point["lead"]), merge=point["merge"])
+
+    return Space("schedule", axes, at)
+
+
+def schedule_of(hours: Int, *, lead: int = 0, merge: float = 0.0) -> Scaling | None:
+    """A schedule with so many replicas in each hour of the week.
+
+    Args:
+        hours: replicas by hour of the week, 168 numbers.
+        lead: hours by which replicas are there before they are needed.
+        merge: hours whose numbers differ by at most this share have the larger one together.
+
+    Returns:
+        The policy; None where all hours are alike, which is a fixed number.
+    """
+    ahead = np.max([np.roll(hours, -by) for by in range(lead + 1)], axis=0)
+    merged = _merged(ahead, merge)
+    base = int(merged.min())
+    if base == int(merged.max()):
+        return None
+    periods, begin = [], 0
+    for count, same in groupby(merged.tolist()):
+        end = begin + len(list(same))
+        if count > base:
+            periods.append(Period(from_hour=begin, to_hour=end, replicas=int(count)))
+        begin = end
+    return Scaling(
+        policy="schedule",
+        min_replicas=base,
+        max_replicas=max(int(merged.max()), 1),
+        periods=tuple(periods),
+    )
+
+
+def _merged(hours: Int, share: float) -> Int:
+    """Neighbouring hours within a share of their largest number, raised to it."""
+    out, begin = hours.copy(), 0
+    for hour in range(1, len(hours) + 1):
+        part = hours[begin : hour + 1]
+        if hour == len(hours) or part.min() < part.max() * (1 - share) - 1e-9:
+            out[begin:hour] = hours[begin:hour].max()
+            begin = hour
+    return out
+
+
+def _predictive(need: Need) -> Space:
+    leads = (1.0, 1.5, 2.0)
+    axes = (
+        Axis("headroom", (0.0, 0.1, 0.2, 0.35, 0.6, 1.0)),
+        Axis("lead", leads, exact=True),
+        Axis("least", _least(need, zero=True), whole=True, exact=True),
+        Axis("down", (0.0, 600.0)),
+    )
+
+    def at(point: Point) -> Scaling:
+        return Scaling(
+            policy="predictive",
+            headroom=round(point["headroom"], 3),
+            lead_s=_whole_s(need.start_s * point["lead"]),
+            down_delay_s=_whole_s(point["down"]),
+            **_bounds(need, point),
+        )
+
+    return Space("predictive", axes, at)
+
+
+# Policies that follow a metric
+
+
+def _behaving(policy: Policy) -> Callable[[Need], Space]:
+    """HPA and KEDA: a target, the fewest replicas, and how long the most of late are kept."""
+
+    def space(need: Need) -> Space:
+        metric = _gauge(need)
+        axes = (
+            Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
+            Axis("least", _least(need, zero=policy == "keda"), whole=True, exact=True),
+            Axis("down", (60.0, 300.0, 900.0, 2700.0)),
+            Axis("tolerance", (0.02, 0.1), exact=True),
+        )
+
+        def at(point: Point) -> Scaling:
+            return Scaling(
+                policy=policy,
+                triggers=(_trigger(need, metric, point["target"]),),
+                down_delay_s=_whole_s(point["down"]),
+                tolerance=None if point["tolerance"] == 0.1 else point["tolerance"],
+                **_bounds(need, point),
+            )
+
+        return Space(policy, axes, at)
+
+    return space
+
+
+def _kpa(need: Need) -> Space:
+    axes = (
+        Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
+        Axis("window", (30.0, 60.0, 180.0, 600.0)),
+        Axis("least", _least(need, zero=True), whole=True, exact=True),
+        Axis("down", (0.0, 300.0, 1200.0)),
+    )
+
+    def at(point: Point) -> Scaling:
+        return Scaling(
+            policy="kpa",
+            triggers=(_trigger(need, "in-flight", point["target"]),),
+            window_s=_whole_s(point["window"]),
+            down_delay_s=_whole_s(point["down"]),
+            **_bounds(need, point),
+        )
+
+    return Space("kpa", axes, at)
+
+
+def _delaying(policy: Policy, metric: Metric, up: tuple[float, ...]) -> Callable[[Need], Space]:
+    """SkyServe and Ray Serve: a target, and delays before replicas are ordered and ended."""
+
+    def space(need: Need) -> Space:
+        axes = (
+            Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
+            Axis("up", up),
+            Axis("down", (120.0, 600.0, 1200.0, 3000.0)),
+            Axis("least", _least(need, zero=True), whole=True, exact=True),
+        )
+
+        def at(point: Point) -> Scaling:
+            return Scaling(
+                policy=policy,
+                triggers=(_trigger(need, metric, point["target"]),),
+                up_delay_s=_whole_s(point["up"]),
+                down_delay_s=_whole_s(point["down"]),
+                **_bounds(need, point),
+            )
+
+        return Space(policy, axes, at)
+
+    return space
+
+
+def _dynamo(need: Need) -> Space:
+    axes = (
+        Axis("headroom", (0.0, 0.1, 0.25, 0.5, 1.0)),
+        Axis("least", _least(need, zero=False), whole=True, exact=True),
+    )
+
+    def at(point: Point) -> Scaling:
+        return Scaling(
+            policy="dynamo", headroom=round(point["headroom"], 3), **_bounds(need, point)
+        )
+
+    return Space("dynamo", axes, at)
+
+
+def _llm_d(need: Need) -> Space:
+    axes = (
+        Axis("cache", (0.4, 0.6, 0.8, 0.9)),
+        Axis("queue", (1.0, 2.0, 5.0)),
+        Axis("least", _least(need, zero=True), whole=True, exact=True),
+    )
+
+    def at(point: Point) -> Scaling:
+        cache = Trigger(metric="kv-usage", target=_grained(point["cache"]))
+        queue = Trigger(metric="waiting", target=_grained(point["queue"]))
+        return Scaling(policy="llm-d", triggers=(cache, queue), **_bounds(need, point))
+
+    return Space("llm-d", axes, at)
+
+
+_SPACES: dict[Policy, Callable[[Need], Space]] = {
+    "fixed": _fixed,
+    "schedule": _schedule,
+    "predictive": _predictive,
+    "hpa": _behaving("hpa"),
+    "keda": _behaving("keda"),
+    "kpa": _kpa,
+    "skyserve": _delaying("skyserve", "request-rate", (0.0, 60.0, 300.0)),
+    "ray-serve": _delaying("ray-serve", "in-flight", (0.0, 30.0, 120.0)),
+    "dynamo": _dynamo,
+    "llm-d": _llm_d,
+}
+
+
+# Values
+
+
+def _counts(low: int, high: int, most: int) -> tuple[float, ...]:
+    """Whole numbers from low to high, at most so many of them."""
+    spread = np.unique(np.round(np.geomspace(max(low, 1), max(high, low, 1), most)))
+    return tuple(float(count) for count in spread)
+
+
+def _least(need: Need, *, zero: bool) -> tuple[float, ...]:
+    """Fewest replicas: none where nothing comes at times, else parts of the need."""
+    quantiles = {max(need.quantile(share), 1) for share in (0.0, 0.25, 0.5, 0.75)} | {1}
+    idle = {0} if zero and (need.replicas == 0).any() else set()
+    return tuple(float(count) for count in sorted(idle | quantiles))
+
+
+def _bounds(need: Need, point: Point) -> dict[str, Any]:
+    """Bounds of the number of replicas; the most leave room for a late start."""
+    least = int(point["least"])
+    return {
+        "min_replicas": least,
+        "max_replicas": max(math.ceil(1.5 * need.peak), need.peak + 2, least),
+    }
+
+
+def _gauge(need: Need) -> Metric:
+    """What an autoscaler of Kubernetes follows: requests in flight where the engine tells them."""
+    order: tuple[Metric, ...] = ("in-flight", "running", "kv-usage", "waiting")
+    return next((metric for metric in order if metric in need.gauges), "request-rate")
+
+
+def _trigger(need: Need, metric: Metric, share: float) -> Trigger:
+    """The trigger whose target is a share of what a replica has at its capacity."""
+    full: dict[Metric, float] = {
+        "waiting": max(need.in_flight / 4, 1.0),
+        "running": need.in_flight,
+        "in-flight": need.in_flight,
+        "kv-usage": need.kv_usage,
+        "request-rate": need.capacity_per_s,
+    }
+    return Trigger(metric=metric, target=_grained(full[metric] * share))
+
+
+def _grained(value: float) -> float:
+    """A target with three digits, as Kubernetes can read it."""
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return max(round(round(value, min(digits, 3)) * GRAIN) / GRAIN, 1 / GRAIN)
+
+
+def _whole_s(seconds: float) -> float:
+    return float(min(round(seconds), LONGEST_S))
+
+
+def needed(rates: Float, replicas_of: Callable[[Float], Float]) -> Int:
+    """Whole replicas of every interval; rates that occur again are asked for once."""
+    unique, place = np.unique(rates, return_inverse=True)
+    return np.ceil(np.asarray(replicas_of(unique)) - 1e-9).astype(np.int64)[place]
