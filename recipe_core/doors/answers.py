@@ -41,6 +41,7 @@ from recipe_core.search.plans import plan_candidate
 from recipe_core.space.corrections import Corrections
 
 if TYPE_CHECKING:
+    from recipe_core.traffic.rates import Rates
     from recipe_core.traffic.trace import Trace
 
 RECIPE_LIKE = (
@@ -128,9 +129,11 @@ class Answers:
 
     def trace(self, body: Body) -> Json:
         """What a trace shows, which is ``text`` of a file by the ``name``."""
-        from recipe_core.traffic.describe import describe
+        from recipe_core.traffic.describe import describe, describe_rates
+        from recipe_core.traffic.trace import Trace
 
-        return _clean(describe(_trace(body)))
+        trace = _trace(body)
+        return _clean(describe(trace) if isinstance(trace, Trace) else describe_rates(trace))
 
     def readable_simulation(self, body: Body) -> Json:
         """Nothing, after what ``simulate`` is asked has been read as far as takes no time.
@@ -399,11 +402,11 @@ def _simulation(body: Body) -> _Simulation:
     )
 
 
-def _trace(body: Body) -> Trace:
-    from recipe_core.traffic.read import read_trace
+def _trace(body: Body) -> Trace | Rates:
+    from recipe_core.traffic.read import read_load
 
     name, text = _named_text(body)
-    return read_trace(text.encode(), name)
+    return read_load(text.encode(), name)
 
 
 def _named_text(body: Body) -> tuple[str, str]:

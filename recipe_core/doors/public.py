@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing.size import Sizing
     from recipe_core.space.corrections import Corrections
+    from recipe_core.traffic.rates import Rates
     from recipe_core.traffic.trace import Trace
 
-    TraceSource = Trace | str | Path
+    TraceSource = Trace | Rates | str | Path
 
 RequestSource = PlanRequest | Mapping[str, Any] | str | Path
 """A request: parsed, as plain values, or the path of a YAML or JSON file that holds one."""
@@ -133,27 +134,22 @@ def simulate(
     )
 
 
-def trace_of(path: Path) -> Trace:
-    """The trace in a file, whichever of the known formats it has; ``….gz`` is unpacked.
+def trace_of(path: Path) -> Trace | Rates:
+    """The trace in a file, or its rates where it has no single requests.
 
     Raises:
         InputError: when it cannot be read.
     """
-    import gzip
-    import zlib
-
-    from recipe_core.traffic.read import read_trace
+    from recipe_core.traffic.read import read_load
 
     try:
         data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
             f"cannot read {path}: {reason}.", field="trace", hint="Check the path."
         ) from None
-    return read_trace(data, path.name.removesuffix(".gz"))
+    return read_load(data, path.name)
 
 
 def estimate(

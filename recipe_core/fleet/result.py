@@ -47,7 +47,10 @@ class Saving(_Part):
     """A change that shortens a cold start."""
 
     change: str
-    """What to change."""
+    """Field of ``options.start`` and its value then."""
+
+    text: str
+    """What to do."""
 
     seconds: Amount
     """How much shorter a start is then, in seconds."""

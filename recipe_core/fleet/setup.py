@@ -23,9 +23,10 @@ from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.space.corrections import Corrections
-from recipe_core.traffic.from_trace import workload_fields
+from recipe_core.traffic.from_trace import over_time_of, workload_fields
 from recipe_core.traffic.load import Load
 from recipe_core.traffic.loads import load_of
+from recipe_core.traffic.rates import Rates
 from recipe_core.traffic.trace import Trace
 
 NOTICE_S = 30.0
@@ -61,7 +62,7 @@ class Deployment:
 def deployment_of(
     request: PlanRequest,
     *,
-    trace: Trace | None = None,
+    trace: Trace | Rates | None = None,
     days: float | None = None,
     folders: bool = True,
     corrections: Corrections | None = None,
@@ -129,7 +130,7 @@ def time_limits(request: PlanRequest) -> dict[str, float]:
 
 
 def with_load(
-    request: PlanRequest, trace: Trace | None = None, days: float | None = None
+    request: PlanRequest, trace: Trace | Rates | None = None, days: float | None = None
 ) -> PlanRequest:
     """The request with the load that is simulated: its own, or a trace's.
 
@@ -153,25 +154,38 @@ def with_load(
     return request.model_copy(update={"workload": workload})
 
 
-def _traced(workload: ServingWorkload, trace: Trace) -> ServingWorkload:
-    """The workload with a trace's rates, lengths and reuse; what is wanted stays as it is stated.
+def _traced(workload: ServingWorkload, trace: Trace | Rates) -> ServingWorkload:
+    """The workload with a trace's rates, lengths and reuse; what else is stated stays.
 
-    A stated share of found prompts goes before the trace's.
+    So do a stated shape, under which the trace gives lengths and bursts, a share of found prompts,
+    the longest request, and a load other than arrivals at a rate.
     """
-    fields = workload_fields(trace)
-    values = workload.model_dump(exclude_none=True)
     stated = workload.over_time
-    values |= fields
-    if workload.prefix_hit:
-        values["prefix_reuse"] = ()
-    if workload.max_context is not None:
-        longest = int(values["input_tokens"]) + int(values["output_tokens"])
-        values["max_context"] = max(workload.max_context, longest)
+    shape = stated.shape if stated else None
+    days = stated.days if stated and shape else None
+    if isinstance(trace, Rates):
+        fields = {"over_time": over_time_of(trace, days=days, shape=shape).to_json()}
+    else:
+        fields = workload_fields(trace, days=days, shape=shape)
     if stated is not None:
-        over_time = OverTime.model_validate(values["over_time"])
-        kept = {"attainment": stated.attainment, "growth_per_month": stated.growth_per_month}
-        values["over_time"] = over_time.model_copy(update=kept)
-    return ServingWorkload.model_validate(values)
+        fields["over_time"] |= _stated(stated)
+    if workload.mode != "open":
+        fields.pop("mode", None)
+        fields.pop("request_rate", None)
+    if workload.prefix_hit:
+        fields.pop("prefix_reuse", None)
+    if workload.max_context is not None:
+        fields.pop("max_context", None)
+    return ServingWorkload.model_validate(workload.model_dump(exclude_none=True) | fields)
+
+
+def _stated(over_time: OverTime) -> dict[str, Any]:
+    """What of a load a trace does not replace."""
+    names = ["attainment", "growth_per_month"]
+    if over_time.shape is not None:
+        names += ["mean_rate", "start_hour"]
+    values = over_time.to_json()
+    return {name: values[name] for name in names if name in values}
 
 
 def _split(

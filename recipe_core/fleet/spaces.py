@@ -295,7 +295,7 @@ def _llm_d(need: Need) -> Space:
     axes = (
         Axis("cache", (0.4, 0.6, 0.8, 0.9)),
         Axis("queue", (1.0, 2.0, 5.0)),
-        Axis("least", _least(need, zero=True), whole=True, exact=True),
+        Axis("least", _least(need, zero=False), whole=True, exact=True),
     )
 
     def at(point: Point) -> Scaling:

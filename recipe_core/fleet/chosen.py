@@ -1,0 +1,45 @@
+"""The request whose bundle is scaled as the chosen policy was simulated."""
+
+from __future__ import annotations
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.fleet.result import OverTimeAnswer
+from recipe_core.fleet.setup import with_load
+from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.traffic.rates import Rates
+from recipe_core.traffic.trace import Trace
+
+
+def request_with(
+    request: PlanRequest,
+    answer: OverTimeAnswer,
+    *,
+    policy: str | None = None,
+    trace: Trace | Rates | None = None,
+    days: float | None = None,
+) -> PlanRequest:
+    """The request with the split that was simulated, its load over time, and a policy.
+
+    Args:
+        request: the one that was simulated.
+        answer: what came of it.
+        policy: by name; the best unless given.
+        trace: the load that was simulated in place of the request's own.
+        days: time that was simulated, where it was given.
+
+    Raises:
+        NoAnswer: where the answer has no such policy, or none that reaches the wanted share.
+    """
+    chosen = answer.chosen if policy is None else answer.policy(policy)
+    if chosen is None or chosen.scaling is None:
+        raise NoAnswer(
+            f"no policy keeps the limits for {answer.attainment_wanted:.2%} of requests."
+            if policy is None
+            else f"{policy} was not simulated.",
+            field="policies",
+            hint="Loosen a limit, or lower workload.over_time.attainment.",
+        )
+    options = request.options.model_copy(update={"scaling": chosen.scaling})
+    candidate = CandidateRequest.model_validate(answer.candidate)
+    whole = with_load(request, trace, days)
+    return whole.model_copy(update={"options": options, "candidate": candidate})
