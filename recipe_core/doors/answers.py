@@ -388,12 +388,16 @@ def _simulation(body: Body) -> _Simulation:
         raise InputError(
             "is not a known field.", field=unknown[0], hint=f"Available: {', '.join(known)}."
         )
+    from recipe_core.fleet.setup import check_request
+
     request = _part(body, "request")
-    kind = SizeRequest if asks_for_any(request) else PlanRequest
-    kind.parse(request)
     trace = None if body.get("trace") is None else _part(body, "trace")
     if trace is not None:
         _named_text(trace)
+    if asks_for_any(request):
+        SizeRequest.parse(request)
+    else:
+        check_request(PlanRequest.parse(request), traced=trace is not None)
     days = body.get("days")
     return _Simulation(
         trace,

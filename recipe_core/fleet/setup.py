@@ -105,6 +105,17 @@ def deployment_of(
     )
 
 
+def check_request(request: PlanRequest, *, traced: bool) -> None:
+    """Whether a request has what a simulation needs; ``traced``: a trace is its load.
+
+    Raises:
+        InputError: without a limit on time, or without a load over time.
+    """
+    time_limits(request)
+    if not traced:
+        with_load(request)
+
+
 def time_limits(request: PlanRequest) -> dict[str, float]:
     """Seconds by figure that every request must keep.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,8 @@ from recipe_core.request.scaling import Scaling
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 LONG_S = 90.0
 PERIODS_SHOWN = 12
+LEAST_DECIMALS = 4
+"""Of shares in percent, at most."""
 
 
 def over_time_text(answer: OverTimeAnswer) -> str:
@@ -122,7 +125,7 @@ def scaling_rows(scaling: Scaling) -> Iterator[tuple[str, str]]:
     for name, value in scaling.to_json().items():
         if name == "triggers":
             for trigger in scaling.triggers:
-                yield f"target of {trigger.metric}", f"{significant(trigger.target)} a replica"
+                yield f"target of {trigger.metric}", f"{trigger.target:g} a replica"
         elif name == "periods":
             yield from _period_rows(scaling)
         elif name.endswith("_s"):
@@ -168,13 +171,15 @@ def long_duration(seconds: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """A share in percent with the digits that tell it from 100 %: ``99.95 %``."""
+    """A share in percent with the digits that tell it from all, never rounded up: ``99.95 %``."""
     missing = 1 - share
     if missing <= 0:
         return "100 %"
-    decimals = 1 if missing >= 0.01 else 2
-    if missing < 0.0005:
-        decimals = 3
-    # never rounded up to all of them
+    decimals = 1
+    while missing < 0.5 / 10**decimals and decimals < LEAST_DECIMALS:
+        decimals += 1
     scale = 10**decimals
-    return f"{int(share * 100 * scale + 1e-6) / scale:.{decimals}f} %"
+    return (
+        f"{math.floor(share * 100 * scale + 1e-6) / scale:.{decimals}f}".rstrip("0").rstrip(".")
+        + " %"
+    )

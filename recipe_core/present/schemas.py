@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.bundle.manifest import Manifest
+from recipe_core.fleet.result import OverTimeAnswer
 from recipe_core.physics.results import Estimate
 from recipe_core.recipe import Recipe
 from recipe_core.request.schema import PlanRequest
@@ -23,6 +24,7 @@ _TYPES: dict[str, Any] = {
     "recipe": Recipe,
     "manifest": Manifest,
     "estimate": Estimate,
+    "simulate": OverTimeAnswer,
 }
 NAMES = tuple(_TYPES)
 
