@@ -282,3 +282,41 @@ def test_clusters_beside_the_request_survive_their_link() -> None:
         DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)}
     )
     assert from_query(to_query(request)) == (request, [])
+
+
+def test_a_load_over_time_a_policy_and_a_start_are_plain_values_of_a_link() -> None:
+    request = change(
+        DEFAULT,
+        {
+            "workload.over_time": {"shape": "azure_2024_code", "mean_rate": 5.0, "days": 2.0},
+            "options.scaling": {
+                "policy": "schedule",
+                "max_replicas": 4,
+                "periods": ({"from_hour": 8, "to_hour": 18, "replicas": 4},),
+            },
+            "options.start": {"node": "ready", "compile_cache": True},
+        },
+    )
+    query = to_query(request)
+    assert query["workload.over_time.shape"] == "azure_2024_code"
+    assert query["options.scaling.periods"] == '[{"from_hour":8,"to_hour":18,"replicas":4}]'
+    assert query["options.start.compile_cache"] == "true"
+    assert "workload.over_time.burstiness" not in query  # as usual
+    assert from_query(query) == (request, [])
+
+
+def test_a_policy_that_states_nothing_more_stays_in_its_link() -> None:
+    request = change(DEFAULT, {"options.scaling": {"policy": "keda"}})
+    assert to_query(request) == {"v": "1", "options.scaling.policy": "keda"}
+    assert from_query(to_query(request)) == (request, [])
+
+
+def test_a_week_of_rates_is_packed_and_a_bad_one_is_named() -> None:
+    rates = tuple(float(n % 24) for n in range(168))
+    request = change(DEFAULT, {"workload.over_time": {"rates": rates}})
+    query = to_query(request)
+    assert from_query(query) == (request, [])
+    assert len(query["workload.over_time.rates"]) < 600
+    kept, ignored = from_query({**query, "workload.over_time.days": "9999"})
+    assert kept == request
+    assert "workload.over_time.days" in ignored[0]

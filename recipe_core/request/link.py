@@ -24,8 +24,10 @@ from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.over_time import OverTime
 from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack
 from recipe_core.request.phases import Evaluation
+from recipe_core.request.scaling import Scaling
 from recipe_core.request.schema import (
     GAIN_FROM_LOAD,
     LOADS,
@@ -44,6 +46,7 @@ from recipe_core.request.schema import (
     Speculative,
     TrainingWorkload,
 )
+from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 
 VERSION = "1"
@@ -84,11 +87,32 @@ _PARTS: dict[str, type[BaseModel]] = {
     "workload.speculative": Speculative,
     "workload.images": MediaItems,
     "workload.audio": MediaItems,
+    "workload.over_time": OverTime,
     "candidate.speculative": Speculative,
     "candidate.prefill": PoolRequest,
+    "options.scaling": Scaling,
+    "options.start": Start,
     "options.supervision": Supervision,
 }
 """Fields with fields of their own."""
+
+
+def _usual(part: str, schema: type[BaseModel], stated: Sequence[str] = ()) -> dict[str, Any]:
+    """What a part says that states nothing but ``stated``, by dotted names."""
+    fields = schema.model_fields.items()
+    return {
+        f"{part}.{name}": field.default
+        for name, field in fields
+        if name not in stated and not field.is_required() and field.default is not None
+    }
+
+
+_USUAL = {
+    "workload.over_time.": _usual("workload.over_time", OverTime),
+    "options.scaling.": _usual("options.scaling", Scaling, ["policy"]),
+}
+"""What a link leaves out of parts that ``DEFAULT`` does not have, where it says something of them.
+A policy is always written: a part has to say something to be there."""
 
 
 def _dotted(prefix: str, *schemas: type[BaseModel]) -> list[str]:
@@ -120,6 +144,8 @@ _LISTS = tuple(
         ("options", Options),
         ("workload", ServingWorkload),
         ("workload", TrainingWorkload),
+        ("workload.over_time", OverTime),
+        ("options.scaling", Scaling),
     )
     for name, field in schema.model_fields.items()
     if "tuple" in str(field.annotation).lower()
@@ -212,6 +238,9 @@ def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a link of these values leaves out, by its kind of workload, mode and limits."""
     kind, mode = values.get("workload.kind"), values.get("workload.mode")
     defaults = flat(DEFAULT)
+    for part, usual in _USUAL.items():
+        if any(name.startswith(part) for name in values):
+            defaults |= usual
     if kind == "training":
         run = leaves({"workload": TRAINING.model_dump(exclude={"kind"}, exclude_none=True)})
         rest = {k: value for k, value in defaults.items() if not k.startswith("workload.")}
