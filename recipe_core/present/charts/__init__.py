@@ -18,6 +18,21 @@ from recipe_core.present.charts.measured import (
 )
 from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.model import parts_bars
+from recipe_core.present.charts.over_time import (
+    first_tokens,
+    load_and_capacity,
+    money_so_far,
+    replicas,
+    within_limits,
+)
+from recipe_core.present.charts.over_time_load import (
+    hours_of_week,
+    lengths,
+    rates_over_time,
+    reuse,
+    start_phases,
+)
+from recipe_core.present.charts.over_time_policies import cost_against_share, policy_costs
 from recipe_core.present.charts.side import kept_points
 from recipe_core.present.charts.size import (
     axes_of,
@@ -37,14 +52,20 @@ __all__ = [
     "closer_look",
     "confidence_curves",
     "cost_against",
+    "cost_against_share",
     "cost_bars",
+    "first_tokens",
     "growth_costs",
     "heatmap",
+    "hours_of_week",
     "kept_points",
+    "lengths",
     "limit_of",
+    "load_and_capacity",
     "load_curves",
     "measured_against",
     "memory_bars",
+    "money_so_far",
     "owned_or_rented",
     "palette",
     "parallel",
@@ -52,11 +73,17 @@ __all__ = [
     "parts_bars",
     "passing",
     "pipeline",
+    "policy_costs",
+    "rates_over_time",
     "ratios_by_group",
+    "replicas",
+    "reuse",
     "scaling_curve",
     "stage_bars",
+    "start_phases",
     "swings",
     "tradeoff",
     "use_curves",
     "waterfall",
+    "within_limits",
 ]

@@ -1,0 +1,327 @@
+"""A deployment over time in words and tables, for a page.
+
+Answers are those of ``OverTimeAnswer.to_json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from recipe_core.base.units import count, significant
+from recipe_core.present.size_view import dollars
+from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
+from recipe_core.request.scaling import Scaling
+
+Json = Mapping[str, Any]
+TITLES = {
+    "fixed": "Fixed number",
+    "schedule": "Schedule",
+    "predictive": "Forecast",
+    "hpa": "Kubernetes HPA",
+    "keda": "KEDA",
+    "kpa": "Knative KPA",
+    "skyserve": "SkyServe",
+    "ray-serve": "Ray Serve",
+    "dynamo": "Dynamo planner",
+    "llm-d": "llm-d autoscaler",
+    "always_peak": "Always at peak",
+    "clairvoyant": "Clairvoyant",
+}
+"""Policies and bounds as people write them."""
+BOUNDS = {
+    "always_peak": "as many replicas as the busiest hour needs, all the time",
+    "clairvoyant": "the fewest replicas at every moment for whoever knows all arrivals beforehand",
+}
+"""What the two bounds are."""
+METRICS = {
+    "waiting": "waiting requests",
+    "running": "running requests",
+    "in-flight": "requests in flight",
+    "kv-usage": "share of the KV cache in use",
+    "request-rate": "requests per second",
+}
+"""What replicas are scaled by."""
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+# --- numbers as texts ----------------------------------------------------------------------------
+
+
+def title(name: str) -> str:
+    """A policy or a bound as people write it."""
+    return TITLES.get(name, name)
+
+
+def share_text(share: float) -> str:
+    """A share of requests: ``99.3 %``, with as many digits as tell it from all of them."""
+    percent = 100.0 * share
+    for digits in (1, 2, 3):
+        text = f"{percent:.{digits}f}"
+        if share >= 1 or float(text) < 100:
+            break
+    return f"{text.removesuffix('.0')} %" if share < 1 else "100 %"
+
+
+def time_text(seconds: float) -> str:
+    """A time of seconds to days: ``45 s``, ``7.7 min``, ``2.1 h``, ``3 days``."""
+    for least, factor, unit in ((2 * DAY_S, DAY_S, "days"), (5400.0, HOUR_S, "h")):
+        if seconds >= least:
+            return f"{significant(seconds / factor, 2)} {unit}"
+    if seconds >= 120:
+        return f"{significant(seconds / 60.0, 2)} min"
+    return f"{significant(seconds * 1e3)} ms" if seconds < 1 else f"{significant(seconds, 2)} s"
+
+
+def moment(at_s: float, start_hour: float = 0) -> str:
+    """A second of a load as a time of the week: ``Tue 14:35``, of later weeks with its day."""
+    since_monday = start_hour * HOUR_S + at_s
+    day, rest = divmod(since_monday, DAY_S)
+    minutes = int(rest // 60)
+    later = f" (day {int(at_s // DAY_S) + 1})" if since_monday >= WEEK_S else ""
+    return f"{DAYS[int(day) % 7]} {minutes // 60:02d}:{minutes % 60:02d}{later}"
+
+
+def rate_text(per_s: float) -> str:
+    """Requests a second, or a minute or an hour where they are few."""
+    for factor, unit in ((1.0, "a second"), (60.0, "a minute")):
+        if per_s * factor >= 0.5:
+            return f"{significant(per_s * factor)} requests {unit}"
+    return f"{significant(per_s * HOUR_S)} requests an hour"
+
+
+def replicas_text(value: float) -> str:
+    """A mean number of replicas; whole ones without digits."""
+    return f"{value:,.0f}" if value == round(value) else significant(value, 2)
+
+
+def cost_text(policy: Json) -> str:
+    """What a month of a policy costs; hours of devices where no price is known."""
+    if policy["usd_per_month"] is not None:
+        return f"{dollars(policy['usd_per_month'])} a month"
+    return f"{significant(policy['gpu_hours'])} GPU-hours"
+
+
+# --- sentences -----------------------------------------------------------------------------------
+
+
+def policies(answer: Json) -> dict[str, Json]:
+    """The policies of an answer by name, the best first."""
+    return {policy["name"]: policy for policy in answer["policies"]}
+
+
+def best(answer: Json) -> Json | None:
+    """The cheapest policy that keeps the limits; None where none does."""
+    return policies(answer).get(answer["best"]) if answer["best"] else None
+
+
+def verdict(answer: Json) -> tuple[bool, str]:
+    """Whether some policy keeps the limits, and the cheapest, else the nearest."""
+    found, wanted = best(answer), share_text(answer["attainment_wanted"])
+    if found is None:
+        if not answer["policies"]:
+            return False, "No policy was simulated."
+        near = max(answer["policies"], key=lambda policy: float(policy["attainment"]["value"]))
+        share = share_text(near["attainment"]["value"])
+        return False, (
+            f"No policy keeps the limits for {wanted} of the requests. Nearest is "
+            f"{title(near['name'])} with {share}, for {cost_text(near)}"
+        )
+    return True, f"Cheapest is {title(found['name'])}: {facts(found)}"
+
+
+def facts(policy: Json) -> str:
+    """Cost, share within the limits, replicas, and the cost beside the bounds."""
+    counts = policy["replicas"]
+    span = f"{replicas_text(counts['min'])} to {replicas_text(counts['max'])} replicas"
+    parts = [cost_text(policy), f"{share_text(policy['attainment']['value'])} within the limits"]
+    return ", ".join([*parts, span]) + against_text(policy)
+
+
+def against_text(policy: Json) -> str:
+    """The cost beside that of both bounds."""
+    against = policy["against"]
+    parts = []
+    if against.get("always_peak") is not None:
+        parts.append(f"{against['always_peak']:.0%} of what replicas for the peak cost")
+    if against.get("clairvoyant") is not None:
+        parts.append(f"{significant(against['clairvoyant'])} times the clairvoyant bound")
+    return f"; {' and '.join(parts)}" if parts else ""
+
+
+def band_text(attainment: Json) -> str:
+    """The band of a share within the limits."""
+    return f"{share_text(attainment['low'])} to {share_text(attainment['high'])}"
+
+
+def worst_text(answer: Json, policy: Json) -> str:
+    """When the fewest requests kept the limits."""
+    worst = policy["worst_interval"]
+    at = moment(worst["at_s"], answer["load"]["start_hour"])
+    return f"{at}, {share_text(worst['share'])} of {time_text(worst['seconds'])}"
+
+
+def checked_text(answer: Json, policy: Json) -> str:
+    """How the worst hour came out request by request; empty where it was not looked at."""
+    checked = policy.get("checked")
+    if not checked:
+        return ""
+    at = moment(checked["window"][0], answer["load"]["start_hour"])
+    span = time_text(checked["window"][1] - checked["window"][0])
+    return (
+        f"Its worst {span}, from {at}, once more request by request: "
+        f"{share_text(checked['attainment'])} within the limits, {share_text(checked['flow'])} in "
+        "the simulation of the whole time."
+    )
+
+
+def load_sentence(load: Json) -> str:
+    """A load in one sentence."""
+    return (
+        f"{count(load['requests'])} requests in {time_text(load['span_s'])}: "
+        f"{rate_text(load['mean_rate_per_s'])} on average, {rate_text(load['peak_rate_per_s'])} "
+        "at the peak."
+    )
+
+
+def start_sentence(start: Json) -> str:
+    """How long a cold start takes."""
+    low, high = time_text(start["low_s"]), time_text(start["high_s"])
+    return (
+        f"A replica answers {time_text(start['seconds'])} after it is ordered; "
+        f"eight of ten starts take {low} to {high}."
+    )
+
+
+def limits_sentence(answer: Json) -> str:
+    """The limits that requests had to keep, and for how many of them."""
+    names = {
+        "ttft_s": "first token",
+        "tpot_s": "each further token",
+        "request_latency_s": "whole answer",
+    }
+    parts = [f"{names[name]} in {time_text(value)}" for name, value in answer["limits"].items()]
+    return f"{share_text(answer['attainment_wanted'])} of all requests: {', '.join(parts)}."
+
+
+def service_sentence(answer: Json) -> str:
+    """What one replica is, serves and costs."""
+    devices, rate = answer["devices_per_replica"], answer["service"]["requests_per_s"]
+    on = f"{devices} device{'s' * (devices != 1)}"
+    price = answer["usd_per_replica_hour"]
+    cost = "" if price is None else f", for {dollars(price)} an hour"
+    return f"One replica is a server on {on}{cost}. It serves {rate_text(rate)} within the limits."
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def policies_frame(answer: Json) -> pd.DataFrame:
+    """A row for each policy, the best first, then the two bounds."""
+    named = [*policies(answer).values(), *answer["bounds"].values()]
+    return pd.DataFrame([policy_row(answer, policy) for policy in named])
+
+
+def policy_row(answer: Json, policy: Json) -> dict[str, Any]:
+    """The figures of a policy; shares in percent."""
+    attainment, counts = policy["attainment"], policy["replicas"]
+    span = f"{replicas_text(counts['min'])} – {replicas_text(counts['max'])}"
+    bound = policy["scaling"] is None
+    state = "yes" if policy["meets"] else "no"
+    return {
+        "key": policy["name"],
+        "policy": title(policy["name"]),
+        "keeps": "bound" if bound else state,
+        "month": policy["usd_per_month"],
+        "gpu_hours": policy["gpu_hours"],
+        "attainment": 100.0 * attainment["value"],
+        "band": band_text(attainment),
+        "replicas": span,
+        "cold_starts": policy["cold_starts"],
+        "worst": worst_text(answer, policy),
+        "peak": policy["against"].get("always_peak"),
+        "clairvoyant": policy["against"].get("clairvoyant"),
+    }
+
+
+def scaling_rows(scaling: Json) -> dict[str, str]:
+    """The parameters of a policy that are stated, as names and texts."""
+    stated = Scaling.model_validate(scaling)
+    least, most = stated.min_replicas, stated.max_replicas
+    rows = {"Replicas": f"{least} to {most}" if least != most else f"{least}"}
+    for trigger in stated.triggers:
+        rows[f"Target of {METRICS[trigger.metric]}"] = f"{significant(trigger.target)} a replica"
+    rows |= _times(stated)
+    for name, text in (("tolerance", "Tolerance"), ("headroom", "Headroom")):
+        if (value := getattr(stated, name)) is not None:
+            rows[text] = f"{value:.0%}"
+    for way, text in (("up", "Added at most"), ("down", "Ended at most")):
+        step, period = getattr(stated, f"{way}_step"), getattr(stated, f"{way}_period_s")
+        if step is not None:
+            rows[text] = f"{step} replicas{f' in {time_text(period)}' if period else ''}"
+    if stated.periods:
+        rows["Periods"] = "; ".join(
+            f"{moment(0, one.from_hour)} to {_end(one.to_hour)}: {one.replicas}"
+            for one in stated.periods
+        )
+    return rows
+
+
+def _end(hour: int) -> str:
+    """The end of a period: midnight is that of the day that it ends."""
+    return f"{DAYS[(hour - 1) // 24]} 24:00" if hour % 24 == 0 else moment(0, hour)
+
+
+def _times(stated: Scaling) -> dict[str, str]:
+    names = {
+        "interval_s": "Looks every",
+        "window_s": "Averages over",
+        "up_delay_s": "Waits before it adds",
+        "down_delay_s": "Waits before it ends",
+        "idle_s": "Ends the last one after",
+        "lead_s": "Orders ahead by",
+    }
+    values = {text: getattr(stated, name) for name, text in names.items()}
+    return {text: time_text(value) for text, value in values.items() if value is not None}
+
+
+def phase_rows(start: Json) -> list[dict[str, str]]:
+    """The phases of a cold start."""
+    return [
+        {
+            "Phase": phase["name"].replace("_", " ").capitalize(),
+            "Time": time_text(phase["seconds"]),
+            "Likely": f"{time_text(phase['low_s'])} to {time_text(phase['high_s'])}",
+            "Basis": phase["basis"],
+        }
+        for phase in start["phases"]
+    ]
+
+
+def saving_rows(savings: Sequence[Json]) -> list[dict[str, str]]:
+    """What shortens a cold start, and by how much."""
+    return [
+        {"Change": saving["change"], "Shorter by": time_text(saving["seconds"])}
+        for saving in savings
+    ]
+
+
+def days_of(load: Json) -> dict[str, tuple[float, float]]:
+    """The whole of a load and each of its days, as seconds from and to."""
+    span, first = float(load["span_s"]), load["start_hour"] * HOUR_S
+    whole = {"Whole": (0.0, span)}
+    end = DAY_S - first % DAY_S
+    begin = 0.0
+    while begin < span and span > DAY_S:
+        whole[day_title(begin, first)] = (begin, min(end, span))
+        begin, end = end, end + DAY_S
+    return whole
+
+
+def day_title(begin_s: float, first_s: float) -> str:
+    """The name of a day of a load, with its week from the second one on."""
+    day = int((first_s + begin_s) // DAY_S)
+    week = day // 7
+    return f"{DAYS[day % 7]}{f', week {week + 1}' if week else ''}"
