@@ -48,7 +48,7 @@ Value = TypeVar("Value")
 MAX_PINS = 4
 LOOK_EVERY_S = 0.5
 """Seconds between looks whether the reader still waits for what is being calculated."""
-SHOWING_HARDWARE = ("hardware.py", "compare.py", "recipe.py")
+SHOWING_HARDWARE = ("hardware.py", "compare.py", "recipe.py", "over_time.py")
 """Pages that show which hardware splits are judged on."""
 BY_MEANS = {"objective.limits.percentile": None}
 
@@ -362,6 +362,16 @@ def draw_later() -> None:
 # --- the plan ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """A button beside a calculation that ends it."""
+
+    label: str
+    key: str
+    on_click: Callable[..., None]
+    args: tuple[Any, ...] = ()
+
+
 def model() -> ModelSpec:
     """The model of the request.
 
@@ -395,6 +405,7 @@ def calculated(
     function: Callable[..., Value],
     *arguments: Any,
     simulated_what: str = "splits",
+    give_up: WayOut | None = None,
     **options: Any,
 ) -> Value:
     """The value of a function of the core, calculated by the server's workers.
@@ -403,31 +414,37 @@ def calculated(
     percentiles, with a way to do without. The button, any other edit, or to leave the page ends
     the work: there Streamlit stops a script, as soon as it draws something.
     ``simulated_what``: what is counted meanwhile; empty where steps are no simulations.
+    ``give_up``: another way out.
 
     Raises:
         RecipeError: as the function, and where the server has too much to do.
     """
     pool, place = server_pool(), st.empty()
     client = st.session_state.setdefault("client", secrets.token_hex(8))
+    way_out = give_up or WayOut("Use means instead", "no-percentile", apply, (BY_MEANS,))
+    counting = "Simulated" if give_up else "Simulating requests:"
     with place.container(), st.spinner(task):
         ahead, simulated = st.empty(), st.container()
         bars: list[Any] = []
         looked = time.monotonic()
 
+        def begin() -> None:
+            bars.append(simulated.progress(0.0))
+            simulated.button(
+                way_out.label,
+                key=way_out.key,
+                icon=":material/close:",
+                on_click=way_out.on_click,
+                args=way_out.args,
+            )
+
         def show(done: int, steps: int) -> None:
             if not simulated_what:
                 return
-            text = f"Simulating requests: {done} of {steps} {simulated_what}"
             if not bars:
-                bars.append(simulated.progress(0.0))
-                simulated.button(
-                    "Use means instead",
-                    key="no-percentile",
-                    icon=":material/close:",
-                    on_click=apply,
-                    args=(BY_MEANS,),
-                )
-            bars[0].progress(done / steps, text=text)
+                begin()
+            text = f"{counting} {done} of {steps} {simulated_what}"
+            bars[0].progress(min(done / steps, 1.0), text=text)
 
         def left() -> bool:
             nonlocal looked
@@ -436,6 +453,8 @@ def calculated(
                 ahead.caption(f"{pool.waiting} requests wait") if pool.waiting else ahead.empty()
             return False
 
+        if give_up:  # which there is from the start, before the first step is counted
+            begin()
         with progress.watched(show):
             value = pool.run(function, *arguments, client=client, abandoned=left, **options)
     place.empty()

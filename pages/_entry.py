@@ -25,6 +25,7 @@ STEPS = {
 }
 BESIDE = {
     "size.py": st.Page("size.py", title="Size", icon=":material/shopping_cart:"),
+    "over_time.py": st.Page("over_time.py", title="Over time", icon=":material/schedule:"),
     "side.py": st.Page("side.py", title="Side by side", icon=":material/compare:"),
     "measured.py": st.Page("measured.py", title="Measured", icon=":material/monitoring:"),
     "check.py": st.Page("check.py", title="Check a command", icon=":material/terminal:"),

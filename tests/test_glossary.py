@@ -59,6 +59,11 @@ NEEDED = [
     "demand",
     "spot",
     "reserved",
+    "cold start",
+    "attainment",
+    "scale to zero",
+    "burstiness",
+    "stabilisation",
 ]
 """Words that a reader of the pages meets and must find."""
 

@@ -14,6 +14,7 @@ from recipe_core.base.units import count, significant
 from recipe_core.present.size_view import dollars
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
 from recipe_core.request.scaling import Scaling
+from recipe_core.traffic.load import Load
 
 Json = Mapping[str, Any]
 TITLES = {
@@ -160,7 +161,7 @@ def worst_text(answer: Json, policy: Json) -> str:
     """When the fewest requests kept the limits."""
     worst = policy["worst_interval"]
     at = moment(worst["at_s"], answer["load"]["start_hour"])
-    return f"{at}, {share_text(worst['share'])} of {time_text(worst['seconds'])}"
+    return f"{at}: {share_text(worst['share'])} of {time_text(worst['seconds'])}"
 
 
 def checked_text(answer: Json, policy: Json) -> str:
@@ -215,6 +216,23 @@ def service_sentence(answer: Json) -> str:
     return f"One replica is a server on {on}{cost}. It serves {rate_text(rate)} within the limits."
 
 
+def load_of_sentence(load: Load) -> str:
+    """The same of a load that is not simulated yet."""
+    return load_sentence(
+        {
+            "requests": load.requests,
+            "span_s": load.span_s,
+            "mean_rate_per_s": float(load.rates.mean()),
+            "peak_rate_per_s": float(load.rates.max()),
+        }
+    )
+
+
+def limits_text(ttft_ms: float, tpot_ms: float) -> str:
+    """Two limits in few words: ``2 s, then 200 ms a token``."""
+    return f"{time_text(ttft_ms / 1e3)}, then {time_text(tpot_ms / 1e3)} a token"
+
+
 # --- tables --------------------------------------------------------------------------------------
 
 
@@ -244,6 +262,37 @@ def policy_row(answer: Json, policy: Json) -> dict[str, Any]:
         "peak": policy["against"].get("always_peak"),
         "clairvoyant": policy["against"].get("clairvoyant"),
     }
+
+
+def outcome_rows(answer: Json, policy: Json) -> dict[str, str]:
+    """What a policy does, as names and texts."""
+    counts, attainment = policy["replicas"], policy["attainment"]
+    wanted = share_text(answer["attainment_wanted"])
+    within = f"{share_text(attainment['value'])} ({band_text(attainment)}), wanted {wanted}"
+    mean = f"{replicas_text(counts['mean'])} on average"
+    least, most = replicas_text(counts["min"]), replicas_text(counts["max"])
+    rows = {
+        "Cost": cost_text(policy),
+        "GPU-hours": f"{significant(policy['gpu_hours'])} in {time_text(answer['load']['span_s'])}",
+        "Within the limits": within,
+        "Worst time": worst_text(answer, policy),
+        "Replicas": f"{least} to {most}, {mean}",
+        "Cold starts": f"{policy['cold_starts']:,.0f}",
+        "Requests that waited for one": f"{policy['requests_delayed']:,.0f}",
+    }
+    if policy["replicas_lost"]:
+        rows["Replicas lost"] = f"{policy['replicas_lost']:,.0f}"
+    return rows
+
+
+def scaled_files(with_policy: Mapping[str, bytes], without: Mapping[str, bytes]) -> dict[str, str]:
+    """Files of targets that a policy changes, by path, autoscalers' own first."""
+    changed = {
+        path: data.decode(errors="replace")
+        for path, data in with_policy.items()
+        if path.startswith("targets/") and without.get(path) != data
+    }
+    return dict(sorted(changed.items(), key=lambda item: (item[0] in without, item[0])))
 
 
 def scaling_rows(scaling: Json) -> dict[str, str]:
@@ -305,6 +354,7 @@ def saving_rows(savings: Sequence[Json]) -> list[dict[str, str]]:
     return [
         {"Change": saving["change"], "Shorter by": time_text(saving["seconds"])}
         for saving in savings
+        if saving["seconds"] > 0
     ]
 
 

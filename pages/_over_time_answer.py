@@ -1,0 +1,83 @@
+"""The answer of the page Over time: simulated by the server's workers when asked, and cached."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import _common as common
+from cachetools import LRUCache
+import streamlit as st
+
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.fleet.answer import over_time_json
+from recipe_core.hardware.offers import current_day
+from recipe_core.request.schema import PlanRequest
+
+Json = Mapping[str, Any]
+Key = tuple[str, str, bool, str]
+_answers: LRUCache[Key, Json] = LRUCache(maxsize=32)
+_lock = threading.Lock()
+
+
+def asked(request: PlanRequest, policies: list[str]) -> dict[str, Any]:
+    """What is simulated: the request, without the policy that it uses already."""
+    options = request.options.model_copy(update={"scaling": None})
+    value = request.model_copy(update={"options": options}).to_json()
+    return {"request": value, "policies": policies}
+
+
+def key_of(question: Mapping[str, Any]) -> Key:
+    """What tells answers apart.
+
+    Raises:
+        RecipeError: where the model cannot be read.
+    """
+    return json.dumps(question), common.digest(), folders_allowed(), str(current_day())
+
+
+def known(key: Key) -> Json | None:
+    """An answer that was calculated before; sessions share it, so read only."""
+    with _lock:
+        return _answers.get(key)
+
+
+def begin(key: Key) -> None:
+    """Ask for the answer: the next run calculates it."""
+    st.session_state["over-time-run"] = key
+
+
+def cancel() -> None:
+    """Ask no more; the run that calculates ends with the click."""
+    st.session_state.pop("over-time-run", None)
+
+
+def running(key: Key) -> bool:
+    """Whether this answer was asked for; another that was is given up: the request has changed."""
+    if st.session_state.get("over-time-run") != key:
+        cancel()
+        return False
+    return True
+
+
+def simulated(key: Key, question: Mapping[str, Any]) -> Json:
+    """The answer, with progress and a way to cancel.
+
+    Raises:
+        RecipeError: where there is nothing to simulate.
+    """
+    found: Json = common.calculated(
+        "Simulating policies",
+        over_time_json,
+        question["request"],
+        policies=question["policies"],
+        folders=key[2],
+        simulated_what="steps",
+        give_up=common.WayOut("Cancel", "over-time-cancel", cancel),
+    )
+    cancel()
+    with _lock:
+        _answers[key] = found
+    return found

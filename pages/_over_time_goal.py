@@ -1,0 +1,188 @@
+"""Limits on time, and what a new replica finds, on the page Over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import _common as common
+import _numbers as numbers
+import _over_time_load as loads
+import streamlit as st
+
+from recipe_core.base.described import description_of
+from recipe_core.base.errors import RecipeError
+from recipe_core.hardware.storage import storage_names, storage_tier
+from recipe_core.present import charts
+from recipe_core.present import over_time_view as view
+from recipe_core.present.glossary import term_help
+from recipe_core.request.over_time import OverTime
+from recipe_core.request.start import Start
+from recipe_core.request.time_limits import TimeLimits, time_limits
+
+SHARES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+TIMES = {
+    "ttft_ms": ("First token (ms)", "ms"),
+    "tpot_ms": ("Per token (ms)", "ms"),
+    "request_latency_ms": ("Whole answer (ms)", "ms"),
+}
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def stated() -> bool:
+    """Whether some limit on time is stated."""
+    limits = common.request().objective.limits
+    return any(getattr(limits, name) is not None for name in TIMES)
+
+
+def limits() -> None:
+    """The objective's limits on time, some to start from, and the share that must keep them."""
+    with st.container(key="over-time-presets"):
+        if not stated():
+            presets()
+    with numbers.group("over-time-limits"), st.grid(2, min_column_width=150):
+        for name, (label, unit) in TIMES.items():
+            numbers.number(
+                label,
+                f"objective.limits.{name}",
+                optional=True,
+                unit=unit,
+                placeholder="no limit",
+            )
+    attainment()
+
+
+def presets() -> None:
+    """Limits that others publish, a click each."""
+    st.info("State a limit on time, or start from a published one:", icon=":material/timer:")
+    with st.container(horizontal=True):
+        for name, preset in time_limits().items():
+            st.button(
+                f"{preset.title}: {view.limits_text(preset.ttft_ms, preset.tpot_ms)}",
+                key=f"over-time-limits-{name}",
+                on_click=common.apply,
+                args=(limit_changes(preset),),
+                help=preset.help,
+            )
+        st.page_link(
+            "objective.py",
+            label="All limits",
+            icon=":material/target:",
+            query_params=common.link(),
+        )
+
+
+def limit_changes(preset: TimeLimits) -> dict[str, float]:
+    """The fields of the request that a preset sets."""
+    return {
+        "objective.limits.ttft_ms": preset.ttft_ms,
+        "objective.limits.tpot_ms": preset.tpot_ms,
+    }
+
+
+def attainment() -> None:
+    """The share of requests that must keep the limits."""
+    now = loads.current().attainment
+    common.seed("_over-time-attainment", now)
+
+    def commit() -> None:
+        loads.apply({"attainment": st.session_state["_over-time-attainment"]})
+
+    st.select_slider(
+        "Requests within the limits",
+        sorted({*SHARES, now}),
+        key="_over-time-attainment",
+        on_change=commit,
+        format_func=view.share_text,
+        help=f"{description_of(OverTime, 'attainment')}\n\n{term_help('attainment')}",
+    )
+
+
+# --- what a new replica finds --------------------------------------------------------------------
+
+
+NODES = {"new": "A new node", "ready": "A node that is ready"}
+IMAGES = {"": "As usual there", "pull": "Pulled", "streamed": "Streamed", "cached": "On the node"}
+LOADERS = {
+    "default": "The engine's own",
+    "streamer": "Streamer",
+    "fastsafetensors": "fastsafetensors",
+    "instanttensor": "InstantTensor",
+}
+WAKES = {
+    "cold": "A cold start",
+    "sleep-1": "Sleep, weights in host memory",
+    "sleep-2": "Sleep, weights dropped",
+    "snapshot": "A snapshot",
+}
+PLACES = {
+    "": "As usual there",
+    "hub": "Hugging Face Hub",
+    "tmpfs": "Memory (tmpfs)",
+    "peer": "A peer",
+}
+
+
+def start(known: Mapping[str, Any] | None) -> None:
+    """What a start finds, how long it takes, and what would shorten it.
+
+    ``known``: the start's part of an answer; None where it cannot be told.
+    """
+    with st.grid(2, min_column_width=170):
+        pick("Node", "node", NODES)
+        pick("Image", "image", IMAGES)
+        pick("Weights from", "weights", places())
+        pick("Loader", "loader", LOADERS)
+        pick("Waking", "wake", WAKES)
+        with numbers.group("over-time-start"):
+            numbers.number(
+                "Extra seconds", "options.start.extra_s", optional=True, placeholder="none"
+            )
+    common.edit(st.toggle, "Compiled code is kept", "options.start.compile_cache")
+    if known is not None:
+        phases(known)
+
+
+def places() -> dict[str, str]:
+    """Where weights may be read from."""
+    tiers = {name: storage_tier(name).title for name in storage_names()}
+    now = common.request().options.start.weights
+    known = {**PLACES, **tiers}
+    return known if now is None or now in known else {**known, now: now}
+
+
+def pick(label: str, name: str, options: Mapping[str, str]) -> None:
+    """A field of the start with few values; the empty one leaves it out."""
+    common.edit(
+        st.selectbox,
+        label,
+        f"options.start.{name}",
+        read=lambda value: value or "",
+        write=lambda value: value or None,
+        options=list(options),
+        format_func=options.get,
+    )
+
+
+def phases(start: Mapping[str, Any]) -> None:
+    """The phases of a start, and what shortens it."""
+    st.markdown(common.escape(view.start_sentence(start)))
+    st.plotly_chart(
+        charts.start_phases(start, dark=common.dark()),
+        key="over-time-start-chart",
+        alt="Phases of a cold start, in seconds from the order of a replica",
+    )
+    if rows := view.saving_rows(start["savings"]):
+        st.table(
+            [{name: common.escape(text) for name, text in row.items()} for row in rows],
+            border="horizontal",
+            hide_index=True,
+            alt="What shortens a cold start, and by how much",
+        )
+
+
+def literal(name: str) -> Sequence[str]:
+    """The values that a field of the start takes."""
+    return tuple(get_args(Start.model_fields[name].annotation))

@@ -1,0 +1,289 @@
+"""The load on the page Over time: a named shape, rates that are typed, or a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import _common as common
+import _numbers as numbers
+import _over_time_trace as traces
+import streamlit as st
+
+from recipe_core.base.described import description_of
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.numbers import number_text, read_numbers
+from recipe_core.present import charts
+from recipe_core.present import over_time_view as view
+from recipe_core.request.link import START_LOADS
+from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, OverTime
+from recipe_core.request.ranges import range_of
+from recipe_core.traffic.load import Load
+from recipe_core.traffic.loads import load_of
+from recipe_core.traffic.shapes import shape_names
+
+START_SHAPE = "azure_2024_conv"
+FROM = {"shape": "Published shape", "rates": "My rates", "trace": "A trace"}
+STEPS = {60.0: "1 minute", 300.0: "5 minutes", 900.0: "15 minutes", 3600.0: "1 hour"}
+AREA_PX = 110
+
+
+def current() -> OverTime:
+    """The load of the request; where it has none, a published week at the request's rate."""
+    workload = common.request().workload
+    stated: OverTime | None = workload.over_time
+    if stated is not None:
+        return stated
+    rate = workload.request_rate or START_LOADS["open"]
+    return OverTime(shape=START_SHAPE, mean_rate=float(rate))
+
+
+def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The load with some of its fields changed; None takes one out."""
+    values = {**current().to_json(), **changes}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def put(changes: Mapping[str, Any]) -> None:
+    """Change fields of the load.
+
+    Raises:
+        RecipeError: where it is no load any more.
+    """
+    common.change_to({"workload.over_time": changed(changes)})
+
+
+def apply(changes: Mapping[str, Any]) -> None:
+    """The same; what is wrong is refused."""
+    common.apply({"workload.over_time": changed(changes)})
+
+
+def draw() -> None:
+    """Where the load is from, its figures, and how it looks."""
+    source = choose_source()
+    if source == "trace":
+        traces.draw(changed)
+        if common.request().workload.over_time is None:
+            return
+    elif source == "rates":
+        typed_rates()
+    else:
+        shape()
+    figures()
+    picture()
+
+
+def choose_source() -> str:
+    """Whether the load is a shape, rates or a trace."""
+    stated = "rates" if current().rates else "shape"
+    now = st.session_state.get("over-time-from", stated)
+    if now != "trace" and now != stated:  # a link or a trace changed it
+        now = stated
+
+    def commit() -> None:
+        chosen = st.session_state["_over-time-from"]
+        if not chosen:
+            return
+        st.session_state["over-time-from"] = chosen
+        if chosen == "rates" and not current().rates:
+            take_rates()
+        elif chosen == "shape" and not current().shape:
+            mean = float(load().rates.mean())
+            take = {"shape": START_SHAPE, "mean_rate": numbers.scaled(mean, 1.0)}
+            apply(take | {"rates": None, "interval_s": None, "source": None})
+
+    common.seed("_over-time-from", now)
+    st.segmented_control(
+        "Load over time",
+        list(FROM),
+        key="_over-time-from",
+        on_change=commit,
+        format_func=FROM.get,
+        required=True,
+        wrap=True,
+        label_visibility="collapsed",
+    )
+    return now
+
+
+def take_rates() -> None:
+    """Make the rates of a shape one's own, to change them by hand."""
+    week = load_of(OverTime.model_validate(changed({"days": 7, "growth_per_month": 0})), workload())
+    rates = [float(f"{rate:.3g}") for rate in week.rates]
+    apply({"shape": None, "mean_rate": None, "rates": rates, "interval_s": week.interval_s})
+
+
+def workload() -> Any:
+    """The workload of the request."""
+    return common.request().workload
+
+
+def load() -> Load:
+    """Rates and lengths of the whole time.
+
+    Raises:
+        RecipeError: where the load names a shape that is not known.
+    """
+    return load_of(current(), workload())
+
+
+# --- a published shape ---------------------------------------------------------------------------
+
+
+def shape() -> None:
+    """A published week, and the rate that it is scaled to."""
+    now = current().shape or START_SHAPE
+    names = list(shape_names())
+    common.seed("_over-time-shape", now)
+
+    def commit() -> None:
+        if chosen := st.session_state["_over-time-shape"]:
+            apply({"shape": chosen})
+
+    st.selectbox(
+        "Shape of a week",
+        names if now in names else [now, *names],
+        key="_over-time-shape",
+        on_change=commit,
+        format_func=view.shape_title,
+        help=description_of(OverTime, "shape"),
+    )
+
+
+# --- rates that are typed ------------------------------------------------------------------------
+
+
+def typed_rates() -> None:
+    """Requests per second, one interval after the other."""
+    stated = current()
+    text = ", ".join(number_text(rate).replace(",", "") for rate in stated.rates)
+    key = "_over-time-rates"
+    common.seed(key, text)
+
+    def commit() -> None:
+        try:
+            typed = str(st.session_state[key] or "").replace("\n", ",")
+            values = read_numbers(typed, range_of("rates", OverTime), most=MOST_RATES)
+            put({"rates": values})
+        except RecipeError as error:
+            numbers.refuse("over-time-rates", f"Rates: {error.message} {error.hint or ''}".strip())
+
+    with numbers.group("over-time-rates"):
+        st.text_area(
+            "Requests per second, by commas",
+            key=key,
+            on_change=commit,
+            height=AREA_PX,
+            help=description_of(OverTime, "rates"),
+        )
+        step = stated.interval_s
+        common.seed("_over-time-step", step)
+
+        def commit_step() -> None:
+            apply({"interval_s": st.session_state["_over-time-step"]})
+
+        steps = {**STEPS, **({} if step in STEPS else {step: view.time_text(step)})}
+        st.selectbox(
+            "Each is for",
+            list(steps),
+            key="_over-time-step",
+            on_change=commit_step,
+            format_func=steps.get,
+        )
+    whole = len(stated.rates) * step
+    days = f"{whole / DAY_S:g} days" if whole >= 2 * DAY_S else view.time_text(whole)
+    st.caption(f"{len(stated.rates):,} rates: {days}, which repeat. 24 of an hour are a day.")
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def figures() -> None:
+    """Mean rate, days, growth, bursts, and when it begins."""
+    stated = current()
+    with numbers.group("over-time"), st.grid(3, min_column_width=150):
+        figure("mean_rate", "Mean requests/s", optional=bool(stated.rates), empty="as typed")
+        figure("days", "Days")
+        figure("growth_per_month", "Growth a month (%)", factor=100.0)
+        figure("burstiness", "Burstiness")
+        begin()
+
+
+def figure(
+    field: str, label: str, *, factor: float = 1.0, optional: bool = False, empty: str = ""
+) -> None:
+    """One number of the load; a wrong one is refused."""
+    value = getattr(current(), field)
+
+    def take(entered: float | None) -> None:
+        put({field: None if entered is None else numbers.scaled(entered, 1 / factor)})
+
+    numbers.box(
+        label,
+        f"_over-time-{field}",
+        None if value is None else numbers.scaled(value, factor),
+        take,
+        range_of(field, OverTime).scaled(factor),
+        optional=optional,
+        placeholder=empty,
+        help=description_of(OverTime, field),
+    )
+
+
+def begin() -> None:
+    """The day on which the time begins."""
+    stated = current()
+    days = [24 * n for n in range(7)]
+    common.seed("_over-time-begin", stated.start_hour)
+
+    def commit() -> None:
+        apply({"start_hour": st.session_state["_over-time-begin"]})
+
+    st.selectbox(
+        "Begins",
+        days if stated.start_hour in days else [stated.start_hour, *days],
+        key="_over-time-begin",
+        on_change=commit,
+        format_func=lambda hour: view.moment(0, hour),
+        width=numbers.BOX_PX,
+        help=description_of(OverTime, "start_hour"),
+    )
+
+
+def picture() -> None:
+    """The load in a sentence, through time, and by the hours of a week."""
+    try:
+        whole = load()
+    except RecipeError as error:
+        st.error(common.escape(error), icon=":material/block:")
+        return
+    st.caption(common.escape(" ".join([*source_line(), view.load_of_sentence(whole)])))
+    rates, dark = whole.rates.tolist(), common.dark()
+    names = ["Through time", "Hours of the week"]
+    tabs = st.tabs(names if whole.span_s > DAY_S else names[:1], key="over-time-load")
+    with tabs[0]:
+        st.plotly_chart(
+            charts.rates_over_time(rates, whole.interval_s, whole.start_hour, dark=dark),
+            key="over-time-rates-chart",
+            alt=f"Requests per second through {view.time_text(whole.span_s)}",
+        )
+    for tab in tabs[1:]:
+        with tab:
+            st.plotly_chart(
+                charts.hours_of_week(rates, whole.interval_s, whole.start_hour, dark=dark),
+                key="over-time-week-chart",
+                alt="Mean requests per second by day of the week and hour",
+            )
+
+
+def source_line() -> list[str]:
+    """Where the rates are from, and the lengths of requests."""
+    stated, asked = current(), workload()
+    parts = [f"Rates: {stated.source}."] if stated.source else []
+    if stated.lengths:
+        return [*parts, f"Lengths: {len(stated.lengths)} kinds of requests, as the trace has them."]
+    lengths = f"{asked.input_tokens:,} → {asked.output_tokens:,} tokens"
+    return [*parts, f"Lengths: {lengths}, from the workload."]
+
+
+HOURS_OF_A_WEEK = int(7 * DAY_S / HOUR_S)

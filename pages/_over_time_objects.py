@@ -1,0 +1,54 @@
+"""The objects that a policy becomes, as the bundle will hold them, on the page Over time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import _common as common
+import _recipe_cache as recipe_cache
+import _tabs as tabs
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.present import over_time_view as view
+from recipe_core.request.edit import change
+
+Json = Mapping[str, Any]
+
+
+def draw(policy: Json) -> None:
+    """The files of the bundle that hold the policy's numbers; made when they are looked at."""
+    title = "What is written into the bundle"
+    with st.expander(
+        title, icon=":material/description:", key="over-time-objects", on_change="rerun"
+    ) as part:
+        if not part.open:
+            return
+        try:
+            files = scaled_files(policy["scaling"])
+        except RecipeError as error:
+            st.error(common.escape(error), icon=":material/block:")
+            return
+        if not files:
+            st.info(f"No object of the bundle is written for {view.title(policy['name'])}.")
+            return
+        path = st.selectbox("File", list(files), key="over-time-object")
+        tabs.read(files[path or next(iter(files))])
+
+
+def scaled_files(scaling: Json) -> dict[str, str]:
+    """Files of the bundle that differ by the policy, by path.
+
+    Raises:
+        RecipeError: where no bundle can be made.
+    """
+    request = change(common.request(), {"options.scaling": scaling})
+    plain = change(request, {"options.scaling": None})
+    with_policy, without = (
+        recipe_cache.bundle_at(json.dumps(one.to_json()), common.digest(), folders_allowed(), "")
+        for one in (request, plain)
+    )
+    return view.scaled_files(with_policy.files, without.files)

@@ -1,0 +1,250 @@
+"""What the page Over time shows of an answer: verdict, policies, one of them through the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import _common as common
+import _over_time_load as loads
+import _over_time_objects as objects
+import streamlit as st
+
+from recipe_core.present import charts
+from recipe_core.present import over_time_view as view
+from recipe_core.present.glossary import term_help
+
+Json = Mapping[str, Any]
+Drawn = Callable[..., Any]
+CHARTS: Mapping[str, tuple[str, Drawn, str]] = {
+    "capacity": (
+        "Load and capacity",
+        charts.load_and_capacity,
+        "Requests per second that arrive, and what the ready replicas serve within the limits",
+    ),
+    "replicas": (
+        "Replicas",
+        charts.replicas,
+        "Replicas that are ready and that start, and how many the policy wants",
+    ),
+    "first": (
+        "Time to first token",
+        charts.first_tokens,
+        "Mean time to first token, with its limit",
+    ),
+    "share": (
+        "Requests within the limits",
+        charts.within_limits,
+        "Share of the requests of each interval that kept the limits, with the wanted share",
+    ),
+    "cost": (
+        "Cost so far",
+        charts.money_so_far,
+        "What the policy and both bounds have cost since the load began",
+    ),
+}
+
+
+def draw(answer: Json) -> None:
+    """Verdict, policies side by side, and the one that is looked at."""
+    good, sentence = view.verdict(answer)
+    say, icon = (st.success, "check_circle") if good else (st.error, "block")
+    say(f"**{common.escape(sentence)}.**", icon=f":material/{icon}:")
+    st.caption(
+        common.escape(
+            " ".join(
+                [
+                    view.limits_sentence(answer),
+                    view.service_sentence(answer),
+                    view.load_sentence(answer["load"]),
+                ]
+            )
+        )
+    )
+    for note in answer["notes"]:
+        st.caption(common.escape(note))
+    if answer["policies"]:
+        policies(answer)
+
+
+@st.fragment
+def policies(answer: Json) -> None:
+    """Everything about policies; to look at another one leaves the form as it is."""
+    common.follow_edit()
+    policy = looked_at(answer)
+    table(answer, policy["name"])
+    pictures(answer, policy["name"])
+    st.header(view.title(policy["name"]), anchor=False)
+    closely(answer, policy)
+    use(answer, policy)
+    through_time(answer, policy)
+
+
+def looked_at(answer: Json) -> Json:
+    """The policy that the reader selected, else the one of the request, else the best."""
+    known = view.policies(answer)
+    scaling = common.request().options.scaling
+    stated = scaling.policy if scaling else None
+    for name in (st.session_state.get("over-time-policy"), stated, answer["best"]):
+        if name in known:
+            return known[name]
+    first: Json = answer["policies"][0]
+    return first
+
+
+# --- side by side --------------------------------------------------------------------------------
+
+
+def table(answer: Json, chosen: str) -> None:
+    """A row for each policy and for both bounds; a selected policy is looked at."""
+    frame = view.policies_frame(answer)
+    keys = frame["key"].tolist()
+
+    def look() -> None:
+        rows = st.session_state["over-time-policies"]["selection"]["rows"]
+        if rows and keys[rows[0]] in view.policies(answer):
+            st.session_state["over-time-policy"] = keys[rows[0]]
+
+    st.session_state["over-time-policies"] = {
+        "selection": {"rows": [keys.index(chosen)], "columns": [], "cells": []}
+    }
+    st.dataframe(
+        frame,
+        key="over-time-policies",
+        on_select=look,
+        selection_mode="single-row-required",
+        hide_index=True,
+        height="content",
+        column_config=columns(answer),
+        alt=f"{len(answer['policies'])} policies and two bounds, the best first",
+    )
+    means = (f"**{view.title(name)}**: {text}" for name, text in view.BOUNDS.items())
+    st.caption(f"Bounds: {'; '.join(means)}. Select a row to look at a policy.")
+
+
+def columns(answer: Json) -> dict[str, object]:
+    """Titles of the columns, and what they mean."""
+    text, number = st.column_config.TextColumn, st.column_config.NumberColumn
+    wanted = view.share_text(answer["attainment_wanted"])
+    return {
+        "key": None,
+        "policy": text("Policy", pinned=True),
+        "keeps": text("Keeps limits", help=f"For {wanted} of the requests"),
+        "month": number("$ a month", format="%.0f"),
+        "gpu_hours": number("GPU-hours", format="%.0f", help="Of the whole time"),
+        "attainment": number("Within limits (%)", format="%.2f", help=term_help("attainment")),
+        "band": text("Likely", help="The lowest and the highest of the repetitions"),
+        "replicas": text("Replicas", help="Fewest and most"),
+        "cold_starts": number("Cold starts", format="%.0f", help=term_help("cold-start")),
+        "worst": text("Worst time", help="When the fewest requests kept the limits"),
+        "peak": number("Of peak cost", format="percent", help=view.BOUNDS["always_peak"]),
+        "clairvoyant": number("× clairvoyant", format="%.2f", help=view.BOUNDS["clairvoyant"]),
+    }
+
+
+def pictures(answer: Json, chosen: str) -> None:
+    """Cost by policy, and cost against the share within the limits."""
+    left, right = st.columns(2, gap="large")
+    dark = common.dark()
+    with left:
+        st.markdown("**Cost of each policy**")
+        st.plotly_chart(
+            charts.policy_costs(answer, chosen, dark=dark),
+            key="over-time-costs",
+            alt="Cost of each policy, with both bounds as lines",
+        )
+    with right:
+        st.markdown("**Cost against requests within the limits**")
+        st.plotly_chart(
+            charts.cost_against_share(answer, chosen, dark=dark),
+            key="over-time-tradeoff",
+            alt="Cost of each policy and bound against the share of requests within the limits",
+        )
+
+
+# --- one policy ----------------------------------------------------------------------------------
+
+
+def closely(answer: Json, policy: Json) -> None:
+    """Which policy is looked at, its figures and parameters."""
+    names = list(view.policies(answer))
+    common.seed("_over-time-policy", policy["name"])
+
+    def commit() -> None:
+        if chosen := st.session_state["_over-time-policy"]:
+            st.session_state["over-time-policy"] = chosen
+
+    st.selectbox(
+        "Policy",
+        names,
+        key="_over-time-policy",
+        on_change=commit,
+        format_func=view.title,
+        width=300,
+    )
+    said = [f"{view.facts(policy)}.", view.checked_text(answer, policy)]
+    st.markdown(common.escape(" ".join(filter(None, said))))
+    left, right = st.columns(2, gap="large")
+    for place, rows, alt in (
+        (left, view.scaling_rows(policy["scaling"]), "Parameters of the policy"),
+        (right, view.outcome_rows(answer, policy), "What the policy does"),
+    ):
+        with place:
+            st.table(
+                {name: common.escape(text) for name, text in rows.items()},
+                border="horizontal",
+                alt=alt,
+            )
+
+
+def use(answer: Json, policy: Json) -> None:
+    """Make the policy the request's own; the bundle's autoscalers are then told its numbers."""
+    scaling = common.request().options.scaling
+    used = scaling is not None and scaling.to_json() == policy["scaling"]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button(
+            "Used in the recipe" if used else f"Use {view.title(policy['name'])}",
+            key="over-time-use",
+            type=common.main_button(),
+            icon=":material/check:" if used else ":material/tune:",
+            disabled=used,
+            on_click=common.apply,
+            args=({"options.scaling": policy["scaling"], **loads.stated_fields()},),
+            help="Sets the scaling of the request: the bundle's autoscalers get these numbers",
+        )
+        if scaling is not None:
+            st.button(
+                "Use none",
+                key="over-time-none",
+                icon=":material/close:",
+                on_click=common.apply,
+                args=({"options.scaling": None},),
+            )
+            st.page_link(
+                "recipe.py",
+                label="To the recipe",
+                icon=":material/inventory_2:",
+                query_params=common.link(),
+            )
+    objects.draw(policy)
+
+
+def through_time(answer: Json, policy: Json) -> None:
+    """Load, replicas, first token, share and cost, over the whole time or one day of it."""
+    days = view.days_of(answer["load"])
+    shown = next(iter(days))
+    if len(days) > 1:
+        st.session_state.setdefault("over-time-day", shown)
+        if st.session_state["over-time-day"] not in days:
+            st.session_state["over-time-day"] = shown
+        chosen = st.selectbox(
+            "Time shown", list(days), key="over-time-day", persist_state="session", width=300
+        )
+        shown = chosen or shown
+    for name, (title, chart, alt) in CHARTS.items():
+        st.markdown(f"**{title}**")
+        st.plotly_chart(
+            chart(answer, policy, days[shown], dark=common.dark()),
+            key=f"over-time-{name}",
+            alt=alt,
+        )
