@@ -17,7 +17,14 @@ from pathlib import PurePosixPath
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-SERVERS = ("test_demo", "test_launcher_engine", "test_vllm", "test_verify", "test_loop")
+SERVERS = (
+    "test_demo",
+    "test_launcher_engine",
+    "test_vllm",
+    "test_verify",
+    "test_loop",
+    "test_live_scaling",
+)
 TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench", "test_torchtitan")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (
