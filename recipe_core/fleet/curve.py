@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipe_core.base.arrays import Float, Int
+from recipe_core.base.arrays import Float
 from recipe_core.fleet.fleet import Service
 from recipe_core.fleet.replica import Records, Replica, Steps
 from recipe_core.traffic.load import Lengths
 
 POINTS = 14
-_EACH = (250, 3)
+_EACH = (300, 3)
 """Requests of a point: fewest, and for each one in flight."""
 _KEPT = 32
 _curves: OrderedDict[tuple[bytes, ...], Curve] = OrderedDict()
@@ -61,10 +61,32 @@ def curve_of(service: Service, lengths: Lengths) -> Curve:
 
 
 def sampled(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[Float, Float]:
-    """Input and output tokens of so many requests."""
-    weight = lengths.weight / lengths.weight.sum()
-    chosen = rng.choice(len(weight), size=count, p=weight)
+    """Input and output tokens of so many requests, in a random order.
+
+    Each length comes as often as its weight says (a systematic sample), so that no chance of the
+    draw is in their means.
+    """
+    reached = np.cumsum(lengths.weight) / lengths.weight.sum()
+    places = (np.arange(count) + rng.random()) / max(count, 1)
+    chosen = np.minimum(np.searchsorted(reached, places), len(reached) - 1)
+    chosen = rng.permutation(chosen)
     return lengths.input_tokens[chosen], lengths.output_tokens[chosen]
+
+
+def with_begun(
+    lengths: Lengths, begun: int, count: int, rng: np.random.Generator
+) -> tuple[Float, Float]:
+    """So many requests, the first of which have a part of their answer behind them.
+
+    Those that are met inside are the longer the more of them there is to do.
+    """
+    inputs, outputs = sampled(lengths, count - begun, rng)
+    longer = Lengths(
+        lengths.input_tokens, lengths.output_tokens, lengths.weight * lengths.output_tokens
+    )
+    first_in, first_out = sampled(longer, begun, rng)
+    first_out = np.maximum(np.ceil(first_out * rng.random(begun)), 1.0)
+    return np.concatenate([first_in, inputs]), np.concatenate([first_out, outputs])
 
 
 def most_inside(service: Service, lengths: Lengths) -> float:
@@ -99,35 +121,40 @@ def _computed(service: Service, lengths: Lengths) -> Curve:
 
 def closed_loop(steps: Steps, lengths: Lengths, in_flight: int) -> tuple[float, float, float]:
     """Ends per second, mean seconds to first token from entering, and between tokens."""
-    count = in_flight + max(_EACH[0], _EACH[1] * in_flight)
+    more = max(_EACH[0], _EACH[1] * in_flight)
+    # those that come last keep the replica full until the counted ones have ended
+    records, outputs = looped(steps, lengths, in_flight, more + 2 * in_flight)
+    first, entered, done = (np.array(t) for t in (records.first, records.entered, records.done))
+    start_s, end_s = (np.sort(entered)[in_flight + k] for k in (more // 4, more - 1))
+    inside_s = np.clip(done, start_s, end_s) - np.clip(entered, start_s, end_s)
+    begun = np.arange(len(outputs)) < in_flight
+    # each counts by how much of its stay is within; the first have no whole stay
+    parts = np.where(begun, 0.0, inside_s / np.maximum(done - entered, 1e-12))
+    whole_s = max(float(inside_s[~begun].sum()), 1e-12)
+    rate = float(parts.sum()) / whole_s * float(inside_s.sum()) / max(end_s - start_s, 1e-12)
+    counted = ~begun & (entered >= start_s) & (entered <= end_s)
+    tokens = np.maximum(outputs - 1, 0.0)[counted].sum()
+    tpot_s = float((done - first)[counted].sum() / tokens) if tokens else 0.0
+    return rate, float((first - entered)[counted].mean()), tpot_s
+
+
+def looped(steps: Steps, lengths: Lengths, in_flight: int, count: int) -> tuple[Records, Float]:
+    """A replica with always so many requests in flight, until so many more have come.
+
+    Returns its records and the output tokens of each request.
+    """
     rng = np.random.default_rng(7)
-    inputs, outputs = sampled(lengths, count, rng)
-    # those that are there first have a part of their answer behind them, so that none are in step
-    begun = np.ceil(outputs[:in_flight] * rng.random(in_flight))
-    outputs = np.concatenate([np.maximum(begun, 1.0), outputs[in_flight:]])
+    inputs, outputs = with_begun(lengths, in_flight, in_flight + count, rng)
     records = Records.of(steps.service, inputs, outputs)
+    records.prompt[:in_flight] = [1.0] * in_flight
     replica = Replica(0, steps, records)
-    order: list[int] = []
     for request in range(in_flight):
         replica.add(0.0, request)
     coming = in_flight
-    while len(order) < count - in_flight:
+    while replica.in_flight:
         now = replica.next_at
-        for request in replica.step():
-            order.append(request)
-            if coming < count:
+        for _ in replica.step():
+            if coming < in_flight + count:
                 replica.add(now, coming)
                 coming += 1
-    return _figures(records, np.array(order), outputs)
-
-
-def _figures(records: Records, order: Int, outputs: Float) -> tuple[float, float, float]:
-    """Figures of the later two thirds of those that ended."""
-    first = len(order) // 3
-    counted = order[first:]
-    done = np.array(records.done)[counted]
-    span_s = max(float(done[-1]) - records.done[int(order[first - 1])], 1e-12)
-    firsts, entered = np.array(records.first)[counted], np.array(records.entered)[counted]
-    more = np.maximum(outputs[counted] - 1, 0.0).sum()
-    tpot_s = float((done - firsts).sum() / more) if more else 0.0
-    return len(counted) / span_s, float((firsts - entered).mean()), tpot_s
+    return records, outputs

@@ -1,0 +1,130 @@
+"""What a flow adds up: blocks of steps become intervals of series, and totals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.fleet.fleet import Fleet
+from recipe_core.fleet.groups import EXPECTED, Groups
+from recipe_core.fleet.outcome import Outcome, Series
+from recipe_core.fleet.shares import Shares
+
+_BLOCK = 1_000_000
+"""Numbers in an array of a block of steps, about."""
+_SUMS = ("kept", "ready", "starting", "wanted", "waiting", "running", "ttft_s", "delayed")
+
+
+class Tally:
+    """Adds up the steps of all columns.
+
+    A step's figures are written into a block; when it is full, shares are read for all of it.
+    """
+
+    def __init__(
+        self, fleet: Fleet, shares: Shares, columns: int, intervals: int, each: int, dt_s: float
+    ) -> None:
+        self.shares, self._each, self._dt_s = shares, each, dt_s
+        self._limit_s = fleet.limits_s.get("ttft_s", np.inf)
+        self.sums = {name: np.zeros((intervals, columns)) for name in _SUMS}
+        self.arrived = np.zeros(intervals)
+        self.replica_s, self.starts = np.zeros(columns), np.zeros(columns)
+        self.lost, self.most = np.zeros(columns), np.zeros(columns)
+        size = min(max(_BLOCK // (columns * each), 1), intervals) * each
+        self._flight, self._share, self._line_s, self._count = (
+            np.zeros((size, 2, columns)) for _ in range(4)
+        )
+        self._starting, self._wanted, self._gateway = (np.zeros((size, columns)) for _ in range(3))
+        self._requests = np.zeros(size)
+        self._size, self._filled, self._done = size, 0, 0
+
+    def step(
+        self,
+        groups: Groups,
+        share: Float,
+        line_s: Float,
+        requests: float,
+        others: tuple[Float, Float],
+    ) -> None:
+        """Takes a step's figures. ``share``: of its arrivals, of each group; 0 at the gateway."""
+        k = self._filled
+        self._flight[k], self._share[k] = groups.in_flight[EXPECTED], share
+        self._line_s[k], self._count[k] = line_s, groups.replicas
+        self._gateway[k], self._requests[k] = groups.gateway[EXPECTED], requests
+        self._starting[k], self._wanted[k] = others
+        self._filled = k + 1
+        if self._filled == self._size:
+            self.flush()
+
+    def flush(self) -> None:
+        """Adds the block up."""
+        n = self._filled
+        if not n:
+            return
+        shares, flight, count = self.shares, self._flight[:n], self._count[:n]
+        ready = count.sum(axis=1)
+        inside = np.minimum(flight, shares.curve.full)
+        beyond = flight - inside
+        line_s = np.maximum(beyond / shares.curve.fastest, self._line_s[:n])
+        replicas = np.broadcast_to(ready[:, None], inside.shape)
+        weight = self._share[:n] * self._requests[:n, None, None]
+        kept = shares.kept(inside, line_s, replicas)
+        ttft_s = shares.mean(shares.ttft_s, inside, replicas) + line_s
+        late = (line_s > min(self._limit_s, 1.0)) & (self._starting[:n, None] > 0)
+        entering = np.minimum(shares.mean(shares.waiting, inside, replicas), inside)
+        figures = {
+            "kept": (kept * weight).sum(axis=1),
+            "ready": ready,
+            "starting": self._starting[:n],
+            "wanted": self._wanted[:n],
+            "waiting": ((beyond + entering) * count).sum(axis=1) + self._gateway[:n],
+            "running": ((inside - entering) * count).sum(axis=1),
+            "ttft_s": (ttft_s * weight).sum(axis=1),
+            "delayed": (late * weight).sum(axis=1),
+        }
+        rows = slice(self._done // self._each, (self._done + n) // self._each)
+        for name, values in figures.items():
+            self.sums[name][rows] += values.reshape(-1, self._each, values.shape[1]).sum(axis=1)
+        self.arrived[rows] += self._requests[:n].reshape(-1, self._each).sum(axis=1)
+        self.replica_s += (ready + self._starting[:n]).sum(axis=0) * self._dt_s
+        self.most = np.maximum(self.most, (ready + self._starting[:n]).max(axis=0))
+        self._done, self._filled = self._done + n, 0
+
+    def opened(
+        self, column: int, steps: Int, requests: Float, wait_s: Float, flight: float
+    ) -> None:
+        """Requests of some steps leave the gateway after their waits."""
+        full = self.shares.curve.full
+        inside = np.full(len(steps), min(flight, full))
+        kept = self.shares.kept(inside, wait_s, np.ones(len(steps)))
+        rows = steps // self._each
+        np.add.at(self.sums["kept"][:, column], rows, kept * requests)
+        np.add.at(self.sums["ttft_s"][:, column], rows, wait_s * requests)
+        np.add.at(self.sums["delayed"][:, column], rows, requests)
+
+    def outcomes(self, span_s: float, interval_s: float) -> list[Outcome]:
+        """One outcome a column."""
+        return [self._outcome(k, span_s, interval_s) for k in range(len(self.starts))]
+
+    def _outcome(self, column: int, span_s: float, interval_s: float) -> Outcome:
+        sums = {name: values[:, column] for name, values in self.sums.items()}
+        arrived = self.arrived
+        kept = np.clip(sums["kept"], 0.0, arrived)
+        means = {
+            name: sums[name] / self._each
+            for name in ("ready", "starting", "wanted", "waiting", "running")
+        }
+        ttft_s = np.where(arrived > 0, sums["ttft_s"] / np.maximum(arrived, 1e-9), np.nan)
+        return Outcome(
+            span_s=span_s,
+            requests=float(arrived.sum()),
+            kept=float(kept.sum()),
+            replica_s=float(self.replica_s[column]),
+            starts=float(self.starts[column]),
+            delayed=float(sums["delayed"].sum()),
+            lost=float(self.lost[column]),
+            most_replicas=float(self.most[column]),
+            series=Series(
+                interval_s=interval_s, arrived=arrived, kept=kept, ttft_s=ttft_s, **means
+            ),
+        )
