@@ -2,9 +2,9 @@
 
 Requests are a flow into groups of replicas (``groups``), whose speed, and whose shares of requests
 within limits, are those of the simulation by requests at the same number in flight (``curve``,
-``shares``). Arrivals of each step are drawn from a gamma-mixed Poisson distribution, whose variance
-is the load's ``burstiness`` squared times its mean; all columns meet the same arrivals, and the k-th
-order of each takes the same time. Same seed, same bits.
+``shares``). Arrivals of each step are drawn from a gamma-mixed Poisson distribution, whose
+variance is the load's ``burstiness`` squared times its mean; all columns meet the same arrivals,
+and the k-th order of each takes the same time. Same seed, same bits.
 
 Left out beyond ``requests``: lengths that change over time, bursts longer than a step, differences
 between replicas of a group.
@@ -18,10 +18,10 @@ from recipe_core.base.arrays import Float
 from recipe_core.fleet.chance import Chance
 from recipe_core.fleet.curve import most_inside
 from recipe_core.fleet.fleet import Fleet, Service
-from recipe_core.fleet.groups import EXPECTED, RANDOM, Groups, Starting, cut
+from recipe_core.fleet.groups import CELLS, EXPECTED, RANDOM, Groups, Starting, cut
 from recipe_core.fleet.outcome import Outcome
 from recipe_core.fleet.replica import Steps
-from recipe_core.fleet.shares import Shares, shares_of
+from recipe_core.fleet.shares import GROUPS, Shares, shares_of
 from recipe_core.fleet.signals import Controller, Signals
 from recipe_core.fleet.tally import Tally
 from recipe_core.traffic.load import Lengths, Load
@@ -93,8 +93,10 @@ class _Flow:
         self._asked = np.random.default_rng([seed, 6])
         self._prompt_s = prompt_seconds(fleet.service, load.lengths)
         self._line_s = np.zeros((2, columns))
-        self._closed = np.where(begin > 0, -1, 0)  # the step since which the gateway is closed
+        self._closed = np.where(begin > 0, -1, 0)  # the step since which nothing is ready
+        self._any_closed = bool((begin <= 0).any())
         self._drain_s = Drains(self.shares, load.lengths)
+        self._entering = entering_of(self.shares)
         self._used = 1.0 / most_inside(fleet.service, load.lengths)
         self._arrived = 0.0
         self._again = np.zeros(columns)
@@ -111,7 +113,7 @@ class _Flow:
             if due is not None:
                 self._ready(step, due)
             if self._has_events:
-                self._events(step, at_s)
+                self._events(step)
             self._pass(step)
         self.tally.flush()
         return self.tally.outcomes(self.steps * self.dt_s, self.interval_s)
@@ -120,20 +122,20 @@ class _Flow:
         """A step of the flow."""
         groups, requests = self.groups, np.array([[self.expected[step]], [self.requests[step]]])
         self._arrived += self.requests[step]
-        coming = requests + self._again if self._again.any() else requests
+        coming = requests
+        if self._has_events:
+            coming, self._again = requests + self._again, np.zeros_like(self._again)
         reached = groups.arrive(coming)
-        ready = groups.ready
-        closed = ready <= 0
-        if closed.any():
+        if self._any_closed:
+            closed = groups.ready <= 0
             groups.gateway += np.where(closed, coming, 0.0)
             reached = np.where(closed, 0.0, reached)
-        self._again = np.zeros_like(self._again) if self._again.any() else self._again
         groups.serve(reached, self.dt_s)
         self._line_s = np.maximum(
             self._line_s + reached[EXPECTED] * self._prompt_s - self.dt_s, 0.0
         )
         share = reached[EXPECTED] * groups.replicas / max(self.expected[step], 1e-12)
-        if (self._closed >= 0).any():
+        if self._any_closed:
             share = np.where(self._closed >= 0, 0.0, share)
         self.tally.step(
             groups,
@@ -151,6 +153,7 @@ class _Flow:
         self.groups.add(due)
         for column in opens.tolist():
             self._open(step, column, float(before[column]))
+        self._any_closed = bool((self._closed >= 0).any())
 
     def _open(self, step: int, column: int, waited: float) -> None:
         """The first replica of a column that had none: how long each request waited."""
@@ -199,8 +202,15 @@ class _Flow:
         rest_s = (self.steps - step) * self.dt_s
         self.tally.replica_s += count * np.minimum(self._drain_s.seconds(left), rest_s)
         self._pay_kept(step, count)
-        self._closed = np.where((self.groups.ready <= 0) & (self._closed < 0), step, self._closed)
+        self._close(step)
         return left
+
+    def _close(self, step: int) -> None:
+        """Notes columns in which nothing is ready any more."""
+        dark = self.groups.ready <= 0
+        if dark.any():
+            self._closed = np.where(dark & (self._closed < 0), step, self._closed)
+            self._any_closed = True
 
     def _pay_kept(self, step: int, count: Float) -> None:
         rest_s = (self.steps - step) * self.dt_s
@@ -211,13 +221,13 @@ class _Flow:
         groups, shares = self.groups, self.shares
         x, ready = groups.in_flight[RANDOM], groups.ready
         inside = np.minimum(x, groups.full)
-        replicas = np.broadcast_to(ready, x.shape)
-        mean = np.minimum(shares.mean(shares.waiting, inside, replicas), inside)
-        entering = (mean * groups.replicas).sum(axis=0)
-        drawn = np.round(entering + np.sqrt(entering) * self._noise[step])
-        waits = ((x - inside) * groups.replicas).sum(axis=0) + groups.gateway[RANDOM]
-        entering = np.clip(drawn, 0.0, None)
-        running = np.maximum((inside * groups.replicas).sum(axis=0) - entering, 0.0)
+        there = groups.replicas
+        mean = self._entering[np.minimum(ready, GROUPS[-1]).astype(np.int64), groups.cells(inside)]
+        entering = mean[0] * there[0] + mean[1] * there[1]
+        entering = np.maximum(np.round(entering + np.sqrt(entering) * self._noise[step]), 0.0)
+        beyond = x - inside
+        waits = beyond[0] * there[0] + beyond[1] * there[1] + groups.gateway[RANDOM]
+        running = np.maximum(inside[0] * there[0] + inside[1] * there[1] - entering, 0.0)
         each = np.maximum(ready, 1.0)
         waiting = np.round(waits) + entering
         ttft_s, tpot_s = shares.curve.now(running / each, waiting / each)
@@ -242,7 +252,7 @@ class _Flow:
         events = self.fleet.events
         return events.failures_per_hour > 0 or events.reclaims_per_hour > 0
 
-    def _events(self, step: int, at_s: float) -> None:
+    def _events(self, step: int) -> None:
         """At most one failure and one reclaim of a column in a step; all columns draw the same."""
         events = self.fleet.events
         drawn = self._asked.random(2)
@@ -268,7 +278,7 @@ class _Flow:
         rest_s = (self.steps - step) * self.dt_s
         self.tally.replica_s += lost * min(notice_s, rest_s)
         self._pay_kept(step, lost)
-        self._closed = np.where((self.groups.ready <= 0) & (self._closed < 0), step, self._closed)
+        self._close(step)
 
 
 def arrivals_of(load: Load, steps: int, dt_s: float, seed: int) -> tuple[Float, Float]:
@@ -284,6 +294,14 @@ def arrivals_of(load: Load, steps: int, dt_s: float, seed: int) -> tuple[Float, 
         return expected, rng.poisson(expected).astype(float)
     drawn = expected + np.sqrt(over * expected) * rng.standard_normal(steps)
     return expected, np.maximum(np.round(drawn), 0.0)
+
+
+def entering_of(shares: Shares) -> Float:
+    """Requests of a replica that have not entered: by replicas from 0 on, and cells of a curve."""
+    inside = (np.arange(CELLS + 1) + 0.5) * shares.curve.full / CELLS
+    replicas = np.arange(GROUPS[-1] + 1.0)[:, None]
+    grid = np.broadcast_arrays(np.minimum(inside, shares.curve.full), replicas)
+    return np.asarray(np.minimum(shares.mean(shares.waiting, grid[0], grid[1]), grid[0]))
 
 
 def prompt_seconds(service: Service, lengths: Lengths) -> float:

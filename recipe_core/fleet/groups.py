@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.arrays import Float, Int
 from recipe_core.fleet.chance import Chance, spread_of
 from recipe_core.fleet.curve import Curve
 from recipe_core.fleet.fleet import StartTime
@@ -28,9 +28,10 @@ _LATEST = 4.0
 
 
 class Groups:
-    """State of all columns. replicas: shape (2 groups, columns). in_flight: of one replica, shape
-    (2 variants, 2 groups, columns). gateway: requests that wait for a first replica, shape
-    (2 variants, columns). prompts_s: seconds of prompts in line in one, shape (2 groups, columns).
+    """State of all columns.
+
+    replicas: shape (2 groups, columns). in_flight: of one replica, shape (2 variants, 2 groups,
+    columns). gateway: requests that wait for a first replica, shape (2 variants, columns).
     """
 
     def __init__(self, curve: Curve, begin: Float) -> None:
@@ -63,6 +64,10 @@ class Groups:
         reached[:, OLD] = each + lower_old / np.maximum(count[OLD], 1.0)
         reached[:, NEW] = each + lower_new / np.maximum(count[NEW], 1.0)
         return reached
+
+    def cells(self, inside: Float) -> Int:
+        """Cells of the curve in which numbers of requests inside are."""
+        return np.asarray((inside * self._scale).astype(np.int64))
 
     def serve(self, reached: Float, dt_s: float) -> None:
         """Requests arrive over a step, and leave."""
@@ -172,8 +177,3 @@ def cut(wanted: Float, ready: Float, starting: Float) -> tuple[Float, Float]:
     fewer = np.maximum(ready + starting - wanted, 0.0)
     cancelled = np.minimum(fewer, starting)
     return cancelled, np.minimum(fewer - cancelled, ready)
-
-
-def none_ready(groups: Groups) -> Bool:
-    """Columns in which nothing answers."""
-    return np.asarray(groups.ready <= 0)

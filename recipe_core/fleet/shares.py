@@ -93,7 +93,7 @@ def _place(nodes: Float, at: Float) -> tuple[Int, Float]:
 
 
 def _group(replicas: Float) -> tuple[Int, Float]:
-    """Between which of ``GROUPS`` a number of replicas is; what is random falls with its inverse."""
+    """Between which of ``GROUPS`` a number is; what is random falls with its inverse."""
     inverse = 1.0 / np.clip(replicas, 1.0, GROUPS[-1])
     nodes = 1.0 / np.array(GROUPS)
     cell = np.clip(np.searchsorted(-nodes, -inverse, side="right") - 1, 0, len(GROUPS) - 2)
@@ -245,7 +245,7 @@ def _crowded(
     steps: Steps, lengths: Lengths, flight: float, limits_s: Mapping[str, float]
 ) -> _Sample:
     """A replica with always so many requests inside; they have no wait but for a step."""
-    in_flight = max(int(round(flight)), 1)
+    in_flight = max(round(flight), 1)
     records, outputs = looped(steps, lengths, in_flight, 2 * in_flight + _COUNTED[0])
     entered = np.array(records.entered)
     tokens = outputs.astype(np.int64)

@@ -68,7 +68,7 @@ class Tally:
         line_s = np.maximum(beyond / shares.curve.fastest, self._line_s[:n])
         replicas = np.broadcast_to(ready[:, None], inside.shape)
         weight = self._share[:n] * self._requests[:n, None, None]
-        kept = shares.kept(inside, line_s, replicas)
+        kept = shares.kept(self._met(flight, count, line_s), line_s, replicas)
         ttft_s = shares.mean(shares.ttft_s, inside, replicas) + line_s
         late = (line_s > min(self._limit_s, 1.0)) & (self._starting[:n, None] > 0)
         entering = np.minimum(shares.mean(shares.waiting, inside, replicas), inside)
@@ -89,6 +89,23 @@ class Tally:
         self.replica_s += (ready + self._starting[:n]).sum(axis=0) * self._dt_s
         self.most = np.maximum(self.most, (ready + self._starting[:n]).max(axis=0))
         self._done, self._filled = self._done + n, 0
+
+    def _met(self, flight: Float, count: Float, line_s: Float) -> Float:
+        """Requests inside that one meets in the middle of its stay, when it has come to the front.
+
+        A group that is no more by then has become part of the other one.
+        """
+        curve, last = self.shares.curve, len(flight) - 1
+        inside = np.minimum(flight, curve.full)
+        rate = np.interp(inside, curve.in_flight, curve.rate)
+        later_s = line_s + 0.5 * inside / np.maximum(rate, 1e-12)
+        steps = np.arange(len(flight))[:, None, None] + np.minimum(
+            later_s / self._dt_s, float(last)
+        ).astype(np.int64)
+        steps = np.minimum(steps, last)
+        there = np.where(count > 0, flight, flight[:, ::-1])
+        there = np.minimum(np.take_along_axis(there, steps, axis=0), curve.full)
+        return np.asarray(np.where(there > 0, there, inside))
 
     def opened(
         self, column: int, steps: Int, requests: Float, wait_s: Float, flight: float
