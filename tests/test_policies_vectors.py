@@ -40,7 +40,7 @@ def test_vector(policy: str, vector: dict[str, Any]) -> None:
     assert RUN[policy](vector["given"]) == vector["expected"]
 
 
-TOLERANCE = 0.1
+TOLERANCE = np.array([0.1])
 
 
 def run_hpa(given: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ def hpa_pods(given: dict[str, Any], *, only_ready: bool) -> np.ndarray:
     ready = np.array(given.get("ready", [True] * len(values)))
     fresh = np.array(given.get("fresh", [False] * len(values)))
     measured = (ready & ~fresh) | (not only_ready)
-    unready = (~measured).sum() + given.get("pending_pods", 0)
+    unready = float((~measured).sum()) + given.get("pending_pods", 0)
     pods = hpa.Pods(number(measured.sum()), number(values[measured].sum()), unready=unready)
     return hpa.by_pods(number(given["current"]), pods, number(given["target"]), TOLERANCE)
 

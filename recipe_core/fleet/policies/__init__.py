@@ -1,13 +1,18 @@
-"""Policies of autoscalers: their rules as pure functions, and batches of them at work."""
+"""Policies of autoscalers: their rules as pure functions, and batches of them at work.
+
+One module a policy restates a project's documentation (docs/autoscalers.md); ``defaults.yaml`` has
+its numbers with their sources, ``table.py`` what each knows, ``windows.py`` sliding means and
+maxima. May import base, request, traffic and what a policy sees.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from recipe_core.base.errors import InputError
 from recipe_core.fleet.policies.dynamo import Dynamo
 from recipe_core.fleet.policies.fixed import Fixed
-from recipe_core.fleet.policies.forecasts import Constant
 from recipe_core.fleet.policies.hpa import Hpa
 from recipe_core.fleet.policies.keda import Keda
 from recipe_core.fleet.policies.kpa import Kpa
@@ -16,7 +21,7 @@ from recipe_core.fleet.policies.predictive import Predictive
 from recipe_core.fleet.policies.ray_serve import RayServe
 from recipe_core.fleet.policies.schedule import Schedule
 from recipe_core.fleet.policies.skyserve import SkyServe
-from recipe_core.fleet.policies.table import check, default_triggers
+from recipe_core.fleet.policies.table import FIELD, ROWS, check, default_triggers
 from recipe_core.fleet.signals import Controller
 from recipe_core.request.scaling import Policy, Scaling, Trigger
 from recipe_core.traffic.load import Load
@@ -54,7 +59,7 @@ def controller_of(
     limits_s: ``ttft_s`` and ``tpot_s`` of the objective, for Dynamo.
 
     Raises:
-        InputError: a scaling states what its policy does not know.
+        InputError: a scaling states what its policy does not know, or needs a trigger and has none.
         ValueError: the scalings are of several policies, look at different intervals, or are none.
     """
     policies = {scaling.policy for scaling in scalings}
@@ -64,18 +69,27 @@ def controller_of(
         check(scaling)
     (policy,) = policies
     triggers = default_triggers(policy, slots=slots, capacity_per_s=capacity_per_s)
+    _check_triggered(scalings, triggers)
     given = _Given(scalings, triggers, capacity_per_s, start_s, history, limits_s or {})
     return _MAKERS[policy](given)
 
 
+def _check_triggered(scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
+    for scaling in scalings:
+        if ROWS[scaling.policy].metrics and not (scaling.triggers or triggers):
+            raise InputError(
+                f"policy {scaling.policy} has no trigger to scale by.",
+                field=f"{FIELD}.triggers",
+                hint="State one, for example {metric: in-flight, target: 8}.",
+            )
+
+
 def _dynamo(given: _Given) -> Controller:
-    return Dynamo(given.scalings, given.capacity_per_s, given.limits_s, Constant())
+    return Dynamo(given.scalings, given.capacity_per_s, given.limits_s)
 
 
 def _predictive(given: _Given) -> Controller:
-    return Predictive(
-        given.scalings, given.capacity_per_s, given.start_s, Constant(), given.history
-    )
+    return Predictive(given.scalings, given.capacity_per_s, given.start_s, given.history)
 
 
 _MAKERS: Mapping[Policy, Callable[[_Given], Controller]] = {

@@ -13,10 +13,14 @@ from recipe_core.base.arrays import Float
 from recipe_core.fleet.policies.columns import Paced, next_look, numbers, whole_up
 from recipe_core.fleet.policies.columns import same_number as same
 from recipe_core.fleet.policies.defaults import default
-from recipe_core.fleet.policies.forecasts import Arrivals, Predictor
+from recipe_core.fleet.policies.forecasts import Arrivals
 from recipe_core.fleet.policies.windows import SLACK_S
 from recipe_core.fleet.signals import Signals
 from recipe_core.request.scaling import Scaling
+from recipe_core.traffic.forecast import predictor
+
+PREDICTOR = "kalman"
+"""The forecast that is simulated, by the planner's name of it (``load_predictor``)."""
 
 
 def change_by_time(times: Float, limit: Float, sensitivity: Float) -> Float:
@@ -55,7 +59,7 @@ class Dynamo(Paced):
 
     Engines of a fleet are alike here and share its mean latencies, so "all engines" is the mean.
     In a real fleet one fast engine holds a scale-up back. Nothing new is decided while a replica
-    starts.
+    starts. Requests are forecast by its Kalman filter; lengths are taken to stay as they are.
     """
 
     def __init__(
@@ -63,7 +67,6 @@ class Dynamo(Paced):
         scalings: Sequence[Scaling],
         capacity_per_s: float,
         limits_s: Mapping[str, float],
-        predictor: Predictor,
     ) -> None:
         load_s = default("dynamo", "load_interval_s")
         super().__init__(scalings, same(scalings, lambda one: one.interval_s, load_s))
@@ -74,9 +77,10 @@ class Dynamo(Paced):
         self._ttft_s = np.asarray(limits_s.get("ttft_s", default("dynamo", "ttft_s")))
         self._itl_s = np.asarray(limits_s.get("tpot_s", default("dynamo", "itl_s")))
         held = 1 - default("dynamo", "down_sensitivity")
-        self._sensitivity = 1 - numbers(scalings, lambda one: one.tolerance, held)
+        sensitivity = 1 - numbers(scalings, lambda one: one.tolerance, held)
+        self._sensitivity = sensitivity[:, np.newaxis]  # the last axis is of the engines
         self._headroom = numbers(scalings, lambda one: one.headroom, 0.0)
-        self._arrivals = Arrivals(predictor)
+        self._arrivals = Arrivals(predictor(PREDICTOR), self._forecast_s)
         self._floor = self._low
 
     def _begin(self, seen: Signals, /) -> None:
@@ -87,7 +91,7 @@ class Dynamo(Paced):
     def _look(self, seen: Signals, /) -> Float:
         if seen.at_s >= self._forecast_due_s - SLACK_S:
             self._forecast_due_s = next_look(seen.at_s, self._forecast_s)
-            rate = self._arrivals.forecast(seen, 1)
+            rate = self._arrivals.rates(seen, 1)
             floor = replicas_by_forecast(np.asarray(rate[0]), self._capacity_per_s, self._headroom)
             self._floor = self._bounded(floor)
         change = change_of_aggregated(

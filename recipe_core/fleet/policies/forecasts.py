@@ -2,70 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.fleet.signals import Signals
+from recipe_core.request.over_time import DAY_S, WEEK_S
+from recipe_core.traffic.forecast import Predictor, predictor
 from recipe_core.traffic.load import Load
 
 
-class Predictor(Protocol):
-    """A forecast of a series: shown one value an interval, asked for those of the next ones."""
+def seasonal(history: Load | None, interval_s: float) -> Predictor:
+    """A forecast with trend and season, fitted once a season at most.
 
-    def observe(self, value: float) -> None:
-        """Show it the value of an interval."""
-        ...
+    The season is a week where two are known before the start, else a day. The history is shown to
+    it; before two seasons are known it repeats the last value.
+    """
+    span_s = 0.0 if history is None else history.span_s
+    season_s = WEEK_S if span_s >= 2 * WEEK_S else DAY_S
+    counts = None if history is None else counts_of(history, interval_s)
+    return predictor("seasonal", season=max(round(season_s / interval_s), 2), history=counts)
 
-    def predict(self, steps: int = 1) -> Float:
-        """Values of the next intervals."""
-        ...
 
-
-class Constant:
-    """The last value, forever."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-
-    def observe(self, value: float) -> None:
-        """Keep it."""
-        self._last = value
-
-    def predict(self, steps: int = 1) -> Float:
-        """The last value for every step."""
-        return np.full(steps, self._last)
+def counts_of(load: Load, interval_s: float) -> Float:
+    """Requests of a load in whole intervals of ``interval_s`` up to its end."""
+    ends_s = np.arange(len(load.rates) + 1) * load.interval_s
+    arrived = np.concatenate([[0.0], np.cumsum(load.rates) * load.interval_s])
+    whole = int((load.span_s + 1e-6) // interval_s)
+    edges_s = load.span_s - np.arange(whole, -1, -1) * interval_s
+    return np.diff(np.interp(edges_s, ends_s, arrived))
 
 
 class Arrivals:
-    """Request rates of intervals, one after the other, as a predictor learns them.
+    """Requests of intervals, one after the other, as a predictor learns them.
 
     All columns are fleets under the same load, so one forecast serves them all.
     """
 
-    def __init__(self, predictor: Predictor) -> None:
-        self._predictor = predictor
-        self._arrived = 0.0
-        self._at_s = 0.0
+    def __init__(self, forecast: Predictor, interval_s: float) -> None:
+        self._forecast = forecast
+        self._interval_s = interval_s
+        self._arrived = self._at_s = 0.0
         self.last_rate = 0.0
 
     def begin(self, seen: Signals) -> None:
         """Counts from this moment on."""
         self._arrived, self._at_s = float(seen.arrived[0]), seen.at_s
 
-    def learn(self, history: Load, interval_s: float) -> None:
-        """Shows the predictor the load before the start, in intervals of ``interval_s``."""
-        ends_s = np.arange(len(history.rates) + 1) * history.interval_s
-        counts = np.concatenate([[0.0], np.cumsum(history.rates) * history.interval_s])
-        whole = int(history.span_s // interval_s)
-        edges_s = history.span_s - np.arange(whole, -1, -1) * interval_s
-        rates = np.diff(np.interp(edges_s, ends_s, counts)) / interval_s
-        for rate in rates:
-            self._predictor.observe(float(rate))
-
-    def forecast(self, seen: Signals, steps: int) -> Float:
-        """Shows the rate since the last time, and gives those of the next ``steps`` intervals.
+    def rates(self, seen: Signals, steps: int) -> Float:
+        """Requests per second of the next ``steps`` intervals, after learning the last one.
 
         Raises:
             ValueError: the columns did not see the same arrivals.
@@ -75,6 +59,6 @@ class Arrivals:
             raise ValueError("columns of one batch are fleets under the same load")
         elapsed_s = seen.at_s - self._at_s
         self.last_rate = (arrived - self._arrived) / elapsed_s if elapsed_s > 0 else self.last_rate
-        self._predictor.observe(self.last_rate)
         self._arrived, self._at_s = arrived, seen.at_s
-        return self._predictor.predict(steps)
+        self._forecast.observe(self.last_rate * self._interval_s)
+        return self._forecast.predict(steps) / self._interval_s

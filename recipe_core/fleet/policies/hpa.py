@@ -47,13 +47,12 @@ def by_pods(current: Float, pods: Pods, target: Float, tolerance: Float) -> Floa
     """
     needed = pods.total / target
     up = needed > pods.measured
-    down_missing = np.where(up, 0.0, pods.missing)
-    counted = pods.measured + pods.missing + np.where(up, pods.unready, 0.0)
-    needed = needed + down_missing
+    counted = pods.measured + pods.missing + pods.unready * up
+    needed = needed + pods.missing * ~up
     ratio = needed / np.maximum(counted, 1.0)
-    within = np.abs(1 - ratio) <= tolerance
-    stays = within | (up & (ratio < 1))
-    replicas: Float = np.where(stays, current, whole_up(needed))
+    stays = (np.abs(1 - ratio) <= tolerance) | (up & (ratio < 1))
+    replicas = whole_up(needed)
+    np.copyto(replicas, current, where=stays)
     return replicas
 
 

@@ -5,7 +5,7 @@ Source of the rules: KEDA documentation, ScaledObject specification and scaling 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def with_activation(active: Bool, replicas: Float, low: Float) -> Float:
     return number
 
 
-FALLBACKS = {
+FALLBACKS: Mapping[str, Callable[[Float, Float], Float]] = {
     "static": lambda current, fallback: fallback,
     "currentReplicas": lambda current, fallback: current,
     "currentReplicasIfHigher": np.maximum,

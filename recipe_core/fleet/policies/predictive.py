@@ -18,7 +18,7 @@ from recipe_core.fleet.policies.columns import (
 )
 from recipe_core.fleet.policies.columns import same_number as same
 from recipe_core.fleet.policies.defaults import default
-from recipe_core.fleet.policies.forecasts import Arrivals, Predictor
+from recipe_core.fleet.policies.forecasts import Arrivals, seasonal
 from recipe_core.fleet.policies.windows import SLACK_S, MovingMax
 from recipe_core.fleet.signals import Signals
 from recipe_core.request.scaling import Scaling
@@ -45,7 +45,6 @@ class Predictive(Paced):
         scalings: Sequence[Scaling],
         capacity_per_s: float,
         start_s: float,
-        predictor: Predictor,
         history: Load | None = None,
     ) -> None:
         look_s = default("predictive", "interval_s")
@@ -63,9 +62,7 @@ class Predictive(Paced):
         self._highest = MovingMax(numbers(scalings, lambda one: one.down_delay_s, 0.0))
         self._busy_s = np.zeros(len(scalings))
         self._forecast = self._wanted
-        self._arrivals = Arrivals(predictor)
-        if history is not None:
-            self._arrivals.learn(history, self._window_s)
+        self._arrivals = Arrivals(seasonal(history, self._window_s), self._window_s)
 
     def _begin(self, seen: Signals, /) -> None:
         self._arrivals.begin(seen)
@@ -85,7 +82,7 @@ class Predictive(Paced):
 
     def _replicas(self, seen: Signals) -> Float:
         """Replicas for the highest rate of each column's horizon; 0 below one request in it."""
-        rates = self._arrivals.forecast(seen, int(self._steps.max()) + 1)
+        rates = self._arrivals.rates(seen, int(self._steps.max()) + 1)
         highest = np.maximum.accumulate(np.maximum(rates, self._arrivals.last_rate))
         rate = highest[self._steps]
         replicas = replicas_for_rate(rate, self._headroom, self._capacity_per_s)
