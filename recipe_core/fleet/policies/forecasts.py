@@ -14,13 +14,15 @@ from recipe_core.traffic.load import Load
 def seasonal(history: Load | None, interval_s: float) -> Predictor:
     """A forecast with trend and season, fitted once a season at most.
 
-    The season is a week where two are known before the start, else a day. The history is shown to
-    it; before two seasons are known it repeats the last value.
+    The season is a week where two are known before the start, else a day. The last two seasons of
+    the history are shown to it, which takes one fit; before two are known it repeats the last
+    value.
     """
     span_s = 0.0 if history is None else history.span_s
     season_s = WEEK_S if span_s >= 2 * WEEK_S else DAY_S
-    counts = None if history is None else counts_of(history, interval_s)
-    return predictor("seasonal", season=max(round(season_s / interval_s), 2), history=counts)
+    season = max(round(season_s / interval_s), 2)
+    counts = None if history is None else counts_of(history, interval_s)[-2 * season :]
+    return predictor("seasonal", season=season, history=counts)
 
 
 def counts_of(load: Load, interval_s: float) -> Float:
