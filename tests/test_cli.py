@@ -426,6 +426,7 @@ def test_the_surface_is_frozen():
         "import",
         "reconcile",
         "calibrate",
+        "trace",
         "verify",
         "tune",
     ]
@@ -493,6 +494,7 @@ def test_the_options_are_frozen():
         "resolve": {"--hardware", "--output"},
         "convert": ground | {"--choice", "--output"},
         "calibrate": {"--clear", "--dry-run", "--into", "--list", "--undo"},
+        "trace": {"--days", "--model", "--shape", "--shapes", "--unit", "--workload"},
         "verify": {"--against", "--output", "--prompts", "--timeout", "--tokens"},
         "tune": {
             *("--minutes", "--objective", "--output", "--patience", "--repeats", "--resume"),

@@ -65,7 +65,7 @@ def over_time_of(
         interval_s, rates, burst = trace.interval_s, trace.rates, trace.burstiness or 1.0
     common["burstiness"] = min(max(burst, LEAST_BURSTINESS), MOST_BURSTINESS)
     if shape is not None:
-        rate = mean_rate or float(rates.mean()) / _of_hours(trace, shape)
+        rate = mean_rate or float(f"{rates.mean() / _of_hours(trace, shape):.6g}")
         common |= {"shape": shape, "mean_rate": rate, "days": days or 7.0}
         return OverTime(**common)
     if len(rates) > MOST_RATES:
@@ -101,6 +101,20 @@ def workload_fields(
     if reuse:
         fields["prefix_reuse"] = [one.model_dump() for one in reuse]
     return fields
+
+
+def fields_of(
+    traffic: Trace | Rates, *, days: float | None = None, shape: str | None = None
+) -> dict[str, Any]:
+    """``workload_fields`` of a trace; of a table of rates, which has no lengths, ``over_time``."""
+    if isinstance(traffic, Trace):
+        return workload_fields(traffic, days=days, shape=shape)
+    over_time = over_time_of(traffic, days=days, shape=shape)
+    return {
+        "mode": "open",
+        "request_rate": float(f"{traffic.rates.mean():.6g}"),
+        "over_time": over_time.to_json(),
+    }
 
 
 def prefix_reuse(trace: Trace) -> tuple[PrefixReuse, ...]:

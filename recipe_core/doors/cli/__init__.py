@@ -17,6 +17,7 @@ from recipe_core.doors.cli import (
     launching,
     measuring,
     calibrating,
+    traffic,
     trials,
 )
 
@@ -36,5 +37,6 @@ __all__ = [
     "planning",
     "profiling",
     "recipes",
+    "traffic",
     "trials",
 ]

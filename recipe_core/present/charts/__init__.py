@@ -44,6 +44,12 @@ from recipe_core.present.charts.size import (
 from recipe_core.present.charts.size_later import growth_costs, owned_or_rented
 from recipe_core.present.charts.style import palette
 from recipe_core.present.charts.time import causes_bars, pipeline, waterfall
+from recipe_core.present.charts.trace import (
+    gaps,
+    hits_by_cache,
+    lengths_density,
+    requests_over_time,
+)
 
 __all__ = [
     "PREDICTED_BY",
@@ -55,11 +61,14 @@ __all__ = [
     "cost_against_share",
     "cost_bars",
     "first_tokens",
+    "gaps",
     "growth_costs",
     "heatmap",
+    "hits_by_cache",
     "hours_of_week",
     "kept_points",
     "lengths",
+    "lengths_density",
     "limit_of",
     "load_and_capacity",
     "load_curves",
@@ -77,6 +86,7 @@ __all__ = [
     "rates_over_time",
     "ratios_by_group",
     "replicas",
+    "requests_over_time",
     "reuse",
     "scaling_curve",
     "stage_bars",
