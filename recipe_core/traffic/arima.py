@@ -15,6 +15,8 @@ WINDOW = 360
 """Values that a fit looks back on."""
 FIRST_FITS = (20, 60, 180)
 """Numbers of values after which it is fitted, before it is so every ``refit``."""
+SEARCH = {"options": {"maxiter": 30, "gtol": 1e-2, "disp": False}}
+"""When the search of coefficients ends; the likelihood is in nats."""
 SIGNIFICANT = 0.05
 
 
@@ -113,18 +115,25 @@ def _differences(values: Float) -> int:
 
 
 def _best(series: Float, trend: str) -> tuple[tuple[int, int], float, Float, Float] | None:
-    """Orders, mean and coefficients with the least AIC; None where nothing could be fitted."""
-    from statsmodels.tsa.arima.model import ARIMA
+    """Orders, mean and coefficients with the least AIC; None where nothing could be fitted.
 
+    Each is fitted by the likelihood of its innovations, about the mean of the series (trend ``c``)
+    or about 0 (``n``).
+    """
+    from statsmodels.tsa.arima.estimators.innovations import innovations_mle
+
+    mean = float(series.mean()) if trend == "c" else 0.0
     best = None
     least = np.inf
     for p, q in ORDERS:
         try:
-            result = ARIMA(series, order=(p, 0, q), trend=trend).fit(method="innovations_mle")
-        except (ValueError, np.linalg.LinAlgError):
+            fit, details = innovations_mle(
+                series - mean, order=(p, 0, q), demean=False, minimize_kwargs=SEARCH
+            )
+        except (ValueError, ArithmeticError, np.linalg.LinAlgError):
             continue
-        if np.isfinite(result.aic) and result.aic < least:
-            least = float(result.aic)
-            mean = float(result.params[0]) if trend == "c" else 0.0
-            best = (p, q), mean, np.asarray(result.arparams), np.asarray(result.maparams)
+        aic = 2 * (p + q) + 2 * float(details.minimize_results.fun)
+        if np.isfinite(aic) and aic < least:
+            least = aic
+            best = (p, q), mean, np.asarray(fit.ar_params), np.asarray(fit.ma_params)
     return best
