@@ -8,9 +8,10 @@ Phases follow each other; each is a time or ``bytes / rate``, with the few numbe
 * node: provisioned, then its devices announced; only where a new one is needed.
 * image: ``bytes / pull rate``; a fixed time where it is streamed; nothing where it is there.
 * process: container, interpreter, imports, configuration; communicators by doublings of ranks.
-* download: ``bytes / nodes / download rate``, to a drive (hub) before anything is read.
-* weights: the engine's own loader maps files and reads them in one stream, then copies each rank's
-  part: ``bytes / nodes / min(place, stream) + bytes / ranks / copy``. Parallel loaders overlap
+* download: ``bytes / nodes / (streams · download rate)``, to a drive before anything is read; a
+  stream a file, eight at once, files of 5 GB.
+* weights: the engine's own loader maps files and waits for each page, then copies each rank's part:
+  ``bytes / nodes · (1 / place + 1 / stream) + bytes / ranks / copy``. Parallel loaders overlap
   both: ``max(bytes / nodes / min(share · place, streams · stream), bytes / ranks / link)``. Streams
   are slow where each read waits for a network, and fast on drives.
 * compilation, kernels that are built at first use, profile run, captured graphs, warm-up: measured
@@ -35,7 +36,9 @@ from recipe_core.base.bounded import whole
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.profile import Device
 from recipe_core.physics.serving.start_numbers import (
+    STREAMS,
     EngineStart,
+    Kernels,
     Place,
     Spread,
     StartNumbers,
@@ -87,9 +90,10 @@ class ColdStart:
 class Setup:
     """What starts, besides where it starts from.
 
-    ``link_bytes_per_s``: from a host to one device. ``narrow``: weights in eight bits or fewer,
-    whose kernels are built at first use. ``compiles`` and ``captures``: as the engine and the mode
-    (eager) have it. ``place``: where weights are read from.
+    ``link_bytes_per_s``: from a host to one device. ``kernels``: those that are built at first use:
+    none, those of a format that the device multiplies (``native``), or of one that it does not
+    (``other``). ``compiles`` and ``captures``: as the engine and the mode (eager) have it.
+    ``place``: where weights are read from.
     """
 
     engine: EngineStart
@@ -98,7 +102,7 @@ class Setup:
     nodes: int
     link_bytes_per_s: float
     place: Place
-    narrow: bool = False
+    kernels: Kernels = "none"
     compiles: bool = False
     captures: bool = True
 
@@ -111,7 +115,7 @@ def cold_start(
     devices: int,
     nodes: int = 1,
     device: Device | None = None,
-    narrow: bool = False,
+    weight_dtype: str | None = None,
     eager: bool = False,
 ) -> ColdStart:
     """A start by phases, with what each change of it would save.
@@ -123,7 +127,7 @@ def cold_start(
         devices: of the replica.
         nodes: that they are on.
         device: its profile; without one the rates of an ordinary accelerator hold.
-        narrow: whether weights have eight bits or fewer.
+        weight_dtype: number format of the weights; kernels of some are built at first use.
         eager: whether code is neither compiled nor captured.
 
     Raises:
@@ -134,7 +138,7 @@ def cold_start(
         raise InputError(
             f"weights_bytes {weights_bytes} is no size.", field="weights_bytes", hint=hint
         )
-    setup = _setup(engine, weights_bytes, devices, nodes, device, narrow, eager)
+    setup = _setup(engine, weights_bytes, devices, nodes, device, weight_dtype, eager)
     whole_start = evaluate(start, setup)
     return replace(whole_start, savings=tuple(_savings(start, setup, whole_start.seconds)))
 
@@ -145,7 +149,7 @@ def _setup(
     devices: int,
     nodes: int,
     device: Device | None,
-    narrow: bool,
+    weight_dtype: str | None,
     eager: bool,
 ) -> Setup:
     numbers, behaviour = start_numbers(), engine_start(engine)
@@ -157,10 +161,18 @@ def _setup(
         nodes=whole("nodes", nodes),
         link_bytes_per_s=link_bytes_per_s(device),
         place=place("nvme"),
-        narrow=narrow,
+        kernels=kernels_of(weight_dtype, device),
         compiles=behaviour.compiles and not eager,
         captures=behaviour.captures and captures_here and not eager,
     )
+
+
+def kernels_of(weight_dtype: str | None, device: Device | None) -> Kernels:
+    """Which kernels are built at first use for weights of a format on a device."""
+    if weight_dtype not in start_numbers().built_at_first_use:
+        return "none"
+    native = device is None or weight_dtype.partition("-")[0] in device.peak_flops_per_s
+    return "native" if native else "other"
 
 
 def link_bytes_per_s(device: Device | None) -> float:
@@ -252,7 +264,9 @@ def weights_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Pha
     downloads = source.download or (source.medium == "object" and start.loader == "default")
     if downloads:
         size = setup.weights_bytes / setup.nodes
-        seconds = size / min(of.download_bytes_per_s.value, source.bytes_per_s)
+        files = math.ceil(size / of.file_bytes.value)
+        streams = min(files, of.download_streams.value)
+        seconds = size / min(streams * of.download_bytes_per_s.value, source.bytes_per_s)
         yield _timed("download", seconds, of.download_bytes_per_s)
         source = place("tmpfs")
     seconds, spread = _read_s(start, replace(setup, place=source), of)
@@ -264,11 +278,11 @@ def _read_s(start: Start, setup: Setup, of: StartNumbers) -> tuple[float, Spread
     source = setup.place
     per_node = setup.weights_bytes / setup.nodes
     per_rank = setup.weights_bytes / setup.devices
-    stream = of.stream_bytes_per_s[source.medium]
+    stream = of.stream_bytes_per_s[STREAMS[source.medium]]
     streams = of.streams[start.loader].value
     if start.loader == "default":
         if not (setup.engine.prefetches and source.medium == "network"):
-            read_s = per_node / min(source.bytes_per_s, stream.value)
+            read_s = per_node * (1 / source.bytes_per_s + 1 / stream.value)
             copy_s = per_rank / of.copy_bytes_per_s.value
             return read_s + copy_s, stream if read_s > copy_s else of.copy_bytes_per_s
         streams = of.prefetch_streams.value
@@ -286,8 +300,8 @@ def engine_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phas
     if setup.compiles:
         code = of.compile_cached_s if start.compile_cache else of.compile_s
         yield _phase("compilation", 1.0, code, status)
-    if setup.narrow and not start.compile_cache:
-        yield _phase("kernels", 1.0, of.kernels_s, status)
+    if setup.kernels != "none" and not start.compile_cache:
+        yield _phase("kernels", 1.0, of.kernels_s[setup.kernels], status)
     if setup.engine.profiles:
         yield _phase("memory profile", 1.0, of.profile_s, status)
     if setup.captures:

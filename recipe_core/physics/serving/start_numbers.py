@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
+from recipe_core.base.types import WeightDtype
 from recipe_core.engines.spec import engine as engine_named
 from recipe_core.hardware.profile import Runtime
 from recipe_core.hardware.storage import storage_names, storage_tier
@@ -21,8 +22,18 @@ FILE = DataFile(Path(__file__).with_name("cold_start.yaml"), "options.start")
 FIELD = "options.start.weights"
 
 Medium = Literal["drive", "volume", "network", "object", "memory"]
+Stream = Literal["drive", "network", "object", "memory"]
+Kernels = Literal["none", "native", "other"]
 Loader = Literal["default", "streamer", "fastsafetensors", "instanttensor"]
 ANY = "any"
+STREAMS: Mapping[Medium, Stream] = {
+    "drive": "drive",
+    "volume": "network",
+    "network": "network",
+    "object": "object",
+    "memory": "memory",
+}
+"""What a stream of reads waits for: a volume is reached over a network too."""
 MEDIA: Mapping[str, Medium] = {
     "local": "drive",
     "volume": "volume",
@@ -82,7 +93,9 @@ class StartNumbers(Sourced):
     process_s: Spread
     ranks_s: Spread
     download_bytes_per_s: Spread
-    stream_bytes_per_s: dict[Medium, Spread]
+    download_streams: Quantity
+    file_bytes: Quantity
+    stream_bytes_per_s: dict[Stream, Spread]
     copy_bytes_per_s: Spread
     read_share: Spread
     streams: dict[Loader, Quantity]
@@ -91,7 +104,8 @@ class StartNumbers(Sourced):
     captures_on: tuple[Runtime, ...]
     compile_s: Spread
     compile_cached_s: Spread
-    kernels_s: Spread
+    built_at_first_use: tuple[WeightDtype, ...]
+    kernels_s: dict[Literal["native", "other"], Spread]
     profile_s: Spread
     graphs_s: Spread
     build_s_per_gb: Spread
