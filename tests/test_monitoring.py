@@ -10,6 +10,7 @@ import pytest
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
+from recipe_core.request.start import Start
 from recipe_core.targets import refusals
 from recipe_core.targets.monitoring.metrics import engine_metrics, exporter
 from recipe_core.targets.monitoring.pack import monitoring_files
@@ -213,7 +214,8 @@ def test_a_load_by_rate_has_no_full_load_to_compare_with():
 
 
 def test_larger_weights_take_longer_to_warm_up():
-    assert warm_up_s(VALUE) == 261
+    ready = replace(VALUE, start=Start(node="ready", weights="nvme"))
+    assert 120 <= warm_up_s(ready) < warm_up_s(VALUE)  # nothing is pulled or downloaded
     assert warm_up_s(replace(VALUE, weights_bytes=10**13)) == 1800
 
 

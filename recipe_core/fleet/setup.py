@@ -7,17 +7,16 @@ server of it. Its price is that of its devices, pro rata where machines are rent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.fleet.events import events_of
 from recipe_core.fleet.fleet import Events, Fleet, StartTime
 from recipe_core.fleet.service import service_of
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.hardware.failures import failures, node_failures, repair_hours, spot_market
 from recipe_core.physics.serving.cold_start import ColdStart, cold_start
-from recipe_core.request.over_time import HOUR_S, OverTime
+from recipe_core.request.over_time import OverTime
 from recipe_core.request.schema import PlanRequest, ServingWorkload
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
@@ -28,11 +27,6 @@ from recipe_core.traffic.load import Load
 from recipe_core.traffic.loads import load_of
 from recipe_core.traffic.rates import Rates
 from recipe_core.traffic.trace import Trace
-
-NOTICE_S = 30.0
-"""Notice before a reclaim where the provider publishes none: the shortest of those that do."""
-WIDE = ("bf16", "fp16", "fp32")
-"""Formats of weights for which no kernels are built at the first use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,28 +242,18 @@ def _cold_start(chosen: Plan, row: int, devices: int, nodes: int) -> ColdStart:
         devices=devices,
         nodes=nodes,
         device=setting.cluster.device,
-        narrow=setting.weight_dtype not in WIDE,
+        weight_dtype=setting.weight_dtype,
     )
 
 
 def _events(cluster: Cluster, nodes: int) -> Events:
     """Failures of the nodes of a replica, and reclaims where the price is spot."""
-    known = node_failures(cluster.device.architecture, cluster.per_node)
-    spot: Mapping[str, float] = {}
-    if cluster.commitment == "spot":
-        market = spot_market(cluster.device.architecture)
-        notices = failures().reclaim_notice_s
-        provider = cluster.offer.provider if cluster.offer else ""
-        notice = notices[provider].value if provider in notices else NOTICE_S
-        spot = {
-            "reclaims_per_hour": market.reclaims_per_hour * nodes,
-            "notice_s": notice,
-            "available": market.held,
-        }
-    return Events(
-        failures_per_hour=nodes / known.mtbf_hours,
-        repair_s=repair_hours("rented") * HOUR_S,
-        **spot,
+    return events_of(
+        cluster.device.architecture,
+        nodes=nodes,
+        devices_per_node=cluster.per_node,
+        spot=cluster.commitment == "spot",
+        provider=cluster.offer.provider if cluster.offer else None,
     )
 
 

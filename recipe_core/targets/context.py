@@ -10,6 +10,7 @@ from recipe_core.launch.startup import is_folder
 from recipe_core.model.spec import UNPLACED
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Scaling
+from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 
 NAME_ONE = "Name one with a tag or a digest."
@@ -44,9 +45,10 @@ class Context:
     besides ``launch.files`` (a trainer's program), by path. ``install``: the shell command that
     installs the engine where there is no container. ``no_image``: what to do where none is known.
     ``supervision``: the request's, for every controller. ``scaling``: the request's policy, in
-    servers; None where autoscalers derive theirs from the estimate. ``network`` joins nodes in the
-    estimate (a profile's name and title); ``rack_scale``: so does a rack's own fabric. ``apart``:
-    whether processes of one node run in pods that may be on several.
+    servers; None where autoscalers derive theirs from the estimate. ``start``: what a new copy
+    finds, the request's too; ``weight_dtype``: the format its weights are in. ``network`` joins
+    nodes in the estimate (a profile's name and title); ``rack_scale``: so does a rack's own fabric.
+    ``apart``: whether processes of one node run in pods that may be on several.
     ``offloaded_bytes_per_device``: host memory that holds blocks of the cache.
     """
 
@@ -80,6 +82,8 @@ class Context:
     offloaded_bytes_per_device: float = 0.0
     supervision: Supervision = field(default_factory=Supervision)
     scaling: Scaling | None = None
+    start: Start = field(default_factory=Start)
+    weight_dtype: str | None = None
 
     @property
     def simulated(self) -> bool:

@@ -59,6 +59,8 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         offloaded_bytes_per_device=rank_bytes(decision.deployment) if decision.deployment else 0.0,
         supervision=decision.request.options.supervision,
         scaling=scaling if recipe.kind == "serving" else None,
+        start=decision.request.options.start,
+        weight_dtype=model.weight_dtype,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
 

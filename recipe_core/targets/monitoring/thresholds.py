@@ -9,6 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from recipe_core.hardware.cluster import device, device_names
+from recipe_core.physics.serving.cold_start import cold_start
+
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
 
@@ -17,8 +20,7 @@ QUEUED_SHARE = 0.1  # of the load the recipe was computed for may queue without 
 KV_USAGE = 0.95  # preemption is near above this; raised where the estimate itself needs more
 KV_SCALE = 0.8  # another copy starts here, so that it is ready before the cache is full
 MEMORY = 0.985  # engines fill a device on purpose; the rest is the driver's
-WEIGHTS_BYTES_PER_S = 1e9  # assumed: reading weights on a start
-WARM_UP_S = (120, 1800)  # assumed: bounds of the time a start takes
+WARM_UP_S = (120, 1800)  # bounds of what autoscalers are told, whatever a start is estimated at
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,22 @@ def thresholds(context: Context) -> Thresholds:
 
 
 def warm_up_s(context: Context) -> int:
-    """Seconds until a new copy answers; its nodes read their shares of the weights at once."""
+    """Seconds until a new copy answers: the middle of its cold start, within bounds."""
     shortest, longest = WARM_UP_S
-    read_s = context.weights_bytes / context.nodes / WEIGHTS_BYTES_PER_S
-    return int(min(longest, max(shortest, shortest + read_s)))
+    begins = context.start
+    if begins.weights is None and context.model_is_folder:  # nothing is downloaded then
+        begins = begins.model_copy(update={"weights": "nvme"})
+    known = context.device in device_names()
+    start = cold_start(
+        begins,
+        engine=context.engine,
+        weights_bytes=context.weights_bytes,
+        devices=context.nodes * context.devices_per_node,
+        nodes=context.nodes,
+        device=device(context.device) if known else None,
+        weight_dtype=context.weight_dtype,
+    )
+    return round(min(longest, max(shortest, start.seconds)))
 
 
 def _time(context: Context, name: str) -> Threshold:
