@@ -117,6 +117,12 @@ def parts_hold(times: Times, title: str, parts: Mapping[str, float]) -> None:
     ), title
 
 
+REUSE = [{"cache_tokens": 1e5, "hit": 0.2}, {"cache_tokens": 1e7, "hit": 0.8}]
+LMCACHE = {
+    "through": "lmcache",
+    "host_gib_per_device": 90,
+    "disk": {"tier": "nvme", "gib": 4000},
+}
 SERVING: list[dict[str, Any]] = [
     {"model": "meta-llama/Llama-3.1-70B-Instruct"},
     {"model": "meta-llama/Llama-3.1-70B-Instruct", "candidate.engine": "sglang"},
@@ -133,6 +139,13 @@ SERVING: list[dict[str, Any]] = [
     {"workload.mode": "static", "workload.batch": 16, "workload.concurrency": None},
     {"workload.input_tokens": 20000, "workload.output_tokens": 1},
     {"workload.prefix_hit": 0.5, "workload.input_tokens": 30000},
+    {"workload.prefix_reuse": REUSE, "options.kv_offload": {"host_gib_per_device": 50}},
+    {"workload.prefix_reuse": REUSE, "options.kv_offload": LMCACHE},
+    {
+        "candidate.engine": "sglang",
+        "workload.prefix_reuse": REUSE,
+        "options.kv_offload": {"host_gib_per_device": 50},
+    },
     {
         "model": "deepseek-ai/DeepSeek-V3",
         "hardware.device": "h200-sxm",

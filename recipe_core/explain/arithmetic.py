@@ -13,6 +13,7 @@ from recipe_core.base.labels import CAUSES, RUN_SHARES, TRAINING_CAUSES, TRAININ
 from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import GIB, duration, per_second, rate, significant, usd
 from recipe_core.base.units import count as count_text
+from recipe_core.explain.cache_lines import cache_lines
 from recipe_core.explain.line import Line
 from recipe_core.explain.serving_time import Times, serving_times
 from recipe_core.explain.training_time import training_times
@@ -64,6 +65,7 @@ def arithmetic(board: ServingPlan, row: int) -> Times:
         return Times(out)
     times = serving_times(board, row)
     out["Time"] = _time_lines(board, estimate)
+    out |= cache_lines(board, row, estimate)
     out["Throughput, cost and energy"] = _rate_lines(board, row, estimate)
     return Times(out | times.lines, times.workings, times.constants)
 

@@ -223,6 +223,18 @@ class _Explained:
             time_text(value_s),
         )
 
+    def _block_line(self) -> Iterator[Line]:
+        """What a request waits for its blocks from tiers below the devices' cache."""
+        value_s = self.prefill.get("kv_load", 0.0)
+        if value_s > 0:
+            own = share_text(self.own.prompts)
+            yield Line(
+                CAUSES["kv_load"],
+                "look-up + blocks found in tiers ÷ rate of the link or store + queue there",
+                _times(time_text(one(self.case.kv_wait_s)), own),
+                time_text(value_s),
+            )
+
     def _engine(self, recorded: list[dict[str, Sum]]) -> Iterator[Constant]:
         """The engine's own numbers: overheads, and its kernels' times over the profile's."""
         engine, overhead = self.setting.engine, self.overhead
@@ -423,8 +435,8 @@ class _Explained:
         factor, line = self._factor(bunched)
         token = [*([line] if line else []), *self._decode_lines(decode, factor)]
         token += [*state.interference()]
-        first = [*state.prompt_lines(decode, mixed), *state.waits()]
-        first += [*self._request_line(), *self._client_lines()]
+        first = [*state.prompt_lines(decode, mixed), *state.copies(), *state.waits()]
+        first += [*self._request_line(), *self._block_line(), *self._client_lines()]
         lines = {DECODING: token, STARTING: first}
         if reached := _reached(mixed):
             lines[REACHED] = [reached]
@@ -474,7 +486,8 @@ class _State:
     def _ahead_s(self) -> float:
         """Wait for the prompts of a bunch before one's own."""
         more = max(one(self.flow.resident) - self.group, 0.0) / 2
-        return more * self.chunks * _seconds(self.bunch) / self.group / one(self.of.case.pp)
+        step_s = self.chunks * _seconds(self.bunch) / self.group + one(self.of.case.kv_step_s)
+        return more * step_s / one(self.of.case.pp)
 
     def _blended(self, solved: str, bunched: str = "") -> str:
         """A solved number, and that of a bunch, in the shares of the prompts in which they come."""
@@ -511,6 +524,18 @@ class _State:
                 CAUSES.get(name, name),
                 STEPS if self.b else STEPS_OF_ONE,
                 _scaled(self._blended(solved, bunch), self.of.own.prompts),
+                time_text(value_s),
+            )
+
+    def copies(self) -> Iterator[Line]:
+        """What moving a prompt's blocks to and from tiers adds to its steps."""
+        value_s, own_s = self.of.prefill.get("kv_copies", 0.0), one(self.of.case.kv_step_s)
+        if value_s > 0:
+            bunch = _counted(self.group, time_text(own_s))
+            yield Line(
+                CAUSES["kv_copies"],
+                "what a prompt's blocks add to its step; (b) those of all that start together",
+                _scaled(self._blended(time_text(own_s), bunch), self.of.own.prompts),
                 time_text(value_s),
             )
 

@@ -147,6 +147,8 @@ def _unable(setting: Setting, offload: Offload) -> str | None:
         return f"{offload.through} has no build for {runtime}; leave {FIELD} out"
     if not (setting.caches and setting.model.generates):
         return f"{setting.model.name} keeps no cache that could be offloaded; leave {FIELD} out"
+    if setting.mode == "static":
+        return f"a static batch has no past prompts to find; leave {FIELD} out or change the mode"
     missing = [tier for tier in offload.tiers if tier not in way.tiers]
     if missing:
         return f"{offload.through} has no {missing[0]} tier; use lmcache, or leave it out"

@@ -229,8 +229,6 @@ def _static(setting: Setting, cases: Cases) -> Serving:
     decode = {name: seconds / yields for name, seconds in engine_step(setting, cases, step).items()}
     prompt = engine_step(setting, cases, chunk)
     prefill = {name: chunks * seconds for name, seconds in prompt.items()}
-    prefill |= {name: batch * seconds for name, seconds in moved_blocks(cases).items()}
-    prefill |= awaited_blocks(cases)
     ttft_s, tpot_s = total(prefill), total(decode)
     latency = ttft_s + (cases.output_tokens - 1) * tpot_s
     step_s, rate = tpot_s * yields, batch / latency

@@ -29,6 +29,7 @@ from recipe_core.present.charts.curves import (
 )
 from recipe_core.present.charts.degrees import heatmap
 from recipe_core.present.charts.frontier import frontier_lines, frontier_table
+from recipe_core.present.charts.kv_tiers import device_table, reuse_curve, tier_table
 from recipe_core.present.charts.lines import parallel, passing
 from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.time import causes_bars, loss_bars, pipeline, waterfall
@@ -212,6 +213,35 @@ def all_loads(focus: Focus[ServingPlan]) -> Iterator[Item]:
         "applied.",
     )
     yield frontier_table(wide)
+
+
+@view("cache", "Cache", ("serving",))
+def prefix_cache(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """What the cache of the split finds, and what tiers below it add and cost."""
+    plan, row = focus.plan, focus.row
+    estimate, curve = plan.estimate(row), plan.setting(row).reuse
+    yield device_table(estimate, plan.problem.workload.prefix_hit)
+    if curve is None or estimate.prefix_cache is None:
+        yield Note(
+            "State workload.prefix_reuse to see what caches of several sizes find; "
+            "`recipe trace` reads it out of a trace."
+        )
+        return
+    tiers = estimate.kv_tiers or []
+    names = ", ".join(tier.name for tier in tiers)
+    yield Chart(
+        "reuse",
+        f"Prompt tokens found by the size of the cache, {plan.label(row)}",
+        reuse_curve(curve, estimate.prefix_cache, tiers, dark=focus.dark),
+        "Share of prompt tokens found over the size of the cache, with the devices' cache "
+        + (f"and {names} marked" if tiers else "marked"),
+        "Marks stand at what running requests leave of the devices' cache, and at the tiers below "
+        "it; a tier also holds what is above it.",
+    )
+    if tiers:
+        yield tier_table(tiers)
+        for tier in tiers:
+            yield Note(f"{tier.name.capitalize()}: {tier.verdict}. {tier.because}")
 
 
 @view("cost", "Cost", ("serving",))
