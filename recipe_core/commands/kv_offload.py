@@ -26,8 +26,8 @@ def told_offload(
         if way.asked_by(values) and (size := _size(way, values, env)):
             field = "host_gib" if way.of == "server" else "host_gib_per_device"
             asked = {"through": way.through, field: size * way.unit_bytes / GIB}
-            names = {way.when, way.size, *way.also} & {*values}
-            return ToldOffload(asked, frozenset(names))
+            names = {way.when, *way.also, *([way.size] if way.size else [])}
+            return ToldOffload(asked, frozenset(names & {*values}))
     return None
 
 
