@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.bundle.write import bundle_of
+from recipe_core.fleet.policies import controller_of
+from recipe_core.fleet.policies.table import ROWS
 from recipe_core.launch.process import Launch
 from recipe_core.recipe import Additions, Recipe, make_recipe
 from recipe_core.recipe.place import Parameters
-from recipe_core.request.scaling import Metric, Period, Scaling, Trigger
+from recipe_core.request.scaling import Metric, Period, Policy, Scaling, Trigger
 from recipe_core.targets import Context, each_target, knative, refusals, target_files, target_names
 from recipe_core.targets.read_scaling import read_files, read_scaling
 from recipe_core.targets.scale import cron
@@ -341,6 +343,32 @@ def test_engines_without_a_metric_say_what_they_report() -> None:
     value = replace(scaled(ONE["keda"]), engine="tei")
     assert "tei does not report in-flight" in refusals(value)["kubernetes-keda"]
     assert "It reports waiting" in refusals(value)["kubernetes-keda"]
+
+
+def test_the_planner_forecasts_as_it_was_simulated() -> None:
+    simulated = controller_of([ONE["dynamo"]], capacity_per_s=1.0, start_s=60.0)
+    written_name = documents_of(scaled(ONE["dynamo"]), "dynamo-planner")[""]["load_predictor"]
+    predictor = simulated._arrivals._predictor  # type: ignore[attr-defined]
+    assert type(predictor).__name__.lower() == written_name
+
+
+@pytest.mark.parametrize("policy", ONE)
+def test_fields_that_a_policy_honours_are_written_or_refused_by_name(policy: Policy) -> None:
+    """Targets refuse only what their objects lack, never for want of knowing the field."""
+    lacking = {"llm-d": ("window_s", "idle_s"), "dynamo": ("headroom",)}
+    target = WRITTEN_BY[policy][0]
+    for name in ROWS[policy].fields:
+        value: Any = 60 if name.endswith("_s") else 2
+        if name in ("tolerance", "headroom"):
+            value = 0.25
+        if name == "periods":
+            continue
+        changes: dict[str, Any] = {name: value}
+        if name.endswith("_period_s"):
+            changes[name.replace("_period_s", "_step")] = 2
+        reason = refusals(scaled(ONE[policy].model_copy(update=changes))).get(target, "")
+        assert bool(reason) == (name in lacking.get(policy, ())), reason
+        assert name in reason or not reason
 
 
 def test_a_forecast_is_not_silently_a_schedule() -> None:

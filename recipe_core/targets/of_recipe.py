@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recipe_core.fleet.policies.table import check
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.kv_offload import rank_bytes
 from recipe_core.launch.training.container import BUILD, containerfile
@@ -19,11 +20,13 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
     """The launch ``started``, its hardware, and the recipe's estimate and limits, for targets.
 
     Raises:
-        InputError: where ``options.scaling`` and the replicas of the deployment settings differ.
+        InputError: where ``options.scaling`` states what its policy does not know, or the replicas
+            of the deployment settings differ from it.
     """
     started = placed(started, recipe.parameters)
     scaling = decision.request.options.scaling
     if scaling is not None and recipe.kind == "serving":
+        check(scaling)
         refuse_other_bounds(scaling, recipe.parameters, started)
     profile, model, lock = decision.cluster.device, decision.model, recipe.lock
     host = profile.node.host_memory_bytes

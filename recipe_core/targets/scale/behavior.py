@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.fleet.policies.defaults import default
+from recipe_core.fleet.policies.table import LONGEST_WINDOW_S
 from recipe_core.request.scaling import Scaling
 from recipe_core.targets.scale.bounds import number, whole_s
 
-LONGEST_WINDOW_S = 3600
-"""The API refuses a longer stabilizationWindowSeconds."""
-PERIOD_S = 15
+PERIOD_S = int(default("hpa", "period_s"))
 """Of the policies that apply where none is stated."""
 FIELDS = (
     "tolerance",
@@ -35,7 +35,7 @@ def behavior(scaling: Scaling) -> dict[str, Any]:
     sides = {}
     for side, direction in _SIDES.items():
         rules: dict[str, Any] = {}
-        window_s = whole_s(scaling, f"{direction}_delay_s", most_s=LONGEST_WINDOW_S)
+        window_s = whole_s(scaling, f"{direction}_delay_s", most_s=int(LONGEST_WINDOW_S))
         if window_s is not None:
             rules["stabilizationWindowSeconds"] = window_s
         if policies := _policies(scaling, direction):

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from recipe_core.fleet.policies.schedule import HOURS as WEEK
+from recipe_core.fleet.policies.schedule import week as hours_of
 from recipe_core.request.scaling import Period, Scaling
 
-WEEK = 168
 DAY = 24
 
 
@@ -29,11 +30,7 @@ class Span:
 
 def week(scaling: Scaling) -> tuple[int, ...]:
     """Replicas of every hour of the week: of periods that overlap the largest, else the fewest."""
-    hours = [scaling.min_replicas] * WEEK
-    for period in scaling.periods:
-        for hour in range(period.from_hour, period.to_hour):
-            hours[hour] = max(hours[hour], period.replicas)
-    return tuple(hours)
+    return tuple(int(replicas) for replicas in hours_of(scaling))
 
 
 def spans(hours: Sequence[int]) -> list[Span]:

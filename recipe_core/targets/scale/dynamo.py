@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Scaling
 from recipe_core.targets.context import Context
 from recipe_core.targets.scale.bounds import refuse_fields, whole_s
@@ -20,7 +21,10 @@ TIMES = {
     "interval_s": "load_adjustment_interval_seconds",
     "window_s": "throughput_adjustment_interval_seconds",
 }
-LIMITS = {"ttft_ms": ("ttft_ms", 500.0), "tpot_ms": ("itl_ms", 50.0)}
+LIMITS = {
+    "ttft_ms": ("ttft_ms", 1e3 * default("dynamo", "ttft_s")),
+    "tpot_ms": ("itl_ms", 1e3 * default("dynamo", "itl_s")),
+}
 """By limit of the objective: the planner's name, and what it takes where none is stated."""
 _POOLS = ("prefill", "decode")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Scaling, Trigger
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
@@ -41,7 +42,7 @@ _NEVER = 1_000_000_000
 """Requests per second of one replica: a trigger with this target never asks for a second one."""
 _AT_ONCE = 4096
 """Replicas that a schedule may add or end at a time: as many as there can be."""
-TOLERANCE = 0.1
+TOLERANCE = default("hpa", "tolerance")
 """Of Kubernetes' autoscaler, where none is stated."""
 
 

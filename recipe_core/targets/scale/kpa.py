@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.targets.scale.bounds import number, refuse_fields, whole_s
 from recipe_core.targets.scale.metrics import only_trigger
 
 WHERE = "Knative's autoscaler"
 PREFIX = "autoscaling.knative.dev/"
-INTERVAL_S = 2
+INTERVAL_S = default("kpa", "evaluation_period_s")
 """Between two looks of the autoscaler, for all services of a cluster."""
 METRICS: dict[Metric, str] = {"in-flight": "concurrency", "request-rate": "rps"}
 LEAST_TARGET = 0.01
 SHORTEST_WINDOW_S, LONGEST_S = 6, 3600
-PANIC = {"panic-window-percentage": "10", "panic-threshold-percentage": "200"}
+PANIC = {
+    "panic-window-percentage": number(100 * default("kpa", "panic_window")),
+    "panic-threshold-percentage": number(100 * default("kpa", "panic_threshold")),
+}
 """Of Knative, and simulated; written since a cluster may have other defaults."""
 _FIELDS = ("triggers", "interval_s", "window_s", "down_delay_s", "idle_s")
 _FROM_POD = ("restartPolicy", "terminationGracePeriodSeconds", "deploymentStrategy")
@@ -33,7 +37,7 @@ def revision_annotations(scaling: Scaling) -> dict[str, str]:
     refuse_fields(scaling, _FIELDS, WHERE)
     if scaling.interval_s not in (None, INTERVAL_S):
         raise NoAnswer(
-            f"interval_s is {scaling.interval_s:g} s; Knative looks every {INTERVAL_S} s.",
+            f"interval_s is {scaling.interval_s:g} s; Knative looks every {INTERVAL_S:g} s.",
             field="options.scaling.interval_s",
             hint="Leave it out.",
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
+from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.targets.context import Context
 from recipe_core.targets.scale.behavior import FIELDS, behavior, read_behavior
@@ -24,12 +25,16 @@ THRESHOLDS: dict[Metric, str] = {
     "waiting": "queueLengthThreshold",
 }
 """Above which a replica counts as full, by metric."""
-SPARE = {"kvSpareTrigger": 0.1, "queueSpareTrigger": 3}
+SPARE = {
+    "kvSpareTrigger": default("llm-d", "kv_spare"),
+    "queueSpareTrigger": int(default("llm-d", "queue_spare")),
+}
 """Of the autoscaler: spare room below which another replica starts."""
-DEFAULTS = {"kvCacheThreshold": 0.8, "queueLengthThreshold": 5}
-WINDOW_S, STEP, STEP_S = 240, 10, 150
-"""Of the autoscaler's chart; KServe's own object would have Kubernetes' defaults."""
-INTERVAL_S = 60
+DEFAULTS = {
+    "kvCacheThreshold": default("llm-d", "kv_threshold"),
+    "queueLengthThreshold": int(default("llm-d", "queue_threshold")),
+}
+INTERVAL_S = default("llm-d", "interval_s")
 """Between two looks of the autoscaler, for all services of a cluster."""
 
 
@@ -47,7 +52,7 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
     if scaling.interval_s not in (None, INTERVAL_S):
         raise NoAnswer(
             f"interval_s is {scaling.interval_s:g} s; llm-d's autoscaler looks every "
-            f"{INTERVAL_S} s.",
+            f"{INTERVAL_S:g} s.",
             field="options.scaling.interval_s",
             hint="Leave it out.",
         )
@@ -68,13 +73,17 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
 
 
 def _chart() -> dict[str, int]:
+    """Of the autoscaler's chart; KServe's own object would have Kubernetes' defaults."""
+    window_s, step, period_s = (
+        int(default("llm-d", name)) for name in ("hpa_window_s", "hpa_pods", "hpa_period_s")
+    )
     return {
-        "up_delay_s": WINDOW_S,
-        "down_delay_s": WINDOW_S,
-        "up_step": STEP,
-        "down_step": STEP,
-        "up_period_s": STEP_S,
-        "down_period_s": STEP_S,
+        "up_delay_s": window_s,
+        "down_delay_s": window_s,
+        "up_step": step,
+        "down_step": step,
+        "up_period_s": period_s,
+        "down_period_s": period_s,
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.targets.scale.bounds import fewest, refuse_fields, refuse_policy, whole_s
 from recipe_core.targets.scale.metrics import only_trigger, triggers_of
@@ -14,7 +15,7 @@ WHERE = "SkyServe"
 METRIC: Metric = "request-rate"
 """SkyServe scales by requests per second, over a minute."""
 TIMES = {"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay_seconds"}
-FIXED = {"window_s": 60.0, "interval_s": 20.0}
+FIXED = {name: default("skyserve", name) for name in ("window_s", "interval_s")}
 """What a service cannot change."""
 
 
