@@ -11,7 +11,6 @@ import _over_time_load as loads
 import streamlit as st
 
 from recipe_core.base.described import description_of
-from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.storage import storage_names, storage_tier
 from recipe_core.present import charts
 from recipe_core.present import over_time_view as view

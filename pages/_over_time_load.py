@@ -9,6 +9,8 @@ import _common as common
 import _numbers as numbers
 import _over_time_trace as traces
 import streamlit as st
+from recipe_core.traffic.loads import load_of
+from recipe_core.traffic.shapes import shape_names
 
 from recipe_core.base.described import description_of
 from recipe_core.base.errors import RecipeError
@@ -19,10 +21,8 @@ from recipe_core.request.link import START_LOADS
 from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, OverTime
 from recipe_core.request.ranges import range_of
 from recipe_core.traffic.load import Load
-from recipe_core.traffic.loads import load_of
-from recipe_core.traffic.shapes import shape_names
 
-START_SHAPE = "azure_2024_conv"
+START_SHAPE = "azure-conversation"
 FROM = {"shape": "Published shape", "rates": "My rates", "trace": "A trace"}
 STEPS = {60.0: "1 minute", 300.0: "5 minutes", 900.0: "15 minutes", 3600.0: "1 hour"}
 AREA_PX = 110
@@ -62,9 +62,7 @@ def draw() -> None:
     """Where the load is from, its figures, and how it looks."""
     source = choose_source()
     if source == "trace":
-        traces.draw(changed)
-        if common.request().workload.over_time is None:
-            return
+        traces.draw(common.request().workload.over_time)
     elif source == "rates":
         typed_rates()
     else:
@@ -88,9 +86,7 @@ def choose_source() -> str:
         if chosen == "rates" and not current().rates:
             take_rates()
         elif chosen == "shape" and not current().shape:
-            mean = float(load().rates.mean())
-            take = {"shape": START_SHAPE, "mean_rate": numbers.scaled(mean, 1.0)}
-            apply(take | {"rates": None, "interval_s": None, "source": None})
+            take_shape()
 
     common.seed("_over-time-from", now)
     st.segmented_control(
@@ -106,11 +102,17 @@ def choose_source() -> str:
     return now
 
 
+def take_shape() -> None:
+    """Make a published week the load, at the mean of the rates before it."""
+    mean = numbers.scaled(float(load().rates.mean()), 1.0)
+    kept = {"rates": None, "interval_s": None, "source": None}
+    apply({"shape": START_SHAPE, "mean_rate": float(f"{mean:.4g}"), **kept})
+
+
 def take_rates() -> None:
     """Make the rates of a shape one's own, to change them by hand."""
-    week = load_of(OverTime.model_validate(changed({"days": 7, "growth_per_month": 0})), workload())
-    rates = [float(f"{rate:.3g}") for rate in week.rates]
-    apply({"shape": None, "mean_rate": None, "rates": rates, "interval_s": week.interval_s})
+    mine = {"rates": view.hourly(current()), "interval_s": HOUR_S}
+    apply({"shape": None, "mean_rate": None, **mine})
 
 
 def workload() -> Any:
@@ -148,6 +150,8 @@ def shape() -> None:
         format_func=view.shape_title,
         help=description_of(OverTime, "shape"),
     )
+    if now in names:
+        st.caption(common.escape(view.shape_note(now)))
 
 
 # --- rates that are typed ------------------------------------------------------------------------
@@ -286,4 +290,6 @@ def source_line() -> list[str]:
     return [*parts, f"Lengths: {lengths}, from the workload."]
 
 
-HOURS_OF_A_WEEK = int(7 * DAY_S / HOUR_S)
+def stated_fields() -> dict[str, Any]:
+    """The change that states the load where the request has none yet."""
+    return {"workload.over_time": current().to_json()}

@@ -5,100 +5,133 @@ The trace itself stays in the session; what the request needs of it travels in t
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 import _common as common
 import streamlit as st
-
-from recipe_core.base.errors import RecipeError
-from recipe_core.present import charts
-from recipe_core.present import over_time_view as view
-from recipe_core.present.glossary import term_help
-from recipe_core.request.over_time import DAY_S
-from recipe_core.traffic.looked_at import TraceLook, look_at
 from recipe_core.traffic.shapes import shape_names
 
+from recipe_core.base.errors import RecipeError
+from recipe_core.present import charts, trace_view
+from recipe_core.present import over_time_view as view
+from recipe_core.present.trace_view import TraceLook
+from recipe_core.request.over_time import OverTime
+from recipe_core.traffic.trace import Trace
+
 MOST_MB = 16
-OWN_HOURS = ""
+KINDS = ["csv", "tsv", "txt", "log", "json", "jsonl", "gz"]
+OWN = ""
 """The choice of the trace's own hours, not those of a published week."""
 
 
-@dataclass(frozen=True, slots=True)
-class Uploaded:
-    """A trace of this session: the name of its file, what its bytes are known by, what it shows."""
-
-    name: str
-    digest: str
-    look: TraceLook
-
-
-def uploaded() -> Uploaded | None:
-    """The trace that was uploaded last; None where there is none."""
-    found: Uploaded | None = st.session_state.get("over-time-trace")
-    return found
-
-
-def draw(changed: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-    """A place for a file, and what it holds; ``changed`` gives the load with some changes."""
+def draw(stated: OverTime | None) -> None:
+    """A place for a file, what it holds, and what takes it into the request."""
     st.file_uploader(
-        "Trace (CSV, JSON lines, gzip)",
-        type=["csv", "jsonl", "json", "log", "txt", "tsv", "gz"],
-        key="over-time-file",
-        on_change=take,
-        max_upload_size=MOST_MB,
+        "Trace", type=KINDS, key="over-time-file", on_change=take, max_upload_size=MOST_MB
     )
     st.caption(
-        "Azure, Mooncake, BurstGPT, access logs, or a table with time, input and output tokens. "
-        "Prompts are not read. The file stays in this session; what you use of it is in the link."
+        "Azure and BurstGPT (CSV), Mooncake (JSON lines), access logs, or a table with times, "
+        "input and output tokens; gzip or not. The file stays in this session. Its rates, lengths "
+        "and reuse travel in the link once you use them."
     )
-    read()
+    with st.container(key="over-time-read"):
+        read()
     with st.container(key="over-time-described"):
-        if (trace := uploaded()) is not None:
-            described(trace)
-            use(trace, changed)
+        look: TraceLook | None = st.session_state.get("over-time-trace")
+        if look is not None:
+            described(look)
+            use(look, stated)
 
 
 def take() -> None:
     """A file was chosen, or taken away."""
     file = st.session_state["over-time-file"]
     st.session_state.pop("over-time-trace", None)
-    st.session_state["over-time-unread"] = file and (file.name, file.getvalue())
+    st.session_state["over-time-unread"] = (file.getvalue(), file.name) if file else None
 
 
 def read() -> None:
     """Read a file that was chosen; what is wrong with it is said here."""
-    if unread := st.session_state.get("over-time-unread"):
-        name, data = unread
-        try:
-            look = common.calculated("Reading the trace", look_at, data, name, simulated_what="")
-        except RecipeError as error:
-            st.error(common.escape(error), icon=":material/block:")
-            return
-        st.session_state["over-time-unread"] = None
-        st.session_state["over-time-trace"] = Uploaded(name, hashlib.sha256(data).hexdigest(), look)
+    unread = st.session_state.get("over-time-unread")
+    if unread is None:
+        return
+    try:
+        look = common.calculated(
+            "Reading the trace", trace_view.look_at, *unread, simulated_what=""
+        )
+    except RecipeError as error:
+        st.error(common.escape(error), icon=":material/block:")
+    else:
+        st.session_state.update({"over-time-trace": look, "over-time-unread": None})
 
 
-# --- what it holds -------------------------------------------------------------------------------
-
-
-def described(trace: Uploaded) -> None:
+def described(look: TraceLook) -> None:
     """Its figures and charts."""
-    look = trace.look
     st.table(
-        {name: common.escape(text) for name, text in view.trace_rows(look.facts).items()},
+        {name: common.escape(text) for name, text in trace_view.rows(look.facts).items()},
         border="horizontal",
-        alt=f"What {trace.name} holds",
+        alt="What the trace holds",
     )
-    dark = common.dark()
-    views: dict[str, Callable[[], None]] = {
-        "Rate": lambda: rate(look, dark),
-        "Lengths": lambda: token_lengths(look, dark),
-    }
-    if look.reuse is not None:
-        views["Prefix reuse"] = lambda: reuse(look, dark)
-    for tab, show in zip(st.tabs(list(views), key="over-time-trace-views"), views.values()):
+    views: dict[str, Callable[[TraceLook], None]] = {"Rate of the trace": rate}
+    if isinstance(look.load, Trace):
+        views["Lengths"] = lengths
+    if look.reuse:
+        views["Prefix reuse"] = reuse
+    tabs = st.tabs(list(views), key="over-time-trace-views")
+    for tab, show in zip(tabs, views.values(), strict=True):
         with tab:
-            show()
+            show(look)
+
+
+def rate(look: TraceLook) -> None:
+    """Requests per second through the trace."""
+    rates, step = look.rates()
+    st.plotly_chart(
+        charts.rates_over_time(rates, step, dark=common.dark()),
+        key="over-time-trace-rates",
+        alt=f"Requests per second through the {view.time_text(look.facts['span_s'])} of the trace",
+    )
+
+
+def lengths(look: TraceLook) -> None:
+    """Lengths of prompts and answers."""
+    if isinstance(look.load, Trace):
+        st.plotly_chart(
+            charts.lengths(look.load.input_tokens, look.load.output_tokens, dark=common.dark()),
+            key="over-time-trace-lengths",
+            alt="Share of prompts and answers that are at most as long",
+        )
+
+
+def reuse(look: TraceLook) -> None:
+    """What caches of each size would have held of the prompts."""
+    st.plotly_chart(
+        charts.reuse(list(look.reuse), list(look.reuse.values()), dark=common.dark()),
+        key="over-time-trace-reuse",
+        alt="Share of prompt tokens found in prefix caches of each size",
+    )
+
+
+def use(look: TraceLook, stated: OverTime | None) -> None:
+    """Take the trace into the request, in its own hours or in those of a published week."""
+    shape = OWN
+    if look.is_short:
+        shape = st.selectbox(
+            "It lasts less than a day. Days and nights are those of",
+            [OWN, *shape_names()],
+            key="over-time-trace-shape",
+            format_func=lambda name: view.shape_title(name) if name else "the trace, repeated",
+            persist_state="session",
+        )
+    changes = look.changes(stated, shape or None)
+    used = stated == OverTime.model_validate(changes["workload.over_time"])
+    st.button(
+        "This trace is used" if used else "Use this trace",
+        key="over-time-use-trace",
+        type=common.main_button(),
+        icon=":material/check:" if used else ":material/upload:",
+        disabled=used,
+        on_click=common.apply,
+        args=(changes,),
+        help="Sets rates, lengths, reuse of prefixes and the mean load of the request",
+    )

@@ -1,12 +1,6 @@
 import _common as common
-import _over_time_answer as simulating
-import _over_time_goal as goal
-import _over_time_load as loads
-import _over_time_result as result
 import streamlit as st
 
-from recipe_core.base.errors import RecipeError
-from recipe_core.present import over_time_view as view
 from recipe_core.request.describe import summary
 
 st.title("How many replicas, and when?", anchor=False)

@@ -28,7 +28,8 @@ def policy(name: str, counts: list[int], load: list[float], **changes: Any) -> J
         for rate, n, some in zip(load, counts, arrived, strict=True)
     ]
     share, hours = sum(kept) / sum(arrived), float(sum(counts))
-    worst = min(range(len(load)), key=lambda n: kept[n] / arrived[n] if arrived[n] else 1.0)
+    busy = [n for n, some in enumerate(arrived) if some]
+    worst = min(busy, key=lambda n: kept[n] / arrived[n])
     before = [counts[0], *counts[:-1]]
     month = hours * PRICE / len(load) * MONTH_H
     return {

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from recipe_core.base.units import count, significant
 from recipe_core.present.size_view import dollars
-from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
+from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
 from recipe_core.request.scaling import Scaling
 from recipe_core.traffic.load import Load
+from recipe_core.traffic.shapes import published, shape, shape_names
 
 Json = Mapping[str, Any]
 TITLES = {
@@ -56,24 +58,40 @@ def title(name: str) -> str:
     return TITLES.get(name, name)
 
 
+def plain(value: float, digits: int = 3) -> str:
+    """A number with at most so many significant digits, without zeros at its end."""
+    text = significant(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def share_text(share: float) -> str:
     """A share of requests: ``99.3 %``, with as many digits as tell it from all of them."""
+    if share >= 1:
+        return "100 %"
     percent = 100.0 * share
     for digits in (1, 2, 3):
-        text = f"{percent:.{digits}f}"
-        if share >= 1 or float(text) < 100:
-            break
-    return f"{text.removesuffix('.0')} %" if share < 1 else "100 %"
+        if round(percent, digits) < 100:
+            return f"{plain_digits(percent, digits)} %"
+    return ">99.999 %"
+
+
+def plain_digits(value: float, digits: int) -> str:
+    """A number with at most so many decimals, without zeros at its end."""
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def time_text(seconds: float) -> str:
-    """A time of seconds to days: ``45 s``, ``7.7 min``, ``2.1 h``, ``3 days``."""
-    for least, factor, unit in ((2 * DAY_S, DAY_S, "days"), (5400.0, HOUR_S, "h")):
+    """A time of milliseconds to days: ``45 s``, ``7.7 min``, ``2.1 h``, ``3 days``."""
+    if seconds < 1:
+        return f"{plain(seconds * 1e3)} ms"
+    for least, factor, unit in (
+        (2 * DAY_S, DAY_S, "days"),
+        (5400.0, HOUR_S, "h"),
+        (120.0, 60.0, "min"),
+    ):
         if seconds >= least:
-            return f"{significant(seconds / factor, 2)} {unit}"
-    if seconds >= 120:
-        return f"{significant(seconds / 60.0, 2)} min"
-    return f"{significant(seconds * 1e3)} ms" if seconds < 1 else f"{significant(seconds, 2)} s"
+            return f"{plain(seconds / factor, 2)} {unit}"
+    return f"{plain(seconds, 2)} s"
 
 
 def moment(at_s: float, start_hour: float = 0) -> str:
@@ -103,6 +121,28 @@ def cost_text(policy: Json) -> str:
     if policy["usd_per_month"] is not None:
         return f"{dollars(policy['usd_per_month'])} a month"
     return f"{significant(policy['gpu_hours'])} GPU-hours"
+
+
+def shape_title(name: str) -> str:
+    """A published shape of a week, as people write it; its name where it is not known."""
+    if name not in shape_names():
+        return name
+    title = published(name).facts.title
+    return f"{title[0].upper()}{title[1:]}"
+
+
+def shape_note(name: str) -> str:
+    """What to know of a published shape: whose hours, where from."""
+    known = published(name)
+    error = known.facts.error
+    about = f" Hours are within {error.value:.0%}." if error else ""
+    return f"{known.facts.note} Clock: {known.facts.clock}.{about} Source: {known.source}."
+
+
+def hourly(over_time: OverTime) -> list[float]:
+    """Requests per second in each hour of the week of a shape, from its beginning on."""
+    rates = np.roll(shape(over_time.shape or ""), -over_time.start_hour)
+    return [float(f"{rate:.3g}") for rate in rates * (over_time.mean_rate or 1.0)]
 
 
 # --- sentences -----------------------------------------------------------------------------------
@@ -301,7 +341,7 @@ def scaling_rows(scaling: Json) -> dict[str, str]:
     least, most = stated.min_replicas, stated.max_replicas
     rows = {"Replicas": f"{least} to {most}" if least != most else f"{least}"}
     for trigger in stated.triggers:
-        rows[f"Target of {METRICS[trigger.metric]}"] = f"{significant(trigger.target)} a replica"
+        rows[f"Target of {METRICS[trigger.metric]}"] = f"{plain(trigger.target)} a replica"
     rows |= _times(stated)
     for name, text in (("tolerance", "Tolerance"), ("headroom", "Headroom")):
         if (value := getattr(stated, name)) is not None:
@@ -309,7 +349,8 @@ def scaling_rows(scaling: Json) -> dict[str, str]:
     for way, text in (("up", "Added at most"), ("down", "Ended at most")):
         step, period = getattr(stated, f"{way}_step"), getattr(stated, f"{way}_period_s")
         if step is not None:
-            rows[text] = f"{step} replicas{f' in {time_text(period)}' if period else ''}"
+            within = f" in {time_text(period)}" if period else ""
+            rows[text] = f"{step} replica{'s' * (step != 1)}{within}"
     if stated.periods:
         rows["Periods"] = "; ".join(
             f"{moment(0, one.from_hour)} to {_end(one.to_hour)}: {one.replicas}"
