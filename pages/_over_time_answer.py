@@ -10,9 +10,9 @@ from typing import Any
 import _common as common
 import streamlit as st
 from cachetools import LRUCache
-from recipe_core.fleet.answer import over_time_json
 
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.fleet.answer import over_time_json
 from recipe_core.hardware.offers import current_day
 from recipe_core.request.schema import PlanRequest
 

@@ -9,8 +9,6 @@ import _common as common
 import _numbers as numbers
 import _over_time_trace as traces
 import streamlit as st
-from recipe_core.traffic.loads import load_of
-from recipe_core.traffic.shapes import shape_names
 
 from recipe_core.base.described import description_of
 from recipe_core.base.errors import RecipeError
@@ -21,6 +19,8 @@ from recipe_core.request.link import START_LOADS
 from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, OverTime
 from recipe_core.request.ranges import range_of
 from recipe_core.traffic.load import Load
+from recipe_core.traffic.loads import load_of
+from recipe_core.traffic.shapes import shape_names
 
 START_SHAPE = "azure-conversation"
 FROM = {"shape": "Published shape", "rates": "My rates", "trace": "A trace"}

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import _common as common
 import streamlit as st
-from recipe_core.traffic.shapes import shape_names
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.present import charts, trace_view
 from recipe_core.present import over_time_view as view
 from recipe_core.present.trace_view import TraceLook
 from recipe_core.request.over_time import OverTime
+from recipe_core.traffic.shapes import shape_names
 from recipe_core.traffic.trace import Trace
 
 MOST_MB = 16

@@ -10,13 +10,12 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.fleet.policies.defaults import default
+from recipe_core.fleet.policies.dynamo import PREDICTOR
 from recipe_core.request.scaling import Scaling
 from recipe_core.targets.context import Context
 from recipe_core.targets.scale.bounds import refuse_fields, whole_s
 
 WHERE = "Dynamo's planner"
-PREDICTOR = "constant"
-"""The forecast of the simulation: the rate of the interval that just ended."""
 TIMES = {
     "interval_s": "load_adjustment_interval_seconds",
     "window_s": "throughput_adjustment_interval_seconds",
