@@ -405,6 +405,7 @@ def test_the_surface_is_frozen():
         "plan",
         "size",
         "estimate",
+        "cold-start",
         "check",
         "validate",
         "build",

@@ -84,7 +84,7 @@ def deployment_of(
     devices, nodes = replica_size(chosen, row)
     cluster = chosen.setting(row).cluster
     price = cluster.usd_per_device_hour
-    start = _cold_start(chosen, row, devices, nodes)
+    start, _ = start_of(chosen, row)
     fleet = Fleet(
         service=service_of(chosen, row, load.lengths),
         start=StartTime(start.seconds, start.low_s, start.high_s),
@@ -232,10 +232,19 @@ def replica_size(chosen: Plan, row: int) -> tuple[int, int]:
     return devices, -(-devices // chosen.setting(row).cluster.per_node)
 
 
-def _cold_start(chosen: Plan, row: int, devices: int, nodes: int) -> ColdStart:
+def start_of(chosen: Plan, row: int) -> tuple[ColdStart, int]:
+    """The cold start of one server of a row, as the request's start finds it, and its devices.
+
+    Raises:
+        InputError: for training, and for places of weights that do not exist.
+    """
+    if chosen.kind == "training":
+        hint = "Ask for a serving workload."
+        raise InputError("is training, which no replica serves.", field="workload.kind", hint=hint)
+    devices, nodes = replica_size(chosen, row)
     setting = chosen.setting(row)
     model = setting.model
-    return cold_start(
+    start = cold_start(
         chosen.request.options.start,
         engine=setting.engine.name,
         weights_bytes=float(model.checkpoint_bytes or model.counted_bytes),
@@ -244,6 +253,7 @@ def _cold_start(chosen: Plan, row: int, devices: int, nodes: int) -> ColdStart:
         device=setting.cluster.device,
         weight_dtype=setting.weight_dtype,
     )
+    return start, devices
 
 
 def _events(cluster: Cluster, nodes: int) -> Events:

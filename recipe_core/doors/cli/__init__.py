@@ -12,6 +12,7 @@ from recipe_core.doors.cli import (
     offers,
     planning,
     over_time,
+    starting,
     checking,
     recipes,
     launching,
@@ -37,6 +38,7 @@ __all__ = [
     "planning",
     "profiling",
     "recipes",
+    "starting",
     "traffic",
     "trials",
 ]

@@ -296,7 +296,8 @@ def engine_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phas
     """What an engine does after its weights are there: compile, build, profile, capture."""
     status = setup.engine.status
     if setup.engine.builds:
-        yield _phase("engine build", setup.weights_bytes / GB, of.build_s_per_gb, status)
+        per_rank = setup.weights_bytes / setup.devices / GB  # ranks build side by side
+        yield _phase("engine build", per_rank, of.build_s_per_gb, status)
     if setup.compiles:
         code = of.compile_cached_s if start.compile_cache else of.compile_s
         yield _phase("compilation", 1.0, code, status)
