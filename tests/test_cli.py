@@ -405,6 +405,7 @@ def test_the_surface_is_frozen():
         "plan",
         "size",
         "estimate",
+        "simulate",
         "cold-start",
         "check",
         "validate",
