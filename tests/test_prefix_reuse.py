@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError
+from recipe_core.fleet.service import service_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan as plan_of
 from recipe_core.search.plans import plan_candidate
@@ -113,3 +114,19 @@ def test_pools_find_what_the_pool_of_prompts_holds():
 def test_contradictions_are_refused(fields, names):
     with pytest.raises(InputError, match=names):
         PlanRequest.parse(request(**fields))
+
+
+def test_a_replica_over_time_finds_what_its_estimate_finds():
+    plan, row = plan_candidate(PlanRequest.parse(request()))
+    service = service_of(plan, row)
+    assert service.prefix_hit == plan.estimate(row).prefix_cache.hit
+
+
+def test_a_replica_over_time_waits_for_its_blocks():
+    value = request() | {"options": {"kv_offload": {"through": "lmcache", "host_gib": 300}}}
+    plan, row = plan_candidate(PlanRequest.parse(value))
+    without = service_of(*plan_candidate(PlanRequest.parse(request())))
+    with_host = service_of(plan, row)
+    assert with_host.request_s > without.request_s
+    assert with_host.prefix_hit > without.prefix_hit
+    assert with_host.prompt_s[1, -1] > without.prompt_s[1, -1]

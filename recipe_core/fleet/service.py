@@ -47,6 +47,7 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     _check(setting, cases)
     estimates, place = plan.detail(row)
     memory = estimates.memory.take(np.array([place]))
+    cases = estimates.cases.take(np.array([place]))  # with the prompts that its caches find
     scales = setting.correction.scales(cases) if setting.correction else None
     steps, prompts = (scales.steps[0], scales.prompts[0]) if scales is not None else (1.0, 1.0)
     if not setting.model.generates:
@@ -118,7 +119,7 @@ def _generating(
         chunk_tokens=float(cases.max_batched_tokens[0]) * stages * ranks,
         pool_tokens=pool_tokens,
         block_tokens=float(cases.block_tokens[0]),
-        request_s=fixed_s * scales[1],
+        request_s=(fixed_s + float(cases.kv_wait_s[0])) * scales[1],
         request_token_s=token_s * scales[1],
         prefix_hit=float(cases.prefix_hit[0]),
         prompt_tokens=tokens,
@@ -158,6 +159,7 @@ def _grid_s(
         queries,
     )
     seconds = total(engine_step(setting, columns, step))
+    seconds = seconds + columns.kv_step_s * p / np.average(computed, weights=weight)
     return np.broadcast_to(seconds, n.shape).reshape(len(sequences), len(tokens))
 
 
