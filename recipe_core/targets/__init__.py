@@ -2,7 +2,7 @@
 
 ``target_files`` returns the files of every available target by path in the bundle, ``refusals``
 why the others are unavailable. Nothing is started, nobody is contacted. May import base, model,
-hardware, engines, request, search, fleet, launch, commands and recipe.
+hardware, engines, request, physics, search, fleet, launch, commands and recipe.
 """
 
 from __future__ import annotations
