@@ -96,7 +96,8 @@ class _Flow:
         self._closed = np.where(begin > 0, -1, 0)  # the step since which nothing is ready
         self._any_closed = bool((begin <= 0).any())
         self._drain_s = Drains(self.shares, load.lengths)
-        self._entering = entering_of(self.shares)
+        self._entering = by_cells(self.shares, self.shares.waiting)
+        self._met = by_cells(self.shares, self.shares.met)
         self._used = 1.0 / most_inside(fleet.service, load.lengths)
         self._arrived = 0.0
         self._again = np.zeros(columns)
@@ -222,12 +223,14 @@ class _Flow:
         x, ready = groups.in_flight[RANDOM], groups.ready
         inside = np.minimum(x, groups.full)
         there = groups.replicas
-        mean = self._entering[np.minimum(ready, GROUPS[-1]).astype(np.int64), groups.cells(inside)]
-        entering = mean[0] * there[0] + mean[1] * there[1]
-        entering = np.maximum(np.round(entering + np.sqrt(entering) * self._noise[step]), 0.0)
+        row, cells = np.minimum(ready, GROUPS[-1]).astype(np.int64), groups.cells(inside)
         beyond = x - inside
         waits = beyond[0] * there[0] + beyond[1] * there[1] + groups.gateway[RANDOM]
-        running = np.maximum(inside[0] * there[0] + inside[1] * there[1] - entering, 0.0)
+        mean = self._entering[row, cells]
+        entering = mean[0] * there[0] + mean[1] * there[1]
+        entering = np.maximum(np.round(entering + np.sqrt(entering) * self._noise[step]), 0.0)
+        met = self._met[row, cells]
+        running = np.maximum(met[0] * there[0] + met[1] * there[1] - entering, 0.0)
         each = np.maximum(ready, 1.0)
         waiting = np.round(waits) + entering
         ttft_s, tpot_s = shares.curve.now(running / each, waiting / each)
@@ -296,12 +299,12 @@ def arrivals_of(load: Load, steps: int, dt_s: float, seed: int) -> tuple[Float, 
     return expected, np.maximum(np.round(drawn), 0.0)
 
 
-def entering_of(shares: Shares) -> Float:
-    """Requests of a replica that have not entered: by replicas from 0 on, and cells of a curve."""
+def by_cells(shares: Shares, figure: Float) -> Float:
+    """A figure of a replica: by replicas from 0 on, and cells of a curve."""
     inside = (np.arange(CELLS + 1) + 0.5) * shares.curve.full / CELLS
     replicas = np.arange(GROUPS[-1] + 1.0)[:, None]
     grid = np.broadcast_arrays(np.minimum(inside, shares.curve.full), replicas)
-    return np.asarray(np.minimum(shares.mean(shares.waiting, grid[0], grid[1]), grid[0]))
+    return shares.mean(figure, grid[0], grid[1])
 
 
 def prompt_seconds(service: Service, lengths: Lengths) -> float:

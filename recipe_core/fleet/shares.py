@@ -25,11 +25,11 @@ from recipe_core.traffic.trace import Trace
 
 OPEN = (0.05, 0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.96)
 """Rates of the steady states, over the fastest."""
-CROWDED = (0.5, 1.0)
+CROWDED = (0.03, 0.1, 0.25, 0.5, 1.0)
 """Numbers in flight beyond the last of them, as a share of the way until a replica is full."""
 GROUPS = (1, 4, 16)
 """Replicas of the steady states."""
-_COUNTED = (1500, 2000, 2500)
+_COUNTED = (4000, 3000, 3000)
 """Requests that are counted in each, at least."""
 WAITS = 48
 _KEPT = 32
@@ -42,7 +42,7 @@ class Shares:
 
     in_flight: of one replica, as a fluid has it; waits_s: in line. share: shape (groups, in_flight,
     waits). ttft_s, waiting: seconds to the first token, and requests of a replica that have not
-    entered, shape (groups, in_flight).
+    entered, shape (groups, in_flight). met: requests in flight in one, which chance makes more.
     """
 
     curve: Curve
@@ -51,6 +51,7 @@ class Shares:
     share: Float
     ttft_s: Float
     waiting: Float
+    met: Float
 
     def by_rate(self, per_replica: Float, replicas: Float) -> Float:
         """Share within limits at a rate of each replica in the long run; 0 beyond the fastest."""
@@ -126,6 +127,7 @@ class _Sample:
     slack_s: Float
     ttft_s: float
     waiting: float
+    met: float
 
 
 def _computed(
@@ -147,7 +149,13 @@ def _computed(
     waits_s = np.concatenate([[0.0], np.geomspace(0.01, 1.0, WAITS - 2), [1.001]])
     waits_s = waits_s * (longest if longest > 0 else 1.0)
     columns = [
-        [*column, *(replace(crowd, waiting=column[-1].waiting) for crowd in full)]
+        [
+            *column,
+            *(
+                replace(crowd, waiting=column[-1].waiting, met=max(at, column[-1].met))
+                for crowd, at in zip(full, crowded.tolist(), strict=True)
+            ),
+        ]
         for column in samples
     ]
     share = np.array([[_survival(s.slack_s, waits_s) for s in column] for column in columns])
@@ -158,6 +166,7 @@ def _computed(
         np.array([_falling(np.concatenate([group[:1], group])) for group in share]),
         _with_first([[s.ttft_s for s in column] for column in columns]),
         _with_first([[s.waiting for s in column] for column in columns], empty=True),
+        _with_first([[s.met for s in column] for column in columns], empty=True),
     )
 
 
@@ -223,7 +232,8 @@ def _steady(
     run_group(steps, records, reached, group)
     first = begun + (len(trace) - begun) // 5
     counted = np.arange(first, len(trace))
-    return _sampled(service, trace, records, trace.arrival_s, reached, counted, limits_s)
+    sample = _sampled(service, trace, records, trace.arrival_s, reached, counted, limits_s)
+    return replace(sample, waiting=sample.waiting / group, met=sample.met / group)
 
 
 def run_group(steps: Steps, records: Records, reached: Float, group: int) -> None:
@@ -276,4 +286,5 @@ def _sampled(
     slack_s = np.where(slack_s >= 0, slack_s, -np.inf)
     waited_s = np.array(records.entered)[counted] - reached[counted]
     span_s = max(float(sent[counted[-1]] - sent[counted[0]]), 1e-12)
-    return _Sample(slack_s, float(ttft_s.mean()), float(waited_s.sum()) / span_s)
+    inside_s = float((done[counted] - reached[counted]).sum())
+    return _Sample(slack_s, float(ttft_s.mean()), float(waited_s.sum()) / span_s, inside_s / span_s)

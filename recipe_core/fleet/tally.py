@@ -71,14 +71,15 @@ class Tally:
         kept = shares.kept(self._met(flight, count, line_s), line_s, replicas)
         ttft_s = shares.mean(shares.ttft_s, inside, replicas) + line_s
         late = (line_s > min(self._limit_s, 1.0)) & (self._starting[:n, None] > 0)
-        entering = np.minimum(shares.mean(shares.waiting, inside, replicas), inside)
+        met = shares.mean(shares.met, inside, replicas)
+        entering = np.minimum(shares.mean(shares.waiting, inside, replicas), met)
         figures = {
             "kept": (kept * weight).sum(axis=1),
             "ready": ready,
             "starting": self._starting[:n],
             "wanted": self._wanted[:n],
             "waiting": ((beyond + entering) * count).sum(axis=1) + self._gateway[:n],
-            "running": ((inside - entering) * count).sum(axis=1),
+            "running": ((met - entering) * count).sum(axis=1),
             "ttft_s": (ttft_s * weight).sum(axis=1),
             "delayed": (late * weight).sum(axis=1),
         }
