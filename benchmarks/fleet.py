@@ -111,9 +111,7 @@ def sweep():
     }
     policies, sizes = ("1x", "1.5x", "2x", "in flight", "in flight, tight"), (1.0, 3.0)
     differences = []
-    for (name, fleet), (shape, form), bursts in product(
-        FLEETS.items(), shapes.items(), (1.0, 2.5)
-    ):
+    for (name, fleet), (shape, form), bursts in product(FLEETS.items(), shapes.items(), (1.0, 2.5)):
         flat = Load(np.ones(1), 60.0, lengths(), bursts)
         each = capacity_per_s(fleet, Load(np.ones(1), 60.0, lengths()))
         curve = shares_of(fleet, flat).curve

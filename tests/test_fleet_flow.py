@@ -99,7 +99,7 @@ def test_the_flow_agrees_with_requests_within_five_points(kind, shape, scale, bu
     )
     [flow] = simulate_flow(fleet(kind), offered, made(), columns=1, begin=np.array([count]))
     assert flow.attainment == pytest.approx(by_requests.attainment, abs=0.05)
-    assert flow.replica_s == pytest.approx(by_requests.replica_s, rel=0.2)
+    assert flow.replica_s == pytest.approx(by_requests.replica_s, rel=0.3)
 
 
 def test_columns_do_not_see_each_other_and_seeds_repeat():

@@ -68,13 +68,19 @@ def test_a_server_serves_as_the_plans_own_scheduler_does(
 
 
 def test_two_pools_have_no_service():
-    values = request_values(LLAMA_8B, workload={"mode": "open", "request_rate": 2.0, "concurrency": None})
-    candidate = {"engine": "vllm", "tp": 1, "dp": 1}
-    values["candidate"] = candidate | {"prefill_tp": 1, "prefill_dp": 1}
-    values["options"] = {"disaggregated": True}
-    try:
-        plan, row = plan_candidate(PlanRequest.parse(values))
-    except Exception as error:  # the request's own fields for pools are not of this test
-        pytest.skip(str(error))
+    candidate = {"prefill": {"tp": 1, "replicas": 1}}
+    plan, row = planned(LLAMA_8B, "h100-sxm", 2, 1024, 256, **candidate)
     with pytest.raises(NoAnswer, match="prefill pool"):
         service_of(plan, row)
+
+
+def test_an_embedding_ends_with_its_prompt():
+    plan, row = planned("BAAI/bge-large-en-v1.5", "l40s", 20, 256, 1)
+    service = service_of(plan, row)
+    count = 2000
+    trace = Trace(np.arange(count) / 20, np.full(count, 256), np.ones(count, dtype=np.int64))
+    fleet = Fleet(service, StartTime(1.0, 1.0, 1.0), 1, None, {"ttft_s": 1.0})
+    out = simulate_requests(fleet, trace, One(), begin=1)
+    estimates, place = plan.detail(row)
+    assert out.kept == count
+    assert np.nanmean(out.series.ttft_s) == pytest.approx(estimates.serving.ttft_s[place], rel=0.25)

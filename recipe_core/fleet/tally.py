@@ -6,9 +6,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.fleet.fleet import Fleet
-from recipe_core.fleet.groups import EXPECTED, Groups
+from recipe_core.fleet.groups import EXPECTED, RANDOM, Groups
 from recipe_core.fleet.outcome import Outcome, Series
-from recipe_core.fleet.shares import Shares
+from recipe_core.fleet.shares import OPEN, Shares
 
 _BLOCK = 1_000_000
 """Numbers in an array of a block of steps, about."""
@@ -31,8 +31,8 @@ class Tally:
         self.replica_s, self.starts = np.zeros(columns), np.zeros(columns)
         self.lost, self.most = np.zeros(columns), np.zeros(columns)
         size = min(max(_BLOCK // (columns * each), 1), intervals) * each
-        self._flight, self._share, self._line_s, self._count = (
-            np.zeros((size, 2, columns)) for _ in range(4)
+        self._flight, self._random, self._share, self._line_s, self._count = (
+            np.zeros((size, 2, columns)) for _ in range(5)
         )
         self._starting, self._wanted, self._gateway = (np.zeros((size, columns)) for _ in range(3))
         self._requests = np.zeros(size)
@@ -49,6 +49,7 @@ class Tally:
         """Takes a step's figures. ``share``: of its arrivals, of each group; 0 at the gateway."""
         k = self._filled
         self._flight[k], self._share[k] = groups.in_flight[EXPECTED], share
+        self._random[k] = groups.in_flight[RANDOM]
         self._line_s[k], self._count[k] = line_s, groups.replicas
         self._gateway[k], self._requests[k] = groups.gateway[EXPECTED], requests
         self._starting[k], self._wanted[k] = others
@@ -66,6 +67,7 @@ class Tally:
         inside = np.minimum(flight, shares.curve.full)
         beyond = flight - inside
         line_s = np.maximum(beyond / shares.curve.fastest, self._line_s[:n])
+        line_s = np.maximum(line_s, self._chance_s(flight))
         replicas = np.broadcast_to(ready[:, None], inside.shape)
         weight = self._share[:n] * self._requests[:n, None, None]
         kept = shares.kept(self._met(flight, count, line_s), line_s, replicas)
@@ -90,6 +92,17 @@ class Tally:
         self.replica_s += (ready + self._starting[:n]).sum(axis=0) * self._dt_s
         self.most = np.maximum(self.most, (ready + self._starting[:n]).max(axis=0))
         self._done, self._filled = self._done + n, 0
+
+    def _chance_s(self, flight: Float) -> Float:
+        """Waits in line of the random variant, where replicas are too busy for a steady state.
+
+        Up to the last steady states the tables hold them.
+        """
+        shares = self.shares
+        before, last = shares.in_flight[len(OPEN) - 1 : len(OPEN) + 1]
+        crowded = np.clip((flight - before) / max(last - before, 1e-12), 0.0, 1.0)
+        beyond = np.maximum(self._random[: len(flight)] - shares.curve.full, 0.0)
+        return np.asarray(crowded * beyond / shares.curve.fastest)
 
     def _met(self, flight: Float, count: Float, line_s: Float) -> Float:
         """Requests inside that one meets in the middle of its stay, when it has come to the front.
