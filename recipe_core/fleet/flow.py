@@ -173,6 +173,7 @@ class _Flow:
     # the policy
 
     def _tick(self, step: int, at_s: float) -> None:
+        self.groups.join()
         seen = self._signals(step, at_s)
         wanted = np.broadcast_to(np.asarray(self.controller.decide(seen), float), seen.ready.shape)
         self.wanted = wanted.copy()

@@ -40,6 +40,7 @@ class Groups:
         self.replicas = np.stack([begin.astype(float), np.zeros(columns)])
         self.in_flight = np.zeros((2, 2, columns))
         self.gateway = np.zeros((2, columns))
+        self._split = False  # whether any column has two groups
         nodes = np.linspace(0.0, curve.full, CELLS + 1)
         middle = (nodes[1:] + nodes[:-1]) / 2
         ends = np.interp(middle, curve.in_flight, curve.rate) / middle
@@ -56,6 +57,10 @@ class Groups:
         ``requests``: shape (variants, 1 or columns).
         """
         x, count = self.in_flight, self.replicas
+        if not self._split:
+            reached = np.zeros_like(x)
+            reached[:, OLD] = requests / np.maximum(count[OLD], 1.0)
+            return reached
         ahead = x[:, OLD] - x[:, NEW]
         lower_new = np.minimum(np.maximum(ahead, 0.0) * count[NEW], requests) * (count[NEW] > 0)
         lower_old = np.minimum(np.maximum(-ahead, 0.0) * count[OLD], requests - lower_new)
@@ -96,7 +101,21 @@ class Groups:
         after = replicas[NEW] + count
         x[:, NEW] = x[:, NEW] * replicas[NEW] / np.maximum(after, 1.0)
         replicas[NEW] = after
+        self._split = True
         self._open_gateway()
+
+    def join(self) -> None:
+        """Makes one group of two where all columns have as many in flight in both."""
+        x, replicas = self.in_flight, self.replicas
+        if not self._split:
+            return
+        apart = (np.abs(x[:, NEW] - x[:, OLD]) > 1e-3 * x[:, OLD]).any(axis=0)
+        if (apart & (replicas > 0).all(axis=0)).any():
+            return
+        total = np.maximum(replicas.sum(axis=0), 1.0)
+        x[:, OLD] = (x * replicas).sum(axis=1) / total
+        replicas[OLD] += replicas[NEW]
+        x[:, NEW], replicas[NEW], self._split = 0.0, 0.0, False
 
     def remove(self, count: Float) -> Float:
         """Ends so many replicas, the newest first; requests in each of them, of each column."""
