@@ -88,7 +88,7 @@ def arrivals(load, seed=5):
 )
 def test_the_flow_agrees_with_requests_within_five_points(kind, shape, scale, burstiness, policy):
     offered = load(kind, shape, scale, burstiness)
-    count = int(np.ceil(scale * {"enough": 1.7, "scarce": 1.2, "in flight": 1.0}[policy]))
+    count = int(np.ceil(scale * {"enough": 1.7, "scarce": 1.4, "in flight": 1.0}[policy]))
     made = (
         (lambda: InFlight(6.0 if kind == "small" else 30.0))
         if policy == "in flight"

@@ -23,7 +23,7 @@ from recipe_core.fleet.timeline import latencies
 from recipe_core.traffic.load import Lengths, Load
 from recipe_core.traffic.trace import Trace
 
-OPEN = (0.05, 0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.96)
+OPEN = (0.05, 0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.96, 0.99)
 """Rates of the steady states, over the fastest."""
 CROWDED = (0.03, 0.1, 0.25, 0.5, 1.0)
 """Numbers in flight beyond the last of them, as a share of the way until a replica is full."""
