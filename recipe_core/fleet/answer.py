@@ -1,20 +1,21 @@
 """From a request to its answer over time: every policy searched, simulated and held to bounds.
 
 Where the request states ``options.scaling``, exactly that is simulated; where it does not, the
-parameters of every policy are searched (module ``search``). Then the best few of each are simulated
-again under other chances (starts, failures, reclaims), and the cheapest that reaches the wanted
-share on average is the policy's answer, with the range of all repetitions and of quick and slow
-starts around it. The best policy's worst hour is looked at request by request (module ``confirm``).
+parameters of every policy are searched (module ``search``) over the hardest day. The best few of
+each are then simulated over the whole time, and the cheapest that reaches the wanted share is the
+policy's answer. Its hardest day is repeated under other chances (starts, failures, reclaims) and
+with quick and slow starts, which gives the share its range. The best policy's worst hour is looked
+at request by request (module ``confirm``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from recipe_core.base import progress
 from recipe_core.fleet.bounds import always_peak, clairvoyant
 from recipe_core.fleet.confirm import checked
-from recipe_core.fleet.outcome import Outcome
 from recipe_core.fleet.result import (
     Bounds,
     Checked,
@@ -37,13 +38,17 @@ from recipe_core.traffic.rates import Rates
 from recipe_core.traffic.trace import Trace
 
 SEEDS = (0, 1, 2)
-"""Of the repetitions of the best policies; the search uses the first."""
+"""Of the repetitions of a day; all else is of the first."""
+SEARCHED_DAYS = 1.0
+"""Days of the load over which parameters are searched: that with the busiest interval."""
+RANGE_DAYS = 1.0
+"""Days that are simulated again under other chances."""
 UNWRITTEN: tuple[Policy, ...] = ("predictive",)
 """Policies that no autoscaler runs as they are: they are compared, and never chosen."""
 FAR = 0.05
 """Difference between the shares by requests and by flows that is worth a note."""
-REPLAYS = len(SEEDS) + 2
-"""Repetitions: seeds, quick starts, slow starts."""
+REPLAYS = 1 + len(SEEDS) + 2
+"""Simulations of the best policies: the whole time, a day by seeds, with quick and slow starts."""
 
 
 def over_time(
@@ -111,26 +116,22 @@ def _finalists(
     if not policies:
         return {}
     spaces = [space_of(policy, simulation.need) for policy in policies]
-    best = search(spaces, simulation.outcomes, wanted)
+    best = search(spaces, simulation.part(SEARCHED_DAYS).outcomes, wanted)
     return {policy: [one.scaling for one in tried] for policy, tried in best.items() if tried}
 
 
 def _replayed(
     simulation: Simulation, finalists: Mapping[Policy, Sequence[Scaling]], wanted: float
 ) -> dict[Policy, tuple[Scaling, Replays]]:
-    """The best of each policy's finalists on average over the seeds, with its band."""
+    """The best of each policy's finalists over the whole time, with its range."""
     every = [scaling for scalings in finalists.values() for scaling in scalings]
-    runs: list[list[Outcome]] = []
-    for seed in SEEDS:
-        runs.append(simulation.outcomes(every, seed=seed))
-        progress.step()
-    replays = [Replays(tuple(run[column] for run in runs)) for column in range(len(every))]
     best: dict[Policy, tuple[Scaling, Replays]] = {}
-    for scaling, replay in zip(every, replays, strict=True):
-        known = best.get(scaling.policy)
+    for scaling, outcome in zip(every, simulation.outcomes(every), strict=True):
+        replay, known = Replays(outcome), best.get(scaling.policy)
         if known is None or _order(replay, wanted) < _order(known[1], wanted):
             best[scaling.policy] = (scaling, replay)
-    return _with_bands(simulation, best)
+    progress.step()
+    return _with_ranges(simulation, best)
 
 
 def _order(replay: Replays, wanted: float) -> tuple[float, ...]:
@@ -140,19 +141,24 @@ def _order(replay: Replays, wanted: float) -> tuple[float, ...]:
     return (1.0, -replay.attainment, replay.replica_s)
 
 
-def _with_bands(
+def _with_ranges(
     simulation: Simulation, best: Mapping[Policy, tuple[Scaling, Replays]]
 ) -> dict[Policy, tuple[Scaling, Replays]]:
-    """The best ones with what they reach when every start is quick, and when it is slow."""
-    start = simulation.fleet.start
+    """The best ones with what chances make of their hardest day."""
+    day = simulation.part(RANGE_DAYS)
     scalings = [scaling for scaling, _ in best.values()]
-    ends = []
-    for seconds in (start.low_s, start.high_s):
-        ends.append(simulation.outcomes(scalings, fleet=simulation.with_start(seconds)))
+    start = day.fleet.start
+    runs = []
+    for seed in SEEDS:
+        runs.append(day.outcomes(scalings, seed=seed))
         progress.step()
+    for seconds in (start.low_s, start.high_s):
+        runs.append(day.outcomes(scalings, fleet=day.with_start(seconds)))
+        progress.step()
+    columns = zip(*runs, strict=True)
     return {
-        policy: (scaling, Replays(replays.outcomes, tuple(end[column] for end in ends)))
-        for column, (policy, (scaling, replays)) in enumerate(best.items())
+        policy: (scaling, replace(replays, day=column[0], others=column[1:]))
+        for (policy, (scaling, replays)), column in zip(best.items(), columns, strict=True)
     }
 
 
@@ -161,8 +167,8 @@ def _bounds(simulation: Simulation, deployment: Deployment) -> Bounds:
     peak = always_peak(fleet, load, wanted, interval_s=simulation.interval_s)
     least = clairvoyant(fleet, load, wanted, interval_s=simulation.interval_s)
     return Bounds(
-        always_peak=policy_answer("always_peak", None, Replays((peak,)), fleet, wanted),
-        clairvoyant=policy_answer("clairvoyant", None, Replays((least,)), fleet, wanted),
+        always_peak=policy_answer("always_peak", None, Replays(peak), fleet, wanted),
+        clairvoyant=policy_answer("clairvoyant", None, Replays(least), fleet, wanted),
     )
 
 
@@ -179,7 +185,7 @@ def _answer(
     for scaling, replay in ordered:
         closer = None
         if scaling.policy == best or len(ordered) == 1:
-            closer = checked(simulation, scaling, replay.outcomes[0])
+            closer = checked(simulation, scaling, replay.outcome)
         policies.append(policy_answer(scaling.policy, scaling, replay, fleet, wanted, closer))
     bounds = Bounds(
         always_peak=_held(bounds.always_peak, bounds), clairvoyant=_held(bounds.clairvoyant, bounds)

@@ -9,7 +9,6 @@ few to tell a share.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.fleet.outcome import Outcome
 from recipe_core.fleet.requests import simulate_requests
 from recipe_core.fleet.result import Checked
-from recipe_core.fleet.simulated import Simulation
+from recipe_core.fleet.simulated import Simulation, part_of
 from recipe_core.request.over_time import DAY_S, HOUR_S
 from recipe_core.request.scaling import Scaling
 from recipe_core.traffic.arrivals import arrivals
@@ -86,14 +85,6 @@ def window_of(load: Load, worst_s: float) -> tuple[float, float, float]:
     if _requests(load, (warm_s + to_s) / 2, to_s - warm_s) > 2 * MOST_REQUESTS:
         warm_s = from_s
     return warm_s, from_s, to_s
-
-
-def part_of(load: Load, from_s: float, to_s: float) -> Load:
-    """The load from one second to another, by its intervals."""
-    first = int(from_s // load.interval_s)
-    last = max(math.ceil(to_s / load.interval_s - 1e-9), first + 1)
-    hour = int(load.start_hour + first * load.interval_s // HOUR_S) % 168
-    return replace(load, rates=load.rates[first:last], start_hour=hour)
 
 
 def _requests(load: Load, middle_s: float, length_s: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,36 +24,50 @@ from recipe_core.traffic.load import Load
 
 MOST_POINTS = 720
 """Points of a series in an answer at most."""
+LEAST_MISSED = 1e-6
+"""Share of missed requests below which none are."""
 STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Lengths that intervals of an answer have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """One policy under several chances: its outcomes, the first of which is told in full.
+    """One policy over the whole time, and over its hardest day under several chances.
 
-    band: those with quick and with slow starts, too.
+    day: of those the one with the chances of ``outcome``. others: with other starts and events, and
+    with quick and with slow starts.
     """
 
-    outcomes: tuple[Outcome, ...]
-    band: tuple[Outcome, ...] = ()
+    outcome: Outcome
+    day: Outcome | None = None
+    others: tuple[Outcome, ...] = ()
 
     @property
     def attainment(self) -> float:
-        """Share of the requests of all repetitions that kept the limits."""
-        requests = sum(one.requests for one in self.outcomes)
-        return sum(one.kept for one in self.outcomes) / requests if requests else 1.0
+        """Share of requests that kept the limits."""
+        return self.outcome.attainment
 
     @property
     def replica_s(self) -> float:
-        """Seconds of replicas, the mean of the repetitions."""
-        return float(np.mean([one.replica_s for one in self.outcomes]))
+        """Seconds of replicas."""
+        return self.outcome.replica_s
 
     def shares(self) -> Band:
-        """The share, with the range of all repetitions."""
-        every = [one.attainment for one in (*self.outcomes, *self.band)]
-        value = self.attainment
-        return Band(value=_share(value), low=_share(min(every)), high=_share(max(*every, value)))
+        """The share with its range: what chances change on the hardest day, in proportion.
+
+        Where nothing is missed on that day, it alone changes.
+        """
+        value, every = self.attainment, [self.attainment]
+        if self.day is not None:
+            missed = 1 - self.day.attainment
+            for other in self.others:
+                change = (1 - other.attainment) - missed
+                if missed > LEAST_MISSED:
+                    whole = (1 - value) * (missed + change) / missed
+                else:
+                    whole = 1 - value + change * self.day.requests / self.outcome.requests
+                every.append(1 - min(whole, 1 - value + max(change, 0.0)))
+        return Band(value=_share(value), low=_share(min(every)), high=_share(max(every)))
 
 
 def policy_answer(
@@ -66,7 +79,7 @@ def policy_answer(
     checked: Checked | None = None,
 ) -> PolicyAnswer:
     """A policy, before it is held against the bounds."""
-    first, hours = replays.outcomes[0], replays.replica_s / HOUR_S
+    first, hours = replays.outcome, replays.replica_s / HOUR_S
     at_s, share = first.worst_interval
     price = fleet.usd_per_hour
     usd = None if price is None else hours * price
@@ -83,9 +96,9 @@ def policy_answer(
         worst_interval=WorstInterval(
             at_s=at_s, share=_share(share), seconds=first.series.interval_s
         ),
-        cold_starts=_mean(one.starts for one in replays.outcomes),
-        requests_delayed=_mean(one.delayed for one in replays.outcomes),
-        replicas_lost=_mean(one.lost for one in replays.outcomes),
+        cold_starts=first.starts,
+        requests_delayed=first.delayed,
+        replicas_lost=first.lost,
         replicas=ReplicaCounts(
             min=float(np.rint(there.min())),
             mean=float(there.mean()),
@@ -176,10 +189,6 @@ def _plain(values: Float) -> tuple[float, ...]:
 def _short(value: float) -> float:
     """Five digits: a chart shows no more, and answers are a third as long."""
     return float(f"{value:.5g}")
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
 
 
 def _share(value: float) -> float:

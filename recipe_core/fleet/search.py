@@ -24,18 +24,19 @@ from recipe_core.fleet.signals import Controller, Signals
 from recipe_core.fleet.spaces import Axis, Space
 from recipe_core.request.scaling import Policy, Scaling
 
-ROUNDS = 3
-"""The grid, and twice finer points."""
-FIRST = 96
+ROUNDS = 2
+"""The grid, and finer points."""
+FIRST = 64
 """Points of a policy in the first round at most."""
 FINER = 32
 """Points of a policy in every other round at most."""
 AROUND = 2
 """Best points of a policy around which finer ones are tried."""
-FINALISTS = 4
+FINALISTS = 2
 """Best points of a policy that are simulated again."""
-MARGINS = (0.7, 0.4)
-"""And the best of those that miss at most this share of the requests that may be missed."""
+MARGINS = (4.0, 2.5, 1.6, 0.7, 0.4)
+"""And the best of those that miss so many times the requests that may be missed: a busy part of the
+time, over which is searched, misses more of them than the rest."""
 SLACK = 1e-12
 """Of a share that equals the wanted one but for its bits."""
 
@@ -91,7 +92,7 @@ class _Searched:
         """The best ones, and the best of those that miss fewer requests by margins."""
         points = self.best(wanted, FINALISTS)
         for margin in MARGINS:
-            points += self.best(1 - (1 - wanted) * margin, 1)
+            points += self.best(max(1 - (1 - wanted) * margin, 0.0), 1)
         return [self.tried[point] for point in dict.fromkeys(points)]
 
 
@@ -195,22 +196,32 @@ def _moved(point: tuple[float, ...], changes: Mapping[int, float]) -> tuple[floa
 class Together:
     """Several policies' controllers side by side, each with its own columns.
 
+    Each is asked at its own interval, or at ``pace_s`` where that is longer: what happens within
+    seconds costs time and changes little beside cold starts of minutes.
+
     Args:
         controllers: each with the number of its columns, in their order.
+        pace_s: seconds from one look to the next at least.
     """
 
-    def __init__(self, controllers: Sequence[tuple[Controller, int]]) -> None:
-        self.interval_s = min(controller.interval_s for controller, _ in controllers)
+    def __init__(self, controllers: Sequence[tuple[Controller, int]], pace_s: float = 0.0) -> None:
+        shortest = min(controller.interval_s for controller, _ in controllers)
+        self.interval_s = max(shortest, pace_s)
         self._parts: list[tuple[Controller, slice]] = []
         first = 0
         for controller, count in controllers:
             self._parts.append((controller, slice(first, first + count)))
             first += count
+        self._due_s = [0.0] * len(controllers)
         self._wanted = np.zeros(first)
 
     def decide(self, seen: Signals) -> Float:
         """Replicas that should be there, one number a column."""
-        for controller, columns in self._parts:
+        for number, (controller, columns) in enumerate(self._parts):
+            if seen.at_s < self._due_s[number] - 1e-6:
+                continue
+            every_s = max(controller.interval_s, self.interval_s)
+            self._due_s[number] = (np.floor((seen.at_s + 1e-6) / every_s) + 1) * every_s
             self._wanted[columns] = controller.decide(_columns(seen, columns))
         return self._wanted.copy()
 

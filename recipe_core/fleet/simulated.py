@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,13 +20,17 @@ from recipe_core.fleet.policies import controller_of
 from recipe_core.fleet.search import Together
 from recipe_core.fleet.setup import Deployment
 from recipe_core.fleet.signals import Controller
-from recipe_core.fleet.spaces import Need, needed
-from recipe_core.request.over_time import DAY_S, WEEK_S, OverTime
+from recipe_core.fleet.spaces import WEEK_HOURS, Need, needed
+from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
 from recipe_core.request.scaling import Metric, Scaling
 from recipe_core.request.schema import ServingWorkload
 from recipe_core.traffic.load import Load
 from recipe_core.traffic.loads import load_of
 
+STEP_S = 30.0
+"""Of the flow."""
+PACE_S = 60.0
+"""From one look of a policy to the next at least, where all are simulated side by side."""
 HISTORY_DAYS = 14.0
 """Time before the beginning that forecasts have learned, where the load repeats."""
 
@@ -81,12 +86,13 @@ class Simulation:
             begin=self.begin(scalings),
             seed=seed,
             interval_s=self.interval_s,
+            step_s=STEP_S,
         )
 
     def controller(self, scalings: Sequence[Scaling]) -> Controller:
         """The controllers of policies side by side."""
         batches = [list(same) for _, same in groupby(scalings, key=_batch)]
-        return Together([(self.batch(batch), len(batch)) for batch in batches])
+        return Together([(self.batch(batch), len(batch)) for batch in batches], PACE_S)
 
     def batch(
         self, scalings: Sequence[Scaling], start_hour: int | None = None, before_s: float = 0.0
@@ -112,6 +118,20 @@ class Simulation:
         """Replicas of each policy at the beginning: those that the load needs there, in bounds."""
         first = int(self.need.replicas[0])
         return np.array([float(_first(one, first, self.need.start_hour)) for one in scalings])
+
+    def part(self, days: float) -> Simulation:
+        """The same over the hardest days: those around the busiest interval, with the quietest one.
+
+        The simulation itself where it is no longer than that.
+        """
+        from_s, to_s = hardest(self.load, days)
+        if to_s - from_s >= self.load.span_s:
+            return self
+        load = part_of(self.load, from_s, to_s)
+        first = int(from_s // self.load.interval_s)
+        replicas = self.need.replicas[first : first + len(load.rates)]
+        need = replace(self.need, replicas=replicas, start_hour=load.start_hour)
+        return replace(self, load=load, need=need, history=self._history_to(from_s))
 
     def with_start(self, seconds: float) -> Fleet:
         """The fleet with starts that take so long, all of them."""
@@ -178,6 +198,31 @@ def gauges_of(engine: Engine) -> frozenset[Metric]:
         "kv-usage": (metrics.kv_usage,),
     }
     return frozenset(metric for metric, parts in names.items() if all(parts))
+
+
+def part_of(load: Load, from_s: float, to_s: float) -> Load:
+    """The load from one second to another, by its intervals."""
+    first = int(from_s // load.interval_s)
+    last = max(math.ceil(to_s / load.interval_s - 1e-9), first + 1)
+    hour = int(load.start_hour + first * load.interval_s // HOUR_S) % WEEK_HOURS
+    return replace(load, rates=load.rates[first:last], start_hour=hour)
+
+
+def hardest(load: Load, days: float) -> tuple[float, float]:
+    """From and to of whole days, in seconds: with the busiest interval, and the quietest beside it.
+
+    Where the load is no longer, all of it.
+    """
+    length = round(days * DAY_S / load.interval_s)
+    count = len(load.rates)
+    if length >= count:
+        return 0.0, load.span_s
+    step = max(round(DAY_S / load.interval_s), 1)
+    busiest = int(np.argmax(load.rates))
+    begins = [at for at in range(0, count - length + 1, step) if at <= busiest < at + length]
+    begins = begins or [min(max(busiest - length // 2, 0), count - length)]
+    begin = min(begins, key=lambda at: float(load.rates[at : at + length].min()))
+    return begin * load.interval_s, (begin + length) * load.interval_s
 
 
 def interval_of(span_s: float) -> float:
