@@ -142,9 +142,11 @@ def test_the_surface_is_frozen(client):
         for method in methods
     )
     assert surface == [
+        "DELETE /jobs/{job_id}",
         "GET /engines",
         "GET /hardware",
         "GET /hardware/{name}",
+        "GET /jobs/{job_id}",
         "GET /models",
         "GET /models/{name}",
         "GET /offers",
@@ -159,6 +161,8 @@ def test_the_surface_is_frozen(client):
         "POST /recipe",
         "POST /reconcile",
         "POST /resolve",
+        "POST /simulate",
         "POST /size",
+        "POST /trace",
     ]
     assert "NaN" not in json.dumps(document)

@@ -22,7 +22,7 @@ from recipe_core.targets import form
 from tests.conftest import finished
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("request", "recipe", "manifest", "estimate")
+DOCUMENTS = ("request", "recipe", "manifest", "estimate", "simulate")
 UNITS = {
     "_per_s": "per second",
     "_s": "second",

@@ -14,6 +14,7 @@ from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.write import bundle_files
 from recipe_core.present.schemas import NAMES, schema
 from tests.conftest import request_values
+from tests.over_time_answers import ANSWER
 from tests.recipes import recipe_of
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +53,7 @@ def test_documents_pass_and_changed_ones_do_not():
         "recipe": recipe.model_dump(mode="json"),
         "manifest": json.loads(bundle_files(recipe)[MANIFEST]),
         "estimate": recipe.estimate,
+        "simulate": ANSWER.to_json(),
     }
     for name, document in documents.items():
         jsonschema.validate(document, schema(name))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from recipe_core.base import progress
 from recipe_core.fleet.bounds import always_peak, clairvoyant
@@ -99,6 +100,22 @@ def over_time(
     return answer
 
 
+def over_time_json(
+    request: Mapping[str, Any],
+    *,
+    policies: Sequence[str] | None = None,
+    days: float | None = None,
+    folders: bool = True,
+) -> dict[str, Any]:
+    """``over_time`` of the plain values of a request, as plain values: what workers are asked.
+
+    Raises:
+        RecipeError: as ``over_time``.
+    """
+    asked = PlanRequest.parse(request)
+    return over_time(asked, policies=policies, days=days, folders=folders).to_json()
+
+
 def _searched(stated: Scaling | None, names: Sequence[Policy] | None) -> list[Policy]:
     """Policies whose parameters are searched."""
     if names is None:
@@ -164,10 +181,11 @@ def _with_ranges(
 
 def _bounds(simulation: Simulation, deployment: Deployment) -> Bounds:
     fleet, load, wanted = simulation.fleet, simulation.load, deployment.attainment
-    peak = always_peak(fleet, load, wanted, interval_s=simulation.interval_s)
+    count, peak = always_peak(fleet, load, wanted)
     least = clairvoyant(fleet, load, wanted, interval_s=simulation.interval_s)
+    always = Scaling(policy="fixed", min_replicas=count, max_replicas=count)
     return Bounds(
-        always_peak=policy_answer("always_peak", None, Replays(peak), fleet, wanted),
+        always_peak=policy_answer("always_peak", always, Replays(peak), fleet, wanted),
         clairvoyant=policy_answer("clairvoyant", None, Replays(least), fleet, wanted),
     )
 

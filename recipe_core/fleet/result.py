@@ -13,7 +13,6 @@ from pydantic import BaseModel, Field
 from recipe_core.base.described import DESCRIBED
 from recipe_core.request.scaling import Scaling
 
-SCHEMA_VERSION = 1
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -283,7 +282,7 @@ class Bounds(_Part):
 class OverTimeAnswer(_Part):
     """A deployment over time: what each policy of scaling reaches, and what it costs."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     """Version of this document."""
 
     candidate: dict[str, Any]

@@ -258,12 +258,13 @@ def start_of(chosen: Plan, row: int) -> tuple[ColdStart, int]:
 
 def _events(cluster: Cluster, nodes: int) -> Events:
     """Failures of the nodes of a replica, and reclaims where the price is spot."""
+    offer = cluster.offer
     return events_of(
         cluster.device.architecture,
         nodes=nodes,
         devices_per_node=cluster.per_node,
         spot=cluster.commitment == "spot",
-        provider=cluster.offer.provider if cluster.offer else None,
+        provider=offer.provider if offer else None,
     )
 
 

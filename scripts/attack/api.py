@@ -25,11 +25,16 @@ from typing import Any
 from scripts.attack.load import LIGHT, Server, serving
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
-TOLD = {200, 400, 401, 404, 405, 409, 413, 421, 422, 429, 503}
+TOLD = {200, 202, 400, 401, 404, 405, 409, 413, 421, 422, 429, 503}
 TRAINING = {
     "model": "Qwen/Qwen3-8B",
     "hardware": {"device": "mi300x", "per_node": 8, "nodes": 2},
     "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 256, "tokens": 1e9},
+}
+TRACE = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,20\n1.5,200,30\n3,150,40\n"
+OVER_TIME = LIGHT | {
+    "workload": {"over_time": {"rates": [1.0, 2.0], "days": 0.1}},
+    "objective": {"limits": {"ttft_ms": 2000, "tpot_ms": 50}},
 }
 COMMAND = {"command": "vllm serve Qwen/Qwen3-8B -tp 2 --max-model-len 8192", "hardware": "h100-sxm"}
 BODIES: dict[str, list[dict[str, Any]]] = {
@@ -40,6 +45,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "recipe": [LIGHT, {"request": LIGHT, "environment": {"A": "b"}, "options": {}}],
     "resolve": [{"recipe": LIGHT, "hardware": "mi300x:8"}],
     "diff": [{"before": LIGHT, "after": LIGHT | {"candidate": {"tp": 4, "pp": 1, "dp": 2}}}],
+    "trace": [{"name": "a.csv", "text": TRACE}],
+    "simulate": [{"request": OVER_TIME, "policies": ["fixed"], "days": 0.1}],
     "convert": [COMMAND, {"document": {"argv": ["vllm", "serve", "Qwen/Qwen3-8B"]}}],
 }
 VALUES: list[Any] = [
@@ -145,7 +152,7 @@ def judge(status: int, content: bytes, headers: dict[str, str]) -> str | None:
         return "a traceback"
     if status in (429, 503) and "retry-after" not in {name.lower() for name in headers}:
         return "no Retry-After"
-    if status == 200:
+    if status in (200, 202):
         return None
     try:
         problem = json.loads(content)["error"]
