@@ -13,7 +13,6 @@ from pydantic import BaseModel, Field
 from recipe_core.base.described import DESCRIBED
 from recipe_core.request.scaling import Scaling
 
-
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0)]
