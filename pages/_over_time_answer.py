@@ -11,9 +11,11 @@ import _common as common
 import streamlit as st
 from cachetools import LRUCache
 
+import recipe_core as rb
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.fleet.answer import over_time_json
 from recipe_core.hardware.offers import current_day
+from recipe_core.request.over_time import OverTime
 from recipe_core.request.schema import PlanRequest
 
 Json = Mapping[str, Any]
@@ -22,11 +24,12 @@ _answers: LRUCache[Key, Json] = LRUCache(maxsize=32)
 _lock = threading.Lock()
 
 
-def asked(request: PlanRequest, policies: list[str]) -> dict[str, Any]:
-    """What is simulated: the request, without the policy that it uses already."""
+def question_of(request: PlanRequest, load: OverTime, policies: list[str]) -> dict[str, Any]:
+    """What is simulated: every policy searched, whichever the request uses already."""
     options = request.options.model_copy(update={"scaling": None})
-    value = request.model_copy(update={"options": options}).to_json()
-    return {"request": value, "policies": policies}
+    workload = request.workload.model_copy(update={"over_time": load})
+    whole = request.model_copy(update={"options": options, "workload": workload})
+    return {"request": whole.to_json(), "policies": policies or None}
 
 
 def key_of(question: Mapping[str, Any]) -> Key:
@@ -70,13 +73,13 @@ def simulated(key: Key, question: Mapping[str, Any]) -> Json:
     """
     found: Json = common.calculated(
         "Simulating policies",
-        over_time_json,
+        rb.simulate,
         question["request"],
         policies=question["policies"],
         folders=key[2],
         simulated_what="steps",
         give_up=common.WayOut("Cancel", "over-time-cancel", cancel),
-    )
+    ).to_json()
     cancel()
     with _lock:
         _answers[key] = found

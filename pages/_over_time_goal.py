@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any
 
 import _common as common
 import _numbers as numbers
@@ -16,10 +16,10 @@ from recipe_core.present import charts
 from recipe_core.present import over_time_view as view
 from recipe_core.present.glossary import term_help
 from recipe_core.request.over_time import OverTime
-from recipe_core.request.start import Start
 from recipe_core.request.time_limits import TimeLimits, time_limits
 
 SHARES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+MOST_SAVINGS = 5
 TIMES = {
     "ttft_ms": ("First token (ms)", "ms"),
     "tpot_ms": ("Per token (ms)", "ms"),
@@ -124,11 +124,8 @@ PLACES = {
 }
 
 
-def start(known: Mapping[str, Any] | None) -> None:
-    """What a start finds, how long it takes, and what would shorten it.
-
-    ``known``: the start's part of an answer; None where it cannot be told.
-    """
+def start() -> None:
+    """What a start finds, how long it takes, and what would shorten it."""
     with st.grid(2, min_column_width=170):
         pick("Node", "node", NODES)
         pick("Image", "image", IMAGES)
@@ -140,8 +137,11 @@ def start(known: Mapping[str, Any] | None) -> None:
                 "Extra seconds", "options.start.extra_s", optional=True, placeholder="none"
             )
     common.edit(st.toggle, "Compiled code is kept", "options.start.compile_cache")
-    if known is not None:
-        phases(known)
+    with st.container(key="over-time-phases"):
+        plan = common.planned_or_none()
+        row = None if plan is None else common.selected_row(plan)
+        if plan is not None and row is not None:
+            phases(view.start_of(plan, row))
 
 
 def places() -> dict[str, str]:
@@ -173,15 +173,14 @@ def phases(start: Mapping[str, Any]) -> None:
         key="over-time-start-chart",
         alt="Phases of a cold start, in seconds from the order of a replica",
     )
-    if rows := view.saving_rows(start["savings"]):
-        st.table(
-            [{name: common.escape(text) for name, text in row.items()} for row in rows],
-            border="horizontal",
-            hide_index=True,
-            alt="What shortens a cold start, and by how much",
-        )
-
-
-def literal(name: str) -> Sequence[str]:
-    """The values that a field of the start takes."""
-    return tuple(get_args(Start.model_fields[name].annotation))
+    if changes := view.savings(start):
+        st.markdown("**What shortens it**")
+        with st.container(horizontal=True, key="over-time-savings"):
+            for n, (text, fields) in enumerate(changes[:MOST_SAVINGS]):
+                st.button(
+                    common.escape(text),
+                    key=f"over-time-saving-{n}",
+                    icon=":material/speed:",
+                    on_click=common.apply,
+                    args=(fields,),
+                )

@@ -197,6 +197,12 @@ def closely(answer: Json, policy: Json) -> None:
             )
 
 
+def taken(answer: Json, policy: Json) -> dict[str, Any]:
+    """The changes that make a policy the request's own, with the load and the split it is for."""
+    split = {"candidate": answer["candidate"]}
+    return {"options.scaling": policy["scaling"], **loads.stated_fields(), **split}
+
+
 def use(answer: Json, policy: Json) -> None:
     """Make the policy the request's own; the bundle's autoscalers are then told its numbers."""
     scaling = common.request().options.scaling
@@ -209,7 +215,7 @@ def use(answer: Json, policy: Json) -> None:
             icon=":material/check:" if used else ":material/tune:",
             disabled=used,
             on_click=common.apply,
-            args=({"options.scaling": policy["scaling"], **loads.stated_fields()},),
+            args=(taken(answer, policy),),
             help="Sets the scaling of the request: the bundle's autoscalers get these numbers",
         )
         if scaling is not None:

@@ -167,7 +167,7 @@ def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest() -> None:
 )
 def test_a_share_below_all_never_reads_as_all(share: float, text: str) -> None:
     assert view.share_text(share) == text
-    assert view.share_text(0.9999999) == ">99.999 %"
+    assert view.share_text(0.9999999) == "99.9999 %"
 
 
 def test_moments_are_times_of_the_week() -> None:

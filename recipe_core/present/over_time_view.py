@@ -5,16 +5,19 @@ Answers are those of ``OverTimeAnswer.to_json``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from recipe_core.base.units import count, significant
+from recipe_core.fleet import setup
+from recipe_core.present.over_time_text import share_text
 from recipe_core.present.size_view import dollars
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
 from recipe_core.request.scaling import Scaling
+from recipe_core.search.plan import Plan
 from recipe_core.traffic.load import Load
 from recipe_core.traffic.shapes import published, shape, shape_names
 
@@ -62,22 +65,6 @@ def plain(value: float, digits: int = 3) -> str:
     """A number with at most so many significant digits, without zeros at its end."""
     text = significant(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def share_text(share: float) -> str:
-    """A share of requests: ``99.3 %``, with as many digits as tell it from all of them."""
-    if share >= 1:
-        return "100 %"
-    percent = 100.0 * share
-    for digits in (1, 2, 3):
-        if round(percent, digits) < 100:
-            return f"{plain_digits(percent, digits)} %"
-    return ">99.999 %"
-
-
-def plain_digits(value: float, digits: int) -> str:
-    """A number with at most so many decimals, without zeros at its end."""
-    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def time_text(seconds: float) -> str:
@@ -390,13 +377,21 @@ def phase_rows(start: Json) -> list[dict[str, str]]:
     ]
 
 
-def saving_rows(savings: Sequence[Json]) -> list[dict[str, str]]:
-    """What shortens a cold start, and by how much."""
-    return [
-        {"Change": saving["change"], "Shorter by": time_text(saving["seconds"])}
-        for saving in savings
-        if saving["seconds"] > 0
-    ]
+def savings(start: Json) -> list[tuple[str, dict[str, Any]]]:
+    """What shortens a cold start by how much, and the change of a request that says so."""
+    out = []
+    for saving in start["savings"]:
+        seconds = saving.get("seconds", saving.get("seconds_saved"))
+        field, _, value = saving["change"].partition(": ")
+        text = f"{saving['text'][0].upper()}{saving['text'][1:]}: {time_text(seconds)} shorter"
+        out.append((text, {f"options.start.{field}": value}))
+    return out
+
+
+def start_of(plan: Plan, row: int) -> Json:
+    """A cold start of one replica of a row."""
+    start, _ = setup.start_of(plan, row)
+    return start.to_json()
 
 
 def days_of(load: Json) -> dict[str, tuple[float, float]]:

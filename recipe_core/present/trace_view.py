@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.present.over_time_view import plain, rate_text, share_text, time_text
+from recipe_core.present.over_time_text import share_text
+from recipe_core.present.over_time_view import plain, rate_text, time_text
 from recipe_core.request.over_time import DAY_S, OverTime
 from recipe_core.traffic.describe import describe, describe_rates
 from recipe_core.traffic.from_trace import over_time_of, rates_in, workload_fields
