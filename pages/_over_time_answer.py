@@ -15,6 +15,7 @@ import recipe_core as rb
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.fleet.answer import over_time_json
 from recipe_core.hardware.offers import current_day
+from recipe_core.request.edit import change
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.schema import PlanRequest
 
@@ -81,6 +82,9 @@ def simulated(key: Key, question: Mapping[str, Any]) -> Json:
         give_up=common.WayOut("Cancel", "over-time-cancel", cancel),
     ).to_json()
     cancel()
+    # who uses a policy states the split that was simulated: of it the answer is the same
+    whole = change(PlanRequest.parse(question["request"]), {"candidate": found["candidate"]})
+    of_split = key_of({**question, "request": whole.to_json()})
     with _lock:
-        _answers[key] = found
+        _answers[key] = _answers[of_split] = found
     return found

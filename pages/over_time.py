@@ -64,7 +64,7 @@ def answer(policies: list[str]) -> None:
         key="over-time-simulate",
         type=common.main_button(),
         icon=":material/play_arrow:",
-        disabled=found is not None or not goal.stated(),
+        disabled=not goal.stated(),
         on_click=simulating.begin,
         args=(key,),
         help=None if goal.stated() else "Needs a limit on time",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from recipe_core.base.errors import NoAnswer
 from recipe_core.present import over_time_view as view
 from tests.over_time import answer
 from tests.pages.opening import figure, opened, query_of, words
@@ -67,7 +70,150 @@ def test_the_answer_is_shown_with_every_policy_and_both_bounds(simulated: Simula
 
 
 def test_an_answer_is_remembered(simulated: Simulated) -> None:
-    for _ in range(2):
-        app = answered(**{"workload.over_time.days": "2"})
-        assert app.button(key="over-time-simulate").disabled
+    query = {**LIMITED, **SHAPE, "workload.over_time.days": "2"}
+    answered(**query)
+    app = page(**query)
+    assert view.verdict(answer())[1] in words(app)
     assert len(simulated.asked) == 1
+
+
+def test_an_edit_asks_for_another_answer(simulated: Simulated) -> None:
+    app = answered(**{"workload.over_time.days": "3"})
+    app.text_input(key="_over-time-mean_rate").set_value("16").run()
+    assert query_of(app)["workload.over_time.mean_rate"] == "16"
+    assert view.verdict(answer())[1] not in words(app)
+    app.get_by_key("over-time-compared").set_value(["keda", "hpa"]).run()
+    app.button(key="over-time-simulate").click().run()
+    assert simulated.asked[-1][0]["workload"]["over_time"]["mean_rate"] == 16.0
+    assert simulated.asked[-1][1] == ["keda", "hpa"]
+
+
+def test_a_policy_is_looked_at_and_used() -> None:
+    app = answered(**{"workload.over_time.days": "4"})
+    app.selectbox(key="_over-time-policy").select("hpa").run()
+    hpa = next(one for one in answer()["policies"] if one["name"] == "hpa")
+    assert view.facts(hpa) in words(app)
+    app.button(key="over-time-use").click().run()
+    query = query_of(app)
+    assert query["options.scaling.policy"] == "hpa"
+    assert query["options.scaling.max_replicas"] == str(hpa["scaling"]["max_replicas"])
+    assert query["candidate.tp"] == "2"
+    assert app.button(key="over-time-use").disabled
+    app.button(key="over-time-none").click().run()
+    assert "options.scaling.policy" not in query_of(app)
+
+
+def test_one_day_is_shown_closely() -> None:
+    app = answered(**{"workload.over_time.days": "5"})
+    app.selectbox(key="over-time-day").select("Tue").run()
+    drawn = figure(app, "over-time-replicas")["data"][0]
+    assert drawn["x"][0].startswith("2024-01-02T00:00")
+    assert len(drawn["x"]) == 25
+
+
+def test_without_a_limit_published_ones_are_offered() -> None:
+    app = page(**SHAPE)
+    assert app.button(key="over-time-simulate").disabled
+    app.button(key="over-time-limits-chat").click().run()
+    assert query_of(app)["objective.limits.ttft_ms"] == "2000"
+    assert query_of(app)["objective.limits.tpot_ms"] == "200"
+    assert not app.button(key="over-time-simulate").disabled
+
+
+def test_a_shape_becomes_rates_that_are_typed() -> None:
+    app = page(**{**LIMITED, **SHAPE})
+    app.get_by_key("_over-time-from").set_value("rates").run()
+    rates = query_of(app)["workload.over_time.rates"]
+    assert rates.count(",") == 167
+    assert "workload.over_time.shape" not in query_of(app)
+    app.text_area(key="_over-time-rates").set_value("1, 2\n3").run()
+    assert query_of(app)["workload.over_time.rates"] == "1,2,3"
+    assert "3 rates: 3 h" in words(app)
+    app.text_area(key="_over-time-rates").set_value("1, many").run()
+    assert "many" in app.error[0].value
+    app.get_by_key("_over-time-from").set_value("shape").run()
+    assert query_of(app)["workload.over_time.mean_rate"] == "2"
+
+
+def test_an_impossible_figure_is_refused_beside_its_box() -> None:
+    app = page(**{**LIMITED, **SHAPE})
+    app.text_input(key="_over-time-days").set_value("9999").run()
+    assert "Days" in app.error[0].value
+    app.text_input(key="_over-time-growth_per_month").set_value("10").run()
+    assert query_of(app)["workload.over_time.growth_per_month"] == "0.1"
+    app.get_by_key("_over-time-attainment").set_value(0.999).run()
+    assert query_of(app)["workload.over_time.attainment"] == "0.999"
+
+
+def test_what_a_start_finds_changes_its_time() -> None:
+    app = page(**{**LIMITED, **SHAPE})
+    before = next(text for text in words(app).split("\n") if text.startswith("A replica answers"))
+    app.selectbox(key="_options.start.node").select("ready").run()
+    assert query_of(app)["options.start.node"] == "ready"
+    after = next(text for text in words(app).split("\n") if text.startswith("A replica answers"))
+    assert after != before
+    app.button(key="over-time-saving-0").click().run()
+    assert not app.error
+    assert [name for name in query_of(app) if name.startswith("options.start.")] != [
+        "options.start.node"
+    ]
+
+
+def trace(lines: int = 240) -> bytes:
+    """A trace in Mooncake's form: a request every other second, half of its blocks shared."""
+    rows = [
+        {
+            "timestamp": 2000 * n,
+            "input_length": 1024,
+            "output_length": 100 + n % 50,
+            "hash_ids": [0, 1 + n],
+        }
+        for n in range(lines)
+    ]
+    return "\n".join(json.dumps(row) for row in rows).encode()
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_a_trace_is_described_and_used(packed: bool) -> None:
+    app = page(**LIMITED)
+    app.get_by_key("_over-time-from").set_value("trace").run()
+    data = gzip.compress(trace()) if packed else trace()
+    app.file_uploader(key="over-time-file").set_value(("mine.jsonl", data, "text/plain")).run()
+    described = next(table for table in app.table if "trace holds" in table.proto.alt)
+    assert "240 in" in described.value.to_string()
+    assert figure(app, "over-time-trace-reuse")["data"]
+    app.button(key="over-time-use-trace").click().run()
+    query = query_of(app)
+    assert query["workload.mode"] == "open"
+    assert float(query["workload.request_rate"]) == pytest.approx(0.5, rel=0.02)
+    assert query["workload.prefix_reuse"]
+    assert query["workload.over_time.rates"]
+    assert app.button(key="over-time-use-trace").disabled
+    app.selectbox(key="over-time-trace-shape").select("azure-code").run()
+    app.button(key="over-time-use-trace").click().run()
+    assert query_of(app)["workload.over_time.shape"] == "azure-code"
+
+
+def test_what_is_no_trace_is_refused() -> None:
+    app = page(**LIMITED)
+    app.get_by_key("_over-time-from").set_value("trace").run()
+    app.file_uploader(key="over-time-file").set_value(("x.csv", b"\x00\x01", "text/csv")).run()
+    assert len(app.error) == 1
+    assert not app.exception
+
+
+def test_training_is_told_that_this_is_about_serving() -> None:
+    app = page(**{"workload.kind": "training"})
+    assert "about serving" in app.info[0].value
+    app.button(key="over-time-serve").click().run()
+    assert "workload.kind" not in query_of(app)
+    assert app.get_by_key("_over-time-from")
+
+
+def test_what_cannot_be_simulated_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NoAnswer("no split can run.", field="hardware")
+
+    monkeypatch.setattr("recipe_core.simulate", refuse, raising=False)
+    app = answered(**{"workload.over_time.days": "6"})
+    assert "no split can run" in app.error[0].value
