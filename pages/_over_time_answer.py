@@ -13,7 +13,6 @@ from cachetools import LRUCache
 
 import recipe_core as rb
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.fleet.answer import over_time_json
 from recipe_core.hardware.offers import current_day
 from recipe_core.request.edit import change
 from recipe_core.request.over_time import OverTime
