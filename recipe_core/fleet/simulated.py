@@ -57,7 +57,9 @@ class Simulation:
         curve = curve_of(fleet.service, load.lengths)
         in_flight = float(np.interp(capacity, curve.rate, curve.in_flight))
         need = Need(
-            replicas=needed(load.rates, lambda rates: replicas_for(fleet, load, rates)),
+            replicas=needed(
+                load.rates, lambda rates: replicas_for(fleet, load, rates).astype(np.float64)
+            ),
             interval_s=load.interval_s,
             capacity_per_s=capacity,
             in_flight=max(in_flight, 1.0),

@@ -57,7 +57,7 @@ def part(series: Json, name: str, window: Window) -> tuple[Float, Float, float]:
         counted = name in ("arrived", "kept")
         values = total if counted else np.where(known, total / np.maximum(known, 1), np.nan)
     seconds = first * step + np.arange(len(values)) * step * together
-    return seconds, values, step * together
+    return seconds, np.asarray(values, dtype=np.float64), step * together
 
 
 def stepped(seconds: Float, values: Float, step: float, start_hour: float) -> dict[str, Any]:

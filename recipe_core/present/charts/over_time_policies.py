@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from recipe_core.present import over_time_view as view
 from recipe_core.present.charts.style import FRAME, SYMBOLS, Palette, filled, palette
+from recipe_core.present.over_time_text import share_text
 
 Json = Mapping[str, Any]
 LEAST_MISSED = 1e-4
@@ -87,7 +88,7 @@ def _name(policy: Json, chosen: str) -> str:
 
 def _said(policy: Json) -> str:
     cost = view.cost_text(policy).removesuffix(" a month")
-    return f"{cost} · {view.share_text(policy['attainment']['value'])}"
+    return f"{cost} · {share_text(policy['attainment']['value'])}"
 
 
 def _bound_line(name: str, colours: Palette) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def cost_against_share(answer: Json, chosen: str = "", *, dark: bool = False) ->
         yref="paper",
         yanchor="top",
         showarrow=False,
-        text=f"wanted {view.share_text(answer['attainment_wanted'])} ",
+        text=f"wanted {share_text(answer['attainment_wanted'])} ",
         font={"color": colours.alarm},
     )
     every = [*answer["policies"], *answer["bounds"].values()]
