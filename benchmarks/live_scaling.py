@@ -114,7 +114,7 @@ def live(fleet: LiveFleet, trace: Trace, controller: Controller, look_s: float) 
                 fleet.want(int(controller.decide(signals(sample))[0]))
             samples.append(sample)
             time.sleep(0.25)
-        fleet.answers.extend(clients.answers)
+    fleet.answers.extend(clients.answers)
     return samples
 
 

@@ -56,7 +56,7 @@ def part(series: Json, name: str, window: Window) -> tuple[Float, Float, float]:
         total = np.nansum(blocks, axis=1)
         counted = name in ("arrived", "kept")
         values = total if counted else np.where(known, total / np.maximum(known, 1), np.nan)
-    seconds = first * step + np.arange(len(values)) * step * together
+    seconds = np.asarray(first * step + np.arange(len(values)) * step * together, dtype=np.float64)
     return seconds, np.asarray(values, dtype=np.float64), step * together
 
 
