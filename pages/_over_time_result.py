@@ -13,6 +13,7 @@ import streamlit as st
 from recipe_core.present import charts
 from recipe_core.present import over_time_view as view
 from recipe_core.present.glossary import term_help
+from recipe_core.request.scaling import Scaling
 
 Json = Mapping[str, Any]
 Drawn = Callable[..., Any]
@@ -206,7 +207,7 @@ def taken(answer: Json, policy: Json) -> dict[str, Any]:
 def use(answer: Json, policy: Json) -> None:
     """Make the policy the request's own; the bundle's autoscalers are then told its numbers."""
     scaling = common.request().options.scaling
-    used = scaling is not None and scaling.to_json() == policy["scaling"]
+    used = scaling == Scaling.model_validate(policy["scaling"])
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button(
             "Used in the recipe" if used else f"Use {view.title(policy['name'])}",

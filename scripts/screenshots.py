@@ -38,6 +38,10 @@ SIZE = (
     "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40"
     "&objective.limits.ttft_ms=2000"
 )
+OVER_TIME = (
+    f"{SIZE}&workload.over_time.shape=azure-conversation&workload.over_time.mean_rate=8"
+    "&workload.over_time.days=7"
+)
 KEPT = (
     "v=1&kept=~1.ePmQfAf8i45WAoakArCk8DAEpfRqkkKd3mFDakCAvQjyX2aeArDc0VHISMxJU8hPUygBtvlI9SwRp"
     "RrR4WFCk_BAdwTO4ABGt68nMINGkBoGeDL6APud-LQA9DywgaOjAKwoSlPB9QqNEr3RQHk0FgAGETvM"
@@ -56,6 +60,7 @@ SHOTS = {
     "training": ("compare", TRAIN, "Pipeline"),
     "size": ("size", SIZE, None),
     "size-confidence": ("size", SIZE, "Confidence"),
+    "over-time": ("over_time", OVER_TIME, "Simulate"),
     "side": ("side", KEPT, None),
     "measured": ("measured", "", None),
     "check": ("check", LLAMA, "SGLang with a misspelt option"),
@@ -75,12 +80,13 @@ DARK = (
     "recipe",
     "training",
     "size",
+    "over-time",
     "side",
     "measured",
     "check",
 )
-NARROW = ("start", "model", "objective", "compare", "size", "side", "check")
-BUTTONS = ("check", "tour", "glossary")
+NARROW = ("start", "model", "objective", "compare", "size", "over-time", "side", "check")
+BUTTONS = ("check", "tour", "glossary", "over-time")
 """Shots for which a button is pressed; for others a tab is opened."""
 WIDE_PX, NARROW_PX = 1440, 390
 

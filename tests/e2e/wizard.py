@@ -19,8 +19,10 @@ QUESTIONS = {
 NO_PLAYWRIGHT = "playwright is not installed: the browser tests did not run"
 SIZE = "Which hardware, and how much?"
 SIDE = "What differs?"
+OVER_TIME = "How many replicas, and when?"
 PAGES = QUESTIONS | {
     "size": SIZE,
+    "over_time": OVER_TIME,
     "side": SIDE,
     "measured": "Predicted against measured",
     "check": "Does my command work?",

@@ -255,7 +255,7 @@ def test_every_page_has_a_link_to_copy() -> None:
     app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=PATIENCE)
     app.query_params.update({"model": LLAMA_70B, **shelf_query(TWO)})
     app.run()
-    for page in (*PAGES, "size.py", "side.py", "measured.py", "check.py"):
+    for page in (*PAGES, "size.py", "over_time.py", "side.py", "measured.py", "check.py"):
         app.switch_page(page).run()
         (link,) = [code.value for code in app.code if "?v=1&" in code.value]
         assert "model=meta-llama%2FLlama-3.1-70B-Instruct&kept=~1." in link
