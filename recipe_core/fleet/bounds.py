@@ -35,30 +35,41 @@ class Constant:
 
 
 def always_peak(
-    fleet: Fleet, load: Load, attainment: float = ATTAINMENT, *, seed: int = 0
-) -> tuple[int, Outcome]:
-    """The smallest constant number of replicas that reaches the attainment, and its outcome.
+    fleet: Fleet,
+    load: Load,
+    attainment: float = ATTAINMENT,
+    *,
+    seed: int = 0,
+    interval_s: float | None = None,
+) -> Outcome:
+    """The outcome of the smallest constant number of replicas that reaches the attainment.
 
     Found by simulating several numbers side by side, between one and what the highest rate needs;
     where even that is too few (events), more. With a lone request beyond the limits no number
     reaches it: then what the highest rate needs is simulated.
     """
     low, high = 0, max(int(replicas_for(fleet, load, load.rates, attainment).max()), 1)
-    best: tuple[int, Outcome] | None = None
+    best: Outcome | None = None
     reachable = float(shares_of(fleet, load).share[-1, 0, 0]) >= attainment
     while best is None or high - low > 1:
         counts = np.unique(np.linspace(low + 1, high, _TRIED).round())
         outcomes = simulate_flow(
-            fleet, load, Constant(counts), columns=len(counts), begin=counts, seed=seed
+            fleet,
+            load,
+            Constant(counts),
+            columns=len(counts),
+            begin=counts,
+            seed=seed,
+            interval_s=interval_s,
         )
         enough = [k for k, outcome in enumerate(outcomes) if outcome.attainment >= attainment]
         if not enough:
             if best is not None or not reachable or high > 64 * (low + 1) + 4096:
-                return best or (high, outcomes[-1])
+                return best or outcomes[-1]
             low, high = high, 2 * high
             continue
         k = enough[0]
-        best = int(counts[k]), outcomes[k]
+        best = outcomes[k]
         low, high = int(counts[k - 1]) if k else low, int(counts[k])
     return best
 
