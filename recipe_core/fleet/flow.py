@@ -89,6 +89,8 @@ class _Flow:
         self.tally = Tally(fleet, self.shares, columns, self.intervals, each, self.dt_s)
         self.wanted = begin.astype(float)
         self.expected, self.requests = arrivals_of(load, self.steps, self.dt_s, seed)
+        first = np.full((2, 1), self.expected[0])
+        self.groups.settle(self.groups.arrive(first), self.dt_s)
         self._noise = np.random.default_rng([seed, 5]).standard_normal(self.steps)
         self._asked = np.random.default_rng([seed, 6])
         self._prompt_s = prompt_seconds(fleet.service, load.lengths)

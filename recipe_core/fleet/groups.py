@@ -77,11 +77,23 @@ class Groups:
     def serve(self, reached: Float, dt_s: float) -> None:
         """Requests arrive over a step, and leave."""
         x = self.in_flight
+        ends = self._ends_of(x)
+        ahead = _after(x, reached, ends, dt_s)
+        # the mean over the step, not its beginning: a replica that was empty does not stay as quick
+        self.in_flight = _after(x, reached, self._ends_of((x + ahead) / 2), dt_s)
+
+    def settle(self, reached: Float, dt_s: float) -> None:
+        """Begin as if such arrivals had come for long: replicas are neither empty nor crowded."""
+        rate = np.minimum(reached / dt_s, self.curve.rate[-1])
+        self.in_flight = np.interp(rate, self.curve.rate, self.curve.in_flight)
+        self.in_flight *= self.replicas > 0
+
+    def _ends_of(self, x: Float) -> Float:
+        """Ends per second of each request, with so many in flight."""
         inside = np.minimum(x, self.full)
-        each = self._ends[(inside * self._scale).astype(np.int64)] * (inside / np.maximum(x, 1e-12))
-        each = np.maximum(each, 1e-12)
-        stay = np.exp(-each * dt_s)
-        self.in_flight = x * stay + reached * ((1 - stay) / (each * dt_s))
+        crowded = inside / np.maximum(x, self.full * 1e-9)
+        ends = self._ends[(inside * self._scale).astype(np.int64)]
+        return np.maximum(np.where(x > self.full, ends * crowded, ends), 1e-12)
 
     def add(self, count: Float) -> None:
         """So many replicas of each column become ready, with nothing inside."""
@@ -138,6 +150,12 @@ class Groups:
         reached = self.arrive(np.where(opens, self.gateway, 0.0))
         self.in_flight += reached * (self.replicas > 0)
         self.gateway = np.where(opens, 0.0, self.gateway)
+
+
+def _after(x: Float, reached: Float, ends: Float, dt_s: float) -> Float:
+    """Requests in flight after a step in which so many arrived, and each ended at a rate."""
+    stay = np.exp(-ends * dt_s)
+    return np.asarray(x * stay + reached * ((1 - stay) / (ends * dt_s)))
 
 
 class Starting:
