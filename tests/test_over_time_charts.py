@@ -163,7 +163,7 @@ def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(1.0, "100 %"), (0.99, "99 %"), (0.9934, "99.3 %"), (0.9999, "99.99 %"), (0.5, "50 %")],
+    [(1.0, "100 %"), (0.99, "99 %"), (0.9934, "99.34 %"), (0.9999, "99.99 %"), (0.5, "50 %")],
 )
 def test_a_share_below_all_never_reads_as_all(share: float, text: str) -> None:
     assert view.share_text(share) == text

@@ -1,4 +1,4 @@
-"""Replicas over time in a real Chromium: from a trace to a bundle whose autoscaler was simulated."""
+"""Replicas over time in a real Chromium: from a trace to the autoscaler that was simulated."""
 
 from __future__ import annotations
 
