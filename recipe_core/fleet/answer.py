@@ -30,7 +30,7 @@ from recipe_core.fleet.result import (
 from recipe_core.fleet.says import Replays, against, load_answer, policy_answer
 from recipe_core.fleet.search import ROUNDS, search
 from recipe_core.fleet.setup import Deployment, deployment_of
-from recipe_core.fleet.simulated import Simulation
+from recipe_core.fleet.simulated import STEP_S, Simulation
 from recipe_core.fleet.spaces import space_of
 from recipe_core.request.scaling import POLICIES, Policy, Scaling, policies_named
 from recipe_core.request.schema import PlanRequest
@@ -181,7 +181,8 @@ def _with_ranges(
 
 def _bounds(simulation: Simulation, deployment: Deployment) -> Bounds:
     fleet, load, wanted = simulation.fleet, simulation.load, deployment.attainment
-    count, peak = always_peak(fleet, load, wanted)
+    peak = always_peak(fleet, load, wanted, interval_s=simulation.interval_s, step_s=STEP_S)
+    count = int(peak.most_replicas)
     least = clairvoyant(fleet, load, wanted, interval_s=simulation.interval_s)
     always = Scaling(policy="fixed", min_replicas=count, max_replicas=count)
     return Bounds(
@@ -224,7 +225,7 @@ def _answer(
         best=best,
         policies=tuple(_held(policy, bounds) for policy in policies),
         bounds=bounds,
-        kv_tiers=None,
+        kv_tiers=_tiers(deployment),
         notes=tuple(_notes(deployment, policies, best)),
     )
 
@@ -241,6 +242,12 @@ def _held(policy: PolicyAnswer, bounds: Bounds) -> PolicyAnswer:
     """The policy with its cost beside that of the bounds."""
     ratios = against(policy, bounds.always_peak, bounds.clairvoyant)
     return policy.model_copy(update={"against": ratios})
+
+
+def _tiers(deployment: Deployment) -> tuple[dict[str, Any], ...] | None:
+    """What each tier below the devices' cache adds; None where the request has none."""
+    tiers = deployment.plan.estimate(deployment.row).kv_tiers
+    return tuple(tier.to_json() for tier in tiers) if isinstance(tiers, list) else None
 
 
 def _start(deployment: Deployment) -> StartAnswer:

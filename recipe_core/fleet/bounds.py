@@ -41,6 +41,7 @@ def always_peak(
     *,
     seed: int = 0,
     interval_s: float | None = None,
+    step_s: float | None = None,
 ) -> Outcome:
     """The outcome of the smallest constant number of replicas that reaches the attainment.
 
@@ -61,6 +62,7 @@ def always_peak(
             begin=counts,
             seed=seed,
             interval_s=interval_s,
+            step_s=step_s,
         )
         enough = [k for k, outcome in enumerate(outcomes) if outcome.attainment >= attainment]
         if not enough:
