@@ -1,6 +1,6 @@
 """Real servers behind a real proxy, scaled by the rule that a bundle was written with.
 
-    python benchmarks/live_scaling.py --model DIR [--most 3] [--starts 8] [--json FILE]
+    python benchmarks/live_scaling.py --model DIR [--most 3] [--starts 10] [--json FILE]
 
 Builds a bundle of the embedded engine with `options.scaling`, reads the rule back from its
 ScaledObject, and lets it order and end replicas (each started by the bundle's own launcher, behind
@@ -47,14 +47,14 @@ from recipe_core.traffic.shapes import shape  # noqa: E402
 from recipe_core.traffic.trace import Trace  # noqa: E402
 
 OUTPUT_TOKENS = 96
-PEAK = 1.7
+PEAK = 1.25
 """The busiest hour, as a share of what one replica serves."""
 DAY = slice(6, 22)
 """Hours of the day that are compressed into the run: it begins and ends quietly."""
-BUSY = 0.7
+BUSY = 0.45
 """Share of a replica's capacity above which the rule orders another one."""
 COUNTER = 'haproxy_backend_sessions_total{proxy="replicas"}'
-LIMIT = 3.0
+LIMIT = 5.0
 """Longest a request may take, in service times of one alone."""
 SHORTEST_S, LONGEST_S = 60.0, 900.0
 PROBES = 12
@@ -212,7 +212,7 @@ def summary(
         "failed": sum(not answer.ok for answer in answers),
         "measured": {
             "attainment": kept,
-            "replica_s": float(np.trapezoid(ordered, at_s)),
+            "replica_s": float(np.trapezoid(there, times)),
             "most": int(ordered.max()),
             "last": int(ordered[-1]),
             "timeline": [(round(s.at_s, 1), s.ready, s.starting, s.wanted) for s in samples[::8]],
@@ -235,7 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--most", type=int, default=3)
-    parser.add_argument("--starts", type=float, default=8.0, help="length of the run, in starts")
+    parser.add_argument("--starts", type=float, default=10.0, help="length of the run, in starts")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="live-") as work:
