@@ -22,6 +22,8 @@ Json = Mapping[str, Any]
 Key = tuple[str, str, bool, str]
 _answers: LRUCache[Key, Json] = LRUCache(maxsize=32)
 _lock = threading.Lock()
+NEXT = "next"
+"""What is asked for until a run knows its key: a click may come before an edit is drawn."""
 
 
 def question_of(request: PlanRequest, load: OverTime, policies: list[str]) -> dict[str, Any]:
@@ -47,9 +49,9 @@ def known(key: Key) -> Json | None:
         return _answers.get(key)
 
 
-def begin(key: Key) -> None:
-    """Ask for the answer: the next run calculates it."""
-    st.session_state["over-time-run"] = key
+def begin() -> None:
+    """Ask for the answer: the next run calculates it, whatever is asked by then."""
+    st.session_state["over-time-run"] = NEXT
 
 
 def cancel() -> None:
@@ -59,6 +61,8 @@ def cancel() -> None:
 
 def running(key: Key) -> bool:
     """Whether this answer was asked for; another that was is given up: the request has changed."""
+    if st.session_state.get("over-time-run") == NEXT:
+        st.session_state["over-time-run"] = key
     if st.session_state.get("over-time-run") != key:
         cancel()
         return False

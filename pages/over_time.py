@@ -66,7 +66,6 @@ def answer(policies: list[str]) -> None:
         icon=":material/play_arrow:",
         disabled=not goal.stated(),
         on_click=simulating.begin,
-        args=(key,),
         help=None if goal.stated() else "Needs a limit on time",
     )
     with st.container(key="over-time-running"):
