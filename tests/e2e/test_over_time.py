@@ -70,7 +70,7 @@ def test_from_a_trace_to_the_object_that_was_simulated(
     settled(page, OVER_TIME)
     asked = query(page)
     page.get_by_role("link", name="To the recipe").click()
-    settled(page, QUESTIONS["recipe"])
+    page.get_by_role("heading", level=1, name=QUESTIONS["recipe"]).wait_for()
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Download bundle").click()
     bundle = tmp_path / waiting.value.suggested_filename
@@ -79,6 +79,10 @@ def test_from_a_trace_to_the_object_that_was_simulated(
         written = parse_yaml(archive.read(OBJECT).decode(), OBJECT)["spec"]
     assert written["maxReplicaCount"] == int(asked["options.scaling.max_replicas"])
     assert written["minReplicaCount"] == int(asked.get("options.scaling.min_replicas", 1))
+    behaviour = written["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    if "options.scaling.down_delay_s" in asked:
+        down_s = behaviour["scaleDown"]["stabilizationWindowSeconds"]
+        assert down_s == float(asked["options.scaling.down_delay_s"])
     targets = [str(one["target"]) for one in json.loads(asked["options.scaling.triggers"])]
     thresholds = [one["metadata"]["threshold"] for one in written["triggers"]]
     assert [float(text) for text in thresholds] == [float(text) for text in targets]
