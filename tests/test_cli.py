@@ -463,6 +463,9 @@ def test_the_options_are_frozen():
         },
         "plan": {"--all", "--measured", "--no-calibration", "--sensitivity", "--top"},
         "size": {"--ladder", "--measured", "--no-calibration", "--top"},
+        "simulate": {
+            *("--days", "--measured", "--no-calibration", "--output", "--policy", "--trace"),
+        },
         "estimate": {"--measured", "--no-calibration", "--trace"},
         "check": ground
         | {

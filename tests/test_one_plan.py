@@ -102,6 +102,7 @@ REFUSED: dict[str, Any] = {
     "options.disaggregated": True,
     "options.engine_options": {"tool_call_parser": "hermes"},
     "options.environment": {"NCCL_SOCKET_IFNAME": "eth0"},
+    "options.kv_offload": {"host_gib": 64},
     "options.scaling": {"max_replicas": 4},
     "options.start": {"node": "ready"},
 }
@@ -178,7 +179,7 @@ def test_a_candidate_of_the_other_kind_is_refused_by_a_plan_too(kind: str) -> No
 
 def test_defaults_that_are_written_out_are_not_refused() -> None:
     whole = PlanRequest.parse(TRAINING).to_json()
-    optional = {"scaling"}
+    optional = {"scaling", "kv_offload"}
     assert set(whole["options"]) == set(Options.model_fields) - optional
     assert summed_up(plan(PlanRequest.parse(whole))) == summed_up(plain("training"))
 

@@ -14,9 +14,11 @@ from pydantic import ValidationError
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
+from recipe_core.request.start import Start
 from recipe_core.targets import Parameters, refusals, target_files, target_names
 from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill
 from recipe_core.targets.layout import INDEX, layout, same_pod
+from recipe_core.targets.monitoring.thresholds import warm_up_s
 from recipe_core.targets.pod import object_name
 from tests.sizes import examples
 from tests.targets import (
@@ -278,7 +280,10 @@ def test_autoscaling_knows_queue_cache_and_warm_up():
         "sum(vllm:kv_cache_usage_perc",
     ]
     behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-    assert behavior["scaleUp"]["policies"][0] == {"type": "Pods", "value": 4, "periodSeconds": 261}
+    (up,) = behavior["scaleUp"]["policies"]
+    assert up == {"type": "Pods", "value": 4, "periodSeconds": warm_up_s(value)}
+    ready = replace(value, start=Start(node="ready"))
+    assert warm_up_s(value) > 2 * warm_up_s(ready)  # a node, its image, weights from the hub
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 600
 
 

@@ -348,7 +348,7 @@ def test_engines_without_a_metric_say_what_they_report() -> None:
 def test_the_planner_forecasts_as_it_was_simulated() -> None:
     simulated = controller_of([ONE["dynamo"]], capacity_per_s=1.0, start_s=60.0)
     written_name = documents_of(scaled(ONE["dynamo"]), "dynamo-planner")[""]["load_predictor"]
-    predictor = simulated._arrivals._predictor  # type: ignore[attr-defined]
+    predictor = simulated._arrivals._forecast  # type: ignore[attr-defined]
     assert type(predictor).__name__.lower() == written_name
 
 
