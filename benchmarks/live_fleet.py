@@ -27,6 +27,8 @@ SLOTS = 2
 """Requests that a replica serves at once; the proxy holds the others back."""
 HOST = "127.0.0.1"
 PROMPT = "The cook says: take two onions and cut them into thin rings. " * 2
+LOGGED = 0.95
+"""Share of the requests whose line of the proxy's log is waited for."""
 READY_S = 600.0
 """Longest that a replica may take to start, on the busiest machine."""
 
@@ -330,7 +332,8 @@ def send(fleet: LiveFleet, at_s: Any, tokens: int) -> Iterator[Clients]:
     sender.start()
     yield clients
     sender.join()
-    until(lambda: len(fleet.served()) >= clients.count)
+    # the proxy drops a line of its log now and then
+    until(lambda: len(fleet.served()) >= LOGGED * clients.count)
     service = fleet.served()
     typical = sum(one[0] for one in service) / len(service)
     for n, (latency_s, ok) in enumerate(clients.latencies):

@@ -28,7 +28,7 @@ def serving_only() -> None:
 
 
 def form() -> None:
-    """Load, limits and starts; beside each other where there is room."""
+    """Load and limits, beside each other where there is room; then what a start finds."""
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.header("Load", anchor=False)
@@ -36,20 +36,21 @@ def form() -> None:
     with right:
         st.header("Limits", anchor=False)
         goal.limits()
-        st.header("Start of a replica", anchor=False)
-        goal.start()
+    st.header("Start of a replica", anchor=False)
+    goal.start()
 
 
 def compared() -> list[str]:
     """The policies to compare; none named are all."""
-    chosen: list[str] = st.multiselect(
+    chosen: list[str] = st.pills(
         "Policies to compare",
         POLICIES,
+        selection_mode="multi",
         key="over-time-compared",
         format_func=view.title,
-        placeholder="all",
         persist_state="session",
-        help="Each is searched for the cheapest parameters that keep the limits",
+        help="None chosen compares all. Each is searched for the cheapest parameters that keep "
+        "the limits",
     )
     return chosen or []
 

@@ -14,7 +14,6 @@ from recipe_core.base.documents import parse_yaml
 from tests.e2e.wizard import (
     OVER_TIME,
     QUESTIONS,
-    choose,
     fits_sideways,
     query,
     settled,
@@ -47,8 +46,7 @@ def trace(path: Path) -> Path:
 
 def simulated(page: Any) -> None:
     """Simulate KEDA alone, and wait until its answer is drawn."""
-    choose(page, "Policies to compare", "KEDA", "KEDA")
-    page.keyboard.press("Escape")
+    page.get_by_test_id("stButtonGroup").get_by_text("KEDA", exact=True).click()
     page.get_by_role("button", name="Simulate", exact=True).click()
     page.get_by_role("button", name="Use KEDA").wait_for()
     settled(page, OVER_TIME)

@@ -347,7 +347,7 @@ CHANGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("loader", "read the weights by a parallel loader", {"loader": "streamer"}),
     ("compile_cache", "keep the cache of compiled code", {"compile_cache": True}),
     ("wake", "restore a snapshot of the process", {"wake": "snapshot"}),
-    ("wake", "let the engine sleep with its weights in the host's memory", {"wake": "sleep-1"}),
+    ("wake", "let the engine sleep, weights in memory", {"wake": "sleep-1"}),
 )
 LEAST_S = 0.5
 """Savings below this are none."""
