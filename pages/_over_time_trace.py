@@ -5,14 +5,14 @@ The trace itself stays in the session; what the request needs of it travels in t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import _common as common
+import plotly.graph_objects as go
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.present import charts, trace_view
 from recipe_core.present import over_time_view as view
+from recipe_core.present.charts.trace import alt_text
 from recipe_core.present.trace_view import TraceLook
 from recipe_core.request.over_time import OverTime
 from recipe_core.traffic.shapes import shape_names
@@ -72,44 +72,32 @@ def described(look: TraceLook) -> None:
         border="horizontal",
         alt="What the trace holds",
     )
-    views: dict[str, Callable[[TraceLook], None]] = {"Rate of the trace": rate}
-    if isinstance(look.load, Trace):
-        views["Lengths"] = lengths
-    if look.reuse:
-        views["Prefix reuse"] = reuse
+    views: dict[str, tuple[go.Figure, str]] = drawn(look)
     tabs = st.tabs(list(views), key="over-time-trace-views")
-    for tab, show in zip(tabs, views.values(), strict=True):
+    for number, (tab, (figure, alt)) in enumerate(zip(tabs, views.values(), strict=True)):
         with tab:
-            show(look)
+            st.plotly_chart(figure, key=f"over-time-trace-{number}", alt=alt)
 
 
-def rate(look: TraceLook) -> None:
-    """Requests per second through the trace."""
-    rates, step = look.rates()
-    st.plotly_chart(
-        charts.rates_over_time(rates, step, dark=common.dark()),
-        key="over-time-trace-rates",
-        alt=f"Requests per second through the {view.time_text(look.facts['span_s'])} of the trace",
-    )
-
-
-def lengths(look: TraceLook) -> None:
-    """Lengths of prompts and answers."""
-    if isinstance(look.load, Trace):
-        st.plotly_chart(
-            charts.lengths(look.load.input_tokens, look.load.output_tokens, dark=common.dark()),
-            key="over-time-trace-lengths",
-            alt="Share of prompts and answers that are at most as long",
+def drawn(look: TraceLook) -> dict[str, tuple[go.Figure, str]]:
+    """Figures of the trace with what they show, by their titles."""
+    load, dark = look.load, common.dark()
+    views = {"Rate of the trace": (charts.requests_over_time(load, dark=dark), alt_text(load))}
+    if isinstance(load, Trace):
+        views["Lengths"] = (
+            charts.lengths_density(load, dark=dark),
+            "How many requests have which lengths of prompt and answer",
         )
-
-
-def reuse(look: TraceLook) -> None:
-    """What caches of each size would have held of the prompts."""
-    st.plotly_chart(
-        charts.reuse(list(look.reuse), list(look.reuse.values()), dark=common.dark()),
-        key="over-time-trace-reuse",
-        alt="Share of prompt tokens found in prefix caches of each size",
-    )
+        views["Gaps"] = (
+            charts.gaps(load, dark=dark),
+            "How many gaps between requests are longer, beside a Poisson process",
+        )
+    if hit := look.facts.get("prefix_hit"):
+        views["Prefix reuse"] = (
+            charts.hits_by_cache(hit, dark=dark),
+            "Share of prompt tokens found in prefix caches of each size",
+        )
+    return views
 
 
 def use(look: TraceLook, stated: OverTime | None) -> None:

@@ -13,7 +13,6 @@ from recipe_core.launch.startup import startup_rates
 from recipe_core.measured.starts import published_starts
 from recipe_core.physics.serving.cold_start import cold_start
 from recipe_core.physics.serving.start_numbers import engine_start, place_names, start_numbers
-from recipe_core.present.charts.cold_start import start_savings
 from recipe_core.request.start import Start
 from scripts.fit_cold_start import fit
 from tests.command_line import recipe
@@ -165,11 +164,3 @@ def test_the_command_says_phases_total_and_savings(tmp_path):
     text = recipe("cold-start", str(path)).stdout
     assert "in eight of ten starts" in text
     assert "keep the image on the node" in text
-
-
-def test_the_chart_shows_what_is_saved_and_what_remains():
-    answer = start(Start())
-    remains, saved = start_savings(answer).data
-    assert [a + b for a, b in zip(remains.x, saved.x, strict=True)] == pytest.approx(
-        [answer.seconds] * len(answer.savings)
-    )

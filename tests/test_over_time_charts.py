@@ -132,15 +132,6 @@ def test_hours_of_a_week_are_means_of_their_intervals() -> None:
     assert drawn.z[1][0] == 1.0
 
 
-def test_lengths_and_reuse_are_curves_that_rise() -> None:
-    prompts, answers = charts.lengths([1, 10, 1000], [5, 5, 5]).data
-    assert prompts.x[-1] == 1000
-    assert set(answers.x) == {5}
-    assert list(prompts.y) == sorted(prompts.y)
-    curve = charts.reuse([1e3, 1e6], [0.1, 0.4]).data[0]
-    assert list(curve.y) == [10.0, 40.0]
-
-
 def test_phases_of_a_start_are_one_bar_with_the_band_of_the_whole() -> None:
     figure = charts.start_phases(start())
     *phases, whole = figure.data

@@ -10,14 +10,12 @@ from recipe_core.present.over_time_text import share_text
 from recipe_core.present.over_time_view import plain, rate_text, time_text
 from recipe_core.request.over_time import DAY_S, OverTime
 from recipe_core.traffic.describe import describe, describe_rates
-from recipe_core.traffic.from_trace import over_time_of, rates_in, workload_fields
+from recipe_core.traffic.from_trace import over_time_of, workload_fields
 from recipe_core.traffic.rates import Rates
 from recipe_core.traffic.read import read_load
 from recipe_core.traffic.trace import Trace
 
 Json = Mapping[str, Any]
-DRAWN = 360
-"""Intervals that the rate of a trace is drawn in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +31,9 @@ class TraceLook:
     fields: Json
 
     @property
-    def reuse(self) -> dict[float, float]:
-        """Shares of prompt tokens found, by the size of a cache in tokens; empty where unknown."""
-        hit = self.facts.get("prefix_hit")
-        return {float(size): share for size, share in hit["by_cache_tokens"].items()} if hit else {}
-
-    @property
     def is_short(self) -> bool:
         """Whether it lasts less than a day, so that it says nothing of nights and weekends."""
         return float(self.facts["span_s"]) < DAY_S
-
-    def rates(self) -> tuple[list[float], float]:
-        """Requests per second in one interval after the other, and the length of an interval."""
-        if isinstance(self.load, Rates):
-            return self.load.rates.tolist(), self.load.interval_s
-        step, rates = rates_in(self.load, max(self.load.span_s / DRAWN, 1.0))
-        return rates.tolist(), step
 
     def changes(self, stated: OverTime | None, shape: str | None = None) -> dict[str, Any]:
         """What the trace changes in a request: a week's ``shape`` in place of its own hours.

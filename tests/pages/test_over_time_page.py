@@ -181,7 +181,7 @@ def test_a_trace_is_described_and_used(packed: bool) -> None:
     app.file_uploader(key="over-time-file").set_value(("mine.jsonl", data, "text/plain")).run()
     described = next(table for table in app.table if "trace holds" in table.proto.alt)
     assert "240 in" in described.value.to_string()
-    assert figure(app, "over-time-trace-reuse")["data"]
+    assert figure(app, "over-time-trace-3")["data"]
     app.button(key="over-time-use-trace").click().run()
     query = query_of(app)
     assert query["workload.mode"] == "open"

@@ -27,9 +27,7 @@ from recipe_core.present.charts.over_time import (
 )
 from recipe_core.present.charts.over_time_load import (
     hours_of_week,
-    lengths,
     rates_over_time,
-    reuse,
     start_phases,
 )
 from recipe_core.present.charts.over_time_policies import cost_against_share, policy_costs
@@ -67,7 +65,6 @@ __all__ = [
     "hits_by_cache",
     "hours_of_week",
     "kept_points",
-    "lengths",
     "lengths_density",
     "limit_of",
     "load_and_capacity",
@@ -87,7 +84,6 @@ __all__ = [
     "ratios_by_group",
     "replicas",
     "requests_over_time",
-    "reuse",
     "scaling_curve",
     "stage_bars",
     "start_phases",

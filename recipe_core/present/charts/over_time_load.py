@@ -9,16 +9,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.units import count
 from recipe_core.present import over_time_view as view
 from recipe_core.present.charts.over_time import over_week, part, stepped
-from recipe_core.present.charts.style import FRAME, filled, palette, stroke
+from recipe_core.present.charts.style import FRAME, filled, palette
 from recipe_core.request.over_time import HOUR_S
 
 Json = Mapping[str, Any]
 WEEK_H = 168
-LENGTH_POINTS = 200
-"""Points of a curve of lengths."""
 
 
 def rates_over_time(
@@ -81,48 +78,6 @@ def weekly(rates: Float, interval_s: float, start_hour: float) -> Float:
     times = np.bincount(hour, minlength=WEEK_H)
     means: Float = np.where(times, total / np.maximum(times, 1), np.nan).reshape(7, 24)
     return means
-
-
-def lengths(
-    input_tokens: Sequence[float], output_tokens: Sequence[float], *, dark: bool = False
-) -> go.Figure:
-    """Share of the prompts and answers of a trace that are at most as long."""
-    colours, figure = palette(dark), go.Figure()
-    for n, (name, values) in enumerate((("Prompts", input_tokens), ("Answers", output_tokens))):
-        shares = np.linspace(0.0, 1.0, LENGTH_POINTS)
-        tokens = np.quantile(np.maximum(np.asarray(values, dtype=np.float64), 1.0), shares)
-        figure.add_scatter(
-            x=tokens,
-            y=100.0 * shares,
-            mode="lines",
-            name=name,
-            line=stroke(colours, n),
-            hovertemplate=f"{name.lower()}: %{{y:.0f}} % up to %{{x:,.0f}} tokens<extra></extra>",
-        )
-    figure.update_layout(height=300, hovermode="closest", showlegend=True, **FRAME)
-    figure.update_xaxes(title="Tokens, at most", type="log", dtick=1, zeroline=False)
-    figure.update_yaxes(title="Share (%)", range=[0, 102], zeroline=False)
-    return figure
-
-
-def reuse(cache_tokens: Sequence[float], hit: Sequence[float], *, dark: bool = False) -> go.Figure:
-    """Share of prompt tokens that a prefix cache of each size would have held."""
-    colours, figure = palette(dark), go.Figure()
-    figure.add_scatter(
-        x=list(cache_tokens),
-        y=[100.0 * share for share in hit],
-        mode="lines+markers",
-        name="Found in the cache",
-        line=stroke(colours, 2),
-        customdata=[[count(tokens)] for tokens in cache_tokens],
-        hovertemplate="%{y:.1f} % in a cache of %{customdata[0]} tokens<extra></extra>",
-    )
-    figure.update_layout(
-        height=300, showlegend=False, **{**FRAME, "margin": {**FRAME["margin"], "t": 12}}
-    )
-    figure.update_xaxes(title="Size of the cache (tokens)", type="log", dtick=1, zeroline=False)
-    figure.update_yaxes(title="Prompt tokens found (%)", rangemode="tozero", zeroline=False)
-    return figure
 
 
 def start_phases(start: Json, *, dark: bool = False) -> go.Figure:

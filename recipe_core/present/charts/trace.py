@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -9,7 +12,6 @@ from recipe_core.base.units import significant
 from recipe_core.present.charts.style import FRAME, Palette, palette, stroke
 from recipe_core.traffic.bursts import counts
 from recipe_core.traffic.rates import Rates
-from recipe_core.traffic.reuse import reuse_curve
 from recipe_core.traffic.trace import Trace
 
 POINTS = 2_000
@@ -124,47 +126,36 @@ def lengths_density(trace: Trace, *, dark: bool = False) -> go.Figure:
     return figure
 
 
-def hits_by_cache(trace: Trace, *, dark: bool = False) -> go.Figure | None:
-    """Share of prompt tokens that a cache holds, by its size; None without hashes of blocks."""
-    reuse = reuse_curve(trace, per_octave=4)
-    if reuse is None:
-        return None
+def hits_by_cache(hit: Mapping[str, Any], *, dark: bool = False) -> go.Figure:
+    """Share of prompt tokens that a cache holds, by its size; ``hit`` as a description has it."""
     colours = palette(dark)
     figure = go.Figure()
     figure.add_scatter(
-        x=reuse.cache_tokens,
-        y=reuse.hit,
+        x=[float(size) for size in hit["by_cache_tokens"]],
+        y=list(hit["by_cache_tokens"].values()),
         mode="lines",
         name="prompt tokens that hit",
         line=stroke(colours, 0),
         hovertemplate="a cache of %{x:,.0f} tokens holds %{y:.1%}<extra></extra>",
     )
     figure.add_hline(
-        y=reuse.unlimited,
+        y=hit["unlimited"],
         line={"dash": "dash", "color": colours.muted, "width": 2},
         annotation={
-            "text": f"without limit {reuse.unlimited:.1%}",
+            "text": f"without limit {hit['unlimited']:.1%}",
             "font": {"color": colours.muted},
         },
         annotation_position="top left",
     )
     figure.update_layout(height=HEIGHT, hovermode="closest", showlegend=False, **FRAME)
-    figure.update_xaxes(title="Cache, tokens of all requests together", type="log")
+    figure.update_xaxes(title="Cache, tokens of all requests together", type="log", dtick=1)
     figure.update_yaxes(title="Share of prompt tokens", tickformat=".0%", rangemode="tozero")
     return figure
 
 
-def alt_texts(trace: Trace) -> dict[str, str]:
-    """What each figure shows, in a sentence, by the name of its function."""
-    texts = {
-        "requests_over_time": f"Requests per second over {significant(trace.span_s)} s, "
-        f"{significant(trace.rate_per_s)} on average",
-        "gaps": "How many gaps between requests are longer than a time, beside a Poisson process",
-        "lengths_density": "How many requests have which lengths of prompt and answer",
-    }
-    if trace.blocks is not None:
-        texts["hits_by_cache"] = "Share of prompt tokens that a prefix cache holds, by its size"
-    return texts
+def alt_text(trace: Trace | Rates) -> str:
+    """What ``requests_over_time`` shows, in a sentence."""
+    return f"Requests per second over {significant(trace.span_s)} s"
 
 
 def _unit(span_s: float) -> tuple[float, str]:
