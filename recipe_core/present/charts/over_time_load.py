@@ -115,8 +115,9 @@ def start_phases(start: Json, *, dark: bool = False) -> go.Figure:
         showlegend=True,
         hovermode="closest",
         margin={"l": 10, "r": 16, "t": 10, "b": 10},
-        legend={"orientation": "h", "yanchor": "top", "y": -0.55, "x": 0, "traceorder": "normal"},
+        legend={"orientation": "h", "yanchor": "top", "y": -0.3, "x": 0, "traceorder": "normal"},
     )
-    figure.update_xaxes(title="Seconds from the order", rangemode="tozero", zeroline=False)
+    # no title: on a phone the legend has many rows, and stands where it would be
+    figure.update_xaxes(ticksuffix=" s", rangemode="tozero", zeroline=False)
     figure.update_yaxes(visible=False)
     return figure
