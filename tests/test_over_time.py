@@ -14,9 +14,11 @@ from recipe_core.base.errors import InputError
 from recipe_core.fleet.answer import over_time
 from recipe_core.fleet.chosen import request_with
 from recipe_core.fleet.confirm import window_of
+from recipe_core.fleet.curve import share_alone
 from recipe_core.fleet.outcome import Outcome, Series
 from recipe_core.fleet.result import OverTimeAnswer
 from recipe_core.fleet.says import Replays, load_answer, series_answer
+from recipe_core.fleet.setup import deployment_of
 from recipe_core.fleet.simulated import hardest, part_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.traffic.load import Lengths, Load
@@ -43,6 +45,24 @@ def values(**over_time_: Any) -> dict[str, Any]:
 def answer() -> OverTimeAnswer:
     request = PlanRequest.parse(values())
     return over_time(request, policies=["fixed", "keda", "schedule"])
+
+
+def test_a_replica_is_the_server_that_needs_the_least_devices() -> None:
+    """With short prompts one device follows the load; long ones miss the limit on it alone."""
+    short = deployment_of(PlanRequest.parse(values()))
+    assert short.fleet.devices == 1
+    lengths = [
+        {"input_tokens": 512, "output_tokens": 64, "weight": 9},
+        {"input_tokens": 60_000, "output_tokens": 64, "weight": 1},
+    ]
+    request = values(lengths=lengths)
+    request["workload"]["max_context"] = 100_000
+    request["model"] = "meta-llama/Llama-3.1-8B-Instruct"
+    request["objective"]["limits"]["ttft_ms"] = 4000
+    long = deployment_of(PlanRequest.parse(request))
+    assert long.fleet.devices > 1
+    alone = share_alone(long.fleet.service, long.load.lengths, long.fleet.limits_s)
+    assert alone > 0.99
 
 
 def test_policies_are_ordered_and_held_against_the_bounds(answer: OverTimeAnswer) -> None:

@@ -8,6 +8,7 @@ and the one by flows moves along it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,26 @@ def curve_of(service: Service, lengths: Lengths) -> Curve:
             _curves.popitem(last=False)
     _curves.move_to_end(key)
     return _curves[key]
+
+
+def share_alone(service: Service, lengths: Lengths, limits_s: Mapping[str, float]) -> float:
+    """Share of the requests that keep limits on a replica that nobody else uses.
+
+    The time of a prompt is that of its tokens in full steps, so that no shorter one is slower.
+    """
+    tokens = service.computed(lengths.input_tokens)
+    lanes = service.stages * service.ranks
+    chunk = max(service.chunk_tokens, float(tokens.max()) if not service.chunked else 1.0)
+    token_s = (float(service.step_s[0]) + Steps(service).prompt_s(chunk / lanes, 1)) / chunk
+    ttft_s = service.request_s + np.maximum(tokens * token_s, float(service.step_s[0]))
+    tpot_s = float(service.step_s[min(1, len(service.step_s) - 1)]) / service.tokens_per_step
+    times = {
+        "ttft_s": ttft_s,
+        "tpot_s": np.full_like(ttft_s, tpot_s),
+        "request_latency_s": ttft_s + (lengths.output_tokens - 1) * tpot_s,
+    }
+    kept = np.all([times[name] <= limit for name, limit in limits_s.items()], axis=0)
+    return float((kept * lengths.weight).sum() / lengths.weight.sum())
 
 
 def sampled(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[Float, Float]:

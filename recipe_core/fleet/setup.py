@@ -7,12 +7,14 @@ server of it. Its price is that of its devices, pro rata where machines are rent
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.fleet.events import events_of
 from recipe_core.fleet.fleet import Events, Fleet, StartTime
+from recipe_core.fleet.servers import least_devices, replica_size
 from recipe_core.fleet.service import service_of
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.physics.serving.cold_start import ColdStart, cold_start
@@ -80,7 +82,8 @@ def deployment_of(
     if not isinstance(workload, ServingWorkload) or workload.over_time is None:  # see with_load
         raise InputError("is missing.", field="workload.over_time")
     load = load_of(workload.over_time, workload)
-    chosen, row = _split(request, folders, corrections)
+    wanted = workload.over_time.attainment
+    chosen, row = _split(request, load, limits, wanted, folders, corrections)
     devices, nodes = replica_size(chosen, row)
     cluster = chosen.setting(row).cluster
     price = cluster.usd_per_device_hour
@@ -94,9 +97,7 @@ def deployment_of(
         events=_events(cluster, nodes),
     )
     basis, notes = _price_text(cluster, devices)
-    return Deployment(
-        request, chosen, row, fleet, start, load, workload.over_time.attainment, basis, notes
-    )
+    return Deployment(request, chosen, row, fleet, start, load, wanted, basis, notes)
 
 
 def check_request(request: PlanRequest, *, traced: bool) -> None:
@@ -194,9 +195,17 @@ def _stated(over_time: OverTime) -> dict[str, Any]:
 
 
 def _split(
-    request: PlanRequest, folders: bool, corrections: Corrections | None
+    request: PlanRequest,
+    load: Load,
+    bounds: Mapping[str, float],
+    wanted: float,
+    folders: bool,
+    corrections: Corrections | None,
 ) -> tuple[Plan, int]:
     """The plan with the split of a replica, and its row.
+
+    Without a candidate that which serves the load with the least devices: a plan's best split may
+    be a server of all of them, which is idle most of the day.
 
     Raises:
         NoAnswer: where none can run within the limits; with the nearest one's reasons.
@@ -209,7 +218,11 @@ def _split(
         chosen, row = plan_candidate(plain, folders=folders, corrections=corrections)
     else:
         chosen = plan(plain, folders=folders, corrections=corrections)
-        best = chosen.nearest_row() if chosen.best_row is None else chosen.best_row
+        best = (
+            chosen.nearest_row()
+            if chosen.best_row is None
+            else least_devices(chosen, load, bounds, wanted)
+        )
         if best is None:
             raise NoAnswer("no split of the hardware can run.", field="hardware")
         row = best
@@ -219,17 +232,6 @@ def _split(
             f"{chosen.label(row)} cannot run: {reasons}.", field="hardware", hint="See recipe plan."
         )
     return chosen, row
-
-
-def replica_size(chosen: Plan, row: int) -> tuple[int, int]:
-    """Devices of one server of a row, and the nodes that it lies on.
-
-    Data-parallel replicas that share experts are one server; others are servers of their own.
-    """
-    devices = int(chosen.degree("gpus")[row])
-    if int(chosen.degree("ep")[row]) == 1:
-        devices //= int(chosen.degree("dp")[row])
-    return devices, -(-devices // chosen.setting(row).cluster.per_node)
 
 
 def start_of(chosen: Plan, row: int) -> tuple[ColdStart, int]:
