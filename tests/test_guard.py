@@ -208,17 +208,31 @@ def test_metrics_are_off_unless_asked_for() -> None:
     assert client(metrics=True, token=TOKEN).get(guard.METRICS).status_code == 401
 
 
-def test_a_session_keeps_a_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def holding(files: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """A visitor of a server whose session ``full`` keeps files of these sizes (bytes)."""
     from streamlit import runtime
 
-    kept = dict.fromkeys(map(str, range(guard.MOST_UPLOADS)))
+    kept = {name: SimpleNamespace(data=bytes(size)) for name, size in files.items()}
     running = SimpleNamespace(uploaded_file_mgr=SimpleNamespace(file_storage={"full": kept}))
     monkeypatch.setattr(runtime, "exists", lambda: True)
     monkeypatch.setattr(runtime, "get_instance", lambda: running)
-    visitor = client()
+    return client()
+
+
+def test_a_session_keeps_a_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor = holding({str(n): 1 for n in range(guard.MOST_UPLOADS)}, monkeypatch)
     assert visitor.put(f"{guard.UPLOADS}full/another").status_code == 413
     assert visitor.put(f"{guard.UPLOADS}full/0").status_code == 200  # in place of one that is there
     assert visitor.put(f"{guard.UPLOADS}other/0").status_code == 200
+
+
+def test_a_session_keeps_a_few_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MOST_UPLOADED_MB", 2)
+    visitor = holding({"0": 1 << 20, "1": 1 << 19}, monkeypatch)
+    assert visitor.put(f"{guard.UPLOADS}full/2", content=bytes(1 << 19)).status_code == 200
+    assert visitor.put(f"{guard.UPLOADS}full/2", content=bytes(1 + (1 << 19))).status_code == 413
+    assert visitor.put(f"{guard.UPLOADS}full/0", content=bytes(1 << 20)).status_code == 200
+    assert visitor.put(f"{guard.UPLOADS}other/2", content=bytes(1 << 20)).status_code == 200
 
 
 @pytest.mark.parametrize("path", PATHS)

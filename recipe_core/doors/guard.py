@@ -28,6 +28,8 @@ METRICS = "/_stcore/metrics"
 UPLOADS = "/_stcore/upload_file/"
 MOST_UPLOADS = 16
 """Files that a session may keep on the server at a time; a page has two places for one file."""
+MOST_UPLOADED_MB = 48
+"""And megabytes: three traces of the size that one file may have."""
 MACHINES = ("/api/", "/mcp")
 """Doors of programs, which send a token instead of signing in."""
 HEADERS = {
@@ -88,11 +90,11 @@ class Guard:
             )
         if scope["path"] == METRICS and not settings.metrics:
             return _problem(404, "metrics are off.", f"Set {variable('metrics')}=1.")
-        if scope["path"].startswith(UPLOADS) and _uploads_full(scope["path"]):
+        if scope["path"].startswith(UPLOADS) and _uploads_full(request):
             return _problem(
                 413,
-                f"this session keeps {MOST_UPLOADS} files, the most it may.",
-                "Remove one, or reload the page.",
+                f"a session keeps {MOST_UPLOADS} files and {MOST_UPLOADED_MB} MB at most.",
+                "Remove a file, or reload the page.",
             )
         return self._stranger(request)
 
@@ -186,16 +188,18 @@ def _own_names() -> frozenset[str]:
 # How much it brings
 
 
-def _uploads_full(path: str) -> bool:
-    """Whether a session keeps as many files as it may and would add another."""
+def _uploads_full(request: HTTPConnection) -> bool:
+    """Whether a session would keep more files or bytes than it may with another upload."""
     from streamlit import runtime
 
     if not runtime.exists():
         return False
-    session, _, file = path.removeprefix(UPLOADS).partition("/")
+    session, _, name = request.scope["path"].removeprefix(UPLOADS).partition("/")
     storage: Any = getattr(runtime.get_instance().uploaded_file_mgr, "file_storage", {})
-    files = storage.get(session, {})
-    return len(files) >= MOST_UPLOADS and file not in files
+    others = [file for other, file in storage.get(session, {}).items() if other != name]
+    sent = request.headers.get("content-length", "")
+    size = sum(len(file.data) for file in others) + (int(sent) if sent.isdecimal() else 0)
+    return len(others) >= MOST_UPLOADS or size > MOST_UPLOADED_MB << 20
 
 
 # What browsers may do with the answer

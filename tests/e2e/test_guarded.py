@@ -6,6 +6,7 @@ import http.client
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from recipe_core.base.resources import root
 from recipe_core.doors.settings import variable
 from tests.e2e.patience import PATIENCE, serving
 from tests.e2e.wizard import QUESTIONS, settled, unfold
@@ -118,5 +120,7 @@ def test_a_large_upload_is_refused_by_the_server_too(page: Any, address: str) ->
         return int(answer.status)
 
     assert put("small", 1000) == 204
-    assert put("large", 5 << 20) == 413
+    config = tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8"))
+    limit = config["server"]["maxUploadSize"] << 20
+    assert put("large", limit + 1) == 413
     assert {put(f"more-{n}", 1000) for n in range(40)} == {204, 413}
