@@ -24,7 +24,7 @@ from .mesh import World, join
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import Part, build, fill_random, read_config
 from .optimizer import LossScale, learning_rate, make_optimizer, update
-from .parallel import HALF, lay_out
+from .parallel import HALF, emulated, lay_out
 from .preferences import Reference, reference_of
 from .prefetch import Ahead
 from .rollbacks import read_record
@@ -262,6 +262,8 @@ class Run:
         begin = "starting" if step == 0 else f"resuming after step {step}"
         processes = f"{terms} = {dist.get_world_size()} processes"
         say(f"{parameters:,} parameters; {processes}; {work}, {pieces}; {begin}")
+        if emulated(self.settings.precision, self.world.device):
+            say("this processor has no bf16 products: calculating in fp32, with more memory")
         if lost := self.sequences.left_out:
             kind = "preferences" if self.settings.data_format == "preference" else "chats"
             say(f"{lost:,} {kind} have no answer within {batch.sequence_length} tokens; left out")

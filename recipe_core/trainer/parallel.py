@@ -38,6 +38,7 @@ def lay_out(part: Part, settings: Settings, world: World, *, frozen: bool = Fals
     ``frozen``: a copy that is only read, in the run's 16-bit format.
     """
     half = HALF.get(settings.precision)
+    computed = torch.float32 if emulated(settings.precision, world.device) else half
     if settings.lora or frozen:
         narrow(part, half)
     if settings.split.tp > 1:
@@ -49,7 +50,7 @@ def lay_out(part: Part, settings: Settings, world: World, *, frozen: bool = Fals
             adapt(part, settings.lora)
         _recompute(part, settings.recompute)
     policy = MixedPrecisionPolicy(
-        param_dtype=half,
+        param_dtype=computed,
         reduce_dtype=torch.float32 if half else None,
         cast_forward_inputs=half is not None,
     )
@@ -58,6 +59,18 @@ def lay_out(part: Part, settings: Settings, world: World, *, frozen: bool = Fals
         shard(modules, reshard_after_forward=reshard)
     shard(part)
     return part
+
+
+def emulated(precision: str, device: torch.device) -> bool:
+    """Whether a processor has no products of this 16-bit format, which torch then makes by scalars.
+
+    Such runs are calculated in fp32, tens of times faster; what they store keeps its format.
+    """
+    return (
+        precision == "bf16"
+        and device.type == "cpu"
+        and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def gathered_units(part: Part, *, reshard: bool) -> Iterator[tuple[list[nn.Module], bool]]:
