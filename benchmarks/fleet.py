@@ -54,12 +54,15 @@ class InFlight:
     interval_s = 15.0
 
     def __init__(self, target, least=1.0):
-        self.target, self.least, self.said = target, least, []
+        self.target, self.least, self.said, self.looks = target, least, None, 0
 
     def decide(self, seen):
         now = np.ceil((seen.running + seen.waiting) / self.target)
-        self.said = [*self.said[-19:], np.clip(now, self.least, 400)]
-        return np.max(self.said, axis=0)
+        if self.said is None:
+            self.said = np.zeros((20, *now.shape))
+        self.said[self.looks % 20] = np.clip(now, self.least, 400)
+        self.looks += 1
+        return self.said.max(axis=0)
 
 
 def lengths(seed=0):

@@ -133,8 +133,7 @@ def signals(sample: Sample) -> Signals:
         waiting=one(sample.waiting),
         kv_usage=one(0.0),
         arrived=one(sample.arrived),
-        ttft_s=one(0.0),
-        tpot_s=one(0.0),
+        times_s=lambda: (one(0.0), one(0.0)),
     )
 
 

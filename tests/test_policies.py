@@ -72,8 +72,9 @@ def _signals(
     ttft = np.where(ready > 0, 0.2 + (held - running), np.inf)
     tpot = np.where(ready > 0, 0.02 + 0.02 * usage, np.inf)
     hour, all_arrived = (at_s / 3600) % 168, np.full(len(ready), arrived)
+    times = (ttft, tpot)
     return Signals(
-        at_s, hour, ready, starting, running, held - running, usage, all_arrived, ttft, tpot
+        at_s, hour, ready, starting, running, held - running, usage, all_arrived, lambda: times
     )
 
 

@@ -168,5 +168,6 @@ def test_controllers_together_decide_each_for_its_own_columns() -> None:
     together = Together([(_Says(15.0, 1.0), 2), (_Says(2.0, 5.0), 1)])
     assert together.interval_s == 2.0
     ready = np.array([1.0, 2.0, 3.0])
-    seen = Signals(0.0, 0.0, ready, *(np.zeros(3) for _ in range(7)))
+    zeros = np.zeros(3)
+    seen = Signals(0.0, 0.0, ready, zeros, zeros, zeros, zeros, zeros, lambda: (zeros, zeros))
     assert together.decide(seen).tolist() == [2.0, 3.0, 8.0]

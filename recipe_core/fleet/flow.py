@@ -89,6 +89,9 @@ class _Flow:
         self.tally = Tally(fleet, self.shares, columns, self.intervals, each, self.dt_s)
         self.wanted = begin.astype(float)
         self.expected, self.requests = arrivals_of(load, self.steps, self.dt_s, seed)
+        self._arriving = np.stack([self.expected, self.requests], axis=1)[:, :, np.newaxis]
+        events = fleet.events
+        self._has_events = events.failures_per_hour > 0 or events.reclaims_per_hour > 0
         first = np.full((2, 1), self.expected[0])
         self.groups.settle(self.groups.arrive(first), self.dt_s)
         self._noise = np.random.default_rng([seed, 5]).standard_normal(self.steps)
@@ -123,7 +126,7 @@ class _Flow:
 
     def _pass(self, step: int) -> None:
         """A step of the flow."""
-        groups, requests = self.groups, np.array([[self.expected[step]], [self.requests[step]]])
+        groups, requests = self.groups, self._arriving[step]
         self._arrived += self.requests[step]
         coming = requests
         if self._has_events:
@@ -177,8 +180,7 @@ class _Flow:
     def _tick(self, step: int, at_s: float) -> None:
         self.groups.join()
         seen = self._signals(step, at_s)
-        wanted = np.broadcast_to(np.asarray(self.controller.decide(seen), float), seen.ready.shape)
-        self.wanted = wanted.copy()
+        self.wanted = wanted = np.zeros_like(seen.ready) + self.controller.decide(seen)
         there = seen.ready + seen.starting
         more = np.maximum(wanted - there, 0.0)
         if more.any():
@@ -236,8 +238,12 @@ class _Flow:
         running = np.maximum(met[0] * there[0] + met[1] * there[1] - entering, 0.0)
         each = np.maximum(ready, 1.0)
         waiting = np.round(waits) + entering
-        ttft_s, tpot_s = shares.curve.now(running / each, waiting / each)
-        dark = ready <= 0
+
+        def times_s() -> tuple[Float, Float]:
+            ttft_s, tpot_s = shares.curve.now(running / each, waiting / each)
+            dark = ready <= 0
+            return np.where(dark, np.inf, ttft_s), np.where(dark, np.inf, tpot_s)
+
         return Signals(
             at_s=at_s,
             hour=(self.load.start_hour + at_s / 3600.0) % 168.0,
@@ -247,16 +253,10 @@ class _Flow:
             waiting=waiting,
             kv_usage=np.minimum(running / each * self._used, 1.0),
             arrived=np.full(len(ready), self._arrived),
-            ttft_s=np.where(dark, np.inf, ttft_s),
-            tpot_s=np.where(dark, np.inf, tpot_s),
+            times_s=times_s,
         )
 
     # events
-
-    @property
-    def _has_events(self) -> bool:
-        events = self.fleet.events
-        return events.failures_per_hour > 0 or events.reclaims_per_hour > 0
 
     def _events(self, step: int) -> None:
         """At most one failure and one reclaim of a column in a step; all columns draw the same."""

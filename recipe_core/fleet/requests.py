@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -303,23 +304,25 @@ class _Run:
         inside = sum(replica.inside for replica in replicas)
         waiting = sum(len(replica.waiting) for replica in replicas) + len(self._gateway)
         usage = sum(replica.cache_usage for replica in ready) / max(len(ready), 1)
-        ttft_s, tpot_s = self._latency(len(ready), inside, waiting)
-        figures = (len(ready), len(self._starting), inside, waiting, usage, self._arrived)
         return Signals(
-            now,
-            (self.start_hour + now / 3600.0) % 168.0,
-            *(_one(value) for value in (*figures, ttft_s, tpot_s)),
+            at_s=now,
+            hour=(self.start_hour + now / 3600.0) % 168.0,
+            ready=_one(len(ready)),
+            starting=_one(len(self._starting)),
+            running=_one(inside),
+            waiting=_one(waiting),
+            kv_usage=_one(usage),
+            arrived=_one(self._arrived),
+            times_s=partial(self._times_s, len(ready), inside, waiting),
         )
 
-    def _latency(self, ready: int, inside: int, waiting: int) -> tuple[float, float]:
+    def _times_s(self, ready: int, inside: int, waiting: int) -> tuple[Float, Float]:
         """Times to first token and between tokens that a request now would see, about."""
         if not ready:
-            return inf, inf
+            return _one(inf), _one(inf)
         if self._curve is None:
             self._curve = curve_of(self.fleet.service, self._lengths)
-        running, queued = np.array([inside / ready]), np.array([waiting / ready])
-        ttft_s, tpot_s = self._curve.now(running, queued)
-        return float(ttft_s[0]), float(tpot_s[0])
+        return self._curve.now(_one(inside / ready), _one(waiting / ready))
 
 
 def lengths_of(trace: Trace, most: int = 512) -> Lengths:

@@ -227,6 +227,10 @@ class Together:
 
 
 def _columns(seen: Signals, columns: slice) -> Signals:
+    def times_s() -> tuple[Float, Float]:
+        ttft_s, tpot_s = seen.times_s()
+        return ttft_s[columns], tpot_s[columns]
+
     return Signals(
         seen.at_s,
         seen.hour,
@@ -236,6 +240,5 @@ def _columns(seen: Signals, columns: slice) -> Signals:
         seen.waiting[columns],
         seen.kv_usage[columns],
         seen.arrived[columns],
-        seen.ttft_s[columns],
-        seen.tpot_s[columns],
+        times_s,
     )

@@ -6,6 +6,7 @@ hundreds of parameter sets side by side, a request-by-request simulation has one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +21,8 @@ class Signals:
     ready: replicas that answer. starting: ordered and not ready. running: requests in the engines
     of all replicas. waiting: requests that no engine has taken, in engines' queues and at the
     gateway. kv_usage: share of the cache in use, mean of the ready replicas. arrived: requests
-    that have arrived since the start. ttft_s, tpot_s: of a request that arrives now; infinite
-    where nothing is ready.
+    that have arrived since the start. times_s: seconds to the first token and between tokens of a
+    request that arrives now, infinite where nothing is ready; called, as few policies look at them.
     """
 
     at_s: float
@@ -32,8 +33,7 @@ class Signals:
     waiting: Float
     kv_usage: Float
     arrived: Float
-    ttft_s: Float
-    tpot_s: Float
+    times_s: Callable[[], tuple[Float, Float]]
 
 
 class Controller(Protocol):

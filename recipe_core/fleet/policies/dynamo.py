@@ -94,9 +94,10 @@ class Dynamo(Paced):
             rate = self._arrivals.rates(seen, 1)
             floor = replicas_by_forecast(np.asarray(rate[0]), self._capacity_per_s, self._headroom)
             self._floor = self._bounded(floor)
+        ttft_s, tpot_s = seen.times_s()
         change = change_of_aggregated(
-            seen.ttft_s[..., np.newaxis],
-            seen.tpot_s[..., np.newaxis],
+            ttft_s[..., np.newaxis],
+            tpot_s[..., np.newaxis],
             self._ttft_s,
             self._itl_s,
             self._sensitivity,
