@@ -148,7 +148,8 @@ def implied(machine: Path, model: Path, measured: dict[str, float]) -> None:
 
     from recipe_core.hardware.custom import with_profiles
     from recipe_core.physics.serving.estimates import estimate
-    from recipe_core.request.schema import CandidateRequest, PlanRequest
+    from recipe_core.request.candidate import CandidateRequest
+    from recipe_core.request.schema import PlanRequest
     from recipe_core.search.problem import resolve
     from recipe_core.search.serving_candidates import one_case
 

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from recipe_core.base.described import description_of
 from recipe_core.present import charts, size_later
 from recipe_core.present import size_view as view
+from recipe_core.request.first_error import first_error
 from recipe_core.request.ranges import range_of
-from recipe_core.request.schema import first_error
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
 
 Json = Mapping[str, Any]

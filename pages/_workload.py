@@ -14,7 +14,8 @@ from recipe_core.request.describe import steps_of
 from recipe_core.request.edit import change
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.presets import preset_changes, preset_of, presets
-from recipe_core.request.schema import LOADS, MEDIA, MediaItems, PlanRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems
 from recipe_core.search import launchable
 
 MODES = {

@@ -22,7 +22,7 @@ from recipe_core.present.glossary import term_help
 from recipe_core.present.verdict import percent
 from recipe_core.recipe.overlay import stamp
 from recipe_core.request.describe import hardware_name
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 
 EXAMPLES = {
     "vLLM on half the node": "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",

@@ -33,7 +33,8 @@ from recipe_core.hardware.cluster import device
 from recipe_core.launcher.main import main as launcher
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.recipe import make_recipe
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
 

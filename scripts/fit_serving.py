@@ -48,7 +48,8 @@ from recipe_core.model.spec import (
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.memory import Memory
 from recipe_core.physics.serving.rates import serving
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import shared_key
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case

@@ -11,7 +11,7 @@ import numpy as np
 
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Candidate, Deployment
-from recipe_core.request.schema import CandidateRequest
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.search.problem import ServingProblem, resolve
 from recipe_core.search.serving_candidates import describe, every_split, one_case, setting
 from recipe_core.space.rules import refusals

@@ -17,8 +17,8 @@ from recipe_core.measured.support import support
 from recipe_core.request.describe import steps_of, summary
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
+from recipe_core.request.objective import Limits
 from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
-from recipe_core.request.schema import Limits
 from recipe_core.search.plans import plan
 from recipe_core.search.slos import keeping, limit_steps
 

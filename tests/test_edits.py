@@ -8,7 +8,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
 from recipe_core.request.link import DEFAULT, START_LOADS, to_query
-from recipe_core.request.schema import LOADS
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import cluster_of, key_of, split_key, split_of
 from recipe_core.search.plans import plan
 

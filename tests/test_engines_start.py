@@ -13,7 +13,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.serving.groups import _packed
 from recipe_core.launch.serving.start import launch
 from recipe_core.recipe import deployment_of, make_recipe
-from recipe_core.request.schema import CandidateRequest
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case

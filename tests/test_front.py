@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from recipe_core.base.units import GIB
+from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present import charts, tables
 from recipe_core.present.charts import front, groups
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.request.schema import HardwareRequest
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 

@@ -10,11 +10,11 @@ import pytest
 
 from recipe_core.base.errors import InputError
 from recipe_core.explain.frontier import INTERACTIVITIES, Frontier, frontier
+from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present import charts
 from recipe_core.present.charts.frontier import frontier_lines, frontier_table
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.request.schema import HardwareRequest
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.serving_plan import ServingPlan
 

@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 from recipe_core.base.errors import InputError
 from recipe_core.doors.api import create_api
 from recipe_core.request.edit import RUN_LIMITS, change
-from recipe_core.request.schema import Limits, Objective, Options, PlanRequest
+from recipe_core.request.objective import Limits, Objective
+from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan

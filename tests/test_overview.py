@@ -14,9 +14,9 @@ from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.other_engines import other_engines
 from recipe_core.recipe.provenance import LAYERS
 from recipe_core.recipe.schema import Recipe
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import change
 from recipe_core.request.link import from_query
-from recipe_core.request.schema import CandidateRequest
 from tests.conftest import make_request
 from tests.recipes import bundle_for_request, recipe_for_request, recipe_of
 from tests.test_report import QUERIES

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import change, value_of
 from recipe_core.request.link import (
     DEFAULT,
@@ -19,8 +20,10 @@ from recipe_core.request.link import (
     link_query,
     to_query,
 )
-from recipe_core.request.schema import LOADS, CandidateRequest, Loading, PlanRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import read_pins
+from recipe_core.request.training_workload import Loading
 from tests.sizes import examples
 
 numbers = st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)

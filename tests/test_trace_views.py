@@ -10,7 +10,7 @@ import pytest
 
 from recipe_core.present import charts
 from recipe_core.present.charts.trace import alt_text
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.traffic.describe import describe
 from recipe_core.traffic.rates import Rates
 from recipe_core.traffic.read import read_trace

@@ -9,7 +9,7 @@ import pytest
 
 from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import OverTime
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.traffic.arrivals import arrivals
 from recipe_core.traffic.bursts import burstiness, dispersion, interarrival_cv, rounding_s
 from recipe_core.traffic.describe import describe, describe_rates, description

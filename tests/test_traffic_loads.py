@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import LengthPoint, OverTime
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.traffic.arrivals import arrivals
 from recipe_core.traffic.load import Lengths, Load
 from recipe_core.traffic.loads import hour_of_week, load_of, smooth

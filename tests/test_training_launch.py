@@ -20,7 +20,8 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.corpus import chats, corpus, preferences
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.physics.training.stages import stage_layers
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_plan import TrainingPlan

@@ -12,7 +12,8 @@ from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.memory import activation_bytes
 from recipe_core.physics.serving.operators import Step, step_parts, total
 from recipe_core.physics.serving.rates import resident_limit
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
 from scripts import example_arithmetic as example

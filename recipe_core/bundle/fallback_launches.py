@@ -23,7 +23,7 @@ from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.launch_variants import launch_variants
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 
 FOLDER = "fallbacks"
 _BY_ITSELF = {

@@ -16,7 +16,7 @@ from recipe_core.base.units import gib
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.measured.imports.imported import Imported
 from recipe_core.model.catalog import in_catalog
-from recipe_core.request.schema import LOADS
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.space.corrections import assumed_version, version_of
 
 Values = dict[str, Any]

@@ -28,7 +28,9 @@ from recipe_core.calibration.facts import (
 from recipe_core.measured.imports.imported import Imported
 from recipe_core.physics.results import Estimate
 from recipe_core.physics.serving.results import ServingEstimate
-from recipe_core.request.schema import CandidateRequest, PlanRequest, ServingWorkload
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_candidate
 from recipe_core.search.serving_candidates import served_context

@@ -28,7 +28,8 @@ from recipe_core.engines.option_releases import Judged, memory_release
 from recipe_core.hardware.cluster import device, fabric, fits_node
 from recipe_core.model.catalog import BY_NAME, load_model
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.changes import helpful_changes
 from recipe_core.search.plans import plan, shared_key
 from recipe_core.search.problem import ServingProblem, resolve

@@ -19,7 +19,7 @@ from recipe_core.engines.spec import engine
 from recipe_core.model.config.fields import MAX_CONTEXT
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import MODALITIES, THROUGH, Modality
-from recipe_core.request.schema import CandidateRequest
+from recipe_core.request.candidate import CandidateRequest
 
 _AS_STATED: tuple[Meaning, ...] = (
     "pp",

@@ -8,7 +8,7 @@ from typing import Any
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.verdict import Case
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request.schema import MediaItems
+from recipe_core.request.serving_workload import MediaItems
 from recipe_core.space.serving import Setting
 
 

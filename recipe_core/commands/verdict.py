@@ -21,8 +21,9 @@ from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.starts import start_errors
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import short_name
-from recipe_core.request.schema import CandidateRequest, Goal
+from recipe_core.request.objective import Goal
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.problem import ServingProblem
 from recipe_core.search.serving_candidates import every_split, served_context

@@ -35,7 +35,7 @@ from recipe_core.physics.serving.weights import (
     vocabulary_bytes,
 )
 from recipe_core.physics.training.results import TrainingEstimate, TrainingRun
-from recipe_core.request.schema import TrainingWorkload
+from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.search.measures import days
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan

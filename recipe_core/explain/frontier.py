@@ -8,7 +8,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.errors import InputError
-from recipe_core.request.schema import LOADS, PlanRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.search.rows import pareto_front
 from recipe_core.search.serving_plan import ServingPlan
 

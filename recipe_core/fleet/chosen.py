@@ -5,7 +5,8 @@ from __future__ import annotations
 from recipe_core.base.errors import NoAnswer
 from recipe_core.fleet.result import OverTimeAnswer
 from recipe_core.fleet.setup import with_load
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.traffic.rates import Rates
 from recipe_core.traffic.trace import Trace
 

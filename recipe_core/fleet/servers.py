@@ -15,7 +15,7 @@ from recipe_core.fleet.capacity import capacity_per_s
 from recipe_core.fleet.curve import share_alone
 from recipe_core.fleet.fleet import Fleet, StartTime
 from recipe_core.fleet.service import service_of
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.search.plan import Plan
 from recipe_core.traffic.load import Load
 

@@ -19,7 +19,8 @@ from recipe_core.fleet.service import service_of
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.physics.serving.cold_start import ColdStart, cold_start
 from recipe_core.request.over_time import OverTime
-from recipe_core.request.schema import PlanRequest, ServingWorkload
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan, plan_candidate

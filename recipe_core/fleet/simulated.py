@@ -23,7 +23,7 @@ from recipe_core.fleet.signals import Controller
 from recipe_core.fleet.spaces import WEEK_HOURS, Need, needed
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
 from recipe_core.request.scaling import Metric, Scaling
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.traffic.load import Load
 from recipe_core.traffic.loads import load_of
 

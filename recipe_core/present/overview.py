@@ -15,9 +15,10 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.provenance import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import workload_name
 from recipe_core.request.presets import aim_of, aims
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.limits import stated as stated_limits
 from recipe_core.search.measures import TRAINING, days, utilisation
 

@@ -22,7 +22,8 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import left_out
 from recipe_core.request.presets import aim_of, aims
-from recipe_core.request.schema import PlanRequest, TrainingWorkload
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.search.measures import Measure
 from recipe_core.search.plan import Plan
 

@@ -27,7 +27,8 @@ from recipe_core.recipe.provenance import shared_environment
 from recipe_core.recipe.published import Published
 from recipe_core.recipe.schema import Recipe
 from recipe_core.recipe.user_options import passing_on
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.serving_candidates import describe
 
 _PLACED = ("host", "port")

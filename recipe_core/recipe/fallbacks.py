@@ -27,7 +27,8 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.recipe.decision import TRIED, Decision, start_reasons
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
-from recipe_core.request.schema import PlanRequest, ServingWorkload
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_candidate
 from recipe_core.search.problem import ServingProblem, resolve

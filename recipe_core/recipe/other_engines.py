@@ -13,7 +13,8 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import device
 from recipe_core.recipe.decision import start_reasons
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp", "replicas", "prefill")

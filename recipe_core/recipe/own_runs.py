@@ -20,7 +20,7 @@ from recipe_core.recipe.imports import is_foreign, runs_of_file
 from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay, calibration
 from recipe_core.recipe.schema import Recipe
-from recipe_core.request.schema import LOADS
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.space.corrections import Corrections
 
 MeasuredSource = Corrections | Path | str | Iterable[Run | str | Path]

@@ -14,7 +14,8 @@ from recipe_core.engines.grammar import meanings
 from recipe_core.engines.options import Meaning
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.rules import Rule, rules_for
-from recipe_core.request.schema import PlanRequest, ServingWorkload
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.search.serving_candidates import INTERVALS
 
 if TYPE_CHECKING:

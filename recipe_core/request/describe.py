@@ -10,7 +10,9 @@ from recipe_core.base.units import count, significant
 from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.presets import aim_of, aims
-from recipe_core.request.schema import PlanRequest, ServingWorkload, TrainingWorkload
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.request.training_workload import TrainingWorkload
 
 METHODS = {
     "pretrain": "pre-train",

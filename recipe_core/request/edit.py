@@ -12,6 +12,7 @@ from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.link import (
     START_LOADS,
     TRAINING,
@@ -22,16 +23,10 @@ from recipe_core.request.link import (
     searches_load,
 )
 from recipe_core.request.presets import preset_of, presets
-from recipe_core.request.schema import (
-    LOADS,
-    MEDIA,
-    REINFORCED,
-    CandidateRequest,
-    MediaItems,
-    PlanRequest,
-    ServingWorkload,
-)
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
 from recipe_core.request.split_key import cluster_of, load_of, split_of
+from recipe_core.request.training_workload import REINFORCED
 
 TRAINING_TOKENS = 10e9
 """The budget that a run starts with when a request turns from serving to training."""

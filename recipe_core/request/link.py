@@ -24,30 +24,17 @@ from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.candidate import CandidateRequest, PoolRequest
+from recipe_core.request.objective import GAIN_FROM_LOAD, TIME_LIMITS, Goal, Limits, Objective
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack
 from recipe_core.request.phases import Evaluation
 from recipe_core.request.scaling import Scaling
-from recipe_core.request.schema import (
-    GAIN_FROM_LOAD,
-    LOADS,
-    TIME_LIMITS,
-    CandidateRequest,
-    Goal,
-    Limits,
-    Loading,
-    MediaItems,
-    Objective,
-    Options,
-    PlanRequest,
-    PoolRequest,
-    Rollout,
-    ServingWorkload,
-    Speculative,
-    TrainingWorkload,
-)
+from recipe_core.request.schema import Options, PlanRequest
+from recipe_core.request.serving_workload import LOADS, MediaItems, ServingWorkload, Speculative
 from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
+from recipe_core.request.training_workload import Loading, Rollout, TrainingWorkload
 
 VERSION = "1"
 MAX_VALUE = MAX_TEXT

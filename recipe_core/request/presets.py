@@ -10,13 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from recipe_core.base.documents import read_shipped
-from recipe_core.request.schema import (
-    Goal,
-    Orientation,
-    PlanRequest,
-    ServingWorkload,
-    no_search,
-)
+from recipe_core.request.objective import Goal, Orientation
+from recipe_core.request.schema import PlanRequest, no_search
+from recipe_core.request.serving_workload import ServingWorkload
 
 _CLEARED = ("max_context", "input_spread", "output_spread")
 """Fields that a serving preset takes out unless it states them."""

@@ -16,15 +16,10 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.types import Count, Positive, Text
 from recipe_core.hardware.profile import Commitment, Vendor
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.request.schema import (
-    CandidateRequest,
-    Objective,
-    Options,
-    PlanRequest,
-    Workload,
-    first_error,
-    needs_load,
-)
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.first_error import first_error
+from recipe_core.request.objective import Objective
+from recipe_core.request.schema import Options, PlanRequest, Workload, needs_load
 
 MOST_DEVICES = 64
 """Devices that a choice may have unless more are asked for."""

@@ -21,7 +21,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.intervals import NORMAL, scores_below
 from recipe_core.base.units import chance_text
 from recipe_core.physics.bands import Uncertain, narrowed
-from recipe_core.request.schema import Limits, Objective
+from recipe_core.request.objective import Limits, Objective
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.limits import LIMITS
 from recipe_core.space.refusal import Refusal

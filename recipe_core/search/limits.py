@@ -15,7 +15,8 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.base.units import duration, significant, usd
 from recipe_core.physics.serving.simulate import MOST, requests_each
-from recipe_core.request.schema import Limits, PlanRequest
+from recipe_core.request.objective import Limits
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.evaluated import EvaluatedCases
 from recipe_core.search.measures import HOUR_S, days
 from recipe_core.space.refusal import Refusal

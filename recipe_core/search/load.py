@@ -17,7 +17,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import rounded
-from recipe_core.request.schema import GAIN_FROM_LOAD
+from recipe_core.request.objective import GAIN_FROM_LOAD
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.rows import TIE_DIGITS, PlanRows
 from recipe_core.space.serving import Cases

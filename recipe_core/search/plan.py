@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 import numpy as np
 
 from recipe_core.base.arrays import Int
-from recipe_core.request.schema import CandidateRequest, PlanRequest
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.problem import Problem, resolve
 from recipe_core.search.rows import PlanRows
 from recipe_core.space.standing import uncorrected

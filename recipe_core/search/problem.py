@@ -18,19 +18,12 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import load_model
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import PARTS, Modality
+from recipe_core.request.candidate import CandidateRequest, ServingCandidate, TrainingCandidate
 from recipe_core.request.edit import RUN_LIMITS
-from recipe_core.request.schema import (
-    CandidateRequest,
-    Limits,
-    Objective,
-    Options,
-    PlanRequest,
-    ServingCandidate,
-    ServingWorkload,
-    Speculative,
-    TrainingCandidate,
-    TrainingWorkload,
-)
+from recipe_core.request.objective import Limits, Objective
+from recipe_core.request.schema import Options, PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload, Speculative
+from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.search.limits import LIMITS
 from recipe_core.space.corrections import Corrections
 from recipe_core.space.standing import standing

@@ -7,13 +7,11 @@ from typing import Final
 from recipe_core.base.errors import InputError
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.request.schema import (
-    CandidateRequest,
-    Objective,
-    Options,
-    Rollout,
-    ServingWorkload,
-)
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.objective import Objective
+from recipe_core.request.schema import Options
+from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.request.training_workload import Rollout
 from recipe_core.search.problem import Problem, TrainingProblem
 from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.rollout import Sampling

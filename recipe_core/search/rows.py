@@ -17,7 +17,8 @@ from recipe_core.base.labels import REFUSALS, split_name
 from recipe_core.base.units import band, chance_text, range_text, rounded
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.physics.bands import better_score, probability
-from recipe_core.request.schema import Goal, PlanRequest
+from recipe_core.request.objective import Goal
+from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_key
 from recipe_core.search.confidence import confidence
 from recipe_core.search.evaluated import EvaluatedCases

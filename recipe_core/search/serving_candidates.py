@@ -20,7 +20,8 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import Media
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
-from recipe_core.request.schema import LOADS, CandidateRequest, ServingWorkload, Speculative
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.serving_workload import LOADS, ServingWorkload, Speculative
 from recipe_core.search.kv_offload import offload_of
 from recipe_core.search.problem import ServingProblem, check_candidate
 from recipe_core.search.size import check_size, check_splits, count_pairs

@@ -21,14 +21,10 @@ from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.physics.serving.starts import is_uncertain, longest_context, start_errors
-from recipe_core.request.schema import (
-    LOADS,
-    TIME_LIMITS,
-    CandidateRequest,
-    Goal,
-    Limits,
-    PlanRequest,
-)
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.objective import TIME_LIMITS, Goal, Limits
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
 from recipe_core.request.split_key import load_of as load_of_key
 from recipe_core.search.confidence import confident

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from recipe_core.base.arrays import Bool
-from recipe_core.request.schema import TIME_LIMITS
+from recipe_core.request.objective import TIME_LIMITS
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 

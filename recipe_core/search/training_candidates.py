@@ -20,8 +20,9 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.storage import StorageTier, measured_tier, storage_tier
 from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.training.activations import modules
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.phases import ramp_of
-from recipe_core.request.schema import CandidateRequest, Loading, TrainingWorkload
+from recipe_core.request.training_workload import Loading, TrainingWorkload
 from recipe_core.search.launchable import default_framework, on_framework
 from recipe_core.search.launchable_splits import whole_rules
 from recipe_core.search.problem import TrainingProblem

@@ -15,8 +15,9 @@ from recipe_core.hardware.cluster import short_title
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import TRAINING_TOKENS, shared_candidate
-from recipe_core.request.schema import CandidateRequest, Goal
+from recipe_core.request.objective import Goal
 from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of, split_of
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate

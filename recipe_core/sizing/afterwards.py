@@ -8,7 +8,7 @@ from typing import Any
 from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.failures import node_failures, repair_hours, spot_market
 from recipe_core.hardware.ownership import OwnershipCost
-from recipe_core.request.schema import LOADS, ServingWorkload
+from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing import growth as growing
 from recipe_core.sizing.availability import node_availability, spares, spot

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.request.schema import LOADS, PlanRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.search.limits import without_percentile
 from recipe_core.search.load import bisected
 from recipe_core.search.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.request.schema import Rollout
+from recipe_core.request.training_workload import Rollout
 from recipe_core.space.serving import Cases, Setting
 
 SHARE_STEP = 0.05

@@ -13,8 +13,9 @@ from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, St
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.storage import StorageTier
 from recipe_core.model.spec import ModelSpec
+from recipe_core.request.candidate import RecomputedModule
 from recipe_core.request.phases import Evaluation, Phase, Ramp
-from recipe_core.request.schema import Loading, RecomputedModule
+from recipe_core.request.training_workload import Loading
 from recipe_core.space.dims import ParallelDims
 from recipe_core.space.rollout import Sampling
 

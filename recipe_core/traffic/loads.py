@@ -9,7 +9,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import DAY_S, HOUR_S, LengthPoint, OverTime
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.traffic.load import Lengths, Load
 from recipe_core.traffic.shapes import HOURS, shape
 

@@ -20,7 +20,7 @@ from recipe_core.recipe.build import recipe_of
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.user_options import passing_on
 from recipe_core.request.edit import change
-from recipe_core.request.schema import ServingWorkload
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.trials.answers import Answer, Asker, Questions
 from recipe_core.trials.compare import Agreement, Distance, agreement, distance
 from recipe_core.trials.deployment import deployed

@@ -14,7 +14,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.hardware.cluster import device, device_names, in_nodes
 from recipe_core.model.catalog import catalog_ids, load_model
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request.schema import LOADS
+from recipe_core.request.serving_workload import LOADS
 
 Request = dict[str, Any]
 LOAD_RANGES = {"closed": (1, 2048), "open": (0.02, 200.0), "static": (1, 512), "offline": (1, 5000)}

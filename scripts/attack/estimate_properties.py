@@ -10,7 +10,7 @@ from recipe_core.base.text_rows import is_pooled
 from recipe_core.hardware.cluster import device
 from recipe_core.model.spec import ModelSpec, MoeMlp
 from recipe_core.physics.serving.starts import DOUBT
-from recipe_core.request.schema import LOADS
+from recipe_core.request.serving_workload import LOADS
 from scripts.attack.estimate_draws import Request, spec
 
 Answer = dict[str, Any]

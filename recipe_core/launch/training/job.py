@@ -18,7 +18,7 @@ from recipe_core.physics.training.fits import memory_rule
 from recipe_core.physics.training.memory import memory
 from recipe_core.physics.training.reinforcement import at_longest
 from recipe_core.physics.training.stages import stage_layers
-from recipe_core.request.schema import Rollout
+from recipe_core.request.training_workload import Rollout
 from recipe_core.search.launchable import experts_of, plain_attention
 from recipe_core.space.dims import ParallelDims
 from recipe_core.space.rollout import Sampling

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from recipe_core.request.schema import LOADS
+from recipe_core.request.serving_workload import LOADS
 
 TIMES = ("ttft_s", "tpot_s", "request_latency_s")
 """Means over requests, in seconds; percentiles are named like ``ttft_p95_s``."""

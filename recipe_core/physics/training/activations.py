@@ -26,7 +26,7 @@ from recipe_core.model.spec import (
     LinearAttention,
     MoeMlp,
 )
-from recipe_core.request.schema import RecomputedModule
+from recipe_core.request.candidate import RecomputedModule
 from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting, modules_code
 
 BYTES = 2.0

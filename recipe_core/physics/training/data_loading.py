@@ -14,7 +14,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.engines.frameworks import training_data
 from recipe_core.hardware.storage import StorageTier
-from recipe_core.request.schema import Loading
+from recipe_core.request.training_workload import Loading
 from recipe_core.space.training import TrainingCases
 
 

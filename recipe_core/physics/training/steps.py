@@ -27,7 +27,7 @@ from recipe_core.physics.ledger import Overhead, folded, note, one
 from recipe_core.physics.network import all_gather_s, dispatch_s, rank_group
 from recipe_core.physics.roofline import experts_s, operator_s
 from recipe_core.physics.training.activations import BYTES, modules, recomputed_share
-from recipe_core.request.schema import RecomputedModule
+from recipe_core.request.candidate import RecomputedModule
 from recipe_core.space.training import (
     OFFLOADS,
     RECOMPUTE,

@@ -34,7 +34,7 @@ from recipe_core.present.charts.lines import parallel, passing
 from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.time import causes_bars, loss_bars, pipeline, waterfall
 from recipe_core.present.charts.views import Chart, Focus, Item, Note, Table, view
-from recipe_core.request.schema import LOADS
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.search.measures import days, utilisation
 from recipe_core.search.plan import Plan
 from recipe_core.search.serving_plan import ServingPlan

@@ -1,0 +1,186 @@
+"""One split, or part of one, of serving and of training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from recipe_core.base.described import DESCRIBED
+from recipe_core.base.types import Count, Degree, KvDtype, Text, Tokens, WeightDtype
+from recipe_core.request.serving_workload import Speculative
+
+Interval = Annotated[int, Field(ge=1, le=1000)]
+
+
+class PoolRequest(BaseModel):
+    """The prefill pool of a disaggregated deployment."""
+
+    model_config = DESCRIBED
+
+    tp: Degree
+    """Tensor-parallel ranks of one copy."""
+
+    pp: Degree = 1
+    """Pipeline stages of one copy."""
+
+    dp: Degree = 1
+    """Data-parallel ranks of one copy."""
+
+    ep: Degree = 1
+    """Ranks that share the experts: 1, or tp × dp."""
+
+    replicas: Degree = 1
+    """Copies of the pool's split."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of the pool."""
+        return self.tp * self.pp * self.dp * self.replicas
+
+
+class _Degrees(BaseModel):
+    """What splits of both kinds have: an engine or framework, and degrees of parallelism."""
+
+    model_config = DESCRIBED
+
+    engine: Text | None = None
+    """Engine or training framework, by name; left out, that of ``options.engines``, else the
+    device's preferred engine, or the first framework that can launch what is asked."""
+
+    tp: Degree | None = None
+    """Tensor parallelism: ranks over which every layer is cut."""
+
+    pp: Degree | None = None
+    """Pipeline parallelism: stages over which the layers are laid."""
+
+    dp: Degree | None = None
+    """Data parallelism: replicas of the model; in serving with ``ep`` above 1, ranks of
+    data-parallel attention."""
+
+    ep: Degree | None = None
+    """Expert parallelism: ranks that share the experts of an MoE model. In serving 1 (experts are
+    cut by tp) or tp × dp; in training a divisor of tp × cp × dp."""
+
+    cp: Degree | None = None
+    """Context parallelism. In serving, ranks of tp that share the cache of a KV head which each
+    would hold whole; in training, ranks over which a sequence is cut."""
+
+
+class ServingCandidate(_Degrees):
+    """A serving split, or part of one."""
+
+    weight_dtype: WeightDtype | None = None
+    """Number format of the weights; ``auto`` is the checkpoint's own."""
+
+    kv_dtype: KvDtype | None = None
+    """Number format of the KV cache; ``auto`` is the checkpoint's own."""
+
+    max_batched_tokens: Tokens | None = None
+    """Most tokens that one engine step computes; left out, the engine's default for the device."""
+
+    max_num_seqs: Count | None = None
+    """Most requests that one replica runs at once; left out, the engine's default for the
+    device."""
+
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the device's memory that the engine may take, above 0 up to 1, in the engine's own
+    sense of it; left out, its default."""
+
+    block_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Tokens in a block of the KV cache; left out, the engine's default."""
+
+    stream_interval: Interval | None = None
+    """Tokens that the engine sends to a client together; left out, 1, or what published launches
+    set on this device, where only throughput, cost, devices or energy count."""
+
+    scheduler_recv_interval: Interval | None = None
+    """Decode steps from one look for new requests to the next (SGLang); left out, as
+    ``stream_interval``."""
+
+    engine_version: Text | None = None
+    """Release of the engine whose memory rules and default limits count, such as ``0.8.5``; left
+    out, the one that bundles start. With a split stated in full (tp, pp, dp), in estimates only."""
+
+    eager: bool | None = None
+    """Whether the engine runs without captured graphs. This version does not model it and refuses
+    ``true``."""
+
+    speculative: Speculative | None = None
+    """Speculative decoding, in place of the workload's."""
+
+    prefill: PoolRequest | None = None
+    """Prefill pool: prompts are computed there, and the degrees above are those of the pool that
+    decodes. Left out, both share the devices."""
+
+    replicas: Degree | None = None
+    """Copies of the pool that decodes, only beside ``prefill``; left out there, 1. Where experts
+    are not shared dp comes to the same."""
+
+
+RecomputedModule = Literal[
+    "core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"
+]
+
+
+class TrainingCandidate(_Degrees):
+    """A training split, or part of one."""
+
+    virtual_stages: Degree | None = None
+    """Chunks of layers per pipeline stage (interleaving)."""
+
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    """ZeRO stage: states divided over data-parallel ranks; 0 none, 1 optimizer states, 2 gradients
+    too, 3 parameters too."""
+
+    micro_batch: Count | None = None
+    """Sequences that a replica computes at once."""
+
+    recompute: Literal["none", "selective", "full"] | None = None
+    """Activations made again in the backward pass: none, those of some operators (``selective``),
+    or all but each layer's input (``full``)."""
+
+    precision: Literal["bf16", "fp16", "fp8"] | None = None
+    """Number format of the matrix products; left out, bf16. States are kept as the framework keeps
+    them."""
+
+    recompute_modules: tuple[RecomputedModule, ...] | None = None
+    """Parts of a layer that ``selective`` makes again, in Megatron Core's words: scores of
+    attention, expansions of latents, activations of experts, norms, or whole blocks; left out, what
+    the framework's ``selective`` means."""
+
+    overlap_experts: bool | None = None
+    """Whether tokens travel to and from experts while another micro-batch is computed; left out,
+    they do not."""
+
+    schedule: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe"] | None = None
+    """Pipeline schedule; left out, ``1f1b``, or ``interleaved`` with several chunks per stage."""
+
+    shard: Degree | None = None
+    """Ranks that divide the states; fewer than dp × cp are hybrid shards (HSDP)."""
+
+    sequence_parallel: bool | None = None
+    """Whether tensor-parallel ranks also divide what norms and residuals keep; left out, they
+    do."""
+
+    recompute_layers: Degree | None = None
+    """Layers of the model that are recomputed; left out, all."""
+
+    offload: Literal["none", "optimizer", "optimizer-nvme"] | None = None
+    """Where optimizer states live: on the device (``none``), in the host's memory (``optimizer``)
+    or on its disks (``optimizer-nvme``); left out, on the device."""
+
+    activation_offload: bool | None = None
+    """Whether what waits for the backward pass waits in the host's memory; left out, it stays on
+    the device."""
+
+    gradient_sync: Literal["micro-batch", "step"] | None = None
+    """When replicas exchange gradients: after every micro-batch or once a step; left out, after
+    every micro-batch."""
+
+
+class CandidateRequest(TrainingCandidate, ServingCandidate):
+    """One split, or part of one: a field left out is chosen by the search.
+
+    A field that only the other kind of workload has is refused.
+    """

@@ -1,0 +1,114 @@
+"""What counts, and the limits that come before it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from recipe_core.base.described import DESCRIBED
+from recipe_core.base.types import Count, Positive
+
+Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
+
+Orientation = Literal["latency", "balanced", "throughput"]
+
+GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
+"""Goals that more requests in flight are good for."""
+
+TIME_LIMITS = ("ttft_ms", "tpot_ms", "request_latency_ms")
+"""Limits on times of a request, which more requests in flight lengthen."""
+
+
+class Limits(BaseModel):
+    """What an acceptable plan must keep. A limit left out does not bind."""
+
+    model_config = DESCRIBED
+
+    ttft_ms: Positive | None = None
+    """Longest mean time to first token, queueing included, in milliseconds; the percentile's where
+    ``percentile`` is set."""
+
+    tpot_ms: Positive | None = None
+    """Longest mean time per output token, in milliseconds; the percentile's where ``percentile`` is
+    set."""
+
+    request_latency_ms: Positive | None = None
+    """Longest mean time from a request's arrival to its last token, in milliseconds; the
+    percentile's where ``percentile`` is set."""
+
+    usd_per_hour: Positive | None = None
+    """Highest price of all devices used, in US dollars per hour."""
+
+    usd_per_million_output_tokens: Positive | None = None
+    """Highest price of a million output tokens, in US dollars."""
+
+    wall_hours: Positive | None = None
+    """Longest time to finish a training run, failures included, in hours. Training only, with
+    ``workload.tokens``."""
+
+    usd: Positive | None = None
+    """Highest cost of a whole training run, in US dollars. Training only, with
+    ``workload.tokens``."""
+
+    joules_per_token: Positive | None = None
+    """Highest energy in joules per output token, or per trained token."""
+
+    watts: Positive | None = None
+    """Highest power of all devices used, in watts."""
+
+    gpus: Count | None = None
+    """Most devices that may be used."""
+
+    output_tokens_per_s_at_least: Positive | None = None
+    """Lowest throughput of the whole deployment, in output tokens per second."""
+
+    percentile: Annotated[float, Field(ge=50, le=99.9)] | None = None
+    """Percentile that the limits on times apply to: 95 bounds the time that 95 % of requests stay
+    below. Left out, they apply to means. Percentiles are simulated request by request for the best
+    splits, which takes some seconds."""
+
+
+class Objective(BaseModel):
+    """What to optimise, and the limits that come first."""
+
+    model_config = DESCRIBED
+
+    optimize: Goal = "throughput"
+    """What counts most: ``throughput`` (tokens per second), ``latency`` (of a whole request),
+    ``ttft`` (time to first token), ``tpot`` (time per output token), ``cost`` (per token), ``gpus``
+    (fewest devices) or ``energy`` (per token). ``weights`` and ``orientation`` go before it."""
+
+    weights: dict[Goal, Annotated[float, Field(gt=0, le=100)]] = {}
+    """Several goals at once, each with a weight up to 100: their quantities are multiplied, each to
+    the power of its weight. Not together with ``orientation``."""
+
+    orientation: Orientation | None = None
+    """Weights by name: ``latency`` (time per output token first), ``throughput`` (tokens per device
+    first) or ``balanced`` (both alike). Not together with ``weights``."""
+
+    limits: Limits = Limits()
+    """Limits that an acceptable plan must keep."""
+
+    confidence: Annotated[float, Field(ge=0.5, le=0.99)] | None = None
+    """Probability with which all limits must hold, if the plan were measured; by the calibrated
+    intervals of the estimates. Left out, estimates themselves are held against the limits, which
+    is a coin toss where one just keeps them."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.weights and self.orientation is not None:
+            raise ValueError("takes weights or an orientation, not both")
+        return self
+
+    @property
+    def goals(self) -> dict[Goal, float]:
+        """What counts, with its weight."""
+        weights: dict[Orientation, dict[Goal, float]] = {
+            "latency": {"tpot": 3.0, "ttft": 1.0, "cost": 1.0},
+            "balanced": {"tpot": 1.0, "cost": 1.0},
+            "throughput": {"cost": 3.0, "tpot": 1.0},
+        }
+        if self.orientation:
+            return weights[self.orientation]
+        return self.weights or {self.optimize: 1.0}

@@ -1,0 +1,233 @@
+"""Requests to be served: lengths, arrivals, drafts, media."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from recipe_core.base.described import DESCRIBED
+from recipe_core.base.errors import InputError
+from recipe_core.base.texts import Name
+from recipe_core.base.types import Count, Positive, Share, Spread, Task, Tokens
+from recipe_core.request.over_time import OverTime
+from recipe_core.request.reuse import PrefixReuse, check_curve
+
+
+class Speculative(BaseModel):
+    """Speculative decoding: tokens are drafted, then verified in one step."""
+
+    model_config = DESCRIBED
+
+    tokens: Annotated[int, Field(ge=1, le=16)]
+    """Tokens drafted per step."""
+
+    acceptance: Share
+    """Probability (0 to below 1) that a drafted token is accepted, given that those before it
+    were."""
+
+    method: Literal["mtp", "eagle", "ngram"] | None = None
+    """How drafts are made: ``mtp`` by the model's own draft layers, ``eagle`` by one extra layer of
+    the model's shape, ``ngram`` looked up in the prompt. Left out: ``mtp`` where the model has
+    draft layers, else ``eagle``."""
+
+    model: Name | None = None
+    """Checkpoint of an ``eagle`` draft. An estimate does without; a launch needs it."""
+
+
+class MediaItems(BaseModel):
+    """Images, or pieces of sound, in every prompt besides its text."""
+
+    model_config = DESCRIBED
+
+    per_request: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Items in a prompt, on average."""
+
+    tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
+    """Tokens of the prompt that an item becomes."""
+
+
+MEDIA: dict[str, Literal["image", "audio"]] = {"images": "image", "audio": "audio"}
+"""Fields of a workload that put images or sound into prompts, and what the model must read."""
+
+POOLED: tuple[Task, ...] = ("embed", "score")
+"""Tasks of which a result is pooled from a prompt: nothing is decoded."""
+
+LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
+"""The field of a workload that says the load, by its mode."""
+
+
+class ServingWorkload(BaseModel):
+    """Requests to be served: how long they are and how they arrive."""
+
+    model_config = DESCRIBED
+
+    kind: Literal["serving"] = "serving"
+    """Kind of workload: ``serving``, also where it is left out, or ``training``."""
+
+    task: Task | None = None
+    """What a request asks for: ``generate`` a text, ``embed`` a text as a vector, or ``score`` a
+    text or a pair of them (rerankers). A vector or a score comes with the prompt: there are no
+    output tokens. Left out, what the model is made for."""
+
+    mode: Literal["closed", "open", "static", "offline"] = "closed"
+    """How requests arrive: ``closed`` keeps ``concurrency`` in flight, ``open`` sends
+    ``request_rate`` per second, ``static`` runs one ``batch`` of exact lengths, ``offline`` queues
+    ``requests`` at once. Each takes its own load field and refuses the others."""
+
+    input_tokens: Tokens = 1024
+    """Mean length of a prompt, in tokens; of its text, where it also holds images or sound."""
+
+    output_tokens: Tokens = 256
+    """Mean length of an answer, in tokens; 1 where ``task`` is ``embed`` or ``score``."""
+
+    input_spread: Spread | None = None
+    """Spread of prompt lengths as a share of the mean: 0.2 draws them uniformly from 0.8 to 1.2 of
+    it, 0 makes them exact. It shapes percentiles and the longest request. Left out, percentiles
+    are simulated with 0.1. Not for ``mode: static``."""
+
+    output_spread: Spread | None = None
+    """Spread of answer lengths as a share of the mean, as ``input_spread`` for prompts."""
+
+    concurrency: Count | None = None
+    """Requests in flight; needed by ``mode: closed``, and only there. May be left out where
+    ``objective.limits`` bounds a time (``ttft_ms``, ``tpot_ms``, ``request_latency_ms``) and
+    throughput, cost or energy counts: then every split is judged at its best load within the
+    limits."""
+
+    request_rate: Positive | None = None
+    """Arrivals in requests per second; needed by ``mode: open``, and only there."""
+
+    batch: Count | None = None
+    """Requests in the batch; needed by ``mode: static``, and only there."""
+
+    requests: Count | None = None
+    """Requests queued at the start; needed by ``mode: offline``, and only there."""
+
+    max_context: Tokens | None = None
+    """Longest request that the engine must accept, prompt and answer together, in tokens; left out,
+    the workload's longest request, rounded up to a multiple of 1,024 tokens as far as the model's
+    context allows."""
+
+    prefix_hit: Share = 0.0
+    """Share of a prompt's tokens found in the prefix cache, 0 to below 1."""
+
+    prefix_reuse: Annotated[tuple[PrefixReuse, ...], Field(max_length=256)] = ()
+    """What share would be found in caches of several sizes, as a trace shows it; every split then
+    has the share of its own cache. Instead of ``prefix_hit``."""
+
+    prefix_affinity: bool = False
+    """Whether requests that share a prefix reach the same replica (a gateway that routes by prefix,
+    or sessions that stick), so that the caches of replicas add up; for ``prefix_reuse``."""
+
+    over_time: OverTime | None = None
+    """How the load changes over hours, weeks and months, for ``recipe simulate``; a plan is made
+    for one load and does not depend on it."""
+
+    speculative: Speculative | None = None
+    """Speculative decoding; left out, tokens are decoded one at a time."""
+
+    images: MediaItems | None = None
+    """Images in every prompt, for models that read them: their tokens come on top of
+    ``input_tokens``, and encoding them delays the first token. Left out, prompts are text."""
+
+    audio: MediaItems | None = None
+    """Sound in every prompt, as ``images``."""
+
+    modalities: tuple[Literal["image", "audio"], ...] | None = None
+    """What the engine reads besides text (``image`` includes video): the towers of the rest are not
+    loaded, with ``[]`` none is. Left out, all that the model has."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_result(cls, value: Any) -> Any:
+        """A vector or a score counts as one token of output."""
+        if isinstance(value, Mapping) and value.get("task") in POOLED:
+            return {"output_tokens": 1, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _task_has_no_answer(self) -> Self:
+        if not self.pooled:
+            return self
+        stated = {
+            "output_tokens": self.output_tokens != 1,
+            "output_spread": bool(self.output_spread),
+            "speculative": self.speculative is not None,
+        }
+        extra = ", ".join(name for name, is_stated in stated.items() if is_stated)
+        if extra:
+            raise ValueError(f"task {self.task} has no output tokens; leave {extra} out")
+        return self
+
+    @model_validator(mode="after")
+    def _load_fits_mode(self) -> Self:
+        needed = LOADS[self.mode]
+        if getattr(self, needed) is None and self.mode != "closed":  # a closed loop's is searched
+            raise ValueError(f"mode {self.mode} needs {needed}")
+        loads = sorted(set(LOADS.values()) - {needed})
+        extra = ", ".join(name for name in loads if getattr(self, name) is not None)
+        if extra:
+            remedy = "leave it out or change the mode"
+            raise ValueError(f"mode {self.mode} takes {needed}, not {extra}; {remedy}")
+        if self.mode == "static" and (self.input_spread or self.output_spread):
+            remedy = "leave input_spread and output_spread out or change the mode"
+            raise ValueError(f"mode static has exact lengths; {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_reuse(self) -> Self:
+        if self.prefix_reuse and self.prefix_hit:
+            raise InputError(
+                f"is given beside prefix_hit {self.prefix_hit:g}, which it replaces.",
+                field="workload.prefix_reuse",
+                hint="Leave one of them out.",
+            )
+        if self.prefix_affinity and not self.prefix_reuse:
+            raise ValueError(
+                "prefix_affinity needs prefix_reuse: what caches of several sizes hold"
+            )
+        check_curve(self.prefix_reuse)
+        return self
+
+    @model_validator(mode="after")
+    def _context_holds_requests(self) -> Self:
+        if self.max_context is not None and self.max_context < self.longest_tokens:
+            spread = " at their longest" if self.input_spread or self.output_spread else ""
+            media = " + images and audio" if self.media_tokens else ""
+            needed = f"input_tokens + output_tokens{media} = {self.longest_tokens}{spread}"
+            raise ValueError(f"max_context {self.max_context} is shorter than {needed}")
+        return self
+
+    @property
+    def pooled(self) -> bool:
+        """Whether requests end with their prompt: ``task`` is ``embed`` or ``score``."""
+        return self.task in POOLED
+
+    def as_task(self, task: Task) -> ServingWorkload:
+        """The same requests for another task; a vector or a score has no output tokens."""
+        if task not in POOLED:
+            return self.model_copy(update={"task": task})
+        none = {"output_tokens": 1, "output_spread": None, "speculative": None}
+        return self.model_copy(update={"task": task, **none})
+
+    @property
+    def media_tokens(self) -> int:
+        """Tokens of a prompt's images and sound, on average, rounded up."""
+        items = (part for part in (self.images, self.audio) if part is not None)
+        return math.ceil(sum(part.per_request * part.tokens for part in items))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Mean length of a whole prompt: its text, images and sound."""
+        return self.input_tokens + self.media_tokens
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest request that the stated lengths and spreads allow."""
+        answer = (0 if self.pooled else self.output_tokens, self.output_spread)
+        lengths = ((self.input_tokens, self.input_spread), answer)
+        text = sum(round(mean * (1 + (spread or 0.0))) for mean, spread in lengths)
+        return text + self.media_tokens

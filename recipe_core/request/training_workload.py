@@ -1,0 +1,362 @@
+"""A training run: what is trained, on how much, in which steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+
+from recipe_core.base.described import DESCRIBED
+from recipe_core.base.errors import InputError
+from recipe_core.base.types import Count, Degree, Positive, Text, Tokens
+from recipe_core.request.phases import Evaluation, Phases
+
+
+class Loading(BaseModel):
+    """How training data reaches the devices."""
+
+    model_config = DESCRIBED
+
+    workers: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Loader processes per replica."""
+
+    tokens_per_s_per_worker: Positive | None = None
+    """Tokens per second that one loader process prepares; left out, 2 million, which assumes data
+    that is tokenized beforehand."""
+
+    read_bytes_per_s: Positive | None = None
+    """Rate of the storage that holds the data, in bytes per second for all readers together; left
+    out, that of ``storage``; without either it does not limit."""
+
+    bytes_per_token: Positive = 4.0
+    """Size of the stored data, in bytes per token."""
+
+    prefetch: Annotated[int, Field(ge=0, le=1024)] = 2
+    """Batches prepared ahead; with 0 every step waits for its own."""
+
+
+REINFORCED = ("grpo", "ppo")
+"""Methods that learn from answers which the model gives while it is trained."""
+
+
+class Rollout(BaseModel):
+    """How answers are sampled in every step of reinforcement learning, and scored."""
+
+    model_config = DESCRIBED
+
+    prompts: Count
+    """Prompts of a step."""
+
+    samples: Count = 8
+    """Answers sampled for each prompt."""
+
+    prompt_tokens: Tokens = 512
+    """Mean length of a prompt, in tokens."""
+
+    response_tokens: Tokens
+    """Mean length of an answer, in tokens."""
+
+    max_prompt_tokens: Tokens | None = None
+    """Longest prompt that is kept, in tokens; left out, twice the mean."""
+
+    max_response_tokens: Tokens | None = None
+    """Longest answer, at which sampling stops, in tokens; left out, twice the mean."""
+
+    placement: Literal["colocated", "apart"] = "colocated"
+    """Where answers are sampled: on the devices that train, which wait meanwhile (``colocated``),
+    or on ``devices`` of their own, one step ahead of the training (``apart``)."""
+
+    devices: Count | None = None
+    """Devices of the cluster that only sample; needed by ``placement: apart``, and only there."""
+
+    engine: Text = "vllm"
+    """Serving engine that samples, by name."""
+
+    tp: Degree | None = None
+    """Tensor-parallel ranks of a copy of the engine; left out, the fastest that fits."""
+
+    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of a device's memory that the engine takes, above 0 up to 1; left out, its default, or
+    what the states of the training leave of it."""
+
+    offload: bool | None = None
+    """Whether states of the training and frozen models wait in the host's memory while they are
+    not used, so that what works has the device; left out, only where all does not fit."""
+
+    epochs: Annotated[int, Field(ge=1, le=64)] = 1
+    """Times that the answers of a step are trained on."""
+
+    reference: bool = True
+    """Whether a frozen copy of the model scores every answer (for the KL divergence)."""
+
+    old_log_probs: bool = True
+    """Whether the model scores its own answers again before they are trained on, as its engine's
+    numbers are not exact enough."""
+
+    reward: Literal["rule", "model"] = "rule"
+    """What rewards an answer: a program (``rule``), or a frozen model of the size of the trained
+    one (``model``)."""
+
+    reward_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+    """Time that a step waits for rewards besides such a model, in seconds."""
+
+    @model_validator(mode="after")
+    def _devices_fit_placement(self) -> Self:
+        if self.placement == "apart" and self.devices is None:
+            raise ValueError("placement apart needs devices: how many only sample")
+        if self.placement == "colocated" and self.devices is not None:
+            raise ValueError(
+                f"placement colocated samples on all devices; leave devices {self.devices} out or "
+                "set placement: apart"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _longest_is_longest(self) -> Self:
+        for name in ("prompt", "response"):
+            longest, mean = getattr(self, f"max_{name}_tokens"), getattr(self, f"{name}_tokens")
+            if longest is not None and longest < mean:
+                raise ValueError(
+                    f"max_{name}_tokens {longest} is shorter than the mean, {name}_tokens {mean}; "
+                    "raise it"
+                )
+        return self
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.max_prompt_tokens or 2 * self.prompt_tokens
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens at which sampling stops."""
+        return self.max_response_tokens or 2 * self.response_tokens
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest prompt with the longest answer."""
+        return self.longest_prompt + self.longest_response
+
+    @property
+    def sequences(self) -> int:
+        """Answers of a step."""
+        return self.prompts * self.samples
+
+    @property
+    def mean_tokens(self) -> int:
+        """Tokens of a mean prompt with a mean answer."""
+        return self.prompt_tokens + self.response_tokens
+
+
+class TrainingWorkload(BaseModel):
+    """A training run: what is trained, on how much, in which steps."""
+
+    model_config = DESCRIBED
+
+    kind: Literal["training"]
+    """Kind of workload: ``serving``, also where it is left out, or ``training``."""
+
+    method: Literal["pretrain", "finetune", "lora", "qlora", "dpo", "grpo", "ppo"] = "pretrain"
+    """What is trained: all weights (``pretrain``, ``finetune``), adapters on a frozen model
+    (``lora``; ``qlora`` keeps the model in 4 bits), all weights against a frozen copy of the
+    model (``dpo``, where both answers of a pair count in the batch), or all weights by rewards of
+    the model's own answers (``grpo``, and ``ppo`` with a critic; both need ``rollout``)."""
+
+    rollout: Rollout | None = None
+    """How answers are sampled and scored; needed by ``method: grpo`` and ``ppo``, and only there.
+    ``sequence_length`` is then the longest prompt with its answer, ``global_batch`` the answers of
+    an optimizer step, ``tokens`` those of prompts and answers trained on; the first two may be left
+    out."""
+
+    sequence_length: Tokens
+    """Length of a training sequence, in tokens."""
+
+    global_batch: Count
+    """Sequences per optimizer step, over all devices."""
+
+    tokens: Positive | None = None
+    """Token budget of the whole run, in tokens; left out, that of ``phases``; without any, only a
+    step is estimated, not the time and cost of a run."""
+
+    phases: Phases | None = None
+    """Parts of the run with another batch, sequence length or context parallelism, in order: a ramp
+    of the batch, a long context at the end. Their tokens add up to ``tokens``. The figures of a
+    step are those of ``sequence_length`` and ``global_batch``; time and cost are of all phases, and
+    a split has to run in each. Left out, the whole run is alike."""
+
+    evaluation: Evaluation | None = None
+    """Evaluations on held-out tokens during the run; left out, none."""
+
+    data_format: Literal["text", "chat", "preference"] | None = None
+    """What the data holds: running ``text``, conversations of which only the answers are learnt
+    (``chat``), or prompts with a better and a worse answer (``preference``, of ``dpo``). Left out,
+    what the framework's launch trains on."""
+
+    document_tokens: Tokens | None = None
+    """Mean length of the documents that fill the sequences, in tokens; left out, a document is as
+    long as a sequence."""
+
+    packed: bool = True
+    """Whether documents share a sequence, with attention ending where they end; otherwise a
+    sequence is one document and padding."""
+
+    gradient_dtype: Literal["fp32", "bf16"] | None = None
+    """Number format in which gradients are kept and reduced; left out, the framework's own."""
+
+    state_dtype: Literal["fp32", "bf16"] | None = None
+    """Number format of weights, gradients and optimizer states: ``bf16`` keeps all of them in 16
+    bits, without a copy in fp32 (8 bytes a parameter with AdamW); left out, or ``fp32``, they are
+    mixed as the framework keeps them."""
+
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
+    """Optimizer; it decides the bytes of state per trained parameter."""
+
+    attention: Literal["flash", "eager"] = "flash"
+    """Attention kernel: ``eager`` keeps the scores in memory, ``flash`` does not."""
+
+    fused_loss: bool | None = None
+    """Whether logits are made piece by piece, so that they are never whole in memory; left out,
+    only where they do not fit otherwise and the framework can."""
+
+    lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapters of ``lora`` and ``qlora``."""
+
+    lora_targets: Literal["attention", "mlp", "all"] = "all"
+    """Matrices that get adapters: those of attention, those of feed-forward blocks (of experts only
+    the shared ones), or both."""
+
+    lora_alpha: Positive | None = None
+    """Scale of the adapters, whose output is multiplied by alpha / rank; left out, twice the
+    rank."""
+
+    device_mtbf_hours: Positive | None = None
+    """Mean time between failures of one device, in hours, each of which takes its node away; left
+    out, what published fleets of the device's architecture saw, 50,660 hours on Hopper in nodes of
+    8, and 37 % of the failures take a node away, the others a restart."""
+
+    storage: Text | None = None
+    """Storage that holds the data and takes the checkpoints, by the name of its tier; left out,
+    ``storage_bytes_per_s`` (not together with it), else the disk that the device's profile
+    measured, if it did. ``loading.read_bytes_per_s`` comes before it."""
+
+    storage_bytes_per_s: Positive | None = None
+    """Rate at which all nodes together write a checkpoint, in bytes per second; left out, that of
+    ``storage``, else 0.98 GB/s per node."""
+
+    storage_usd_per_gb_month: Positive | None = None
+    """Price of the storage for checkpoints, in US dollars per GB and month; left out, it is not
+    part of the cost."""
+
+    restart_s: Positive | None = None
+    """Time from a failure until training runs again on working nodes, in seconds; left out, 600,
+    and with ``storage`` the time to read a checkpoint besides."""
+
+    repair_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Time until a failed node is back, in seconds; 0 where another is always at hand. With
+    ``spare_nodes`` 0 stands for one day."""
+
+    spare_nodes: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Nodes that stand by, besides those of ``hardware``, paid for like them: a failed node is
+    replaced by one with a restart. A failure waits for a repair only when all spares are used up.
+    Left out, none."""
+
+    slow_node_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the nodes that are slower than the others by a tenth and stay in the run; each step
+    waits for the slowest. Left out, none: they are found and replaced. MegaScale found 0.005."""
+
+    min_nodes: Count | None = None
+    """Fewest nodes with which an elastic run goes on after a failure; left out, the run waits for
+    the repair."""
+
+    checkpoints: Literal["synchronous", "asynchronous"] = "synchronous"
+    """How long training waits for a checkpoint: until it is written (``synchronous``), or only
+    until it is copied to the host's memory (``asynchronous``)."""
+
+    checkpoint_interval_s: Positive | None = None
+    """Time between checkpoints, in seconds; left out, the interval that loses least (Young)."""
+
+    kept_checkpoints: Annotated[int, Field(ge=1, le=10_000)] = 2
+    """Checkpoints that stay on storage."""
+
+    loading: Loading | None = None
+    """How data reaches the devices; left out, as its fields say."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _phases_have_the_tokens(cls, value: Any) -> Any:
+        """Without ``tokens``, those of all phases."""
+        if not isinstance(value, Mapping) or value.get("tokens") is not None:
+            return value
+        try:
+            phases = TypeAdapter(Phases).validate_python(value.get("phases"))
+        except ValidationError:  # none, or the field's own error says more
+            return value
+        return {**value, "tokens": sum(phase.tokens for phase in phases)}
+
+    @model_validator(mode="after")
+    def _one_budget_and_storage(self) -> Self:
+        phased = sum(phase.tokens for phase in self.phases or ())
+        if self.phases and not math.isclose(phased, self.tokens or 0.0, rel_tol=1e-6):
+            raise InputError(
+                f"add up to {phased:,.0f} tokens, not to workload.tokens, {self.tokens:,.0f}.",
+                field="workload.phases",
+                hint="Leave workload.tokens out, or correct one of them.",
+            )
+        if self.storage is not None and self.storage_bytes_per_s is not None:
+            raise InputError(
+                f"is given beside the storage tier {self.storage}, which has a rate of its own.",
+                field="workload.storage_bytes_per_s",
+                hint="Leave one of them out.",
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_of_rollout(cls, value: Any) -> Any:
+        """Without them a step is one optimizer step on all answers, at their longest."""
+        rollout = value.get("rollout") if isinstance(value, Mapping) else None
+        if rollout is None:
+            return value
+        try:
+            sampled = Rollout.model_validate(rollout)
+        except ValidationError:
+            return value  # said once, of the field itself
+        sizes = {
+            "sequence_length": sampled.longest_tokens,
+            "global_batch": sampled.sequences,
+        }
+        return {**sizes, **value}
+
+    @model_validator(mode="after")
+    def _rollout_fits_method(self) -> Self:
+        if self.method not in REINFORCED:
+            if self.rollout is not None:
+                raise ValueError(
+                    f"method {self.method} samples no answers; leave rollout out or use grpo or ppo"
+                )
+            return self
+        if self.rollout is None:
+            raise ValueError(
+                f"method {self.method} needs rollout: prompts and response_tokens of a step"
+            )
+        sampled, batch = self.rollout, self.global_batch
+        if sampled.longest_tokens > self.sequence_length:
+            raise ValueError(
+                f"sequence_length {self.sequence_length} is shorter than max_prompt_tokens + "
+                f"max_response_tokens = {sampled.longest_tokens}; leave it out"
+            )
+        if sampled.sequences % batch:
+            raise ValueError(
+                f"prompts × samples = {sampled.sequences} answers are not divisible by "
+                f"global_batch {batch}; leave it out or use a divisor"
+            )
+        alike = {"document_tokens": self.document_tokens, "phases": self.phases}
+        stated = [name for name, value in {**alike, "evaluation": self.evaluation}.items() if value]
+        if stated:
+            raise ValueError(
+                f"method {self.method} trains on the lengths of rollout; leave "
+                f"{' and '.join(stated)} out"
+            )
+        return self
