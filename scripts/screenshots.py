@@ -39,7 +39,7 @@ SIZE = (
     "&objective.limits.ttft_ms=2000"
 )
 OVER_TIME = (
-    f"{SIZE}&workload.over_time.shape=azure-conversation&workload.over_time.mean_rate=8"
+    f"{SIZE}&workload.over_time.shape=azure-conversation&workload.over_time.mean_rate=60"
     "&workload.over_time.days=7"
 )
 KEPT = (
@@ -151,6 +151,7 @@ def whole(page: Page, width: int) -> None:
     """Make the window as high as the page, which scrolls in a container of its own."""
     height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
     page.set_viewport_size({"width": width, "height": max(700, min(int(height), 4500))})
+    page.evaluate("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")
     page.wait_for_timeout(900)
 
 

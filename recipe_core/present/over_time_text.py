@@ -171,12 +171,12 @@ def long_duration(seconds: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """A share in percent with the digits that tell it from all, never rounded up: ``99.95 %``."""
+    """A share in percent, never rounded up, with two digits of what it lacks: ``99.95 %``."""
     missing = 1 - share
     if missing <= 0:
         return "100 %"
     decimals = 1
-    while missing < 0.5 / 10**decimals and decimals < LEAST_DECIMALS:
+    while missing * 10**decimals < 0.0999 and decimals < LEAST_DECIMALS:
         decimals += 1
     scale = 10**decimals
     return (

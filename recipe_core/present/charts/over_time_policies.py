@@ -15,6 +15,8 @@ from recipe_core.present.over_time_text import share_text
 Json = Mapping[str, Any]
 LEAST_MISSED = 1e-4
 """Share of requests beyond the limits below which policies are drawn alike."""
+DRAWN_PX, LETTER_PX, LINE_PX = (400, 300), 7.5, 18
+"""A plot in a column of the page, and letters of names in it, for names that do not touch."""
 MISSED = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
 
 
@@ -107,6 +109,12 @@ def cost_against_share(answer: Json, chosen: str = "", *, dark: bool = False) ->
     from 90 %.
     """
     colours, amount = palette(dark), amount_of(answer)
+    every = [*answer["policies"], *answer["bounds"].values()]
+    amounts = [float(one[amount]) for one in every]
+    low, high = 0.9 * min(amounts), 1.1 * max(amounts)
+    wanted = missed(answer["attainment_wanted"])
+    ends = _share_ends([wanted, *(missed(_value(one)) for one in every)])
+    places = _label_places(every, chosen, amount, ends, (low, high))
     figure = go.Figure()
     groups = [
         ("Keeps the limits", [one for one in answer["policies"] if one["meets"]], 0),
@@ -122,8 +130,8 @@ def cost_against_share(answer: Json, chosen: str = "", *, dark: bool = False) ->
             y=[policy[amount] for policy in some],
             mode="markers+text",
             name=label,
-            text=[_name(policy, chosen) for policy in some],
-            textposition=[_place(policy, some, amount) for policy in some],
+            text=[_name(one, chosen) if one["name"] in places else "" for one in some],
+            textposition=[places.get(one["name"], "top center") for one in some],
             textfont={"color": colours.ink},
             cliponaxis=False,
             marker={
@@ -132,10 +140,9 @@ def cost_against_share(answer: Json, chosen: str = "", *, dark: bool = False) ->
                 "size": [16 if policy["name"] == chosen else 11 for policy in some],
             },
             error_x=_band(some, colour),
-            customdata=[[view.facts(policy)] for policy in some],
-            hovertemplate="%{text}<br>%{customdata[0]}<extra></extra>",
+            customdata=[[_name(one, chosen), view.facts(one)] for one in some],
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
         )
-    wanted = missed(answer["attainment_wanted"])
     figure.add_vline(
         x=wanted,
         line={"dash": "dash", "color": colours.alarm, "width": 2},
@@ -150,11 +157,9 @@ def cost_against_share(answer: Json, chosen: str = "", *, dark: bool = False) ->
         text=f"wanted {share_text(answer['attainment_wanted'])} ",
         font={"color": colours.alarm},
     )
-    every = [*answer["policies"], *answer["bounds"].values()]
-    _share_axis(figure, [wanted, *(missed(one["attainment"]["value"]) for one in every)])
+    _share_axis(figure, ends)
     figure.update_layout(height=420, hovermode="closest", showlegend=True, **FRAME)
-    most = max(float(one[amount]) for one in every)
-    figure.update_yaxes(title=axis_of(answer), range=[0, most * 1.15], zeroline=False)
+    figure.update_yaxes(title=axis_of(answer), range=[low, high], zeroline=False)
     return figure
 
 
@@ -163,10 +168,30 @@ def missed(share: float) -> float:
     return max(1.0 - share, LEAST_MISSED)
 
 
-def _place(policy: Json, some: list[Json], amount: str) -> str:
-    """Where a name stands beside its mark: every other one below, so that they do not touch."""
-    ordered = sorted(some, key=lambda one: float(one[amount]))
-    return ("top center", "bottom center")[ordered.index(policy) % 2]
+def _label_places(
+    every: list[Json], chosen: str, amount: str, ends: tuple[float, float], costs: tuple[float, ...]
+) -> dict[str, str]:
+    """Where names stand beside their marks, by policy: the chosen one's first, then the cheapest.
+
+    A name that finds no room above or below its mark is left to the mark's hover text.
+    """
+    ordered = sorted(every, key=lambda one: (one["name"] != chosen, float(one[amount])))
+    across, up = (math.log(ends[1] / ends[0]), costs[1] - costs[0])
+    taken: list[tuple[float, float, float]] = []
+    places = {}
+    for one in ordered:
+        x = math.log(ends[1] / missed(_value(one))) / across * DRAWN_PX[0]
+        y = (float(one[amount]) - costs[0]) / up * DRAWN_PX[1]
+        half = LETTER_PX * len(view.title(one["name"])) / 2
+        for place, above in (("top center", LINE_PX), ("bottom center", -LINE_PX)):
+            if all(
+                abs(x - other_x) > half + other_half or abs(y + above - other_y) > LINE_PX
+                for other_x, other_y, other_half in taken
+            ):
+                taken.append((x, y + above, half))
+                places[one["name"]] = place
+                break
+    return places
 
 
 def _band(some: list[Json], colour: str) -> dict[str, Any]:
@@ -184,9 +209,14 @@ def _value(policy: Json) -> float:
     return float(policy["attainment"]["value"])
 
 
-def _share_axis(figure: go.Figure, shown: list[float]) -> None:
+def _share_ends(shown: list[float]) -> tuple[float, float]:
+    """Least and most of what is missed on the axis."""
+    return min(shown) / 2.0, min(max(shown) * 2.5, 1.0)
+
+
+def _share_axis(figure: go.Figure, ends: tuple[float, float]) -> None:
     """An axis of shares within the limits by the logarithm of what is missed, more to the right."""
-    low, high = min(shown) / 2.0, min(max(shown) * 2.5, 1.0)
+    low, high = ends
     ticks = [tick for tick in MISSED if low <= tick <= high]
     figure.update_xaxes(
         title="Requests within the limits",
