@@ -66,11 +66,12 @@ def emulated(precision: str, device: torch.device) -> bool:
 
     Such runs are calculated in fp32, tens of times faster; what they store keeps its format.
     """
-    return (
-        precision == "bf16"
-        and device.type == "cpu"
-        and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    if precision != "bf16" or device.type != "cpu":
+        return False
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    native: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return not native
 
 
 def gathered_units(part: Part, *, reshard: bool) -> Iterator[tuple[list[nn.Module], bool]]:

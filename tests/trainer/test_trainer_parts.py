@@ -23,7 +23,7 @@ from recipe_core.trainer.mesh import degrees
 from recipe_core.trainer.metrics import Metrics, Row, prometheus, read_rows
 from recipe_core.trainer.model import Part, build, chunk_layers, read_config
 from recipe_core.trainer.optimizer import LossScale, learning_rate
-from recipe_core.trainer.parallel import gathered_units
+from recipe_core.trainer.parallel import emulated, gathered_units
 from recipe_core.trainer.settings import Batch, Optimizer, Split, load_settings
 from recipe_core.trainer.shards import write_shards
 from recipe_core.trainer.tokens import documents
@@ -148,6 +148,22 @@ def test_adapters_are_as_many_as_are_estimated_and_weights_are_in_16_bits(
     assert {parameter.dtype for _, parameter in part.named() if not parameter.requires_grad} == {
         torch.bfloat16
     }
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_only_bf16_on_a_processor_without_its_products_is_emulated(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    processor, other = torch.device("cpu"), torch.device("meta")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert emulated("bf16", processor) is not native
+    assert not any(emulated(precision, processor) for precision in ("fp16", "fp32"))
+    assert not emulated("bf16", other)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not emulated("bf16", processor)  # nothing is known
 
 
 def token_file(folder: Path, count: int) -> Path:
