@@ -3,8 +3,9 @@
     python scripts/forecast_table.py RATES.csv
 
 ``RATES.csv`` has the columns model, t_s and rate_rps, one row for ten minutes (ServeGen's weeks).
-The published weeks of the package are taken too: three of them in steps of three minutes with 10 %
-of noise. Each predictor sees all but the last week and is then asked before every value.
+The published weeks of the package are taken too: each three times in a row, in steps of three
+minutes with 10 % of noise. Each predictor sees all but the last week and is then asked before
+every value.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def row(name: str, series: Float, step_s: int, ahead: tuple[int, ...], *, weekly
     for kind, season in kinds:
         shares = errors(series, kind, season, week, ahead)
         cells.append(" / ".join(f"{share:.0%}" for share in shares))
-    hours = " / ".join(f"{steps * step_s // 60} min" for steps in ahead)
-    print("|", " | ".join((name, hours, *cells)), "|", flush=True)
+    minutes = " / ".join(f"{steps * step_s // 60} min" for steps in ahead)
+    print("|", " | ".join((name, minutes, *cells)), "|", flush=True)
 
 
 def main(path: str) -> None:

@@ -106,6 +106,15 @@ def test_a_share_is_drawn_by_what_is_missed() -> None:
     assert keeps.marker.size[0] > keeps.marker.size[1]
 
 
+def test_names_that_find_no_room_are_left_to_the_hover() -> None:
+    crowd = [{**KEDA, "name": name} for name in ("keda", "kpa", "hpa", "skyserve")]
+    points = charts.cost_against_share(answer(policies=crowd), "skyserve").data[0]
+    named = dict(zip(points.text, points.textposition, strict=True))
+    named.pop("")
+    assert named == {"<b>SkyServe</b>": "top center", "KEDA": "bottom center"}
+    assert {names[0] for names in points.customdata} >= {"Kubernetes HPA", "Knative KPA"}
+
+
 def test_without_a_price_policies_are_compared_by_hours() -> None:
     found = without_price(answer())
     assert charts.policy_costs(found).layout.xaxis.title.text == "GPU-hours"
@@ -154,7 +163,14 @@ def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(1.0, "100 %"), (0.99, "99 %"), (0.9934, "99.34 %"), (0.9999, "99.99 %"), (0.5, "50 %")],
+    [
+        (1.0, "100 %"),
+        (0.99, "99 %"),
+        (0.9934, "99.34 %"),
+        (0.99861, "99.86 %"),
+        (0.9999, "99.99 %"),
+        (0.5, "50 %"),
+    ],
 )
 def test_a_share_below_all_never_reads_as_all(share: float, text: str) -> None:
     assert view.share_text(share) == text

@@ -176,7 +176,7 @@ def share_text(share: float) -> str:
     if missing <= 0:
         return "100 %"
     decimals = 1
-    while missing * 10**decimals < 0.0999 and decimals < LEAST_DECIMALS:
+    while missing * 10**decimals < 0.1 - 1e-9 and decimals < LEAST_DECIMALS:
         decimals += 1
     scale = 10**decimals
     return (

@@ -15,8 +15,8 @@ from recipe_core.present.over_time_text import share_text
 Json = Mapping[str, Any]
 LEAST_MISSED = 1e-4
 """Share of requests beyond the limits below which policies are drawn alike."""
-DRAWN_PX, LETTER_PX, LINE_PX = (400, 300), 7.5, 18
-"""A plot in a column of the page, and letters of names in it, for names that do not touch."""
+DRAWN_PX, LETTER_PX, LINE_PX = (280, 300), 7.5, 18
+"""A plot on a narrow page, and letters of names in it, for names that do not touch."""
 MISSED = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
 
 
@@ -169,7 +169,11 @@ def missed(share: float) -> float:
 
 
 def _label_places(
-    every: list[Json], chosen: str, amount: str, ends: tuple[float, float], costs: tuple[float, ...]
+    every: list[Json],
+    chosen: str,
+    amount: str,
+    ends: tuple[float, float],
+    costs: tuple[float, float],
 ) -> dict[str, str]:
     """Where names stand beside their marks, by policy: the chosen one's first, then the cheapest.
 
