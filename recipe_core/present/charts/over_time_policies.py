@@ -149,12 +149,12 @@ def cost_against_share(answer: Json, chosen: str = "", *, dark: bool = False) ->
     )
     figure.add_annotation(  # one of ``add_vline`` takes no logarithm of its place
         x=math.log10(wanted),
-        xanchor="right",
+        xanchor="left",
         y=1,
         yref="paper",
         yanchor="top",
         showarrow=False,
-        text=f"wanted {share_text(answer['attainment_wanted'])} ",
+        text=f" wanted {share_text(answer['attainment_wanted'])}",
         font={"color": colours.alarm},
     )
     _share_axis(figure, ends)
