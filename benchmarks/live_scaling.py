@@ -57,6 +57,8 @@ COUNTER = 'haproxy_backend_sessions_total{proxy="replicas"}'
 LIMIT = 5.0
 """Longest a request may take, in service times of one alone."""
 SHORTEST_S, LONGEST_S = 60.0, 900.0
+PATIENCE_S = 300.0
+"""Longest wait for the rule to end what it ordered, after the last answer."""
 PROBES = 12
 
 
@@ -101,12 +103,14 @@ def day_of(rate_per_s: float, span_s: float) -> Load:
 
 
 def live(fleet: LiveFleet, trace: Trace, controller: Controller, look_s: float) -> list[Sample]:
-    """Send the trace's requests while the rule orders and ends replicas."""
+    """Send the requests while the rule orders and ends replicas, until it has ended them."""
     samples: list[Sample] = []
     with send(fleet, trace.arrival_s, OUTPUT_TOKENS) as clients:
-        next_look_s = 0.0
-        while not clients.done:
+        next_look_s, last_s = 0.0, float("inf")
+        while not clients.done or (there(samples[-1]) > 1 and clients.seconds < last_s):
             now_s = clients.seconds
+            if clients.done and np.isinf(last_s):
+                last_s = now_s + PATIENCE_S
             fleet.settle()
             sample = fleet.sample(now_s)
             if now_s >= next_look_s:
@@ -116,6 +120,11 @@ def live(fleet: LiveFleet, trace: Trace, controller: Controller, look_s: float) 
             time.sleep(0.25)
     fleet.answers.extend(clients.answers)
     return samples
+
+
+def there(sample: Sample) -> int:
+    """Replicas that are paid: ready, starting or finishing their last requests."""
+    return sample.ready + sample.starting + sample.draining
 
 
 def signals(sample: Sample) -> Signals:
@@ -196,11 +205,11 @@ def summary(
 ) -> dict[str, Any]:
     """Measured beside simulated: attainment, replicas, what was paid."""
     at_s = np.array([sample.at_s for sample in samples])
-    ordered = np.array([sample.ready + sample.starting + sample.draining for sample in samples])
+    ordered = np.array([there(sample) for sample in samples])
     kept = float(np.mean([answer.latency_s <= limit_s for answer in answers]))
     series = simulated.series
     times = np.arange(len(series.ready)) * series.interval_s
-    there = np.interp(times, at_s, ordered)
+    paid = np.interp(times, at_s, ordered)
     model = series.ready + series.starting
     return {
         "scaling": scaling.to_json(),
@@ -211,7 +220,7 @@ def summary(
         "failed": sum(not answer.ok for answer in answers),
         "measured": {
             "attainment": kept,
-            "replica_s": float(np.trapezoid(there, times)),
+            "replica_s": float(np.trapezoid(paid, times)),
             "most": int(ordered.max()),
             "last": int(ordered[-1]),
             "timeline": [(round(s.at_s, 1), s.ready, s.starting, s.wanted) for s in samples[::8]],
@@ -225,7 +234,7 @@ def summary(
                 for t, r, s in zip(times[::5], series.ready[::5], series.starting[::5], strict=True)
             ],
         },
-        "replicas_apart": float(np.mean(np.abs(there - model))),
+        "replicas_apart": float(np.mean(np.abs(paid - model))),
     }
 
 
