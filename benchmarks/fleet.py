@@ -54,15 +54,15 @@ class InFlight:
     interval_s = 15.0
 
     def __init__(self, target, least=1.0):
-        self.target, self.least, self.said, self.looks = target, least, None, 0
+        self.target, self.least, self.recent, self.looks = target, least, None, 0
 
     def decide(self, seen):
         now = np.ceil((seen.running + seen.waiting) / self.target)
-        if self.said is None:
-            self.said = np.zeros((20, *now.shape))
-        self.said[self.looks % 20] = np.clip(now, self.least, 400)
+        if self.recent is None:
+            self.recent = np.zeros((20, *now.shape))
+        self.recent[self.looks % 20] = np.clip(now, self.least, 400)
         self.looks += 1
-        return self.said.max(axis=0)
+        return self.recent.max(axis=0)
 
 
 def lengths(seed=0):

@@ -107,7 +107,7 @@ def live(fleet: LiveFleet, trace: Trace, controller: Controller, look_s: float) 
     samples: list[Sample] = []
     with send(fleet, trace.arrival_s, OUTPUT_TOKENS) as clients:
         next_look_s, last_s = 0.0, float("inf")
-        while not clients.done or (there(samples[-1]) > 1 and clients.seconds < last_s):
+        while not clients.done or (paid_replicas(samples[-1]) > 1 and clients.seconds < last_s):
             now_s = clients.seconds
             if clients.done and np.isinf(last_s):
                 last_s = now_s + PATIENCE_S
@@ -122,7 +122,7 @@ def live(fleet: LiveFleet, trace: Trace, controller: Controller, look_s: float) 
     return samples
 
 
-def there(sample: Sample) -> int:
+def paid_replicas(sample: Sample) -> int:
     """Replicas that are paid: ready, starting or finishing their last requests."""
     return sample.ready + sample.starting + sample.draining
 
@@ -205,7 +205,7 @@ def summary(
 ) -> dict[str, Any]:
     """Measured beside simulated: attainment, replicas, what was paid."""
     at_s = np.array([sample.at_s for sample in samples])
-    ordered = np.array([there(sample) for sample in samples])
+    ordered = np.array([paid_replicas(sample) for sample in samples])
     kept = float(np.mean([answer.latency_s <= limit_s for answer in answers]))
     series = simulated.series
     times = np.arange(len(series.ready)) * series.interval_s

@@ -90,10 +90,10 @@ class Groups:
 
     def _ends_of(self, x: Float) -> Float:
         """Ends per second of each request, with so many in flight."""
-        some = np.maximum(x, self.full * 1e-9)
-        inside = np.minimum(some, self.full)
+        positive = np.maximum(x, self.full * 1e-9)
+        inside = np.minimum(positive, self.full)
         ends = self._ends[(inside * self._scale).astype(np.int64)]
-        return np.asarray(ends * (inside / some))
+        return np.asarray(ends * (inside / positive))
 
     def add(self, count: Float) -> None:
         """So many replicas of each column become ready, with nothing inside."""
@@ -154,8 +154,8 @@ class Groups:
 
 def _after(x: Float, reached: Float, ends: Float, dt_s: float) -> Float:
     """Requests in flight after a step in which so many arrived, and each ended at a rate."""
-    passed = ends * -dt_s
-    return np.asarray(x + np.expm1(passed) * (x + reached / passed))
+    exponent = ends * -dt_s
+    return np.asarray(x + np.expm1(exponent) * (x + reached / exponent))
 
 
 class Starting:

@@ -41,8 +41,14 @@ def test_the_rule_adds_replicas_for_the_peak_and_ends_them_after_it(day: dict[st
     assert day["measured"]["last"] < day["measured"]["most"]
 
 
-def test_the_run_and_its_simulation_pay_for_about_as_many_replicas(day: dict[str, Any]) -> None:
-    """A quiet machine differs by a tenth (the benchmark prints it), a loaded one by far more."""
+def test_replicas_are_where_the_simulation_has_them(day: dict[str, Any]) -> None:
+    """Runs on two cores, idle or not, were 0.02 to 0.2 replicas apart on average."""
     measured, simulated = day["measured"], day["simulated"]
     assert abs(measured["most"] - simulated["most"]) <= 1
-    assert 0.5 < measured["replica_s"] / simulated["replica_s"] < 2, day
+    assert day["replicas_apart"] < 0.7, day
+    assert 0.7 < measured["replica_s"] / simulated["replica_s"] < 1.4, day
+
+
+def test_the_share_within_the_limit_is_as_simulated(day: dict[str, Any]) -> None:
+    apart = abs(day["measured"]["attainment"] - day["simulated"]["attainment"])
+    assert apart <= 0.2, (day["measured"]["attainment"], day["simulated"]["attainment"])
