@@ -18,18 +18,21 @@ ORDER = (
     "base",
     "launcher",
     "trainer",
+    "compressor",
     "model",
     "hardware",
     "engines",
     "request",
     "traffic",
     "measured",
+    "compression",
     "space",
     "physics",
     "search",
     "sizing",
     "fleet",
     "explain",
+    "formats",
     "calibration",
     "launch",
     "commands",
@@ -42,7 +45,7 @@ ORDER = (
 )
 """A room imports itself and rooms before it."""
 
-TRAVELLERS = ("launcher", "trainer")
+TRAVELLERS = ("launcher", "trainer", "compressor")
 """Rooms that are copied into bundles: they import nothing of the package."""
 
 FACES = ("__init__", "__main__")
