@@ -27,7 +27,8 @@ class Support:
     """One row of the knowledge base, or the answer where it has none.
 
     technique, engine, hardware (a family of devices): by name. variant: the engine's own word for
-    the technique, "" where it is the technique's. words: what the engine itself says (an error, a
+    the technique, "" where it is the technique's. min_version, last_version: the releases that it
+    holds for; "": from the oldest, to the newest. words: what the engine itself says (an error, a
     cell of a table, a source line), shortened. source: title, address and date. inferred: whether a
     stated rule was applied to this hardware rather than read of it.
     """
@@ -38,6 +39,7 @@ class Support:
     verdict: Verdict
     variant: str = ""
     min_version: str = ""
+    last_version: str = ""
     words: str = ""
     note: str = ""
     source: str = ""

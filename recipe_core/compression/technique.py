@@ -33,7 +33,8 @@ class Technique(BaseModel):
     Bits a value, nominal: FP4 formats count their scales, integer formats do not. removed: share of
     the weights that is removed, where a name does not say it. group: weights that share a scale
     unless a method says otherwise ("channel": one for each output). weight_dtype, kv_dtype: the
-    format of a plan that it is, where a plan has it.
+    format of a plan that it is, where a plan has it. parts: the techniques that it consists of.
+    weights_of: the technique whose weights alone it is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -47,6 +48,8 @@ class Technique(BaseModel):
     group: Text | None = None
     weight_dtype: WeightDtype | None = None
     kv_dtype: KvDtype | None = None
+    parts: tuple[Text, ...] = ()
+    weights_of: Text | None = None
     note: Text | None = None
 
 
