@@ -21,6 +21,7 @@ VENDORS = {
     "nvidia": "NVIDIA",
     "amd": "AMD",
     "intel": "Intel",
+    "apple": "Apple",
     "google": "Google",
     "aws": "AWS",
     "cpu": "CPU",

@@ -52,8 +52,16 @@ MARKETED = {
     "mi325x": 256, "mi350x": 288, "mi355x": 288, "rx-7900-xtx": 24, "radeon-pro-w7900": 48,
     "gaudi3": 128, "h800-sxm": 80, "h20": 96, "h20-141gb": 141, "h100-sxm-96gb": 96, "mi308x": 192,
     "tpu-v5e": 16, "tpu-v5p": 95, "tpu-v6e": 32, "trainium2": 96,
+    "radeon-ai-pro-r9700": 32, "rx-9070-xt": 16, "arc-b580": 12, "arc-pro-b60": 24,
 }  # fmt: skip
-UNITS = ("_bytes", "_bytes_per_s", "_flops_per_s", "_watts", "_s", "efficiency")
+# devices that share their memory with the processor, of which the system keeps a part
+SHARED = {
+    "jetson-agx-orin-64gb": 64, "jetson-orin-nx-16gb": 16, "jetson-orin-nano-8gb": 8,
+    "jetson-agx-thor": 128, "apple-m4-max-128gb": 128, "apple-m3-ultra-512gb": 512,
+    "strix-halo-128gb": 128, "intel-npu-lunar-lake": 32,
+}  # fmt: skip
+PROCESSORS = ("cpu", "xeon-6980p", "epyc-9755", "graviton4")
+UNITS = ("_bytes", "_bytes_per_s", "_flops_per_s", "_watts", "_s", "_usd", "efficiency")
 
 
 @pytest.mark.parametrize("name", device_names())
@@ -67,7 +75,7 @@ def test_every_profile_is_complete(name):
 
 
 def test_the_wanted_devices_are_there():
-    assert set(MARKETED) | {"cpu"} <= set(device_names())  # a new device needs no test of its own
+    assert set(MARKETED) | set(SHARED) | set(PROCESSORS) <= set(device_names())  # a new device needs no test of its own
 
 
 def _figures(value, key=""):
@@ -112,6 +120,15 @@ def test_memory_is_near_the_marketed_size(name):
     assert (
         0.9 * profile.memory_bytes.value < profile.usable_memory_bytes <= profile.memory_bytes.value
     )
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_system_keeps_a_part_of_shared_memory(name):
+    profile = device(name)
+    assert 0.92 <= profile.memory_bytes.value / (SHARED[name] * 1e9) <= 1.075
+    kept = profile.memory_bytes.value - profile.usable_memory_bytes
+    assert 0.03 < kept / profile.memory_bytes.value <= 0.5
+    assert profile.node.devices == 1
 
 
 @pytest.mark.parametrize("name", device_names())
@@ -249,6 +266,7 @@ def test_a_device_no_engine_drives_is_refused_with_that_reason():
     table = plan(PlanRequest.parse(request))
     assert len(table.order) == 0
     assert all("does not run on hpu" in table.reasons(row)[0] for row in range(len(table)))
+    assert all("vllm-gaudi" in table.reasons(row)[0] for row in range(len(table)))
 
 
 NO_ENGINE = ("gaudi3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2")

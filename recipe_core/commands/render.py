@@ -106,8 +106,8 @@ def _visible(deployment: Deployment, started: Launch, process: Process) -> dict[
     on_node = [other for other in started.processes if other.node == process.node and other.devices]
     if len(on_node) < 2 or not process.devices:
         return {}
-    rocm = deployment.setting.cluster.device.runtime == "rocm"
-    name = "HIP_VISIBLE_DEVICES" if rocm else "CUDA_VISIBLE_DEVICES"
+    names = {"rocm": "HIP_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+    name = names.get(deployment.setting.cluster.device.runtime, "CUDA_VISIBLE_DEVICES")
     return {name: ",".join(map(str, process.devices))}
 
 

@@ -426,6 +426,11 @@ def engine(name: str) -> Engine:
     return spec
 
 
+def titles_on(runtime: Runtime) -> list[str]:
+    """Titles of the engines that run on a runtime."""
+    return [spec.title for spec in map(engine, engine_names()) if runtime in spec.runtimes]
+
+
 def default_engine(runtime: Runtime, task: Task = "generate") -> Engine:
     """The engine for a request that names none; vLLM, which refuses, for other runtimes.
 

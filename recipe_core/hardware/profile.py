@@ -13,16 +13,18 @@ from pydantic import Field, model_validator
 
 from recipe_core.base.provenance import Quantity, Remark, Sourced, Status, _Data
 
-Vendor = Literal["nvidia", "amd", "intel", "google", "aws", "cpu"]
-Runtime = Literal["cuda", "rocm", "hpu", "tpu", "neuron", "cpu"]
-RUNTIMES: dict[Vendor, Runtime] = {
-    "nvidia": "cuda",
-    "amd": "rocm",
-    "intel": "hpu",
-    "google": "tpu",
-    "aws": "neuron",
-    "cpu": "cpu",
+Vendor = Literal["nvidia", "amd", "intel", "apple", "google", "aws", "cpu"]
+Runtime = Literal["cuda", "rocm", "hpu", "xpu", "npu", "metal", "tpu", "neuron", "cpu"]
+RUNTIMES: dict[Vendor, tuple[Runtime, ...]] = {
+    "nvidia": ("cuda",),
+    "amd": ("rocm",),
+    "intel": ("hpu", "xpu", "npu"),
+    "apple": ("metal",),
+    "google": ("tpu",),
+    "aws": ("neuron",),
+    "cpu": ("cpu",),
 }
+"""What programs the devices of a vendor: of Intel, Gaudi (hpu), GPUs (xpu) and NPUs."""
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
 Family = Literal[
     "gemm",
@@ -147,17 +149,21 @@ class Device(Sourced):
 
     ``peak_flops_per_s`` are dense rates by compute dtype; a dtype that is absent is not multiplied
     natively. ``memory_bytes`` is what the driver's tool prints, ``reserved_bytes`` what of it no
-    process gets. ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases``
-    are names drivers report. ``known_as``: of a profile that is not shipped, the shipped device as
-    which clouds and clusters know it. ``host``: how slow the machine around it is (None: as the
-    reference). ``disk``: storage of a node, where it was measured.
+    process gets: on a device that shares its memory with the processor, also what the system keeps.
+    ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases`` are names
+    drivers report. ``driven_by``: programs that run models on it and are no engine here.
+    ``known_as``: of a profile that is not shipped, the shipped device as which clouds and clusters
+    know it. ``price_usd``: what one costs to buy, where that was published (a developer kit or a
+    whole computer where it is not sold alone). ``host``: how slow the machine around it is (None:
+    as the reference). ``disk``: storage of a node, where it was measured.
     """
 
     name: Name
     title: Line
     vendor: Vendor
     runtime: Runtime
-    architecture: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,32}$")]
+    architecture: Annotated[str, Field(pattern=r"^[a-z0-9_\-]{1,32}$")]
+    driven_by: Annotated[Line | None, Field(exclude_if=_absent)] = None
     aliases: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     known_as: Name | None = None
     memory_bytes: Quantity
@@ -168,6 +174,7 @@ class Device(Sourced):
     kv_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
     tdp_watts: Quantity
     idle_watts: Quantity | None = None
+    price_usd: Annotated[Quantity | None, Field(exclude_if=_absent)] = None
     roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = Field(default_factory=dict)
     node: NodeSpec
     host: Annotated[HostSpeed | None, Field(exclude_if=_absent)] = None
@@ -190,8 +197,8 @@ class Device(Sourced):
             raise ValueError("peak_flops_per_s needs bf16, fp16 or fp32")
         if not {"bf16", "fp16", "fp32"} & set(self.kv_dtypes):
             raise ValueError("kv_dtypes needs bf16, fp16 or fp32")
-        if RUNTIMES[self.vendor] != self.runtime:
-            expected = RUNTIMES[self.vendor]
+        if self.runtime not in RUNTIMES[self.vendor]:
+            expected = " or ".join(RUNTIMES[self.vendor])
             raise ValueError(f"the runtime of {self.vendor} is {expected}, not {self.runtime}")
         if self.usable_memory_bytes <= 0:
             raise ValueError("reserved_bytes leaves nothing of memory_bytes")

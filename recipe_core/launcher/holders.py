@@ -43,7 +43,7 @@ def holders(runtime: str) -> list[Holder]:
     }
     relevant = [
         holder
-        for holder in readers[runtime]()
+        for holder in readers.get(runtime, list)()
         if holder.pid != os.getpid()
         and (holder.size_bytes is None or holder.size_bytes >= _LEAST_BYTES)
     ]

@@ -41,7 +41,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine; ``runtime`` is cuda or rocm with accelerators, else cpu.
+    """A machine; ``runtime`` is cuda, rocm or xpu with accelerators, else cpu.
 
     ``notes`` say why a vendor's tool failed. ``driver``: version of the accelerators' kernel
     driver; empty where it does not say. ``memories``: the memory nodes that this process may run
@@ -71,6 +71,8 @@ def detect() -> Machine:
     runtime, devices, variable = "cuda", _nvidia(notes), "CUDA_VISIBLE_DEVICES"
     if not devices:
         runtime, devices, variable = "rocm", _amd(notes), "HIP_VISIBLE_DEVICES"
+    if not devices:
+        runtime, devices, variable = "xpu", _intel(notes), "ZE_AFFINITY_MASK"
     shown = visible(devices, variable)
     if devices and not shown:
         hidden = f"{len(devices)} x {devices[0].name}"
@@ -93,6 +95,7 @@ def detect() -> Machine:
 _DRIVERS = {
     "cuda": (Path("/proc/driver/nvidia/version"), r"\s(\d+\.\d+(?:\.\d+)?)\s"),
     "rocm": (Path("/sys/module/amdgpu/version"), r"(\S+)"),
+    "xpu": (Path("/sys/module/xe/version"), r"(\S+)"),
 }
 """Where the kernel says which driver it has loaded, and how to read the version out of it."""
 
@@ -264,6 +267,43 @@ def _sized(size: object) -> int | None:
     if isinstance(size, dict) and isinstance(size.get("value"), int):
         return int(size["value"]) * UNITS.get(str(size.get("unit", "MB")).upper(), 1 << 20)
     return None
+
+
+def _intel(notes: list[str]) -> list[Device]:
+    """Intel's GPUs, with their memory where the tool tells it of each."""
+    output = run_tool(["xpu-smi", "discovery", "--json"], notes)
+    try:
+        devices = parse_xpu_smi(output) if output else []
+    except (ValueError, TypeError, AttributeError) as error:
+        notes.append(f"xpu-smi: the output could not be read ({error})")
+        return []
+    return [_with_size(device, notes) for device in devices]
+
+
+def parse_xpu_smi(output: str) -> list[Device]:
+    """The GPUs of ``{"device_list": [{"device_id": 0, "device_name": "Intel(R) Arc(TM) …"}]}``."""
+    items = json.loads(output[output.index("{") :]).get("device_list", [])
+    gpus = [item for item in items if item.get("device_type", "GPU") == "GPU"]
+    return [
+        Device(
+            int(item["device_id"]),
+            str(item.get("device_name", "Intel GPU")),
+            _integer(item.get("memory_physical_size_byte")),
+        )
+        for item in gpus
+        if str(item.get("device_id")).isdigit()
+    ]
+
+
+def _with_size(device: Device, notes: list[str]) -> Device:
+    if device.memory_bytes is not None:
+        return device
+    output = run_tool(["xpu-smi", "discovery", "-d", str(device.index), "--json"], notes)
+    try:
+        facts = json.loads(output[output.index("{") :]) if output else {}
+    except ValueError:
+        return device
+    return replace(device, memory_bytes=_integer(facts.get("memory_physical_size_byte")))
 
 
 def _integer(value: object) -> int | None:

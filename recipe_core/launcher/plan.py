@@ -16,7 +16,7 @@ from .supervision import USUAL, Supervision, read_supervision
 from .variants import Variant, read_variants
 
 MODES = ("closed", "open", "static", "offline")
-RUNTIMES = ("cuda", "rocm", "cpu")
+RUNTIMES = ("cuda", "rocm", "xpu", "metal", "cpu")
 KINDS = ("serving", "training")
 FIRST = "first"
 """The name of what the recipe decided, beside its fallbacks."""

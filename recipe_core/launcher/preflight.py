@@ -175,12 +175,18 @@ def check_variants(plan: LaunchPlan, machine: Machine) -> Iterator[Check]:
 
 
 def _wrong_runtime(needs: Needs, machine: Machine) -> Check:
-    vendor = {"cuda": "an NVIDIA GPU (CUDA)", "rocm": "an AMD GPU (ROCm)"}
+    vendor = {
+        "cuda": "an NVIDIA GPU (CUDA)",
+        "rocm": "an AMD GPU (ROCm)",
+        "xpu": "an Intel GPU (XPU)",
+        "metal": "an Apple GPU (Metal)",
+    }
     present = vendor.get(machine.runtime, "no GPU")
     if machine.notes:
         present += f" ({'; '.join(machine.notes)})"
     required = f"{needs.count} x {needs.title}, {vendor[needs.runtime]}"
-    tool = "nvidia-smi" if needs.runtime == "cuda" else "rocm-smi or amd-smi"
+    tools = {"cuda": "nvidia-smi", "xpu": "xpu-smi discovery", "metal": "system_profiler"}
+    tool = tools.get(needs.runtime, "rocm-smi or amd-smi")
     return Check(
         "device",
         "FAIL",

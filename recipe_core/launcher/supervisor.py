@@ -30,7 +30,11 @@ UNRECORDED_S = 2.0
 """How long a stop looks for processes whose launcher was killed while it started them."""
 PROGRESS_S = 3.0
 _SHOWN_LINES = 20
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+_VISIBLE = {
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "rocm": "HIP_VISIBLE_DEVICES",
+    "xpu": "ZE_AFFINITY_MASK",
+}
 
 
 @dataclass(frozen=True, slots=True)

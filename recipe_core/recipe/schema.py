@@ -83,7 +83,7 @@ class DeviceFacts(_Part):
     accelerator."""
 
     runtime: str
-    """What programs it: ``cuda``, ``rocm``, ``hpu``, ``tpu``, ``neuron`` or ``cpu``."""
+    """What programs it: ``cuda``, ``rocm``, ``xpu``, ``metal``, ``cpu`` and others."""
 
     architecture: str
     """Architecture as compilers name it: ``sm_90``, ``gfx942``."""

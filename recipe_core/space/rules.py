@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Int
+from recipe_core.engines.spec import titles_on
 from recipe_core.hardware.cluster import no_kernels
+from recipe_core.hardware.profile import Device
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 from recipe_core.space import placement
 from recipe_core.space.kv_offload import offload_rules
@@ -134,6 +136,15 @@ def load_rules(setting: Setting, cases: Cases) -> list[Refusal]:
     return [Refusal("idle-replicas", idle > 0, sentence)]
 
 
+def _runs_there(device: Device) -> str:
+    """What does run on a device, as the end of a sentence: engines, else programs of others."""
+    if able := titles_on(device.runtime):
+        return f"; on it run {', '.join(able)}"
+    if device.driven_by:
+        return f"; no engine here does; what drives it: {device.driven_by}"
+    return ""
+
+
 def _everywhere(cases: Cases, broken: bool) -> Bool:
     return np.full(len(cases), broken)
 
@@ -148,13 +159,12 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
             f"{_product(cases, i)} = {cases.devices[i]} devices; only {available[i]} available"
         ),
     )
-    runtimes = ", ".join(engine.runtimes)
     yield Refusal(
         "runtime",
         _everywhere(cases, device.runtime not in engine.runtimes),
         lambda i: (
             f"{engine.title} {engine.version} does not run on {device.runtime} ({device.title}); "
-            f"supported: {runtimes}"
+            f"supported: {', '.join(engine.runtimes)}{_runs_there(device)}"
         ),
     )
     yield Refusal(

@@ -68,10 +68,12 @@ def _check_single(context: Context) -> None:
             f"it starts containers on one machine; the recipe uses {context.nodes} nodes.",
             hint="Use Kubernetes or Slurm.",
         )
-    if context.vendor not in ("nvidia", "amd", "cpu"):
+    if context.runtime not in ("cuda", "rocm", "xpu", "cpu"):
         raise NoAnswer(
             f"passing {context.vendor} devices to a container is not supported here.",
-            hint="Use Kubernetes.",
+            hint="Start the program on the machine itself."
+            if context.vendor == "apple"
+            else "Use Kubernetes.",
         )
     image(context)
 
@@ -143,9 +145,10 @@ def _environment(context: Context, process: Process, syntax: Syntax) -> dict[str
     variables |= {key: fill(value, known, syntax) for key, value in process.env.items()}
     if not context.model_is_folder:
         variables["HF_TOKEN"] = None
-    # /dev/kfd shows a container every AMD device, so processes that share a node are told theirs
-    if context.runtime == "rocm" and len(context.launch.processes) > 1 and process.devices:
-        variables[VISIBLE["rocm"]] = ",".join(map(str, process.devices))
+    # These devices are all shown to a container, so processes that share a node are told theirs.
+    shared = len(context.launch.processes) > 1 and process.devices
+    if context.runtime in ("rocm", "xpu") and shared:
+        variables[VISIBLE[context.runtime]] = ",".join(map(str, process.devices))
     return variables
 
 
@@ -218,6 +221,8 @@ def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
             "group_add": ["video", "render"],
             "security_opt": ["seccomp=unconfined"],
         }
+    if context.runtime == "xpu":
+        return {"devices": ["/dev/dri"], "group_add": ["video", "render"]}
     reservation = {
         "driver": context.vendor,
         "device_ids": [str(n) for n in process.devices],
@@ -286,6 +291,8 @@ def _docker_devices(context: Context, process: Process) -> list[str]:
             "--security-opt",
             "seccomp=unconfined",
         ]
+    if context.runtime == "xpu":
+        return ["--device=/dev/dri", "--group-add", "video", "--group-add", "render"]
     return [_Shell(f"$(gpus {','.join(map(str, process.devices))})")]
 
 

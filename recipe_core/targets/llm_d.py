@@ -14,7 +14,7 @@ from recipe_core.targets.pod import object_name
 
 FILE = "targets/llm-d/values.yaml"
 ENGINE = "vllm"  # the engine whose metrics the endpoint picker reads
-TYPES = {"nvidia": "nvidia", "amd": "amd", "intel": "intel-gaudi"}
+TYPES = {"cuda": "nvidia", "rocm": "amd", "hpu": "intel-gaudi", "xpu": "intel-xe"}
 EXTRA = (
     "securityContext",
     "affinity",
@@ -32,7 +32,7 @@ def files(context: Context) -> dict[str, str]:
         NoAnswer: for other engines or devices, several nodes or pools, or where no image is known.
     """
     shape = layout(context.launch)[0]
-    if context.engine != ENGINE or context.vendor not in TYPES:
+    if context.engine != ENGINE or context.runtime not in TYPES:
         raise NoAnswer(
             f"its scheduler reads the metrics of {ENGINE} on accelerators, "
             f"not of {context.engine} on {context.vendor}."
@@ -73,7 +73,7 @@ def values(context: Context, shape: Unit) -> dict[str, Any]:
         "fullnameOverride": object_name(context),
         "modelArtifacts": artifacts,
         "multinode": False,
-        "accelerator": {"type": TYPES[context.vendor], "dra": False},
+        "accelerator": {"type": TYPES[context.runtime], "dra": False},
         "routing": {"servicePort": context.parameters.port, "proxy": {"enabled": False}},
         "decode": _decode(
             context, shape, {"tensor": tensor, "data": data, "dataLocal": data, "workers": 1}

@@ -60,6 +60,10 @@ class Names(Sourced):
     sky: DeviceNames
     ray: DeviceNames
 
+    def of(self, vendor: str, runtime: str) -> VendorNames:
+        """Those of a device: by what programs it where its vendor has several kinds."""
+        return self.vendors.get(runtime) or self.vendors[vendor]
+
 
 @cache
 def names() -> Names:
@@ -67,9 +71,9 @@ def names() -> Names:
     return Names.model_validate(read_shipped(Path(__file__).with_name("names.yaml")))
 
 
-def node_affinity(profile: str, vendor: str) -> dict[str, Any] | None:
+def node_affinity(profile: str, vendor: str, runtime: str) -> dict[str, Any] | None:
     """Nodes labelled with one of the driver's names for the device; None where nodes have none."""
-    convention = names().vendors[vendor]
+    convention = names().of(vendor, runtime)
     # Drivers' names have spaces; aliases without one are this package's.
     labels = [alias.replace(" ", convention.space) for alias in _aliases(profile) if " " in alias]
     values = [label for label in labels if _LABEL_VALUE.fullmatch(label)]

@@ -10,7 +10,11 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill
 from recipe_core.targets.pod import port_values
 
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+VISIBLE = {
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "rocm": "HIP_VISIBLE_DEVICES",
+    "xpu": "ZE_AFFINITY_MASK",
+}
 NOT_FOUND = 127  # as shells end where a program is missing: trying again helps nobody
 _INDENT = "    "
 

@@ -109,7 +109,7 @@ def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str
     """The specification of a pod; ``more`` is added to it (a restart policy)."""
     # a router alone needs no node with devices
     computes = context.vendor == "cpu" or any(process.devices for process in pod)
-    affinity = node_affinity(context.device, context.vendor) if computes else None
+    affinity = node_affinity(context.device, context.vendor, context.runtime) if computes else None
     selector = dict(context.parameters.node_selector)
     return {
         "automountServiceAccountToken": False,
@@ -206,7 +206,7 @@ def environment(context: Context, process: Process, known: Values) -> list[dict[
 
 def resources(context: Context, process: Process) -> dict[str, Any]:
     """Devices as limits; CPU and memory as requests only, so that a burst is not killed."""
-    count, resource = len(process.devices), names().vendors[context.vendor].resource
+    count, resource = len(process.devices), names().of(context.vendor, context.runtime).resource
     if resource is None:
         needed = math.ceil(context.estimate.get("memory", {}).get("total_bytes", 0) / GIB)
         return {"requests": {"cpu": str(CPUS_PER_DEVICE), "memory": f"{max(needed, 1)}Gi"}}
@@ -266,7 +266,7 @@ def security(context: Context, *, root: bool) -> dict[str, Any]:
 
 def tolerations(context: Context) -> dict[str, Any]:
     """A toleration of the taint, named as the resource, that keeps other pods off device nodes."""
-    resource = names().vendors[context.vendor].resource
+    resource = names().of(context.vendor, context.runtime).resource
     if resource is None:
         return {}
     return {"tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]}

@@ -29,7 +29,7 @@ def resource(context: Context, processes: Sequence[Process]) -> dict[str, str]:
     known = names()
     usual = known.networks.get(context.network or "")
     name = context.parameters.rdma_resource or (usual and usual.resource)
-    computes = known.vendors[context.vendor].resource is not None and devices
+    computes = known.of(context.vendor, context.runtime).resource is not None and devices
     if not crosses(context) or not computes or name in (None, NONE):
         return {}
     per_pod = devices if usual and usual.each_device else 1

@@ -24,7 +24,7 @@ from recipe_core.hardware.detect.tools import Readings
 from recipe_core.hardware.profile import Device
 from recipe_core.launcher import machine
 
-_VENDORS = {"cuda": "nvidia", "rocm": "amd", "hpu": "intel", "cpu": "cpu"}
+_VENDORS = {"cuda": "nvidia", "rocm": "amd", "hpu": "intel", "xpu": "intel", "cpu": "cpu"}
 _ECC = 0.08
 """Error correction in GDDR takes a sixteenth; a larger deviation is another card or a partition."""
 
