@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from recipe_core.compression.families import covers, families, family, family_of
@@ -12,6 +12,8 @@ from recipe_core.compression.support import Support, Verdict
 from recipe_core.compression.support_rows import ANY, Placed, holds, placed, sources
 from recipe_core.compression.technique import technique as technique_of
 from recipe_core.compression.technique import techniques
+from recipe_core.engines.spec import engine as serving_engine
+from recipe_core.engines.spec import engine_names
 from recipe_core.hardware.profile import Device
 
 BEST: tuple[Verdict, ...] = (
@@ -44,7 +46,7 @@ def rows(
 def support_of(technique: str, engine: str, device: Device | str, version: str = "") -> Support:
     """Whether a runner runs a technique on a device (a profile, its name, or a family's name).
 
-    version: the runner's release; "": the newest that was read.
+    version: the runner's release; "": the one that recipes install, else the newest that was read.
 
     The best of the runner's own rows for the family, else for a group with it, else what is said of
     the engine that it wraps, of the technique's parts, or of every runner. Where nothing is said,
@@ -57,7 +59,7 @@ def support_of(technique: str, engine: str, device: Device | str, version: str =
     runner(engine)
     hardware = family_of(device)
     if hardware:
-        return _support(technique, engine, hardware, version)
+        return _support(technique, engine, hardware, version or release(engine))
     shown = device if isinstance(device, str) else f"architecture {device.architecture}"
     note = f"No family of hardware is known for {shown}."
     return Support(technique, engine, "", "unknown", note=note)
@@ -97,39 +99,133 @@ def _chain(engine: str) -> tuple[str, ...]:
 
 
 @cache
-def _support(technique: str, engine: str, hardware: str, version: str = "") -> Support:
-    own = _own(technique, engine, hardware, version)
-    if own is not None:
-        return own
-    wrapped = runner(engine).wraps
-    if wrapped:
-        return _of_wrapped(_support(technique, wrapped, hardware), engine)
-    further = (
-        _elsewhere(technique, engine, hardware),
-        _of_parts(technique, engine, hardware, version),
-        _of_whole(technique, engine, hardware, version),
-    )
-    for answer in further:
-        if answer is not None:
-            return answer
-    said = _best([one for one in _rows_of(technique, ANY) if covers(one.row.hardware, hardware)])
-    if said is not None:
-        return replace(_answer(said, technique, hardware), engine=engine, inferred=True)
-    where = family(hardware).title
-    note = f"Nothing that {runner(engine).title} says of {technique} on {where} was found."
-    return Support(technique, engine, hardware, "unknown", note=note)
+def _support(technique: str, engine: str, hardware: str, version: str) -> Support:
+    asked = _Asked(technique, engine, hardware, version)
+    found = next((answer for find in _PLACES if (answer := find(asked)) is not None), None)
+    return _with_silicon(found or _nothing(asked))
 
 
-def _own(technique: str, engine: str, hardware: str, version: str) -> Support | None:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is looked up: names of a technique, a runner and a family; the runner's release."""
+
+    technique: str
+    engine: str
+    hardware: str
+    version: str
+
+
+def release(engine: str, within: str = "") -> str:
+    """The release of a runner that recipes install, within another ("": by itself); "": none."""
+    if within:
+        return serving_engine(within).wrapped_version or release(engine)
+    return serving_engine(engine).version if engine in engine_names() else ""
+
+
+def _own(asked: _Asked) -> Support | None:
     """The best row of the runner itself: for the family, else for a group that includes it."""
-    found = [one for one in _rows_of(technique, engine) if holds(one.row, version)]
-    exact = _best([one for one in found if one.row.hardware == hardware])
+    found = [
+        one for one in _rows_of(asked.technique, asked.engine) if holds(one.row, asked.version)
+    ]
+    exact = _best([one for one in found if one.row.hardware == asked.hardware])
     if exact is not None:
-        return _answer(exact, technique, hardware)
-    wider = _best([one for one in found if covers(one.row.hardware, hardware)])
+        return _answer(exact, asked.technique, asked.hardware)
+    wider = _best([one for one in found if covers(one.row.hardware, asked.hardware)])
     if wider is None:
         return None
-    return replace(_answer(wider, technique, hardware), inferred=True)
+    return replace(_answer(wider, asked.technique, asked.hardware), inferred=True)
+
+
+def _of_wrapped(asked: _Asked) -> Support | None:
+    """What is said of the engine that the runner starts, at the release that it comes with."""
+    wrapped = runner(asked.engine).wraps
+    if wrapped is None:
+        return None
+    version = release(wrapped, asked.engine)
+    found = _support(asked.technique, wrapped, asked.hardware, version)
+    starts = f"{runner(asked.engine).title} starts {runner(wrapped).title} {version}".strip()
+    note = f"{starts}. {found.note}".strip()
+    return replace(found, engine=asked.engine, note=note, inferred=True)
+
+
+def _elsewhere(asked: _Asked) -> Support | None:
+    """The refusal of a runner that has no kernels for the hardware at all."""
+    only = runner(asked.engine).only
+    if only is None or any(covers(name, asked.hardware) for name in only.families):
+        return None
+    title = runner(asked.engine).title
+    return Support(
+        asked.technique,
+        asked.engine,
+        asked.hardware,
+        "refused",
+        words=only.words,
+        note=f"{title} does not run on {family(asked.hardware).title} at all.",
+        **_cited(only.source),
+    )
+
+
+def _of_parts(asked: _Asked) -> Support | None:
+    """A technique of several parts: runs as its worst part does."""
+    parts = [
+        _support(name, asked.engine, asked.hardware, asked.version)
+        for name in technique_of(asked.technique).parts
+    ]
+    if not parts:
+        return None
+    worst = max(parts, key=lambda part: BEST.index(part.verdict))
+    note = f"Judged by its part {worst.technique}. {worst.note}".strip()
+    return replace(worst, technique=asked.technique, note=note, inferred=True)
+
+
+def _of_whole(asked: _Asked) -> Support | None:
+    """Weights alone in a format: run where the engine takes the format and computes in 16 bit."""
+    whole = technique_of(asked.technique).weights_of
+    if whole is None:
+        return None
+    found = _support(whole, asked.engine, asked.hardware, asked.version)
+    if found.verdict != "weight-only kernel":
+        return None
+    note = f"{whole} runs so here: its weights are stored small and multiplied in 16 bit."
+    return replace(found, technique=asked.technique, note=note, inferred=True)
+
+
+def _of_every(asked: _Asked) -> Support | None:
+    """What is true of every runner."""
+    said = _best(
+        [one for one in _rows_of(asked.technique, ANY) if covers(one.row.hardware, asked.hardware)]
+    )
+    if said is None:
+        return None
+    answer = _answer(said, asked.technique, asked.hardware)
+    return replace(answer, engine=asked.engine, inferred=True)
+
+
+_PLACES = (_own, _of_wrapped, _elsewhere, _of_parts, _of_whole, _of_every)
+"""Where an answer is looked for, in this order."""
+
+
+def _nothing(asked: _Asked) -> Support:
+    """The answer where nothing is said: of this release, or at all."""
+    title, where = runner(asked.engine).title, family(asked.hardware).title
+    named = technique_of(asked.technique).title
+    note = f"Nothing that {title} says of {named} on {where} was found."
+    if any(covers(one.row.hardware, asked.hardware) for one in _said(asked)):
+        note = f"What {title} says of {named} on {where} is not of release {asked.version}."
+    return Support(asked.technique, asked.engine, asked.hardware, "unknown", note=note)
+
+
+def _said(asked: _Asked) -> tuple[Placed, ...]:
+    return _rows_of(asked.technique, asked.engine)
+
+
+def _with_silicon(answer: Support) -> Support:
+    """A kind of sparsity, with what the hardware itself makes of it."""
+    if technique_of(answer.technique).kind != "sparsity":
+        return answer
+    one = family(answer.hardware)
+    does = "skip two zeros of four and no others" if one.sparse_2_4 else "skip no zeros"
+    return replace(answer, note=f"{answer.note} Matrix units of {one.title} {does}.".strip())
 
 
 @cache
@@ -143,7 +239,6 @@ def _best(found: Sequence[Placed]) -> Placed | None:
 
 def _answer(one: Placed, technique: str, hardware: str) -> Support:
     row = one.row
-    source = sources()[row.source]
     return Support(
         technique=technique,
         engine=one.engine,
@@ -154,54 +249,11 @@ def _answer(one: Placed, technique: str, hardware: str) -> Support:
         last_version=row.last_version,
         words=row.words,
         note=row.note,
-        source=source.title,
-        url=source.url or "",
-        date=source.date or "",
         inferred=row.status == "inferred",
+        **_cited(row.source),
     )
 
 
-def _of_wrapped(found: Support, engine: str) -> Support:
-    note = f"{runner(engine).title} starts {runner(found.engine).title}. {found.note}".strip()
-    return replace(found, engine=engine, note=note, min_version="", inferred=True)
-
-
-def _elsewhere(technique: str, engine: str, hardware: str) -> Support | None:
-    """The refusal of a runner that has no kernels for the hardware at all."""
-    only = runner(engine).only
-    if only is None or any(covers(name, hardware) for name in only.families):
-        return None
-    source = sources()[only.source]
-    return Support(
-        technique,
-        engine,
-        hardware,
-        "refused",
-        words=only.words,
-        note=f"{runner(engine).title} does not run on {family(hardware).title} at all.",
-        source=source.title,
-        url=source.url or "",
-        date=source.date or "",
-    )
-
-
-def _of_parts(technique: str, engine: str, hardware: str, version: str) -> Support | None:
-    """A technique of several parts: runs as its worst part does."""
-    parts = [_support(name, engine, hardware, version) for name in technique_of(technique).parts]
-    if not parts:
-        return None
-    worst = max(parts, key=lambda part: BEST.index(part.verdict))
-    note = f"Judged by its part {worst.technique}. {worst.note}".strip()
-    return replace(worst, technique=technique, note=note, inferred=True)
-
-
-def _of_whole(technique: str, engine: str, hardware: str, version: str) -> Support | None:
-    """Weights alone in a format: run where the engine takes the format and computes in 16 bit."""
-    whole = technique_of(technique).weights_of
-    if whole is None:
-        return None
-    found = _support(whole, engine, hardware, version)
-    if found.verdict != "weight-only kernel":
-        return None
-    note = f"{whole} runs so here: its weights are stored small and multiplied in 16 bit."
-    return replace(found, technique=technique, note=note, inferred=True)
+def _cited(key: str) -> dict[str, str]:
+    source = sources()[key]
+    return {"source": source.title, "url": source.url or "", "date": source.date or ""}
