@@ -26,6 +26,7 @@ SERVERS = (
     "test_live_scaling",
 )
 TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench", "test_torchtitan")
+IMPORTING_TORCH = ("test_model_oracle", "test_compression_parsers")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (
     "test_launcher_chaos",
@@ -51,7 +52,7 @@ def group_of(nodeid: str) -> str:
         return "torchrun"
     if "e2e" in path.parts and path.stem not in ("test_serve", "test_install", "test_profile"):
         return "browser"
-    if path.stem.startswith("test_trace") or path.stem == "test_model_oracle":
+    if path.stem.startswith("test_trace") or path.stem in IMPORTING_TORCH:
         return "torch"
     return path.stem
 

@@ -65,15 +65,17 @@ def support_of(technique: str, engine: str, device: Device | str, version: str =
     return Support(technique, engine, "", "unknown", note=note)
 
 
-def matrix(engine: str) -> dict[str, dict[str, Support]]:
-    """Techniques that a runner says anything of, by families of hardware that it has.
+def matrix(engine: str, version: str = "") -> dict[str, dict[str, Support]]:
+    """Techniques that a runner says anything of, by families of hardware that it speaks of.
+
+    version: as in `support_of`.
 
     Rows are in the order of ``techniques.yaml``, columns in that of ``families.yaml``.
     """
     columns = [name for name in families() if _has(engine, name)]
     named = {name for one in placed() if one.engine in _chain(engine) for name in one.names}
     return {
-        name: {column: support_of(name, engine, column) for column in columns}
+        name: {column: support_of(name, engine, column, version) for column in columns}
         for name in _in_order(named)
     }
 
