@@ -135,7 +135,9 @@ def _own(asked: _Asked) -> Support | None:
     wider = _best([one for one in found if covers(one.row.hardware, asked.hardware)])
     if wider is None:
         return None
-    return replace(_answer(wider, asked.technique, asked.hardware), inferred=True)
+    answer = _answer(wider, asked.technique, asked.hardware)
+    # What holds on any hardware holds on this one; a group's row may not have named the family.
+    return answer if wider.row.hardware == ANY else replace(answer, inferred=True)
 
 
 def _of_wrapped(asked: _Asked) -> Support | None:
