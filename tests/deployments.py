@@ -30,8 +30,12 @@ EMBEDDING = ("BAAI/bge-m3", "Qwen/Qwen3-Embedding-0.6B", "BAAI/bge-reranker-v2-m
 DEVICES = {
     "cuda": ("h100-sxm", "b200-sxm", "gb200", "l40s"),
     "rocm": ("mi300x", "mi355x"),
+    "xpu": ("arc-pro-b60",),
+    "metal": ("apple-m3-ultra-512gb",),
     "cpu": ("cpu",),
 }
+ALONE = (*DEVICES["metal"], *DEVICES["cpu"])
+"""Devices of which a machine has one."""
 SIZES = ((8, 1), (4, 2), (8, 2), (8, 4))
 DRAFT_CHECKPOINT = "example/Model-EAGLE3"
 
@@ -62,7 +66,7 @@ def deployments(name: str, count: int, seed: int = 0) -> Iterator[Deployment]:
     draw, spec = random.Random(seed), engine(name)
     while count:
         device = draw.choice([d for runtime in spec.runtimes for d in DEVICES[runtime]])
-        per_node, nodes = (1, 1) if device == "cpu" else draw.choice(SIZES)
+        per_node, nodes = (1, 1) if device in ALONE else draw.choice(SIZES)
         weights, cache_dtype = (
             draw.choice(("auto", "auto", "fp8", "fp16")),
             draw.choice(("auto", "auto", "fp8")),

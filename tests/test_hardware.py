@@ -75,7 +75,9 @@ def test_every_profile_is_complete(name):
 
 
 def test_the_wanted_devices_are_there():
-    assert set(MARKETED) | set(SHARED) | set(PROCESSORS) <= set(device_names())  # a new device needs no test of its own
+    assert set(MARKETED) | set(SHARED) | set(PROCESSORS) <= set(
+        device_names()
+    )  # a new device needs no test of its own
 
 
 def _figures(value, key=""):
