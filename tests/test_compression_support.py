@@ -80,6 +80,10 @@ def test_every_refusal_has_the_words_and_the_address_of_who_refuses() -> None:
     assert all(len(row.words) >= 3 and row.url.startswith("https://") for row in refused)
 
 
+def test_what_is_unknown_says_why() -> None:
+    assert [row for row in rows() if row.verdict == "unknown" and not row.note] == []
+
+
 def test_every_shipped_device_has_a_family() -> None:
     without = [name for name in device_names() if not family_of(name)]
     assert without == []
@@ -124,6 +128,13 @@ def test_the_words_of_a_parser_list_what_it_takes() -> None:
     assert listed is not None
     choices = option_table("sglang", "0.5.23").options["--kv-cache-dtype"].choices
     assert tuple(listed[1].split(", ")) == choices
+
+
+def test_an_engine_without_quantisation_lists_the_types_that_it_takes() -> None:
+    [row] = [row for row in rows("int4_weight_only", "tei") if row.hardware == "any"]
+    choices = option_table("tei", "1.9.3").options["--dtype"].choices
+    assert f"[possible values: {', '.join(choices)}]" in row.words
+    assert support_of("gguf_q4_k_m", "tei", "l4").verdict == "refused"
 
 
 def test_a_format_that_left_an_engine_runs_by_older_releases_only() -> None:

@@ -158,15 +158,15 @@ def _elsewhere(asked: _Asked) -> Support | None:
     if only is None or any(covers(name, asked.hardware) for name in only.families):
         return None
     title = runner(asked.engine).title
-    return Support(
+    answer = Support(
         asked.technique,
         asked.engine,
         asked.hardware,
         "refused",
         words=only.words,
         note=f"{title} does not run on {family(asked.hardware).title} at all.",
-        **_cited(only.source),
     )
+    return _cited(answer, only.source)
 
 
 def _of_parts(asked: _Asked) -> Support | None:
@@ -243,7 +243,7 @@ def _best(found: Sequence[Placed]) -> Placed | None:
 
 def _answer(one: Placed, technique: str, hardware: str) -> Support:
     row = one.row
-    return Support(
+    answer = Support(
         technique=technique,
         engine=one.engine,
         hardware=hardware,
@@ -254,10 +254,10 @@ def _answer(one: Placed, technique: str, hardware: str) -> Support:
         words=row.words,
         note=row.note,
         inferred=row.status == "inferred",
-        **_cited(row.source),
     )
+    return _cited(answer, row.source)
 
 
-def _cited(key: str) -> dict[str, str]:
+def _cited(answer: Support, key: str) -> Support:
     source = sources()[key]
-    return {"source": source.title, "url": source.url or "", "date": source.date or ""}
+    return replace(answer, source=source.title, url=source.url or "", date=source.date or "")
