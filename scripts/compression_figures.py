@@ -24,8 +24,8 @@ from recipe_core.compression.technique import techniques
 
 HEAD = """\
 # What published.csv refers to: sources, models and benchmarks by the keys of its rows.
-# Written by scripts/compression_figures.py. parameters_b: billions; active_b where fewer are used for a token.
-# items: size of the test set, where it is known; better: higher, or lower (perplexity, divergence, loss).
+# Written by scripts/compression_figures.py. parameters_b: billions; active_b: used for a token.
+# items: size of the test set, where it is known; better: higher, or lower (perplexity, loss).
 """
 COLUMNS = (
     "model",

@@ -1,15 +1,25 @@
-"""Expected accuracy of a compressed model, with the published figures nearest to the question."""
+"""Expected accuracy of a compressed model, with the published figures nearest to the question.
+
+The model, its numbers and its measured errors are in docs/compression-accuracy.md.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from recipe_core.compression.published import LIKELIHOODS, Figure, figures, keys
+from recipe_core.base.errors import InputError
+from recipe_core.compression.band import Belief, belief
+from recipe_core.compression.benchmark_name import NamedBenchmark, named_benchmark
+from recipe_core.compression.model_name import named_model
+from recipe_core.compression.nearest import nearest_figures
+from recipe_core.compression.question import USUAL_B, Question, ask
 from recipe_core.compression.retained import Retained
 from recipe_core.compression.technique import technique as technique_named
+from recipe_core.compression.words import words
+
+LONGEST = 200
+"""Characters of a name that is looked at."""
 
 
 def retained(
@@ -21,35 +31,110 @@ def retained(
     parameters_b: float | None = None,
     nearest: int = 5,
 ) -> Retained:
-    """Expected share of the base's accuracy; stands on medians of the technique for now."""
-    technique_named(technique)
-    likelihood = benchmark.endswith("_ppl") or benchmark in LIKELIHOODS
-    rows = [row for row in figures() if row.technique == technique]
-    rows = [row for row in rows if _likelihood(row) == likelihood] or rows
-    if not rows:
-        return Retained(math.nan, math.nan, math.nan, "No figures are published.", known=False)
-    low, value, high = np.quantile([row.retained for row in rows], [0.1, 0.5, 0.9])
-    shown = sorted(rows, key=lambda row: (row.model != model, row.benchmark != benchmark))
-    return Retained(
-        float(value),
-        float(low),
-        float(high),
-        f"median of {len(rows)} published figures",
-        tuple(row.as_published() for row in shown[:nearest]),
+    """Expected accuracy of a compressed model over that of its base.
+
+    Args:
+        model: any name; size and generation are read from it where no table knows it.
+        technique: a name of ``techniques()``.
+        method: the algorithm ("GPTQ", "AWQ"); left out, what is usual of the technique.
+        benchmark: a benchmark, or a kind of benchmarks ("math"); left out, the mean over accuracy
+            tasks.
+        parameters_b: billions of parameters; goes before what is known of the model.
+        nearest: how many published figures are shown.
+
+    Returns:
+        Value and 80 % band, 1: nothing lost. ``known`` is false where the benchmark is of a nature
+        of which nothing is published.
+
+    Raises:
+        InputError: for a technique that has no name here, a name that is too long, or a size that
+            is no positive number.
+    """
+    _check(parameters_b, model=model, method=method, benchmark=benchmark)
+    asked_of = named_model(model, parameters_b)
+    benchmarks = _benchmarks(benchmark)
+    if not benchmarks:
+        technique_named(technique)
+        text = f"Nothing is published about {benchmark!r}, which is no share of right answers."
+        return Retained(math.nan, math.nan, math.nan, text, known=False)
+    asked = [ask(asked_of, technique, method.strip(), one) for one in benchmarks]
+    if asked[0].of.kind == "lossless":
+        shown = nearest_figures(asked[0], nearest)
+        text = "lossless by construction: what is drawn is the same"
+        return Retained(1.0, 1.0, 1.0, text, shown)
+    beliefs = [belief(one) for one in asked]
+    value, low, high = (
+        math.fsum(parts) / len(beliefs)
+        for parts in zip(*((one.value, one.low, one.high) for one in beliefs), strict=True)
     )
-
-
-def _likelihood(row: Figure) -> bool:
-    return keys().benchmarks[row.benchmark].kind in LIKELIHOODS
+    shown = nearest_figures(asked[0], nearest)
+    return Retained(value, low, high, _basis(asked, beliefs), shown)
 
 
 def combined(parts: Sequence[Retained]) -> Retained:
-    """Two techniques together: what each retains is multiplied."""
-    if not all(part.known for part in parts):
-        return next(part for part in parts if not part.known)
+    """Two techniques together (weights and KV cache): what each retains is multiplied.
+
+    That losses are independent is assumed; bands are combined as independent ones in logarithms.
+    The published figures of all parts are shown in turn.
+
+    Raises:
+        InputError: for no parts.
+    """
+    if not parts:
+        raise InputError("nothing to combine.", field="technique", hint="Name one technique.")
+    if len(parts) == 1 or not all(part.known for part in parts):
+        return next((part for part in parts if not part.known), parts[0])
     value = math.prod(part.value for part in parts)
     below = math.hypot(*(math.log(part.value / part.low) for part in parts))
     above = math.hypot(*(math.log(part.high / part.value) for part in parts))
-    basis = " × ".join(part.basis for part in parts)
-    shown = tuple(figure for part in parts for figure in part.nearest)
-    return Retained(value, value * math.exp(-below), value * math.exp(above), basis, shown)
+    basis = f"{len(parts)} techniques, what each retains multiplied: "
+    longest = max(len(part.nearest) for part in parts)
+    in_turn = [part.nearest[n] for n in range(longest) for part in parts if n < len(part.nearest)]
+    return Retained(
+        value,
+        value * math.exp(-below),
+        value * math.exp(above),
+        basis + " × ".join(f"{part.value:.3f} ({part.basis})" for part in parts),
+        tuple(in_turn[:longest]),
+    )
+
+
+def _check(parameters_b: float | None, **names: str) -> None:
+    for field, name in names.items():
+        if len(name) > LONGEST:
+            raise InputError(
+                f"{name[:40]!r}… has {len(name)} characters, more than {LONGEST}.",
+                field=field,
+                hint="Give the name alone.",
+            )
+    if parameters_b is not None and not 0 < parameters_b < math.inf:
+        raise InputError(
+            f"{parameters_b} is not a number of billions of parameters.",
+            field="parameters_b",
+            hint="Give a positive number, or leave it out.",
+        )
+
+
+def _benchmarks(name: str) -> list[NamedBenchmark]:
+    """The benchmark of a name; those of the mean for none; nothing for another nature."""
+    names = [name] if name.strip() else words().mean_over
+    return [one for one in map(named_benchmark, names) if one is not None]
+
+
+def _basis(asked: Sequence[Question], beliefs: Sequence[Belief]) -> str:
+    """What the expectation rests on, in one sentence."""
+    one, size = asked[0], asked[0].model.parameters_b
+    of = "the mean over accuracy tasks" if len(asked) > 1 else one.benchmark.name
+    figures = beliefs[0].of_technique
+    parts = [f"fit to published figures, {figures} of {one.of.title}"]
+    if one.method and not beliefs[0].of_method:
+        parts.append(f"none by {one.method}")
+    if len(asked) == 1 and beliefs[0].exact:
+        count = beliefs[0].exact
+        parts.append(f"and {count} of this very combination")
+    elif not one.model.published:
+        parts.append("none of this model")
+    if len(asked) == 1 and not one.benchmark.published and not one.benchmark.of_kind:
+        parts.append(f"the benchmark taken for {one.benchmark.kind}")
+    usual = f"an assumed {USUAL_B:g} B" if size is None else f"{size:.3g} B"
+    return f"{of}, {usual} parameters: {', '.join(parts)}"

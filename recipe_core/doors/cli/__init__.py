@@ -20,6 +20,7 @@ from recipe_core.doors.cli import (
     calibrating,
     traffic,
     trials,
+    compressing,
 )
 
 # isort: on
@@ -30,6 +31,7 @@ __all__ = [
     "calibrating",
     "catalog",
     "checking",
+    "compressing",
     "launching",
     "main",
     "measuring",

@@ -1,0 +1,134 @@
+"""The fitted model of accuracy: expectation of a question's loss, and the band around it."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.provenance import Sourced, Status
+from recipe_core.base.resources import PACKAGE
+from recipe_core.compression.fit import LIMITS, START, Noise
+from recipe_core.compression.question import Question, Term, terms, text_of
+
+FILE = DataFile(PACKAGE / "compression" / "accuracy.yaml", "technique")
+EFFECTS = PACKAGE / "compression" / "effects.csv"
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Scatter(_Data):
+    """See ``fit.Noise``."""
+
+    source: str
+    status: Status
+    floor: float
+    relative: float
+    shared: float
+    latent: float
+    tails: float
+    crowding: float
+    unstated: float
+    base_share: float = Field(description="right answers of a usual base, for the noise of a band")
+
+    def noise(self) -> Noise:
+        """The numbers alone."""
+        return Noise(**self.model_dump(exclude={"source", "status", "base_share"}))
+
+
+class Spreads(_Data):
+    """Spread of the effects of each term; those of ``assumed`` have too few levels for a fit."""
+
+    source: str
+    status: Status
+    assumed: tuple[str, ...]
+    by_term: dict[str, float]
+
+
+class Band(_Data):
+    """Where 80 % of losses lie, in units of their scatter around the expectation."""
+
+    low: float
+    high: float
+    cells: int = Field(description="pairs of source and model that it was found from")
+
+
+class Bands(_Data):
+    """Bands by what is measured and how far a technique goes."""
+
+    source: str
+    status: Status
+    known: float = Field(description="share of a term's variance that counts where it is known")
+    by_group: dict[str, Band]
+
+
+class Fitted(Sourced):
+    """All of ``accuracy.yaml``."""
+
+    figures: int
+    models: int
+    scatter: Scatter
+    spreads: Spreads
+    bands: Bands
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Of one level: mean and variance, and from how many figures."""
+
+    mean: float
+    variance: float
+    figures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A loss, ``exp(f)``, and the variance of ``f``."""
+
+    loss: float
+    variance: float
+
+
+@cache
+def fitted() -> Fitted:
+    """The numbers of the fit."""
+    return FILE.read_as(Fitted)
+
+
+@cache
+def effects() -> dict[tuple[str, str], Effect]:
+    """Every effect by term and level."""
+    with EFFECTS.open(newline="", encoding="utf-8") as file:
+        return {
+            (row["term"], row["level"]): Effect(
+                float(row["effect"]), float(row["spread"]) ** 2, int(row["figures"])
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def expected(asked: Question) -> Expected:
+    """The loss to expect: the exponential of the sum of its terms' effects."""
+    total, variance = START, 0.0
+    for term, level, multiplier in terms(asked):
+        effect = _effect((term, level, multiplier))
+        total += multiplier * effect.mean
+        variance += multiplier**2 * effect.variance
+    return Expected(math.exp(min(max(total, LIMITS[0]), LIMITS[1])), variance)
+
+
+def _effect(term: Term) -> Effect:
+    """What is known of a level; of an unknown one only the spread of its term."""
+    spread = fitted().spreads.by_term.get(term[0], 0.0)
+    return effects().get(term[:2]) or Effect(0.0, spread**2, 0)
+
+
+def group_of(asked: Question) -> str:
+    """The group whose band holds."""
+    return f"{asked.range}, {'tasks' if text_of(asked) == 'tasks' else 'texts'}"

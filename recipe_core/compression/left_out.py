@@ -1,0 +1,89 @@
+"""Published figures predicted without the figures of their model, family or source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.compression.fit import (
+    LIMITS,
+    Data,
+    Entries,
+    Fit,
+    Levels,
+    Noise,
+    entries_of,
+    fitted,
+)
+from recipe_core.compression.nearest import question_of
+from recipe_core.compression.published import Figure
+from recipe_core.compression.question import Question, ask, terms
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Figures as the fit takes them, and as the questions that they would answer."""
+
+    rows: Sequence[Figure]
+    stated: Sequence[Question]
+    asked: Sequence[Question]
+    levels: Levels
+    entries: Entries
+    questions: Entries
+    data: Data
+
+    @classmethod
+    def of(cls, rows: Sequence[Figure], noise: Noise) -> Prepared:
+        """Those of these figures; a question does not name its source."""
+        stated = [question_of(row) for row in rows]
+        asked = [ask(one.model, one.technique, one.method, one.benchmark) for one in stated]
+        levels, entries = entries_of(rows, stated)
+        questions = levels.entries([list(terms(question)) for question in asked], new=False)
+        texts = [question.benchmark.likelihood for question in stated]
+        data = Data.of(rows, texts, noise.unstated)
+        return cls(rows, stated, asked, levels, entries, questions, data)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """For each figure: the loss that the others make expected, and the variance of its log."""
+
+    expected: Float
+    variance: Float
+
+
+def blocks(keys: Sequence[str]) -> list[Int]:
+    """Rows that share a key."""
+    column = np.array(keys)
+    return [np.flatnonzero(column == key) for key in sorted(set(keys))]
+
+
+def left_out(
+    prepared: Prepared, spreads: Mapping[str, float], noise: Noise, keys: Sequence[str]
+) -> LeftOut:
+    """Every figure predicted by a fit without the figures that share its key."""
+    parts = blocks(keys)
+    variances = prepared.levels.spreads(spreads) ** 2
+    fit = fitted(prepared.data, prepared.entries, variances, noise, left_out=parts)
+    posterior = posterior_variances(fit)
+    f, variance = np.empty(len(prepared.rows)), np.empty(len(prepared.rows))
+    uses = np.bincount(prepared.entries.level, minlength=len(variances))
+    for rows in parts:
+        inside = np.isin(prepared.entries.row, rows)
+        own = np.bincount(prepared.entries.level[inside], minlength=len(variances))
+        of_level = np.where(own == uses, variances, posterior)
+        f[rows] = prepared.questions.sums(fit.effects_without(rows))[rows]
+        variance[rows] = prepared.questions.variances(of_level)[rows]
+    return LeftOut(np.exp(np.clip(f, *LIMITS)), variance)
+
+
+def posterior_variances(fit: Fit) -> Float:
+    """Variance that is left of each level's effect."""
+    entries, left = fit.entries, fit.variances.copy()
+    for rows, level, value in entries.by_level():
+        known = value @ fit.inverse[np.ix_(rows, rows)] @ value
+        left[level] -= fit.variances[level] ** 2 * known
+    return np.maximum(left, 0)
