@@ -228,6 +228,9 @@ class Engine(Sourced):
     another build is theirs. ``images`` and ``floors`` are by runtime. ``metrics`` is None where the
     engine reports none.
 
+    ``online_techniques``: which technique of ``compression/`` a format of ``online_weight_dtypes``
+    is, where that is not the format's usual one.
+
     ``free_kv_dtypes``: cache formats for any activations; any other must be the activations' own.
 
     ``handoff_s``: what disaggregated prefill adds to a request, besides the transfer of its cache.
@@ -276,6 +279,7 @@ class Engine(Sourced):
     overheads: dict[Runtime, Overheads]
     kernels: Mapping[str, KernelTimes] = {}
     online_weight_dtypes: tuple[str, ...]
+    online_techniques: Mapping[str, str] = {}
     kv_dtypes: tuple[str, ...]
     free_kv_dtypes: tuple[str, ...]
     history: History | None = None

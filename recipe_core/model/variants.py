@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, in_catalog
+from recipe_core.model.derived import meanings
 
 
 def variants(model_id: str) -> dict[str, str]:
@@ -31,6 +34,29 @@ def variants(model_id: str) -> dict[str, str]:
         other: catalog_model(other).weight_dtype
         for other in sorted(same, key=lambda other: (_tail(other) != base, _tail(other)))
     }
+
+
+@lru_cache(256)  # bounded: anybody may ask for any name
+def base_of(model_id: str) -> str | None:
+    """The checkpoint that another was quantised from; None for one that is no copy.
+
+    The catalog's, unquantised or as it was published first; where the catalog has none, what the
+    ending of the name leaves of it.
+    """
+    first = next(iter(variants(model_id)), None)
+    if first is not None and first.casefold() != catalog_entry(model_id).id.casefold():
+        return first
+    for name, convention in meanings(model_id):
+        if convention is not None:
+            known = (other for other in catalog_ids() if _tail(other) == name.casefold())
+            return next(known, name)
+    return None
+
+
+@lru_cache(256)
+def stored_as(model_id: str, dtype: str) -> str | None:
+    """The first checkpoint of the catalog that holds the same model in a format; None without."""
+    return next((name for name, stored in variants(model_id).items() if stored == dtype), None)
 
 
 def _tail(model_id: str) -> str:

@@ -41,7 +41,8 @@ class Setting:
 
     ``correction``: what runs of one's own teach about them; None without any run. ``media``: images
     and sound in every prompt. ``reuse``: what a prefix cache finds by its size; None where cases
-    say it. ``offload``: tiers below the devices' cache; None for none.
+    say it. ``offload``: tiers below the devices' cache; None for none. ``judged_on``: the kind of
+    benchmark that accuracy is of, "mean" of all.
     """
 
     model: ModelSpec
@@ -54,6 +55,7 @@ class Setting:
     media: tuple[Media, ...] = ()
     reuse: ReuseCurve | None = None
     offload: Offload | None = None
+    judged_on: str = "mean"
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.

@@ -1,0 +1,230 @@
+"""What a setting's number formats keep of the accuracy of the model's base.
+
+The base is the checkpoint that others were quantised from. A model that was published quantised
+(DeepSeek-V3 in fp8) is its own base: its makers trained, or chose, that format.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
+from recipe_core.compression.retained import Retained
+from recipe_core.compression.schemes import (
+    Making,
+    cache_technique,
+    making,
+    together,
+    weight_technique,
+)
+from recipe_core.compression.technique import technique
+from recipe_core.model.catalog import catalog_model, in_catalog
+from recipe_core.model.dtypes import bytes_per_value, compute_dtype
+from recipe_core.model.spec import ModelSpec
+from recipe_core.model.variants import base_of, stored_as
+from recipe_core.physics.bands import Uncertain
+from recipe_core.physics.prediction import Amount, Known, Part
+from recipe_core.space.serving import WIDE, Setting
+
+COLUMN = "accuracy"
+"""The column of the expected share that is kept."""
+WIDER = 1.5
+"""Bytes a value over those of the base's format from which nothing is lost."""
+ROUNDED = "RTN"
+"""The method of formats that an engine makes while it loads: plain rounding."""
+OF_TEXT = "published figures are of models that generate text"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What is done to a base.
+
+    base: its name. techniques: by the names of ``techniques.yaml``; none where nothing is narrower
+    than in the base. method: the algorithm of the weights, "" where it is not known. published:
+    the format in which the base was published, where that is not one of 16 or 32 bit.
+    """
+
+    base: str
+    techniques: tuple[str, ...]
+    method: str = ""
+    published: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NearFigure(Part):
+    """A published figure of a compressed model beside its base."""
+
+    model: str
+    """The model before it was compressed."""
+    technique: str
+    """What was done, by the names of ``recipe_core/compression/techniques.yaml``."""
+    method: str
+    """The algorithm; empty where the source states none."""
+    benchmark: str
+    """What was measured."""
+    base_value: float
+    """The base's value."""
+    value: float
+    """The compressed model's value."""
+    retained: Amount
+    """Value over that of the base, upside down where less is better; 1 where nothing is lost."""
+    noise: Known
+    """Standard error of ``retained`` by the benchmark's items; null where that is not known."""
+    source: str
+    """Where it is published."""
+    date: str
+    """When, as far as the source says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy(Part):
+    """Accuracy beside that of the model's base: 1 where nothing is lost; null where unknown."""
+
+    value: Known
+    """Expected share of the base's accuracy that is kept."""
+    low: Known
+    """Lower end of the band in which eight of ten measured shares are expected."""
+    high: Known
+    """Upper end of that band; above 1 a compressed model measures better by chance."""
+    basis: str
+    """What the expectation rests on, or what is missing where it is unknown."""
+    benchmark: str
+    """Kind of benchmark that it is of, as ``objective.accuracy_of`` states it."""
+    techniques: list[str]
+    """What is done to the base, by the names of ``recipe_core/compression/techniques.yaml``."""
+    nearest: list[NearFigure] | None = None
+    """Published figures, the nearest first, where a single split is estimated."""
+
+
+def applied(setting: Setting) -> Applied:
+    """Techniques of a setting's formats, beside the base of its model."""
+    model = setting.model
+    base = base_of(model.name) if model.quantization is not None else None
+    whole = _spec(base) if base is not None else model
+    weights, method = _weights(setting, whole)
+    cached = "" if _same_cache(setting, whole) else cache_technique(setting.kv_dtype)
+    published = whole.quantization.dtype if whole is not None and whole.quantization else ""
+    return Applied(base or model.name, together(weights, cached), method, published)
+
+
+def _spec(name: str) -> ModelSpec | None:
+    return catalog_model(name) if in_catalog(name) else None
+
+
+def _same_cache(setting: Setting, whole: ModelSpec | None) -> bool:
+    """Whether the cache is no narrower than that of the base."""
+    if not setting.caches or setting.kv_dtype in WIDE:
+        return True
+    return whole is not None and whole.kv_dtype == setting.kv_dtype
+
+
+def _weights(setting: Setting, whole: ModelSpec | None) -> tuple[str, str]:
+    """Technique and method of the weights, both empty where they are no narrower than the base."""
+    dtype = setting.weight_dtype
+    if dtype in WIDE or (whole is not None and _as_good(dtype, whole.weight_dtype)):
+        return "", ""
+    made, online = _making(setting)
+    if online and dtype in setting.engine.online_techniques:
+        return setting.engine.online_techniques[dtype], made.method
+    native = compute_dtype(dtype, setting.cluster.device.peak_flops_per_s)
+    computed = native not in WIDE and not made.weights_only
+    name = made.technique if computed else ""
+    return name or weight_technique(dtype, computed=computed), made.method
+
+
+def _as_good(dtype: str, stored: str) -> bool:
+    """Whether a format holds what the base stores: the same, or one of clearly more bits."""
+    if dtype.removesuffix("-block") == stored.removesuffix("-block"):
+        return True
+    return bytes_per_value(dtype) > WIDER * bytes_per_value(stored)
+
+
+def _making(setting: Setting) -> tuple[Making, bool]:
+    """How the weights are made, and whether the engine makes them while it loads."""
+    model, dtype = setting.model, setting.weight_dtype
+    if model.weight_dtype == dtype:
+        return making(model), False
+    if not setting.needs_other_checkpoint:
+        return Making(ROUNDED), True
+    other = stored_as(model.name, dtype)
+    return (Making() if other is None else making(catalog_model(other))), False
+
+
+def accuracy_of(setting: Setting, benchmark: str | None = None) -> Retained:
+    """The share of its base's accuracy that a setting is expected to keep, with the 80 % band.
+
+    ``benchmark``: a kind of benchmark; by default what the setting is judged on.
+    """
+    kind = setting.judged_on if benchmark is None else benchmark
+    done = applied(setting)
+    if done.techniques and not setting.model.generates:
+        return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TEXT}.", known=False)
+    return _kept(done, round(setting.model.parameters / 1e9, 3), kind)
+
+
+@lru_cache(4096)
+def _kept(done: Applied, parameters_b: float, kind: str) -> Retained:
+    if not done.techniques:
+        return Retained(1.0, 1.0, 1.0, _as_base(done))
+    # the table of published figures takes time to read, which a plan in 16 bit saves
+    from recipe_core.compression.accuracy import combined, retained
+
+    parts = [
+        retained(
+            done.base,
+            name,
+            method=done.method if technique(name).kind != "kv cache" else "",
+            benchmark="" if kind == "mean" else kind,
+            parameters_b=parameters_b,
+        )
+        for name in done.techniques
+    ]
+    return parts[0] if len(parts) == 1 else combined(parts)
+
+
+def _as_base(done: Applied) -> str:
+    if done.published:
+        return (
+            f"{done.base} is published in {done.published}: it is its own base, "
+            "and nothing is narrower here."
+        )
+    return "No number format is narrower than the checkpoint's own."
+
+
+def uncertain_accuracy(setting: Setting) -> Uncertain | None:
+    """The intervals around a setting's accuracy; None where it is certain, or unknown.
+
+    The ends of the 80 % band, moved to the other levels as logarithms of a normal error are.
+    """
+    kept = accuracy_of(setting)
+    if not kept.known or kept.low == kept.high or min(kept.value, kept.low) <= 0:
+        return None
+    below, above = math.log(kept.low / kept.value), math.log(kept.high / kept.value)
+    factors = {level: _moved(below, above, level) for level in LEVELS}
+    return Uncertain(COLUMN, 1, factors)
+
+
+def _moved(below: float, above: float, level: Level) -> Ends:
+    share = _score(level) / _score(BAND)
+    return math.exp(min(below, 0.0) * share), math.exp(max(above, 0.0) * share)
+
+
+def _score(level: Level) -> float:
+    return NORMAL.inv_cdf(0.5 + int(level) / 200)
+
+
+def accuracy_part(setting: Setting, *, explained: bool) -> Accuracy:
+    """The accuracy of an estimate; ``explained`` with the nearest published figures."""
+    kept, done = accuracy_of(setting), applied(setting)
+    near = [NearFigure(*(getattr(figure, f.name) for f in fields(NearFigure))) for figure in kept.nearest]
+    return Accuracy(
+        value=kept.value if kept.known else None,
+        low=kept.low if kept.known else None,
+        high=kept.high if kept.known else None,
+        basis=kept.basis,
+        benchmark=setting.judged_on,
+        techniques=list(done.techniques),
+        nearest=near if explained else None,
+    )
