@@ -19,7 +19,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
 from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.present.verdict import Verdict, limits_text, may_miss, percent, verdict
-from recipe_core.search.alternatives import FORMATS_UNJUDGED, SURE, safer
+from recipe_core.search.alternatives import SURE, safer
 from recipe_core.search.plan import Plan
 
 PAGE_OF = {
@@ -371,8 +371,9 @@ def alternatives() -> Callable[[], None]:
             choices = []
         with place.container(horizontal=True, key="alternatives"):
             for n, choice in enumerate(choices):
-                note = f" {FORMATS_UNJUDGED}" if choice.formats else ""
-                tip = f"{choice.split} is then best, each figure planned anew.{note}"
+                tip = (
+                    f"{choice.split} is then best, each figure planned anew. {choice.accuracy_text}"
+                )
                 button(choice.label, f"alternative-{n}", choice.fields, MARKS[choice.kind], tip)
 
     return fill
@@ -381,6 +382,7 @@ def alternatives() -> Callable[[], None]:
 MARKS = {
     "weights": ":material/compress:",
     "checkpoint": ":material/inventory:",
+    "made": ":material/construction:",
     "cache": ":material/memory:",
     "fewer": ":material/remove:",
     "more": ":material/add:",

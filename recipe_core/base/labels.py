@@ -130,6 +130,10 @@ _CHANGES: Mapping[str, Callable[[Any], str]] = {
         f"Require only {significant(value)} tok/s"
     ),
     "objective.limits.gpus": lambda value: f"Allow {value:,.0f} devices",
+    "objective.limits.accuracy_recovery": lambda value: (
+        f"Require only {significant(value * 100)} % of the accuracy"
+    ),
+    "options.kv_dtypes": lambda value: f"Keep the cache in {value[0]}",
 }
 
 
@@ -252,6 +256,7 @@ REFUSALS = {
     "limit-energy": "Over the limit on energy",
     "limit-watts": "Over the limit on power",
     "limit-throughput": "Under the required throughput",
+    "limit-accuracy": "Keeps too little accuracy",
     "limit-tpot": "Over the limit on time per output token",
     "limit-latency": "Over the limit on request latency",
     "limit-usd": "Over the limit on cost",

@@ -50,6 +50,7 @@ _GAINS: dict[Goal, tuple[str, int]] = {
     "tpot": ("tpot_s", -1),
     "gpus": ("gpus", -1),
     "energy": ("joules_per_token", -1),
+    "accuracy": ("accuracy_lost", -1),
 }
 """What each goal is measured by, and whether more of it is better."""
 

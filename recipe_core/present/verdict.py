@@ -151,7 +151,8 @@ def load_text(plan: Plan, row: int) -> str:
 
 def main_figures(plan: Plan, row: int) -> list[str]:
     """Measures that a line about a row names: the goals', the limited ones, then the usual."""
-    columns = [plan.goals[goal][0] for goal in plan.request.objective.goals]
+    ranking = [plan.goals[goal][0] for goal in plan.request.objective.goals]
+    columns = [plan.shown_as.get(column, column) for column in ranking]
     goals = [name for name, measure in plan.measures.items() if measure.column in columns]
     limited = [name for name in plan.measures if plan.limit(name) is not None]
     names = dict.fromkeys([*goals, *limited, *plan.phrased])

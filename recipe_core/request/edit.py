@@ -41,12 +41,13 @@ _SERVING_LIMITS = (
     "usd_per_million_output_tokens",
     "output_tokens_per_s_at_least",
     "percentile",
+    "accuracy_recovery",
 )
 RUN_LIMITS = ("wall_hours", "usd")
 """Limits on a whole training run, which has an end only where its tokens are stated."""
 _OTHERS_LIMITS = {"serving": RUN_LIMITS, "training": _SERVING_LIMITS}
 """Limits that a kind of workload does not have."""
-_SERVING_GOALS = ("latency", "ttft", "tpot")
+_SERVING_GOALS = ("latency", "ttft", "tpot", "accuracy")
 
 
 def value_of(request: PlanRequest, field: str) -> Any:

@@ -118,6 +118,7 @@ _FIELDS = [
     "objective.optimize",
     *(f"objective.weights.{goal}" for goal in get_args(Goal)),
     "objective.orientation",
+    "objective.accuracy_of",
     "objective.confidence",
     *_dotted("objective.limits", Limits),
     *_dotted("options", Options),

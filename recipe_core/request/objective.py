@@ -9,7 +9,20 @@ from pydantic import BaseModel, Field, model_validator
 from recipe_core.base.described import DESCRIBED
 from recipe_core.base.types import Count, Positive
 
-Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy"]
+Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy", "accuracy"]
+
+JudgedOn = Literal[
+    "mean",
+    "knowledge",
+    "math",
+    "code",
+    "commonsense",
+    "reasoning",
+    "instruction",
+    "long-context",
+    "perplexity",
+]
+"""Kinds of benchmark that accuracy is of."""
 
 Orientation = Literal["latency", "balanced", "throughput"]
 
@@ -63,6 +76,11 @@ class Limits(BaseModel):
     output_tokens_per_s_at_least: Positive | None = None
     """Lowest throughput of the whole deployment, in output tokens per second."""
 
+    accuracy_recovery: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Lowest share of the accuracy of the model's unquantised checkpoint that number formats are
+    expected to keep: 0.99 allows them to lose 1 %. A format of which nothing near is published
+    does not keep it; a model published in a narrow format is its own base. Serving only."""
+
     percentile: Annotated[float, Field(ge=50, le=99.9)] | None = None
     """Percentile that the limits on times apply to: 95 bounds the time that 95 % of requests stay
     below. Left out, they apply to means. Percentiles are simulated request by request for the best
@@ -77,11 +95,14 @@ class Objective(BaseModel):
     optimize: Goal = "throughput"
     """What counts most: ``throughput`` (tokens per second), ``latency`` (of a whole request),
     ``ttft`` (time to first token), ``tpot`` (time per output token), ``cost`` (per token), ``gpus``
-    (fewest devices) or ``energy`` (per token). ``weights`` and ``orientation`` go before it."""
+    (fewest devices), ``energy`` (per token) or ``accuracy`` (what number formats keep of the
+    base's). ``weights`` and ``orientation`` go before it."""
 
     weights: dict[Goal, Annotated[float, Field(gt=0, le=100)]] = {}
     """Several goals at once, each with a weight up to 100: their quantities are multiplied, each to
-    the power of its weight. Not together with ``orientation``."""
+    the power of its weight. That of ``accuracy`` is the lost share plus 1 %, about the noise of a
+    published score: with equal weights, losing the first 1 % counts as much as twice the cost. Not
+    together with ``orientation``."""
 
     orientation: Orientation | None = None
     """Weights by name: ``latency`` (time per output token first), ``throughput`` (tokens per device
@@ -89,6 +110,11 @@ class Objective(BaseModel):
 
     limits: Limits = Limits()
     """Limits that an acceptable plan must keep."""
+
+    accuracy_of: JudgedOn = "mean"
+    """Kind of benchmark that accuracy is of: ``mean`` of all tasks, ``knowledge``, ``math``,
+    ``code``, ``commonsense``, ``reasoning``, ``instruction`` (following), ``long-context`` or
+    ``perplexity`` (which rises much sooner than tasks suffer). Serving only."""
 
     confidence: Annotated[float, Field(ge=0.5, le=0.99)] | None = None
     """Probability with which all limits must hold, if the plan were measured; by the calibrated

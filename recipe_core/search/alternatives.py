@@ -1,7 +1,7 @@
 """Choices beside the best split that are worth a click, each really planned.
 
 Cheaper number formats that engine and device support, fewer and more devices, and the best split
-that keeps the limits more surely. Whether a model answers as well in another format is not judged.
+that keeps the limits more surely. Each says what its formats are expected to keep of the accuracy.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ import numpy as np
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import split_name
-from recipe_core.base.units import chance_text
+from recipe_core.base.units import chance_text, range_text
+from recipe_core.compression.retained import Retained
 from recipe_core.hardware.cluster import short_title
 from recipe_core.model.variants import variants
 from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.schema import PlanRequest
+from recipe_core.search.accuracy import accuracy_of, applied
+from recipe_core.search.measures import kept
 from recipe_core.search.problem import MAX_DEVICES
+from recipe_core.space.serving import Setting
 
 if TYPE_CHECKING:
     from recipe_core.search.plan import Plan
 
-Kind = Literal["weights", "checkpoint", "cache", "fewer", "more", "sure"]
+Kind = Literal["weights", "checkpoint", "made", "cache", "fewer", "more", "sure"]
 AT_MOST = 5
 SURE = 0.8
 """Probability of keeping the limits from which a split is called safe."""
@@ -35,9 +39,10 @@ LEAST_TRADED = 0.1
 """The same, of a figure that is gained at the price of the goal's."""
 MOST_ROWS = 4000
 """Rows of a plan up to which other requests are planned beside it: more would take a second."""
+MADE = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
+"""Formats that a checkpoint can be made in (``recipe compress``)."""
 OTHER_CHECKPOINTS = 3
 """Checkpoints of the same model in other formats that are tried at most."""
-FORMATS_UNJUDGED = "How well the model answers in another number format is not judged here."
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +50,9 @@ class Alternative:
     """A choice beside the best split.
 
     Attributes:
-        kind: what changes: weights that the engine converts, another checkpoint of the model, the
-            cache's format, fewer or more devices, or how surely the limits must hold.
+        kind: what changes: weights that the engine converts, another checkpoint of the model, one
+            that has to be made first, the cache's format, fewer or more devices, or how surely the
+            limits must hold.
         what: what is different, in a few words: ``fp8 weights``, ``4 GPUs``.
         fields: edits to the request that take it (dotted fields and values).
         candidate: the split that is then best.
@@ -57,6 +63,8 @@ class Alternative:
         gained: the figure that improves instead, and by which share it changes; empty where
             ``better``.
         devices: devices that it uses.
+        accuracy: what its formats keep of the accuracy of the model's base; None for training.
+        techniques: what they do to that base, by the names of ``compression/techniques.yaml``.
     """
 
     kind: Kind
@@ -69,18 +77,39 @@ class Alternative:
     better: bool
     gained: str
     devices: int
+    accuracy: Retained | None = None
+    techniques: tuple[str, ...] = ()
 
     @property
     def formats(self) -> bool:
-        """Whether number formats change, whose accuracy is not judged."""
-        return self.kind in ("weights", "checkpoint", "cache")
+        """Whether number formats change, and with them how well the model answers."""
+        return self.kind in ("weights", "checkpoint", "made", "cache")
+
+    @property
+    def accuracy_text(self) -> str:
+        """What other number formats keep of the accuracy, as a sentence; empty where none change.
+
+        ``Keeps 98.6% of the base's accuracy, 93.5% to 100% likely.``
+        """
+        if not self.formats or self.accuracy is None:
+            return ""
+        if not self.accuracy.known:
+            return f"What it keeps of the base's accuracy is unknown: {self.accuracy.basis}"
+        ends = (self.accuracy.low, self.accuracy.high)
+        likely = "" if ends[0] == ends[1] else f", {range_text(ends, kept)} likely"
+        return f"Keeps {kept(self.accuracy.value)} of the base's accuracy{likely}."
 
     @property
     def label(self) -> str:
-        """``fp8 weights: $1.71, −15 %``; with what is gained where the goal's figure is not."""
+        """``fp8 weights: $1.71, −15 %, 99.6% accuracy``.
+
+        With what is gained where the goal's figure is not.
+        """
         share = share_text(self.change)
         if self.better:
-            return f"{self.what}: {self.figure}, {share}"
+            known = self.formats and self.accuracy is not None and self.accuracy.known
+            accuracy = f", {kept(self.accuracy.value)} accuracy" if known and self.accuracy else ""
+            return f"{self.what}: {self.figure}, {share}{accuracy}"
         return f"{self.what}: {self.gained}, {self.figure} ({share})"
 
     @property
@@ -97,7 +126,15 @@ class Alternative:
             "candidate": dict(self.candidate),
             "label": self.label,
             "formats": self.formats,
+            **self._accuracy_json(),
         }
+
+    def _accuracy_json(self) -> dict[str, Any]:
+        """What other formats keep; nothing where none change. Null where that is unknown."""
+        if not self.formats or self.accuracy is None:
+            return {}
+        part = self.accuracy.to_json()
+        return {"accuracy": part["retained"], "accuracy_basis": part["basis"]}
 
 
 def share_text(share: float) -> str:
@@ -195,6 +232,8 @@ def _planned(plan: Plan, best: int) -> Iterator[Ranked]:
             continue
         if tried.kind == "weights" and after.setting(row).needs_other_checkpoint:
             continue
+        if tried.kind == "made" and not after.setting(row).needs_other_checkpoint:
+            continue
         edit = _Edit(tried.kind, tried.what or devices_text(after, row), fields)
         yield from _compared(plan, best, after, row, edit)
 
@@ -236,18 +275,34 @@ def _formats(plan: Plan, best: int) -> Iterator[_Edit]:
         for dtype in spec.online_weight_dtypes:
             if dtype in device.weight_dtypes and dtype != setting.weight_dtype:
                 yield _Edit("weights", f"{dtype} weights", {"options.weight_dtypes": (dtype,)})
-    if isinstance(request.model, str):
-        others = [
-            (name, dtype)
-            for name, dtype in variants(request.model).items()
-            if dtype in device.weight_dtypes and dtype != setting.weight_dtype
-        ]
-        for name, dtype in others[:OTHER_CHECKPOINTS]:
-            fields = {"model": name, "options.weight_dtypes": ("auto",)}
-            yield _Edit("checkpoint", f"{dtype} checkpoint", fields)
+    yield from _checkpoints(setting, request)
     for dtype in device.kv_dtypes:
         if dtype in spec.kv_dtypes and dtype != setting.kv_dtype:
             yield _Edit("cache", f"{dtype} cache", {"options.kv_dtypes": (dtype,)})
+
+
+def _checkpoints(setting: Setting, request: PlanRequest) -> Iterator[_Edit]:
+    """Checkpoints of the catalog, one a format, and formats that would have to be made.
+
+    Of the latter only where the objective is about accuracy, which says that formats may change.
+    """
+    if not isinstance(request.model, str):
+        return
+    device, own = setting.cluster.device, setting.weight_dtype
+    by_format: dict[str, str] = {}
+    for name, dtype in variants(request.model).items():
+        if dtype in device.weight_dtypes and dtype != own:
+            by_format.setdefault(dtype, name)
+    for dtype, name in [*by_format.items()][:OTHER_CHECKPOINTS]:
+        fields = {"model": name, "options.weight_dtypes": ("auto",)}
+        yield _Edit("checkpoint", f"{dtype} checkpoint", fields)
+    objective = request.objective
+    if objective.limits.accuracy_recovery is None and "accuracy" not in objective.goals:
+        return
+    there = {own, *by_format, *setting.engine.online_weight_dtypes}
+    for dtype in device.weight_dtypes:
+        if dtype in MADE and dtype not in there:
+            yield _Edit("made", f"{dtype} weights, to be made", {"options.weight_dtypes": (dtype,)})
 
 
 def _more_devices(plan: Plan, best: int) -> Iterator[_Edit]:
@@ -290,8 +345,17 @@ def _compared(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iter
             better=better,
             gained=gained,
             devices=int(after.raw("gpus")[row]),
+            **_accuracy_after(after, row),
         ),
     )
+
+
+def _accuracy_after(after: Plan, row: int) -> dict[str, Any]:
+    """What the formats of a row keep of the accuracy, and what they are."""
+    if after.kind != "serving":
+        return {}
+    done = applied(after.setting(row))
+    return {"accuracy": accuracy_of(after.setting(row)), "techniques": done.techniques}
 
 
 def _limits_kept(after: Plan, row: int) -> str:
@@ -306,6 +370,7 @@ def _goal_measure(plan: Plan, best: int) -> str:
     goal = next(iter(plan.request.objective.goals))
     column = plan.goals[goal][0]
     by_column = {measure.column: name for name, measure in plan.measures.items()}
+    column = plan.shown_as.get(column, column)
     if column in plan.unpriced and not plan.priced(best):
         column = plan.unpriced[column]
     return by_column[column]

@@ -84,7 +84,7 @@ def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
         return []
     looser = looser_limits(plan) if not len(plan.order) else []
     if looser:
-        return looser[:at_most]
+        return [*_finer(plan), *looser][:at_most]
     out: list[Change] = []
     tried: set[str] = set()
     for topic, fields in plan.remedies():
@@ -94,6 +94,12 @@ def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
             tried.add(topic)  # the smallest change of each topic is enough
             out.append(best)
     return out
+
+
+def _finer(plan: Plan) -> list[Change]:
+    """The smallest number formats that keep the limit on accuracy; none where others are broken."""
+    after = (_best_after(plan, fields) for fields in plan.finer_formats())
+    return [one for one in [next(filter(None, after), None)] if one is not None]
 
 
 def looser_limits(plan: Plan) -> list[Change]:

@@ -14,12 +14,14 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.units import duration, significant, usd
+from recipe_core.physics.serving.accuracy import accuracy_of, titles_of
 from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.request.objective import Limits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.evaluated import EvaluatedCases
-from recipe_core.search.measures import HOUR_S, days
+from recipe_core.search.measures import HOUR_S, days, kept
 from recipe_core.space.refusal import Refusal
+from recipe_core.space.serving import Setting
 
 Cases = EvaluatedCases[Any, Any, Any]
 
@@ -36,6 +38,8 @@ class LimitRule:
     the column's, ``kinds`` the kinds of workload it holds for. ``at_least``: the column must not be
     less, instead of not more. ``counted``: only whole numbers. ``timed``: it bounds a time of every
     request, which has percentiles. ``money``: what the amount is for, where it needs a price.
+    ``cause``: what of a setting the figure is of; ``unknown``: why a figure that is not known is
+    not, where such a row does not keep the limit.
     """
 
     name: str
@@ -48,6 +52,8 @@ class LimitRule:
     counted: bool = False
     timed: bool = False
     money: str | None = None
+    cause: Callable[[Any], str] | None = None
+    unknown: Callable[[Any], str] | None = None
 
     def bound(self, limits: Limits) -> float | None:
         """The limit in the column's unit, None when none is stated."""
@@ -95,6 +101,13 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def _no_accuracy(setting: Setting) -> str:
+    """Why nothing is known of what a setting's formats keep."""
+    return (
+        f"what {titles_of(setting)} keep of the accuracy is unknown: {accuracy_of(setting).basis}"
+    )
+
+
 LIMITS = {
     "limit-ttft": LimitRule("ttft_ms", "ttft_s", 1e3, "time to first token", duration, timed=True),
     "limit-tpot": LimitRule(
@@ -131,6 +144,16 @@ LIMITS = {
         _count,
         at_least=True,
     ),
+    "limit-accuracy": LimitRule(
+        "accuracy_recovery",
+        "accuracy",
+        1.0,
+        "accuracy kept",
+        kept,
+        at_least=True,
+        cause=titles_of,
+        unknown=_no_accuracy,
+    ),
 }
 """Every limit by the code of its rule; the order is that in which remedies are offered."""
 
@@ -166,6 +189,7 @@ def _refusal(
 ) -> Refusal:
     value, mean = rule.value(cases, percentile), cases.columns[rule.column]
     limit = rule.show(bound)
+    lacks = np.isnan(value) if rule.unknown else np.zeros(len(value), dtype=np.bool_)
     place = cases.setting.cluster
     if rule.money and place.usd_per_device_hour is None:
         amount = f"${bound:,.2f}".removesuffix(".00")
@@ -176,9 +200,12 @@ def _refusal(
         return Refusal(code, cases.feasible, lambda _: unknown)
 
     def say(i: int) -> str:
+        if lacks[i] and rule.unknown is not None:
+            return f"{rule.unknown(cases.setting)} The limit of {limit} cannot be judged"
         shown = rule.show(value[i])
         if rule.at_least:
-            return f"{rule.label} {shown} is below the required {limit}"
+            of = f" ({rule.cause(cases.setting)})" if rule.cause else ""
+            return f"{rule.label} {shown}{of} is below the required {limit}"
         if percentile is None or not rule.timed:
             return f"{rule.label} {shown} exceeds the limit of {limit}"
         average = rule.show(mean[i])
@@ -188,7 +215,7 @@ def _refusal(
         )
 
     beyond = value < bound if rule.at_least else value > bound
-    return Refusal(code, cases.feasible & beyond, say)
+    return Refusal(code, cases.feasible & (beyond | lacks), say)
 
 
 def without_percentile(request: PlanRequest) -> PlanRequest:

@@ -23,6 +23,9 @@ MORE_IS_BETTER = frozenset(
         "kv_cache_tokens",
         "max_concurrency",
         "load",
+        "accuracy",
+        "accuracy_low",
+        "accuracy_high",
         "tokens_per_s",
         "tokens_per_s_per_gpu",
         "mfu",
@@ -90,6 +93,11 @@ def percent(value: float) -> str:
 def utilisation(value: float) -> str:
     """A share of a peak, whose first decimal is compared."""
     return f"{value:.1%}"
+
+
+def kept(value: float) -> str:
+    """A share of accuracy, of which a tenth of a percent counts."""
+    return f"{value * 100:.4g}%"
 
 
 def in_hours(seconds: float) -> str:
@@ -246,6 +254,18 @@ SERVING: dict[str, Measure] = {
         "load",
         whole,
         help="That the deployment holds at once; the best within the limits where it is searched",
+    ),
+    "accuracy": Measure(
+        "Accuracy kept",
+        "Accuracy",
+        "%",
+        "accuracy",
+        kept,
+        100,
+        limit="accuracy_recovery",
+        help="Expected share of the unquantised checkpoint's accuracy, by published figures of "
+        "models in the same number formats",
+        band="accuracy",
     ),
     "watts": Measure("Power of the devices", "Power", "W", "watts", watts, limit="watts"),
     "joules": Measure(

@@ -138,6 +138,10 @@ class Plan(PlanRows):
         """Changes to a row's own choices that may keep the limits it breaks: by default none."""
         yield from ()
 
+    def finer_formats(self) -> Iterator[dict[str, Any]]:
+        """Number formats that keep a limit on accuracy which nothing keeps: by default none."""
+        yield from ()
+
     def launch_cures(self) -> Iterator[dict[str, Any]]:
         """Changes after which a bundle can be made, where ``launch_note`` says that none can."""
         yield from ()
@@ -253,7 +257,11 @@ class Plan(PlanRows):
         ``queues`` where it starts and does not; then ``holds_requests`` says how many it holds and
         ``queue`` how long the others wait. It is ``uncertain`` where its memory is too close to
         tell whether it starts: ``start_probability`` and ``doubt`` say how likely and why.
-        ``feasible`` counts all three. ``bundle``: whether a bundle of the split can be made, else
+        ``feasible`` counts all three. ``checkpoint`` is the catalog's that has the weights of a
+        split in a format which neither the request's has nor the engine makes; null where one has
+        to be made first (``recipe compress``). ``pareto_accuracy``: whether no other split is
+        better in cost, time per output token or accuracy without being worse in another, where
+        splits differ in accuracy. ``bundle``: whether a bundle of the split can be made, else
         it is an estimate only. ``launch_note``: why no bundle can be made, where none can.
         """
         shown = self.order[: LISTED if top is None else top]

@@ -137,7 +137,7 @@ def shared_key(problem: Problem[Any], setting: Any) -> str:
     memory = setting.engine.memory
     started = [memory.graphs is None, memory.encoder is not None and memory.encoder.sharded]
     engine = [setting.engine.name, setting.engine.as_of, setting.engine.chunked_prefill, *started]
-    formats = [*engine, setting.mode, setting.weight_dtype, setting.kv_dtype]
+    formats = [*engine, setting.mode, setting.weight_dtype, setting.kv_dtype, setting.judged_on]
     # either all columns of an estimate have two pools or none has
     pools = problem.candidate.prefill is not None
     return json.dumps([*model, *formats, place, workload, limits, pools])

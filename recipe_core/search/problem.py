@@ -209,6 +209,8 @@ def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
     for goal in objective.weights:
         if goal not in TRAINING_GOALS:
             yield f"objective.weights.{goal}", goals
+    if objective.accuracy_of != Objective.model_fields["accuracy_of"].default:
+        yield "objective.accuracy_of", "Leave it out."
     yield from _limits_of_others(request)
     for name, field in Options.model_fields.items():
         if name not in TRAINING_OPTIONS and getattr(options, name) != field.get_default():

@@ -52,7 +52,8 @@ class PlanRows(ABC):
     ``phrased`` say a split in one phrase; ``parts`` of a device's memory and ``titles`` of rules as
     a person calls them; ``goals``, the column that each goal of an objective is about and whether
     less (1) or more (-1) of it is better; ``unpriced``, what stands for cost where a price is
-    unknown; ``frontier_columns``, the tradeoff that every plan states.
+    unknown; ``frontier_columns``, the tradeoff that every plan states; ``shown_as``, the columns
+    that people read in place of those that rank.
     """
 
     measures: Mapping[str, Measure]
@@ -66,6 +67,7 @@ class PlanRows(ABC):
     goals: ClassVar[Mapping[Goal, tuple[str, int]]]
     unpriced: ClassVar[Mapping[str, str]]
     frontier_columns: ClassVar[tuple[str, str]]
+    shown_as: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
         self, problem: Problem[Any], blocks: Sequence[EvaluatedCases[Any, Any, Any]]

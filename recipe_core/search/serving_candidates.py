@@ -67,6 +67,11 @@ def kv_dtype(dtype: str, weights: str, model: ModelSpec) -> str:
     return model.kv_dtype or (weights if weights in WIDE else model.dtype)
 
 
+def cached_as(dtype: str, shared: Setting) -> str:
+    """The cache format that a requested ``dtype`` means for a setting."""
+    return kv_dtype(dtype, shared.weight_dtype, shared.model)
+
+
 def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
     """The longest request, in tokens, that the engine is told to accept.
 
@@ -120,6 +125,7 @@ def setting(
         media=_media(problem.workload, problem.model),
         reuse=reuse_of(problem.workload),
         offload=offload_of(problem.request.options.kv_offload, spec),
+        judged_on=problem.request.objective.accuracy_of,
     )
     if problem.corrections is None:
         return one

@@ -16,6 +16,9 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.labels import REFUSALS, load_text
 from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import duration, significant
+from recipe_core.physics.bands import Uncertain
+from recipe_core.physics.serving.accuracy import COLUMN as ACCURACY
+from recipe_core.physics.serving.accuracy import accuracy_of, uncertain_accuracy
 from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors, uncertain
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
@@ -27,6 +30,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
 from recipe_core.request.split_key import load_of as load_of_key
+from recipe_core.search.accuracy import checkpoint_of, lost, wider_formats
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.limits import (
@@ -43,6 +47,7 @@ from recipe_core.search.plan import LENGTH, LIMIT, LOAD, Plan
 from recipe_core.search.problem import ServingProblem
 from recipe_core.search.serving_candidates import (
     INTERVALS,
+    cached_as,
     describe,
     engine_of,
     every_case,
@@ -81,14 +86,19 @@ def _every_search_rule(setting: Setting, cases: Cases) -> list[Any]:
     return [refusal for rule in rules for refusal in rule(setting, cases)]
 
 
+def _uncertain(setting: Setting, column: str) -> Uncertain | None:
+    """What the error of a column follows: for accuracy that of published figures."""
+    return uncertain_accuracy(setting) if column == ACCURACY else uncertain(setting, column)
+
+
 PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     estimate=estimate,
     rules=refusals,
     search_rules=_every_search_rule,
     place_rules=place_rules,
-    uncertain=uncertain,
+    uncertain=_uncertain,
     correlations=lambda: bands().correlation,
-    left=lambda e, metric: None if e.corrected is None else e.corrected.left[metric],
+    left=lambda e, metric: None if e.corrected is None else e.corrected.left.get(metric),
     case_columns={
         "tp": lambda c: c.tp,
         "pp": lambda c: c.pp,
@@ -127,6 +137,9 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         "usd_per_million_output_tokens": lambda e: e.cost.usd_per_million_output_tokens,
         "watts": lambda e: e.cost.watts,
         "joules_per_token": lambda e: e.cost.joules_per_token,
+        "accuracy": lambda e: np.full(len(e.cases), accuracy_of(e.setting).value),
+        "accuracy_low": lambda e: np.full(len(e.cases), accuracy_of(e.setting).low),
+        "accuracy_high": lambda e: np.full(len(e.cases), accuracy_of(e.setting).high),
     },
 )
 
@@ -149,7 +162,7 @@ class ServingPlan(Plan):
         "concurrency",
         "usd",
     )
-    tabled = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
+    tabled: tuple[str, ...] = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
     headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour")
     phrased = ("output", "tpot", "usd")
     parts = MEMORY
@@ -164,18 +177,30 @@ class ServingPlan(Plan):
         "cost": ("usd_per_million_output_tokens", 1),
         "gpus": ("gpus", 1),
         "energy": ("joules_per_token", 1),
+        "accuracy": ("accuracy_lost", 1),
     }
     unpriced: ClassVar[Mapping[str, str]] = {
         "usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"
     }
+    shown_as: ClassVar[Mapping[str, str]] = {"accuracy_lost": ACCURACY}
 
     def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
         super().__init__(problem, blocks)
         self.measures = measures_of(problem.workload.mode)
         if self.loads_differ:
             self.listed = ("load", *type(self).listed)
+        if self._tells_accuracy:
+            self.listed, self.tabled = (*self.listed, ACCURACY), (*type(self).tabled, ACCURACY)
         if len(problem.clusters) > 1:  # the chart that devices are usually compared by
             self.axes = ("interactivity", "per_gpu")
+
+    @property
+    def _tells_accuracy(self) -> bool:
+        """Whether rows are of several number formats, or the objective is about accuracy."""
+        objective = self.problem.request.objective
+        formats = {(b.setting.weight_dtype, b.setting.kv_dtype) for b in self.blocks}
+        stated = objective.limits.accuracy_recovery is not None or "accuracy" in objective.goals
+        return stated or len(formats) > 1
 
     # planning
 
@@ -266,7 +291,38 @@ class ServingPlan(Plan):
         with np.errstate(divide="ignore", invalid="ignore"):
             columns["tokens_per_s_per_user"] = 1 / columns["tpot_s"]
             columns["memory_share"] = columns["total_bytes"] / columns["usable_bytes"]
+        columns["accuracy_lost"] = lost(columns[ACCURACY])
         return columns
+
+    def band_ends(self, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
+        """Ends of the 80 % band around a measure of some rows, SI.
+
+        Those of accuracy rest on published figures. NaN where unknown, or certain.
+        """
+        if self.measures[name].column != ACCURACY:
+            return super().band_ends(name, rows)
+        index = np.asarray(rows, dtype=np.int64)
+        low, high = (
+            np.asarray(self.columns[end][index], dtype=float)
+            for end in ("accuracy_low", "accuracy_high")
+        )
+        certain = low == high
+        return np.where(certain, np.nan, low), np.where(certain, np.nan, high)
+
+    @cached_property
+    def accuracy_front(self) -> Bool | None:
+        """Rows that no other beats in cost, time per output token or accuracy without losing one.
+
+        Of devices without a price output per device stands for cost. None where rows do not differ
+        in accuracy.
+        """
+        known = self.columns[ACCURACY][self.holds] if self.blocks else np.zeros(0)
+        if len(np.unique(known[np.isfinite(known)])) < 2:
+            return None
+        cost = "usd_per_million_output_tokens"
+        if not all(block.setting.cluster.usd_per_device_hour for block in self.blocks):
+            cost = self.unpriced[cost]
+        return self.front_of(cost, "tpot_s", ACCURACY)
 
     def _moves_with_errors(self, rows: Int) -> Float:
         moves = np.zeros((len(rows), len(METRICS)))
@@ -508,7 +564,17 @@ class ServingPlan(Plan):
         if self.loads_differ:
             for case, load in zip(out, self.columns["load"][rows].tolist(), strict=True):
                 case["load"] = load
+        for case, row in zip(out, rows.tolist(), strict=True):
+            if (setting := self.setting(row)).needs_other_checkpoint:
+                case["checkpoint"] = checkpoint_of(setting)
         return out
+
+    def _state_json(self, row: int) -> dict[str, Any]:
+        """Whether a feasible row holds its load at once, and is on the front of three axes."""
+        state = super()._state_json(row)
+        if self.accuracy_front is not None:
+            state["pareto_accuracy"] = bool(self.accuracy_front[row])
+        return state
 
     # changes that may help
 
@@ -556,18 +622,52 @@ class ServingPlan(Plan):
                 yield from suggest(self, row)
 
     def reliefs(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
-        """Intervals of one step, where a row waits longer than a limit allows."""
+        """Formats that keep the accuracy; intervals of one step, where a row waits too long."""
+        if "limit-accuracy" in codes:
+            yield from self._kept_better(row)
         if codes & {"limit-ttft", "limit-latency"}:
             stated = self.candidate(row)
             long = [name for name in INTERVALS if stated.get(name, 1) > 1]
             if long:
                 yield {f"candidate.{name}": 1 for name in long}
 
+    def _kept_better(self, row: int) -> Iterator[dict[str, Any]]:
+        """Number formats that keep the accuracy asked for, the smallest first.
+
+        Weights that the engine makes or the catalog has, then the cache as activations are.
+        """
+        least = self.request.objective.limits.accuracy_recovery
+        setting = self.setting(row)
+        if least is None:
+            return
+        for cache in dict.fromkeys((setting.kv_dtype, "auto")):
+            kept = replace(setting, kv_dtype=cached_as(cache, setting))
+            narrower = {} if cache == setting.kv_dtype else {"options.kv_dtypes": (cache,)}
+            if narrower and accuracy_of(kept).value >= least:
+                yield narrower
+            for dtype, checkpoint in wider_formats(kept, least):
+                loaded: dict[str, Any] = {"options.weight_dtypes": (dtype,)}
+                if checkpoint is not None:
+                    loaded = {"model": checkpoint, "options.weight_dtypes": ("auto",)}
+                yield loaded | narrower
+
+    def finer_formats(self) -> Iterator[dict[str, Any]]:
+        """Changes of number formats that keep a limit on accuracy, where the nearest row breaks it.
+
+        The smallest formats first.
+        """
+        row = self.nearest_row()
+        if row is not None and "limit-accuracy" in self.codes(row):
+            yield from self._kept_better(row)
+
     def carried(self, _row: int, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """What of the row's own split has to change with ``fields``."""
-        if "options.weight_dtypes" in _fields:
-            return {"candidate.weight_dtype": _fields["options.weight_dtypes"][0]}
-        return {}
+        names = {"weight_dtypes": "weight_dtype", "kv_dtypes": "kv_dtype"}
+        return {
+            f"candidate.{of_split}": _fields[f"options.{option}"][0]
+            for option, of_split in names.items()
+            if f"options.{option}" in _fields
+        }
 
     # what may flip the decision
 

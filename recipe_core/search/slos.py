@@ -29,7 +29,12 @@ _ENDS = {
 """The first and the last step of each limit, in its unit: what people ask for. Any other number can
 be typed."""
 
-_MONEY = frozenset(rule.name for rule in LIMITS.values() if rule.money)
+_SHARES = {"accuracy_recovery": (0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.999, 1.0)}
+"""Steps of limits on shares, of which those close to 1 matter."""
+
+_MAY_BE_UNKNOWN = frozenset(
+    rule.name for rule in LIMITS.values() if rule.money or rule.unknown is not None
+)
 
 
 def limit_steps(name: str, *, devices: int, stated: float | None = None) -> tuple[float, ...]:
@@ -41,6 +46,8 @@ def limit_steps(name: str, *, devices: int, stated: float | None = None) -> tupl
     if name == "gpus":
         powers = [float(1 << n) for n in range(devices.bit_length())]
         steps = {*powers, float(devices)}
+    elif name in _SHARES:
+        steps = set(_SHARES[name])
     else:
         low, high = _ENDS[name]
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -77,7 +84,7 @@ def _keeping_others(plan: Plan, name: str) -> Bool:
         if bound is None or other == name:
             continue
         values = plan.bounded(other) / measure.limit_factor
-        if measure.limit in _MONEY:  # what nobody knows keeps no limit
+        if measure.limit in _MAY_BE_UNKNOWN:  # what nobody knows keeps no limit
             keep &= np.isfinite(values)
         with np.errstate(invalid="ignore"):
             keep &= ~(values < bound) if measure.more_is_better else ~(values > bound)

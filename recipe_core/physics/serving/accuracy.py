@@ -7,7 +7,7 @@ The base is the checkpoint that others were quantised from. A model that was pub
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
@@ -152,6 +152,11 @@ def _making(setting: Setting) -> tuple[Making, bool]:
     return (Making() if other is None else making(catalog_model(other))), False
 
 
+def titles_of(setting: Setting) -> str:
+    """What a setting does to the base, as people call it: ``INT4 weights and FP8 KV cache``."""
+    return " and ".join(technique(name).title for name in applied(setting).techniques)
+
+
 def accuracy_of(setting: Setting, benchmark: str | None = None) -> Retained:
     """The share of its base's accuracy that a setting is expected to keep, with the 80 % band.
 
@@ -172,16 +177,25 @@ def _kept(done: Applied, parameters_b: float, kind: str) -> Retained:
     from recipe_core.compression.accuracy import combined, retained
 
     parts = [
-        retained(
-            done.base,
-            name,
-            method=done.method if technique(name).kind != "kv cache" else "",
-            benchmark="" if kind == "mean" else kind,
-            parameters_b=parameters_b,
+        _capped(
+            retained(
+                done.base,
+                name,
+                method=done.method if technique(name).kind != "kv cache" else "",
+                benchmark="" if kind == "mean" else kind,
+                parameters_b=parameters_b,
+            )
         )
         for name in done.techniques
     ]
     return parts[0] if len(parts) == 1 else combined(parts)
+
+
+def _capped(kept: Retained) -> Retained:
+    """At most the base's accuracy: what measures better does so by chance, and is no promise."""
+    if not kept.known:
+        return kept
+    return replace(kept, value=min(kept.value, 1.0), low=min(kept.low, 1.0))
 
 
 def _as_base(done: Applied) -> str:
@@ -218,7 +232,10 @@ def _score(level: Level) -> float:
 def accuracy_part(setting: Setting, *, explained: bool) -> Accuracy:
     """The accuracy of an estimate; ``explained`` with the nearest published figures."""
     kept, done = accuracy_of(setting), applied(setting)
-    near = [NearFigure(*(getattr(figure, f.name) for f in fields(NearFigure))) for figure in kept.nearest]
+    near = [
+        NearFigure(*(getattr(figure, f.name) for f in fields(NearFigure)))
+        for figure in kept.nearest
+    ]
     return Accuracy(
         value=kept.value if kept.known else None,
         low=kept.low if kept.known else None,

@@ -16,6 +16,7 @@ from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.units import duration, gib, significant
 from recipe_core.hardware.cluster import roofline
 from recipe_core.model.towers import PARTS
+from recipe_core.model.variants import stored_as
 from recipe_core.physics.serving.cache_notes import cache_notes
 from recipe_core.physics.serving.continuous_batching import (
     decode_step,
@@ -88,9 +89,11 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
     setting, cases, price = e.setting, e.cases.take(rows), e.setting.cluster.price_note
     shared = [*setting.model.notes, *_about_towers(setting)]
     if setting.needs_other_checkpoint:
+        other = stored_as(setting.model.name, setting.weight_dtype)
+        ready = f"the catalog has {other}" if other else "make one with recipe compress"
         shared.append(
             f"Needs a checkpoint that stores {setting.weight_dtype}; "
-            f"this model's stores {setting.model.weight_dtype}."
+            f"this model's stores {setting.model.weight_dtype}: {ready}."
         )
     if setting.engine.as_of is not None:
         shared.append(

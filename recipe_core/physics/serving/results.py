@@ -26,6 +26,7 @@ from recipe_core.physics.prediction import (
     as_documented,
     known,
 )
+from recipe_core.physics.serving.accuracy import Accuracy
 from recipe_core.physics.serving.bands import FOLLOWING
 from recipe_core.physics.serving.bottlenecks import CAUSES
 from recipe_core.physics.serving.cache_results import KvTier, PrefixCache
@@ -263,6 +264,9 @@ class ServingEstimate(EstimateBase):
     intervals: IntervalsByFigure | None = None
     """The same at 50, 80 and 95 %, by figure and level: that share of measured runs is expected
     inside; the band is that of 80 %."""
+    accuracy: Accuracy | None = None
+    """What number formats keep of the accuracy of the model's base; None in estimates of earlier
+    versions."""
     basis: dict[str, str] | None = None
     """What each figure, the price and the power rest on."""
     breakdown_s: ServingParts | None = None

@@ -14,6 +14,7 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.base.intervals import BAND, Ends, Level
 from recipe_core.physics.bands import narrowed
 from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
+from recipe_core.physics.serving.accuracy import accuracy_part
 from recipe_core.physics.serving.bands import FOLLOWING, bands_of
 from recipe_core.physics.serving.bottlenecks import causes
 from recipe_core.physics.serving.corrections import Corrected
@@ -151,6 +152,7 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
         "usd_per_hour": e.setting.cluster.price_basis or "unknown",
         "watts": watts_basis(e.setting),
     }
+    accuracy = accuracy_part(e.setting, explained=explained)
     costs = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingCost)}
     energy = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingEnergy)}
     intervals = list(_intervals(e.setting, figures, costs, energy, own))
@@ -160,6 +162,7 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
         "energy": _built(ServingEnergy, energy),
         "bands": [{name: of[BAND] for name, of in of_row.items()} for of_row in intervals],
         "intervals": intervals,
+        "accuracy": [accuracy] * len(rows),
         "basis": [
             _basis(e.setting, of_row, own, row) | fixed for row, of_row in enumerate(intervals)
         ],
