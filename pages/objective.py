@@ -26,7 +26,7 @@ OPTIMIZERS = {
     "sgd": "SGD",
 }
 LIMITED = {
-    False: ("tpot", "ttft", "latency", "usd", "usd_hour", "gpus"),
+    False: ("tpot", "ttft", "latency", "usd", "usd_hour", "gpus", "accuracy"),
     True: ("wall", "usd_run", "gpus", "usd_hour"),
 }
 MORE_LIMITED = {False: ("output", "watts", "joules"), True: ("watts", "joules")}
@@ -42,11 +42,24 @@ UNITS = {
     "watts": ("W", 1.0),
     "gpus": ("", 1.0),
     "output_tokens_per_s_at_least": ("tok/s", 1.0),
+    "accuracy_recovery": ("%", 100.0),
 }
 """The unit in which a limit is asked for, and units of the page in one of the field's."""
 MEASURES = {False: SERVING, True: TRAINING}
 PERCENTILES = {None: "Mean", 50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 FREE = "no limit"
+JUDGED_ON = {
+    "mean": "All tasks",
+    "knowledge": "Knowledge",
+    "math": "Math",
+    "code": "Code",
+    "commonsense": "Common sense",
+    "reasoning": "Reasoning",
+    "instruction": "Instructions",
+    "long-context": "Long context",
+    "perplexity": "Perplexity",
+}
+"""Kinds of benchmark that accuracy is of."""
 
 request = common.request()
 workload = request.workload
@@ -162,7 +175,7 @@ def aim() -> None:
         "Optimise for",
         "_aim",
         current,
-        lambda name: {**known[name].changes, **dict.fromkeys(weights)},
+        lambda name: {**dict.fromkeys(weights), **known[name].changes},
         options=list(known),
         format_func=lambda name: known[name].title,
         required=current is not None,
@@ -271,6 +284,15 @@ def limits(plan: Plan | None) -> None:
     with numbers.group("limits"), st.grid(2, min_column_width=250):
         for name in LIMITED[training]:
             limit(plan, name)
+    if not training:
+        common.edit(
+            st.selectbox,
+            "Accuracy is of",
+            "objective.accuracy_of",
+            options=list(JUDGED_ON),
+            format_func=JUDGED_ON.get,
+            width=250,
+        )
     with (
         st.expander("More limits", icon=":material/tune:", key="more-limits"),
         numbers.group("more-limits-boxes"),

@@ -94,6 +94,8 @@ REFUSED: dict[str, Any] = {
     "objective.limits.percentile": 95,
     "objective.limits.usd_per_million_output_tokens": 1.0,
     "objective.limits.output_tokens_per_s_at_least": 1000.0,
+    "objective.limits.accuracy_recovery": 0.95,
+    "objective.accuracy_of": "math",
     "options.weight_dtypes": ["fp8"],
     "options.kv_dtypes": ["fp8"],
     "options.loads": [8],
@@ -160,7 +162,7 @@ def test_what_only_serving_has_is_refused_with_a_fix(field: str, value: Any) -> 
     assert len(plan(PlanRequest.parse(_with(SERVING, field, value))))  # and serving takes it
 
 
-@pytest.mark.parametrize("goal", ["latency", "ttft", "tpot"])
+@pytest.mark.parametrize("goal", ["latency", "ttft", "tpot", "accuracy"])
 @pytest.mark.parametrize("field", ["objective.optimize", "objective.weights"])
 def test_goals_of_requests_are_refused_for_a_run(field: str, goal: str) -> None:
     weights = field.endswith("weights")

@@ -1,5 +1,5 @@
 """One split looked at closely: its formulas with numbers, its curves, timetable and tornado.
 
 It estimates again what a plan already chose, and chooses nothing. May import base, model, hardware,
-engines, request, space, physics and search.
+engines, request, compression, space, physics and search.
 """

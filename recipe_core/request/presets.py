@@ -84,18 +84,21 @@ def preset_of(request: PlanRequest) -> str | None:
 
 
 class Aim(BaseModel):
-    """What counts most: an orientation, or one goal."""
+    """What counts most: an orientation, one goal, or several with their weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
     help: str
     optimize: Goal = "throughput"
     orientation: Orientation | None = None
+    weights: dict[Goal, float] = {}
 
     @property
     def changes(self) -> dict[str, Any]:
         """The changes to a request that choose it."""
-        return {"objective.optimize": self.optimize, "objective.orientation": self.orientation}
+        weighed = {f"objective.weights.{goal}": weight for goal, weight in self.weights.items()}
+        chosen = {"objective.optimize": self.optimize, "objective.orientation": self.orientation}
+        return chosen | weighed
 
 
 _SERVING_AIMS: Mapping[str, Aim] = {
@@ -120,6 +123,16 @@ _SERVING_AIMS: Mapping[str, Aim] = {
         title="Fewest devices", help="As few devices as the limits allow.", optimize="gpus"
     ),
     "energy": Aim(title="Energy", help="Fewest joules per token.", optimize="energy"),
+    "accuracy": Aim(
+        title="Accuracy",
+        help="Number formats that keep most of the unquantised checkpoint's accuracy.",
+        optimize="accuracy",
+    ),
+    "all-three": Aim(
+        title="Accuracy, cost, speed",
+        help="Losing one percent of accuracy counts as much as twice the cost or the token time.",
+        weights={"accuracy": 1.0, "cost": 1.0, "tpot": 1.0},
+    ),
 }
 _TRAINING_AIMS: Mapping[str, Aim] = {
     "throughput": Aim(
@@ -144,10 +157,11 @@ def aim_of(request: PlanRequest) -> str | None:
     """The name of the request's aim; None for weights and where no aim fits."""
     objective = request.objective
     if objective.weights:
-        return None
+        known = aims(request).items()
+        return next((name for name, aim in known if aim.weights == objective.weights), None)
     by_orientation = None
     for name, aim in aims(request).items():
-        if aim.orientation == objective.orientation:
+        if aim.orientation == objective.orientation and not aim.weights:
             if aim.optimize == objective.optimize:
                 return name
             # An orientation goes before ``optimize``, which may then be any.

@@ -11,6 +11,7 @@ from recipe_core.base.text_rows import memory_parts
 from recipe_core.base.units import chance_text, count, duration, gib, significant
 from recipe_core.explain.arithmetic import arithmetic, training_arithmetic
 from recipe_core.explain.curves import Crossing, crossing, load_curve, scaling
+from recipe_core.explain.formats import format_points
 from recipe_core.explain.frontier import frontier
 from recipe_core.explain.operators import Constant, Working, time_text
 from recipe_core.explain.serving_time import Times
@@ -19,6 +20,7 @@ from recipe_core.explain.tornado import FIGURES, tornado
 from recipe_core.physics.prediction import known
 from recipe_core.physics.training.results import TrainingPhase, TrainingRun
 from recipe_core.present import tables
+from recipe_core.present.charts.accuracy import cost_against_loss, formats_table, three_axes
 from recipe_core.present.charts.curves import (
     crossing_text,
     load_curves,
@@ -35,7 +37,7 @@ from recipe_core.present.charts.memory import memory_bars, stage_bars
 from recipe_core.present.charts.time import causes_bars, loss_bars, pipeline, waterfall
 from recipe_core.present.charts.views import Chart, Focus, Item, Note, Table, view
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.search.measures import days, utilisation
+from recipe_core.search.measures import days, kept, utilisation
 from recipe_core.search.plan import Plan
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
@@ -262,6 +264,54 @@ def cost(focus: Focus[ServingPlan]) -> Iterator[Item]:
         "Cost per million output tokens over the share of paid hours in use",
         "Idle hours are billed too: at half utilisation a token costs twice as much.",
     )
+
+
+@view("accuracy", "Accuracy", ("serving",))
+def accuracy(focus: Focus[ServingPlan]) -> Iterator[Item]:
+    """What number formats of a split cost, save and lose."""
+    plan = focus.plan
+    points = {name: format_points(plan, row) for name, row in focus.compared.items()}
+    own = points[plan.label(focus.row)]
+    yield Chart(
+        "accuracy-cost",
+        f"Cost against accuracy lost, {plan.label(focus.row)}",
+        cost_against_loss(points, dark=focus.dark),
+        f"Cost of a token against the accuracy lost in {len(own)} pairs of number formats",
+        "One split in every format that its device and engine take; lines join the weight formats "
+        "of one cache. Bars: where eight of ten published figures are expected. Diamonds: no other "
+        "format is better in cost, time per token or accuracy without being worse in another.",
+    )
+    yield formats_table(own, f"Number formats of {plan.label(focus.row)}")
+    if focus.searched.accuracy_front is not None:
+        yield Chart(
+            "accuracy-axes",
+            "Cost, time per token and accuracy of every split",
+            three_axes(focus.searched, dark=focus.dark),
+            "Cost against time per output token, coloured by the accuracy that is kept",
+            "Rings: no other split is better in one of the three without being worse in another.",
+        )
+    yield from _published(plan, focus.row)
+
+
+def _published(plan: ServingPlan, row: int) -> Iterator[Item]:
+    """What a split's accuracy rests on, and the nearest published figures."""
+    kept_here = known(plan.explained(row).accuracy)
+    yield Note(f"Expected accuracy, {kept_here.benchmark} of benchmarks: {kept_here.basis}")
+    if kept_here.nearest:
+        rows = [
+            {
+                "Model": figure.model,
+                "Technique": figure.technique,
+                "Method": figure.method or "–",
+                "Benchmark": figure.benchmark,
+                "Base": significant(figure.base_value),
+                "Compressed": significant(figure.value),
+                "Kept": kept(figure.retained),
+                "Source": figure.source,
+            }
+            for figure in kept_here.nearest
+        ]
+        yield Table.of(rows, "Nearest published figures")
 
 
 def _traced(plan: Plan) -> list[str]:
