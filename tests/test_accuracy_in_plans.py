@@ -1,0 +1,359 @@
+"""Accuracy in plans: which techniques formats are, the limit, the goal, the front of three axes."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core.base.errors import InputError
+from recipe_core.compression.retained import Retained
+from recipe_core.explain.formats import format_points
+from recipe_core.model.variants import base_of, stored_as
+from recipe_core.physics.serving import accuracy
+from recipe_core.present.charts.accuracy import cost_against_loss, three_axes
+from recipe_core.request.edit import change
+from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.accuracy import AS_GOOD, accuracy_of, applied, checkpoint_of, lost
+from recipe_core.search.alternatives import alternatives
+from recipe_core.search.changes import fixes
+from recipe_core.search.plans import estimate_batch, plan
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import engine_of, setting
+from recipe_core.search.serving_plan import ServingPlan
+from tests.conftest import make_request
+
+SMALL = "Qwen/Qwen3-0.6B"
+MIDDLE = "Qwen/Qwen3-8B"
+FORMATS = {"weight_dtypes": ["auto", "fp8", "int4"], "kv_dtypes": ["auto", "fp8"]}
+
+
+def formats_of(
+    model: str, weights: str, cache_: str = "auto", device: str = "h100-sxm", engine: str = ""
+) -> Any:
+    """The setting of a model's formats on a device."""
+    problem = resolve(make_request(model, device, 1))
+    spec = engine_of(engine or None, problem.cluster)
+    return setting(problem, spec, weights, cache_)
+
+
+@cache
+def planned(model: str = MIDDLE, **objective: Any) -> ServingPlan:
+    objective = {name: _plain(value) for name, value in objective.items()}
+    request = make_request(model, per_node=2, options=FORMATS, objective=objective)
+    made = plan(request)
+    assert isinstance(made, ServingPlan)
+    return made
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, tuple) else value
+
+
+def at_least(share: float) -> Any:
+    return (("accuracy_recovery", share),)
+
+
+# Which techniques formats are
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "technique"),
+    [
+        ("h100-sxm", "fp8", "fp8_w8a8"),
+        ("a100-sxm-80gb", "fp8", "fp8_weight_only"),  # Ampere has no fp8 units
+        ("h100-sxm", "nvfp4", "nvfp4_weight_only"),  # nor Hopper fp4 ones: Marlin
+        ("b200-sxm", "nvfp4", "nvfp4_w4a4"),
+        ("b200-sxm", "int4", "int4_weight_only"),
+        ("h100-sxm", "int8", "int8_w8a8"),
+    ],
+)
+def test_formats_are_techniques_by_what_the_device_computes_in(
+    device: str, weights: str, technique: str
+) -> None:
+    assert applied(formats_of(MIDDLE, weights, device=device)).techniques == (technique,)
+
+
+def test_a_cache_is_a_technique_of_its_own_unless_tables_have_both_as_one() -> None:
+    alone = applied(formats_of(MIDDLE, "auto", "fp8")).techniques
+    joint = applied(formats_of(MIDDLE, "fp8", "fp8")).techniques
+    apart = applied(formats_of(MIDDLE, "int4", "fp8")).techniques
+    assert alone == ("kv_fp8",)
+    assert joint == ("fp8_w8a8_kv_fp8",)
+    assert apart == ("int4_weight_only", "kv_fp8")
+
+
+@pytest.mark.parametrize(
+    ("model", "base", "method"),
+    [
+        ("Qwen/Qwen3-8B-AWQ", MIDDLE, "AWQ"),
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", MIDDLE, "dynamic"),
+        ("nvidia/Qwen3-8B-NVFP4", MIDDLE, "ModelOpt"),
+        ("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "Qwen/Qwen2.5-32B-Instruct", "GPTQ"),
+        ("google/gemma-4-31B-it-qat-w4a16-ct", "google/gemma-4-31B-it", "QAT"),
+    ],
+)
+def test_a_checkpoint_says_its_base_and_how_it_was_made(model: str, base: str, method: str) -> None:
+    done = applied(formats_of(model, "auto"))
+    assert (done.base, done.method) == (base, method)
+    assert done.techniques
+
+
+def test_gptq_keeps_activations_in_16_bit_on_any_device() -> None:
+    made = formats_of("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "auto")
+    assert applied(made).techniques == ("int8_weight_only",)
+
+
+def test_what_an_engine_makes_while_loading_is_rounded() -> None:
+    assert applied(formats_of(MIDDLE, "fp8")).method == accuracy.ROUNDED
+    made = applied(formats_of(MIDDLE, "int4", device="rtx-4090", engine="llama-cpp"))
+    assert made.techniques == ("gguf_q4_k_m",)
+
+
+@pytest.mark.parametrize("model", ["deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b"])
+def test_a_model_published_in_a_narrow_format_is_its_own_base(model: str) -> None:
+    one = formats_of(model, "auto")
+    kept = accuracy_of(one)
+    assert base_of(model) is None
+    assert (kept.value, kept.low, kept.high) == (1.0, 1.0, 1.0)
+    assert f"published in {one.model.weight_dtype}" in kept.basis
+    assert "own base" in kept.basis
+
+
+def test_a_copy_of_such_a_model_is_beside_what_was_published() -> None:
+    done = applied(formats_of("nvidia/DeepSeek-V3.1-NVFP4", "auto", device="b200-sxm"))
+    assert done.base == "deepseek-ai/DeepSeek-V3"
+    assert done.techniques == ("nvfp4_w4a4_kv_fp8",)
+
+
+def test_16_bit_loses_nothing_and_reads_no_table() -> None:
+    kept = accuracy_of(formats_of(MIDDLE, "auto"))
+    assert (kept.value, kept.low, kept.nearest) == (1.0, 1.0, ())
+
+
+def test_figures_of_texts_are_none_of_vectors() -> None:
+    problem = resolve(make_request("Qwen/Qwen3-Embedding-8B", "h100-sxm", 1))
+    one = setting(problem, engine_of(None, problem.cluster, "embed"), "fp8", "auto")
+    kept = accuracy_of(one)
+    assert not kept.known
+    assert "generate text" in kept.basis
+
+
+# The limit
+
+
+def test_a_limit_refuses_int4_of_a_small_model_and_keeps_fp8() -> None:
+    made = planned(SMALL, limits=at_least(0.985))
+    formats = {made.setting(int(row)).weight_dtype for row in made.order}
+    refused = np.flatnonzero(made.rules()["limit-accuracy"])
+    assert formats >= {"bf16", "fp8"}
+    assert {made.setting(int(row)).weight_dtype for row in refused} >= {"int4"}
+    assert "int4" not in formats
+    (sentence,) = made.reasons(int(refused[-1]))
+    assert "is below the required 98.5%" in sentence
+    assert "INT4 weights" in sentence
+
+
+def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch: Any) -> None:
+    nobody = Retained(np.nan, np.nan, np.nan, "no published figure is near.", known=False)
+    real = accuracy._kept
+    monkeypatch.setattr(
+        accuracy,
+        "_kept",
+        lambda done, *rest: nobody if "int4_weight_only" in done.techniques else real(done, *rest),
+    )
+    request = make_request(MIDDLE, per_node=1, options={"weight_dtypes": ["int4"]})
+    limited = change(request, {"objective.limits.accuracy_recovery": 0.5})
+    made, free = plan(limited), plan(request)
+    assert len(free.order)
+    assert not len(made.order)
+    (sentence,) = made.reasons(0)
+    assert "unknown: no published figure is near" in sentence
+    assert "50% cannot be judged" in sentence
+    assert free.best is not None
+    assert free.best.estimate.to_json()["accuracy"]["value"] is None
+
+
+def test_a_confidence_holds_the_band_against_the_limit() -> None:
+    likely = planned(limits=at_least(0.98))
+    sure = planned(limits=at_least(0.98), confidence=0.95)
+    assert set(sure.order) < set(likely.order)
+    certain = [row for row in likely.order if likely.columns["accuracy_low"][row] == 1.0]
+    assert set(certain) <= set(sure.order)
+    assert (sure.confidence(sure.order) >= 0.95).all()
+
+
+def test_training_refuses_limit_goal_and_benchmark() -> None:
+    run = {"kind": "training", "sequence_length": 4096, "global_batch": 64}
+    for field, value in (
+        ("objective.limits.accuracy_recovery", 0.9),
+        ("objective.accuracy_of", "math"),
+        ("objective.optimize", "accuracy"),
+    ):
+        request = {"model": MIDDLE, "hardware": {"device": "h100-sxm"}, "workload": run}
+        part: dict[str, Any] = request.setdefault("objective", {})  # type: ignore[arg-type]
+        *path, last = field.split(".")[1:]
+        for step in path:
+            part = part.setdefault(step, {})
+        part[last] = value
+        with pytest.raises(InputError) as caught:
+            plan(PlanRequest.parse(request))
+        assert caught.value.field == field
+
+
+def test_a_refused_format_is_helped_by_the_smallest_one_that_keeps_the_limit() -> None:
+    request = make_request("Qwen/Qwen3-8B-AWQ", per_node=1, options={"kv_dtypes": ["auto"]})
+    made = plan(change(request, {"objective.limits.accuracy_recovery": 0.9999}))
+    first = made.changes()[0]
+    assert first.fields["model"] in (MIDDLE, stored_as(MIDDLE, "fp8"))
+    assert len(plan(change(made.request, first.fields)).order)
+    assert "model" in fixes(made, 0)[0].fields
+
+
+# The goal
+
+
+def test_weights_move_the_choice_from_cost_to_accuracy() -> None:
+    by_cost = planned(weights=(("cost", 1.0), ("accuracy", 0.01)))
+    by_accuracy = planned(weights=(("cost", 0.01), ("accuracy", 1.0)))
+    cost, kept = "usd_per_million_output_tokens", "accuracy"
+    first, other = by_cost.best_row, by_accuracy.best_row
+    assert by_cost.columns[kept][first] < by_accuracy.columns[kept][other]
+    assert by_cost.columns[cost][first] < by_accuracy.columns[cost][other]
+    assert by_accuracy.setting(other).weight_dtype == "bf16"
+
+
+def test_losing_one_percent_counts_as_much_as_twice_the_cost() -> None:
+    kept = np.array([1.0, 1 - AS_GOOD, np.nan, 1.02])
+    assert lost(kept) / AS_GOOD == pytest.approx([1.0, 2.0, 101.0, 1.0])
+
+
+def test_all_three_is_an_aim_of_the_page() -> None:
+    request = make_request(MIDDLE)
+    chosen = change(request, dict(aims(request)["all-three"].changes))
+    assert aim_of(chosen) == "all-three"
+    assert set(chosen.objective.goals) == {"accuracy", "cost", "tpot"}
+
+
+# The front of three axes
+
+
+def test_the_front_of_three_axes_has_no_dominated_row_and_all_others_are() -> None:
+    made = planned(optimize="cost")
+    names = ("usd_per_million_output_tokens", "tpot_s", "accuracy_lost")
+    on = made.accuracy_front
+    assert on is not None
+    axes = np.stack([made.columns[name] for name in names], axis=1)
+    held = np.flatnonzero(made.holds)
+    for row in held:
+        others = axes[held[held != row]]
+        beaten = ((others <= axes[row]).all(axis=1) & (others < axes[row]).any(axis=1)).any()
+        same = (others == axes[row]).all(axis=1).any()
+        assert on[row] == (not beaten) or same
+    assert on.sum() > made.front_of(*names[:2]).sum()
+
+
+def test_a_plan_of_one_accuracy_has_two_axes() -> None:
+    made = plan(make_request(MIDDLE, per_node=1))
+    assert isinstance(made, ServingPlan)
+    assert made.accuracy_front is None
+    assert "pareto_accuracy" not in made.to_json(top=1)["candidates"][0]
+    marks = [case["pareto_accuracy"] for case in planned().to_json(top=50)["candidates"]]
+    assert any(marks)
+
+
+# Checkpoints that already are a format
+
+
+def test_a_sibling_of_the_catalog_is_named_and_a_missing_one_too() -> None:
+    assert checkpoint_of(formats_of(MIDDLE, "int4")) == "Qwen/Qwen3-8B-AWQ"
+    assert checkpoint_of(formats_of(MIDDLE, "fp8")) == MIDDLE  # the engine makes it
+    assert checkpoint_of(formats_of(SMALL, "int4")) is None
+    options = {"weight_dtypes": ["int4", "auto"]}
+    for model, name, words in (
+        (MIDDLE, "Qwen/Qwen3-8B-AWQ", "the catalog has Qwen/Qwen3-8B-AWQ"),
+        (SMALL, None, "make one with recipe compress"),
+    ):
+        answer = plan(make_request(model, per_node=1, options=options)).to_json()
+        by_format = {case["candidate"]["weight_dtype"]: case for case in answer["candidates"]}
+        assert by_format["int4"]["checkpoint"] == name
+        assert "checkpoint" not in by_format["bf16"]
+        assert any(words in note for note in by_format["int4"]["estimate"]["notes"])
+
+
+def test_alternatives_say_what_other_formats_keep() -> None:
+    request = make_request(MIDDLE, per_node=1, objective={"optimize": "cost"})
+    offered = alternatives(plan(change(request, {"objective.limits.accuracy_recovery": 0.98})))
+    changed = [one for one in offered if one.formats]
+    assert changed
+    for one in changed:
+        assert one.accuracy is not None
+        assert one.accuracy.value >= 0.98
+        assert one.accuracy_text.startswith("Keeps ")
+        assert one.to_json()["accuracy"]["value"] == one.accuracy.value
+
+
+# One row and many
+
+
+def test_an_estimate_has_the_same_accuracy_alone_and_in_a_column() -> None:
+    splits = [
+        {"tp": 1, "pp": 1, "dp": dp, "weight_dtype": "fp8", "kv_dtype": "fp8"} for dp in (1, 2)
+    ]
+    requests = [make_request(MIDDLE, per_node=2, candidate=split).to_json() for split in splits]
+    together = [answer["accuracy"] for answer in estimate_batch(requests)]
+    alone = [estimate_batch([request])[0]["accuracy"] for request in requests]
+    made = planned()
+    row = next(row for row in made.order if made.setting(int(row)) and _is(made, int(row), "fp8"))
+    assert together == alone
+    assert together[0]["value"] == float(made.columns["accuracy"][row])
+    assert json.loads(json.dumps(together[0])) == together[0]
+
+
+def _is(made: ServingPlan, row: int, dtype: str) -> bool:
+    one = made.setting(row)
+    return (one.weight_dtype, one.kv_dtype) == (dtype, dtype)
+
+
+def test_one_split_is_estimated_with_its_nearest_figures() -> None:
+    made = planned()
+    row = next(int(row) for row in made.order if _is(made, int(row), "fp8"))
+    answer = made.explained(row).to_json()["accuracy"]
+    assert answer["techniques"] == ["fp8_w8a8_kv_fp8"]
+    assert {"model", "technique", "benchmark", "retained", "source"} <= set(answer["nearest"][0])
+    assert "nearest" not in made.estimate(row).to_json()["accuracy"]
+    assert answer["low"] <= answer["value"] <= answer["high"]
+
+
+def test_the_kind_of_benchmark_moves_the_figure() -> None:
+    mean, perplexity = planned(), planned(accuracy_of="perplexity")
+    row = next(int(row) for row in mean.order if mean.setting(int(row)).weight_dtype == "int4")
+    assert mean.columns["accuracy"][row] != perplexity.columns["accuracy"][row]
+
+
+# Charts
+
+
+def test_formats_of_one_split_are_points_joined_by_their_cache() -> None:
+    made = planned()
+    points = format_points(made, made.best_row or 0)
+    assert sum(point.own for point in points) == 1
+    assert {point.weight_dtype for point in points} >= {"bf16", "fp8", "int4"}
+    figure = cost_against_loss({"split": points})
+    names = {trace.name for trace in figure.data}
+    assert names == {f"{point.kv_dtype} cache" for point in points}
+    assert all(trace.error_x.array is not None for trace in figure.data)
+    own = next(point for point in points if point.own)
+    assert own.tpot_s == pytest.approx(float(made.columns["tpot_s"][made.best_row]))
+
+
+def test_three_axes_show_every_split_that_holds_with_its_accuracy() -> None:
+    made = planned()
+    drawn = [trace for trace in three_axes(made).data if trace.marker.coloraxis]
+    assert sum(len(trace.x) for trace in drawn) == made.holds.sum()
+    colours = np.concatenate([trace.marker.color for trace in drawn])
+    assert sorted(colours) == pytest.approx(sorted(made.values("accuracy", made.holds)))
