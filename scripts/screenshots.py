@@ -42,6 +42,11 @@ OVER_TIME = (
     f"{SIZE}&workload.over_time.shape=azure-conversation&workload.over_time.mean_rate=60"
     "&workload.over_time.days=7"
 )
+FORMATS = (
+    "v=1&model=Qwen%2FQwen3-8B&hardware.per_node=2&workload.concurrency=32"
+    "&objective.optimize=cost&objective.limits.accuracy_recovery=0.95"
+    "&options.weight_dtypes=auto,fp8,int4&options.kv_dtypes=auto,fp8"
+)
 KEPT = (
     "v=1&kept=~1.ePmQfAf8i45WAoakArCk8DAEpfRqkkKd3mFDakCAvQjyX2aeArDc0VHISMxJU8hPUygBtvlI9SwRp"
     "RrR4WFCk_BAdwTO4ABGt68nMINGkBoGeDL6APud-LQA9DywgaOjAKwoSlPB9QqNEr3RQHk0FgAGETvM"
@@ -56,6 +61,7 @@ SHOTS = {
     "compare": ("compare", LLAMA, None),
     "compare-time": ("compare", LLAMA, "Time"),
     "compare-clusters": ("compare", SIDE_BY_SIDE, "Load"),
+    "compare-accuracy": ("compare", FORMATS, "Accuracy"),
     "recipe": ("recipe", LLAMA, None),
     "training": ("compare", TRAIN, "Pipeline"),
     "size": ("size", SIZE, None),
@@ -77,6 +83,7 @@ DARK = (
     "hardware",
     "objective",
     "compare",
+    "compare-accuracy",
     "recipe",
     "training",
     "size",
@@ -85,7 +92,17 @@ DARK = (
     "measured",
     "check",
 )
-NARROW = ("start", "model", "objective", "compare", "size", "over-time", "side", "check")
+NARROW = (
+    "start",
+    "model",
+    "objective",
+    "compare",
+    "compare-accuracy",
+    "size",
+    "over-time",
+    "side",
+    "check",
+)
 BUTTONS = ("check", "tour", "glossary", "over-time")
 """Shots for which a button is pressed; for others a tab is opened."""
 WIDE_PX, NARROW_PX = 1440, 390

@@ -28,6 +28,7 @@ _TAIL = {
     "wall": " to finish",
     "step": " a step",
     "joules": " per token",
+    "accuracy": " of the accuracy",
 }
 
 

@@ -19,7 +19,7 @@ from recipe_core.physics.serving.simulate import MOST, requests_each
 from recipe_core.request.objective import Limits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.evaluated import EvaluatedCases
-from recipe_core.search.measures import HOUR_S, days, kept
+from recipe_core.search.measures import HOUR_S, days
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Setting
 
@@ -101,6 +101,11 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def _share(value: float) -> str:
+    """A share with as many digits as tell it from a limit."""
+    return f"{value * 100:.4g}%"
+
+
 def _no_accuracy(setting: Setting) -> str:
     """Why nothing is known of what a setting's formats keep."""
     return (
@@ -149,7 +154,7 @@ LIMITS = {
         "accuracy",
         1.0,
         "accuracy kept",
-        kept,
+        _share,
         at_least=True,
         cause=titles_of,
         unknown=_no_accuracy,

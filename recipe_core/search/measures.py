@@ -97,7 +97,7 @@ def utilisation(value: float) -> str:
 
 def kept(value: float) -> str:
     """A share of accuracy, of which a tenth of a percent counts."""
-    return f"{value * 100:.4g}%"
+    return f"{value * 100:.1f}".removesuffix(".0") + "%"
 
 
 def in_hours(seconds: float) -> str:

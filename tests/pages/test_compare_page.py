@@ -393,11 +393,29 @@ def test_alternatives_stand_beside_the_tiles_and_are_one_click() -> None:
     }
     assert 1 <= len(labels) <= 5
     key = next(key for key, label in labels.items() if label.startswith("fp8 weights"))
-    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %", labels[key])
+    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+% accuracy", labels[key])
     figure_then = labels[key].split(": ")[1].split(",")[0]
     app.button(key=key).click().run()
     assert query_of(app)["options.weight_dtypes"] == "fp8"
     assert f"{figure_then} per M tokens" in words(app)
+
+
+def test_formats_of_a_split_are_drawn_against_the_accuracy_they_lose() -> None:
+    app = opened(
+        "compare.py",
+        model="Qwen/Qwen3-8B",
+        **{
+            "hardware.per_node": "1",
+            "options.weight_dtypes": "auto,fp8,int4",
+            "objective.limits.accuracy_recovery": "0.5",
+        },
+    )
+    open_view(app, "Accuracy")
+    lines = figure(app, "accuracy-cost")["data"]
+    assert {"bf16", "fp8", "int4"} <= {text for line in lines for text in line["text"]}
+    assert figure(app, "accuracy-axes")["layout"]["coloraxis"]["colorbar"]
+    assert "Expected accuracy, mean of benchmarks" in words(app)
+    assert "of the accuracy" in words(app)  # the bar names the figure that is limited
 
 
 def test_the_safe_split_is_one_click_and_the_best_one_click_back() -> None:

@@ -196,6 +196,28 @@ def test_an_aim_is_an_orientation_or_a_goal() -> None:
     assert query_of(app) == {"v": "1", "objective.optimize": "cost"}
 
 
+def test_several_goals_are_an_aim_that_another_replaces() -> None:
+    app = opened("objective.py")
+    app.get_by_key("_aim").set_value("all-three").run()
+    weights = {f"objective.weights.{goal}": "1" for goal in ("tpot", "cost", "accuracy")}
+    assert weights.items() <= query_of(app).items()
+    app.get_by_key("_aim").set_value("accuracy").run()
+    assert query_of(app) == {"v": "1", "objective.optimize": "accuracy"}
+
+
+def test_accuracy_is_bounded_in_percent_of_a_kind_of_benchmark() -> None:
+    app = opened("objective.py", model="Qwen/Qwen3-8B-AWQ")
+    app.select_slider(key="_objective.limits.accuracy_recovery_slider").set_value(99.0).run()
+    assert query_of(app)["objective.limits.accuracy_recovery"] == "0.99"
+    app.text_input(key="_objective.limits.accuracy_recovery").set_value("50").run()
+    app.selectbox(key="_objective.accuracy_of").set_value("math").run()
+    stated = query_of(app)
+    assert stated["objective.limits.accuracy_recovery"] == "0.5"
+    assert stated["objective.accuracy_of"] == "math"
+    app.text_input(key="_objective.limits.accuracy_recovery").set_value("101").run()
+    assert "Accuracy kept" in app.error[0].value
+
+
 def test_adapters_have_a_rank_and_an_alpha() -> None:
     app = opened(
         "objective.py",

@@ -12,6 +12,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.user_options import check_environment
+from recipe_core.model.variants import stored_as
 from recipe_core.space.serving import no_such_cache
 
 MODULES = LaunchFolder(
@@ -34,7 +35,9 @@ def launch(deployment: Deployment) -> Launch:
         stored = setting.model.weight_dtype
         dtype = setting.weight_dtype
         message = f"{setting.model.name} stores {stored} weights, which {engine.title} cannot load"
-        hint = f"Name a checkpoint that stores {dtype}, or use weight_dtype: auto."
+        other = stored_as(setting.model.name, dtype)
+        named = f"Name {other}, which" if other else "Name a checkpoint that"
+        hint = f"{named} stores {dtype}, or use weight_dtype: auto."
         raise NoAnswer(f"{message} as {dtype}.", field="candidate.weight_dtype", hint=hint)
     if not setting.cache_can_be_had:
         message = f"{no_such_cache(setting)}."

@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.base.units import duration, rate, usd
+from recipe_core.base.units import duration, range_text, rate, usd
 from recipe_core.explain.formats import FormatPoint
-from recipe_core.present.charts.front import thinned
+from recipe_core.present.charts.front import faint, thinned
 from recipe_core.present.charts.style import BELOW, DASHES, FRAME, SYMBOLS, Palette, palette
 from recipe_core.present.charts.views import Table
 from recipe_core.search.measures import kept
@@ -19,7 +19,7 @@ from recipe_core.search.serving_plan import ServingPlan
 
 PERCENT = 100.0
 MADE = "to be made"
-PLACES = ("top center", "bottom center")
+PLACES = ("top right", "bottom left")
 """Where names of points stand, of one cache format and the next."""
 _HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}<extra></extra>"
 
@@ -54,8 +54,8 @@ def cost_against_loss(
             figure.add_trace(_line(line, title, colour, DASHES[k % len(DASHES)], cost=cost, k=k))
     up = "Cost per million output tokens ($)" if cost else "Output per device (tok/s)"
     figure.update_xaxes(title="Accuracy lost (%)", zeroline=True, zerolinecolor=colours.muted)
-    figure.update_yaxes(title=up, rangemode="tozero", zeroline=False)
-    figure.update_layout(height=440, hovermode="closest", showlegend=True, **FRAME)
+    figure.update_yaxes(title=up, zeroline=False)
+    figure.update_layout(height=460, hovermode="closest", showlegend=True, **FRAME)
     return figure
 
 
@@ -82,9 +82,9 @@ def _line(
             "symmetric": False,
             "array": [max(high - x, 0.0) for x, (_, high) in zip(lost, ends, strict=True)],
             "arrayminus": [max(x - low, 0.0) for x, (low, _) in zip(lost, ends, strict=True)],
-            "color": colour,
-            "thickness": 1,
-            "width": 3,
+            "color": faint(colour),
+            "thickness": 1.25,
+            "width": 0,
         },
         customdata=[[point.title, _hover(point)] for point in points],
         hovertemplate=_HOVER,
@@ -94,7 +94,7 @@ def _line(
 
 def _hover(point: FormatPoint) -> str:
     lines = [
-        f"Keeps {kept(point.kept.value)} of the accuracy ({_band(point)})",
+        f"Keeps {kept(point.kept.value)} of the accuracy ({_likely(point)})",
         f"{duration(point.tpot_s)} per token",
         f"{rate(point.output_tokens_per_s_per_gpu)} per device",
     ]
@@ -104,10 +104,16 @@ def _hover(point: FormatPoint) -> str:
     return "<br>".join(lines)
 
 
+def _likely(point: FormatPoint) -> str:
+    certain = point.kept.low == point.kept.high
+    return "by definition" if certain else f"{_band(point)} likely"
+
+
 def _band(point: FormatPoint) -> str:
-    if point.kept.low == point.kept.high:
-        return "by definition"
-    return f"{kept(point.kept.low)} to {kept(point.kept.high)} likely"
+    """The ends of the 80 % band; empty where it is certain, or unknown."""
+    if not point.kept.known or point.kept.low == point.kept.high:
+        return ""
+    return range_text((point.kept.low, point.kept.high), kept)
 
 
 def three_axes(plan: ServingPlan, *, dark: bool = False) -> go.Figure:
@@ -193,9 +199,10 @@ def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
     rows = []
     for point in points:
         cells = {
-            "Formats": f"{point.title}{' (this split)' if point.own else ''}",
+            "Weights": f"{point.weight_dtype}{' (this)' if point.own else ''}",
+            "Cache": point.kv_dtype,
             "Accuracy kept": kept(point.kept.value) if point.kept.known else "unknown",
-            "Likely": _band(point) if point.kept.known else "",
+            "Likely": _band(point),
         }
         cells["Per token"] = duration(point.tpot_s) if point.runs else "–"
         if cost:

@@ -250,13 +250,13 @@ def _error_bars(plan: Plan, name: str, rows: Int, colour: str) -> dict[str, Any]
         "symmetric": False,
         "array": np.nan_to_num(high - values),
         "arrayminus": np.nan_to_num(values - low),
-        "color": _faint(colour),
+        "color": faint(colour),
         "thickness": 1.25,
         "width": 0,
     }
 
 
-def _faint(colour: str) -> str:
+def faint(colour: str) -> str:
     """A colour, given as #RRGGBB, with most of what is behind it to be seen."""
     red, green, blue = (int(colour[n : n + 2], 16) for n in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, 0.4)"
