@@ -327,6 +327,7 @@ def test_one_split_is_estimated_with_its_nearest_figures() -> None:
     assert {"model", "technique", "benchmark", "retained", "source"} <= set(answer["nearest"][0])
     assert "nearest" not in made.estimate(row).to_json()["accuracy"]
     assert answer["low"] <= answer["value"] <= answer["high"]
+    assert made.band_ends("accuracy", [row]) == ([answer["low"]], [answer["high"]])
 
 
 def test_the_kind_of_benchmark_moves_the_figure() -> None:

@@ -183,6 +183,8 @@ def test_bands_of_rows_are_those_of_their_estimates(make: Any) -> None:
     told = 0
     for name, measure in splits.measures.items():
         low, high = splits.band_ends(name, rows)
+        if name == "accuracy":  # of published figures: test_accuracy_in_plans
+            continue
         if not splits.has_band(name):
             assert np.isnan(low).all()
             continue

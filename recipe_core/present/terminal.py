@@ -20,7 +20,7 @@ from recipe_core.base.units import count as count_text
 from recipe_core.present.calibrated import calibrated_lines
 from recipe_core.present.reinforcement_text import reinforcement_lines
 from recipe_core.present.verdict import counts
-from recipe_core.search.measures import days
+from recipe_core.search.measures import days, kept
 from recipe_core.search.plan import Plan
 from recipe_core.search.rows import TIED
 
@@ -154,6 +154,8 @@ def _best(plan: Plan, top: int) -> str:
         texts["device"] = lambda row: str(plan.setting(row).cluster.device.name)
     texts["engine"] = lambda row: str(plan.candidate(row)["engine"])
     texts["weights"] = lambda row: _format(plan.candidate(row))
+    if "kv_dtype" in plan.differs:
+        texts["cache"] = lambda row: str(plan.candidate(row)["kv_dtype"])
     numbers: dict[str, Callable[[int], str]] = {}
     if plan.loads_differ:
         numbers[plan.measures["load"].head] = partial(plan.text, "load")
@@ -239,7 +241,18 @@ def _serving_lines(answer: Mapping[str, Any]) -> list[str]:
     lines += _banded("serving", answer)
     if price := cost_text(answer):
         lines.append(f"  {'Cost':26} {price}")
-    return lines
+    return lines + _accuracy_lines(answer.get("accuracy"))
+
+
+def _accuracy_lines(accuracy: Mapping[str, Any] | None) -> list[str]:
+    """What narrower formats keep, with its band and basis; nothing where none is narrower."""
+    if not accuracy or not accuracy["techniques"]:
+        return []
+    names = " and ".join(accuracy["techniques"])
+    if accuracy["value"] is None:
+        return [f"  {'Accuracy kept':26} {'unknown':>14}   {names}: {accuracy['basis']}"]
+    ends = f"{kept(accuracy['low'])} – {kept(accuracy['high'])}"
+    return [f"  {'Accuracy kept':26} {kept(accuracy['value']):>14}   {ends}, {names}"]
 
 
 def _banded(kind: str, answer: Mapping[str, Any]) -> list[str]:

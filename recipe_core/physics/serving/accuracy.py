@@ -162,7 +162,27 @@ def accuracy_of(setting: Setting, benchmark: str | None = None) -> Retained:
 
     ``benchmark``: a kind of benchmark; by default what the setting is judged on.
     """
-    kind = setting.judged_on if benchmark is None else benchmark
+    return _accuracy(_Same(setting), setting.judged_on if benchmark is None else benchmark)
+
+
+class _Same:
+    """A setting by its identity: the columns of an estimate ask for the same one again."""
+
+    __slots__ = ("setting",)
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def __hash__(self) -> int:
+        return id(self.setting)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.setting is self.setting
+
+
+@lru_cache(64)
+def _accuracy(same: _Same, kind: str) -> Retained:
+    setting = same.setting
     done = applied(setting)
     if done.techniques and not setting.model.generates:
         return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TEXT}.", known=False)
