@@ -1,0 +1,225 @@
+"""``JOB.json``: what is compressed, how, and what is held against the base afterwards.
+
+    {
+      "schema_version": 1,
+      "source": "model",                      folder of the base, relative to the file
+      "output": "compressed",                 folder to write, relative to the file
+      "technique": "int4_weight_only",        names of published tables
+      "tool": "embedded",                     what makes it; another tool's output is only verified
+      "format": "safetensors",                safetensors, onnx, openvino or gguf
+      "method": "rtn",                        algorithm of the technique; "" for its usual one
+      "options": {"ignore": ["lm_head"]},     see ``Options``
+      "calibration": {"text": null, "samples": 32, "tokens": 256},
+      "verify": {"text": null, "tokens": 2048, "prompts": 4, "new_tokens": 32,
+                 "least_retained": 0.95}
+    }
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from .errors import CompressError
+
+Format = Literal["safetensors", "onnx", "openvino", "gguf"]
+FORMATS: tuple[Format, ...] = typing.get_args(Format)
+EMBEDDED = "embedded"
+"""The tool that is this program."""
+GGUF_PREFIX = "gguf_"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How; what a technique does not use is refused where it would change the result.
+
+    group: weights that share a scale (None: the technique's usual number). symmetric: without zero
+    points. ignore: modules that stay as they are, by the end of their names. removed: share of the
+    weights (sparsity, low rank) or of the layers (layer_pruning) that goes.
+    """
+
+    group: int | None = None
+    symmetric: bool = True
+    ignore: tuple[str, ...] = ("lm_head",)
+    removed: float | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Texts that methods with activations look at: ``samples`` windows of ``tokens`` each.
+
+    text: a file, relative to the job; None: the bundled one.
+    """
+
+    text: str | None = None
+    samples: int = 32
+    tokens: int = 256
+
+
+@dataclass(frozen=True)
+class Verify:
+    """What the result is held against: the first ``tokens`` of ``text``, and ``prompts`` greedily
+    continued by ``new_tokens`` each.
+
+    window: tokens that a perplexity is conditioned on at most; every token but the first of the
+    text is predicted once, with at least half a window before it. least_retained: least share of
+    the base's perplexity kept (base / result) that passes; None: any. runs: repetitions of the
+    timings, of which the median counts.
+    """
+
+    text: str | None = None
+    tokens: int = 2048
+    window: int = 256
+    prompts: int = 4
+    prompt_tokens: int = 32
+    new_tokens: int = 32
+    runs: int = 3
+    least_retained: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """All of ``JOB.json``; ``verify`` null: nothing is measured."""
+
+    schema_version: Literal[1]
+    source: str
+    output: str
+    technique: str
+    tool: str = EMBEDDED
+    format: Format | None = None
+    method: str = ""
+    options: Options = Options()
+    calibration: Calibration = Calibration()
+    verify: Verify | None = field(default=Verify())
+    root: Path = field(default=Path(), metadata={"file": False})
+    """The folder of the file, which its paths are relative to."""
+
+    @property
+    def source_folder(self) -> Path:
+        """The base."""
+        return self.root / self.source
+
+    @property
+    def output_folder(self) -> Path:
+        """Where the result goes."""
+        return self.root / self.output
+
+    @property
+    def written(self) -> Format:
+        """The format of the result: the stated one, or that of the technique."""
+        if self.format is not None:
+            return self.format
+        return "gguf" if self.technique.startswith(GGUF_PREFIX) else "safetensors"
+
+    def text(self, stated: str | None) -> Path:
+        """A file of the job, or the bundled text."""
+        return self.root / stated if stated else Path(__file__).with_name("text.txt")
+
+
+def load_job(path: Path) -> Job:
+    """Read ``path``.
+
+    Raises:
+        CompressError: when it is not a JSON object, or a field is unknown, missing, mistyped or out
+            of range; the message names it.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CompressError(f"cannot read {path}: {error.strerror}.") from None
+    except ValueError as error:
+        raise CompressError(f"{path} is not JSON: {error}.") from None
+    return read_job(value, path.name, path.resolve().parent)
+
+
+def read_job(value: Any, name: str = "job", root: Path = Path()) -> Job:
+    """A job of plain values; raises as `load_job` does."""
+    job: Job = _read(value, Job, name)
+    _check(job, name)
+    return Job(**{each.name: getattr(job, each.name) for each in fields(Job)} | {"root": root})
+
+
+def _check(job: Job, name: str) -> None:
+    for path, number, least in _counts(job):
+        if number < least:
+            raise CompressError(f"{name}.{path} is {number}.", hint=f"Use at least {least}.")
+    shares = {"options.removed": job.options.removed}
+    if job.verify is not None:
+        shares["verify.least_retained"] = job.verify.least_retained
+    for path, share in shares.items():
+        if share is not None and not 0 < share < 1:
+            raise CompressError(f"{name}.{path} is {share}.", hint="Use a share between 0 and 1.")
+    if Path(job.source) == Path(job.output):
+        raise CompressError(
+            f"{name}.output is {job.output!r}, which is the source.", hint="Name another folder."
+        )
+    if job.technique.startswith(GGUF_PREFIX) and job.written != "gguf":
+        hint = "Leave format out, or name another technique."
+        raise CompressError(f"{name}.format is {job.format!r} for {job.technique}.", hint=hint)
+
+
+def _counts(job: Job) -> list[tuple[str, int, int]]:
+    """Numbers with the least that each may be."""
+    counts = [
+        ("calibration.samples", job.calibration.samples, 1),
+        ("calibration.tokens", job.calibration.tokens, 16),
+    ]
+    if job.options.group is not None:
+        counts.append(("options.group", job.options.group, 1))
+    if job.verify is not None:
+        verify = job.verify
+        counts += [
+            ("verify.tokens", verify.tokens, 16),
+            ("verify.window", verify.window, 16),
+            ("verify.prompts", verify.prompts, 0),
+            ("verify.prompt_tokens", verify.prompt_tokens, 1),
+            ("verify.new_tokens", verify.new_tokens, 1),
+            ("verify.runs", verify.runs, 1),
+        ]
+    return counts
+
+
+def _read(value: Any, kind: Any, path: str) -> Any:
+    """``value`` as ``kind``: a dataclass, tuple, optional or literal value, number or text."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind):
+        return _object(value, kind, path)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _read(value, arguments[0], path)
+    if origin is Literal:
+        if value not in arguments or isinstance(value, bool):
+            hint = f"Use {' or '.join(map(repr, arguments))}."
+            raise CompressError(f"{path} is {value!r}.", hint=hint)
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise CompressError(f"{path} is {value!r}, not a list.")
+        return tuple(_read(item, arguments[0], f"{path}[{i}]") for i, item in enumerate(value))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise CompressError(f"{path} is {value!r}, not {kind.__name__}.")
+    return value
+
+
+def _object(value: Any, kind: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise CompressError(f"{path} is {value!r}, not an object.")
+    hints = typing.get_type_hints(kind)
+    known = {each.name: each for each in fields(kind) if each.metadata.get("file", True)}
+    if extra := sorted(value.keys() - known.keys()):
+        raise CompressError(
+            f"{path}.{extra[0]} is unknown.", hint=f"Available: {', '.join(known)}."
+        )
+    for name, each in known.items():
+        if name not in value and each.default is MISSING:
+            raise CompressError(f"{path}.{name} is missing.")
+    return kind(
+        **{name: _read(item, hints[name], f"{path}.{name}") for name, item in value.items()}
+    )
