@@ -64,12 +64,12 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Verify:
-    """What the result is held against: the first ``tokens`` of ``text``, and ``prompts`` greedily
-    continued by ``new_tokens`` each.
+    """What the result is held against: the first ``tokens`` of ``text``, and greedy continuations.
 
-    window: tokens that a perplexity is conditioned on at most; every token but the first of the
-    text is predicted once, with at least half a window before it. least_retained: least share of
-    the base's perplexity kept (base / result) that passes; None: any. runs: repetitions of the
+    prompts, prompt_tokens, new_tokens: how many, after how much of the text, how long. window:
+    tokens that a perplexity is conditioned on at most; every token but the first of the text is
+    predicted once, with at least half a window before it. least_retained: least share of the
+    base's perplexity kept (base / result) that passes; None: any. runs: repetitions of the
     timings, of which the median counts.
     """
 
