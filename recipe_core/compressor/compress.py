@@ -1,0 +1,127 @@
+"""From a job to its output folder, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import export_gguf, export_onnx, export_openvino, gguf_types, prune, quantize, shrink
+from .errors import CompressError
+from .job import EMBEDDED, Job
+from .models import copy_tokenizer, device, load_model, load_tokenizer, replaced, save_model
+from .windows import samples, text_tokens
+
+NONE = "none"
+"""The technique of an export alone."""
+SPARSE: dict[str, tuple[int | None, float]] = {
+    "sparse_2_4": (4, 0.5),
+    "sparse_4_8": (8, 0.5),
+    "sparse_unstructured": (None, 0.5),
+    "fp8_plus_sparse_2_4": (4, 0.5),
+}
+"""Weights in a block of which a share goes; None: anywhere in a row, and any share."""
+THEN = {"fp8_plus_sparse_2_4": "fp8_w8a8"}
+"""The format that a sparse technique is rounded to afterwards."""
+REMOVED = {"layer_pruning": 0.22, "low_rank": 0.2}
+"""Shares that go unless a job says otherwise."""
+_METHODS = {"layer_pruning": ("block_influence",), "low_rank": ("svd",)}
+
+
+def formats() -> dict[str, tuple[str, ...]]:
+    """Techniques that each format can be written in."""
+    dense = (NONE, *(name for name in SPARSE if name not in THEN), *REMOVED)
+    return {
+        "safetensors": (*dense[1:], *THEN, *quantize.SCHEMES),
+        "onnx": (*dense, *export_onnx.BITS, export_onnx.DYNAMIC),
+        "openvino": (*dense, *export_openvino.MODES),
+        "gguf": (*dense, *gguf_types.MIXTURES),
+    }
+
+
+def methods(technique: str) -> tuple[str, ...]:
+    """Algorithms of a technique, the usual one first."""
+    return prune.METHODS if technique in SPARSE else _METHODS.get(technique, quantize.METHODS)
+
+
+def compress(job: Job) -> list[str]:
+    """Write the job's output; returns sentences about it that a person should know.
+
+    Raises:
+        CompressError: for what cannot be made, and where a program is missing. The folder is then
+            what it was.
+    """
+    _check(job)
+    model = load_model(job.source_folder)
+    notes = _reduced(model, job)
+    job.output_folder.parent.mkdir(parents=True, exist_ok=True)
+    replaced(job.output_folder, lambda folder: _write(model, job, folder))
+    return notes
+
+
+def _check(job: Job) -> None:
+    if job.tool != EMBEDDED:
+        hint = "Run that tool, then verify alone: --verify-only."
+        raise CompressError(f"tool is {job.tool!r}, which this program is not.", hint=hint)
+    known = formats()[job.written]
+    if job.technique not in known:
+        message = f"{job.technique} cannot be written as {job.written} here."
+        raise CompressError(message, hint=f"Known: {', '.join(known)}.")
+    if job.method and job.method not in methods(job.technique):
+        hint = f"Use {' or '.join(methods(job.technique))}."
+        raise CompressError(f"method is {job.method!r} for {job.technique}.", hint=hint)
+    if job.options.removed is not None and (
+        job.technique not in REMOVED and job.technique != "sparse_unstructured"
+    ):
+        message = f"options.removed is {job.options.removed}, and {job.technique} has a fixed one."
+        raise CompressError(message, hint="Leave it out.")
+
+
+def _reduced(model: Any, job: Job) -> list[str]:
+    """Remove weights, layers or ranks in place; what does not is told."""
+    technique, ignore = job.technique, job.options.ignore
+    if technique in SPARSE:
+        block, share = SPARSE[technique]
+        model.to(device())
+        prune.prune(
+            model, _batches(job), method=job.method or prune.METHODS[0],
+            removed=job.options.removed or share, block=block, ignore=ignore,
+        )  # fmt: skip
+        model.cpu()
+        return ["The zeros are stored: only an engine with sparse kernels gains by them."]
+    if technique == "layer_pruning":
+        share = job.options.removed or REMOVED[technique]
+        gone = shrink.remove_layers(model, _batches(job), share)
+        return [f"Layers removed: {', '.join(map(str, gone))}."]
+    if technique == "low_rank":
+        shrink.low_rank(model, job.options.removed or REMOVED[technique], ignore)
+        return ["The product of the factors is stored: the checkpoint is as large as its base."]
+    return []
+
+
+def _batches(job: Job) -> list[list[int]]:
+    calibration = job.calibration
+    tokens = text_tokens(load_tokenizer(job.source_folder), job.text(calibration.text))
+    return samples(tokens, calibration.samples, calibration.tokens)
+
+
+def _write(model: Any, job: Job, folder: Path) -> None:
+    technique, options = THEN.get(job.technique, job.technique), job.options
+    reduced = technique in (NONE, *SPARSE, *REMOVED)
+    if job.written == "gguf":
+        export_gguf.export(model, job.source_folder, folder, None if reduced else technique)
+    elif job.written == "onnx":
+        path = export_onnx.export(model, folder)
+        if not reduced:
+            export_onnx.quantize(path, technique, options)
+        copy_tokenizer(job.source_folder, folder)
+    elif job.written == "openvino":
+        path = export_onnx.export(model, folder)
+        export_openvino.convert(path, folder, None if reduced else technique, options)
+        for each in folder.glob("model.onnx*"):
+            each.unlink()
+        copy_tokenizer(job.source_folder, folder)
+    elif reduced:
+        save_model(model, job.source_folder, folder)
+    else:
+        compressor = quantize.quantize(model, technique, options)
+        quantize.save(model, compressor, job.source_folder, folder)

@@ -1,0 +1,155 @@
+"""ONNX graphs with caches as inputs and outputs, and their quantisation by ONNX Runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import CompressError
+from .job import Options
+from .runners.cached_graph import SHAPE
+
+BITS = {"int4_weight_only": 4, "int8_weight_only": 8}
+"""Weights by MatMulNBits, activations as they are."""
+DYNAMIC = "int8_w8a8"
+"""Weights and activations, which are quantised as they come."""
+GROUP = 128
+
+
+class _Step(nn.Module):
+    """A decoder as a function of tokens and of keys and values before them."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def forward(
+        self, input_ids: torch.Tensor, past: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """Logits, then keys and values of every layer (1 × heads × tokens × values)."""
+        from transformers.cache_utils import DynamicCache
+
+        cache: Any = DynamicCache()
+        for layer in range(len(past) // 2):
+            cache.update(past[2 * layer], past[2 * layer + 1], layer)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device) + past[0].shape[2]
+        out = self.model(
+            input_ids=input_ids,
+            past_key_values=cache,
+            position_ids=positions[None],
+            use_cache=True,
+        )
+        presents = [each for layer in cache.layers for each in (layer.keys, layer.values)]
+        return (out.logits, *presents)
+
+
+def export(model: Any, folder: Path) -> Path:
+    """Write ``model.onnx`` in fp32, and the shape of its caches beside it.
+
+    Raises:
+        CompressError: where onnx or onnxscript is missing, or torch cannot export the model.
+    """
+    config = model.config.get_text_config()
+    heads = config.num_key_value_heads
+    values = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    count = 2 * config.num_hidden_layers
+    past = tuple(torch.zeros(1, heads, 5, values) for _ in range(count))
+    free = torch.export.Dim.DYNAMIC
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                _Step(model.float()),
+                (torch.ones(1, 7, dtype=torch.long), past),
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes={"input_ids": {1: free}, "past": tuple({2: free} for _ in past)},
+                input_names=["input_ids", *(f"past_{i}" for i in range(count))],
+                output_names=["logits", *(f"present_{i}" for i in range(count))],
+            )
+    except ImportError as error:
+        hint = "pip install onnx onnxscript"
+        raise CompressError(f"{error.name} is not installed.", hint=hint) from None
+    except torch.onnx.OnnxExporterError as error:
+        kind = model.config.model_type
+        raise CompressError(f"torch cannot export a {kind} to ONNX: {error}") from None
+    assert program is not None  # noqa: S101 - of dynamo
+    path = folder / "model.onnx"
+    program.save(path)
+    shape = {"count": count, "heads": heads, "values": values}
+    (folder / SHAPE).write_text(json.dumps(shape), encoding="utf-8")
+    return path
+
+
+def quantize(path: Path, technique: str, options: Options) -> None:
+    """Quantise a graph in place, by the tools of ONNX Runtime.
+
+    Raises:
+        CompressError: where they are missing.
+    """
+    try:
+        import onnx
+        from onnxruntime import quantization
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    except ImportError as error:
+        hint = "pip install onnxruntime"
+        raise CompressError(f"{error.name} is not installed.", hint=hint) from None
+    graph = onnx.load(path)
+    names = [node.name for node in graph.graph.node if node.op_type == "MatMul"]
+    kept = [name for name in names if any(word in name for word in _kept(graph, options))]
+    with _quiet():
+        if technique == DYNAMIC:
+            quantization.quantize_dynamic(
+                graph, path, per_channel=True, op_types_to_quantize=["MatMul"],
+                nodes_to_exclude=kept, weight_type=quantization.QuantType.QInt8,
+            )  # fmt: skip
+            return
+        done = MatMulNBitsQuantizer(
+            graph, bits=BITS[technique], block_size=options.group or GROUP,
+            is_symmetric=options.symmetric, nodes_to_exclude=kept,
+        )  # fmt: skip
+        done.process()
+    for each in (path, path.with_name("model.onnx.data")):
+        each.unlink(missing_ok=True)
+    onnx.save(done.model.model, path)
+
+
+def _kept(graph: Any, options: Options) -> list[str]:
+    """Names of nodes whose weights belong to modules that stay as they are."""
+    return [
+        node.name
+        for node in graph.graph.node
+        if node.op_type == "MatMul"
+        and any(_module_of(graph, node).endswith(name) for name in options.ignore)
+    ]
+
+
+def _module_of(graph: Any, node: Any) -> str:
+    """The module whose ``forward`` a node came from, from what torch notes in the graph."""
+    for item in node.metadata_props:
+        if item.key == "pkg.torch.onnx.name_scopes":
+            scopes = [scope.strip(" '[]") for scope in item.value.split(",")]
+            return next((scope for scope in reversed(scopes[:-1]) if scope), "")
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter tells its steps, and warns of what it does not need."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,77 @@
+"""``python -m compressor JOB.json``: compress, then hold the result against its base."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .errors import CompressError
+from .job import Job, load_job
+
+RESULT = Path("run") / "compression.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job.
+
+    Exit codes: 0 done; 2 something a person has to change; 3 made and measured, but less is
+    retained than the job allows.
+    """
+    options = _parser().parse_args(argv)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        job = load_job(options.job)
+        _run(job, options)
+    except CompressError as error:
+        print(f"compress: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def _run(job: Job, options: argparse.Namespace) -> None:
+    from .compress import compress
+
+    notes: list[str] = [] if options.verify_only else compress(job)
+    for note in notes:
+        print(note)
+    print(f"{job.technique}: {job.output_folder}", flush=True)
+    if job.verify is None or options.no_verify:
+        return
+    from . import result, verify
+    from .models import load_tokenizer
+    from .windows import text_tokens
+
+    tokenizer = load_tokenizer(job.source_folder)
+    tokens = text_tokens(tokenizer, job.text(job.verify.text))[: job.verify.tokens]
+    base = verify.observe(job.source_folder, tokens, job.verify)
+    measured = verify.compare(
+        base, verify.observe(job.output_folder, tokens, job.verify), len(tokens)
+    )
+    path = options.out or job.root / RESULT
+    result.write(replace(measured, notes=tuple(notes)), job, path)
+    print(
+        f"Perplexity {base.figures.perplexity:.4f} became {measured.result.perplexity:.4f} over "
+        f"{len(tokens)} tokens ({measured.perplexity_retained:.2%} retained); "
+        f"{base.figures.bytes:,} bytes became {measured.result.bytes:,}. See {path}.",
+        flush=True,
+    )
+    verify.check(measured, job.verify.least_retained)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compressor", description="Compress a model as a job says, and verify the result."
+    )
+    parser.add_argument("job", type=Path, metavar="JOB.json", help="what to do")
+    parser.add_argument(
+        "--verify-only", action="store_true", help="the output is there: measure it alone"
+    )
+    parser.add_argument("--no-verify", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="where figures go (default: run/compression.json)"
+    )
+    return parser

@@ -1,0 +1,111 @@
+"""Base checkpoints: loading, saving, and where their layers and matrices are."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import CompressError
+
+
+def load_model(folder: Path, *, dtype: str = "auto") -> Any:
+    """The decoder of a folder, to look at and not to train.
+
+    Raises:
+        CompressError: when there is none, or transformers cannot read it.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as words
+
+    if not (folder / "config.json").is_file():
+        raise CompressError(f"{folder} holds no config.json.", hint="Name the folder of a model.")
+    words.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except (ImportError, OSError, ValueError) as error:
+        raise CompressError(f"{folder} cannot be loaded: {error}") from None
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder.
+
+    Raises:
+        CompressError: when it has none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise CompressError(f"{folder} has no tokenizer that can be read: {error}") from None
+
+
+def save_model(model: Any, source: Path, folder: Path) -> None:
+    """Write weights and configuration, and the tokenizer's files as they are."""
+    model.save_pretrained(folder)
+    copy_tokenizer(source, folder)
+
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """The tokenizer's files, unchanged."""
+    for pattern in TOKENIZER_FILES:
+        for path in source.glob(pattern):
+            shutil.copy2(path, folder / path.name)
+
+
+def replaced(target: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder beside ``target`` and put it in its place, or leave all as it was."""
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    part.mkdir(parents=True)
+    try:
+        write(part)
+        if target.exists():
+            shutil.rmtree(target)
+        part.replace(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The list of the decoder's layers.
+
+    Raises:
+        CompressError: for a model that has no such list.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    kind = model.config.model_type
+    raise CompressError(f"a model of type {kind} has no list of {count} layers to go through.")
+
+
+def matrices(module: nn.Module, ignore: Sequence[str] = ()) -> Iterator[tuple[str, nn.Linear]]:
+    """Linear layers inside a module, but those whose names end in one of ``ignore``."""
+    for name, each in module.named_modules():
+        if isinstance(each, nn.Linear) and not name.endswith(tuple(ignore)):
+            yield name, each
+
+
+def device() -> torch.device:
+    """Where products are computed."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,50 @@
+"""What graphs with caches as inputs and outputs share (see ``export_onnx``)."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from . import Logits
+
+SHAPE = "cache.json"
+"""Beside a graph: how many caches it has, of how many heads and values."""
+
+
+class CachedGraph(ABC):
+    """A graph of ``input_ids`` and past keys and values; its outputs are logits and new ones."""
+
+    def __init__(self, folder: Path) -> None:
+        shape = json.loads((folder / SHAPE).read_text(encoding="utf-8"))
+        self.count: int = shape["count"]
+        self._empty = np.zeros((1, shape["heads"], 0, shape["values"]), np.float32)
+        self._past = [self._empty] * self.count
+
+    @abstractmethod
+    def call(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Run the graph; its outputs in their order."""
+
+    def logits(self, tokens: Sequence[int]) -> Logits:
+        """See `Runner`."""
+        return self._run(tokens, [self._empty] * self.count)[0][0]
+
+    def start(self, tokens: Sequence[int]) -> Logits:
+        """See `Runner`."""
+        self._past = [self._empty] * self.count
+        return self._read(tokens)
+
+    def step(self, token: int) -> Logits:
+        """See `Runner`."""
+        return self._read([token])
+
+    def _read(self, tokens: Sequence[int]) -> Logits:
+        logits, *self._past = self._run(tokens, self._past)
+        return logits[0, -1]
+
+    def _run(self, tokens: Sequence[int], past: list[np.ndarray]) -> list[np.ndarray]:
+        row = np.array([tokens], dtype=np.int64)
+        return self.call({"input_ids": row} | {f"past_{i}": each for i, each in enumerate(past)})

@@ -1,0 +1,29 @@
+"""OpenVINO on the processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from .cached_graph import CachedGraph
+
+
+class Model(CachedGraph):
+    """``model.xml`` of a folder; products in fp32, so that the weights are all that differs."""
+
+    name = "OpenVINO"
+
+    def __init__(self, folder: Path) -> None:
+        import openvino
+
+        super().__init__(folder)
+        self.version = openvino.__version__.partition("-")[0]
+        self._compiled = openvino.Core().compile_model(
+            folder / "model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+        )
+
+    def call(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """See `CachedGraph`."""
+        out = self._compiled(inputs)
+        return [out[i] for i in range(1 + self.count)]

@@ -1,0 +1,148 @@
+"""A result held against its base: perplexity, greedy continuations, speed and memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .errors import RetainedError
+from .job import Verify
+from .result import Figures, Result
+from .runners import Logits, Runner, run, runtime_of
+from .windows import samples, sliding
+
+_STORED = {
+    "torch_runtime": ("*.safetensors", "*.bin"),
+    "onnx_runtime": ("*.onnx", "*.onnx.data"),
+    "openvino_runtime": ("*.xml", "*.bin"),
+    "llama_cpp": ("*.gguf",),
+}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a model said: its figures, the tokens it would have chosen, and those it chose.
+
+    top: of every predicted token of the text. greedy: continuations of every prompt.
+    """
+
+    figures: Figures
+    top: np.ndarray
+    greedy: list[list[int]]
+
+
+def stored_bytes(folder: Path) -> int:
+    """Bytes of the files that hold the weights."""
+    patterns = _STORED[runtime_of(folder)]
+    return sum(path.stat().st_size for pattern in patterns for path in folder.glob(pattern))
+
+
+def observe(folder: Path, tokens: list[int], verify: Verify) -> Observed:
+    """Load a folder, and let it read the tokens and continue the prompts.
+
+    Raises:
+        CompressError: where it cannot be loaded.
+    """
+    resident, started = resident_bytes(), time.perf_counter()
+    runner = run(folder)
+    load_s = time.perf_counter() - started
+    loss, top = _predicted(runner, tokens, verify.window)
+    prompts = samples(tokens, verify.prompts, verify.prompt_tokens)
+    greedy, decode = [], []
+    for prompt in prompts:
+        chosen, seconds = _continued(runner, prompt, verify.new_tokens)
+        greedy.append(chosen)
+        decode.append(seconds)
+    figures = Figures(
+        runtime=runner.name,
+        version=runner.version,
+        perplexity=float(np.exp(loss)),
+        bytes=stored_bytes(folder),
+        resident_bytes=max(0, resident_bytes() - resident),
+        load_s=load_s,
+        prefill_tokens_per_s=_prefill_rate(runner, tokens[: verify.window], verify.runs),
+        decode_tokens_per_s=1 / statistics.median(decode) if decode else None,
+    )
+    return Observed(figures, top, greedy)
+
+
+def _predicted(runner: Runner, tokens: list[int], window: int) -> tuple[float, np.ndarray]:
+    """Mean loss of a token in nats, and the likeliest token at each place."""
+    losses, tops = [], []
+    for part in sliding(tokens, window):
+        logits = runner.logits(part.tokens)[-part.scored - 1 : -1].astype(np.float64)
+        targets = np.array(part.tokens[-part.scored :])
+        largest = logits.max(1)
+        logsum = np.log(np.exp(logits - largest[:, None]).sum(1)) + largest
+        losses.append(logsum - logits[np.arange(len(targets)), targets])
+        tops.append(logits.argmax(1))
+    return float(np.concatenate(losses).mean()), np.concatenate(tops)
+
+
+def _continued(runner: Runner, prompt: list[int], count: int) -> tuple[list[int], float]:
+    """The likeliest ``count`` tokens one after the other, and the median seconds of one."""
+    logits: Logits = runner.start(prompt)
+    chosen, seconds = [int(logits.argmax())], []
+    while len(chosen) < count:
+        started = time.perf_counter()
+        chosen.append(int(runner.step(chosen[-1]).argmax()))
+        seconds.append(time.perf_counter() - started)
+    return chosen, statistics.median(seconds) if seconds else float("nan")
+
+
+def _prefill_rate(runner: Runner, tokens: list[int], runs: int) -> float:
+    seconds = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        runner.start(tokens)
+        seconds.append(time.perf_counter() - started)
+    return len(tokens) / statistics.median(seconds)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where the system does not tell."""
+    try:
+        status = Path("/proc/self/statm").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    import resource
+
+    return int(status.split()[1]) * resource.getpagesize()
+
+
+def compare(base: Observed, result: Observed, tokens: int) -> Result:
+    """What is retained of the base."""
+    equal = [
+        [one == other for one, other in zip(*pair, strict=True)]
+        for pair in zip(base.greedy, result.greedy, strict=True)
+    ]
+    flat = [each for row in equal for each in row]
+    firsts = [row.index(False) if False in row else len(row) for row in equal]
+    return Result(
+        base=base.figures,
+        result=result.figures,
+        tokens=tokens,
+        perplexity_retained=base.figures.perplexity / result.figures.perplexity,
+        same_top=float(np.mean(base.top == result.top)),
+        agreement=float(np.mean(flat)) if flat else None,
+        first_divergence=statistics.mean(firsts) if firsts else None,
+    )
+
+
+def check(result: Result, least: float | None) -> None:
+    """Hold a result to the job's limit.
+
+    Raises:
+        RetainedError: where less is retained.
+    """
+    if least is not None and result.perplexity_retained < least:
+        raise RetainedError(
+            f"{result.perplexity_retained:.4f} of the base's perplexity is retained, less than "
+            f"verify.least_retained {least}: {result.base.perplexity:.4f} became "
+            f"{result.result.perplexity:.4f}.",
+            hint="Use more bits, a smaller group or less removed.",
+        )
