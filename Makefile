@@ -57,7 +57,7 @@ screenshots: .venv/.dev
 .venv/.torch: pyproject.toml constraints.txt
 	@scripts/setup "$(PYTHON)" torch
 .venv/.dev: pyproject.toml constraints.txt
-	@scripts/setup "$(PYTHON)" torch,dev
+	@scripts/setup "$(PYTHON)" torch,compress,dev
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -129,11 +129,11 @@ def _kept(graph: Any, options: Options) -> list[str]:
         node.name
         for node in graph.graph.node
         if node.op_type == "MatMul"
-        and any(_module_of(graph, node).endswith(name) for name in options.ignore)
+        and any(_module_of(node).endswith(name) for name in options.ignore)
     ]
 
 
-def _module_of(graph: Any, node: Any) -> str:
+def _module_of(node: Any) -> str:
     """The module whose ``forward`` a node came from, from what torch notes in the graph."""
     for item in node.metadata_props:
         if item.key == "pkg.torch.onnx.name_scopes":

@@ -1,0 +1,92 @@
+"""The demo's model, what it says, and its graph: made once for all tests of the compressor."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TEXT = Path(__file__).parents[2] / "scripts" / "demo_corpus.txt"
+MODULES = {
+    "torch": "torch",
+    "transformers": "torch",
+    "compressed_tensors": "compress",
+    "gguf": "compress",
+    "nncf": "compress",
+    "onnx": "compress",
+    "onnxruntime": "compress",
+    "onnxscript": "compress",
+    "openvino": "compress",
+    "xllamacpp": "compress",
+}
+MISSING = [name for name in MODULES if importlib.util.find_spec(name) is None]
+EXTRAS = ",".join(sorted({MODULES[name] for name in MISSING}))
+needs_tools = pytest.mark.skipif(
+    bool(MISSING),
+    reason=f"NOT TESTED: compression, because {', '.join(MISSING)} is missing; "
+    f"pip install '.[{EXTRAS}]'",
+)
+VERIFY = {
+    "text": str(TEXT),
+    "tokens": 512,
+    "window": 128,
+    "prompts": 2,
+    "prompt_tokens": 16,
+    "new_tokens": 12,
+    "runs": 1,
+}
+GROUP = 32
+"""Divides the 352 inputs of the demo model's last matrices."""
+
+
+@pytest.fixture(scope="session")
+def base_tokens(demo_model: Path) -> list[int]:
+    """The text that models are held against."""
+    from recipe_core.compressor.models import load_tokenizer
+    from recipe_core.compressor.windows import text_tokens
+
+    return text_tokens(load_tokenizer(demo_model), TEXT)[: VERIFY["tokens"]]
+
+
+@pytest.fixture(scope="session")
+def base(demo_model: Path, base_tokens: list[int]) -> Any:
+    """What the base says, by torch."""
+    from recipe_core.compressor.job import Verify
+    from recipe_core.compressor.verify import observe
+
+    return observe(demo_model, base_tokens, Verify(**VERIFY))
+
+
+@pytest.fixture(scope="session")
+def made(
+    demo_model: Path, base: Any, base_tokens: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Compress by a technique once, and hold it against the base: its folder and the result."""
+    from recipe_core.compressor.compress import compress
+    from recipe_core.compressor.job import Verify, read_job
+    from recipe_core.compressor.verify import compare, observe
+
+    kept: dict[str, Any] = {}
+    root = tmp_path_factory.mktemp("compressed")
+
+    def make(technique: str, written: str | None = None, **parts: Any) -> Any:
+        key = f"{technique}-{written}-{parts}"
+        if key not in kept:
+            values = {
+                "schema_version": 1,
+                "source": str(demo_model),
+                "output": str(root / str(len(kept))),
+                "technique": technique,
+                "format": written,
+                "calibration": {"text": str(TEXT), "samples": 8, "tokens": 128},
+            }
+            job = read_job(values | parts)
+            compress(job)
+            measured = observe(job.output_folder, base_tokens, Verify(**VERIFY))
+            kept[key] = (job.output_folder, compare(base, measured, len(base_tokens)))
+        return kept[key]
+
+    return make
