@@ -7,7 +7,7 @@ from typing import Any
 
 from . import export_gguf, export_onnx, export_openvino, gguf_types, prune, quantize, shrink
 from .errors import CompressError
-from .job import EMBEDDED, Job
+from .job import Job
 from .models import copy_tokenizer, device, load_model, load_tokenizer, replaced, save_model
 from .windows import samples, text_tokens
 
@@ -59,9 +59,6 @@ def compress(job: Job) -> list[str]:
 
 
 def _check(job: Job) -> None:
-    if job.tool != EMBEDDED:
-        hint = "Run that tool, then verify alone: --verify-only."
-        raise CompressError(f"tool is {job.tool!r}, which this program is not.", hint=hint)
     known = formats()[job.written]
     if job.technique not in known:
         message = f"{job.technique} cannot be written as {job.written} here."
@@ -69,11 +66,19 @@ def _check(job: Job) -> None:
     if job.method and job.method not in methods(job.technique):
         hint = f"Use {' or '.join(methods(job.technique))}."
         raise CompressError(f"method is {job.method!r} for {job.technique}.", hint=hint)
-    if job.options.removed is not None and (
-        job.technique not in REMOVED and job.technique != "sparse_unstructured"
-    ):
-        message = f"options.removed is {job.options.removed}, and {job.technique} has a fixed one."
+    removed, fixed = job.options.removed, _fixed(job.technique)
+    if removed is not None and removed != fixed and not _free(job.technique):
+        message = f"options.removed is {removed}, and {job.technique} removes {fixed}."
         raise CompressError(message, hint="Leave it out.")
+
+
+def _free(technique: str) -> bool:
+    """Whether a job says how much goes."""
+    return technique in REMOVED or technique == "sparse_unstructured"
+
+
+def _fixed(technique: str) -> float:
+    return SPARSE[technique][1] if technique in SPARSE else 0.0
 
 
 def _reduced(model: Any, job: Job) -> list[str]:

@@ -5,7 +5,7 @@
       "source": "model",                      folder of the base, relative to the file
       "output": "compressed",                 folder to write, relative to the file
       "technique": "int4_weight_only",        names of published tables
-      "tool": "embedded",                     what makes it; another tool's output is only verified
+      "tool": "embedded",                     what makes it; others' output is only verified
       "format": "safetensors",                safetensors, onnx, openvino or gguf
       "method": "rtn",                        algorithm of the technique; "" for its usual one
       "options": {"ignore": ["lm_head"]},     see ``Options``
@@ -153,8 +153,10 @@ def _check(job: Job, name: str) -> None:
     if job.verify is not None:
         shares["verify.least_retained"] = job.verify.least_retained
     for path, share in shares.items():
-        if share is not None and not 0 < share < 1:
-            raise CompressError(f"{name}.{path} is {share}.", hint="Use a share between 0 and 1.")
+        if share is not None and not 0 < share <= 1:
+            raise CompressError(
+                f"{name}.{path} is {share}.", hint="Use a share above 0, 1 at most."
+            )
     if Path(job.source) == Path(job.output):
         raise CompressError(
             f"{name}.output is {job.output!r}, which is the source.", hint="Name another folder."

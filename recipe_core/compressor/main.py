@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .errors import CompressError
-from .job import Job, load_job
+from .job import EMBEDDED, Job, load_job
 
 RESULT = Path("run") / "compression.json"
 
@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(job: Job, options: argparse.Namespace) -> None:
     from .compress import compress
 
-    notes: list[str] = [] if options.verify_only else compress(job)
+    made = job.tool == EMBEDDED and not options.verify_only
+    notes = compress(job) if made else []
     for note in notes:
         print(note)
     print(f"{job.technique}: {job.output_folder}", flush=True)
@@ -51,7 +52,7 @@ def _run(job: Job, options: argparse.Namespace) -> None:
     measured = verify.compare(
         base, verify.observe(job.output_folder, tokens, job.verify), len(tokens)
     )
-    path = options.out or job.root / RESULT
+    path = options.result or job.root / RESULT
     result.write(replace(measured, notes=tuple(notes)), job, path)
     print(
         f"Perplexity {base.figures.perplexity:.4f} became {measured.result.perplexity:.4f} over "
@@ -72,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-verify", action="store_true", help="measure nothing")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where figures go (default: run/compression.json)"
+        "--result",
+        type=Path,
+        metavar="FILE",
+        help="where figures go (default: run/compression.json)",
     )
     return parser

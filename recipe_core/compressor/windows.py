@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,17 @@ class Window:
 def text_tokens(tokenizer: Any, path: Path) -> list[int]:
     """A text as token ids, with the special tokens that the tokenizer adds.
 
+    A ``.jsonl`` file has a text in the field ``text`` of every line.
+
     Raises:
         CompressError: when the file cannot be read, or is too short to predict anything.
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if path.suffix == ".jsonl":
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            text = "\n\n".join(row["text"] for row in rows)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CompressError(f"cannot read the text {path}: {error}.") from None
     tokens: list[int] = tokenizer(text, verbose=False)["input_ids"]
     if len(tokens) < 2:

@@ -33,7 +33,7 @@ def test_a_gguf_type_is_written_as_gguf():
         ({"schema_version": 2}, "job.schema_version is 2"),
         ({"format": "pickle"}, "job.format is 'pickle'"),
         ({"output": "./base"}, "which is the source"),
-        ({"options": {"removed": 1}}, "job.options.removed is 1.0"),
+        ({"options": {"removed": 2}}, "job.options.removed is 2.0"),
         ({"options": {"group": True}}, "job.options.group is True, not int"),
         ({"options": {"ignore": "lm_head"}}, "job.options.ignore is 'lm_head', not a list"),
         ({"calibration": {"samples": 0}}, "job.calibration.samples is 0. Use at least 1"),
