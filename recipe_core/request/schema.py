@@ -16,6 +16,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.types import KvDtype, Positive, Text, Tokens, WeightDtype
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.compression import Compression
 from recipe_core.request.first_error import first_error
 from recipe_core.request.kv_offload import KvOffload
 from recipe_core.request.objective import GAIN_FROM_LOAD, TIME_LIMITS, Objective
@@ -91,6 +92,10 @@ class Options(BaseModel):
 
     start: Start = Start()
     """What a new replica finds when it starts; no plan depends on it."""
+
+    compression: Compression | None = None
+    """How the bundle makes a checkpoint in a format that the model's own does not have; with it a
+    split may be chosen whose weights no checkpoint holds. Serving only."""
 
 
 def needs_load(workload: Workload) -> bool:
