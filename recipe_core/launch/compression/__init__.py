@@ -1,0 +1,4 @@
+"""How a checkpoint is made: one module a tool, found by its name.
+
+Each renders a script of the tool's own API at its pinned version, which reads ``job.json``.
+"""

@@ -1,0 +1,33 @@
+"""GPT-QModel: ``GPTQModel.load``, ``quantize`` and ``save`` with a GPTQ or AWQ configuration."""
+
+from __future__ import annotations
+
+from recipe_core.launch.compression.work import CompressionLaunch, Work, launch_of, script
+
+_GROUP = 128
+_CLASSES = {"GPTQ": "GPTQConfig", "AWQ": "AWQConfig"}
+_BODY = """
+def main():
+    job, source, output = read_job()
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = GPTQModel.load(source, Config(bits=BITS, group_size=GROUP))
+    rows = windows(job, tokenizer)
+    model.quantize([{"input_ids": row, "attention_mask": [1] * len(row)} for row in rows])
+    model.save(output)
+    tokenizer.save_pretrained(output)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def launch(work: Work) -> CompressionLaunch:
+    """A script whose result most engines load."""
+    imports = (
+        f"from gptqmodel.quantization.config import {_CLASSES[work.chosen.method]} as Config",
+        "from gptqmodel import GPTQModel",
+        "from transformers import AutoTokenizer",
+    )
+    constants = {"BITS": int(work.chosen.scheme), "GROUP": _GROUP}
+    return launch_of(work, script(work, constants, _BODY, *imports))
