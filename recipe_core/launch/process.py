@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from recipe_core.base.errors import InputError
+from recipe_core.compression.choice import Chosen
 from recipe_core.space.serving import Setting
 
 DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -106,7 +107,8 @@ class Deployment:
     ``max_context`` is the longest request the engine is told to accept; ``cache_tokens`` what a
     replica's cache must hold for the load that was estimated (for engines that are told a size
     rather than a share of the device). ``engine_options`` are the user's own, by name, and
-    ``environment`` its variables.
+    ``environment`` its variables. ``compression``: how the checkpoint that it serves is made; None
+    where one is served as it is.
     """
 
     setting: Setting
@@ -116,6 +118,7 @@ class Deployment:
     served_name: str
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    compression: Chosen | None = None
 
     @property
     def activation_dtype(self) -> str:

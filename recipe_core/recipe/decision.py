@@ -18,6 +18,7 @@ from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import short_name
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.changes import advice
+from recipe_core.search.compression import can_start, compression_of
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan, Split
 from recipe_core.search.plans import plan_candidate
@@ -105,7 +106,7 @@ def _startable(plan: Plan, row: int) -> int:
     """
     if plan.kind != "serving":
         return row
-    rows = (i for i in map(int, plan.order) if not plan.setting(i).needs_other_checkpoint)
+    rows = (i for i in map(int, plan.order) if can_start(plan.request, plan.setting(i)))
     return next(rows, row)
 
 
@@ -184,6 +185,7 @@ def deployment_of(plan: ServingPlan, row: int) -> Deployment:
         served_name=short_name(problem.model.name),
         engine_options=passed_options(plan.request, setting.engine),
         environment=plan.request.options.environment,
+        compression=compression_of(plan.request, setting),
     )
 
 

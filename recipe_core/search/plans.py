@@ -99,7 +99,7 @@ def estimate_batch(
             request = PlanRequest.parse(value)
             problem = resolve(request, corrections=corrections)
             pair = plan_type(request.workload.kind).one_case(problem, problem.candidate)
-            if pair is None:
+            if pair is None or _makes_checkpoint(request):
                 narrowed, row = plan_candidate(request, corrections=corrections)
                 answers[n] = narrowed.estimate(row).to_json()
             else:
@@ -115,6 +115,11 @@ def estimate_batch(
             n: estimate.to_json() for (n, _, _, _), estimate in zip(members, estimates, strict=True)
         }
     return [answers[n] for n in sorted(answers)]
+
+
+def _makes_checkpoint(request: PlanRequest) -> bool:
+    """Whether a row's estimate says what a checkpoint takes that it needs made."""
+    return request.options.compression is not None
 
 
 def shared_key(problem: Problem[Any], setting: Any) -> str:

@@ -15,6 +15,7 @@ from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
+from recipe_core.compression.choice import weight_dtypes
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import ModelSpec
@@ -160,7 +161,7 @@ def settings(problem: ServingProblem) -> list[Setting]:
     for k, place in enumerate(problem.clusters):
         for name in options.engines or (None,):
             spec = engine_of(name, place, problem.model.task)
-            for weights in options.weight_dtypes:
+            for weights in weight_dtypes(options):
                 for cache in options.kv_dtypes:
                     one = setting(problem, spec, weights, cache, place)
                     out[k, spec.name, one.weight_dtype, one.kv_dtype] = one

@@ -31,6 +31,7 @@ from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
 from recipe_core.request.split_key import load_of as load_of_key
 from recipe_core.search.accuracy import checkpoint_of, lost, wider_formats
+from recipe_core.search.compression import compression_estimate, compression_of
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.limits import (
@@ -481,7 +482,19 @@ class ServingPlan(Plan):
 
     def estimate(self, row: int) -> ServingEstimate:
         """The estimate of a row."""
-        return cast(ServingEstimate, super().estimate(row))
+        return self._made(row, cast(ServingEstimate, super().estimate(row)))
+
+    def _made(self, row: int, estimate: ServingEstimate) -> ServingEstimate:
+        """The estimate with what it takes to make a checkpoint that the row needs."""
+        if self.request.options.compression is None:
+            return estimate
+        chosen = compression_of(self.request, self.setting(row))
+        if chosen is None:
+            return estimate
+        devices = int(self.columns["gpus"][row])
+        return replace(
+            estimate, compression=compression_estimate(chosen, self.setting(row), devices)
+        )
 
     def detailed(self, row: int) -> ServingEstimate:
         """The estimate with times by cause, and percentiles.
@@ -495,12 +508,12 @@ class ServingPlan(Plan):
         requests = requests_each(block.setting, block.cases.take([i]))[0]
         if block.feasible[i] and requests <= affordable:
             block = _simulated(self.problem, block, np.array([i]), percentiles)
-        return cast(ServingEstimate, block.row(i, explained=True))
+        return self._made(row, cast(ServingEstimate, block.row(i, explained=True)))
 
     def explained(self, row: int) -> ServingEstimate:
         """The estimate of a row with its times by cause, without simulating percentiles."""
         block, i = self.at(row)
-        return cast(ServingEstimate, block.row(i, explained=True))
+        return self._made(row, cast(ServingEstimate, block.row(i, explained=True)))
 
     def cache_tokens(self, row: int) -> int:
         """Tokens of cache that a replica needs for a row's load, each request at full length."""

@@ -12,8 +12,10 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.user_options import check_environment
+from recipe_core.model.quantization import Quantization
+from recipe_core.model.tensors import MATRIX_ROLES
 from recipe_core.model.variants import stored_as
-from recipe_core.space.serving import no_such_cache
+from recipe_core.space.serving import Setting, no_such_cache
 
 MODULES = LaunchFolder(
     "recipe_core.launch.serving", (("launch", "(deployment: Deployment) -> Launch"),)
@@ -29,7 +31,7 @@ def launch(deployment: Deployment) -> Launch:
             module starts the engine.
         InputError: for the user's own options and variables.
     """
-    setting = deployment.setting
+    setting = made(deployment)
     engine = setting.engine
     if setting.needs_other_checkpoint:
         stored = setting.model.weight_dtype
@@ -37,15 +39,28 @@ def launch(deployment: Deployment) -> Launch:
         message = f"{setting.model.name} stores {stored} weights, which {engine.title} cannot load"
         other = stored_as(setting.model.name, dtype)
         named = f"Name {other}, which" if other else "Name a checkpoint that"
-        hint = f"{named} stores {dtype}, or use weight_dtype: auto."
+        hint = (
+            f"{named} stores {dtype}, have it made (options.compression), or use "
+            "weight_dtype: auto."
+        )
         raise NoAnswer(f"{message} as {dtype}.", field="candidate.weight_dtype", hint=hint)
     if not setting.cache_can_be_had:
         message = f"{no_such_cache(setting)}."
         raise NoAnswer(message, field="candidate.kv_dtype", hint="Use kv_dtype: auto.")
     module = MODULES.module(engine.name, engine.launcher)
-    checked = replace(deployment, environment=check_environment(deployment.environment))
+    environment = check_environment(deployment.environment)
+    checked = replace(deployment, setting=setting, environment=environment)
     started: Launch = module.launch(checked)
     return started
+
+
+def made(deployment: Deployment) -> Setting:
+    """The setting with the checkpoint that is made: stored in its format, as engines see it."""
+    chosen, setting = deployment.compression, deployment.setting
+    if chosen is None or chosen.program.format == "gguf":
+        return setting
+    stored = Quantization(setting.weight_dtype, MATRIX_ROLES, scheme=chosen.tool)
+    return replace(setting, model=replace(setting.model, quantization=stored))
 
 
 __all__ = ["Deployment", "Launch", "launch"]

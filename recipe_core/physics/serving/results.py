@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from recipe_core.physics.compression.results import CompressionEstimate
 from recipe_core.physics.prediction import (
     DOCUMENTED,
     Amount,
@@ -279,6 +280,8 @@ class ServingEstimate(EstimateBase):
     """Tiers below the devices' cache, nearest first, where the options ask for any."""
     causes_s: Causes | None = None
     """Causes of the times, in seconds, where a single split is explained."""
+    compression: CompressionEstimate | None = None
+    """What it takes to make the checkpoint, where the options ask for one and the split needs it."""
 
     def figures(self) -> Mapping[str, Any]:
         """Latency and throughput, and what a token costs in money and energy, by name."""
