@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from . import events, keep, keeping, report, runs, state, supervisor
+from . import compress, events, keep, keeping, report, runs, state, supervisor
 from .bench import Options, measure
 from .choices import Attempts
 from .errors import InputError, LauncherError
@@ -33,6 +33,9 @@ def run_up(request: Request) -> int:
     plan = request.plan(starts=True)
     if plan.kind == "training":
         return runs.up(request, plan)
+    if request.compress and plan.making is not None and not plan.making.finished:
+        with state.exclusive(plan.making.output.parent):
+            compress.make(request, plan, plan.making, Progress())
     progress, before = Progress(), state.load(plan.own)
     try:
         plan, current, already = _ensure_up(request, plan, progress)

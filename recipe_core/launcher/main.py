@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import commands, doctor, keep, logs
+from . import commands, compress, doctor, keep, logs
 from .errors import InputError, LauncherError, file_error
 from .interrupts import interruptible
 from .output import complain, flushed, print_any_letter, print_json
@@ -23,6 +23,10 @@ from .supervision import OPTIONS, Supervision, option_of
 
 _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "preflight": (commands.run_preflight, "check files, machine, engine, model and ports"),
+    "compress": (
+        compress.run_compress,
+        "make the checkpoint that the recipe serves, and hold it against its base",
+    ),
     "up": (
         commands.run_up,
         "start the servers and wait until they answer, or start the training run",
@@ -117,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     }
     for name in _HIDDEN:
         subs[name] = actions.add_parser(name, parents=[shared], argument_default=argparse.SUPPRESS)
+    _add_compress(subs["compress"])
     _add_start(subs)
     _add_stop(subs)
     _add_reading(subs)
@@ -145,12 +150,29 @@ def _add_shared(shared: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_compress(compress: argparse.ArgumentParser) -> None:
+    """Options of what makes a checkpoint; ``--model`` names its base."""
+    compress.add_argument(
+        "--python", metavar="PYTHON", help="Python of the environment that has the tool"
+    )
+    compress.add_argument("--again", action="store_true", help="make it again, and replace it")
+    compress.add_argument(
+        "--no-verify", action="store_true", help="do not hold the result against its base"
+    )
+    compress.add_argument(
+        "--anyway", action="store_true", help="try it with less memory or disk than estimated"
+    )
+
+
 def _add_start(subs: Subparsers) -> None:
     """Options of what starts processes."""
     subs["up"].add_argument(
         "--foreground",
         action="store_true",
         help="stay and supervise; SIGTERM lets requests finish, Ctrl-C stops everything",
+    )
+    subs["up"].add_argument(
+        "--compress", action="store_true", help="make the checkpoint first where it is missing"
     )
     subs["up"].add_argument(
         "--no-keep", action="store_true", help="leave no keeper: nobody restarts what fails"

@@ -12,6 +12,7 @@ from .claims import Claim, read_claim
 from .errors import InputError
 from .fields import Fields
 from .files import read_object
+from .making import Making, read_making
 from .supervision import USUAL, Supervision, read_supervision
 from .variants import Variant, read_variants
 
@@ -137,7 +138,7 @@ class LaunchPlan:
     """``launch.json`` with the processes of one node, and its folder.
 
     ``node`` is None where the bundle runs on one node only. ``choice``: the fallback that this is,
-    or the first choice, which lists ``fallbacks``.
+    or the first choice, which lists ``fallbacks``. ``making``: the checkpoint that it makes first.
     """
 
     root: Path
@@ -158,6 +159,7 @@ class LaunchPlan:
     choice: str = FIRST
     fallbacks: tuple[Listed, ...] = ()
     supervision: Supervision = USUAL
+    making: Making | None = None
 
     @property
     def folder(self) -> Path:
@@ -253,6 +255,7 @@ def load_plan(
         choice=choice,
         fallbacks=_listed(fields),
         supervision=read_supervision(fields),
+        making=read_making(fields, root),
     )
 
 

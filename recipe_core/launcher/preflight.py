@@ -303,6 +303,12 @@ def check_model(plan: LaunchPlan) -> Check:
     if not is_path(model):
         return _check_hub(plan, model)
     folder, hint = Path(model), "Set the folder of the model: --model FOLDER"
+    making = plan.making
+    if making is not None and model == making.served and not making.finished:
+        detail = f"{making.output} has not been made yet ({making.title})"
+        return Check("model", "FAIL", detail, "Make it first: python launch.py compress")
+    if model.endswith(".gguf") and folder.is_file():
+        return Check("model", "ok", model)
     if not folder.is_dir():
         return Check("model", "FAIL", f"{model} is not a folder", hint)
     if not (folder / "config.json").is_file():

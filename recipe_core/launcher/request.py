@@ -46,6 +46,11 @@ class Request:
     no_keep: bool = False
     metrics_port: int | None = None
     drain: float | None = None
+    python: str | None = None
+    again: bool = False
+    no_verify: bool = False
+    anyway: bool = False
+    compress: bool = False
     names: list[str] = field(default_factory=list)
     limits: Mapping[str, float | int | None] = field(default_factory=dict)
 

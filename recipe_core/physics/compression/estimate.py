@@ -29,8 +29,10 @@ CALIBRATED_TWICE = 2
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does in a second: FLOPs of 16- and 32-bit products, bytes of its memory, and
-    bytes of its link to the host."""
+    """What a device does in a second.
+
+    FLOPs of 16- and 32-bit products, bytes of its memory, and bytes of its link to the host.
+    """
 
     half: float
     single: float
@@ -54,8 +56,8 @@ class Job:
 
     everywhere: whether all experts see every token, as LLM Compressor calibrates them. observed:
     whether ranges of activations are taken. resident: whether the whole model lies on the devices,
-    as with tools that do not bring layer after layer. wide_copy: whether a 16-bit copy is written on
-    the way.
+    as with tools that do not bring layer after layer. wide_copy: whether a 16-bit copy is written
+    on the way.
     """
 
     model: ModelSpec
@@ -128,8 +130,9 @@ def _phases(job: Job, rates: Rates) -> Iterator[tuple[str, float]]:
     known, layers = numbers(), blocks(job.model)
     wide = job.model.parameters * 2.0 if job.wide_copy else 0.0
     yield "start", known.start_s.value
-    yield "read and write", (job.base_bytes + job.output_bytes + 2 * wide) / (
-        known.load_bytes_per_s.value
+    yield (
+        "read and write",
+        (job.base_bytes + job.output_bytes + 2 * wide) / (known.load_bytes_per_s.value),
     )
     per_layer = _of_method(job)
     names: dict[str, float] = {"move layers": job.base_bytes * 2 / rates.link}
@@ -196,8 +199,10 @@ def awq(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
 
 
 def autoround(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
-    """AutoRound: steps of one forward and one backward pass, ``6 · weights · tokens`` FLOPs each,
-    and passes over each weight with its rounding, gradient and scales."""
+    """AutoRound: steps of one forward and one backward pass, ``6 · weights · tokens`` FLOPs each.
+
+    Besides, passes over each weight with its rounding, gradient and scales.
+    """
     known = numbers()
     yield from forward(job, block, rates)
     tokens = known.tuned_batch.value * job.tokens
