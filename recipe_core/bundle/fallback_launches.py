@@ -14,6 +14,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import RecipeError
+from recipe_core.bundle.compress import compression_document, served_model
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.startup import limit_s
@@ -66,6 +67,8 @@ def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
         try:
             other = decide(change(recipe_request(recipe), changes))
             name = f"{number}-{fallback.kind}"
+            if _other_checkpoint(other, recipe):
+                continue
             launch, files = _beside(other.started(), started, f"{FOLDER}/{name}")
         except RecipeError:
             continue
@@ -83,6 +86,14 @@ def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
         }
         files |= {f"{FOLDER}/{name}/{path}": to_json(value) for path, value in documents.items()}
         yield FallbackLaunch(name, fallback.kind, _title(fallback), files)
+
+
+def _other_checkpoint(other: Decision, recipe: Recipe) -> bool:
+    """Whether a fallback serves a checkpoint that the first choice's job does not make."""
+    if other.deployment is None or other.deployment.compression is None:
+        return False
+    made = recipe.estimate.get("compression") or {}
+    return made.get("technique") != other.deployment.compression.technique
 
 
 def _title(fallback: Fallback) -> str:
@@ -152,7 +163,7 @@ def launch_document(
             **_claim(decision, started, device.runtime),
         },
         "parameters": {
-            "model": recipe.parameters.model or decision.model.source,
+            "model": _model(decision, recipe),
             "host": recipe.parameters.host,
             "port": recipe.parameters.port,
         },
@@ -179,9 +190,21 @@ def launch_document(
         "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
         "workload": _traffic(workload) if recipe.kind == "serving" else workload,
         "supervision": decision.request.options.supervision.for_launcher(),
+        **compression_document(decision, recipe.parameters),
         **({"variants": variants} if variants else {}),
         **({"fallbacks": [other.entry() for other in others]} if others else {}),
     }
+
+
+def _model(decision: Decision, recipe: Recipe) -> str:
+    """What is served: the made checkpoint, else the model where the place has it.
+
+    A place names the made checkpoint; a fallback that serves the base has that from its source.
+    """
+    made = served_model(decision, recipe.parameters)
+    if made is None and decision.request.options.compression is not None:
+        return decision.model.source
+    return made or recipe.parameters.model or decision.model.source
 
 
 def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from recipe_core.base import quoting
 from recipe_core.base.labels import training_split
 from recipe_core.base.text_rows import cost_text, text_rows
-from recipe_core.base.units import gib
+from recipe_core.base.units import gib, usd
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.model.spec import UNPLACED
 from recipe_core.recipe import Recipe
@@ -39,6 +39,7 @@ def bundle_readme(
     """
     sections = [
         _head(recipe, launch),
+        _checkpoint(recipe, launch),
         _run(recipe, launch),
         _targets(recipe, paths, refused, clusters),
         _restarts(recipe, launch, restarts),
@@ -85,6 +86,40 @@ def _split(recipe: Recipe) -> str:
         return training_split(c)
     split = f"tensor parallel {c['tp']} × pipeline parallel {c['pp']} × data parallel {c['dp']}"
     return split + (f", experts sharded over {c['ep']} ranks" if c["ep"] > 1 else "")
+
+
+def _checkpoint(recipe: Recipe, launch: dict[str, Any]) -> str:
+    """How the checkpoint is made, and what that takes; empty where one is served as it is."""
+    making, takes = launch.get("compression"), recipe.estimate.get("compression")
+    if making is None or takes is None:
+        return ""
+    seconds = [_minutes(takes["seconds"][name]) for name in ("value", "low", "high")]
+    cost = f", {usd(takes['usd'])}" if takes.get("usd") else ""
+    device = f" {gib(takes['device_bytes'])} of a device," if takes["device_bytes"] else ""
+    return f"""## The checkpoint
+
+The bundle makes the weights that it serves of
+{quoting.markdown_code(making["source"])}, with {quoting.markdown(making["title"])}
+({quoting.markdown(making["method"])}, {quoting.markdown_code(making["technique"])}).
+
+```
+{making["install"]}
+python launch.py compress    # make it, then hold it against its base
+```
+
+It takes about {seconds[0]} ({seconds[1]} to {seconds[2]}){cost},{device}
+{gib(takes["host_bytes"])} of the host and {gib(takes["disk_bytes"])} of disk, and leaves
+{gib(takes["output_bytes"])} in {quoting.markdown_code(making["output"])}. A finished one is kept, a
+half-written one never counts. Perplexity and greedy answers beside those of the base go to
+`run/compression.json`; `compress/job.json` says what is made and how much may be lost.
+`--model FOLDER` names another place of the base, `--python` the Python that has the tool."""
+
+
+def _minutes(seconds: float) -> str:
+    """A time that people wait for: 40 s, 13 min, 4.1 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _run(recipe: Recipe, launch: dict[str, Any]) -> str:
@@ -280,6 +315,8 @@ Recipe Builder still agrees; `python launch.py preflight` checks the machine, an
 
 def _files(recipe: Recipe, paths: Iterable[str]) -> str:
     trainer = "`trainer/` the training program;\n" if recipe.kind == "training" else ""
+    if "compress/job.json" in paths:
+        trainer += "`compress/` and `compressor/` what makes the checkpoint and checks it;\n"
     if CONTAINERFILE in paths:
         trainer += f"`{CONTAINERFILE}` builds an image with the framework;\n"
     return f"""## Files

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -14,9 +16,15 @@ from recipe_core.request.describe import short_name
 _NAMESPACE = uuid.UUID("6b1f8a52-6c1e-5d0a-9a39-0d6b9c6a4f11")
 
 
-def sbom(recipe: Recipe) -> dict[str, Any]:
-    """The document; it has no time, and its serial number is the recipe's digest."""
+def sbom(recipe: Recipe, tools: Iterable[str] = ()) -> dict[str, Any]:
+    """The document; it has no time, and its serial number is the recipe's digest.
+
+    ``tools``: requirements of what makes the checkpoint, where the bundle makes one.
+    """
     components = _components(recipe)
+    known = {part["bom-ref"] for part in components}
+    made = [_package(*_requirement(line), extra="compress") for line in tools]
+    components += [part for part in made if part["bom-ref"] not in known]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -48,9 +56,16 @@ def _components(recipe: Recipe) -> list[dict[str, Any]]:
     return [_model(lock.model), *([_image(lock.image)] if lock.image else []), *packages]
 
 
-def _package(name: str, specifier: str) -> dict[str, Any]:
+def _requirement(line: str) -> tuple[str, str]:
+    """Name and versions of a line of requirements, without its extras."""
+    name = re.split(r"[\[<>=!~ ]", line, maxsplit=1)[0]
+    return name, re.sub(r"^[^<>=!~]*", "", line)
+
+
+def _package(name: str, specifier: str, extra: str = "") -> dict[str, Any]:
     """A package by its version where it is pinned, else by its range of versions."""
-    component: dict[str, Any] = {"type": "library", "bom-ref": f"pypi:{name}", "name": name}
+    ref = f"pypi:{name}" + (f":{extra}" if extra else "")
+    component: dict[str, Any] = {"type": "library", "bom-ref": ref, "name": name}
     if specifier.startswith("==") and "," not in specifier:
         version = specifier.removeprefix("==")
         return {

@@ -19,6 +19,7 @@ from pathlib import Path
 from recipe_core.base.documents import to_json, to_yaml, write_whole
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.secrets import refuse_planted
+from recipe_core.bundle.compress import launch_of, making_files
 from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.fallback_launches import fallback_launches, launch_document
 from recipe_core.bundle.manifest import MANIFEST, Manifest
@@ -76,6 +77,8 @@ def bundle_of(recipe: Recipe) -> Bundle:
             start_files |= result
     for other in others:
         start_files |= other.files
+    making = launch_of(decision)
+    start_files |= making_files(decision)
     available = [name for name in targets if name not in refused]
     restarts = rows(context, [LAUNCHER, *available])
     about = [*scaling_notes(context, available), *cluster_notes(context, available)]
@@ -86,7 +89,7 @@ def bundle_of(recipe: Recipe) -> Bundle:
         "launch.json": to_json(launch),
         "launch.py": LAUNCH_PY,
         "recipe.yaml": to_yaml(recipe.model_dump(mode="json")),
-        "sbom.json": to_json(sbom(recipe)),
+        "sbom.json": to_json(sbom(recipe, making.requirements if making else ())),
     }
     files = {path: text.encode() for path, text in texts.items()}
     for path in sorted((PACKAGE / "launcher").glob("*.py")):

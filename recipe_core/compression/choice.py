@@ -32,6 +32,7 @@ class Chosen:
 
     ``scheme``: the tool's own name for it. ``samples`` texts of ``tokens`` tokens calibrate it (0:
     none), ``text``: a file of them (None: the bundle's). ``kv``: scales of the KV cache, too.
+    ``group``: weights along a row that share a scale; 1 where rows may have any length.
     ``weight_dtype``: the format of a plan that the result has.
     """
 
@@ -43,6 +44,7 @@ class Chosen:
     tokens: int
     text: str | None
     kv: bool
+    group: int
     weight_dtype: str
     request: Compression
 
@@ -190,6 +192,13 @@ def _problem(
             field=f"{FIELD}.tool",
             hint="Use tool: auto.",
         )
+    stated = ways.get(method)
+    if stated is not None and stated.runtimes and runtime not in stated.runtimes:
+        return InputError(
+            f"{method} of {one.title} runs on {_and(stated.runtimes)}, not on {runtime}.",
+            field=f"{FIELD}.method",
+            hint="Leave it out, or use another tool.",
+        )
     return None
 
 
@@ -209,6 +218,12 @@ def _elsewhere(name: str, engines: tuple[str, ...]) -> str:
     return f"Made for {engines[0]}: {', '.join(sorted(set(able))) or 'nothing'}."
 
 
+def _group(made: str) -> int:
+    """Weights that share a scale, as a technique usually has it; 1 for whole rows."""
+    group = technique(made).group or ""
+    return int(group) if group.isdigit() else 1
+
+
 def _chosen(compression: Compression, made: str, name: str, weight_dtype: str) -> Chosen:
     ways = tool(name).ways(made)
     method = compression.method if compression.method != "auto" else next(iter(ways))
@@ -224,6 +239,7 @@ def _chosen(compression: Compression, made: str, name: str, weight_dtype: str) -
         tokens=stated.tokens,
         text=stated.text,
         kv=way.kv,
+        group=way.group or _group(made),
         weight_dtype=weight_dtype,
         request=compression,
     )

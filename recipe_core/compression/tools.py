@@ -29,12 +29,15 @@ class Way(_Data):
 
     ``scheme``: the tool's own name for it, or of ``by_format`` where the weights are in that
     format. ``samples``: texts of calibration that are usual; 0 for none. ``kv``: scales of the KV
-    cache are made, too.
+    cache are made, too. ``group``: weights that share a scale (0: as the technique says);
+    ``runtimes``: where it runs, if not wherever the tool does.
     """
 
     scheme: Text
     samples: Annotated[int, Field(ge=0)] = 0
     kv: bool = False
+    group: Annotated[int, Field(ge=0)] = 0
+    runtimes: tuple[Text, ...] = ()
     by_format: dict[WeightDtype, Text] = {}
 
 

@@ -32,7 +32,7 @@ class Sources(SourceFileLoader):
         parts = name.split(".")
         if parts[0] != "{package}":
             return None
-        if len(parts) == 1:
+        if {is_package}:
             parts.append("__init__")
         file = os.path.join(HERE, *parts) + ".py"
         return spec_from_file_location(name, file, loader=cls(name, file))
@@ -59,14 +59,33 @@ _WHOLE = """try:
 except Exception as error:
     sys.exit("launch: launcher/ is damaged: %s. Unpack or build the bundle again." % error)"""
 
+_TOP = "len(parts) == 1"
+"""Which names are packages: of a program whose modules lie in one folder."""
+_FOLDER = "os.path.isdir(os.path.join(HERE, *parts))"
+"""The same of a program with folders in its folder."""
+
 LAUNCH_PY = _SCRIPT.format(
     first="#!/usr/bin/env python3\n",
     title="Run this bundle: python launch.py preflight | up | bench | status | restart | down.",
     program="launch.py",
     package="launcher",
+    is_package=_TOP,
     setup=_QUIET,
     load=_WHOLE,
 )
+
+
+def compress_py() -> str:
+    """The script that starts ``compressor/`` on a job."""
+    return _SCRIPT.format(
+        first="",
+        title="Makes a smaller checkpoint, or checks one: started by launch.py compress.",
+        program="compress.py",
+        package="compressor",
+        is_package=_FOLDER,
+        setup="",
+        load="from compressor.main import main",
+    )
 
 
 def train_py(script: str, module: str) -> str:
@@ -76,6 +95,7 @@ def train_py(script: str, module: str) -> str:
         title="One process of the run: started by launch.py.",
         program=script,
         package="trainer",
+        is_package=_TOP,
         setup="",
         load=f"from trainer.{module} import main",
     )

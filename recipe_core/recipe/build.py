@@ -94,10 +94,22 @@ def recipe_of(
         variants=additions.variants,
         parameters=additions.parameters,
         claims=additions.claims,
-        notes=(*decision.estimate["notes"], *_open(decision, started, additions.parameters)),
+        notes=(
+            *decision.estimate["notes"],
+            *_made(decision),
+            *_open(decision, started, additions.parameters),
+        ),
     )
     _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe, folders=folders)})
+
+
+def _made(decision: Decision) -> tuple[str, ...]:
+    """That the bundle makes its checkpoint, and with what."""
+    chosen = decision.deployment.compression if decision.deployment else None
+    if chosen is None:
+        return ()
+    return (f"The bundle makes its checkpoint: python launch.py compress ({chosen.title}).",)
 
 
 def _open(decision: Decision, started: Launch, place: Parameters) -> tuple[str, ...]:

@@ -69,6 +69,10 @@ TRAINING: Mapping[str, Target] = {
 }
 
 
+MADE_FIRST = (
+    "What it serves is made first: run `python launch.py compress` on a machine, put the folder "
+    "where the target finds it, and set `model` in the deployment settings to that path."
+)
 UNKNOWN_WEIGHTS = "Where the weights of this model are is not known."
 STATE_WEIGHTS = (
     "State them with the model (`weights`: an id of the hub, or an absolute path on the target "
@@ -109,6 +113,8 @@ def _targets(context: Context) -> Mapping[str, Target]:
 
 
 def _try(target: Target, context: Context) -> dict[str, str] | str:
+    if context.asks_for_weights and context.made:
+        return MADE_FIRST
     if context.asks_for_weights:
         return f"{UNKNOWN_WEIGHTS} {STATE_WEIGHTS}"
     try:

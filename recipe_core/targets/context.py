@@ -49,7 +49,8 @@ class Context:
     finds, the request's too; ``weight_dtype``: the format its weights are in. ``network`` joins
     nodes in the estimate (a profile's name and title); ``rack_scale``: so does a rack's own fabric.
     ``apart``: whether processes of one node run in pods that may be on several.
-    ``offloaded_bytes_per_device``: host memory that holds blocks of the cache.
+    ``offloaded_bytes_per_device``: host memory that holds blocks of the cache. ``made``: whether
+    the bundle makes the checkpoint that is served.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Context:
     scaling: Scaling | None = None
     start: Start = field(default_factory=Start)
     weight_dtype: str | None = None
+    made: bool = False
 
     @property
     def simulated(self) -> bool:

@@ -8,6 +8,7 @@ from recipe_core.fleet.policies.table import check
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.kv_offload import rank_bytes
 from recipe_core.launch.training.container import BUILD, containerfile
+from recipe_core.model.spec import UNPLACED
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.place import Parameters
@@ -28,6 +29,8 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
     if scaling is not None and recipe.kind == "serving":
         check(scaling)
         refuse_other_bounds(scaling, recipe.parameters, started)
+    # What a cluster serves is made on a machine first, and put where the parameter `model` says.
+    making = decision.deployment is not None and decision.deployment.compression is not None
     profile, model, lock = decision.cluster.device, decision.model, recipe.lock
     host = profile.node.host_memory_bytes
     image = lock.image if lock else decision.image
@@ -38,7 +41,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         engine_version=recipe.engine.version,
         launch=started,
         parameters=recipe.parameters,
-        model=model.source,
+        model=UNPLACED if making else model.source,
         device=profile.known_as or profile.name,
         device_names=profile.aliases,
         vendor=profile.vendor,
@@ -64,6 +67,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         scaling=scaling if recipe.kind == "serving" else None,
         start=decision.request.options.start,
         weight_dtype=model.weight_dtype,
+        made=making,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
 

@@ -78,7 +78,7 @@ def launch(work: Work) -> CompressionLaunch:
     ]
     constants = {
         "IGNORED": work.ignored,
-        "GROUP": _group(work),
+        "GROUP": work.chosen.group,
         "CALIBRATED": work.chosen.samples > 0,
     }
     body = _RECIPE.format(lines="\n".join(f"        {_call(*one)}," for one in recipe)) + _BODY
@@ -89,12 +89,6 @@ def _call(name: str, values: Mapping[str, Any]) -> str:
     """The making of a modifier, in Python."""
     words = [f"{key}={value!r}" for key, value in values.items()]
     return f"{name}({', '.join([*words, 'ignore=ignored'] if name in _IGNORING else words)})"
-
-
-def _group(work: Work) -> int:
-    """Weights that share a scale along a row, by which its length has to be divisible; else 1."""
-    group = work.chosen.kind.group or ""
-    return int(group) if group.isdigit() else 1
 
 
 def modifiers(work: Work) -> list[tuple[str, dict[str, Any]]]:
@@ -110,15 +104,15 @@ def modifiers(work: Work) -> list[tuple[str, dict[str, Any]]]:
     return {
         "RTN": [plain],
         "GPTQ": [("GPTQModifier", rounding)],
-        "AutoRound": [("AutoRoundModifier", rounding)],
-        "AWQ": [("AWQModifier", _pinned(work)), plain],
+        "AutoRound": [("AutoRoundModifier", rounding | _tuning(work))],
+        "AWQ": [("AWQModifier", {}), plain],
         "SmoothQuant": [smooth, plain],
     }[chosen.method]
 
 
-def _pinned(work: Work) -> dict[str, Any]:
-    """AWQ keeps activations in pinned host memory, which processors alone have not."""
-    return {"offload_device": None} if work.runtime == "cpu" else {}
+def _tuning(work: Work) -> dict[str, Any]:
+    """AutoRound compiles its step, which takes longer than it saves on processors."""
+    return {"enable_torch_compile": False} if work.runtime == "cpu" else {}
 
 
 def _sparse(work: Work) -> tuple[str, dict[str, Any]]:

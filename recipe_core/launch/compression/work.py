@@ -11,6 +11,8 @@ from recipe_core.model.spec import ModelSpec
 
 FOLDER = "compress"
 SCRIPT = f"{FOLDER}/make.py"
+PROGRAM = "compress.py"
+"""Starts ``compressor/`` on a job."""
 JOB = f"{FOLDER}/job.json"
 REQUIREMENTS = f"{FOLDER}/requirements.txt"
 GGUF_FILE = "model.gguf"

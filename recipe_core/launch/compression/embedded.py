@@ -1,0 +1,14 @@
+"""The bundle's own program: ``compressor/``, started by ``compress.py``."""
+
+from __future__ import annotations
+
+from recipe_core.launch.compression.work import PROGRAM, CompressionLaunch, Work
+
+
+def launch(work: Work) -> CompressionLaunch:
+    """The program that checks results makes them, too."""
+    return CompressionLaunch(
+        argv=("python3", f"${{root}}/{PROGRAM}", "${job}"),
+        files={},
+        requirements=work.chosen.program.requirements,
+    )
