@@ -115,7 +115,9 @@ def choose(
     _technique(name)
     if not needed and not _same_format(name, weight_dtype):
         return None
-    names = [compression.tool] if compression.tool != "auto" else list(makers(name))
+    names = [compression.tool]
+    if compression.tool == "auto":  # a tool made for these devices before the others
+        names = sorted(makers(name), key=lambda one: tool(one).home != runtime)
     loading = _serves(engine)
     problems = []
     for one in names:

@@ -55,6 +55,7 @@ class Tool(_Data):
     makes: dict[str, dict[str, Way]]
     programs: tuple[Text, ...] = ()
     gguf_types: tuple[Text, ...] = ()
+    home: Text | None = None
     note: Text | None = None
 
     def ways(self, technique: str) -> dict[str, Way]:
