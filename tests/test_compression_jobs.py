@@ -115,9 +115,9 @@ def test_what_no_tool_makes_for_an_engine_is_no_answer() -> None:
         chosen("nf4_weight_only")
 
 
-def test_gguf_is_made_by_llama_cpp_alone() -> None:
-    assert makers("gguf_q4_k_m") == ("llama-cpp",)
-    with pytest.raises(RecipeError, match="is made by llama-cpp"):
+def test_gguf_is_made_by_llama_cpp_or_the_bundle_itself() -> None:
+    assert makers("gguf_q4_k_m") == ("llama-cpp", "embedded")
+    with pytest.raises(RecipeError, match="is made by llama-cpp or embedded"):
         make_request(LLAMA, options={"compression": {"technique": "gguf_q8_0", "tool": "quark"}})
 
 

@@ -106,6 +106,7 @@ REFUSED: dict[str, Any] = {
     "options.engine_options": {"tool_call_parser": "hermes"},
     "options.environment": {"NCCL_SOCKET_IFNAME": "eth0"},
     "options.kv_offload": {"host_gib": 64},
+    "options.compression": {"technique": "int4_weight_only"},
     "options.scaling": {"max_replicas": 4},
     "options.start": {"node": "ready"},
 }

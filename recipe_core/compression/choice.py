@@ -59,6 +59,11 @@ class Chosen:
         return technique(self.technique)
 
     @property
+    def format(self) -> str:
+        """The kind of files that are written."""
+        return self.program.format_of(self.technique)
+
+    @property
     def title(self) -> str:
         """In words: LLM Compressor 0.14.0.1, GPTQ, INT4 weights."""
         return f"{self.program.title} {self.program.version}, {self.method}, {self.kind.title}"
@@ -182,11 +187,12 @@ def _problem(
             field=f"{FIELD}.method",
             hint=f"Use method: {next(iter(ways))}, or leave it out.",
         )
-    if not set(engines) & set(one.loads):
+    loads = one.engines_of(made)
+    if not set(engines) & set(loads):
         return InputError(
             f"{engines[0]} does not load what {one.title} writes.",
             field=f"{FIELD}.tool",
-            hint=f"It is loaded by {_and(one.loads)}; use tool: auto or another engine.",
+            hint=f"It is loaded by {_and(loads)}; use tool: auto or another engine.",
         )
     if runtime not in one.runtimes:
         return InputError(
@@ -214,7 +220,7 @@ def _elsewhere(name: str, engines: tuple[str, ...]) -> str:
     able = [
         other for one in tools().values() if set(engines) & set(one.loads) for other in one.makes
     ]
-    loaders = sorted({engine for one in makers(name) for engine in tool(one).loads})
+    loaders = sorted({engine for one in makers(name) for engine in tool(one).engines_of(name)})
     if loaders:
         return f"It is made for {_and(loaders)}."
     return f"Made for {engines[0]}: {', '.join(sorted(set(able))) or 'nothing'}."

@@ -17,6 +17,9 @@ FILE = DataFile(PACKAGE / "compression" / "tools.yaml", "options.compression.too
 GGUF = "gguf_"
 """How names of techniques start that are types of GGUF files."""
 
+LOADS_GGUF = ("llama-cpp",)
+"""Engines that load such files."""
+
 Format = Literal["safetensors", "onnx", "openvino", "gguf"]
 
 
@@ -65,10 +68,13 @@ class Tool(_Data):
             return {"RTN": Way(scheme=word)}
         return self.makes.get(technique, {})
 
-    @property
-    def install(self) -> str:
-        """The command that installs it in an environment of its own."""
-        return "pip install -r compress/requirements.txt" + (f" ({self.note})" if self.note else "")
+    def format_of(self, technique: str) -> Format:
+        """The kind of files that it writes for a technique."""
+        return "gguf" if technique.startswith(GGUF) else self.format
+
+    def engines_of(self, technique: str) -> tuple[str, ...]:
+        """Engines that load its result."""
+        return LOADS_GGUF if technique.startswith(GGUF) else self.loads
 
 
 class _File(Sourced):

@@ -99,7 +99,7 @@ def verify(
     job = _write_job(making, record["source"], making.output, verify_only=True)
     result = job.with_name(f".{making.name}.result.json")
     result.unlink(missing_ok=True)
-    words = [*_words(plan, making.verify, job), "--result", str(result)]
+    words = [*_words(plan, making.verify, job), "--verify-only", "--out", str(result)]
     code = run_tool(making, python, words, progress, fails=(0, _LOST))
     figures = read_object(result)
     figures["passed"] = code == 0
@@ -133,9 +133,7 @@ def _write_job(making: Making, source: str, output: Path, *, verify_only: bool =
     for part in ("calibration", "verify"):
         if (job.get(part) or {}).get("text"):
             job[part]["text"] = str((making.job.parent / job[part]["text"]).resolve())
-    if verify_only:
-        job["tool"] = f"verify-{job['tool']}"
-    else:
+    if not verify_only:
         job["verify"] = None
     path = making.output.with_name(f".{making.name}.job.json")
     write_json(path, job)

@@ -64,7 +64,7 @@ class Verify(BaseModel):
     new_tokens: Annotated[int, Field(ge=1, le=4096)] = 32
     """Tokens that each of them adds to a prompt."""
 
-    least_retained: Annotated[float, Field(gt=0, le=1)] = 0.95
+    least_retained: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """Smallest share of the base's perplexity that counts as good: base over result."""
 
 
@@ -95,8 +95,9 @@ class Compression(BaseModel):
     model and technique."""
 
     @model_validator(mode="after")
-    def _gguf_is_of_llama_cpp(self) -> Self:
+    def _gguf_has_its_makers(self) -> Self:
         gguf = (self.technique or "").startswith("gguf_")
-        if gguf and self.tool not in ("auto", "llama-cpp"):
-            raise ValueError(f"technique {self.technique} is made by llama-cpp, not {self.tool}")
+        if gguf and self.tool not in ("auto", "llama-cpp", "embedded"):
+            message = f"technique {self.technique} is made by llama-cpp or embedded"
+            raise ValueError(f"{message}, not {self.tool}")
         return self

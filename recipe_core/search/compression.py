@@ -57,7 +57,7 @@ def job_of(chosen: Chosen, model: ModelSpec) -> Job:
         everywhere=chosen.tool in _EVERY_EXPERT,
         observed=chosen.samples > 0 and chosen.method in ("RTN", "SmoothQuant"),
         resident=chosen.tool in _RESIDENT,
-        wide_copy=chosen.program.format in ("gguf", "onnx"),
+        wide_copy=chosen.tool in ("llama-cpp", "optimum-onnx"),
     )
 
 

@@ -1,6 +1,6 @@
 """A tool that makes a checkpoint slowly enough to be killed, or a check of one, or a failure.
 
-    fake_tool.py MODE JOB [--result PATH]
+    fake_tool.py MODE JOB [--verify-only --out PATH]
 
 ``slow`` writes half of its output and waits until a file ``go`` lies beside the job.
 """
@@ -20,7 +20,7 @@ def main() -> int:
     if mode == "check":
         retained = 0.97 if (output / "b.safetensors").is_file() else 0.0
         figures = {"tool": job["tool"], "perplexity": {"retained": retained}}
-        Path(sys.argv[4]).write_text(json.dumps(figures))
+        Path(sys.argv[5]).write_text(json.dumps(figures))
         return 3 if job["verify"]["least_retained"] > retained else 0
     if mode == "fail":
         sys.stderr.write("no such layer\n")

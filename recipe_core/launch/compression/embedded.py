@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe_core.launch.compression.work import PROGRAM, CompressionLaunch, Work
+from recipe_core.launch.compression.work import GGUF_FILE, PROGRAM, CompressionLaunch, Work
 
 
 def launch(work: Work) -> CompressionLaunch:
@@ -11,4 +11,5 @@ def launch(work: Work) -> CompressionLaunch:
         argv=("python3", f"${{root}}/{PROGRAM}", "${job}"),
         files={},
         requirements=work.chosen.program.requirements,
+        loaded=GGUF_FILE if work.chosen.format == "gguf" else "",
     )

@@ -30,6 +30,8 @@ DECODERS = "safetensors"
 """Tools that write it know models that go on with texts; the others export encoders, too."""
 _FOLDER = PACKAGE / "compressor"
 _SHIPPED = ("*.py", "*.txt")
+_SHARES = ("sparse_unstructured", "layer_pruning", "low_rank")
+"""Techniques whose job says how much goes; of the others the name says it."""
 VERIFY = ("python3", f"${{root}}/{PROGRAM}", "${job}")
 """Holds a result against its base."""
 
@@ -70,11 +72,11 @@ def job_document(chosen: Chosen, model: ModelSpec) -> dict[str, Any]:
         "output": output_folder(chosen, model),
         "technique": chosen.technique,
         "tool": chosen.tool,
-        "format": chosen.program.format,
+        "format": chosen.format,
         "method": chosen.method.lower(),
         "options": {
             "group": chosen.group if chosen.group > 1 else None,
-            "removed": kind.removed or None,
+            "removed": kind.removed if chosen.technique in _SHARES else None,
         },
         "calibration": {
             "text": chosen.text,

@@ -57,7 +57,7 @@ def launch(deployment: Deployment) -> Launch:
 def made(deployment: Deployment) -> Setting:
     """The setting with the checkpoint that is made: stored in its format, as engines see it."""
     chosen, setting = deployment.compression, deployment.setting
-    if chosen is None or chosen.program.format == "gguf":
+    if chosen is None or chosen.format == "gguf":
         return setting
     stored = Quantization(setting.weight_dtype, MATRIX_ROLES, scheme=chosen.tool)
     return replace(setting, model=replace(setting.model, quantization=stored))

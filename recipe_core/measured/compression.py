@@ -1,0 +1,130 @@
+"""What bundles measured of checkpoints that they made: ``run/compression.json``."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipe_core.base.documents import parse_json, read_text
+from recipe_core.base.errors import InputError
+from recipe_core.base.provenance import VALID_DAYS
+from recipe_core.base.types import Text
+
+NAME = "compression.json"
+FIELD = "measured"
+_HINT = "Give a bundle's folder, or its run/compression.json."
+Share = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
+
+
+class _Retained(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    perplexity: Share
+    agreement: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class _Verification(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    retained: _Retained
+    tokens: Annotated[int, Field(ge=1)]
+    passed: bool
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Text
+    created: datetime.datetime
+    source: Text
+    technique: Text
+    method: Text = ""
+    verification: _Verification
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCompression:
+    """One result beside its base.
+
+    retained: perplexity of the base over that of the result, on ``tokens`` of text; agreement: of
+    greedy answers. It speaks for this technique on this model alone, until it expires.
+    """
+
+    model: str
+    technique: str
+    method: str
+    retained: float
+    agreement: float | None
+    tokens: int
+    date: datetime.date
+
+    def expired(self, today: datetime.date) -> bool:
+        """Whether it says nothing any more."""
+        return today > self.date + datetime.timedelta(days=VALID_DAYS)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {"date": self.date.isoformat()}
+
+
+def read_compression(path: Path) -> MeasuredCompression | None:
+    """What a bundle measured of its checkpoint; None for a folder without such a measurement.
+
+    Args:
+        path: a bundle's folder, or its ``run/compression.json``.
+
+    Raises:
+        InputError: for a file that is no such measurement.
+    """
+    if path.is_dir():
+        path = path / "run" / NAME
+        if not path.is_file():
+            return None
+    return compression_of(parse_json(read_text(path, field=FIELD), str(path)), str(path))
+
+
+def compression_of(value: Any, name: str = NAME) -> MeasuredCompression:
+    """A measurement from plain values.
+
+    Raises:
+        InputError: naming the first field that is wrong.
+    """
+    try:
+        document = _Document.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        message = f"{name}: {where}: {first['msg'].removeprefix('Value error, ')}."
+        raise InputError(message, field=FIELD, hint=_HINT) from None
+    if document.kind != "compression":
+        raise InputError(f"{name} is of {document.kind}.", field=FIELD, hint=_HINT)
+    figures = document.verification
+    return MeasuredCompression(
+        model=document.source.partition("@")[0],
+        technique=document.technique,
+        method=document.method,
+        retained=figures.retained.perplexity,
+        agreement=figures.retained.agreement,
+        tokens=figures.tokens,
+        date=document.created.date(),
+    )
+
+
+def own_figure(
+    runs: Iterable[MeasuredCompression], model: str, technique: str, method: str = ""
+) -> MeasuredCompression | None:
+    """The newest measurement of a technique on a model, of this method where one is named."""
+    same: Sequence[MeasuredCompression] = [
+        run
+        for run in runs
+        if run.model.casefold() == model.casefold()
+        and run.technique == technique
+        and method.casefold() in ("", run.method.casefold())
+    ]
+    return max(same, key=lambda run: run.date, default=None)
