@@ -95,6 +95,8 @@ _CHANGES: Mapping[str, Callable[[Any], str]] = {
         if value == 1
         else f"Check for requests every {value:,} steps"
     ),
+    "candidate.batch_window_ms": lambda value: f"Wait {significant(value)} ms to fill a batch",
+    "candidate.instances": lambda value: f"Run {value:,} instances a device",
     "candidate.offload": lambda value: f"Keep {value} states in host memory",
     "candidate.engine": lambda value: f"Train with {value}",
     "workload.method": lambda value: f"Use {_METHODS.get(value, value)}",
@@ -174,6 +176,7 @@ CAUSES = {
     "request": "Request handling",
     "prompts_ahead": "Prompts ahead",
     "engine_queue": "Waiting in the engine's queue",
+    "window": "Waiting for a batch to fill",
     "receive": "Until the scheduler checks for requests",
     "stream": "Until tokens are streamed",
     "draft": "Draft model",

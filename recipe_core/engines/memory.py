@@ -168,7 +168,8 @@ class MemoryUse(_Data):
     first tiles for a device count. ``groups``: how caches of several kinds share a pool (None: each
     by itself). ``sampler_bytes_per_logit``: of the largest buffers while a step samples;
     ``sampler_state_bytes_per_logit``: of what the sampler keeps for each sequence it may hold, as
-    counts of its tokens. ``graphs``: None where captured graphs are in no share. ``encoder``: None
+    counts of its tokens. ``kept_scores``: copies of an encoder's attention scores that it stores
+    while a layer runs (0: its kernels store none). ``graphs``: None where captured graphs are in no share. ``encoder``: None
     where towers of multimodal models are whole on the first stage of every rank.
     """
 
@@ -182,6 +183,7 @@ class MemoryUse(_Data):
     context_parallel_bytes: Quantity
     sampler_bytes_per_logit: Quantity
     sampler_state_bytes_per_logit: Quantity | None = None
+    kept_scores: Annotated[int, Field(ge=0, le=4)] = 0
     block_tokens: Whole
     claim: StartClaim | None = None
     row_padding: RowPadding | None = None

@@ -216,6 +216,27 @@ class Intervals(_Data):
         return any(architecture in usual.architectures for usual in self.throughput)
 
 
+class Batcher(_Data):
+    """A server that waits to fill a batch (dynamic batching).
+
+    ``window_ms``: how long a request waits for others at most, where nothing is stated; while all
+    instances are busy it waits anyway. ``most_window_ms``: the longest that may be stated.
+    ``instances``: copies of the model on a device that take batches in turn; ``copies_weights``:
+    whether each holds its own weights. ``pads``: whether all texts of a batch are as long as its
+    longest.
+    """
+
+    window_ms: NonNegative = 0.0
+    most_window_ms: NonNegative = 1000.0
+    instances: Whole = 1
+    most_instances: Whole = 8
+    copies_weights: bool
+    pads: bool
+    source: str
+    status: Status
+    note: str | None = None
+
+
 class Engine(Sourced):
     """An engine at one version.
 
@@ -244,6 +265,7 @@ class Engine(Sourced):
 
     ``kernels``: by architecture of devices, where its kernels differ from the device's profile.
     ``intervals``: None where tokens leave, and requests are looked for, in every step.
+    ``batcher``: None where whoever waits is taken along at once.
     ``kv_offload``: the ways to move cached blocks off the devices, the usual first.
     ``history``: memory rules of other releases. ``as_of``: the release whose rules these are,
     where that is not ``version``; ``options_of``: that whose options are written, likewise.
@@ -274,6 +296,7 @@ class Engine(Sourced):
     mixes_prompts: bool = True
     front_s: Quantity | None = None
     intervals: Intervals | None = None
+    batcher: Batcher | None = None
     handoff_s: Quantity | None = None
     kv_offload: Mapping[Through, KvWay] = {}
     overheads: dict[Runtime, Overheads]

@@ -14,6 +14,7 @@ _OWN: dict[str, Any] = {
     "table": None,
     "launcher": None,
     "intervals": None,
+    "batcher": None,
     "kv_offload": {},
     "history": None,
     "tasks": ["generate"],

@@ -80,6 +80,8 @@ class Candidate:
     cp: int = 1
     stream_interval: int = 1
     scheduler_recv_interval: int = 1
+    batch_window_ms: float = 0.0
+    instances: int = 1
     replicas: int = 1
     prefill: Split | None = None
     speculative: Draft | None = None

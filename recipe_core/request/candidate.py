@@ -11,6 +11,7 @@ from recipe_core.base.types import Count, Degree, KvDtype, Text, Tokens, WeightD
 from recipe_core.request.serving_workload import Speculative
 
 Interval = Annotated[int, Field(ge=1, le=1000)]
+Window = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 
 
 class PoolRequest(BaseModel):
@@ -97,6 +98,15 @@ class ServingCandidate(_Degrees):
     scheduler_recv_interval: Interval | None = None
     """Decode steps from one look for new requests to the next (SGLang); left out, as
     ``stream_interval``."""
+
+    batch_window_ms: Window | None = None
+    """How long a request waits for others at most before its batch begins, in milliseconds, while
+    the device is free (Triton's ``max_queue_delay_microseconds``); left out, the engine's default.
+    Only for engines that form batches by a window."""
+
+    instances: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Copies of the model on each device that take batches in turn (Triton's ``instance_group``);
+    left out, 1. Only for engines that form batches by a window."""
 
     engine_version: Text | None = None
     """Release of the engine whose memory rules and default limits count, such as ``0.8.5``; left

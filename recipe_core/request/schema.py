@@ -15,7 +15,7 @@ from recipe_core.base.described import DESCRIBED, description_of
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import KvDtype, Positive, Text, Tokens, WeightDtype
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.candidate import CandidateRequest, Window
 from recipe_core.request.compression import Compression
 from recipe_core.request.first_error import first_error
 from recipe_core.request.kv_offload import KvOffload
@@ -56,6 +56,10 @@ class Options(BaseModel):
 
     max_batched_tokens: Annotated[tuple[Tokens, ...], Field(max_length=64)] = ()
     """Limits on the tokens of one engine step to judge; none given: the engine's default."""
+
+    batch_windows_ms: Annotated[tuple[Window, ...], Field(max_length=16)] = ()
+    """How long a request may wait for others before its batch begins, in milliseconds: windows to
+    judge, with engines that form batches by one; none given: the engine's default."""
 
     speculative: Annotated[tuple[Speculative, ...], Field(max_length=16)] = ()
     """Drafts to judge besides the workload's own."""

@@ -34,6 +34,8 @@ _ENGINE_LIMITS = (
     "memory_fraction",
     "stream_interval",
     "scheduler_recv_interval",
+    "batch_window_ms",
+    "instances",
 )
 """What follows from a split rather than makes it another."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,8 @@ def _shared_columns(
         "max_num_seqs": candidate.max_num_seqs or batching.max_num_seqs,
         "memory_fraction": candidate.memory_fraction or _usual_share(problem, spec, place),
         "block_tokens": candidate.block_size or _usual_block(problem, spec),
+        "length_spread": workload.input_spread or 0.0,
+        **_batcher_columns(spec, candidate),
         **_interval_columns(problem, spec, candidate, place, load_of(workload)),
         **_draft_columns(candidate.speculative or workload.speculative, problem.model),
         **_pool_columns(candidate),
@@ -211,6 +214,40 @@ def _usual_share(problem: ServingProblem, spec: Engine, place: Cluster) -> float
     if encoder is None or not problem.model.towers:
         return share
     return share - encoder.reserved_bytes / place.device.usable_memory_bytes
+
+
+def _batcher_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, float]:
+    """How long a server waits to fill a batch, and its instances on a device.
+
+    Raises:
+        InputError: for an engine that does not wait, or more than it takes.
+    """
+    stated = {"batch_window_ms": candidate.batch_window_ms, "instances": candidate.instances}
+    batcher = spec.batcher
+    if batcher is None:
+        for name, value in stated.items():
+            if value not in (None, 0 if name == "batch_window_ms" else 1):
+                raise InputError(
+                    f"{spec.title} {spec.version} forms no batches by a window.",
+                    field=f"candidate.{name}",
+                    hint="Leave it out, or choose an engine that does (triton-onnxruntime).",
+                )
+        return {}
+    for name, most in (
+        ("batch_window_ms", batcher.most_window_ms),
+        ("instances", batcher.most_instances),
+    ):
+        if (value := stated[name]) is not None and value > most:
+            raise InputError(
+                f"{spec.title} takes {most:g} at most, not {value:g}.",
+                field=f"candidate.{name}",
+                hint=f"Set {most:g} or less.",
+            )
+    window_ms = stated["batch_window_ms"]
+    return {
+        "window_s": (batcher.window_ms if window_ms is None else window_ms) / 1000,
+        "instances": stated["instances"] or batcher.instances,
+    }
 
 
 _WAITED_FOR = ("latency", "ttft", "tpot")
@@ -334,6 +371,7 @@ class _Planned:
     setting: Setting
     splits: Cases
     legal: Bool
+    variants: list[dict[str, Any]]
 
 
 def every_case(
@@ -349,9 +387,10 @@ def every_case(
     options = problem.request.options
     paired = options.disaggregated and candidate is None
     candidate = candidate or CandidateRequest()
-    variants, planned, total = _variants(problem, candidate), [], 0
+    planned, total = [], 0
     for shared in settings(problem):
         budget.spend()
+        variants = _variants(problem, shared.engine, candidate)
         splits = every_split(problem, shared, candidate)
         several = paired or variants != [{}]
         # alone each split is judged once, when it is evaluated
@@ -361,15 +400,20 @@ def every_case(
             sizes = splits.devices[_poolable(splits, legal)]
             total += count_pairs(shared.cluster.devices, sizes)
         check_size(total, options)
-        planned.append(_Planned(shared, splits, legal))
-    out = [(one.setting, _varied(problem, candidate, one, variants)) for one in planned]
+        planned.append(_Planned(shared, splits, legal, variants))
+    out = [(one.setting, _varied(problem, candidate, one)) for one in planned]
     if paired:
         out += [(one.setting, _pairs_of_pools(one)) for one in planned]
     return [(shared, columns) for shared, columns in out if len(columns)]
 
 
-def _variants(problem: ServingProblem, candidate: CandidateRequest) -> list[dict[str, Any]]:
-    """Columns of each draft × step limit × load of the options; one empty where there are none."""
+def _variants(
+    problem: ServingProblem, spec: Engine, candidate: CandidateRequest
+) -> list[dict[str, Any]]:
+    """Columns of each draft × step limit × window × load of the options.
+
+    One empty where there are none.
+    """
     options = problem.request.options
     drafts: list[dict[str, Any]] = [{}]
     if not candidate.speculative:
@@ -377,20 +421,26 @@ def _variants(problem: ServingProblem, candidate: CandidateRequest) -> list[dict
     steps: list[dict[str, Any]] = [{}]
     if options.max_batched_tokens and not candidate.max_batched_tokens:
         steps = [{"max_batched_tokens": tokens} for tokens in options.max_batched_tokens]
+    windows: list[dict[str, Any]] = [{}]
+    if spec.batcher and options.batch_windows_ms and candidate.batch_window_ms is None:
+        windows = [{"window_s": ms / 1000} for ms in dict.fromkeys(options.batch_windows_ms)]
     loads: list[dict[str, Any]] = [{}]
     if options.loads:
         first = load_of(problem.workload)
         loads = [{"load": load} for load in dict.fromkeys((first, *map(float, options.loads)))]
-    return [{**draft, **step, **load} for draft in drafts for step in steps for load in loads]
+    return [
+        {**draft, **step, **window, **load}
+        for draft, step, window, load in product(drafts, steps, windows, loads)
+    ]
 
 
 def _varied(
     problem: ServingProblem,
     candidate: CandidateRequest,
     planned: _Planned,
-    variants: list[dict[str, Any]],
 ) -> Cases:
     """The illegal splits once, the legal ones under every variant."""
+    variants = planned.variants
     if variants == [{}]:
         return planned.splits
     rows, refused = np.flatnonzero(planned.legal), np.flatnonzero(~planned.legal)
@@ -494,6 +544,10 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
             steps = getattr(columns, INTERVALS[name])[rows]
             for place in np.flatnonzero(chosen | (steps > 1)).tolist():
                 out[place][name] = int(steps[place])
+    if shared.engine.batcher is not None:
+        for place, i in enumerate(rows.tolist()):
+            out[place]["batch_window_ms"] = round(float(columns.window_s[i]) * 1000, 6)
+            out[place]["instances"] = int(columns.instances[i])
     for place in np.flatnonzero(columns.draft_tokens[rows]).tolist():
         i = rows[place]
         out[place]["speculative"] = {

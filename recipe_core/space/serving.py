@@ -138,8 +138,10 @@ OPTIONAL = (
     "draft_layers",
     *(f"prefill_{name}" for name in POOL),
     *KV_TIMES,
+    "window_s",
+    "length_spread",
 )
-SINGLE = ("copies", "cp", "stream_interval", "recv_interval")
+SINGLE = ("copies", "cp", "stream_interval", "recv_interval", "instances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,9 @@ class Cases:
     prompts (tp 0: there is none), besides which the degrees above are the pool that decodes.
     copies: how often the whole split is there, each with its own scheduler. stream_interval: tokens
     that leave the engine together; recv_interval: decode steps from one look for new requests to
-    the next. kv_wait_s: what a request waits for cached blocks before its prompt; kv_step_s: what
+    the next. window_s: how long a request waits for others to fill a batch, at most; instances:
+    copies of a model on a device that take batches in turn; length_spread: half-width of the
+    lengths of prompts, as a share of their mean. kv_wait_s: what a request waits for cached blocks before its prompt; kv_step_s: what
     moving its blocks adds to the steps that it shares.
     """
 
@@ -190,6 +194,9 @@ class Cases:
     recv_interval: Float
     kv_wait_s: Float
     kv_step_s: Float
+    window_s: Float
+    length_spread: Float
+    instances: Int
 
     def __len__(self) -> int:
         return len(self.tp)

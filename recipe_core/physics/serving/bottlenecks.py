@@ -28,6 +28,7 @@ _QUEUE = (
     "schedule",
     "prompts_ahead",
     "engine_queue",
+    "window",
     "prefill_interference",
     "receive",
     "stream",

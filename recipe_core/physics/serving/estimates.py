@@ -40,6 +40,7 @@ from recipe_core.physics.serving.starts import (
     start_probability,
     uncertain_text,
 )
+from recipe_core.physics.serving.windowed import simulated_windows, windowed_serving
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.rules import refusals
 from recipe_core.space.scales import Scales
@@ -82,7 +83,7 @@ class Estimates:
         Those of pools and of drafts, and of embeddings, are not simulated.
         """
         if not self.setting.model.generates:
-            return self
+            return self._windows_simulated(rows, tuple(percentiles))
         rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
         if not len(rows):
             return self
@@ -100,6 +101,16 @@ class Estimates:
             percentiles=percentiles,
             limits=limits,
             scales=own,
+        )
+        return replace(self, simulation=ran.scattered(rows, len(self.cases)))
+
+    def _windows_simulated(self, rows: Int, percentiles: tuple[float, ...]) -> Estimates:
+        """Percentiles of servers that wait to fill a batch, under random arrivals."""
+        if self.setting.engine.batcher is None or self.setting.mode != "open" or not len(rows):
+            return self
+        cases, memory = self.cases.take(rows), self.memory.take(rows)
+        ran = simulated_windows(
+            self.setting, cases, memory, self.serving.request_latency_s[rows], percentiles
         )
         return replace(self, simulation=ran.scattered(rows, len(self.cases)))
 
@@ -247,7 +258,8 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
 def _solved(setting: Setting, cases: Cases, mem: Memory) -> tuple[Serving, Pools | None]:
     """Serving of cases by the formulas, and what each pool does where there are two."""
     if not setting.model.generates:
-        return _served(setting, cases, mem, pooled_serving), None
+        formulas = pooled_serving if setting.engine.batcher is None else windowed_serving
+        return _served(setting, cases, mem, formulas), None
     if cases.disaggregated.any():
         return disaggregated(setting, cases, mem)
     return _served(setting, cases, mem), None

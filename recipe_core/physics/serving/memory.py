@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
-from recipe_core.model.spec import ModelSpec, MoeMlp
+from recipe_core.model.spec import Layer, ModelSpec, MoeMlp
 from recipe_core.physics.serving.cache import (
     Counted,
     context_bytes,
@@ -109,8 +109,16 @@ def activation_bytes(setting: Setting, cases: Cases) -> Float:
         else:
             width = layer.mlp.intermediate if layer.mlp else 0
             values = 3 * model.hidden + 3 * width / cases.tp
-        out = np.maximum(out, tokens * b * values)
-    return out
+        out = np.maximum(out, tokens * b * (values + _score_values(setting, cases, layer)))
+    return out * cases.instances
+
+
+def _score_values(setting: Setting, cases: Cases, layer: Layer) -> Float | float:
+    """Attention scores per token of a text, where the engine stores them: heads · its length."""
+    kept = setting.engine.memory.kept_scores
+    if not kept or not setting.model.is_encoder or layer.attention is None:
+        return 0.0
+    return kept * layer.attention.heads / cases.tp * cases.max_context
 
 
 def _largest_workspace(setting: Setting, cases: Cases) -> Float:
@@ -283,6 +291,8 @@ def _stage_column(
     )
     towers = common.towers if on_every_stage(setting) else first * common.towers
     weights = weights + towers
+    if setting.engine.batcher is not None and setting.engine.batcher.copies_weights:
+        weights = weights * cases.instances
     kinds = zip((kind for kind, _ in model.kinds), counts, strict=True)
     layers: Counted = tuple(
         (kind, count) for kind, count in kinds if not isinstance(count, int) or count
