@@ -169,8 +169,9 @@ class MemoryUse(_Data):
     by itself). ``sampler_bytes_per_logit``: of the largest buffers while a step samples;
     ``sampler_state_bytes_per_logit``: of what the sampler keeps for each sequence it may hold, as
     counts of its tokens. ``kept_scores``: copies of an encoder's attention scores that it stores
-    while a layer runs (0: its kernels store none). ``graphs``: None where captured graphs are in no share. ``encoder``: None
-    where towers of multimodal models are whole on the first stage of every rank.
+    while a layer runs (0: its kernels store none). ``graphs``: None where captured graphs are in no
+    share. ``encoder``: None where towers of multimodal models are whole on the first stage of every
+    rank.
     """
 
     fraction: Quantity

@@ -161,8 +161,8 @@ class Cases:
     that leave the engine together; recv_interval: decode steps from one look for new requests to
     the next. window_s: how long a request waits for others to fill a batch, at most; instances:
     copies of a model on a device that take batches in turn; length_spread: half-width of the
-    lengths of prompts, as a share of their mean. kv_wait_s: what a request waits for cached blocks before its prompt; kv_step_s: what
-    moving its blocks adds to the steps that it shares.
+    lengths of prompts, as a share of their mean. kv_wait_s: what a request waits for cached blocks
+    before its prompt; kv_step_s: what moving its blocks adds to the steps that it shares.
     """
 
     tp: Int

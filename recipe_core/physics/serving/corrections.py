@@ -132,7 +132,10 @@ def corrected(
     """
     shares = time_shares(served.prefill, served.ttft_s, served.tpot_s, cases.output_tokens)
     longer = time_factor(shares, scales)
-    factors = dict.fromkeys(STEP_PARTS, scales.steps) | {"engine_queue": longer, "window": np.ones(len(cases))}
+    factors = dict.fromkeys(STEP_PARTS, scales.steps) | {
+        "engine_queue": longer,
+        "window": np.ones(len(cases)),
+    }
     prefill = {
         name: seconds * factors.get(name, scales.prompts)
         for name, seconds in served.prefill.items()

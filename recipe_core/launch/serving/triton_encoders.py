@@ -1,0 +1,203 @@
+"""Triton Inference Server with an encoder: texts in, vectors or scores out.
+
+Two models a repository: a front (Python), where batches form and texts become tokens, and the
+encoder, by the engine's backend. The front sends each batch as one request, so that the encoder
+has free shapes and no batcher of its own: OpenVINO's backend would pad every batch to the largest
+(``ov::set_batch`` in its ``src/openvino.cc``), and Triton joins only requests of equal shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.engines.options import option_table
+from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.encoder_configs import Served, encoder_config, front_config
+from recipe_core.launch.serving.encoder_export import FILES
+from recipe_core.launch.serving.groups import Group, groups
+from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.user_options import check_options
+from recipe_core.space.batches import largest_batch
+
+STARTUP_TIMEOUT_S = 1800
+FOLDER, COPY = "engine/repository", "${run}/repository"
+HERE = Path(__file__).parent
+START, EXPORT = "engine/encoder_start.py", "engine/encoder_export.py"
+CONTAINER = "engine/Containerfile"
+TABLE = "triton-model"
+PACKAGES = (
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "nncf",
+    "openvino",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+_PRECISIONS = {
+    "onnxruntime": {"cuda": {"bf16": "fp16"}, "cpu": {}},
+    "openvino": {"cpu": {}},
+    "tensorrt": {"cuda": {"bf16": "fp16"}},
+}
+"""Formats in which weights are stored, where the backend has another word; else its own."""
+_FORMATS = {
+    "onnxruntime": {"cuda": ("fp32", "fp16"), "cpu": ("fp32", "int8")},
+    "openvino": {"cpu": ("fp32", "fp16", "bf16", "int8")},
+    "tensorrt": {"cuda": ("fp32", "fp16")},
+}
+"""What the export makes for each backend and runtime."""
+
+
+def launch(deployment: Deployment) -> Launch:
+    """One server per replica, each on a device of its own with ports of its own."""
+    engine = deployment.setting.engine
+    served = served_of(deployment)
+    placed = groups(deployment)
+    options, extra, of_model = _options(deployment, served)
+    environment = rules.environment(deployment)
+    started = processes(
+        placed,
+        lambda group, rank: _words(deployment, served, group, extra),
+        lambda group, rank: dict(environment),
+    )
+    return Launch(
+        processes=tuple(started),
+        options=options | extra | of_model,
+        health="/v2/health/ready",
+        startup_timeout_s=STARTUP_TIMEOUT_S,
+        api_path=f"/v2/models/{served.name}/infer",
+        api_model=served.name,
+        requires=("tokenizers", "numpy"),
+        files={**_files(served, of_model), CONTAINER: _containerfile(engine.images)},
+    )
+
+
+def served_of(deployment: Deployment) -> Served:
+    """What a deployment serves.
+
+    Raises:
+        NoAnswer: for weights in a format that the export does not make for this backend.
+    """
+    setting, candidate = deployment.setting, deployment.candidate
+    backend = setting.engine.name.removeprefix("triton-")
+    runtime = setting.cluster.device.runtime
+    words, formats = _PRECISIONS[backend].get(runtime, {}), _FORMATS[backend].get(runtime, ())
+    precision = words.get(setting.weight_dtype, setting.weight_dtype)
+    if precision not in formats:
+        raise NoAnswer(
+            f"{setting.engine.title} is not given {setting.weight_dtype} weights on {runtime}.",
+            field="candidate.weight_dtype",
+            hint=f"Choose one of: {', '.join(formats) or 'another engine'}.",
+        )
+    if not setting.model.is_encoder:
+        raise NoAnswer(
+            f"{setting.model.name} is a decoder, which is not exported for this engine.",
+            field="candidate.engine",
+            hint="Use vllm or tei for decoders that embed or score.",
+        )
+    longest = min(deployment.max_context, setting.model.max_context)
+    batch = largest_batch(candidate.max_num_seqs, candidate.max_batched_tokens, longest)
+    return Served(
+        name=deployment.served_name,
+        backend=backend,
+        runtime=runtime,
+        task=setting.model.task,
+        precision=precision,
+        inputs=_inputs(deployment),
+        width=setting.model.hidden if setting.model.task == "embed" else 1,
+        batch=int(batch),
+        tokens=longest,
+        window_us=round(candidate.batch_window_ms * 1000),
+        instances=candidate.instances,
+    )
+
+
+def _inputs(deployment: Deployment) -> tuple[str, ...]:
+    """Inputs of the encoder: segments too where a pair of texts is told apart by them."""
+    model = deployment.setting.model
+    segments = any(
+        table.role == "embedding" and table.name == "type_embedding" and table.numel > model.hidden
+        for table in model.extras
+    )
+    pairs = ("token_type_ids",) if segments and model.task == "score" else ()
+    return ("input_ids", "attention_mask", *pairs)
+
+
+def _options(
+    deployment: Deployment, served: Served
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What the estimate depends on, and the user's options of the server and of the models."""
+    engine = deployment.setting.engine
+    table = option_table(TABLE, engine.version)
+    options: dict[str, Any] = {
+        "max_batch_size": served.batch,
+        "max_queue_delay_microseconds": served.window_us,
+        "instance_count": served.instances,
+        "max_tokens": served.tokens,
+        "precision": served.precision,
+    }
+    ours = {*options, "model_repository", "http_address", "http_port", "metrics_port"}
+    names = {option.name for option in table.options.values()}
+    given: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for name, value in deployment.engine_options.items():
+        given[name.replace("-", "_") in names][name] = value
+    extra = check_options(given[0], engine, engine.options, ours)
+    return options, extra, check_options(given[1], engine, table, ours)
+
+
+def _words(
+    deployment: Deployment, served: Served, group: Group, extra: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Export where that was not done yet, then serve."""
+    argv = deployment.setting.engine.argv(
+        {
+            "model_repository": COPY,
+            "http_address": "${host}",
+            "http_port": "${port}",
+            "allow_grpc": "false",
+            "metrics_port": 8002 + group.number,
+            "backend_config": f"python,shm-region-prefix-name=server{group.number}",
+            **extra,
+        }
+    )
+    export = (
+        *("python3", f"${{root}}/{EXPORT}", "--model", "${model}", "--task", served.task),
+        *("--backend", served.backend, "--precision", served.precision),
+        *("--inputs", ",".join(served.inputs)),
+        *("--max-batch", str(served.batch), "--max-tokens", str(served.tokens)),
+    )
+    places = (f"${{root}}/{FOLDER}", COPY, served.name, served.encoder, FILES[served.backend])
+    return (
+        *("python3", f"${{root}}/{START}", *places),
+        *("--", *export),
+        *("--", deployment.setting.engine.program, *argv),
+    )
+
+
+def _files(served: Served, stated: Mapping[str, Any]) -> dict[str, str]:
+    """Both models of the repository, and the programs that fill it."""
+    front, encoder = f"{FOLDER}/{served.name}", f"{FOLDER}/{served.encoder}"
+    return {
+        f"{front}/config.pbtxt": front_config(served, stated).text(),
+        f"{front}/1/model.py": (HERE / "encoder_front.py").read_text(encoding="utf-8"),
+        f"{encoder}/config.pbtxt": encoder_config(served, stated).text(),
+        START: (HERE / "encoder_start.py").read_text(encoding="utf-8"),
+        EXPORT: (HERE / "encoder_export.py").read_text(encoding="utf-8"),
+    }
+
+
+def _containerfile(images: Mapping[Any, Any]) -> str:
+    """An image with what the front and the export need besides Triton."""
+    base = next(image.reference for each in images.values() for image in each)
+    packages = " ".join(PACKAGES)
+    return f"""# Triton with what exports a checkpoint: docker build -f {CONTAINER} .
+# Without an export at its start the server needs tokenizers and numpy only.
+FROM {base}
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir {packages}
+"""
