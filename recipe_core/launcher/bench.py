@@ -16,6 +16,7 @@ from .errors import LauncherError, RequestError
 from .files import read_object
 from .load import MOST_IN_FLIGHT, Outcome, Traffic, drive
 from .plan import LaunchPlan, Workload
+from .pooled import is_pooled, pool
 from .preflight import Preflight
 from .prompts import Calibration, Prompts, calibrate
 from .supervisor import Progress
@@ -25,10 +26,6 @@ _MOST_BY_DEFAULT = 256  # requests, so that a slow server is measured in minutes
 _COUNTED = 3  # prompts of the same number of words differ by a few tokens
 _SHOWN_PROMPT = "A good recipe"
 _SHOWN_TOKENS = 64
-
-
-_POOLED_PATHS = ("/embeddings", "/embed", "/score", "/rerank")
-"""Where servers answer with vectors or scores, of which no token can be timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +42,6 @@ def measure(
     plan: LaunchPlan, checked: Preflight, options: Options, progress: Progress
 ) -> dict[str, Any]:
     """Calibrate the prompt, warm up, send the workload: the content of ``measurement.json``."""
-    if plan.api.path.endswith(_POOLED_PATHS):
-        raise LauncherError(
-            f"bench measures text, and this server answers {plan.api.path}.",
-            hint="Measure it with a client of its own; its times are in its metrics.",
-        )
     traffic = plan_traffic(plan.workload, options)
     endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.entrances]
     length = _calibrate(plan, endpoints, progress)
@@ -70,10 +62,17 @@ def measure(
     return measurement
 
 
+def ask(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
+    """One request as the server's API takes it: a completion, a vector or a score."""
+    if is_pooled(endpoint.api.path):
+        return pool(endpoint, prompt)
+    return complete(endpoint, prompt, max_tokens)
+
+
 def _show(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
     """Complete a sentence that a person can judge: the measured prompts are random words."""
     try:
-        return {"prompt": _SHOWN_PROMPT, "text": complete(endpoint, _SHOWN_PROMPT, tokens).text}
+        return {"prompt": _SHOWN_PROMPT, "text": ask(endpoint, _SHOWN_PROMPT, tokens).text}
     except RequestError:
         return {"prompt": "(random words)", "text": outcome.samples[0].text}
 
@@ -111,7 +110,7 @@ def _pace(traffic: Traffic) -> str:
 
 
 def _sender(endpoints: list[Endpoint], prompts: Prompts, tokens: int) -> Callable[[int], Sample]:
-    return lambda index: complete(endpoints[index % len(endpoints)], prompts.text(index), tokens)
+    return lambda index: ask(endpoints[index % len(endpoints)], prompts.text(index), tokens)
 
 
 def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) -> Calibration:
@@ -120,7 +119,7 @@ def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) 
     def count(words: int) -> float | None:
         # A seed of its own, so that no measured prompt is in a prefix cache.
         prompts = Prompts(words, seed=-1)
-        samples = [complete(endpoints[0], prompts.text(i), 1) for i in range(_COUNTED)]
+        samples = [ask(endpoints[0], prompts.text(i), 1) for i in range(_COUNTED)]
         known = [s.prompt_tokens for s in samples if s.prompt_tokens is not None]
         return fmean(known) if known else None
 

@@ -75,7 +75,7 @@ def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
         )
         response = connection.getresponse()
         if response.status != 200:
-            raise RequestError(f"HTTP {response.status}: {_message(response.read(4096))}")
+            raise RequestError(f"HTTP {response.status}: {said_by(response.read(4096))}")
         return _Stream(started).read(response)
     except (OSError, http.client.HTTPException) as error:
         raise RequestError(f"{type(error).__name__}: {error}") from None
@@ -136,7 +136,7 @@ class _Stream:
         except ValueError:  # transformers writes an error's text into JSON without escaping it
             raise RequestError(f"the server sent {data[:300]!r}") from None
         if not isinstance(event, dict) or event.get("error") or event.get("object") == "error":
-            raise RequestError(_message(data.encode()))
+            raise RequestError(said_by(data.encode()))
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices") or []:
             self._choice(choice, now)
@@ -185,7 +185,7 @@ def _text(choice: dict[str, Any]) -> str:
     )
 
 
-def _message(body: bytes) -> str:
+def said_by(body: bytes) -> str:
     """The server's own words: OpenAI's error object, FastAPI's detail, or the first characters."""
     try:
         data: Any = json.loads(body)

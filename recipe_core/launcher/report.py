@@ -11,6 +11,7 @@ from typing import Any
 from . import steps as training
 from .metrics import FIGURES
 from .plan import LaunchPlan
+from .pooled import question_of
 from .preflight import Preflight
 from .state import State
 from .steps import Step
@@ -69,15 +70,7 @@ def curl(plan: LaunchPlan, port: int) -> str:
     if path.endswith("/chat/completions"):
         messages = [{"role": "user", "content": "What is a good recipe?"}]
         question = {"model": plan.api.model, "messages": messages, "max_tokens": 32}
-    elif path.endswith("/embeddings"):
-        question = {"model": plan.api.model, "input": text}
-    elif path.endswith("/score"):
-        question = {"model": plan.api.model, "text_1": "What is good?", "text_2": text}
-    elif path.endswith("/embed"):
-        question = {"inputs": text}
-    elif path.endswith("/rerank"):
-        question = {"query": "What is good?", "texts": [text]}
-    body = json.dumps(question)
+    body = json.dumps(question_of(plan.api, text) or question)
     url = f"{plan.address(port)}{plan.api.path}"
     return f"curl -s {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 

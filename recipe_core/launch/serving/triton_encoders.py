@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.engines.options import option_table
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.encoder_configs import Served, encoder_config, front_config
@@ -28,7 +27,14 @@ FOLDER, COPY = "engine/repository", "${run}/repository"
 HERE = Path(__file__).parent
 START, EXPORT = "engine/encoder_start.py", "engine/encoder_export.py"
 CONTAINER = "engine/Containerfile"
-TABLE = "triton-model"
+OF_MODELS = (
+    "execution_accelerator",
+    "intra_op_thread_count",
+    "max_queue_size",
+    "performance_hint",
+    "preferred_batch_size",
+)
+"""Options that stand in config.pbtxt, not on the command."""
 PACKAGES = (
     "numpy",
     "onnx",
@@ -73,6 +79,7 @@ def launch(deployment: Deployment) -> Launch:
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path=f"/v2/models/{served.name}/infer",
         api_model=served.name,
+        api_body={"query": "Which words are these?"} if served.task == "score" else {},
         requires=("tokenizers", "numpy"),
         files={**_files(served, of_model), CONTAINER: _containerfile(engine.images)},
     )
@@ -134,7 +141,6 @@ def _options(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What the estimate depends on, and the user's options of the server and of the models."""
     engine = deployment.setting.engine
-    table = option_table(TABLE, engine.version)
     options: dict[str, Any] = {
         "max_batch_size": served.batch,
         "max_queue_delay_microseconds": served.window_us,
@@ -143,12 +149,10 @@ def _options(
         "precision": served.precision,
     }
     ours = {*options, "model_repository", "http_address", "http_port", "metrics_port"}
-    names = {option.name for option in table.options.values()}
-    given: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    for name, value in deployment.engine_options.items():
-        given[name.replace("-", "_") in names][name] = value
-    extra = check_options(given[0], engine, engine.options, ours)
-    return options, extra, check_options(given[1], engine, table, ours)
+    stated = check_options(deployment.engine_options, engine, engine.options, ours)
+    of_model = {name: value for name, value in stated.items() if name in OF_MODELS}
+    extra = {name: value for name, value in stated.items() if name not in OF_MODELS}
+    return options, extra, of_model
 
 
 def _words(
