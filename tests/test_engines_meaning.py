@@ -107,6 +107,13 @@ def read_tei(words):
     }
 
 
+def read_encoders(words, files):
+    """One device a server; what its batches hold stands in the front's file."""
+    batch = int(words[words.index("--max-batch") + 1])
+    assert any(f"max_batch_size: {batch}\n" in text for text in files.values())
+    return dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
+
+
 def read_llama(words):
     o = options(words)
     slots = int(o["parallel"])
@@ -157,6 +164,8 @@ def server(name, process, files):
             return read_llama(words)
         case "tei":
             return read_tei(words)
+        case "triton-onnxruntime" | "triton-openvino" | "triton-tensorrt":
+            return read_encoders(words, files)
         case _:  # its table says what its options mean
             return read_by_meaning(engine(name), words)
 

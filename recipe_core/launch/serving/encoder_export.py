@@ -12,6 +12,7 @@ a text's vector is the mean over its tokens.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import shutil
 import subprocess
@@ -67,6 +68,10 @@ def encoder(folder: str, task: str, precision: str) -> Any:
     dtype = torch.float16 if precision == "fp16" else torch.float32
     model = made.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
 
+    # decoders that embed would return their cache too
+    takes = inspect.signature(model.forward).parameters
+    without = {"use_cache": False} if "use_cache" in takes else {}
+
     class Encoder(torch.nn.Module):
         """The model with what makes one result of its tokens' vectors."""
 
@@ -75,7 +80,7 @@ def encoder(folder: str, task: str, precision: str) -> Any:
             self.model = model.eval()
 
         def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
-            given = {"input_ids": input_ids, "attention_mask": attention_mask}
+            given = {"input_ids": input_ids, "attention_mask": attention_mask, **without}
             if token_type_ids is not None:
                 given["token_type_ids"] = token_type_ids
             out = self.model(**given)

@@ -102,11 +102,11 @@ def served_of(deployment: Deployment) -> Served:
             field="candidate.weight_dtype",
             hint=f"Choose one of: {', '.join(formats) or 'another engine'}.",
         )
-    if not setting.model.is_encoder:
+    if not setting.model.is_encoder and setting.model.task == "score":
         raise NoAnswer(
-            f"{setting.model.name} is a decoder, which is not exported for this engine.",
+            f"{setting.model.name} is a decoder, whose scores are not exported for this engine.",
             field="candidate.engine",
-            hint="Use vllm or tei for decoders that embed or score.",
+            hint="Use vllm for decoders that score.",
         )
     longest = min(deployment.max_context, setting.model.max_context)
     batch = largest_batch(candidate.max_num_seqs, candidate.max_batched_tokens, longest)

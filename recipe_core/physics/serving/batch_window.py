@@ -40,6 +40,9 @@ WARM, STEPS = 60, 180
 ARRIVALS = 16_384
 """Most requests of a run."""
 CLOSED_WARM, CLOSED_STEPS = 48, 240
+EVEN = 8
+"""Gaps over which the rate of all runs together is the stated one, so that none has more load."""
+SEED = 20_270
 PICKS = 4
 """Requests of a batch whose time is a sample for percentiles, evenly spread over it."""
 
@@ -118,19 +121,12 @@ def capacity(service: Service, window: Window) -> Float:
 
 def arriving(rate: Float, service: Service, window: Window) -> Batches:
     """Batches under random (Poisson) arrivals of ``rate`` requests per second, below capacity."""
-    n = len(rate)
-    sums = np.zeros((7, n, SERVERS))
-    for step, batch in enumerate(_batches(rate, service, window)):
-        if step >= WARM:
-            size = batch.size * batch.counts
-            sums[0] += size * batch.begin - batch.came(0, batch.size) * batch.counts
-            sums[1] += _idle_wait(batch)
-            sums[2] += size * (batch.end - batch.begin)
-            sums[3] += size
-            sums[4] += size * batch.size
-            sums[5] += batch.device_s * batch.counts
-            sums[6] += batch.counts
-    wait, idle, taken, requests, squares, device, batches = sums.sum(axis=2)
+    sums = np.zeros((7, len(rate)))
+    classes = _classes(window.most)
+    for number in np.unique(classes).tolist():
+        rows = np.flatnonzero(classes == number)
+        sums[:, rows] = _sums(rate[rows], service.take(rows), window.take(rows), number)
+    wait, idle, taken, requests, squares, device, batches = sums
     return Batches(
         wait_s=wait / requests,
         idle_wait_s=idle / requests,
@@ -142,6 +138,40 @@ def arriving(rate: Float, service: Service, window: Window) -> Batches:
     )
 
 
+def _classes(most: Int) -> Int:
+    """Cases whose largest batches are alike run together: by the next power of two, as exponent.
+
+    How long a run is depends on this class alone, so that a case is the same among any others.
+    """
+    return np.ceil(np.log2(np.maximum(most, 1))).astype(np.int64)
+
+
+def _longer(number: int) -> int:
+    """How many times longer runs are where batches are small: queues of single requests, which
+    take the longest to become steady.
+    """
+    return max(8 >> number, 1)
+
+
+def _sums(rate: Float, service: Service, window: Window, number: int) -> Float:
+    """Sums over measured batches: waits, idle waits, times in service, requests, their squares,
+    seconds of the device, batches; one column a case.
+    """
+    sums = np.zeros((7, len(rate), SERVERS))
+    for step, batch in enumerate(_batches(rate, service, window, number)):
+        if step >= WARM * _longer(number):
+            size = batch.size * batch.counts
+            sums[0] += size * batch.begin - batch.came(0, batch.size) * batch.counts
+            sums[1] += _idle_wait(batch)
+            sums[2] += size * (batch.end - batch.begin)
+            sums[3] += size
+            sums[4] += size * batch.size
+            sums[5] += batch.device_s * batch.counts
+            sums[6] += batch.counts
+    out: Float = sums.sum(axis=2)
+    return out
+
+
 def latency_percentiles(
     rate: Float, service: Service, window: Window, percentiles: tuple[float, ...]
 ) -> Float:
@@ -150,8 +180,10 @@ def latency_percentiles(
     for row in range(len(rate)):
         one = np.array([row])
         times, weights = [], []
-        for step, batch in enumerate(_batches(rate[one], service.take(one), window.take(one))):
-            if step < WARM:
+        number = int(_classes(window.most[one])[0])
+        given = rate[one], service.take(one), window.take(one)
+        for step, batch in enumerate(_batches(*given, number)):
+            if step < WARM * _longer(number):
                 continue
             for pick in range(PICKS):
                 place = (batch.size * (2 * pick + 1)) // (2 * PICKS)
@@ -185,8 +217,10 @@ class _Arrivals:
 
 @lru_cache(4)
 def _arrivals(length: int) -> _Arrivals:
-    gaps = np.random.default_rng(20_261).exponential(size=(SERVERS, length))
-    times = np.cumsum(gaps, axis=1)
+    # block by block, so that a longer row begins as a shorter one does
+    gaps = np.random.default_rng(SEED).exponential(size=(-(-length // EVEN), SERVERS, EVEN))
+    gaps /= gaps.mean(axis=(1, 2), keepdims=True)
+    times = np.cumsum(gaps.swapaxes(0, 1).reshape(SERVERS, -1)[:, :length], axis=1)
     sums = np.concatenate([np.zeros((SERVERS, 1)), np.cumsum(times, axis=1)], axis=1)
     apart = 4.0 * length
     row = (times + apart * np.arange(SERVERS)[:, None]).ravel()
@@ -244,10 +278,10 @@ def _waiting(arrivals: _Arrivals, rate: Float, first: Int, time_s: Float) -> Int
     return out
 
 
-def _batches(rate: Float, service: Service, window: Window) -> Iterator[_Batch]:
-    """The batches of every run, one after the other."""
-    n, most = len(rate), int(window.most.max())
-    arrivals = _arrivals(min((WARM + STEPS) * most, ARRIVALS) + most + 1)
+def _batches(rate: Float, service: Service, window: Window, number: int) -> Iterator[_Batch]:
+    """The batches of every run, one after the other, of cases of one class."""
+    n, steps = len(rate), (WARM + STEPS) * _longer(number)
+    arrivals = _arrivals(min(steps << number, ARRIVALS) + (1 << number) + 1)
     rows, runs = np.arange(n)[:, None], np.arange(SERVERS)
     per_s, waits_s = rate[:, None], window.window_s[:, None]
     enough, largest = window.preferred[:, None] - 1, window.most[:, None]
@@ -255,7 +289,7 @@ def _batches(rate: Float, service: Service, window: Window) -> Iterator[_Batch]:
     free[np.arange(free.shape[2]) >= window.instances[:, None, None] + 0 * free] = np.inf
     first = np.zeros((n, SERVERS), dtype=np.int64)
     device = np.zeros((n, SERVERS))
-    for _ in range(WARM + STEPS):
+    for _ in range(steps):
         counts = first + largest < arrivals.length
         head = np.minimum(first, arrivals.length - 1)
         instance = free.argmin(axis=2)
