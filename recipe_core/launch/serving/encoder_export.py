@@ -139,16 +139,11 @@ def to_int8(source: Path, path: Path) -> None:
     quantize_dynamic(str(source), str(path), weight_type=QuantType.QInt8, per_channel=True)
 
 
-def to_openvino(module: Any, names: Sequence[str], output: str, precision: str, path: Path) -> None:
-    """OpenVINO's representation; weights in 16 bit, or int8 by NNCF."""
+def to_openvino(source: Path, precision: str, path: Path) -> None:
+    """OpenVINO's representation of an ONNX file; weights in 16 bit, or int8 by NNCF."""
     import openvino
 
-    free = openvino.PartialShape([-1, -1])
-    shapes = [(name, free, openvino.Type.i64) for name in names]
-    converted = openvino.convert_model(module, example_input=example(names), input=shapes)
-    for place, name in zip(converted.inputs, names, strict=True):
-        place.get_tensor().set_names({name})
-    converted.outputs[0].get_tensor().set_names({output})
+    converted = openvino.convert_model(str(source))
     if precision == "int8":
         import nncf
 
@@ -184,23 +179,21 @@ def trtexec_words(
 def export(options: argparse.Namespace) -> Path:
     """Write the file of the backend, and the tokenizer beside it; the path of the file."""
     names = options.inputs.split(",")
-    output = OUTPUTS[options.task]
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILES[options.backend]
     source = options.model if Path(options.model).is_dir() else _downloaded(options.model)
     _tokenizer(source, folder)
-    wide = "fp32" if options.precision == "int8" else options.precision
-    module = encoder(source, options.task, "fp32" if options.backend == "openvino" else wide)
-    if options.backend == "openvino":
-        to_openvino(module, names, output, options.precision, path)
-        return path
+    stored = options.precision if options.backend != "openvino" else "fp32"
+    module = encoder(source, options.task, stored)
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / "model.onnx"
-        to_onnx(module, names, output, plain)
-        if options.backend == "tensorrt":
+        to_onnx(module, names, OUTPUTS[options.task], plain)
+        if options.backend == "openvino":
+            to_openvino(plain, options.precision, path)
+        elif options.backend == "tensorrt":
             words = trtexec_words(plain, path, names, options.max_batch, options.max_tokens)
-            subprocess.run(words, check=True)
+            subprocess.run(words, check=True)  # noqa: S603 - the words are ours
         elif options.precision == "int8":
             to_int8(plain, path)
         else:
