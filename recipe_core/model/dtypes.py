@@ -14,6 +14,8 @@ BYTES_PER_VALUE: dict[str, float] = {
     "fp8-block": 1.0 + 4.0 / 128**2,  # one fp32 scale a 128 × 128 block
     "int8": 1.0,
     "int4": 0.5 + 2.5 / 128,  # groups of 128: a 16-bit scale and a 4-bit zero point
+    "int3": 0.375 + 4.0 / 32,  # of caches: groups of 32 with two 16-bit numbers (KIVI)
+    "int2": 0.25 + 4.0 / 32,
     "mxfp4": 0.5 + 1.0 / 32,  # OCP MX: an 8-bit scale for 32 values
     "nvfp4": 0.5 + 1.0 / 16,  # an fp8 scale for 16 values
 }

@@ -45,7 +45,8 @@ W = TypeVar("W", ServingWorkload, TrainingWorkload)
 class Problem(Generic[W]):
     """A request with its names looked up. The first of ``clusters`` is the request's own.
 
-    ``corrections``: what runs of one's own teach; None without any.
+    ``corrections``: what runs of one's own teach; None without any. ``assumed``: whether number
+    formats are taken as given (``Setting.assumed``).
     """
 
     request: PlanRequest
@@ -53,6 +54,7 @@ class Problem(Generic[W]):
     model: ModelSpec
     clusters: tuple[Cluster, ...]
     corrections: Corrections | None = None
+    assumed: bool = False
 
     @property
     def cluster(self) -> Cluster:

@@ -128,6 +128,7 @@ def setting(
         reuse=reuse_of(problem.workload),
         offload=offload_of(problem.request.options.kv_offload, spec),
         judged_on=problem.request.objective.accuracy_of,
+        assumed=problem.assumed,
     )
     if problem.corrections is None:
         return one

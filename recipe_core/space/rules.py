@@ -169,7 +169,9 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     )
     yield Refusal(
         "weight-dtype",
-        _everywhere(cases, setting.weight_dtype not in device.weight_dtypes),
+        _everywhere(
+            cases, not setting.assumed and setting.weight_dtype not in device.weight_dtypes
+        ),
         lambda i: (
             f"{device.title} has no kernels for {setting.weight_dtype} weights; "
             f"supported: {', '.join(device.weight_dtypes)}"
@@ -179,7 +181,7 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     dtypes = [dtype for dtype in device.kv_dtypes if dtype in engine.kv_dtypes]
     yield Refusal(
         "kv-dtype",
-        _everywhere(cases, setting.kv_dtype not in dtypes),
+        _everywhere(cases, not setting.assumed and setting.kv_dtype not in dtypes),
         lambda i: (
             f"{engine.title} on {device.title} does not support {setting.kv_dtype} KV caches; "
             f"supported: {', '.join(dtypes) or 'none'}"
@@ -199,7 +201,7 @@ def _engine_weights(setting: Setting, cases: Cases) -> Refusal:
     note = f": {gap.note}" if gap and gap.note else ""
     return Refusal(
         "engine-weights",
-        _everywhere(cases, gap is not None),
+        _everywhere(cases, not setting.assumed and gap is not None),
         lambda i: f"{engine.title} has no kernels for {weights} on {device.title}{note}",
     )
 

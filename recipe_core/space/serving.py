@@ -42,7 +42,9 @@ class Setting:
     ``correction``: what runs of one's own teach about them; None without any run. ``media``: images
     and sound in every prompt. ``reuse``: what a prefix cache finds by its size; None where cases
     say it. ``offload``: tiers below the devices' cache; None for none. ``judged_on``: the kind of
-    benchmark that accuracy is of, "mean" of all.
+    benchmark that accuracy is of, "mean" of all. ``assumed``: whether the number formats are taken
+    as given, so that no rule on formats refuses them and their accuracy is not judged: those of
+    techniques that no plan has as a format.
     """
 
     model: ModelSpec
@@ -56,6 +58,7 @@ class Setting:
     reuse: ReuseCurve | None = None
     offload: Offload | None = None
     judged_on: str = "mean"
+    assumed: bool = False
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.
@@ -100,7 +103,7 @@ class Setting:
     @property
     def cache_can_be_had(self) -> bool:
         """Whether the engine has a flag for the cache format with these activations."""
-        return self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
+        return self.assumed or self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
 
     @property
     def whole_prompts(self) -> bool:
