@@ -30,6 +30,8 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.space.corrections import Corrections
 
 SLOWER = "no faster than 16 bit, and by how much slower no source says"
+NEAREST = 3
+"""Published figures beside an expected accuracy."""
 MEMORY_ALONE = ("emulated", "memory only")
 """Verdicts of which only memory is estimated."""
 
@@ -120,7 +122,7 @@ def advise(
     """
     chosen = {name: technique(name) for name in names or techniques()}
     base = base_of(request, folders=folders, corrections=corrections)
-    limit = request.objective.limits.accuracy_recovery
+    limit = limit_of(request)
     rows, shared = [], {}
     with progress.task(len(chosen)):
         for name, one in chosen.items():
@@ -129,6 +131,14 @@ def advise(
             progress.step()
     ordered = ranked(rows, base, request.objective)
     return Advice(request, base, ordered, pairs(base, ordered), limit)
+
+
+def limit_of(request: PlanRequest) -> float | None:
+    return getattr(request.objective.limits, "accuracy_recovery", None)
+
+
+def judged_on(request: PlanRequest) -> str:
+    return getattr(request.objective, "accuracy_of", "mean")
 
 
 Shared = dict[Any, Judged]
@@ -181,13 +191,13 @@ def _row(
 def _support(name: str, base: Base) -> Support:
     device, engine = base.setting.cluster.device, base.setting.engine.name
     if engine in runners():
-        return support_of(name, engine, device)
+        return support_of(name, engine, device, base.setting.engine.version)
     note = f"No source says what {base.setting.engine.title} runs."
     return Support(name, engine, device.name, "unknown", note=note)
 
 
 def _kept(name: str, base: Base, request: PlanRequest) -> Retained:
-    model, kind = base.setting.model, request.objective.accuracy_of
+    model, kind = base.setting.model, judged_on(request)
     if not model.generates:
         return Retained(
             math.nan,
@@ -201,6 +211,7 @@ def _kept(name: str, base: Base, request: PlanRequest) -> Retained:
         name,
         benchmark="" if kind == "mean" else kind,
         parameters_b=round(model.parameters / 1e9, 3),
+        nearest=NEAREST,
     )
 
 
@@ -221,7 +232,7 @@ def _without_figures(support: Support, change: Change | NoChange) -> State | Non
     if isinstance(change, NoChange):
         return "void"
     # a plan that has the format knows of kernels for it, whatever was read elsewhere
-    if support.verdict == "unknown" and change.assumed:
+    if support.verdict == "unknown" and change.way == "estimated":
         return "unknown"
     return None
 
@@ -266,11 +277,9 @@ def _fields(
     name: str, one: Technique, checkpoints: tuple[str, ...], change: Change
 ) -> dict[str, Any] | None:
     """Edits that put a technique into the request; None where no plan has it."""
-    if change.assumed:
-        return None
     if estimated(name).shape == "sibling":
         return {"model": change.model.name}
-    if estimated(name).shape or (one.weight_dtype is None and one.kv_dtype is None):
+    if change.way == "estimated" or (one.weight_dtype is None and one.kv_dtype is None):
         return None
     fields: dict[str, Any] = {}
     if one.weight_dtype is not None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from recipe_core.compression.support import Verdict
 from recipe_core.compression.technique import Technique
-from recipe_core.formats.estimated import Estimated, estimated
+from recipe_core.formats.estimated import Estimated, Shape, estimated
 from recipe_core.formats.shapes import smaller
 from recipe_core.hardware.cluster import no_kernels
 from recipe_core.hardware.profile import Device
@@ -20,6 +20,11 @@ WEIGHT_ONLY = "int4"
 """Format that stands for every one that is stored small and multiplied in 16 bit."""
 WHOLE: frozenset[Role] = MATRIX_ROLES | {"embedding", "head"}
 SCALE_BITS = 16.0
+LACKS: dict[Shape, str] = {
+    "experts": "has no routed experts",
+    "sibling": "has no smaller sibling in the catalog",
+}
+"""Why a model has no smaller shape of a kind."""
 
 Way = Literal["format", "estimated"]
 """format: a plan has it, judged as in any plan. estimated: the same physics on changed bytes."""
@@ -31,19 +36,21 @@ class Change:
 
     ``model``: with its weights changed. ``weight_dtype`` and ``kv_dtype``: formats that are asked
     for ("auto": the model's). ``assumed``: whether rules on formats are passed over, since no plan
-    has the format. ``notes``: what the estimate leaves out.
+    has the format. ``reshaped``: whether the model has fewer or smaller tensors. ``notes``: what the
+    estimate leaves out.
     """
 
     model: ModelSpec
     weight_dtype: str = "auto"
     kv_dtype: str = "auto"
     assumed: bool = False
+    reshaped: bool = False
     notes: tuple[str, ...] = ()
 
     @property
     def way(self) -> Way:
         """Whether a plan has it as a format."""
-        return "estimated" if self.assumed else "format"
+        return "estimated" if self.assumed or self.reshaped else "format"
 
     @property
     def key(self) -> tuple[str, str, str, bool]:
@@ -92,9 +99,8 @@ def _shaped(technique: Technique, how: Estimated, base: Setting) -> Change | NoC
     assert how.shape is not None  # noqa: S101 - the caller looked
     model = smaller(base.model, how.shape, technique.removed)
     if model is None:
-        lacks = {"experts": "has no routed experts", "sibling": "has no smaller sibling in the catalog"}
-        return NoChange(f"{base.model.name} {lacks.get(how.shape, 'is too small for it')}")
-    return Change(model, notes=_notes(how))
+        return NoChange(f"the model {LACKS.get(how.shape, 'is too small for it')}")
+    return Change(model, reshaped=True, notes=_notes(how))
 
 
 def _notes(how: Estimated) -> tuple[str, ...]:
@@ -191,7 +197,7 @@ def stored_bits(technique: Technique, how: Estimated | None = None) -> float:
 
 def _cached(weights: Change, how: Estimated, base: Setting) -> Change | NoChange:
     if not base.caches:
-        return NoChange(f"{base.model.name} keeps no KV cache on {base.engine.title}")
+        return NoChange("an encoder keeps no KV cache")
     dtype = how.kv
     if dtype is None or dtype not in BYTES_PER_VALUE:
         return NoChange("no plan counts the bytes of such a cache")
