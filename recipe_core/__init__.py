@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from recipe_core.doors.public import (
         build,
         check,
+        compress,
         estimate,
         plan,
         read,
@@ -53,6 +54,7 @@ __all__ = [
     "Split",
     "build",
     "check",
+    "compress",
     "estimate",
     "plan",
     "read",

@@ -127,6 +127,16 @@ class Answers:
         request, own = self._parts(body)
         return _clean(Answer(public.size(request, folders=self.folders, measured=own)).to_json())
 
+    def compress(self, body: Body, techniques: str | None = None) -> Json:
+        """What techniques of compression would do to a served model; all without ``techniques``.
+
+        ``techniques``: their names with commas between them.
+        """
+        request, own = self._with_own_runs(body)
+        names = [name.strip() for name in techniques.split(",")] if techniques else None
+        advice = public.compress(request, names, folders=self.folders, measured=own)
+        return _clean(advice.to_json())
+
     def trace(self, body: Body) -> Json:
         """What a trace shows, which is ``text`` of a file by the ``name``."""
         from recipe_core.traffic.describe import describe, describe_rates

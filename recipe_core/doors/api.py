@@ -303,6 +303,14 @@ def _questions(api: APIRouter, asked: _Asked) -> None:
     async def size_route(request: Request, body: SizeBody) -> Response:
         return await asked.json(request, "size", body)
 
+    @api.post("/compress", summary="What every technique of compression would do to a served model")
+    async def compress_route(
+        request: Request,
+        body: RequestBody,
+        techniques: Annotated[str | None, Query(max_length=2000)] = None,
+    ) -> Response:
+        return await asked.json(request, "compress", body, techniques=techniques)
+
     @api.post(
         "/check",
         summary="Whether a split or an engine's command can run, why not, and a better one",

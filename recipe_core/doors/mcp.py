@@ -54,6 +54,7 @@ INSTRUCTIONS = """Recipe Builder evaluates every way to split a large language m
 AMD devices, for serving and training: memory, latency, throughput and cost of each split, or the
 reason why it cannot run. Call `known` for models, hardware and engines; `size` for which hardware
 and how many; `plan` for the ranking of splits on known hardware; `estimate` for one split in full;
+`compress` for what quantising or pruning would do;
 `check` for an existing command; `simulate` for a load over hours and weeks and the policy that
 scales replicas; `build` for a runnable bundle.
 Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
@@ -64,6 +65,7 @@ TOOLS = (
     "size",
     "plan",
     "estimate",
+    "compress",
     "check",
     "recipe",
     "build",
@@ -168,6 +170,30 @@ class Tools:
         Memory, times by bottleneck, percentiles, cost, bands.
         """
         return await self._ask("estimate", request)
+
+    async def compress(
+        self,
+        request: Request,
+        techniques: Annotated[
+            Sequence[str] | None,
+            Field(description="Names of techniques such as int4_weight_only; all unless given."),
+        ] = None,
+        refused: bool = False,
+        matrix: bool = False,
+    ) -> Json:
+        """What compression would do to a served model here: memory, times, cost, accuracy kept.
+
+        One row a technique, best first by the objective, with the ratio to the model in its own
+        format on the same split and on the best split for it; which go together. `refused` adds
+        techniques that do not run here, with the engine's own words; `matrix` adds who runs what.
+        """
+        names = {"techniques": ",".join(techniques)} if techniques else {}
+        answer = await self._ask("compress", request, **names)
+        if not refused and not techniques:
+            answer["formats"] = [row for row in answer["formats"] if row["same_split"]]
+        if not matrix:
+            del answer["matrix"]
+        return answer
 
     async def check(
         self,

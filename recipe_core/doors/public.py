@@ -21,6 +21,7 @@ from recipe_core.space.standing import by_default
 if TYPE_CHECKING:
     from recipe_core.calibration.validate import Comparison
     from recipe_core.fleet.result import OverTimeAnswer
+    from recipe_core.formats.advise import Advice
     from recipe_core.measured.serving_runs import Run
     from recipe_core.physics.results import Estimate
     from recipe_core.recipe import Additions, Recipe
@@ -92,6 +93,38 @@ def size(
 
     asked = request if isinstance(request, SizeRequest) else SizeRequest.parse(_values(request))
     return sizing.size(asked, folders=folders, corrections=_learned(measured, folders))
+
+
+def compress(
+    request: RequestSource,
+    techniques: Sequence[str] | None = None,
+    *,
+    folders: bool = True,
+    measured: MeasuredSource | None = None,
+) -> Advice:
+    """Say what every technique of compression would do to a served model on this hardware.
+
+    Args:
+        request: a `Request`, its plain values, or the path of a file. Formats that it states don't
+            count: the base is the model in its own. A split that it states is kept.
+        techniques: names of techniques to judge; all of them unless given.
+        folders: whether the model may be named by a path on this machine.
+        measured: runs of your own that correct the estimates, as for `plan`.
+
+    Returns:
+        The advice: ``base``, ``rows`` (best first by the objective), ``combinations``, ``matrix``,
+        ``to_json()`` (docs/formats.md).
+
+    Raises:
+        InputError: for a request or runs that cannot be read, for training, and for an unknown
+            technique.
+        RecipeError: when the hardware has no split at all.
+    """
+    from recipe_core.formats.advise import advise
+
+    own = _learned(measured, folders)
+    values = as_request(request, folders=folders, corrections=own)
+    return advise(values, names=techniques, folders=folders, corrections=own)
 
 
 def simulate(

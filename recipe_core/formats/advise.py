@@ -16,7 +16,7 @@ from recipe_core.compression.retained import Retained
 from recipe_core.compression.runners import runners
 from recipe_core.compression.support import Support
 from recipe_core.compression.technique import Technique, technique, techniques
-from recipe_core.formats.change import Change, NoChange, change_of
+from recipe_core.formats.change import Change, NoChange, change_of, runs_weights
 from recipe_core.formats.combine import Pair, pairs
 from recipe_core.formats.figures import Split
 from recipe_core.formats.judged import Base, Judged, base_of, judged
@@ -29,6 +29,7 @@ from recipe_core.model.variants import variants
 from recipe_core.request.schema import PlanRequest
 from recipe_core.space.corrections import Corrections
 
+UNSAID = "No source that was read says whether it runs."
 SLOWER = "no faster than 16 bit, and by how much slower no source says"
 NEAREST = 3
 """Published figures beside an expected accuracy."""
@@ -66,7 +67,9 @@ class Advice:
         for one in self.rows:
             if one.name == name:
                 return one
-        raise InputError(f"{name!r} was not judged.", field="technique", hint="See techniques.yaml.")
+        raise InputError(
+            f"{name!r} was not judged.", field="technique", hint="See techniques.yaml."
+        )
 
     @property
     def best(self) -> FormatRow | None:
@@ -167,7 +170,7 @@ def _row(
         None,
         (),
     )
-    state = _without_figures(support, change)
+    state = _without_figures(one, support, change, base)
     if state is not None:
         return replace(row, state=state, why=_why(support, change))
     assert isinstance(change, Change)  # noqa: S101 - what is none has a state
@@ -223,7 +226,9 @@ def _effect(name: str, one: Technique, support: Support) -> str:
     return EFFECTS[support.verdict]
 
 
-def _without_figures(support: Support, change: Change | NoChange) -> State | None:
+def _without_figures(
+    one: Technique, support: Support, change: Change | NoChange, base: Base
+) -> State | None:
     """The state of a row that has no figures; None for one that has."""
     if isinstance(change, NoChange) and change.already:
         return "already"
@@ -231,16 +236,28 @@ def _without_figures(support: Support, change: Change | NoChange) -> State | Non
         return "refused"
     if isinstance(change, NoChange):
         return "void"
-    # a plan that has the format knows of kernels for it, whatever was read elsewhere
-    if support.verdict == "unknown" and change.way == "estimated":
+    if support.verdict == "unknown" and not _known_to_plans(one, change, base):
         return "unknown"
     return None
+
+
+def _known_to_plans(one: Technique, change: Change, base: Base) -> bool:
+    """Whether the files that plans are made by say that the engine runs the formats here."""
+    if change.way == "estimated":
+        return False
+    engine, device = base.setting.engine, base.setting.cluster.device
+    weights, cache = one.weight_dtype, one.kv_dtype
+    return (weights is None or runs_weights(engine, device, weights)) and (
+        cache is None or (cache in engine.free_kv_dtypes and cache in device.kv_dtypes)
+    )
 
 
 def _why(support: Support, change: Change | NoChange) -> str:
     if isinstance(change, NoChange) and (change.already or support.verdict != "refused"):
         return _sentence(change.why)
-    return _sentence(support.words or support.note or "no source says whether it runs")
+    if support.verdict == "unknown" and not support.source:
+        return UNSAID
+    return _sentence(support.words or support.note or UNSAID)
 
 
 def _sentence(text: str) -> str:
@@ -268,9 +285,7 @@ def _checkpoints(one: Technique, base: Base) -> tuple[str, ...]:
     if one.weight_dtype is None or one.removed:
         return ()
     stored = variants(base.setting.model.name)
-    return tuple(
-        name for name, dtype in stored.items() if dtype.split("-")[0] == one.weight_dtype
-    )
+    return tuple(name for name, dtype in stored.items() if dtype.split("-")[0] == one.weight_dtype)
 
 
 def _fields(

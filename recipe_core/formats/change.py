@@ -9,7 +9,8 @@ from recipe_core.compression.support import Verdict
 from recipe_core.compression.technique import Technique
 from recipe_core.formats.estimated import Estimated, Shape, estimated
 from recipe_core.formats.shapes import smaller
-from recipe_core.hardware.cluster import no_kernels
+from recipe_core.engines.spec import Engine
+from recipe_core.hardware.cluster import dtypes, no_kernels
 from recipe_core.hardware.profile import Device
 from recipe_core.model.dtypes import BYTES_PER_VALUE, compute_dtype
 from recipe_core.model.quantization import Quantization
@@ -75,7 +76,9 @@ class NoChange:
     already: bool = False
 
 
-def change_of(name: str, technique: Technique, base: Setting, verdict: Verdict) -> Change | NoChange:
+def change_of(
+    name: str, technique: Technique, base: Setting, verdict: Verdict
+) -> Change | NoChange:
     """What a technique changes of the base, whose weights lie as ``base`` says.
 
     Args:
@@ -144,6 +147,18 @@ def _is_format(technique: Technique, how: Estimated, base: Setting, verdict: Ver
         return False
     planned_wide = compute_dtype(dtype, device.peak_flops_per_s) in WIDE
     return planned_wide != (technique.act_bits < 16 and verdict == "native")
+
+
+def runs_weights(engine: Engine, device: Device, dtype: str) -> bool:
+    """Whether the files of engines or devices say that the engine runs weights in ``dtype``."""
+    if dtype in engine.online_weight_dtypes:
+        return True
+    name = engine.wraps or engine.name
+    return any(
+        row.engines.get(name, "none") != "none"
+        for row in dtypes().support
+        if row.dtype == dtype and device.architecture in row.architectures
+    )
 
 
 def _stored_small(

@@ -30,7 +30,9 @@ FIGURES: dict[str, Figure] = {
     "weights_bytes": Figure("weights_bytes", "weights", "bytes/device", False, "memory"),
     "cache_bytes": Figure("kv_needed_bytes", "KV cache needed", "bytes/device", False, "memory"),
     "total_bytes": Figure("total_bytes", "memory in all", "bytes/device", False, "memory"),
-    "cache_tokens": Figure("kv_cache_tokens", "tokens that the cache holds", "tokens", True, "memory"),
+    "cache_tokens": Figure(
+        "kv_cache_tokens", "tokens that the cache holds", "tokens", True, "memory"
+    ),
     "requests_held": Figure("max_concurrency", "requests held at once", "requests", True, "memory"),
     "ttft_s": Figure("ttft_s", "time to first token", "s", False, "time"),
     "tpot_s": Figure("tpot_s", "time per output token", "s", False, "time"),

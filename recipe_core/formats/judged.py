@@ -62,9 +62,7 @@ def base_of(
     options = narrowed.options.model_copy(update={"engines": (plan.setting(row).engine.name,)})
     if asked.load_searched:
         narrowed = narrowed.model_copy(update={"workload": asked.workload})
-    narrowed = narrowed.model_copy(
-        update={"options": options, "objective": asked.objective}
-    )
+    narrowed = narrowed.model_copy(update={"options": options, "objective": asked.objective})
     problem = replace(problem, request=narrowed, clusters=(plan.setting(row).cluster,))
     best = split_of(plan, row)
     kept, kept_row = _stated(request, problem) or (plan, row)
@@ -127,8 +125,10 @@ def _in_own_format(request: PlanRequest) -> tuple[PlanRequest, list[str]]:
 
 
 def _without_formats(candidate: CandidateRequest | None) -> CandidateRequest | None:
-    return None if candidate is None else candidate.model_copy(
-        update={"weight_dtype": None, "kv_dtype": None}
+    return (
+        None
+        if candidate is None
+        else candidate.model_copy(update={"weight_dtype": None, "kv_dtype": None})
     )
 
 

@@ -46,9 +46,7 @@ class Matrix:
 def matrix_of(engine: str, device: Device) -> Matrix:
     """The matrix around an engine and a device."""
     names = [
-        name
-        for name in techniques()
-        if not name.startswith("gguf_") or name in SHOWN_OF_FILES
+        name for name in techniques() if not name.startswith("gguf_") or name in SHOWN_OF_FILES
     ]
     here = family_of(device)
     by_engine = {
@@ -57,12 +55,9 @@ def matrix_of(engine: str, device: Device) -> Matrix:
     by_hardware: dict[str, dict[str, Support]] = {}
     if engine in runners():
         by_hardware = {
-            name: {other: support_of(name, engine, other) for other in families()}
-            for name in names
+            name: {other: support_of(name, engine, other) for other in families()} for name in names
         }
-    return Matrix(
-        engine, device.name, _known(by_engine) if here else {}, _known(by_hardware)
-    )
+    return Matrix(engine, device.name, _known(by_engine) if here else {}, _known(by_hardware))
 
 
 def _known(cells: Cells) -> Cells:
