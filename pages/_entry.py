@@ -25,6 +25,7 @@ STEPS = {
 }
 BESIDE = {
     "size.py": st.Page("size.py", title="Size", icon=":material/shopping_cart:"),
+    "formats.py": st.Page("formats.py", title="Formats", icon=":material/compress:"),
     "over_time.py": st.Page("over_time.py", title="Over time", icon=":material/schedule:"),
     "side.py": st.Page("side.py", title="Side by side", icon=":material/compare:"),
     "measured.py": st.Page("measured.py", title="Measured", icon=":material/monitoring:"),

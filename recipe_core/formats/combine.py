@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe_core.compression.accuracy import combined
 from recipe_core.compression.knowledge import combination
 from recipe_core.compression.retained import Retained
 from recipe_core.compression.runners import runners
-from recipe_core.formats.change import Change, change_of
+from recipe_core.formats.change import Change, NoChange, change_of
 from recipe_core.formats.figures import Split
 from recipe_core.formats.judged import Base, judged
 from recipe_core.formats.row import FormatRow
@@ -109,16 +109,18 @@ def _pair(base: Base, first: FormatRow, second: FormatRow) -> Pair:
 
 
 def _together(base: Base, first: FormatRow, second: FormatRow) -> Split | None:
-    """Both at once on the split of the base: weights of one, cache of the other; None otherwise."""
+    """Both at once on the split of the base: weights of the first in what the second leaves.
+
+    Its cache, or its smaller model; None for other pairs.
+    """
     if first.own is None or second.own is None or not (first.own.runs and second.own.runs):
         return None
-    if second.technique.kind != "kv cache":
+    other = change_of(second.name, second.technique, base.setting, second.support.verdict)
+    if isinstance(other, NoChange) or not (other.reshaped or second.technique.kind == "kv cache"):
         return None
-    weights = change_of(first.name, first.technique, base.setting, first.support.verdict)
-    cache = change_of(second.name, second.technique, base.setting, second.support.verdict)
-    if not (isinstance(weights, Change) and isinstance(cache, Change)):
-        return None
-    return judged(base, weights.with_cache_of(cache)).own
+    setting = replace(base.setting, model=other.model)
+    change = change_of(first.name, first.technique, setting, first.support.verdict)
+    return judged(base, change.with_cache_of(other)).own if isinstance(change, Change) else None
 
 
 def _ratios(split: Split, base: Split) -> dict[str, float]:

@@ -8,6 +8,7 @@ Importing the package registers the views of one split (``views``, ``closer_look
 from recipe_core.present.charts import closer_look
 from recipe_core.present.charts.curves import load_curves, scaling_curve, swings, use_curves
 from recipe_core.present.charts.degrees import heatmap
+from recipe_core.present.charts.formats import accuracy_against, support_matrix
 from recipe_core.present.charts.front import tradeoff
 from recipe_core.present.charts.lines import parallel, passing
 from recipe_core.present.charts.measured import (
@@ -51,6 +52,7 @@ from recipe_core.present.charts.trace import (
 
 __all__ = [
     "PREDICTED_BY",
+    "accuracy_against",
     "axes_of",
     "causes_bars",
     "closer_look",
@@ -87,6 +89,7 @@ __all__ = [
     "scaling_curve",
     "stage_bars",
     "start_phases",
+    "support_matrix",
     "swings",
     "tradeoff",
     "use_curves",

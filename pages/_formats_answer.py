@@ -1,0 +1,44 @@
+"""The answer of the page Formats: judged by the server's workers, and cached."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import _common as common
+from cachetools import LRUCache
+
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.formats.answer import formats_answer
+from recipe_core.hardware.offers import current_day
+from recipe_core.request.schema import PlanRequest
+
+Json = Mapping[str, Any]
+_answers: LRUCache[tuple[str, str, bool, str], Json] = LRUCache(maxsize=32)
+_lock = threading.Lock()
+
+
+def answer(request: PlanRequest) -> Json:
+    """What every technique does to the request; sessions share it, so read only.
+
+    Raises:
+        RecipeError: where there is nothing to judge.
+    """
+    text = json.dumps(request.to_json())
+    key = (text, common.digest(), folders_allowed(), str(current_day()))
+    with _lock:
+        known = _answers.get(key)
+    if known is not None:
+        return known
+    judged: Json = common.calculated(
+        "Judging every format",
+        formats_answer,
+        json.loads(text),
+        folders=key[2],
+        simulated_what="",
+    )
+    with _lock:
+        _answers[key] = judged
+    return judged

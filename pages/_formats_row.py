@@ -1,0 +1,101 @@
+"""One technique in full: why, by whose word, what was published of it, and a button that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import _common as common
+import pandas as pd
+import streamlit as st
+
+from recipe_core.request.objective import JudgedOn
+
+Row = Mapping[str, Any]
+BENCHMARKS = {
+    "mean": "all kinds of tasks",
+    "knowledge": "knowledge",
+    "math": "mathematics",
+    "code": "code",
+    "commonsense": "common sense",
+    "reasoning": "reasoning",
+    "instruction": "following instructions",
+    "long-context": "long contexts",
+}
+
+
+def benchmarks() -> list[str]:
+    """Kinds of benchmark that accuracy can be of."""
+    return list(get_args(JudgedOn))
+
+
+def draw(row: Row) -> None:
+    """The row in full."""
+    support = row["support"]
+    with st.container(border=True):
+        st.markdown(f"**{common.escape(row['title'])}**: {common.escape(row['effect'])}")
+        lines = [row["why"], *row["notes"], *_said(support), row["accuracy"]["basis"]]
+        for line in filter(None, lines):
+            st.caption(common.escape(line))
+        if support["url"]:
+            name = common.escape(support["source"] or support["url"])
+            st.caption(f"[{name}]({support['url']}) {common.escape(support['date'])}")
+        if row["checkpoints"]:
+            names = ", ".join(row["checkpoints"])
+            st.caption(common.escape(f"Checkpoints of the catalog that are it: {names}"))
+        published(row)
+        use(row, "formats-use")
+
+
+def _said(support: Row) -> list[str]:
+    """What the engine says, and from which version."""
+    words = f"“{support['words']}”" if support["words"] else ""
+    version = f"from version {support['min_version']}" if support["min_version"] else ""
+    text = " ".join(filter(None, [words, version]))
+    return [text] if text else []
+
+
+def published(row: Row) -> None:
+    """The nearest published figures of its accuracy."""
+    nearest = row["accuracy"]["nearest"]
+    if not nearest:
+        return
+    frame = pd.DataFrame(nearest)
+    frame["kept"] = frame["retained"] * 100
+    st.dataframe(
+        frame[["model", "method", "benchmark", "base_value", "value", "kept", "source"]],
+        hide_index=True,
+        column_config={
+            "model": st.column_config.TextColumn("Published of", pinned=True),
+            "method": "Method",
+            "benchmark": "Benchmark",
+            "base_value": st.column_config.NumberColumn("Base", format="%.4g"),
+            "value": st.column_config.NumberColumn("Compressed", format="%.4g"),
+            "kept": st.column_config.NumberColumn("Kept", format="%.1f%%"),
+            "source": st.column_config.TextColumn("Source", width="large"),
+        },
+        alt=f"{len(frame)} published figures near to it",
+    )
+
+
+def use(row: Row, key: str, *, main: bool = False) -> None:
+    """A button that puts the format into the request, and goes on to compare splits."""
+    if row["set"] is None:
+        if not main:
+            st.caption("No plan has it as a format, so it cannot be put into the request.")
+        return
+    st.button(
+        f"Use {common.escape(row['title'])}",
+        key=key,
+        type=common.main_button() if main else "secondary",
+        icon=":material/check:",
+        on_click=_take,
+        args=(dict(row["set"]),),
+    )
+
+
+def _take(fields: dict[str, Any]) -> None:
+    """Make it the request's format: the split is left to the ranking again."""
+    common.apply({**fields, "candidate": common.shared_fields()})
+    if "refused" not in st.session_state:
+        st.session_state["formats-goto"] = "compare.py"
