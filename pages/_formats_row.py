@@ -21,6 +21,7 @@ BENCHMARKS = {
     "reasoning": "reasoning",
     "instruction": "following instructions",
     "long-context": "long contexts",
+    "perplexity": "perplexity",
 }
 
 

@@ -11,6 +11,7 @@ from recipe_core.formats.figures import Split, split_of
 from recipe_core.model.catalog import catalog_model
 from recipe_core.model.variants import variants
 from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_type
@@ -118,10 +119,18 @@ def _in_own_format(request: PlanRequest) -> tuple[PlanRequest, list[str]]:
     update: dict[str, Any] = {
         "model": model,
         "candidate": _without_formats(request.candidate),
-        "objective": objective.model_copy(update={"limits": limits}),
+        "objective": objective.model_copy(update={"limits": limits, **_without_accuracy(objective)}),
         "options": options,
     }
     return request.model_copy(update=update), notes
+
+
+def _without_accuracy(objective: Objective) -> dict[str, Any]:
+    """Goals that tell splits of one format apart; the cost where accuracy alone counts."""
+    goals = {goal: weight for goal, weight in objective.goals.items() if goal != "accuracy"}
+    if len(goals) == len(objective.goals):
+        return {}
+    return {"optimize": "cost", "weights": goals}
 
 
 def _without_formats(candidate: CandidateRequest | None) -> CandidateRequest | None:

@@ -35,6 +35,7 @@ WIDER = 1.5
 ROUNDED = "RTN"
 """The method of formats that an engine makes while it loads: plain rounding."""
 OF_TEXT = "published figures are of models that generate text"
+OF_TECHNIQUE = "its number formats stand for a technique, which is judged by its name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,8 @@ def accuracy_of(setting: Setting, benchmark: str | None = None) -> Retained:
 
     ``benchmark``: a kind of benchmark; by default what the setting is judged on.
     """
+    if setting.assumed:
+        return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TECHNIQUE}.", known=False)
     return _accuracy(_Same(setting), setting.judged_on if benchmark is None else benchmark)
 
 
