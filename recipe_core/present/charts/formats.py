@@ -164,12 +164,14 @@ def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure
         for row in rows
     ]
     shades = _shades(colours)
-    inks = [colours.paper if n < 2 else colours.ink for n in range(len(verdicts))]
     figure = go.Figure(
         go.Heatmap(
             z=z,
             x=[column_title(column) for column in columns],
             y=[titles[row].title for row in rows],
+            text=letters,
+            texttemplate="%{text}",
+            textfont={"size": 12},
             customdata=said,
             hovertemplate="%{customdata}<extra></extra>",
             colorscale=_steps(shades),
@@ -180,16 +182,6 @@ def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure
             ygap=2,
         )
     )
-    for y, row in enumerate(rows):
-        for x, _ in enumerate(columns):
-            figure.add_annotation(
-                x=x,
-                y=y,
-                text=letters[y][x],
-                showarrow=False,
-                font={"size": 12, "color": inks[z[y][x]]},
-            )
-        del row
     figure.update_layout(
         height=150 + 23 * len(rows), margin={"l": 10, "r": 16, "t": 130, "b": 10}, showlegend=False
     )
