@@ -138,9 +138,11 @@ def picture(answer: judging.Json) -> None:
         key="formats-accuracy",
         alt=f"Accuracy kept by {len(rows)} techniques against {view.AXES.get(name, '')}",
     )
+    hidden = charts.not_drawn(rows, name or next(iter(view.AXES)), split)
     st.caption(
         "Left is better, up is better. Lines are the ranges in which eight of ten measured "
         "scores are expected."
+        + (f" {hidden} that keep less than the axis shows are in the table." if hidden else "")
     )
 
 
@@ -225,8 +227,11 @@ def matrix(answer: judging.Json) -> None:
             key="formats-matrix",
             persist_state="session",
         )
+        every = st.toggle("All columns", key="formats-matrix-all", persist_state="session")
         words = st.toggle("As a table", key="formats-matrix-table", persist_state="session")
     cells = answer["matrix"][way or "by_engine"]
+    if not every:
+        cells = view.narrowed(cells, FIRST_COLUMNS)
     if not cells:
         st.caption("Nothing is known of it.")
         return
@@ -245,6 +250,8 @@ def matrix(answer: judging.Json) -> None:
 
 
 LETTERS = tuple(view.LETTERS.items())
+FIRST_COLUMNS = 9
+"""Columns of the matrix that fit a narrow screen."""
 
 
 def together(answer: judging.Json) -> None:
@@ -257,7 +264,7 @@ def together(answer: judging.Json) -> None:
         frame,
         hide_index=True,
         column_config={
-            "pair": st.column_config.TextColumn("Techniques", pinned=True, width="medium"),
+            "pair": st.column_config.TextColumn("Techniques", pinned=True, width="large"),
             "effect": "Effect",
             "cost": st.column_config.TextColumn("Cost", help="Both estimated at once"),
             "product": st.column_config.TextColumn(

@@ -119,7 +119,9 @@ def _in_own_format(request: PlanRequest) -> tuple[PlanRequest, list[str]]:
     update: dict[str, Any] = {
         "model": model,
         "candidate": _without_formats(request.candidate),
-        "objective": objective.model_copy(update={"limits": limits, **_without_accuracy(objective)}),
+        "objective": objective.model_copy(
+            update={"limits": limits, **_without_accuracy(objective)}
+        ),
         "options": options,
     }
     return request.model_copy(update=update), notes

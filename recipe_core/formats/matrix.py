@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,21 +58,28 @@ def matrix_of(engine: str, device: Device) -> Matrix:
         by_hardware = {
             name: {other: support_of(name, engine, other) for other in families()} for name in names
         }
-    return Matrix(engine, device.name, _known(by_engine) if here else {}, _known(by_hardware))
+    return Matrix(
+        engine,
+        device.name,
+        _known(by_engine, engine) if here else {},
+        _known(by_hardware, here or ""),
+    )
 
 
-def _known(cells: Cells) -> Cells:
-    """Without rows and columns of which nothing is known."""
-    columns = {
+def _known(cells: Cells, first: str) -> Cells:
+    """Without rows and columns of which nothing is known.
+
+    Columns in the order of how much is known, ``first`` before all.
+    """
+    said = Counter(
         column
         for row in cells.values()
+        if len({cell.verdict for cell in row.values()}) > 1  # what is said of all says of none
         for column, cell in row.items()
         if cell.verdict != "unknown"
-    }
-    kept = {
-        name: {column: cell for column, cell in row.items() if column in columns}
-        for name, row in cells.items()
-    }
+    )
+    columns = sorted(said, key=lambda column: (column != first, -said[column]))
+    kept = {name: {column: row[column] for column in columns} for name, row in cells.items()}
     return {
         name: row
         for name, row in kept.items()

@@ -199,6 +199,11 @@ def column_title(name: str) -> str:
     return families()[name].title if name in families() else name
 
 
+def narrowed(cells: Row, columns: int) -> Row:
+    """The matrix with its first columns, those of which most is known."""
+    return {name: dict(list(row.items())[:columns]) for name, row in cells.items()}
+
+
 def matrix_frame(cells: Row) -> pd.DataFrame:
     """The matrix as a table of words."""
     import pandas as pd

@@ -8,7 +8,7 @@ Importing the package registers the views of one split (``views``, ``closer_look
 from recipe_core.present.charts import closer_look
 from recipe_core.present.charts.curves import load_curves, scaling_curve, swings, use_curves
 from recipe_core.present.charts.degrees import heatmap
-from recipe_core.present.charts.formats import accuracy_against, support_matrix
+from recipe_core.present.charts.formats import accuracy_against, not_drawn, support_matrix
 from recipe_core.present.charts.front import tradeoff
 from recipe_core.present.charts.lines import parallel, passing
 from recipe_core.present.charts.measured import (
@@ -74,6 +74,7 @@ __all__ = [
     "measured_against",
     "memory_bars",
     "money_so_far",
+    "not_drawn",
     "owned_or_rented",
     "palette",
     "parallel",

@@ -29,10 +29,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "Fewer weights": ("sparsity", "pruning", "low rank", "distillation"),
 }
 """Groups of the legend by kind of technique."""
-NAMED = 12
+NAMED = 6
 """Points that carry their name; others say it when pointed at."""
-FEWEST_POINTS = 0.35
-"""Ends of the accuracy axis: below it nobody uses a format."""
+APART = (0.4, 3.0)
+"""Distance of names: a share of the width, or points of accuracy."""
+LEAST_SHOWN = 0.8
+"""Lower end of the accuracy axis."""
 WRAPPED = 62
 """Characters of a line that is shown when pointing."""
 
@@ -72,14 +74,12 @@ def accuracy_against(
                 "text": f"least accuracy {limit * 100:g} %",
                 "font": {"color": colours.alarm},
             },
-            annotation_position="bottom left",
+            annotation_position="bottom right",
         )
     _name(figure, drawn, name, split, colours)
     figure.update_layout(height=460, **FRAME)
     figure.update_xaxes(title=f"{AXES[name]} over the base's ({SPLITS[split].lower()})")
-    lowest = min([row["accuracy"]["retained"]["value"] for row in drawn], default=0.9)
-    bottom = max(lowest - 0.08, FEWEST_POINTS) * 100
-    figure.update_yaxes(title="Accuracy kept (%)", range=[bottom, 108])
+    figure.update_yaxes(title="Accuracy kept (%)", range=[LEAST_SHOWN * 100, 106])
     return figure
 
 
@@ -126,15 +126,15 @@ def _points(
 
 def _name(figure: go.Figure, rows: Sequence[Row], name: str, split: str, colours: Palette) -> None:
     """Names beside the points that are the best at something, and those that no point is near."""
-    placed: list[tuple[float, float]] = []
+    placed: list[tuple[float, float]] = [(1.0, 100.0)]  # the base
     spans = [ratio(row, name, split) or 1.0 for row in rows]
     width = max(max(spans, default=1.0) - min(spans, default=0.0), 1e-6)
     ordered = sorted(rows, key=lambda row: (not row["best_at"], row["rank"] or 999))
     for row in ordered:
         x, y = ratio(row, name, split) or 1.0, row["accuracy"]["retained"]["value"] * 100
-        if y < FEWEST_POINTS * 100 or len(placed) >= NAMED:
+        if y < LEAST_SHOWN * 100 or len(placed) >= NAMED:
             continue
-        if any(abs(x - a) / width < 0.16 and abs(y - b) < 3.2 for a, b in placed):
+        if any(abs(x - a) / width < APART[0] and abs(y - b) < APART[1] for a, b in placed):
             continue
         placed.append((x, y))
         figure.add_annotation(
@@ -146,6 +146,16 @@ def _name(figure: go.Figure, rows: Sequence[Row], name: str, split: str, colours
             xshift=9,
             font={"size": 11, "color": colours.ink},
         )
+
+
+def not_drawn(rows: Sequence[Row], name: str, split: str) -> int:
+    """How many techniques keep less than the axis shows."""
+    return sum(
+        ratio(row, name, split) is not None
+        and row["accuracy"]["retained"] is not None
+        and row["accuracy"]["retained"]["value"] < LEAST_SHOWN
+        for row in rows
+    )
 
 
 def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure:
@@ -205,12 +215,7 @@ def _shades(colours: Palette) -> list[str]:
 
 def _steps(shades: Sequence[str]) -> list[tuple[float, str]]:
     """A colour scale of steps, one a verdict."""
-    share = 1 / len(shades)
-    return [
-        (min(n * share + edge, 1.0), shade)
-        for n, shade in enumerate(shades)
-        for edge in (0.0, share)
-    ]
+    return [(edge / len(shades), shade) for n, shade in enumerate(shades) for edge in (n, n + 1)]
 
 
 def _said(technique: str, where: str, cell: Row) -> str:
