@@ -405,6 +405,7 @@ def test_the_surface_is_frozen():
         "plan",
         "size",
         "estimate",
+        "compress",
         "simulate",
         "cold-start",
         "check",
@@ -461,6 +462,7 @@ def test_the_options_are_frozen():
             *("--device", "--provider", "--region", "--commitment", "--all", "--import"),
             *("--output", "--currency", "--usd-per-unit", "--date", "--status", "--accelerator"),
         },
+        "compress": {"--measured", "--no-calibration", "--technique"},
         "plan": {"--all", "--measured", "--no-calibration", "--sensitivity", "--top"},
         "size": {"--ladder", "--measured", "--no-calibration", "--top"},
         "simulate": {

@@ -125,7 +125,7 @@ def advise(
     """
     chosen = {name: technique(name) for name in names or techniques()}
     base = base_of(request, folders=folders, corrections=corrections)
-    limit = limit_of(request)
+    limit = request.objective.limits.accuracy_recovery
     rows, shared = [], {}
     with progress.task(len(chosen)):
         for name, one in chosen.items():
@@ -134,14 +134,6 @@ def advise(
             progress.step()
     ordered = ranked(rows, base, request.objective)
     return Advice(request, base, ordered, pairs(base, ordered), limit)
-
-
-def limit_of(request: PlanRequest) -> float | None:
-    return getattr(request.objective.limits, "accuracy_recovery", None)
-
-
-def judged_on(request: PlanRequest) -> str:
-    return getattr(request.objective, "accuracy_of", "mean")
 
 
 Shared = dict[Any, Judged]
@@ -200,7 +192,7 @@ def _support(name: str, base: Base) -> Support:
 
 
 def _kept(name: str, base: Base, request: PlanRequest) -> Retained:
-    model, kind = base.setting.model, judged_on(request)
+    model, kind = base.setting.model, request.objective.accuracy_of
     if not model.generates:
         return Retained(
             math.nan,

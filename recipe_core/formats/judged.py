@@ -112,7 +112,7 @@ def _in_own_format(request: PlanRequest) -> tuple[PlanRequest, list[str]]:
     objective = request.objective
     if objective.limits.percentile is not None:
         notes.append("Limits on percentiles are held against means here.")
-    limits = objective.limits.model_copy(update={"percentile": None})
+    limits = objective.limits.model_copy(update={"percentile": None, "accuracy_recovery": None})
     options = request.options.model_copy(
         update={"weight_dtypes": ("auto",), "kv_dtypes": ("auto",)}
     )

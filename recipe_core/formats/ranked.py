@@ -60,7 +60,7 @@ def ranked(rows: Sequence[FormatRow], base: Base, objective: Objective) -> tuple
 
 def _beyond(row: FormatRow, objective: Objective) -> int:
     """0 within the limit on accuracy (or without one), 1 where it is unknown, 2 beyond it."""
-    if getattr(objective.limits, "accuracy_recovery", None) is None or row.within:
+    if objective.limits.accuracy_recovery is None or row.within:
         return 0
     return 1 if row.within is None else 2
 

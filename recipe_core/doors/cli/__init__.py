@@ -11,6 +11,7 @@ from recipe_core.doors.cli import (
     profiling,
     offers,
     planning,
+    compressing,
     over_time,
     starting,
     checking,
@@ -20,7 +21,6 @@ from recipe_core.doors.cli import (
     calibrating,
     traffic,
     trials,
-    compressing,
 )
 
 # isort: on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
@@ -17,7 +18,7 @@ def advise_request(
     measured: list[Path] | None,
     no_calibration: bool,
     as_json: bool,
-) -> None:
+) -> NoReturn:
     """Print what techniques do to the request in a file; exit with 1 where none runs within limits.
 
     ``source``: the file, or ``-`` for standard input.

@@ -1,4 +1,4 @@
-"""``recipe compress``: what compression costs in accuracy."""
+"""``recipe compress``: what compression does to a plan, and what it costs in accuracy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import InputError
-from recipe_core.doors.cli.app import Json, app, read_lines
+from recipe_core.doors.cli.advising import advise_request
+from recipe_core.doors.cli.app import Json, Measured, NoCalibration, app, read_lines
 
 
 @app.command()
@@ -17,18 +18,27 @@ def compress(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FILE",
-            help="A .jsonl file of lines with model, technique, method and benchmark.",
+            metavar="REQUEST",
+            help="A request (- reads standard input), or a .jsonl file of lines with model, "
+            "technique, method and benchmark.",
         ),
     ],
+    technique: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--technique", metavar="NAME", help="A technique to judge; repeat it for more."
+        ),
+    ] = None,
+    measured: Measured = None,
+    no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
-    """Estimate the accuracy that compressed models retain; .jsonl: every line."""
+    """Say what every format does to a served model; .jsonl: the accuracy that each line keeps."""
     if not source.endswith(".jsonl"):
+        advise_request(source, technique, measured, no_calibration, as_json)
+    if technique or measured or no_calibration:
         raise InputError(
-            f"{source!r} is not a .jsonl file.",
-            field="request",
-            hint='Write a line {"model": …, "technique": …, "method": …, "benchmark": …} each.',
+            "lines of questions take no option but --json.", field="technique", hint="Leave it out."
         )
     _lines(Path(source), as_json)
 
