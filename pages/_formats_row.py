@@ -1,4 +1,4 @@
-"""One technique in full: why, by whose word, what was published of it, and a button that uses it."""
+"""One technique in full: why, by whose word, what was published of it; and a button to use it."""
 
 from __future__ import annotations
 

@@ -192,7 +192,9 @@ def table(answer: judging.Json) -> None:
             "rank": st.column_config.NumberColumn("#", width=40, help="By the objective"),
             "technique": st.column_config.TextColumn("Technique", pinned=True, width="medium"),
             "verdict": st.column_config.TextColumn("Runs", help=term_help("emulated")),
-            "accuracy": st.column_config.TextColumn("Accuracy kept", help=term_help("accuracy-recovery")),
+            "accuracy": st.column_config.TextColumn(
+                "Accuracy kept", help=term_help("accuracy-recovery")
+            ),
             **{
                 name: st.column_config.TextColumn(head, help=text)
                 for name, (head, text) in view.FIGURES.items()

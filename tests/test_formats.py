@@ -124,7 +124,8 @@ def test_weights_and_cache_multiply_as_both_are_planned() -> None:
         pair for pair in every().combinations if (pair.first, pair.second) == ("fp8_w8a8", "kv_fp8")
     ]
     assert pair.effect == "multiply"
-    assert pair.both is not None and pair.product is not None
+    assert pair.both is not None
+    assert pair.product is not None
     row = every().row("fp8_w8a8_kv_fp8")
     assert row.own is not None
     planned = row.own.ratio("tpot_s", every().base.own)
@@ -142,7 +143,8 @@ def test_smaller_shapes_lose_the_share_they_name() -> None:
 def test_a_published_checkpoint_is_named_and_can_be_taken() -> None:
     row = advice("h100-sxm", "int4_weight_only", model="Qwen/Qwen3-32B").row("int4_weight_only")
     assert "Qwen/Qwen3-32B-AWQ" in row.checkpoints
-    assert row.fields is not None and row.fields["model"] in row.checkpoints
+    assert row.fields is not None
+    assert row.fields["model"] in row.checkpoints
 
 
 def test_a_quantised_request_is_compared_with_what_it_was_made_from() -> None:

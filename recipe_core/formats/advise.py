@@ -18,12 +18,12 @@ from recipe_core.compression.support import Support
 from recipe_core.compression.technique import Technique, technique, techniques
 from recipe_core.formats.change import Change, NoChange, change_of, runs_weights
 from recipe_core.formats.combine import Pair, pairs
+from recipe_core.formats.estimated import estimated
 from recipe_core.formats.figures import Split
 from recipe_core.formats.judged import Base, Judged, base_of, judged
 from recipe_core.formats.matrix import Matrix, matrix_of
 from recipe_core.formats.ranked import ranked
 from recipe_core.formats.row import CACHE_EFFECT, EFFECTS, SHAPE_EFFECT, FormatRow, State
-from recipe_core.formats.estimated import estimated
 from recipe_core.hardware.cluster import short_title
 from recipe_core.model.variants import variants
 from recipe_core.request.schema import PlanRequest
@@ -42,8 +42,7 @@ class Advice:
     """What techniques do to the base, the best by the objective first.
 
     ``base``: the model in its own format, on the split that is kept (``base.own``) and on its best
-    (``base.best``). ``limit``: least share of accuracy that was asked for, None for none. ``goals``:
-    what counts, with weights.
+    (``base.best``). ``limit``: least share of accuracy that was asked for, None for none.
     """
 
     request: PlanRequest
@@ -84,7 +83,7 @@ class Advice:
             "model": setting.model.name,
             "device": setting.cluster.device.name,
             "engine": {"name": setting.engine.name, "version": setting.engine.version},
-            "objective": {name: weight for name, weight in self.request.objective.goals.items()},
+            "objective": dict(self.request.objective.goals),
             "accuracy_limit": self.limit,
             "base": {
                 "weight_dtype": setting.weight_dtype,

@@ -7,9 +7,9 @@ from typing import Literal
 
 from recipe_core.compression.support import Verdict
 from recipe_core.compression.technique import Technique
+from recipe_core.engines.spec import Engine
 from recipe_core.formats.estimated import Estimated, Shape, estimated
 from recipe_core.formats.shapes import smaller
-from recipe_core.engines.spec import Engine
 from recipe_core.hardware.cluster import dtypes, no_kernels
 from recipe_core.hardware.profile import Device
 from recipe_core.model.dtypes import BYTES_PER_VALUE, compute_dtype
@@ -37,8 +37,8 @@ class Change:
 
     ``model``: with its weights changed. ``weight_dtype`` and ``kv_dtype``: formats that are asked
     for ("auto": the model's). ``assumed``: whether rules on formats are passed over, since no plan
-    has the format. ``reshaped``: whether the model has fewer or smaller tensors. ``notes``: what the
-    estimate leaves out.
+    has the format. ``reshaped``: whether the model has fewer or smaller tensors. ``notes``: what
+    the estimate leaves out.
     """
 
     model: ModelSpec
@@ -59,7 +59,7 @@ class Change:
         return self.model.digest, self.weight_dtype, self.kv_dtype, self.assumed
 
     def with_cache_of(self, other: Change) -> Change:
-        """This change of the weights with the other's cache."""
+        """The change of the weights with the other's cache."""
         return replace(
             self,
             kv_dtype=other.kv_dtype,

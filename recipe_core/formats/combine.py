@@ -129,6 +129,7 @@ def _ratios(split: Split, base: Split) -> dict[str, float]:
 
 
 def _product(base: Split, first: FormatRow, second: FormatRow) -> dict[str, float]:
-    assert first.own is not None and second.own is not None  # noqa: S101 - both were judged
+    assert first.own is not None  # noqa: S101 - both were judged
+    assert second.own is not None  # noqa: S101
     one, other = _ratios(first.own, base), _ratios(second.own, base)
     return {name: one[name] * other[name] for name in SHOWN if name in one and name in other}

@@ -145,7 +145,7 @@ def _without_formats(candidate: CandidateRequest | None) -> CandidateRequest | N
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a change does on the base's split, and on the best split for it (None: no split runs)."""
+    """What a change does on the base's split, and on the best for it (None: no split runs)."""
 
     own: Split
     best: Split | None

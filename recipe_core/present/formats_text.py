@@ -76,7 +76,10 @@ def _about(advice: Advice) -> Iterator[str]:
     if base.stated and base.best.key != base.own.key:
         yield f"best split of the base: {_split_text(base.best)}"
     if advice.limit is None:
-        yield "no least accuracy is asked for (objective.limits.accuracy_recovery): cost is not weighed against it"
+        yield (
+            "no least accuracy is asked for (objective.limits.accuracy_recovery): the objective "
+            "alone ranks"
+        )
     yield from base.notes
 
 
