@@ -157,11 +157,33 @@ def engines() -> None:
         selection_mode="multi",
         wrap=True,
     )
+    if any(engine(name).batcher for name in current):
+        windows()
     common.edit(st.toggle, "Include context-parallel decoding (cp)", "options.context_parallel")
     common.edit(
         st.toggle,
         "Include separate prefill pools",
         "options.disaggregated",
+    )
+
+
+WINDOWS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+
+
+def windows() -> None:
+    """How long a request may wait for others to fill a batch."""
+    stated = request.options.batch_windows_ms
+    common.edit(
+        st.pills,
+        "Batching windows",
+        "options.batch_windows_ms",
+        read=list,
+        write=tuple,
+        optional=True,
+        options=sorted({*WINDOWS_MS, *stated}),
+        format_func=lambda ms: f"{ms:g} ms",
+        selection_mode="multi",
+        wrap=True,
     )
 
 

@@ -100,6 +100,7 @@ REFUSED: dict[str, Any] = {
     "options.kv_dtypes": ["fp8"],
     "options.loads": [8],
     "options.max_batched_tokens": [2048],
+    "options.batch_windows_ms": [5],
     "options.speculative": [{"tokens": 3, "acceptance": 0.7}],
     "options.context_parallel": True,
     "options.disaggregated": True,

@@ -256,3 +256,14 @@ def test_images_are_asked_of_models_that_read_them() -> None:
     assert query_of(app)["workload.images.per_request"] == "2"
     app.toggle(key="_images").set_value(False).run()
     assert not [name for name in query_of(app) if name.startswith("workload.images")]
+
+
+def test_windows_are_offered_for_engines_that_wait_to_fill_a_batch() -> None:
+    key = "_options.batch_windows_ms"
+    app = opened("objective.py", model="BAAI/bge-m3")
+    assert key not in [group.key for group in app.button_group]
+    app.get_by_key("_options.engines").set_value(["tei", "triton-onnxruntime"]).run()
+    assert not app.exception
+    app.get_by_key(key).set_value([0.0, 5.0]).run()
+    assert not app.exception
+    assert query_of(app)["options.batch_windows_ms"] == "0,5"

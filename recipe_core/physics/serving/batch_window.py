@@ -61,7 +61,7 @@ class Service:
     @property
     def most(self) -> int:
         """The largest batch of the table."""
-        return self.host_s.shape[1] - 1
+        return int(self.host_s.shape[1]) - 1
 
     def take(self, rows: Int) -> Service:
         """The chosen cases."""
@@ -147,15 +147,17 @@ def _classes(most: Int) -> Int:
 
 
 def _longer(number: int) -> int:
-    """How many times longer runs are where batches are small: queues of single requests, which
-    take the longest to become steady.
+    """How many times longer runs are where batches are small.
+
+    Queues of single requests take the longest to become steady.
     """
     return max(8 >> number, 1)
 
 
 def _sums(rate: Float, service: Service, window: Window, number: int) -> Float:
-    """Sums over measured batches: waits, idle waits, times in service, requests, their squares,
-    seconds of the device, batches; one column a case.
+    """Sums over measured batches, one column a case.
+
+    Waits, idle waits, times in service, requests, their squares, seconds of the device, batches.
     """
     sums = np.zeros((7, len(rate), SERVERS))
     for step, batch in enumerate(_batches(rate, service, window, number)):
@@ -212,7 +214,7 @@ class _Arrivals:
 
     @property
     def length(self) -> int:
-        return self.times.shape[1]
+        return int(self.times.shape[1])
 
 
 @lru_cache(4)
@@ -378,4 +380,5 @@ def _enough_clients(outside_s: Float, service: Service, window: Window) -> Float
 def _thinking(clients: int) -> Float:
     """Times outside, as multiples of their mean: (batches, clients), the same for every case."""
     shape = (1 + CLOSED_WARM + CLOSED_STEPS, clients)
-    return np.random.default_rng(20_262).exponential(size=shape)
+    out: Float = np.random.default_rng(20_262).exponential(size=shape)
+    return out
