@@ -380,5 +380,4 @@ def _enough_clients(outside_s: Float, service: Service, window: Window) -> Float
 def _thinking(clients: int) -> Float:
     """Times outside, as multiples of their mean: (batches, clients), the same for every case."""
     shape = (1 + CLOSED_WARM + CLOSED_STEPS, clients)
-    out: Float = np.random.default_rng(20_262).exponential(size=shape)
-    return out
+    return np.asarray(np.random.default_rng(20_262).exponential(size=shape))
