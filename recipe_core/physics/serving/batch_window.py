@@ -373,7 +373,8 @@ def _enough_clients(outside_s: Float, service: Service, window: Window) -> Float
     rows = np.arange(len(outside_s))
     batch_s = full[0][rows, window.most] + full[1][rows, window.most]
     outside = 2 * outside_s / batch_s * window.most
-    return np.ceil((1 + window.instances) * window.most + outside + 4 * np.sqrt(outside) + 4)
+    beside = outside + 4 * np.sqrt(outside) + 4
+    return np.asarray(np.ceil((1 + window.instances) * window.most + beside))
 
 
 @lru_cache(8)
