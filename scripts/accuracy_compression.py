@@ -18,7 +18,7 @@ import pandas as pd
 from recipe_core.base.arrays import Float
 from recipe_core.compression.band import ends_of
 from recipe_core.compression.benchmark_name import named_benchmark
-from recipe_core.compression.effects import fitted
+from recipe_core.compression.effects import centre_of, fitted
 from recipe_core.compression.left_out import Prepared, left_out
 from recipe_core.compression.lines import answers
 from recipe_core.compression.published import Figure, figures
@@ -145,14 +145,10 @@ def without(prepared: Prepared, frame: pd.DataFrame, key: str) -> pd.DataFrame:
     predicted = left_out(
         prepared, numbers.spreads.by_term, numbers.scatter.noise(), list(frame[key])
     )
-    ends = [
-        ends_of(question, loss, variance)
-        for question, loss, variance in zip(
-            prepared.asked, predicted.expected, predicted.variance, strict=True
-        )
-    ]
-    low, high = np.array(ends).T
-    return frame.assign(predicted=np.exp(-predicted.expected), low=low, high=high)
+    loss = predicted.expected * [centre_of(question) for question in prepared.asked]
+    both = zip(prepared.asked, loss, predicted.variance, strict=True)
+    low, high = np.array([ends_of(*one) for one in both]).T
+    return frame.assign(predicted=np.exp(-loss), low=low, high=high)
 
 
 def judged(path: str) -> None:

@@ -93,6 +93,6 @@ def scale_of(asked: Question, loss: float, variance: float) -> float:
 
     ``loss`` is the expectation ``m``, ``variance`` that of ``f = ln m`` by its terms.
     """
-    noise = fitted().scatter.noise()
-    spread = noise.relative**2 + noise.latent**2 + fitted().bands.known * variance
+    bands = fitted().bands
+    spread = bands.relative**2 + bands.variance * variance
     return math.sqrt(_noise(asked, loss) + loss**2 * spread)

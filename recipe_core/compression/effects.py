@@ -64,8 +64,24 @@ class Bands(_Data):
 
     source: str
     status: Status
-    known: float = Field(description="share of a term's variance that counts where it is known")
+    variance: float = Field(
+        description="share of the variance of f that counts: effects that are "
+        "found together balance each other"
+    )
+    relative: float = Field(description="scatter of a loss that is proportional to it")
     by_group: dict[str, Band]
+
+
+class Centre(_Data):
+    """Median loss over the fitted one, of tasks and of texts.
+
+    The fit is nearer to a mean: few large losses weigh more than many small ones.
+    """
+
+    source: str
+    status: Status
+    tasks: float
+    texts: float
 
 
 class Fitted(Sourced):
@@ -75,6 +91,7 @@ class Fitted(Sourced):
     models: int
     scatter: Scatter
     spreads: Spreads
+    centre: Centre
     bands: Bands
 
 
@@ -120,7 +137,14 @@ def expected(asked: Question) -> Expected:
         effect = _effect((term, level, multiplier))
         total += multiplier * effect.mean
         variance += multiplier**2 * effect.variance
-    return Expected(math.exp(min(max(total, LIMITS[0]), LIMITS[1])), variance)
+    loss = math.exp(min(max(total, LIMITS[0]), LIMITS[1]))
+    return Expected(loss * centre_of(asked), variance)
+
+
+def centre_of(asked: Question) -> float:
+    """By what a fitted loss is multiplied to be a median."""
+    centre = fitted().centre
+    return centre.texts if asked.benchmark.likelihood else centre.tasks
 
 
 def _effect(term: Term) -> Effect:

@@ -22,7 +22,7 @@ START = float(np.log(0.03))
 LIMITS = (-8.0, 1.3)
 """Range of ``f``: losses below 0.03 % and above 97 % are not told apart."""
 SMALLEST = 1e-4
-STEPS = 6
+STEPS = 8
 LEVEL_STEPS = 2
 """Steps before figures that lie far off count less: at first everything does."""
 FIRST_STEP, STEP = 3.0, 10.0

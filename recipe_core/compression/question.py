@@ -157,6 +157,7 @@ def _treatment(asked: Question) -> Iterator[Term]:
             yield "activations", f"{asked.of.act_bits:g}", 1.0
     if asked.of.kv_bits < 16:
         yield "cache", f"{asked.of.kv_bits:g}", 1.0
+        yield "bits of cache", "", asked.of.kv_bits - 4
     if asked.removed > 0:
         yield "removed", asked.treatment, math.log(asked.removed / (1 - asked.removed))
     if asked.group > 0 and asked.quantised and asked.weight_bits < 8:
