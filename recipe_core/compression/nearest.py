@@ -50,8 +50,17 @@ def _index() -> dict[tuple[str, str], tuple[Int, Float]]:
     }
 
 
+@cache
+def _own() -> Float:
+    """Standard deviation of each row's ``f`` before anything was fitted."""
+    variance = np.zeros(len(figures()))
+    for (term, _), (rows, value) in _index().items():
+        variance[rows] += fitted().spreads.by_term.get(term, 0.0) ** 2 * value**2
+    return np.sqrt(variance)
+
+
 def nearest_figures(asked: Question, count: int) -> tuple[Published, ...]:
-    """The figures with the largest covariance with the answer, as the fit has it."""
+    """The figures with the largest correlation with the answer, as the fit has it."""
     if count <= 0:
         return ()
     shared = np.zeros(len(figures()))
@@ -60,7 +69,7 @@ def nearest_figures(asked: Question, count: int) -> tuple[Published, ...]:
         rows = _index().get((term, level))
         if rows is not None:
             shared[rows[0]] += spreads.get(term, 0.0) ** 2 * multiplier * rows[1]
-    order = np.argsort(-shared, kind="stable")[:count]
+    order = np.argsort(-shared / _own(), kind="stable")[:count]
     return tuple(figures()[row].as_published() for row in order)
 
 

@@ -1,6 +1,6 @@
 """A question about accuracy, and the terms that its answer is summed from.
 
-A term is a name ("technique", "size × range", …) with a level ("int4_weight_only") and a
+A term is a name ("technique", "size × text", …) with a level ("int4_weight_only") and a
 multiplier. Every figure that is fitted and every question that is asked goes through ``terms``.
 """
 
@@ -157,7 +157,7 @@ def _treatment(asked: Question) -> Iterator[Term]:
             yield "activations", f"{asked.of.act_bits:g}", 1.0
     if asked.of.kv_bits < 16:
         yield "cache", f"{asked.of.kv_bits:g}", 1.0
-        yield "bits of cache", "", asked.of.kv_bits - 4
+        yield "bits of cache", text, asked.of.kv_bits - 4
     if asked.removed > 0:
         yield "removed", asked.treatment, math.log(asked.removed / (1 - asked.removed))
     if asked.group > 0 and asked.quantised and asked.weight_bits < 8:
@@ -203,11 +203,9 @@ def _model(asked: Question) -> Iterator[Term]:
     model, text, size = asked.model, text_of(asked), log_size(asked)
     yield "size", "", size
     yield "size × text", text, size
-    yield "line", model.line, 1.0
     yield "series", model.series, 1.0
     yield "model", model.name, 1.0
     yield "model × range", f"{model.name}|{asked.range}", 1.0
-    yield "model × text", f"{model.name}|{text}", 1.0
     yield "model × technique", f"{model.name}|{asked.technique}", 1.0
     yield "model × method", f"{model.name}|{asked.method}", 1.0
 
@@ -221,10 +219,10 @@ def _benchmark(asked: Question) -> Iterator[Term]:
     if benchmark.of_kind:
         return
     stem = benchmark.stem
-    yield "stem", stem, 1.0
     yield "benchmark", benchmark.name, 1.0
     yield "stem × range", f"{stem}|{asked.range}", 1.0
-    yield "stem × size", stem, log_size(asked)
+    if not benchmark.likelihood:
+        yield "stem × size", stem, log_size(asked)
     yield "stem × technique", f"{stem}|{asked.technique}", 1.0
     yield "stem × line", f"{stem}|{asked.model.line}", 1.0
     yield "stem × series", f"{stem}|{asked.model.series}", 1.0
