@@ -6,12 +6,15 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.compression.accuracy import combined, retained
+from recipe_core.compression.accuracy import combined, retained, retained_many
+from recipe_core.compression.band import ends_of
 from recipe_core.compression.benchmark_name import named_benchmark
-from recipe_core.compression.effects import fitted
+from recipe_core.compression.effects import centre_of, fitted
+from recipe_core.compression.left_out import Prepared, left_out
 from recipe_core.compression.lines import answers
 from recipe_core.compression.model_name import named_model, size_in
 from recipe_core.compression.published import figures, keys
@@ -168,6 +171,34 @@ def test_lines_answer_in_their_places(tmp_path: Path) -> None:
     assert replies[0] == replies[4]
     assert set(replies[0]["retained"]) == {"value", "low", "high"}
     assert replies[2]["error"]["field"] == "technique"
+
+
+def test_many_questions_answer_as_one_does() -> None:
+    asked = [(UNKNOWN, "int4_weight_only", "GPTQ", "MMLU"), (UNKNOWN, "fp8_w8a8", "", "")] * 2
+    many = retained_many(asked)
+    assert [one.value for one in many] == [
+        retained(model, name, method=method, benchmark=benchmark).value
+        for model, name, method, benchmark in asked
+    ]
+
+
+def test_models_left_out_are_predicted_within_their_bands() -> None:
+    numbers = fitted()
+    prepared = Prepared.of(figures(), numbers.scatter.noise())
+    models = [row.model for row in prepared.rows]
+    guess = left_out(prepared, numbers.spreads.by_term, numbers.scatter.noise(), models, steps=5)
+    loss = guess.expected * [centre_of(question) for question in prepared.asked]
+    both = zip(prepared.asked, loss, guess.variance, strict=True)
+    low, high = np.array([ends_of(*one) for one in both]).T
+    kept = np.exp(-prepared.data.loss)
+    precise = [
+        min(question.of.act_bits, question.of.weight_bits) >= 4
+        and question.quantised
+        and not question.benchmark.likelihood
+        for question in prepared.asked
+    ]
+    assert np.median(np.abs(np.exp(-loss) - kept)[precise]) < 0.011
+    assert 0.73 < np.mean((low <= kept) & (kept <= high)) < 0.87
 
 
 def test_an_unknown_field_of_a_line_is_named() -> None:

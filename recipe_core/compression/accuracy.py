@@ -6,7 +6,7 @@ The model, its numbers and its measured errors are in docs/compression-accuracy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from recipe_core.base.errors import InputError
 from recipe_core.compression.band import Belief, belief
@@ -69,6 +69,25 @@ def retained(
     )
     shown = nearest_figures(asked[0], nearest)
     return Retained(value, low, high, _basis(asked, beliefs), shown)
+
+
+def retained_many(
+    questions: Iterable[tuple[str, str, str, str]], *, nearest: int = 0
+) -> list[Retained]:
+    """The answers to many questions, in order: model, technique, method and benchmark of each.
+
+    Equal questions are answered once. Raises as ``retained`` does, for the first bad one.
+    """
+    known: dict[tuple[str, str, str, str], Retained] = {}
+    answers = []
+    for one in questions:
+        if one not in known:
+            model, technique, method, benchmark = one
+            known[one] = retained(
+                model, technique, method=method, benchmark=benchmark, nearest=nearest
+            )
+        answers.append(known[one])
+    return answers
 
 
 def combined(parts: Sequence[Retained]) -> Retained:

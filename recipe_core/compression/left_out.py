@@ -10,6 +10,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.compression.fit import (
     LIMITS,
+    STEPS,
     Data,
     Entries,
     Fit,
@@ -62,12 +63,17 @@ def blocks(keys: Sequence[str]) -> list[Int]:
 
 
 def left_out(
-    prepared: Prepared, spreads: Mapping[str, float], noise: Noise, keys: Sequence[str]
+    prepared: Prepared,
+    spreads: Mapping[str, float],
+    noise: Noise,
+    keys: Sequence[str],
+    *,
+    steps: int = STEPS,
 ) -> LeftOut:
     """Every figure predicted by a fit without the figures that share its key."""
     parts = blocks(keys)
     variances = prepared.levels.spreads(spreads) ** 2
-    fit = fitted(prepared.data, prepared.entries, variances, noise, left_out=parts)
+    fit = fitted(prepared.data, prepared.entries, variances, noise, left_out=parts, steps=steps)
     posterior = posterior_variances(fit)
     f, variance = np.empty(len(prepared.rows)), np.empty(len(prepared.rows))
     uses = np.bincount(prepared.entries.level, minlength=len(variances))
