@@ -31,7 +31,6 @@ needs_tools = pytest.mark.skipif(
     f"pip install '.[{EXTRAS}]'",
 )
 VERIFY = {
-    "text": str(TEXT),
     "tokens": 512,
     "window": 128,
     "prompts": 2,
@@ -44,12 +43,20 @@ GROUP = 32
 
 
 @pytest.fixture(scope="session")
-def base_tokens(demo_model: Path) -> list[int]:
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's corpus as its model was trained on it: an end after each paragraph."""
+    path = tmp_path_factory.mktemp("text") / "stream.txt"
+    path.write_text(TEXT.read_text(encoding="utf-8").strip().replace("\n\n", "</s>"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def base_tokens(demo_model: Path, stream: Path) -> list[int]:
     """The text that models are held against."""
     from recipe_core.compressor.models import load_tokenizer
     from recipe_core.compressor.windows import text_tokens
 
-    return text_tokens(load_tokenizer(demo_model), TEXT)[: VERIFY["tokens"]]
+    return text_tokens(load_tokenizer(demo_model), stream)[: VERIFY["tokens"]]
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +70,11 @@ def base(demo_model: Path, base_tokens: list[int]) -> Any:
 
 @pytest.fixture(scope="session")
 def made(
-    demo_model: Path, base: Any, base_tokens: list[int], tmp_path_factory: pytest.TempPathFactory
+    demo_model: Path,
+    base: Any,
+    base_tokens: list[int],
+    stream: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., Any]:
     """Compress by a technique once, and hold it against the base: its folder and the result."""
     from recipe_core.compressor import export_onnx
@@ -92,7 +103,7 @@ def made(
                 "output": str(root / str(len(kept))),
                 "technique": technique,
                 "format": written,
-                "calibration": {"text": str(TEXT), "samples": 8, "tokens": 128},
+                "calibration": {"text": str(stream), "samples": 8, "tokens": 128},
             }
             job = read_job(values | parts)
             with pytest.MonkeyPatch.context() as patch:
