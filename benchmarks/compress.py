@@ -32,7 +32,7 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 TEXT = SCRIPTS / "demo_corpus.txt"
 WORK = (
     "int8_w8a8", "int8_weight_only", "fp8_w8a8", "int4_weight_only", "int3_weight_only",
-    "int2_weight_only", "mxfp4_weight_only", "nvfp4_weight_only", "sparse_2_4",
+    "int2_weight_only", "sparse_2_4",
     "sparse_2_4/magnitude", "sparse_unstructured", "fp8_plus_sparse_2_4", "layer_pruning",
     "low_rank", "gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k",
     "none:gguf", "none:onnx", "int8_w8a8:onnx", "int8_weight_only:onnx", "int4_weight_only:onnx",

@@ -20,13 +20,6 @@ SCHEMES: dict[str, str] = {
     "int4_weight_only": "W4A16",
     "int3_weight_only": "W3A16",
     "int2_weight_only": "W2A16",
-    "w4a8_int8": "W4A8",
-    "w4a8_fp8": "W4AFP8",
-    "w4a4_int": "W4A4",
-    "nvfp4_weight_only": "NVFP4A16",
-    "mxfp4_weight_only": "MXFP4A16",
-    "mxfp4_w4a4": "MXFP4",
-    "mxfp8_w8a8": "MXFP8",
 }
 """Preset schemes of compressed-tensors by technique; those of weights alone drop activations."""
 METHODS = ("rtn",)
