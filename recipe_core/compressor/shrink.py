@@ -28,7 +28,8 @@ def block_influence(model: Any, batches: Sequence[Sequence[int]]) -> list[float]
                 ]
             )
             count += 1
-    return (sums / count).tolist()
+    influence: list[float] = (sums / count).tolist()
+    return influence
 
 
 def _states(model: Any, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -66,9 +67,10 @@ def remove_layers(model: Any, batches: Sequence[Sequence[int]], removed: float) 
     while len(layers):
         del layers[-1]
     for number, layer in enumerate(remaining):
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = number
+        holder: Any
+        for holder in layer.modules():
+            if hasattr(holder, "layer_idx"):
+                holder.layer_idx = number
         layers.append(layer)
     config.num_hidden_layers = len(kept)
     if getattr(config, "layer_types", None):

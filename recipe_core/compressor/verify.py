@@ -12,7 +12,7 @@ import numpy as np
 from .errors import RetainedError
 from .job import Verify
 from .result import Figures, Result
-from .runners import Logits, Runner, run, runtime_of
+from .runners import Array, Logits, Runner, run, runtime_of
 from .windows import samples, sliding
 
 _STORED = {
@@ -31,7 +31,7 @@ class Observed:
     """
 
     figures: Figures
-    top: np.ndarray
+    top: Array
     greedy: list[list[int]]
 
 
@@ -70,7 +70,7 @@ def observe(folder: Path, tokens: list[int], verify: Verify) -> Observed:
     return Observed(figures, top, greedy)
 
 
-def _predicted(runner: Runner, tokens: list[int], window: int) -> tuple[float, np.ndarray]:
+def _predicted(runner: Runner, tokens: list[int], window: int) -> tuple[float, Array]:
     """Mean loss of a token in nats, and the likeliest token at each place."""
     losses, tops = [], []
     for part in sliding(tokens, window):

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import CompressError
 
+Array = np.ndarray[Any, Any]
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 
 FILES = {"*.gguf": "llama_cpp", "*.onnx": "onnx_runtime", "*.xml": "openvino_runtime"}

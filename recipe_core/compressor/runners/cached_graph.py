@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import Logits
+from . import Array, Logits
 
 SHAPE = "cache.json"
 """Beside a graph: how many caches it has, of how many heads and values."""
@@ -25,7 +25,7 @@ class CachedGraph(ABC):
         self._past = [self._empty] * self.count
 
     @abstractmethod
-    def call(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def call(self, inputs: dict[str, Array]) -> list[Array]:
         """Run the graph; its outputs in their order."""
 
     def logits(self, tokens: Sequence[int]) -> Logits:
@@ -45,6 +45,6 @@ class CachedGraph(ABC):
         logits, *self._past = self._run(tokens, self._past)
         return logits[0, -1]
 
-    def _run(self, tokens: Sequence[int], past: list[np.ndarray]) -> list[np.ndarray]:
+    def _run(self, tokens: Sequence[int], past: list[Array]) -> list[Array]:
         row = np.array([tokens], dtype=np.int64)
         return self.call({"input_ids": row} | {f"past_{i}": each for i, each in enumerate(past)})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
+from . import Array
 from .cached_graph import CachedGraph
 
 
@@ -26,6 +25,6 @@ class Model(CachedGraph):
             folder / "model.onnx", options, providers=["CPUExecutionProvider"]
         )
 
-    def call(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def call(self, inputs: dict[str, Array]) -> list[Array]:
         """See `CachedGraph`."""
         return list(self._session.run(None, inputs))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
+from . import Array
 from .cached_graph import CachedGraph
 
 
@@ -23,7 +22,7 @@ class Model(CachedGraph):
             folder / "model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
         )
 
-    def call(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def call(self, inputs: dict[str, Array]) -> list[Array]:
         """See `CachedGraph`."""
         out = self._compiled(inputs)
         return [out[i] for i in range(1 + self.count)]
