@@ -72,9 +72,12 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
 }
 
 
-@_LOG
-def _silent(_level: int, _text: bytes, _data: int) -> None:
+def _say_nothing(_level: int, _text: bytes, _data: int) -> None:
     """llama.cpp prints every tensor that it loads."""
+
+
+_SILENT = _LOG(_say_nothing)
+"""Kept for as long as the library may call it."""
 
 
 def library_path() -> Path | None:
@@ -104,6 +107,6 @@ def library() -> ctypes.CDLL:
         function = getattr(loaded, name, None)
         if function is not None:
             function.restype, function.argtypes = result, arguments
-    loaded.llama_log_set(_silent, None)
+    loaded.llama_log_set(_SILENT, None)
     loaded.llama_backend_init()
     return loaded
