@@ -86,7 +86,8 @@ def _llama3_factors(rope: dict[str, Any], width: int) -> np.ndarray[Any, Any]:
     share = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     smooth = np.clip((share - low) / (high - low), 0, 1)
-    return np.float32(1 / ((1 - smooth) / rope["factor"] + smooth))
+    factors = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    return np.asarray(factors, dtype=np.float32)
 
 
 def _add_tensors(writer: Any, model: Any, names: Any, technique: str | None) -> None:

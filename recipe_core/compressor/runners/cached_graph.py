@@ -30,7 +30,8 @@ class CachedGraph(ABC):
 
     def logits(self, tokens: Sequence[int]) -> Logits:
         """See `Runner`."""
-        return self._run(tokens, [self._empty] * self.count)[0][0]
+        window: Logits = self._run(tokens, [self._empty] * self.count)[0][0]
+        return window
 
     def start(self, tokens: Sequence[int]) -> Logits:
         """See `Runner`."""
@@ -43,7 +44,8 @@ class CachedGraph(ABC):
 
     def _read(self, tokens: Sequence[int]) -> Logits:
         logits, *self._past = self._run(tokens, self._past)
-        return logits[0, -1]
+        last: Logits = logits[0, -1]
+        return last
 
     def _run(self, tokens: Sequence[int], past: list[Array]) -> list[Array]:
         row = np.array([tokens], dtype=np.int64)

@@ -52,11 +52,13 @@ class Model:
     def start(self, tokens: Sequence[int]) -> Logits:
         """See `Runner`."""
         self._clear()
-        return self._read(tokens)[-1]
+        last: Logits = self._read(tokens)[-1]
+        return last
 
     def step(self, token: int) -> Logits:
         """See `Runner`."""
-        return self._read([token])[-1]
+        last: Logits = self._read([token])[-1]
+        return last
 
     def _clear(self) -> None:
         self._length = 0
