@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Groups of tests that share a server stay together and start first; see tests/groups.py.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: run test test-full test-vllm test-torchtitan demo chain check format screenshots clean
+.PHONY: run test test-full test-vllm test-torchtitan test-compressors demo chain check format screenshots clean
 .DEFAULT_GOAL := run
 
 run: .venv/.base
@@ -31,6 +31,11 @@ test-vllm: .venv/.dev
 test-torchtitan: .venv/.dev
 	@scripts/torchtitan_cpu .venv-torchtitan
 	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_torchtitan.py
+
+# Runs tools of compression on this machine's processor with rendered scripts, and a whole bundle (about half an hour).
+test-compressors: .venv/.dev
+	@scripts/compressors_cpu .venv-compressors
+	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_compressors.py
 
 demo: .venv/.torch
 	$(BIN)/python scripts/demo.py

@@ -25,7 +25,13 @@ SERVERS = (
     "test_loop",
     "test_live_scaling",
 )
-TRAINERS = ("test_chain", "test_attack_trainer", "test_microbench", "test_torchtitan")
+TRAINERS = (
+    "test_chain",
+    "test_attack_trainer",
+    "test_microbench",
+    "test_torchtitan",
+    "test_compressors",
+)
 IMPORTING_TORCH = ("test_model_oracle", "test_compression_parsers")
 LARGER = ("browser", "test_targets_slurm", "torchrun", "server", "torch")
 HEAVY = (

@@ -99,7 +99,7 @@ def verify(
     job = _write_job(making, record["source"], making.output, verify_only=True)
     result = job.with_name(f".{making.name}.result.json")
     result.unlink(missing_ok=True)
-    words = [*_words(plan, making.verify, job), "--verify-only", "--out", str(result)]
+    words = [*_words(plan, making.verify, job), "--verify-only", "--result", str(result)]
     code = run_tool(making, python, words, progress, fails=(0, _LOST))
     figures = read_object(result)
     figures["passed"] = code == 0
@@ -174,21 +174,22 @@ def _text(plan: LaunchPlan, making: Making, data: dict[str, Any]) -> str:
     lines = ["already made" if data["already"] else "made", f"  {making.title}, {making.output}"]
     figures = data["verification"]
     if figures:
-        lines += [f"  {name}: {value}" for name, value in sorted(_flat(figures).items())]
+        lines += [f"  {line}" for line in _figures(figures)]
         lines.append(f"written: {plan.run / RESULT}")
         if not figures.get("passed", True):
             lines.append("More was lost than the job allows (verify.least_retained).")
     return "\n".join([*lines, "Serve it: python launch.py up"])
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Numbers and words of nested figures, by dotted names."""
-    out: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            out |= _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, float):
-            out[prefix + name] = f"{value:.4g}"
-        elif isinstance(value, (int, str)):
-            out[prefix + name] = str(value)
-    return out
+def _figures(figures: dict[str, Any]) -> list[str]:
+    """What was measured, in words; figures that are missing are left out."""
+    retained = figures.get("retained") or {}
+    lines = []
+    if "perplexity" in retained:
+        lines.append(f"{retained['perplexity']:.2%} of the base's perplexity retained")
+    if retained.get("agreement") is not None:
+        lines.append(f"{retained['agreement']:.1%} of the tokens of greedy answers alike")
+    if figures.get("base_bytes") and figures.get("bytes"):
+        share = figures["bytes"] / figures["base_bytes"]
+        lines.append(f"{share:.1%} of the base's bytes")
+    return lines

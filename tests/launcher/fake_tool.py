@@ -1,6 +1,6 @@
 """A tool that makes a checkpoint slowly enough to be killed, or a check of one, or a failure.
 
-    fake_tool.py MODE JOB [--verify-only --out PATH]
+    fake_tool.py MODE JOB [--verify-only --result PATH]
 
 ``slow`` writes half of its output and waits until a file ``go`` lies beside the job.
 """

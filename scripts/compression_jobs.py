@@ -1,0 +1,55 @@
+"""Estimates of compression jobs beside published times: the table of docs/compression.md.
+
+python scripts/compression_jobs.py
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+from recipe_core.hardware.cluster import device
+from recipe_core.model.catalog import catalog_model
+from recipe_core.physics.compression import CompressionEstimate, Job, estimate
+
+TABLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "compression_jobs.csv"
+
+
+def job_estimate(row: dict[str, str]) -> CompressionEstimate:
+    """What a row of the table is estimated to take."""
+    job = Job(
+        model=catalog_model(row["model"]),
+        tool="",
+        technique="int4_weight_only",
+        method=row["method"],
+        samples=int(row["samples"]),
+        tokens=int(row["tokens"]),
+        weight_bits=4,
+        observed=row["observed"] == "yes",
+        everywhere=row["everywhere"] == "yes",
+    )
+    return estimate(job, device(row["device"]))
+
+
+def main() -> int:
+    """Print the table."""
+    with TABLE.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    write = sys.stdout.write
+    write("| model | method | texts | published min | predicted min | ratio | GB: published, ")
+    write("predicted | source |\n|---|---|---|---|---|---|---|---|\n")
+    for row in rows:
+        one, minutes = job_estimate(row), float(row["minutes"])
+        texts = f"{row['samples']} × {row['tokens']}" if int(row["samples"]) else "none"
+        memory = f"{row['gigabytes']}, {one.device_bytes / 1e9:.0f}" if row["gigabytes"] else ""
+        predicted = one.seconds.value / 60
+        observed = " with activations" if row["observed"] == "yes" else ""
+        write(f"| {row['model'].rpartition('/')[2]} | {row['method']}{observed} | {texts} ")
+        write(f"| {minutes:g} | {predicted:.1f} | {predicted / minutes:.2f} | {memory} ")
+        write(f"| {row['source']} |\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
