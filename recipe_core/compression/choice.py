@@ -120,7 +120,7 @@ def choose(
     _technique(name)
     if not needed and not _same_format(name, weight_dtype):
         return None
-    names = [compression.tool]
+    names: list[str] = [compression.tool]
     if compression.tool == "auto":  # a tool made for these devices before the others
         names = sorted(makers(name), key=lambda one: tool(one).home != runtime)
     loading = _serves(engine)
@@ -236,7 +236,7 @@ def _chosen(compression: Compression, made: str, name: str, weight_dtype: str) -
     ways = tool(name).ways(made)
     method = compression.method if compression.method != "auto" else next(iter(ways))
     way: Way = ways[method]
-    formats: dict[str, str] = {**way.by_format}
+    formats = {str(dtype): scheme for dtype, scheme in way.by_format.items()}
     stated = compression.calibration
     return Chosen(
         technique=made,

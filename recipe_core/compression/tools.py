@@ -108,7 +108,7 @@ def tool(name: str) -> Tool:
 
 def usual_technique(weight_dtype: str) -> str | None:
     """The technique that a format of weights means; None for 16 and 32 bit."""
-    usual: dict[str, str] = {**_file().usual}
+    usual = {str(dtype): made for dtype, made in _file().usual.items()}
     return usual.get(weight_dtype)
 
 

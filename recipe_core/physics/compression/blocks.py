@@ -64,8 +64,8 @@ def _block(layer: Layer, hidden: int, count: int) -> Block:
         ups = 2 if mlp.gated else 1
         rows.append((inside, mlp.intermediate, ups * mlp.experts, share))
         rows.append((mlp.intermediate, inside, mlp.experts, share))
-    columns = np.array(rows or [(0.0, 0.0, 0.0, 0.0)], dtype=float).T
-    return Block(*columns, count=count)
+    inputs, outputs, times, active = np.array(rows or [(0.0,) * 4], dtype=float).T
+    return Block(inputs, outputs, times, active, count)
 
 
 def _parts(name: str, matrix: Matrix, layer: Layer) -> int:
