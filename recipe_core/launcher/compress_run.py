@@ -33,7 +33,7 @@ def run_tool(
     """Run the tool to its end, its log in the folder of outputs; an interrupt ends it, too."""
     log = making.output.with_name(f"{making.name}.log")
     mark = uuid.uuid4().hex
-    environment = environment(making, python) | {procs.MARK: mark}
+    variables = environment(making, python) | {procs.MARK: mark}
     argv = [python if word in ("python", "python3") else word for word in words]
     try:
         with log.open("a", encoding="utf-8") as file:
@@ -42,7 +42,7 @@ def run_tool(
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=variables,
                 start_new_session=True,
             )
     except OSError as error:
@@ -94,6 +94,7 @@ def stop_leftover(making: Making) -> None:
 
 
 def clear(folder: Path) -> None:
+    """Remove a folder, where there is one."""
     if folder.exists():
         shutil.rmtree(folder)
 

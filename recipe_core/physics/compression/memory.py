@@ -64,17 +64,12 @@ def _layer(job: Job, block: Block, wide: float) -> float:
 
 
 def _tuned_texts(job: Job) -> float:
-    """Inputs of a block with and without rounding, the output that is matched, and a batch's
+    """What tuning keeps of the texts.
+
+    Inputs of a block with and without rounding, the output that is matched, and a batch's
     activations for the backward pass.
     """
-    width = max(
-        (
-            float(np.max(block.outputs * np.maximum(block.active, 0.0)))
-            for block in blocks(job.model)
-        ),
-        default=0.0,
-    )
-    middle = max(width, *(_middle(block) for block in blocks(job.model)))
+    middle = max((_middle(block) for block in blocks(job.model)), default=0.0)
     kept = job.texts * job.model.hidden * HALF * 3
     batch = numbers().tuned_batch.value * job.tokens
     return kept + batch * HALF * (HIDDEN_COPIES * job.model.hidden + MIDDLE_COPIES * middle)

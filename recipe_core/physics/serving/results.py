@@ -281,7 +281,7 @@ class ServingEstimate(EstimateBase):
     causes_s: Causes | None = None
     """Causes of the times, in seconds, where a single split is explained."""
     compression: CompressionEstimate | None = None
-    """What it takes to make the checkpoint, where the options ask for one and the split needs it."""
+    """What it takes to make the checkpoint, where options ask for one and a split needs it."""
 
     def figures(self) -> Mapping[str, Any]:
         """Latency and throughput, and what a token costs in money and energy, by name."""
