@@ -100,8 +100,8 @@ class Objective(BaseModel):
 
     weights: dict[Goal, Annotated[float, Field(gt=0, le=100)]] = {}
     """Several goals at once, each with a weight up to 100: their quantities are multiplied, each to
-    the power of its weight. That of ``accuracy`` is the lost share plus 1 %, about the noise of a
-    published score: with equal weights, losing the first 1 % counts as much as twice the cost. Not
+    the power of its weight. That of ``accuracy`` is the lost share plus 2 %, about the noise of a
+    published score: with equal weights, losing the first 2 % counts as much as twice the cost. Not
     together with ``orientation``."""
 
     orientation: Orientation | None = None

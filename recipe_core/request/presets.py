@@ -130,7 +130,7 @@ _SERVING_AIMS: Mapping[str, Aim] = {
     ),
     "all-three": Aim(
         title="Accuracy, cost, speed",
-        help="Losing one percent of accuracy counts as much as twice the cost or the token time.",
+        help="Losing 2 % of accuracy counts as much as twice the cost or the token time.",
         weights={"accuracy": 1.0, "cost": 1.0, "tpot": 1.0},
     ),
 }

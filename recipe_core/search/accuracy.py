@@ -26,9 +26,9 @@ __all__ = [
     "wider_formats",
 ]
 
-AS_GOOD = 0.01
+AS_GOOD = 0.02
 """Share of accuracy that is added to what is lost before goals are weighed: about the noise of a
-published score, so that losing one point more counts as much as twice the cost."""
+published score, so that losing the first two percent counts as much as twice the cost."""
 
 
 def technique_of(setting: Setting) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ WIDER = 1.5
 """Bytes a value over those of the base's format from which nothing is lost."""
 ROUNDED = "RTN"
 """The method of formats that an engine makes while it loads: plain rounding."""
+NEAREST = 5
+"""Published figures that stand beside the estimate of a single split."""
 OF_TEXT = "published figures are of models that generate text"
 OF_TECHNIQUE = "its number formats stand for a technique, which is judged by its name"
 
@@ -158,14 +160,16 @@ def titles_of(setting: Setting) -> str:
     return " and ".join(technique(name).title for name in applied(setting).techniques)
 
 
-def accuracy_of(setting: Setting, benchmark: str | None = None) -> Retained:
+def accuracy_of(setting: Setting, benchmark: str | None = None, *, nearest: int = 0) -> Retained:
     """The share of its base's accuracy that a setting is expected to keep, with the 80 % band.
 
-    ``benchmark``: a kind of benchmark; by default what the setting is judged on.
+    ``benchmark``: a kind of benchmark; by default what the setting is judged on. ``nearest``: how
+    many published figures stand beside it; the first of them take half a second to find.
     """
     if setting.assumed:
         return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TECHNIQUE}.", known=False)
-    return _accuracy(_Same(setting), setting.judged_on if benchmark is None else benchmark)
+    kind = setting.judged_on if benchmark is None else benchmark
+    return _accuracy(_Same(setting), kind, nearest)
 
 
 class _Same:
@@ -184,16 +188,16 @@ class _Same:
 
 
 @lru_cache(64)
-def _accuracy(same: _Same, kind: str) -> Retained:
+def _accuracy(same: _Same, kind: str, nearest: int) -> Retained:
     setting = same.setting
     done = applied(setting)
     if done.techniques and not setting.model.generates:
         return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TEXT}.", known=False)
-    return _kept(done, round(setting.model.parameters / 1e9, 3), kind)
+    return _kept(done, round(setting.model.parameters / 1e9, 3), kind, nearest)
 
 
 @lru_cache(4096)
-def _kept(done: Applied, parameters_b: float, kind: str) -> Retained:
+def _kept(done: Applied, parameters_b: float, kind: str, nearest: int) -> Retained:
     if not done.techniques:
         return Retained(1.0, 1.0, 1.0, _as_base(done))
     # the table of published figures takes time to read, which a plan in 16 bit saves
@@ -207,6 +211,7 @@ def _kept(done: Applied, parameters_b: float, kind: str) -> Retained:
                 method=done.method if technique(name).kind != "kv cache" else "",
                 benchmark="" if kind == "mean" else kind,
                 parameters_b=parameters_b,
+                nearest=nearest,
             )
         )
         for name in done.techniques
@@ -254,7 +259,7 @@ def _score(level: Level) -> float:
 
 def accuracy_part(setting: Setting, *, explained: bool) -> Accuracy:
     """The accuracy of an estimate; ``explained`` with the nearest published figures."""
-    kept, done = accuracy_of(setting), applied(setting)
+    kept, done = accuracy_of(setting, nearest=NEAREST if explained else 0), applied(setting)
     near = [
         NearFigure(*(getattr(figure, f.name) for f in fields(NearFigure)))
         for figure in kept.nearest
