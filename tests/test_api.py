@@ -154,6 +154,7 @@ def test_the_surface_is_frozen(client):
         "GET /schema/{name}",
         "POST /build",
         "POST /check",
+        "POST /compress",
         "POST /convert",
         "POST /diff",
         "POST /estimate",

@@ -195,7 +195,10 @@ def _together(pair: Row, which: str, name: str) -> str:
 def column_title(name: str) -> str:
     """An engine's or a family's title."""
     if name in runners():
-        return runners()[name].title.split(" (")[0]
+        title = runners()[name].title
+        short = title.split(" (")[0]
+        alike = [one for one in runners().values() if one.title.split(" (")[0] == short]
+        return short if len(alike) == 1 else title
     return families()[name].title if name in families() else name
 
 

@@ -29,9 +29,9 @@ KINDS: dict[str, tuple[str, ...]] = {
     "Fewer weights": ("sparsity", "pruning", "low rank", "distillation"),
 }
 """Groups of the legend by kind of technique."""
-NAMED = 6
+NAMED = 4
 """Points that carry their name; others say it when pointed at."""
-APART = (0.4, 3.0)
+APART = (0.6, 3.5)
 """Distance of names: a share of the width, or points of accuracy."""
 LEAST_SHOWN = 0.8
 """Lower end of the accuracy axis."""
