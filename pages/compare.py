@@ -216,4 +216,11 @@ if plan is not None:
     if best is not None:
         st.header("Splits, best first", anchor=False)
         table.ranked(plan)
+        if plan.kind == "serving" and st.button(
+            "What other formats would do",
+            key="to-formats",
+            icon=":material/compress:",
+            type="tertiary",
+        ):
+            st.switch_page("formats.py", query_params=common.link())
     explain.look_closer(plan)

@@ -38,6 +38,10 @@ SIZE = (
     "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40"
     "&objective.limits.ttft_ms=2000"
 )
+FORMATS = (
+    "v=1&model=meta-llama%2FLlama-3.1-8B-Instruct&hardware.per_node=1"
+    "&objective.limits.accuracy_recovery=0.98"
+)
 OVER_TIME = (
     f"{SIZE}&workload.over_time.shape=azure-conversation&workload.over_time.mean_rate=60"
     "&workload.over_time.days=7"
@@ -66,6 +70,7 @@ SHOTS = {
     "training": ("compare", TRAIN, "Pipeline"),
     "size": ("size", SIZE, None),
     "size-confidence": ("size", SIZE, "Confidence"),
+    "formats": ("formats", FORMATS, None),
     "over-time": ("over_time", OVER_TIME, "Simulate"),
     "side": ("side", KEPT, None),
     "measured": ("measured", "", None),
@@ -87,6 +92,7 @@ DARK = (
     "recipe",
     "training",
     "size",
+    "formats",
     "over-time",
     "side",
     "measured",
@@ -99,6 +105,7 @@ NARROW = (
     "compare",
     "compare-accuracy",
     "size",
+    "formats",
     "over-time",
     "side",
     "check",

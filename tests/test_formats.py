@@ -147,6 +147,15 @@ def test_a_published_checkpoint_is_named_and_can_be_taken() -> None:
     assert row.fields["model"] in row.checkpoints
 
 
+def test_a_format_that_nobody_publishes_is_made_by_the_bundle() -> None:
+    row = advice("b200-sxm", "nvfp4_w4a4").row("nvfp4_w4a4")
+    assert not row.checkpoints
+    assert row.fields == {
+        "options.weight_dtypes": ["nvfp4"],
+        "options.compression": {"technique": "nvfp4_w4a4"},
+    }
+
+
 def test_a_quantised_request_is_compared_with_what_it_was_made_from() -> None:
     given = advice("h100-sxm", "fp8_w8a8", model="Qwen/Qwen3-32B-FP8")
     assert given.base.setting.model.name == "Qwen/Qwen3-32B"

@@ -11,6 +11,7 @@ from typing import Any
 from recipe_core.base import budget, progress
 from recipe_core.base.errors import InputError
 from recipe_core.compression.accuracy import retained
+from recipe_core.compression.choice import can_make
 from recipe_core.compression.knowledge import support_of
 from recipe_core.compression.retained import Retained
 from recipe_core.compression.runners import runners
@@ -26,6 +27,7 @@ from recipe_core.formats.ranked import ranked
 from recipe_core.formats.row import CACHE_EFFECT, EFFECTS, SHAPE_EFFECT, FormatRow, State
 from recipe_core.hardware.cluster import short_title
 from recipe_core.model.variants import variants
+from recipe_core.request.compression import Compression
 from recipe_core.request.schema import PlanRequest
 from recipe_core.space.corrections import Corrections
 
@@ -177,7 +179,7 @@ def _row(
         way=change.way,
         own=own,
         best=best,
-        fields=_fields(name, one, row.checkpoints, change),
+        fields=_fields(name, one, row.checkpoints, change, base),
         notes=change.notes,
     )
 
@@ -280,7 +282,7 @@ def _checkpoints(one: Technique, base: Base) -> tuple[str, ...]:
 
 
 def _fields(
-    name: str, one: Technique, checkpoints: tuple[str, ...], change: Change
+    name: str, one: Technique, checkpoints: tuple[str, ...], change: Change, base: Base
 ) -> dict[str, Any] | None:
     """Edits that put a technique into the request; None where no plan has it."""
     if estimated(name).shape == "sibling":
@@ -292,9 +294,19 @@ def _fields(
         fields["options.weight_dtypes"] = ["auto" if checkpoints else one.weight_dtype]
     if checkpoints:
         fields["model"] = checkpoints[0]
+    elif one.weight_dtype is not None and _can_be_made(name, one.weight_dtype, base):
+        fields["options.compression"] = {"technique": name}
     if one.kv_dtype is not None:
         fields["options.kv_dtypes"] = [one.kv_dtype]
     return fields
+
+
+def _can_be_made(name: str, dtype: str, base: Base) -> bool:
+    """Whether a bundle makes the checkpoint that the engine does not make while it loads."""
+    engine, device = base.setting.engine, base.setting.cluster.device
+    if dtype in engine.online_weight_dtypes:
+        return False
+    return can_make(Compression(technique=name), dtype, engine.name, device.runtime)
 
 
 def title_of(base: Base) -> str:

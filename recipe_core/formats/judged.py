@@ -114,7 +114,7 @@ def _in_own_format(request: PlanRequest) -> tuple[PlanRequest, list[str]]:
         notes.append("Limits on percentiles are held against means here.")
     limits = objective.limits.model_copy(update={"percentile": None, "accuracy_recovery": None})
     options = request.options.model_copy(
-        update={"weight_dtypes": ("auto",), "kv_dtypes": ("auto",)}
+        update={"weight_dtypes": ("auto",), "kv_dtypes": ("auto",), "compression": None}
     )
     update: dict[str, Any] = {
         "model": model,
