@@ -38,10 +38,6 @@ SIZE = (
     "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40"
     "&objective.limits.ttft_ms=2000"
 )
-FORMATS = (
-    "v=1&model=meta-llama%2FLlama-3.1-8B-Instruct&hardware.per_node=1"
-    "&objective.limits.accuracy_recovery=0.98"
-)
 OVER_TIME = (
     f"{SIZE}&workload.over_time.shape=azure-conversation&workload.over_time.mean_rate=60"
     "&workload.over_time.days=7"

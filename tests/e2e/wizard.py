@@ -19,9 +19,11 @@ QUESTIONS = {
 NO_PLAYWRIGHT = "playwright is not installed: the browser tests did not run"
 SIZE = "Which hardware, and how much?"
 SIDE = "What differs?"
+FORMATS = "Which format?"
 OVER_TIME = "How many replicas, and when?"
 PAGES = QUESTIONS | {
     "size": SIZE,
+    "formats": FORMATS,
     "over_time": OVER_TIME,
     "side": SIDE,
     "measured": "Predicted against measured",
