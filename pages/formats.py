@@ -84,7 +84,11 @@ def head(answer: judging.Json) -> None:
         )
     elif not best["accuracy"]["within_limit"]:
         st.warning(common.escape(view.verdict(answer)), icon=":material/warning:")
-    details.use(best, "formats-use-best", main=True)
+    usable = view.usable_row(answer)
+    if usable is not None:
+        details.use(usable, "formats-use-best", main=True)
+        if usable is not best:
+            st.caption("The best of those that a plan has as a format.")
 
 
 def tile(title: str, text: str, below: str) -> None:

@@ -240,6 +240,12 @@ def best_row(answer: Row) -> Row | None:
     return next((row for row in answer["formats"] if row["rank"] == 1), None)
 
 
+def usable_row(answer: Row) -> Row | None:
+    """The best ranked row that can be put into the request."""
+    ranked = [row for row in answer["formats"] if row["rank"] is not None]
+    return next((row for row in ranked if row["set"] is not None), None)
+
+
 def row_named(answer: Row, name: str) -> Row | None:
     """The row of a technique."""
     return next((row for row in answer["formats"] if row["technique"] == name), None)
