@@ -88,7 +88,7 @@ class Entries:
     def sums(self, effects: Float) -> Float:
         """``f`` of each row."""
         parts = self.multiplier * effects[self.level]
-        return START + np.bincount(self.row, parts, minlength=self.rows)
+        return np.asarray(START + np.bincount(self.row, parts, minlength=self.rows), np.float64)
 
     def effects(self, weights: Float, variances: Float) -> Float:
         """Effects of the levels by the weights of the rows."""
@@ -106,7 +106,7 @@ class Entries:
     def variances(self, of_level: Float) -> Float:
         """Variance of ``f`` of each row, as if effects were independent of each other."""
         parts = self.multiplier**2 * of_level[self.level]
-        return np.bincount(self.row, parts, minlength=self.rows)
+        return np.asarray(np.bincount(self.row, parts, minlength=self.rows), np.float64)
 
     def by_level(self) -> Iterator[tuple[Int, int, Float]]:
         """For each level its rows, its number and its multipliers."""
@@ -196,7 +196,7 @@ def fitted(
             block = np.linalg.inv(inverse[np.ix_(rows, rows)])
             f[rows] = target[rows] - block @ weights[rows]
         f = np.clip(f, *LIMITS)
-    return Fit(entries, variances, weights, inverse, f)
+    return Fit(entries, variances, weights, np.asarray(inverse, np.float64), f)
 
 
 def nuisance(row: Figure) -> Term:

@@ -32,7 +32,9 @@ def load_model(folder: Path, *, dtype: str = "auto") -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     except (ImportError, OSError, ValueError) as error:
         raise CompressError(f"{folder} cannot be loaded: {error}") from None
-    return model.eval().requires_grad_(False)
+    model.requires_grad_(False)
+    model.train(False)
+    return model
 
 
 def load_tokenizer(folder: Path) -> Any:

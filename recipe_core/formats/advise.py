@@ -127,7 +127,8 @@ def advise(
     chosen = {name: technique(name) for name in names or techniques()}
     base = base_of(request, folders=folders, corrections=corrections)
     limit = request.objective.limits.accuracy_recovery
-    rows, shared = [], {}
+    rows: list[FormatRow] = []
+    shared: Shared = {}
     with progress.task(len(chosen)):
         for name, one in chosen.items():
             budget.spend()

@@ -46,13 +46,13 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-_PRECISIONS = {
+_PRECISIONS: dict[str, dict[str, dict[str, str]]] = {
     "onnxruntime": {"cuda": {"bf16": "fp16"}, "cpu": {}},
     "openvino": {"cpu": {}},
     "tensorrt": {"cuda": {"bf16": "fp16"}},
 }
 """Formats in which weights are stored, where the backend has another word; else its own."""
-_FORMATS = {
+_FORMATS: dict[str, dict[str, tuple[str, ...]]] = {
     "onnxruntime": {"cuda": ("fp32", "fp16"), "cpu": ("fp32", "int8")},
     "openvino": {"cpu": ("fp32", "fp16", "bf16", "int8")},
     "tensorrt": {"cuda": ("fp32", "fp16")},
