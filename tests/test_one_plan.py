@@ -184,7 +184,7 @@ def test_a_candidate_of_the_other_kind_is_refused_by_a_plan_too(kind: str) -> No
 
 def test_defaults_that_are_written_out_are_not_refused() -> None:
     whole = PlanRequest.parse(TRAINING).to_json()
-    optional = {"scaling", "kv_offload"}
+    optional = {"scaling", "kv_offload", "compression"}
     assert set(whole["options"]) == set(Options.model_fields) - optional
     assert summed_up(plan(PlanRequest.parse(whole))) == summed_up(plain("training"))
 

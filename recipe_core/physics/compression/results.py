@@ -32,13 +32,13 @@ class CompressionEstimate(Part):
     seconds: Duration
     """Time on one device, without downloads."""
     device_bytes: Count
-    """Peak memory of a device; 0 where the host's processor does it."""
+    """Peak memory of a device in bytes; 0 where the host's processor does it."""
     host_bytes: Count
-    """Peak memory of the host."""
+    """Peak memory of the host in bytes."""
     disk_bytes: Count
-    """Disk that is filled on the way, beside the base."""
+    """Disk that is filled on the way, beside the base, in bytes."""
     output_bytes: Count
-    """Size of the result."""
+    """Size of the result in bytes."""
     phases_s: Seconds
     """Seconds by what they are spent on."""
     usd: Known = None
