@@ -101,6 +101,13 @@ def usual() -> dict[tuple[str, str], tuple[float, float, float]]:
     return {pair: (float(a), float(b), float(c)) for pair, (a, b, c) in medians.items()}
 
 
+@cache
+def _spellings() -> dict[str, str]:
+    """Methods as figures spell them, by their small letters and by themselves."""
+    methods = {method for _, method in usual()}
+    return {method.casefold(): method for method in methods} | {one: one for one in methods}
+
+
 def ask(model: NamedModel, technique: str, method: str, benchmark: NamedBenchmark) -> Question:
     """A question, with the bits, removed share and group that are usual.
 
@@ -108,6 +115,7 @@ def ask(model: NamedModel, technique: str, method: str, benchmark: NamedBenchmar
         InputError: for a technique that has no name here.
     """
     of = technique_named(technique)
+    method = _spellings().get(method) or _spellings().get(method.casefold(), method)
     nominal = (of.weight_bits, of.removed, group_size(of.group or ""))
     bits, removed, group = usual().get((technique, method), nominal)
     sibling_b = size_in(method) if of.kind == "distillation" else None
