@@ -132,6 +132,13 @@ def test_a_published_figure_answers_its_own_question() -> None:
     assert answer.low < row.retained < answer.high
 
 
+def test_methods_are_known_in_any_letters() -> None:
+    model, technique, benchmark = "meta-llama/Llama-2-7b-hf", "sparse_2_4", "wikitext2_ppl"
+    as_published = retained(model, technique, method="wanda", benchmark=benchmark)
+    assert retained(model, technique, method="Wanda", benchmark=benchmark) == as_published
+    assert retained(model, technique, benchmark=benchmark) != as_published
+
+
 def test_a_size_that_is_given_goes_first() -> None:
     small, large = (
         retained(UNKNOWN, "int4_weight_only", parameters_b=size).value for size in (1, 70)

@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-
 LONGEST_S = 600
 """A test that was ended itself leaves nothing behind for longer."""
 
