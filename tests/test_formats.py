@@ -140,6 +140,12 @@ def test_smaller_shapes_lose_the_share_they_name() -> None:
     assert given.row("distilled_sibling").fields is not None
 
 
+def test_a_much_smaller_sibling_keeps_much_less() -> None:
+    kept = advice("h100-sxm", "distilled_sibling").row("distilled_sibling").kept
+    assert kept.value < 0.85
+    assert kept.low < 0.7
+
+
 def test_a_published_checkpoint_is_named_and_can_be_taken() -> None:
     row = advice("h100-sxm", "int4_weight_only", model="Qwen/Qwen3-32B").row("int4_weight_only")
     assert "Qwen/Qwen3-32B-AWQ" in row.checkpoints

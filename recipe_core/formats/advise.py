@@ -146,8 +146,8 @@ def _row(
     name: str, one: Technique, base: Base, request: PlanRequest, limit: float | None, shared: Shared
 ) -> FormatRow:
     support = _support(name, base)
-    kept = _kept(name, base, request)
     change = change_of(name, one, base.setting, support.verdict)
+    kept = _kept(name, base, request, change)
     row = FormatRow(
         name,
         one,
@@ -193,7 +193,8 @@ def _support(name: str, base: Base) -> Support:
     return Support(name, engine, device.name, "unknown", note=note)
 
 
-def _kept(name: str, base: Base, request: PlanRequest) -> Retained:
+def _kept(name: str, base: Base, request: PlanRequest, change: Change | NoChange) -> Retained:
+    """What a technique keeps of the base; of a sibling by its name, which tells its size."""
     model, kind = base.setting.model, request.objective.accuracy_of
     if not model.generates:
         return Retained(
@@ -203,9 +204,11 @@ def _kept(name: str, base: Base, request: PlanRequest) -> Retained:
             "Unknown: published figures are of models that generate text.",
             known=False,
         )
+    sibling = change.model.name if isinstance(change, Change) else ""
     return retained(
         model.name,
         name,
+        method=sibling if estimated(name).shape == "sibling" else "",
         benchmark="" if kind == "mean" else kind,
         parameters_b=round(model.parameters / 1e9, 3),
         nearest=NEAREST,
