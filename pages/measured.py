@@ -205,11 +205,48 @@ def kept(overlay: Overlay) -> None:
     st.caption("Take the latest back: `recipe calibrate --undo`")
 
 
+def checkpoints(overlay: Overlay) -> None:
+    """Measured checkpoints beside what published figures let expect of them."""
+    st.header("Checkpoints made here", anchor=False)
+    st.dataframe(
+        view.checkpoints_frame(
+            Knowledge(overlay).compared(overlay.compressions), sources=folders_allowed()
+        ),
+        hide_index=True,
+        column_config={
+            "state": st.column_config.TextColumn("State", pinned=True),
+            "model": "Base",
+            "technique": "Technique",
+            "method": "Method",
+            "measured": percent("Perplexity kept", "Of the base over that of the result"),
+            "expected": st.column_config.TextColumn(
+                "Expected (80 % band)", help="Of perplexity, by published figures alone"
+            ),
+            "held": "In band",
+            "agreement": percent("Same answers", "Equal tokens of greedy answers"),
+            "before": st.column_config.TextColumn(
+                "Accuracy expected", help="Mean over tasks, by published figures alone"
+            ),
+            "after": st.column_config.TextColumn(
+                "With it", help="What is kept of perplexity is taken as a floor of accuracy"
+            ),
+            "tokens": st.column_config.NumberColumn("Tokens", help="Of the text that was read"),
+            "date": "Measured on",
+            "expires": st.column_config.DateColumn("Counts until"),
+            "source": "From",
+        },
+        alt=f"{len(overlay.compressions)} measured checkpoints beside what was expected of them",
+    )
+    st.caption("Take the latest back: `recipe calibrate --undo`")
+
+
 st.title("Predicted against measured", anchor=False)
 try:
     overlay = Overlay.open()
     whose = choose(overlay)
     if overlay is None or not overlay.entries:
+        if overlay is not None and overlay.compressions:
+            checkpoints(overlay)
         how_to_begin()
         st.header("Published runs that ship with the builder", anchor=False)
     ids = tuple(entry.id for entry in overlay.entries if not entry.expired) if overlay else ()
@@ -224,5 +261,7 @@ try:
     if overlay is not None and overlay.entries and whose == MINE:
         numbers(tuple(entry.id for entry in overlay.entries if entry.counts))
         kept(overlay)
+        if overlay.compressions:
+            checkpoints(overlay)
 except RecipeError as error:
     st.error(common.escape(error), icon=":material/error:")

@@ -2,5 +2,6 @@
 
 Errors by figure and source, and what measured runs of one's own teach. Only ``trace`` loads torch,
 when it is called.
-May import base, model, hardware, engines, request, measured, space, physics and search.
+May import base, model, hardware, engines, request, measured, compression, space, physics and
+search.
 """

@@ -19,6 +19,7 @@ from typing import Any
 
 from recipe_core.base.documents import read_shipped, to_json
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.measured.compression import MeasuredCompression
 from recipe_core.measured.serving_runs import Run
 from recipe_core.physics.serving.corrections import time_shares
 from recipe_core.physics.serving.results import ServingEstimate
@@ -103,7 +104,11 @@ def prior() -> Prior:
 
 
 def learn(
-    measured: Iterable[Measured], *, folders: bool = True, known: Prior | None = None
+    measured: Iterable[Measured],
+    *,
+    folders: bool = True,
+    known: Prior | None = None,
+    compressed: Iterable[MeasuredCompression] = (),
 ) -> Corrections:
     """What runs teach. Runs that cannot be estimated are left out, each with its reason.
 
@@ -111,6 +116,7 @@ def learn(
         measured: the runs, in any order; a run that is there twice counts once.
         folders: whether a model may be named by a path on this machine.
         known: what is known before; by default what ships.
+        compressed: what checkpoints that were made here keep; they change accuracy, not times.
 
     Raises:
         InputError: for more than ``MAX_RUNS`` runs.
@@ -150,6 +156,7 @@ def learn(
         known or prior(),
         tuple(own[run.name] for run in runs if run.name in own),
         tuple(LeftOut(run.name, left_out[run.name]) for run in runs if run.name in left_out),
+        compressed=tuple(dict.fromkeys(compressed)),
     )
 
 

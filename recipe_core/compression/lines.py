@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.base.errors import InputError, RecipeError, unknown
 from recipe_core.compression.accuracy import LONGEST, retained
+from recipe_core.compression.own import with_own
+from recipe_core.measured.compression import MeasuredCompression
 
 Name = Annotated[str, Field(max_length=LONGEST)]
 
@@ -54,25 +56,32 @@ def _first(error: ValidationError) -> InputError:
     return InputError(f"{first['msg']} (it is {first['input']!r:.80}).", field=field)
 
 
-def answers(values: Iterable[object]) -> list[dict[str, Any]]:
+def answers(
+    values: Iterable[object], own: Sequence[MeasuredCompression] = ()
+) -> list[dict[str, Any]]:
     """One answer a line, in order; a bad line answers its error in its place.
 
-    A line that is an error already (it was no JSON) answers that.
+    A line that is an error already (it was no JSON) answers that. ``own``: measured checkpoints of
+    one's own, which move what is expected of the same model and technique.
     """
-    return [_answer(value) for value in values]
+    return [_answer(value, own) for value in values]
 
 
-def _answer(value: object) -> dict[str, Any]:
+def _answer(value: object, own: Sequence[MeasuredCompression]) -> dict[str, Any]:
     try:
         if isinstance(value, RecipeError):
             raise value
         line = Line.parse(value)
-        return retained(
+        method, benchmark = line.method or "", line.benchmark or ""
+        expected = retained(
             line.model,
             line.technique,
-            method=line.method or "",
-            benchmark=line.benchmark or "",
+            method=method,
+            benchmark=benchmark,
             parameters_b=line.parameters_b,
+        )
+        return with_own(
+            expected, own, line.model, line.technique, method, benchmark=benchmark
         ).to_json()
     except RecipeError as error:
         return error.to_json()

@@ -13,6 +13,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.compression.accuracy import retained
 from recipe_core.compression.choice import can_make
 from recipe_core.compression.knowledge import support_of
+from recipe_core.compression.own import with_own
 from recipe_core.compression.retained import Retained
 from recipe_core.compression.runners import runners
 from recipe_core.compression.support import Support
@@ -205,14 +206,17 @@ def _kept(name: str, base: Base, request: PlanRequest, change: Change | NoChange
             known=False,
         )
     sibling = change.model.name if isinstance(change, Change) else ""
-    return retained(
+    benchmark = "" if kind == "mean" else kind
+    expected = retained(
         model.name,
         name,
         method=sibling if estimated(name).shape == "sibling" else "",
-        benchmark="" if kind == "mean" else kind,
+        benchmark=benchmark,
         parameters_b=round(model.parameters / 1e9, 3),
         nearest=NEAREST,
     )
+    names = [one for one in (model.name, model.weights) if one]
+    return with_own(expected, base.setting.compressed, names, name, benchmark=benchmark)
 
 
 def _effect(name: str, one: Technique, support: Support) -> str:

@@ -166,6 +166,7 @@ def _measurement(
         "seconds": {"measured": record["seconds"], "predicted": making.seconds},
         "output_bytes": sum(file["bytes"] for file in record["files"].values()),
         "output_digest": record["digest"],
+        "text": Path((read_object(making.job).get("verify") or {}).get("text") or "").name,
         "verification": figures,
     }
 

@@ -18,6 +18,7 @@ from recipe_core.base.types import Text
 NAME = "compression.json"
 FIELD = "measured"
 _HINT = "Give a bundle's folder, or its run/compression.json."
+Short = Annotated[str, Field(max_length=4096)]
 Share = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 
 
@@ -43,16 +44,21 @@ class _Document(BaseModel):
     created: datetime.datetime
     source: Text
     technique: Text
-    method: Text = ""
+    method: Short = ""
     verification: _Verification
+    tool: Short = ""
+    text: Short = ""
+    recipe_digest: Short | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCompression:
     """One result beside its base.
 
-    retained: perplexity of the base over that of the result, on ``tokens`` of text; agreement: of
-    greedy answers. It speaks for this technique on this model alone, until it expires.
+    retained: perplexity of the base over that of the result, on ``tokens`` of ``text`` ("": that of
+    the bundle); agreement: of greedy answers, None where none were made. tool: what made it.
+    bundle_digest: of the recipe whose bundle measured it. It speaks for this technique on this
+    model alone, until it expires.
     """
 
     model: str
@@ -62,10 +68,18 @@ class MeasuredCompression:
     agreement: float | None
     tokens: int
     date: datetime.date
+    tool: str = ""
+    text: str = ""
+    bundle_digest: str = ""
+
+    @property
+    def expires(self) -> datetime.date:
+        """The last day on which it counts."""
+        return self.date + datetime.timedelta(days=VALID_DAYS)
 
     def expired(self, today: datetime.date) -> bool:
         """Whether it says nothing any more."""
-        return today > self.date + datetime.timedelta(days=VALID_DAYS)
+        return today > self.expires
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -113,17 +127,27 @@ def compression_of(value: Any, name: str = NAME) -> MeasuredCompression:
         agreement=figures.retained.agreement,
         tokens=figures.tokens,
         date=document.created.date(),
+        tool=document.tool,
+        text=document.text,
+        bundle_digest=document.recipe_digest or "",
     )
 
 
 def own_figure(
-    runs: Iterable[MeasuredCompression], model: str, technique: str, method: str = ""
+    runs: Iterable[MeasuredCompression],
+    model: str | Sequence[str],
+    technique: str,
+    method: str = "",
 ) -> MeasuredCompression | None:
-    """The newest measurement of a technique on a model, of this method where one is named."""
+    """The newest measurement of a technique on a model, of this method where one is named.
+
+    ``model``: its name, or all names that it has.
+    """
+    names = {name.casefold() for name in ((model,) if isinstance(model, str) else model)}
     same: Sequence[MeasuredCompression] = [
         run
         for run in runs
-        if run.model.casefold() == model.casefold()
+        if run.model.casefold() in names
         and run.technique == technique
         and method.casefold() in ("", run.method.casefold())
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,9 @@ from recipe_core.space.scales import CALIBRATED
 if TYPE_CHECKING:  # importing these would triple the time until a plan is printed
     from recipe_core.search.plan import Plan
     from recipe_core.space.corrections import Corrections
+
+_MEASURED = re.compile(r"measured here on [0-9-]+")
+"""How the basis of an accuracy begins that a measured checkpoint moved (``compression/own.py``)."""
 
 FIGURES = {
     "ttft_s": "time to first token",
@@ -21,7 +25,7 @@ FIGURES = {
 
 def calibrated_lines(corrections: Corrections | None) -> list[str]:
     """That own runs changed the figures, and where to see how; nothing where none did."""
-    if corrections is None or not corrections.count:
+    if corrections is None or not corrections.teach:
         return []
     return [
         f"calibrated by {corrections.title}; "
@@ -32,7 +36,7 @@ def calibrated_lines(corrections: Corrections | None) -> list[str]:
 def calibrated_sentence(plan: Plan, row: int) -> str | None:
     """What own runs did to the figures of a split; None where they changed none."""
     corrections = plan.problem.corrections
-    if corrections is None or not corrections.count:
+    if corrections is None or not corrections.teach:
         return None
     changed = changed_figures(plan.estimate(row).to_json())
     if not changed:
@@ -43,7 +47,12 @@ def calibrated_sentence(plan: Plan, row: int) -> str | None:
 def changed_figures(estimate: Mapping[str, Any]) -> str:
     """The figures of an estimate that own runs changed, with factors; empty where none."""
     basis = estimate.get("basis") or {}
+    own = str((estimate.get("accuracy") or {}).get("basis", ""))
+    accuracy = _MEASURED.search(own)
     texts = {name: str(basis.get(name, "")).partition(": ") for name in FIGURES}
-    return "; ".join(
+    changed = [
         f"{FIGURES[name]}: {rest}" for name, (kind, _, rest) in texts.items() if kind == CALIBRATED
-    )
+    ]
+    if accuracy:
+        changed.append(f"accuracy: {accuracy.group()}")
+    return "; ".join(changed)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from recipe_core.base.columns import aligned
 from recipe_core.base.units import duration, significant
+from recipe_core.compression.retained import Retained
 from recipe_core.recipe.calibrate import Knowledge
+from recipe_core.recipe.kept_compressions import KeptCompression
 from recipe_core.recipe.overlay import VARIABLE, Entry, default_path
 
 TITLES = {
@@ -31,10 +33,16 @@ def calibration_text(knowledge: Knowledge, *, whole: bool = False) -> str:
     parts = _changed(knowledge)
     if whole and overlay.entries:
         parts.append(_table(overlay.entries))
+    if whole and overlay.compressions:
+        parts.append(_checkpoints(knowledge, overlay.compressions))
     verb = "run counts" if counts.used == 1 else "runs count"
     state = f"{overlay.path}: {counts.used:,} {verb}"
     state += f", {counts.held:,} are held" if counts.held else ""
     state += f", {counts.expired:,} have expired" if counts.expired else ""
+    if made := len(overlay.compressions):
+        counting = len(overlay.compressed)
+        state += f"; {counting:,} of {made:,} measured checkpoints"
+        state += " counts" if counting == 1 else " count"
     parts.append(state)
     parts += _errors(knowledge)
     parts += _numbers(knowledge)
@@ -47,12 +55,17 @@ def _changed(knowledge: Knowledge) -> list[str]:
     lines = []
     if added := knowledge.added:
         verb = "would add" if knowledge.dry else "added"
-        count = len(added.entries)
-        lines.append(f"{verb} {count:,} run{'s' * (count != 1)}")
+        count, made = len(added.entries), len(added.compressions)
+        runs = f"{count:,} run{'s' * (count != 1)}"
+        checkpoints = f"{made:,} measured checkpoint{'s' * (made != 1)}"
+        both = [runs] * (bool(count) or not made) + [checkpoints] * bool(made)
+        lines.append(f"{verb} {' and '.join(both)}")
         if added.known:
             lines[-1] += f"; {len(added.known):,} were there already"
         if added.entries:
             lines.append(_table(added.entries))
+        if added.compressions:
+            lines.append(_checkpoints(knowledge, added.compressions))
     if removed := knowledge.removed:
         names = ", ".join(run.name for run in removed[:5])
         more = f" and {len(removed) - 5:,} more" if len(removed) > 5 else ""
@@ -70,6 +83,32 @@ def _table(entries: Sequence[Entry]) -> str:
     hidden = len(entries) - len(rows)
     more = f"\n  and {hidden:,} older ones (--json lists all)" if hidden else ""
     return aligned(head, rows, left=set(head), width=_width()) + more
+
+
+def _checkpoints(knowledge: Knowledge, entries: Sequence[KeptCompression]) -> str:
+    """Measured checkpoints beside what was expected of them."""
+    head = ("checkpoint", "technique", "perplexity kept", "expected", "accuracy", "counts until")
+    rows = []
+    for entry, beside in knowledge.compared(entries[-SHOWN:]):
+        run = entry.measured
+        method = f"{run.technique} by {run.method}" if run.method else run.technique
+        state = entry.expires.isoformat() if entry.counts else "expired"
+        change = f"{share(beside.tasks)} → {share(beside.tasks_now)}"
+        measured = f"{run.retained:.2%}"
+        rows.append((run.model, method, measured, band(beside.perplexity), change, state))
+    hidden = len(entries) - len(rows)
+    more = f"\n  and {hidden:,} older ones (--json lists all)" if hidden else ""
+    return aligned(head, rows, left={"checkpoint", "technique"}, width=_width()) + more
+
+
+def band(kept: Retained) -> str:
+    """An expected share with its 80 % band: ``95.5% (90.5% – 98.1%)``."""
+    return f"{kept.value:.1%} ({kept.low:.1%} – {kept.high:.1%})" if kept.known else "unknown"
+
+
+def share(kept: Retained) -> str:
+    """An expected share."""
+    return f"{kept.value:.1%}" if kept.known else "unknown"
 
 
 def _width() -> int:

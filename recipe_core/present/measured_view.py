@@ -11,8 +11,10 @@ import pandas as pd
 
 from recipe_core.base.units import significant
 from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
+from recipe_core.calibration.compressions import ComparedCompression
 from recipe_core.calibration.learned import LearnedNumber
-from recipe_core.present.calibration_text import SCALES
+from recipe_core.present.calibration_text import SCALES, band, share
+from recipe_core.recipe.kept_compressions import KeptCompression
 from recipe_core.recipe.overlay import Entry, Overlay
 from recipe_core.space.corrections import version_of
 
@@ -130,6 +132,36 @@ def _run_row(entry: Entry) -> Mapping[str, Any]:
             for name in TITLES
         },
         "measured": run.date,
+        "expires": entry.expires,
+        "source": entry.source,
+    }
+
+
+def checkpoints_frame(
+    entries: Iterable[tuple[KeptCompression, ComparedCompression]], *, sources: bool
+) -> pd.DataFrame:
+    """Measured checkpoints beside what was expected, newest first; shares in percent."""
+    rows = [_checkpoint_row(entry, beside) for entry, beside in entries]
+    frame = pd.DataFrame(rows[::-1])
+    return frame if sources else frame.drop(columns="source")
+
+
+def _checkpoint_row(entry: KeptCompression, beside: ComparedCompression) -> Mapping[str, Any]:
+    run = entry.measured
+    held = {True: "yes", False: "no", None: ""}[beside.in_band]
+    return {
+        "state": "counts" if entry.counts else "expired",
+        "model": run.model,
+        "technique": run.technique,
+        "method": run.method,
+        "measured": run.retained * 100,
+        "expected": band(beside.perplexity),
+        "held": held,
+        "agreement": None if run.agreement is None else run.agreement * 100,
+        "before": share(beside.tasks),
+        "after": share(beside.tasks_now),
+        "tokens": run.tokens,
+        "date": run.date,
         "expires": entry.expires,
         "source": entry.source,
     }

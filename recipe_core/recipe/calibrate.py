@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import InputError
+from recipe_core.calibration.compressions import ComparedCompression, compare_compressions
 from recipe_core.calibration.learned import (
     LearnedNumber,
     LeftOneOut,
     learned_numbers,
     left_one_out,
 )
+from recipe_core.recipe.kept_compressions import KeptCompression, StoredCompression
 from recipe_core.recipe.overlay import VARIABLE, Added, Overlay, StoredRun, default_path
 from recipe_core.recipe.own_runs import read_incoming
 
@@ -30,7 +32,7 @@ class Knowledge:
 
     overlay: Overlay
     added: Added | None = None
-    removed: tuple[StoredRun, ...] = ()
+    removed: tuple[StoredRun | StoredCompression, ...] = ()
     dry: bool = False
 
     @cached_property
@@ -49,6 +51,13 @@ class Knowledge:
             return ()
         return left_one_out(self.overlay.runs, self._corrections)
 
+    def compared(
+        self, entries: Sequence[KeptCompression]
+    ) -> list[tuple[KeptCompression, ComparedCompression]]:
+        """Measured checkpoints, each beside what published figures let expect of it."""
+        beside = compare_compressions([entry.measured for entry in entries])
+        return list(zip(entries, beside, strict=True))
+
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values: SI units, errors as shares, days as YYYY-MM-DD."""
         added = [entry.to_json() for entry in self.added.entries] if self.added else []
@@ -60,6 +69,10 @@ class Knowledge:
             "added": added,
             "known": list(self.added.known) if self.added else [],
             "removed": [run.id for run in self.removed],
+            "compressions": [
+                {**entry.to_json(), "expected": beside.to_json()}
+                for entry, beside in self.compared(self.overlay.compressions)
+            ],
             "runs": [entry.to_json() for entry in self.overlay.entries],
             "numbers": [number.to_json() for number in self.numbers],
             "left_one_out": [error.to_json() for error in self.errors],
@@ -94,10 +107,11 @@ def place_of(path: Path | None) -> Path:
 def calibrate(
     measurements: Sequence[Path], into: Path | None = None, *, dry: bool = False
 ) -> Knowledge:
-    """Store the runs of files in a calibration.
+    """Store what files and bundles measured in a calibration.
 
     Args:
-        measurements: what ``read_measured`` reads: tables, bundles, ``measurement.json``.
+        measurements: what ``read_own`` reads: tables, bundles, ``measurement.json``,
+            ``compression.json``.
         into: the calibration; by default this machine's.
         dry: store nothing, and say what would be.
 

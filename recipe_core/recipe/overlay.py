@@ -30,6 +30,8 @@ from recipe_core.base.types import Positive, Text
 from recipe_core.calibration import gates
 from recipe_core.calibration.gates import Gate
 from recipe_core.calibration.own_runs import MAX_RUNS, Measured, learn
+from recipe_core.measured.compression import MeasuredCompression
+from recipe_core.recipe.kept_compressions import KeptCompression, StoredCompression
 from recipe_core.space.corrections import Corrections, Stored
 from recipe_core.space.standing import uncorrected
 
@@ -103,12 +105,18 @@ FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s", "step
 
 
 class Addition(BaseModel):
-    """Runs that were added together, which ``undo`` takes back together."""
+    """What was added together, which ``undo`` takes back together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     added: datetime.datetime
     runs: tuple[StoredRun, ...]
+    compressions: tuple[StoredCompression, ...] = ()
+
+    @property
+    def all(self) -> tuple[StoredRun | StoredCompression, ...]:
+        """Runs and measured checkpoints."""
+        return (*self.runs, *self.compressions)
 
 
 class Document(BaseModel):
@@ -179,9 +187,9 @@ class Entry:
 
 
 class Incoming(NamedTuple):
-    """A run that is to be added, with where it comes from."""
+    """A run or a measured checkpoint that is to be added, with where it comes from."""
 
-    run: Measured
+    run: Measured | MeasuredCompression
     source: str
     format: str
 
@@ -193,6 +201,7 @@ class Added:
     entries: tuple[Entry, ...]
     known: tuple[str, ...]
     overlay: Overlay
+    compressions: tuple[KeptCompression, ...] = ()
 
 
 def default_path(environment: Mapping[str, str] | None = None) -> Path | None:
@@ -273,6 +282,17 @@ class Overlay:
         """All runs, oldest first, each with its gate."""
         return tuple(self._entries(folders=True))
 
+    @cached_property
+    def compressions(self) -> tuple[KeptCompression, ...]:
+        """All measured checkpoints, oldest first, each with whether it counts."""
+        stored = [one for addition in self.additions for one in addition.compressions]
+        return tuple(KeptCompression.of(one, self.today) for one in stored)
+
+    @property
+    def compressed(self) -> tuple[MeasuredCompression, ...]:
+        """The measured checkpoints that count."""
+        return tuple(entry.measured for entry in self.compressions if entry.counts)
+
     @property
     def runs(self) -> tuple[Measured, ...]:
         """The runs that count."""
@@ -285,17 +305,23 @@ class Overlay:
         return Stored(states["accepted"], states["held"], states["expired"])
 
     def corrections(
-        self, more: Sequence[Measured] = (), *, folders: bool = True
+        self,
+        more: Sequence[Measured] = (),
+        *,
+        folders: bool = True,
+        compressed: Sequence[MeasuredCompression] = (),
     ) -> Corrections | None:
         """What the runs that count, and ``more``, teach; None where none does.
 
-        ``folders``: whether their models may be named by a path on this machine.
+        ``folders``: whether their models may be named by a path on this machine. ``compressed``:
+        measured checkpoints beside those that are kept.
         """
-        runs = (*self.runs, *more)
-        if not runs:
+        runs, made = (*self.runs, *more), (*self.compressed, *compressed)
+        if not runs and not made:
             return None
         with uncorrected():
-            return replace(learn(runs, folders=folders), stored=self.stored)
+            learned = learn(runs, folders=folders, compressed=made)
+        return replace(learned, stored=self.stored)
 
     def add(
         self, runs: Iterable[Incoming], *, now: datetime.datetime | None = None, dry: bool = False
@@ -306,12 +332,13 @@ class Overlay:
             InputError: for a path that cannot be written, a secret in a run, or too many runs.
         """
         moment = now or datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        coming = [StoredRun.of(one.run, one.source, one.format, moment) for one in runs]
+        coming = [_stored(one, moment) for one in runs]
         for one in coming:
-            refuse_secrets({"request": one.request}, by_name=("request",))
+            if isinstance(one, StoredRun):
+                refuse_secrets({"request": one.request}, by_name=("request",))
 
         def with_new(before: tuple[Addition, ...]) -> tuple[Addition, ...]:
-            stored = {run.id for addition in before for run in addition.runs}
+            stored = {run.id for addition in before for run in addition.all}
             fresh = {run.id: run for run in coming if run.id not in stored}
             if len(stored) + len(fresh) > MAX_RUNS:
                 raise InputError(
@@ -320,27 +347,26 @@ class Overlay:
                     field=_FIELD,
                     hint="Take some back: recipe calibrate --undo, or start anew: --clear.",
                 )
-            return (
-                (*before, Addition(added=moment, runs=tuple(fresh.values()))) if fresh else before
-            )
+            return (*before, _addition(moment, fresh.values())) if fresh else before
 
         after = with_new(self.additions) if dry else self._changed(with_new)
         overlay = replace(self, additions=after)
-        before = {run.id for addition in self.additions for run in addition.runs}
+        before = {run.id for addition in self.additions for run in addition.all}
         ids = {run.id for run in coming}
         return Added(
-            tuple(one for one in overlay.entries if one.id in ids and one.id not in before),
+            tuple(one for one in overlay.entries if one.id in ids - before),
             tuple(sorted(ids & before)),
             overlay,
+            tuple(one for one in overlay.compressions if one.id in ids - before),
         )
 
-    def undo(self, n: int = 1) -> tuple[Overlay, tuple[StoredRun, ...]]:
-        """Take the latest ``n`` additions back; the calibration without them, and their runs.
+    def undo(self, n: int = 1) -> tuple[Overlay, tuple[StoredRun | StoredCompression, ...]]:
+        """Take the latest ``n`` additions back; the calibration without them, and what they held.
 
         Raises:
             InputError: where there are fewer.
         """
-        removed: list[StoredRun] = []
+        removed: list[StoredRun | StoredCompression] = []
 
         def without(before: tuple[Addition, ...]) -> tuple[Addition, ...]:
             if not 1 <= n <= len(before):
@@ -349,7 +375,7 @@ class Overlay:
                     field="undo",
                     hint="See them: recipe calibrate --list.",
                 )
-            removed.extend(run for addition in before[-n:] for run in addition.runs)
+            removed.extend(run for addition in before[-n:] for run in addition.all)
             return before[:-n]
 
         return replace(self, additions=self._changed(without)), tuple(removed)
@@ -419,6 +445,22 @@ class Overlay:
         return {run.id: out.get(run.id, gates.ACCEPTED) for run in stored}
 
 
+def _stored(one: Incoming, moment: datetime.datetime) -> StoredRun | StoredCompression:
+    if isinstance(one.run, MeasuredCompression):
+        return StoredCompression.of(one.run, one.source, moment)
+    return StoredRun.of(one.run, one.source, one.format, moment)
+
+
+def _addition(
+    moment: datetime.datetime, fresh: Iterable[StoredRun | StoredCompression]
+) -> Addition:
+    runs: list[StoredRun] = []
+    compressions: list[StoredCompression] = []
+    for one in fresh:
+        compressions.append(one) if isinstance(one, StoredCompression) else runs.append(one)
+    return Addition(added=moment, runs=tuple(runs), compressions=tuple(compressions))
+
+
 def _named(part: Any, name: str) -> str:
     """A name in a part of a request; that of a device which is given as a profile."""
     value = part.get(name) if isinstance(part, Mapping) else None
@@ -464,7 +506,11 @@ def _read(file: Path) -> tuple[Addition, ...]:
 
 def _write(file: Path, additions: tuple[Addition, ...]) -> None:
     document = Document(schema_version=1, additions=additions)
-    data = to_json(document.model_dump(mode="json", exclude_defaults=False)).encode()
+    values = document.model_dump(mode="json", exclude_defaults=False)
+    for addition in values["additions"]:
+        if not addition["compressions"]:  # versions that know none read the file
+            del addition["compressions"]
+    data = to_json(values).encode()
     if len(data) > MAX_DOCUMENT_BYTES:
         raise InputError(
             f"{file} would have {len(data):,} bytes; the limit is {MAX_DOCUMENT_BYTES:,}.",

@@ -14,6 +14,8 @@ from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.own_runs import Measured, learn, of_runs
 from recipe_core.hardware.custom import with_profiles
+from recipe_core.measured.compression import NAME as COMPRESSION
+from recipe_core.measured.compression import MeasuredCompression, read_compression
 from recipe_core.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
 from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.imports import is_foreign, runs_of_file
@@ -37,7 +39,7 @@ TRAINING_ONLY = {"step_s", "tokens_per_s_per_gpu", "global_batch", "sequence_len
 
 _HINT = (
     "Give a CSV of serving runs (its columns: recipe_core/measured/published/README.md), a "
-    "run/measurement.json inside its bundle, or the bundle's folder."
+    "run/measurement.json inside its bundle, a run/compression.json, or the bundle's folder."
 )
 
 
@@ -62,20 +64,53 @@ def corrections_of(measured: MeasuredSource | None, *, folders: bool = True) -> 
     if not sources:
         return calibration()
     runs: list[Measured] = []
+    compressed: list[MeasuredCompression] = []
     for source in sources:
-        runs += of_runs([source]) if isinstance(source, Run) else read_measured(Path(source))
+        for one in of_runs([source]) if isinstance(source, Run) else read_own(Path(source)):
+            compressed.append(one) if isinstance(one, MeasuredCompression) else runs.append(one)
     stored = Overlay.open()
-    return stored.corrections(runs, folders=folders) if stored else learn(runs, folders=folders)
+    if stored is None:
+        return learn(runs, folders=folders, compressed=compressed)
+    return stored.corrections(runs, folders=folders, compressed=compressed)
+
+
+def compressed_of(measured: Iterable[Path] | None) -> tuple[MeasuredCompression, ...]:
+    """The measured checkpoints alone of the calibration and of files, without learning from runs.
+
+    Raises:
+        InputError: for a calibration or files that cannot be read.
+    """
+    paths = list(measured or ())
+    if any(str(path) == NONE for path in paths):
+        return ()
+    stored = Overlay.open()
+    read = [one for path in paths for one in read_own(path)]
+    given = [one for one in read if isinstance(one, MeasuredCompression)]
+    return tuple(dict.fromkeys([*(stored.compressed if stored else ()), *given]))
 
 
 def read_incoming(path: Path) -> list[Incoming]:
-    """The runs of a file, with where they come from, for a calibration.
+    """What a file or a bundle measured, with where it comes from, for a calibration.
 
     Raises:
-        InputError: as ``read_measured``.
+        InputError: as ``read_own``.
     """
     kind = "table" if path.suffix == ".csv" else "bundle"
-    return [Incoming(run, path.name, kind) for run in read_measured(path)]
+    return [Incoming(run, path.name, kind) for run in read_own(path)]
+
+
+def read_own(path: Path) -> list[Measured | MeasuredCompression]:
+    """What lies in a file or a bundle's folder: runs, a measured checkpoint, or both.
+
+    Raises:
+        InputError: for a folder that measured nothing, and as ``read_measured``.
+    """
+    if path.name == COMPRESSION or path.is_dir():
+        checkpoint = read_compression(path)
+        if checkpoint is not None:
+            served = path.is_dir() and (path / MEASUREMENT).is_file()
+            return [*(read_measured(path) if served else ()), checkpoint]
+    return list(read_measured(path))
 
 
 def read_measured(path: Path) -> list[Measured]:

@@ -117,6 +117,7 @@ def setting(
     if weights == "auto" and stored == "fp32" and "fp32" not in place.device.kv_dtypes:
         stored = "bf16"  # what engines load such a checkpoint as where they compute in 16 bit
     cached = kv_dtype(cache, stored, problem.model)
+    corrections = problem.corrections
     one = Setting(
         problem.model,
         place,
@@ -129,10 +130,20 @@ def setting(
         offload=offload_of(problem.request.options.kv_offload, spec),
         judged_on=problem.request.objective.accuracy_of,
         assumed=problem.assumed,
+        compressed=() if corrections is None else corrections.compressed,
+        made_by=_made_by(problem),
     )
-    if problem.corrections is None:
+    if corrections is None or (corrections.compressed and not corrections.count):
         return one
-    return replace(one, correction=problem.corrections.of(one))
+    return replace(one, correction=corrections.of(one))
+
+
+def _made_by(problem: ServingProblem) -> str | None:
+    """The method of the checkpoint that the bundle makes; None where it makes none."""
+    asked = problem.request.options.compression
+    if asked is None:
+        return None
+    return "" if asked.method == "auto" else asked.method
 
 
 def _media(workload: ServingWorkload, model: ModelSpec) -> tuple[Media, ...]:

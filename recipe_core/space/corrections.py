@@ -36,6 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.base.arrays import Float
 from recipe_core.engines.spec import Engine
+from recipe_core.measured.compression import MeasuredCompression
 from recipe_core.space.scales import SCOPES, Scales
 from recipe_core.space.serving import POOL, Cases, Setting
 
@@ -307,12 +308,14 @@ class Corrections:
     """What own runs teach about every setting; ``left_out`` are runs that teach nothing.
 
     ``stored``: how many of them lie in the calibration of this machine; None where none was asked.
+    ``compressed``: what checkpoints that were made here were measured to keep of their base.
     """
 
     prior: Prior
     runs: tuple[OwnRun, ...]
     left_out: tuple[LeftOut, ...] = ()
     stored: Stored | None = None
+    compressed: tuple[MeasuredCompression, ...] = ()
 
     @cached_property
     def _by_device(self) -> dict[str, DeviceRuns]:
@@ -331,16 +334,27 @@ class Corrections:
         """Runs that count."""
         return len(self.runs)
 
+    @property
+    def teach(self) -> bool:
+        """Whether anything counts: runs, or measured checkpoints."""
+        return bool(self.runs or self.compressed)
+
     @cached_property
     def title(self) -> str:
-        """How many runs count, and on which devices."""
+        """How many runs count, and on which devices, and measured checkpoints where there are."""
         names = sorted({run.setting.cluster.device.name for run in self.runs})
         count = len(self.runs)
         on = f" on {', '.join(names)}" if names else ""
-        return f"{count:,} own run{'s' * (count != 1)}{on}"
+        runs = f"{count:,} own run{'s' * (count != 1)}{on}"
+        if not self.compressed:
+            return runs
+        made = len(self.compressed)
+        checkpoints = f"{made:,} measured checkpoint{'s' * (made != 1)}"
+        return f"{runs} and {checkpoints}" if count else checkpoints
 
     def to_json(self) -> dict[str, Any]:
         """How many runs are used, and which are not, with reasons."""
         left_out = [one._asdict() for one in self.left_out]
         stored = {} if self.stored is None else {"calibration": self.stored._asdict()}
-        return {"used": len(self.runs), "left_out": left_out, **stored}
+        made = {"compressions": len(self.compressed)} if self.compressed else {}
+        return {"used": len(self.runs), "left_out": left_out, **made, **stored}

@@ -11,6 +11,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.cluster import Cluster
+from recipe_core.measured.compression import MeasuredCompression
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role, Tensor
 from recipe_core.model.towers import Media
@@ -44,7 +45,9 @@ class Setting:
     say it. ``offload``: tiers below the devices' cache; None for none. ``judged_on``: the kind of
     benchmark that accuracy is of, "mean" of all. ``assumed``: whether the number formats are taken
     as given, so that no rule on formats refuses them and their accuracy is not judged: those of
-    techniques that no plan has as a format.
+    techniques that no plan has as a format. ``compressed``: checkpoints that were made and measured
+    here, of any model. ``made_by``: the method of the checkpoint that the bundle makes, "" where
+    the tool chooses; None where it makes none.
     """
 
     model: ModelSpec
@@ -59,6 +62,8 @@ class Setting:
     offload: Offload | None = None
     judged_on: str = "mean"
     assumed: bool = False
+    compressed: tuple[MeasuredCompression, ...] = ()
+    made_by: str | None = None
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
 
 from recipe_core.calibration.own_runs import of_runs
+from recipe_core.measured.compression import MeasuredCompression
 from recipe_core.measured.serving_runs import published_runs
 from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay
 from tests.pages.opening import figure, opened, words
@@ -56,3 +58,21 @@ def test_a_damaged_calibration_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     app = opened("measured.py")
     assert "is damaged" in words(app)
+
+
+def test_checkpoints_that_were_made_stand_beside_what_was_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    today = datetime.datetime.now(datetime.UTC).date()
+    run = MeasuredCompression(
+        "Qwen/Qwen3-8B", "int4_weight_only", "GPTQ", 0.97, None, 2048, today, text="own.txt"
+    )
+    Overlay.at(tmp_path).add([Incoming(run, "bundle", "bundle")])
+    app = opened("measured.py")
+    assert not app.exception
+    assert "No runs of your own yet" in words(app)
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert (row["state"], row["measured"], row["tokens"]) == ("counts", 97.0, 2048)
+    assert "–" in row["expected"]
+    assert row["held"] in ("yes", "no")

@@ -97,12 +97,9 @@ def own_runs(paths: list[Path] | None, off: bool = False) -> Any:
 
     Those of the calibration count too, unless it is ``off`` or the only path is ``none``.
     """
+    _check_source(paths, off)
     from recipe_core.recipe.overlay import stamp
 
-    if off and paths:
-        raise InputError(
-            "--no-calibration goes with no --measured.", field="measured", hint="Leave one out."
-        )
     if off or not (paths or stamp()):  # nothing heavy is loaded to learn that there is nothing
         return None
     from recipe_core.recipe.own_runs import corrections_of, own_runs_text
@@ -111,6 +108,28 @@ def own_runs(paths: list[Path] | None, off: bool = False) -> Any:
     if corrections is not None:
         typer.echo("\n".join(own_runs_text(corrections)), err=True)
     return corrections
+
+
+def own_checkpoints(paths: list[Path] | None, off: bool = False) -> Any:
+    """Measured checkpoints of the calibration and of files; learns nothing from runs beside them.
+
+    None of the calibration's where it is ``off``.
+    """
+    _check_source(paths, off)
+    from recipe_core.recipe.overlay import stamp
+
+    if off or not (paths or stamp()):
+        return ()
+    from recipe_core.recipe.own_runs import compressed_of
+
+    return compressed_of(paths)
+
+
+def _check_source(paths: list[Path] | None, off: bool) -> None:
+    if off and paths:
+        raise InputError(
+            "--no-calibration goes with no --measured.", field="measured", hint="Leave one out."
+        )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,15 @@ import typer
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import InputError
 from recipe_core.doors.cli.advising import advise_request
-from recipe_core.doors.cli.app import Json, Measured, NoCalibration, app, read_lines
+from recipe_core.doors.cli.app import (
+    Json,
+    Measured,
+    NoCalibration,
+    app,
+    own_checkpoints,
+    read_lines,
+)
+from recipe_core.measured.compression import MeasuredCompression
 
 
 @app.command()
@@ -36,18 +45,18 @@ def compress(
     """Say what every format does to a served model; .jsonl: the accuracy that each line keeps."""
     if not source.endswith(".jsonl"):
         advise_request(source, technique, measured, no_calibration, as_json)
-    if technique or measured or no_calibration:
+    if technique:
         raise InputError(
-            "lines of questions take no option but --json.", field="technique", hint="Leave it out."
+            "lines of questions name their techniques.", field="technique", hint="Leave it out."
         )
-    _lines(Path(source), as_json)
+    _lines(Path(source), as_json, own_checkpoints(measured, no_calibration))
 
 
-def _lines(path: Path, as_json: bool) -> None:
+def _lines(path: Path, as_json: bool, own: Sequence[MeasuredCompression]) -> None:
     from recipe_core.compression.lines import answers
 
     values = read_lines(path)
-    replies = answers(values)
+    replies = answers(values, own)
     if as_json:
         for reply in replies:
             typer.echo(to_json(reply, indent=None))

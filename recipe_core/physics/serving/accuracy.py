@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
+from recipe_core.compression.own import with_own
 from recipe_core.compression.retained import Retained
 from recipe_core.compression.schemes import (
     Making,
@@ -20,6 +21,7 @@ from recipe_core.compression.schemes import (
     weight_technique,
 )
 from recipe_core.compression.technique import technique
+from recipe_core.measured.compression import MeasuredCompression
 from recipe_core.model.catalog import catalog_model, in_catalog
 from recipe_core.model.dtypes import bytes_per_value, compute_dtype
 from recipe_core.model.spec import ModelSpec
@@ -151,6 +153,8 @@ def _making(setting: Setting) -> tuple[Making, bool]:
         return making(model), False
     if not setting.needs_other_checkpoint:
         return Making(ROUNDED), True
+    if setting.made_by is not None:
+        return Making(setting.made_by), False
     other = stored_as(model.name, dtype)
     return (Making() if other is None else making(catalog_model(other))), False
 
@@ -193,29 +197,45 @@ def _accuracy(same: _Same, kind: str, nearest: int) -> Retained:
     done = applied(setting)
     if done.techniques and not setting.model.generates:
         return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TEXT}.", known=False)
-    return _kept(done, round(setting.model.parameters / 1e9, 3), kind, nearest)
+    names = {name.casefold() for name in _names(setting, done)}
+    own = tuple(run for run in setting.compressed if run.model.casefold() in names)
+    return _kept(done, round(setting.model.parameters / 1e9, 3), kind, nearest, own)
+
+
+def _names(setting: Setting, done: Applied) -> tuple[str, ...]:
+    """What the base is called by those who compress it: its name, or where its weights are."""
+    model = setting.model
+    weights = model.weights if model.quantization is None else None
+    return (done.base,) if weights is None else (done.base, weights)
 
 
 @lru_cache(4096)
-def _kept(done: Applied, parameters_b: float, kind: str, nearest: int) -> Retained:
+def _kept(
+    done: Applied,
+    parameters_b: float,
+    kind: str,
+    nearest: int,
+    own: tuple[MeasuredCompression, ...],
+) -> Retained:
     if not done.techniques:
         return Retained(1.0, 1.0, 1.0, _as_base(done))
     # the table of published figures takes time to read, which a plan in 16 bit saves
     from recipe_core.compression.accuracy import combined, retained
 
-    parts = [
-        _capped(
-            retained(
-                done.base,
-                name,
-                method=done.method if technique(name).kind != "kv cache" else "",
-                benchmark="" if kind == "mean" else kind,
-                parameters_b=parameters_b,
-                nearest=nearest,
-            )
+    parts = []
+    benchmark = "" if kind == "mean" else kind
+    for name in done.techniques:
+        method = done.method if technique(name).kind != "kv cache" else ""
+        expected = retained(
+            done.base,
+            name,
+            method=method,
+            benchmark=benchmark,
+            parameters_b=parameters_b,
+            nearest=nearest,
         )
-        for name in done.techniques
-    ]
+        models = [run.model for run in own]
+        parts.append(_capped(with_own(expected, own, models, name, method, benchmark=benchmark)))
     return parts[0] if len(parts) == 1 else combined(parts)
 
 

@@ -1,0 +1,67 @@
+"""Measured checkpoints beside what published figures let expect of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.compression.accuracy import retained
+from recipe_core.compression.own import PERPLEXITY, with_own
+from recipe_core.compression.retained import Retained
+from recipe_core.measured.compression import MeasuredCompression
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCompression:
+    """A measured checkpoint beside its predictions, all as shares of the base.
+
+    perplexity: what was predicted of the figure that was measured. tasks: what is expected of the
+    mean over accuracy tasks by published figures alone; tasks_now: with the measurement.
+    """
+
+    run: MeasuredCompression
+    perplexity: Retained
+    tasks: Retained
+    tasks_now: Retained
+
+    @property
+    def in_band(self) -> bool | None:
+        """Whether the measured figure lies in the predicted 80 % band; None where there is none."""
+        if not self.perplexity.known:
+            return None
+        return self.perplexity.low <= self.run.retained <= self.perplexity.high
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; null where nothing is expected."""
+        return {
+            "perplexity": _figures(self.perplexity),
+            "in_band": self.in_band,
+            "accuracy": _figures(self.tasks),
+            "accuracy_with_it": _figures(self.tasks_now),
+        }
+
+
+def _figures(kept: Retained) -> dict[str, float] | None:
+    return dict(kept.to_json()["retained"]) if kept.known else None
+
+
+def compare_compressions(runs: Iterable[MeasuredCompression]) -> list[ComparedCompression]:
+    """Each measured checkpoint beside what was expected of it, in order."""
+    return [_compared(run) for run in runs]
+
+
+def _compared(run: MeasuredCompression) -> ComparedCompression:
+    tasks = _expected(run, "")
+    moved = with_own(tasks, [run], run.model, run.technique)
+    return ComparedCompression(run, _expected(run, PERPLEXITY), tasks, moved)
+
+
+def _expected(run: MeasuredCompression, benchmark: str) -> Retained:
+    """By published figures; unknown for a technique that this version does not know."""
+    try:
+        return retained(run.model, run.technique, method=run.method, benchmark=benchmark, nearest=1)
+    except RecipeError as error:
+        return Retained(math.nan, math.nan, math.nan, error.message, known=False)

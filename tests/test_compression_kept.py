@@ -1,0 +1,193 @@
+"""A bundle's measured checkpoint in the calibration: kept, used, compared, taken back, expired."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe_core.base.errors import InputError
+from recipe_core.compression.lines import answers
+from recipe_core.formats.advise import advise
+from recipe_core.present.calibrated import calibrated_lines, calibrated_sentence
+from recipe_core.present.calibration_text import calibration_text
+from recipe_core.recipe.calibrate import Knowledge, calibrate
+from recipe_core.recipe.overlay import VARIABLE, Overlay
+from recipe_core.recipe.own_runs import compressed_of, corrections_of, read_own
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.accuracy import accuracy_of
+from recipe_core.search.plans import plan
+from recipe_core.space.corrections import Corrections
+from tests.conftest import make_request
+
+MODEL = "Qwen/Qwen3-8B"
+TODAY = datetime.datetime.now(datetime.UTC)
+LINE = {"model": MODEL, "technique": "int4_weight_only", "method": "GPTQ"}
+KEPT = 0.9995
+
+
+def bundle(folder: Path, age_days: int = 0, **changes: Any) -> Path:
+    """A bundle's folder with what it measured of its checkpoint."""
+    document: dict[str, Any] = {
+        "schema_version": 1,
+        "kind": "compression",
+        "created": (TODAY - datetime.timedelta(days=age_days)).isoformat(timespec="seconds"),
+        "recipe": "small",
+        "recipe_digest": "sha256:0123",
+        "source": MODEL,
+        "technique": "int4_weight_only",
+        "method": "GPTQ",
+        "tool": "LLM Compressor 0.14.0.1",
+        "text": "",
+        "verification": {
+            "retained": {"perplexity": KEPT, "agreement": 0.9},
+            "tokens": 2048,
+            "passed": True,
+        },
+    }
+    path = folder / "run" / "compression.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(document | changes))
+    return folder
+
+
+def request(**objective: Any) -> PlanRequest:
+    """A plan whose bundle makes the checkpoint."""
+    return make_request(MODEL, options=options("auto"), objective=objective)
+
+
+def options(method: str) -> dict[str, Any]:
+    compression = {"technique": "int4_weight_only", "method": method}
+    return {"weight_dtypes": ["int4"], "engines": ["vllm"], "compression": compression}
+
+
+def accuracy(own: Corrections | None, **objective: Any) -> dict[str, Any]:
+    made = plan(request(**objective), corrections=own)
+    assert made.best_row is not None
+    answer = made.estimate(made.best_row).to_json()["accuracy"]
+    assert answer["value"] == made.columns["accuracy"][made.best_row]
+    return dict(answer)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "calibration"
+    monkeypatch.setenv(VARIABLE, str(path))
+    return path
+
+
+def test_a_plan_says_what_was_measured_until_it_is_taken_back(store: Path, tmp_path: Path) -> None:
+    before = accuracy(corrections_of(None))
+    assert before["value"] < KEPT
+    knowledge = calibrate([bundle(tmp_path / "bundle")])
+    assert "added 1 measured checkpoint\n" in calibration_text(knowledge)
+    own = corrections_of(None)
+    assert own is not None
+    assert own.title == "1 measured checkpoint"
+    assert own.to_json()["compressions"] == 1
+    after = accuracy(own)
+    assert after["value"] == KEPT
+    assert after["basis"].startswith(f"measured here on {TODAY.date()}: 99.95%")
+    shown = plan(request(), corrections=own)
+    near = accuracy_of(shown.setting(shown.best_row or 0), nearest=2).nearest
+    assert [figure.source == "measured here" for figure in near] == [True, False, False]
+    again, removed = Overlay.at(store).undo()
+    assert [one.name for one in removed] == [f"{MODEL} int4_weight_only"]
+    assert not again.compressions
+    assert accuracy(corrections_of(None)) == before
+
+
+def test_times_stay_those_of_the_formulas(tmp_path: Path) -> None:
+    own = corrections_of(bundle(tmp_path / "bundle"))
+    assert own is not None
+    alone, moved = (plan(request(), corrections=one) for one in (None, own))
+    assert alone.to_frame()["tpot_s"].equals(moved.to_frame()["tpot_s"])
+    assert calibrated_lines(own)[0].startswith("calibrated by 1 measured checkpoint;")
+    assert moved.best_row is not None
+    assert "accuracy: measured here on" in (calibrated_sentence(moved, moved.best_row) or "")
+    estimates = [one.estimate(one.best_row or 0).to_json() for one in (alone, moved)]
+    assert estimates[0]["basis"] == estimates[1]["basis"]
+
+
+def test_perplexity_is_answered_by_the_measurement(tmp_path: Path) -> None:
+    own = corrections_of(bundle(tmp_path / "a", verification=_verified(0.91)))
+    assert accuracy(own, accuracy_of="perplexity")["value"] == 0.91
+    assert accuracy(own)["value"] == accuracy(None)["value"], "a floor lowers nothing"
+
+
+def _verified(perplexity: float) -> dict[str, Any]:
+    return {"retained": {"perplexity": perplexity}, "tokens": 512, "passed": False}
+
+
+def test_another_method_than_the_one_asked_for_does_not_count(tmp_path: Path) -> None:
+    own = corrections_of(bundle(tmp_path / "bundle"))
+    for method, counts in (("AWQ", False), ("GPTQ", True)):
+        made = plan(make_request(MODEL, options=options(method)), corrections=own)
+        assert made.best_row is not None
+        basis = made.estimate(made.best_row).to_json()["accuracy"]["basis"]
+        assert basis.startswith("measured here") == counts
+
+
+def test_the_advisor_and_lines_use_it(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle")
+    own = corrections_of(path)
+    advice = advise(request(), names=["int4_weight_only", "kv_fp8"], corrections=own)
+    assert advice.row("int4_weight_only").kept.basis.startswith("measured here")
+    assert "measured here" not in advice.row("kv_fp8").kept.basis
+    told = answers([LINE, {**LINE, "method": "AWQ"}], compressed_of([path]))
+    assert told[0]["retained"]["value"] == KEPT
+    assert told[0]["nearest"][0]["source"] == "measured here"
+    assert told[1] == answers([{**LINE, "method": "AWQ"}])[0]
+
+
+def test_an_expired_one_is_listed_and_does_not_count(store: Path, tmp_path: Path) -> None:
+    knowledge = calibrate([bundle(tmp_path / "old", age_days=181), bundle(tmp_path / "new")])
+    kept = knowledge.overlay.compressions
+    assert [one.counts for one in kept] == [False, True]
+    text = calibration_text(Knowledge(knowledge.overlay), whole=True)
+    assert "1 of 2 measured checkpoints counts" in text
+    assert "expired" in text
+    assert len(compressed_of(None)) == 1
+
+
+def test_it_stands_beside_what_was_expected(store: Path, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle")
+    answer = calibrate([path]).to_json()["compressions"][0]
+    assert (answer["retained"], answer["agreement"], answer["tokens"]) == (KEPT, 0.9, 2048)
+    assert answer["tool"] == "LLM Compressor 0.14.0.1"
+    assert answer["bundle_digest"] == "sha256:0123"
+    expected = answer["expected"]
+    band = expected["perplexity"]
+    assert band["low"] < band["value"] < band["high"]
+    assert expected["in_band"] == (band["low"] <= KEPT <= band["high"])
+    assert expected["accuracy"]["value"] < expected["accuracy_with_it"]["value"] == KEPT
+    twice = calibrate([path])
+    assert len(twice.overlay.compressions) == 1, "the same is stored once"
+    assert twice.to_json()["known"] == [answer["id"]]
+
+
+def test_older_files_stay_readable_and_older_readers_read_new_ones(
+    store: Path, tmp_path: Path
+) -> None:
+    store.mkdir()
+    old = {"schema_version": 1, "additions": [{"added": "2026-11-01T12:00:00Z", "runs": []}]}
+    (store / "calibration.json").write_text(json.dumps(old))
+    calibrate([bundle(tmp_path / "bundle")])
+    first, second = json.loads((store / "calibration.json").read_text())["additions"]
+    assert first == old["additions"][0]
+    assert len(second["compressions"]) == 1
+
+
+def test_a_broken_file_is_named(store: Path, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle", verification={"tokens": 3})
+    with pytest.raises(InputError, match=r"run/compression\.json: verification\.retained"):
+        calibrate([path])
+    assert not store.exists()
+    (path / "run" / "compression.json").write_text("{")
+    with pytest.raises(InputError, match=r"compression\.json"):
+        read_own(path)
+    with pytest.raises(InputError, match=r"measurement\.json"):
+        read_own(tmp_path)
