@@ -41,8 +41,9 @@ def calibration_text(knowledge: Knowledge, *, whole: bool = False) -> str:
     state += f", {counts.expired:,} have expired" if counts.expired else ""
     if made := len(overlay.compressions):
         counting = len(overlay.compressed)
-        state += f"; {counting:,} of {made:,} measured checkpoints"
-        state += " counts" if counting == 1 else " count"
+        verb = "checkpoint counts" if counting == 1 else "checkpoints count"
+        state += f"; {counting:,} measured {verb}"
+        state += f", {made - counting:,} expired" if made > counting else ""
     parts.append(state)
     parts += _errors(knowledge)
     parts += _numbers(knowledge)

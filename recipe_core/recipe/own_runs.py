@@ -249,7 +249,8 @@ def rows_of(values: Any, most: int) -> list[Run]:
 def own_runs_text(corrections: Corrections, shown: int = 8) -> Sequence[str]:
     """How many own runs count, and why others do not, a line each."""
     lines = [f"calibrated by {corrections.title}"]
-    if stored := corrections.stored:
+    stored = corrections.stored
+    if stored and (any(stored) or corrections.runs):
         waiting = [f"{stored.held:,} held"] if stored.held else []
         waiting += [f"{stored.expired:,} expired"] if stored.expired else []
         rest = f" ({', '.join(waiting)}: recipe calibrate --list)" if waiting else ""

@@ -17,7 +17,8 @@ def calibrate(
         list[Path] | None,
         typer.Argument(
             metavar="[MEASUREMENT]...",
-            help="Bundles that were measured, their run/measurement.json, or tables of runs.",
+            help="Bundles that were measured, their run/measurement.json or run/compression.json, "
+            "or tables of runs.",
         ),
     ] = None,
     into: Annotated[
