@@ -190,3 +190,12 @@ def test_a_broken_file_is_named(store: Path, tmp_path: Path) -> None:
         read_own(path)
     with pytest.raises(InputError, match=r"measurement\.json"):
         read_own(tmp_path)
+
+
+def test_a_limit_on_accuracy_is_kept_by_what_was_measured(tmp_path: Path) -> None:
+    own = corrections_of(bundle(tmp_path / "bundle"))
+    limits = {"limits": {"accuracy_recovery": 0.99}}
+    alone, moved = (plan(request(**limits), corrections=one) for one in (None, own))
+    assert alone.best_row is None, "by published figures INT4 keeps less"
+    assert moved.best_row is not None
+    assert not moved.rules()["limit-accuracy"].any()
