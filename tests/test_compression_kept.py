@@ -199,3 +199,21 @@ def test_a_limit_on_accuracy_is_kept_by_what_was_measured(tmp_path: Path) -> Non
     assert alone.best_row is None, "by published figures INT4 keeps less"
     assert moved.best_row is not None
     assert not moved.rules()["limit-accuracy"].any()
+
+
+def test_a_calibration_is_no_bar_to_training(store: Path, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle")
+    calibrate([path])
+    training = PlanRequest.parse(training_values())
+    assert len(plan(training, corrections=corrections_of(None)))
+    store.joinpath("calibration.json").unlink()
+    with pytest.raises(InputError, match="not of training"):
+        plan(training, corrections=corrections_of(path))
+
+
+def training_values() -> dict[str, Any]:
+    return {
+        "model": "Qwen/Qwen3-0.6B",
+        "hardware": {"device": "h100-sxm", "per_node": 1},
+        "workload": {"kind": "training", "sequence_length": 1024, "global_batch": 8},
+    }

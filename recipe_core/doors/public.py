@@ -47,9 +47,9 @@ def plan(
         request: a `Request`, its plain values, or the path of a YAML or JSON file that holds one.
         folders: whether the model may be named by a path on this machine.
         measured: runs of your own that correct the estimates: the path of a table, of a bundle or
-            of its ``measurement.json`` or ``compression.json``; several of them; rows of a table; or what
-            ``recipe.own_runs.corrections_of`` learned from these, for several calls. Those in the
-            calibration of this machine count too, unless it is ``"none"``.
+            of its ``measurement.json`` or ``compression.json``; several of them; rows of a table;
+            or what ``recipe.own_runs.corrections_of`` learned from these, for several calls. Those
+            in the calibration of this machine count too, unless it is ``"none"``.
 
     Returns:
         The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``, ``to_frame()``,

@@ -84,7 +84,7 @@ def resolve(
     """
     refuse_other_kind(request)
     stated, corrections = corrections, corrections or standing()
-    if stated is not None and request.is_training:
+    if stated is not None and stated.given and request.is_training:
         raise InputError(
             "measured runs correct estimates of serving, not of training.",
             field="measured",

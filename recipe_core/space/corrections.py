@@ -335,6 +335,11 @@ class Corrections:
         return len(self.runs)
 
     @property
+    def given(self) -> bool:
+        """Whether someone gave runs for the question, beside those of the calibration."""
+        return self.stored is None or len(self.runs) > self.stored.used
+
+    @property
     def teach(self) -> bool:
         """Whether anything counts: runs, or measured checkpoints."""
         return bool(self.runs or self.compressed)
