@@ -9,12 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recipe_core.base.arrays import Bool
 from recipe_core.base.errors import InputError
 from recipe_core.compression.accuracy import combined, retained, retained_many
-from recipe_core.compression.band import ends_of
+from recipe_core.compression.band_counts import Losses, counted, held, held_by_others
 from recipe_core.compression.benchmark_name import named_benchmark
-from recipe_core.compression.effects import centre_of, fitted
-from recipe_core.compression.left_out import Prepared, left_out
+from recipe_core.compression.effects import Known, fitted
+from recipe_core.compression.left_out import (
+    LeftOut,
+    Prepared,
+    as_strangers,
+    left_out,
+    relatives,
+)
 from recipe_core.compression.lines import answers
 from recipe_core.compression.model_name import named_model, size_in
 from recipe_core.compression.published import figures, keys
@@ -189,14 +196,34 @@ def test_many_questions_answer_as_one_does() -> None:
     ]
 
 
-def test_models_left_out_are_predicted_within_their_bands() -> None:
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return Prepared.of(figures(), fitted().scatter.noise())
+
+
+def predicted(prepared: Prepared, keys: list[str]) -> tuple[LeftOut, Losses]:
     numbers = fitted()
-    prepared = Prepared.of(figures(), numbers.scatter.noise())
-    models = [row.model for row in prepared.rows]
-    guess = left_out(prepared, numbers.spreads.by_term, numbers.scatter.noise(), models, steps=5)
-    loss = guess.expected * [centre_of(question) for question in prepared.asked]
-    both = zip(prepared.asked, loss, guess.variance, strict=True)
-    low, high = np.array([ends_of(*one) for one in both]).T
+    spreads, noise = numbers.spreads.by_term, numbers.scatter.noise()
+    left = left_out(prepared, spreads, noise, keys, steps=5)
+    return left, Losses.of(prepared, left)
+
+
+def inside(left: LeftOut, losses: Losses) -> Bool:
+    """Which losses lie in the shipped bands of what was known of them."""
+    bands = fitted().bands.by_known
+    known = np.array(left.known)
+    return np.any([held(losses, bands[one]) & (known == one) for one in Known], axis=0)
+
+
+@pytest.fixture(scope="module")
+def without_model(prepared: Prepared) -> tuple[LeftOut, Losses]:
+    return predicted(prepared, [row.model for row in prepared.rows])
+
+
+def test_models_left_out_are_predicted_within_their_bands(
+    prepared: Prepared, without_model: tuple[LeftOut, Losses]
+) -> None:
+    left, losses = without_model
     kept = np.exp(-prepared.data.loss)
     precise = [
         min(question.of.act_bits, question.of.weight_bits) >= 4
@@ -204,8 +231,50 @@ def test_models_left_out_are_predicted_within_their_bands() -> None:
         and not question.benchmark.likelihood
         for question in prepared.asked
     ]
-    assert np.median(np.abs(np.exp(-loss) - kept)[precise]) < 0.011
-    assert 0.73 < np.mean((low <= kept) & (kept <= high)) < 0.87
+    assert np.median(np.abs(np.exp(-losses.expected) - kept)[precise]) < 0.0105
+    texts = np.array(losses.measure) == "texts"
+    assert 0.75 < np.mean(inside(left, losses)[texts]) < 0.87
+    assert 0.75 < np.mean(inside(left, losses)[~texts]) < 0.87
+
+
+def test_new_lines_are_predicted_within_wider_bands(prepared: Prepared) -> None:
+    strangers = as_strangers(prepared)
+    left, losses = predicted(strangers, relatives(prepared))
+    assert set(left.known) == {Known.NOTHING}
+    texts = np.array(losses.measure) == "texts"
+    assert 0.75 < np.mean(inside(left, losses)[texts]) < 0.87
+    assert 0.75 < np.mean(inside(left, losses)[~texts]) < 0.87
+
+
+def test_bands_hold_of_models_that_they_were_not_counted_on(
+    prepared: Prepared, without_model: tuple[LeftOut, Losses]
+) -> None:
+    keys = [row.model for row in prepared.rows]
+    _, losses = without_model
+    every = np.ones(len(keys), np.bool_)
+    by_others = held_by_others(losses, losses, keys, every)
+    assert 0.75 < by_others.mean() < held(losses, counted(losses, every)).mean()
+
+
+@pytest.mark.parametrize("technique", ["int4_weight_only", "gguf_q2_k", "kv_int4"])
+def test_less_is_known_of_new_lines(technique: str) -> None:
+    for benchmark in ("MMLU", "wikitext2_ppl"):
+        widths = [
+            (answer.high - answer.low) / (1 - answer.value)
+            for name in ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3-9B", UNKNOWN)
+            for answer in [retained(name, technique, benchmark=benchmark)]
+        ]
+        assert widths[2] > widths[1]
+
+
+def test_what_is_known_of_a_model_is_told() -> None:
+    told = [
+        retained(name, "kv_int2", benchmark="MMLU").basis
+        for name in ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3-9B", UNKNOWN)
+    ]
+    assert "none of this model" not in told[0]
+    assert told[1].endswith("none of this model")
+    assert told[2].endswith("none of this model or its series")
 
 
 def test_an_unknown_field_of_a_line_is_named() -> None:
@@ -216,5 +285,7 @@ def test_an_unknown_field_of_a_line_is_named() -> None:
 def test_numbers_say_how_they_were_found() -> None:
     numbers = fitted()
     assert numbers.figures == len(figures())
-    assert all(band.low < 0 < band.high for band in numbers.bands.by_group.values())
+    assert set(numbers.bands.by_known) == set(Known)
+    for bands in numbers.bands.by_known.values():
+        assert all(band.low < 0 < band.high for band in bands.values())
     assert all(math.isfinite(value) for value in numbers.spreads.by_term.values())

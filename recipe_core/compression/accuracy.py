@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from recipe_core.base.errors import InputError
 from recipe_core.compression.band import Belief, belief
 from recipe_core.compression.benchmark_name import NamedBenchmark, named_benchmark
+from recipe_core.compression.effects import Known, known_of
 from recipe_core.compression.model_name import named_model
 from recipe_core.compression.nearest import nearest_figures
 from recipe_core.compression.question import USUAL_B, Question, ask
@@ -151,8 +152,10 @@ def _basis(asked: Sequence[Question], beliefs: Sequence[Belief]) -> str:
     if len(asked) == 1 and beliefs[0].exact:
         count = beliefs[0].exact
         parts.append(f"and {count} of this very combination")
-    elif not one.model.published:
+    elif known_of(one) is Known.SERIES:
         parts.append("none of this model")
+    elif known_of(one) is Known.NOTHING:
+        parts.append("none of this model or its series")
     if len(asked) == 1 and not one.benchmark.published and not one.benchmark.of_kind:
         parts.append(f"the benchmark taken for {one.benchmark.kind}")
     usual = f"an assumed {USUAL_B:g} B" if size is None else f"{size:.3g} B"

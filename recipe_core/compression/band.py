@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from recipe_core.compression.effects import effects, expected, fitted, group_of
+from recipe_core.compression.effects import (
+    Known,
+    effects,
+    expected,
+    fitted,
+    group_of,
+    known_of,
+    measure_of,
+)
 from recipe_core.compression.nearest import counts, exact_figures
 from recipe_core.compression.question import Question
 
@@ -39,7 +47,7 @@ def belief(asked: Question) -> Belief:
         share = (scatter**2 + off) / (scatter**2 + off + noise)
         loss += share * (seen - loss)
         scatter *= math.sqrt(max(1 - share, LEAST_LEFT))
-    low, high = _ends(asked, loss, scatter)
+    low, high = _ends(asked, known_of(asked), loss, scatter)
     method = effects().get(("method", asked.method))
     return Belief(
         value=math.exp(-loss),
@@ -51,14 +59,14 @@ def belief(asked: Question) -> Belief:
     )
 
 
-def ends_of(asked: Question, loss: float, variance: float) -> tuple[float, float]:
+def ends_of(asked: Question, known: Known, loss: float, variance: float) -> tuple[float, float]:
     """Both ends of the band of what is retained, for a loss and the variance of its logarithm."""
-    return _ends(asked, loss, scale_of(asked, loss, variance))
+    return _ends(asked, known, loss, scale_of(asked, loss, variance))
 
 
-def _ends(asked: Question, loss: float, scatter: float) -> tuple[float, float]:
-    bands = fitted().bands.by_group
-    band = bands.get(group_of(asked)) or bands["all"]
+def _ends(asked: Question, known: Known, loss: float, scatter: float) -> tuple[float, float]:
+    bands = fitted().bands.by_known[known]
+    band = bands.get(group_of(asked)) or bands[measure_of(asked)]
     return math.exp(-loss - band.high * scatter), math.exp(-loss - band.low * scatter)
 
 
@@ -93,6 +101,6 @@ def scale_of(asked: Question, loss: float, variance: float) -> float:
 
     ``loss`` is the expectation ``m``, ``variance`` that of ``f = ln m`` by its terms.
     """
-    bands = fitted().bands
-    spread = bands.relative**2 + bands.variance * variance
+    scale = fitted().scale
+    spread = scale.relative**2 + scale.variance * variance
     return math.sqrt(_noise(asked, loss) + loss**2 * spread)

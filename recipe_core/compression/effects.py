@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,10 +14,19 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.base.resources import PACKAGE
 from recipe_core.compression.fit import LIMITS, START, Noise
+from recipe_core.compression.model_name import published_series
 from recipe_core.compression.question import Question, Term, terms, text_of
 
 FILE = DataFile(PACKAGE / "compression" / "accuracy.yaml", "technique")
 EFFECTS = PACKAGE / "compression" / "effects.csv"
+
+
+class Known(StrEnum):
+    """What figures are published of: the model, others of its series, or neither."""
+
+    MODEL = "model"
+    SERIES = "series"
+    NOTHING = "nothing"
 
 
 class _Data(BaseModel):
@@ -56,11 +66,11 @@ class Band(_Data):
 
     low: float
     high: float
-    cells: int = Field(description="pairs of source and model that it was found from")
+    cells: int = Field(description="pairs of source and model that it was counted on")
 
 
-class Bands(_Data):
-    """Bands by what is measured and how far a technique goes."""
+class Scale(_Data):
+    """The units that bands are counted in."""
 
     source: str
     status: Status
@@ -69,7 +79,14 @@ class Bands(_Data):
         "found together balance each other"
     )
     relative: float = Field(description="scatter of a loss that is proportional to it")
-    by_group: dict[str, Band]
+
+
+class Bands(_Data):
+    """Bands by what is known of the model (``Known``), then by group."""
+
+    source: str
+    status: Status
+    by_known: dict[Known, dict[str, Band]]
 
 
 class Centre(_Data):
@@ -92,6 +109,7 @@ class Fitted(Sourced):
     scatter: Scatter
     spreads: Spreads
     centre: Centre
+    scale: Scale
     bands: Bands
 
 
@@ -153,6 +171,18 @@ def _effect(term: Term) -> Effect:
     return effects().get(term[:2]) or Effect(0.0, spread**2, 0)
 
 
+def known_of(asked: Question) -> Known:
+    """What figures are published of."""
+    if asked.model.published:
+        return Known.MODEL
+    return Known.SERIES if asked.model.series in published_series() else Known.NOTHING
+
+
+def measure_of(asked: Question) -> str:
+    """Whether tasks are measured, or the likelihood of texts."""
+    return "tasks" if text_of(asked) == "tasks" else "texts"
+
+
 def group_of(asked: Question) -> str:
     """The group whose band holds."""
-    return f"{asked.range}, {'tasks' if text_of(asked) == 'tasks' else 'texts'}"
+    return f"{asked.range}, {measure_of(asked)}"

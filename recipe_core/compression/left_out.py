@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.compression.effects import Known
 from recipe_core.compression.fit import (
     LIMITS,
     STEPS,
@@ -50,10 +51,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """For each figure: the loss that the others make expected, and the variance of its log."""
+    """For each figure: the loss that the others make expected, and the variance of its log.
+
+    known: what the others are published of.
+    """
 
     expected: Float
     variance: Float
+    known: tuple[Known, ...]
 
 
 def blocks(keys: Sequence[str]) -> list[Int]:
@@ -83,7 +88,63 @@ def left_out(
         of_level = np.where(own == uses, variances, posterior)
         f[rows] = prepared.questions.sums(fit.effects_without(rows))[rows]
         variance[rows] = prepared.questions.variances(of_level)[rows]
-    return LeftOut(np.exp(np.clip(f, *LIMITS)), variance)
+    return LeftOut(np.exp(np.clip(f, *LIMITS)), variance, _known(prepared, keys))
+
+
+def _known(prepared: Prepared, keys: Sequence[str]) -> tuple[Known, ...]:
+    """Of each figure: what those without its key are published of."""
+    models: dict[str, set[str]] = {}
+    series: dict[str, set[str]] = {}
+    for question, key in zip(prepared.asked, keys, strict=True):
+        models.setdefault(question.model.name, set()).add(key)
+        series.setdefault(question.model.series, set()).add(key)
+    known = []
+    for question in prepared.asked:
+        if len(models[question.model.name]) > 1:
+            known.append(Known.MODEL)
+        else:
+            others = len(series[question.model.series]) > 1
+            known.append(Known.SERIES if others else Known.NOTHING)
+    return tuple(known)
+
+
+LARGEST_LINE = 1 / 3
+"""Share of the figures above which a line is left out by its series: without it, hardly anything
+would be known of techniques and methods, which is not so for a new line."""
+
+
+def relatives(prepared: Prepared) -> list[str]:
+    """Of each figure: its line, or of the largest line its series."""
+    lines = [question.model.line for question in prepared.asked]
+    most = LARGEST_LINE * len(lines)
+    return [
+        question.model.series if lines.count(question.model.line) > most else question.model.line
+        for question in prepared.asked
+    ]
+
+
+def as_strangers(prepared: Prepared) -> Prepared:
+    """The same figures, asked as if nobody knew the lines of their models."""
+    asked = [replace(one, model=replace(one.model, line="")) for one in prepared.asked]
+    questions = prepared.levels.entries([list(terms(one)) for one in asked], new=False)
+    return replace(prepared, asked=asked, questions=questions)
+
+
+def left_out_by_known(
+    prepared: Prepared, spreads: Mapping[str, float], noise: Noise, *, steps: int = STEPS
+) -> dict[Known, LeftOut]:
+    """Figures predicted without those of their model and technique, model, and relatives.
+
+    So questions about models of which more or less is known are asked of every figure.
+    """
+    models = [row.model for row in prepared.rows]
+    pairs = [f"{row.model}|{row.technique}" for row in prepared.rows]
+    strangers = as_strangers(prepared)
+    return {
+        Known.MODEL: left_out(prepared, spreads, noise, pairs, steps=steps),
+        Known.SERIES: left_out(prepared, spreads, noise, models, steps=steps),
+        Known.NOTHING: left_out(strangers, spreads, noise, relatives(prepared), steps=steps),
+    }
 
 
 def posterior_variances(fit: Fit) -> Float:

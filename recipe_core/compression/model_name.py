@@ -98,6 +98,12 @@ def _published() -> dict[str, str]:
     return {_key(name): name for name in keys().models}
 
 
+@cache
+def published_series() -> frozenset[str]:
+    """Series of which any model is published."""
+    return frozenset(named_model(name).series for name in keys().models)
+
+
 def _size_known(name: str) -> float:
     return keys().models[name].parameters_b
 
