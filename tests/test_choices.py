@@ -78,7 +78,8 @@ def test_steps_of_a_limit_are_round_and_its_own() -> None:
     for name in Limits.model_fields.keys() - {"percentile"}:
         steps = limit_steps(name, devices=12)
         assert 4 <= len(steps) <= 90, name
-        assert all(float(f"{step:.2g}") == step for step in steps), name
+        digits = 3 if name == "accuracy_recovery" else 2  # of shares close to 1
+        assert all(float(f"{step:.{digits}g}") == step for step in steps), name
     assert limit_steps("gpus", devices=12) == (1, 2, 4, 8, 12)
 
 

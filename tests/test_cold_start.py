@@ -23,7 +23,7 @@ H100 = device("h100-sxm")
 
 def base_s(name):
     """What a launch of an engine allows beside its weights."""
-    module = engine(name).wraps or name
+    module = engine(name).wraps or engine(name).launcher or name
     return import_module(f"recipe_core.launch.serving.{module.replace('-', '_')}").STARTUP_TIMEOUT_S
 
 

@@ -35,7 +35,10 @@ DEVICES = {
     "cuda": ("h100-sxm", "b200-sxm", "gb200", "l40s"),
     "rocm": ("mi300x", "mi355x"),
     "cpu": ("cpu",),
+    "xpu": ("arc-pro-b60",),
+    "metal": ("apple-m4-max-128gb",),
 }
+ALONE = {"cpu", "apple-m4-max-128gb"}
 SIZES = ((1, 1), (6, 1), (8, 1), (5, 2), (3, 3), (4, 2), (8, 2), (8, 3), (7, 3))
 TOP = 20
 
@@ -44,7 +47,7 @@ def asked(draw):
     """A random request of one engine."""
     name = draw.choice(engine_names())
     device = draw.choice([d for runtime in engine(name).runtimes for d in DEVICES[runtime]])
-    per_node, nodes = (1, 1) if device == "cpu" else draw.choice(SIZES)
+    per_node, nodes = (1, 1) if device in ALONE else draw.choice(SIZES)
     per_node = 4 if device == "gb200" else per_node
     options = {
         "engines": [name],

@@ -19,6 +19,8 @@ from recipe_core.search.serving_plan import ServingPlan
 
 PERCENT = 100.0
 MADE = "to be made"
+OWN = "this one"
+"""Not its name, which is the user's text."""
 PLACES = ("top right", "bottom left")
 """Where names of points stand, of one cache format and the next."""
 _HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}<extra></extra>"
@@ -45,13 +47,16 @@ def cost_against_loss(
     cost = all(map(priced, of_splits.values()))
     for n, (name, points) in enumerate(of_splits.items()):
         drawn = [p for p in points if p.runs and p.kept.known and np.isfinite(_up(p, cost=cost))]
+        own = {p.checkpoint for p in points if p.own}
         caches = list(dict.fromkeys(p.kv_dtype for p in drawn))
         for k, cache in enumerate(caches):
             line = [p for p in drawn if p.kv_dtype == cache]
             title = f"{cache} cache" if len(of_splits) == 1 else f"{name}, {cache} cache"
             look = n * len(caches) + k
             colour = colours.groups[look % len(colours.groups)]
-            figure.add_trace(_line(line, title, colour, DASHES[k % len(DASHES)], cost=cost, k=k))
+            hovers = [[p.title, _hover(p, own=p.checkpoint in own)] for p in line]
+            dash = DASHES[k % len(DASHES)]
+            figure.add_trace(_line(line, title, colour, dash, hovers, cost=cost, k=k))
     up = "Cost per million output tokens ($)" if cost else "Output per device (tok/s)"
     figure.update_xaxes(title="Accuracy lost (%)", zeroline=True, zerolinecolor=colours.muted)
     figure.update_yaxes(title=up, zeroline=False)
@@ -60,7 +65,14 @@ def cost_against_loss(
 
 
 def _line(
-    points: Sequence[FormatPoint], title: str, colour: str, dash: str, *, cost: bool, k: int
+    points: Sequence[FormatPoint],
+    title: str,
+    colour: str,
+    dash: str,
+    hovers: Sequence[Sequence[str]],
+    *,
+    cost: bool,
+    k: int,
 ) -> Any:
     lost = [PERCENT * point.lost for point in points]
     ends = [(PERCENT * (1 - p.kept.high), PERCENT * (1 - p.kept.low)) for p in points]
@@ -86,13 +98,13 @@ def _line(
             "thickness": 1.25,
             "width": 0,
         },
-        customdata=[[point.title, _hover(point)] for point in points],
+        customdata=hovers,
         hovertemplate=_HOVER,
         cliponaxis=False,
     )
 
 
-def _hover(point: FormatPoint) -> str:
+def _hover(point: FormatPoint, *, own: bool) -> str:
     lines = [
         f"Keeps {kept(point.kept.value)} of the accuracy ({_likely(point)})",
         f"{duration(point.tpot_s)} per token",
@@ -100,7 +112,7 @@ def _hover(point: FormatPoint) -> str:
     ]
     if np.isfinite(point.usd_per_million_output_tokens):
         lines.append(f"{usd(point.usd_per_million_output_tokens)} per million tokens")
-    lines.append(f"Checkpoint: {point.checkpoint or MADE}")
+    lines.append(f"Checkpoint: {OWN if own else point.checkpoint or MADE}")
     return "<br>".join(lines)
 
 
