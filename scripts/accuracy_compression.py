@@ -47,7 +47,9 @@ def group_of(name: str) -> str:
     if of.kind in {"sparsity", "pruning", "low rank", "distillation"}:
         return GROUPS[4]
     bits = min(of.weight_bits, of.act_bits)
-    return GROUPS[0] if bits >= 6 else GROUPS[1] if bits >= 4 else GROUPS[2]
+    if bits >= 6:
+        return GROUPS[0]
+    return GROUPS[1] if bits >= 4 else GROUPS[2]
 
 
 def frame_of(rows: tuple[Figure, ...], questions: list[Question]) -> pd.DataFrame:

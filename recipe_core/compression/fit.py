@@ -138,6 +138,11 @@ class Fit:
         return self.entries.effects(weights, self.variances)
 
 
+def _binomial(row: Figure, unstated: float) -> float:
+    """Noise of a figure's loss by the items of its benchmark; ``unstated`` where unknown."""
+    return unstated if row.noise is None else row.noise / max(row.retained, 0.05)
+
+
 @dataclass(frozen=True, slots=True)
 class Data:
     """Figures as arrays: losses, binomial noises of losses, how many share source and model."""
@@ -152,12 +157,10 @@ class Data:
         kept = np.array([row.retained for row in rows])
         pairs = [(row.source, row.model) for row in rows]
         count = {pair: pairs.count(pair) for pair in set(pairs)}
-        binomial = [
-            0.0 if text else unstated if row.noise is None else row.noise / max(row.retained, 0.05)
-            for row, text in zip(rows, likelihood, strict=True)
-        ]
+        binomial = np.array([_binomial(row, unstated) for row in rows])
+        binomial[np.array(likelihood, np.bool_)] = 0.0
         crowd = np.array([count[pair] for pair in pairs], float)
-        return cls(-np.log(kept), np.array(binomial), crowd)
+        return cls(-np.log(kept), binomial, crowd)
 
 
 def fitted(
