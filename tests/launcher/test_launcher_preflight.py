@@ -322,7 +322,7 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     ("path", "value", "text"),
     [
         ("schema_version", 2, "launch.json.schema_version: expected 1"),
-        ("needs.runtime", "tpu", "expected one of cuda, rocm, cpu, got 'tpu'"),
+        ("needs.runtime", "tpu", "expected one of cuda, rocm, xpu, metal, cpu, got 'tpu'"),
         ("needs.count", 0, "at least 1, got 0"),
         ("processes", [], "launch.json.processes"),
         ("processes.0.argv", "serve", "processes[0].argv: expected a list of text"),
