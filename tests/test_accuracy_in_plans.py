@@ -25,6 +25,7 @@ from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import engine_of, setting
 from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.space.applied import ROUNDED
 from tests.conftest import make_request
 
 SMALL = "Qwen/Qwen3-0.6B"
@@ -70,9 +71,11 @@ def at_least(share: float) -> Any:
         ("b200-sxm", "nvfp4", "nvfp4_w4a4"),
         ("b200-sxm", "int4", "int4_weight_only"),
         ("h100-sxm", "int8", "int8_w8a8"),
+        ("mi355x", "mxfp4", "mxfp4_w4a4"),
+        ("mi300x", "mxfp4", "mxfp4_w4a4"),  # no fp4 units: vLLM rounds activations all the same
     ],
 )
-def test_formats_are_techniques_by_what_the_device_computes_in(
+def test_formats_are_techniques_by_what_the_engine_does_on_the_device(
     device: str, weights: str, technique: str
 ) -> None:
     assert applied(formats_of(MIDDLE, weights, device=device)).techniques == (technique,)
@@ -108,8 +111,57 @@ def test_gptq_keeps_activations_in_16_bit_on_any_device() -> None:
     assert applied(made).techniques == ("int8_weight_only",)
 
 
+@pytest.mark.parametrize(
+    ("weights", "technique", "method"),
+    [
+        ("int8", "int8_weight_only", "GPTQ"),
+        ("int4", "w4a8_fp8", "RTN"),
+        ("int4", "gguf_q5_k_m", "auto"),
+        ("fp8", "fp8_w8a8_kv_fp8", "auto"),
+    ],
+)
+def test_the_technique_that_is_made_counts_and_not_the_usual_one_of_its_format(
+    weights: str, technique: str, method: str
+) -> None:
+    options = {"compression": {"technique": technique, "method": method}}
+    problem = resolve(make_request(MIDDLE, "h100-sxm", 1, options=options))
+    spec = engine_of(
+        "llama-cpp" if technique.startswith("gguf") else "tensorrt-llm", problem.cluster
+    )
+    done = applied(setting(problem, spec, weights, "auto"))
+    assert done.techniques == (technique,)
+    assert done.method == ("" if method == "auto" else method)
+
+
+def test_a_technique_of_another_format_does_not_count() -> None:
+    options = {"compression": {"technique": "int4_weight_only", "method": "AWQ"}}
+    problem = resolve(make_request(MIDDLE, "h100-sxm", 1, options=options))
+    done = applied(setting(problem, engine_of("vllm", problem.cluster), "nvfp4", "auto"))
+    assert (done.techniques, done.method) == (("nvfp4_weight_only",), "")
+
+
+@pytest.mark.parametrize(
+    ("device", "technique", "reason"),
+    [
+        ("b200-sxm", "int8_w8a8", "vLLM does not run INT8 weights and activations on"),
+        ("rtx-5090", "int8_w8a8", "“Int8 not supported on SM120."),
+        ("b200-sxm", "int8_w8a8", "INT8 weights alone run"),
+        ("h100-sxm", "int8_w8a8", ""),
+        ("b200-sxm", "int8_weight_only", ""),
+    ],
+)
+def test_a_plan_refuses_what_the_engine_refuses_in_its_words(
+    device: str, technique: str, reason: str
+) -> None:
+    options = {"engines": ["vllm"], "compression": {"technique": technique}}
+    made = plan(make_request(SMALL, device, 1, options=options))
+    nearest = made.nearest_row()
+    assert (nearest is None) == (not reason)
+    assert nearest is None or any(reason in sentence for sentence in made.reasons(nearest))
+
+
 def test_what_an_engine_makes_while_loading_is_rounded() -> None:
-    assert applied(formats_of(MIDDLE, "fp8")).method == accuracy.ROUNDED
+    assert applied(formats_of(MIDDLE, "fp8")).method == ROUNDED
     made = applied(formats_of(MIDDLE, "int4", device="rtx-4090", engine="llama-cpp"))
     assert made.techniques == ("gguf_q4_k_m",)
 

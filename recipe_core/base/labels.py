@@ -215,6 +215,7 @@ REFUSALS = {
     "runtime": "Engine does not run on the device",
     "weight-dtype": "No kernels for the weight format",
     "engine-weights": "Engine has no kernels for the weight format",
+    "engine-technique": "Engine refuses the technique",
     "kv-dtype": "KV cache format not supported",
     "heads": "Attention heads not divisible",
     "kv-heads": "KV heads not divisible",

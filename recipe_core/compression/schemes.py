@@ -114,6 +114,8 @@ def cache_technique(dtype: str) -> str:
 
 def together(weights: str, cached: str) -> tuple[str, ...]:
     """Techniques of weights and cache: one where published tables have both as one."""
+    if weights and technique(weights).kv_bits < 16:
+        return (weights,)
     joint = f"{weights}_{cached}"
     if weights and cached and joint in techniques():
         return (joint,)

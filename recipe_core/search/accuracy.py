@@ -1,7 +1,7 @@
 """Accuracy beside cost and latency: what a row keeps, which checkpoint already is its format.
 
-``accuracy_of`` and ``applied`` of a setting are estimates (``physics/serving/accuracy.py``); here
-is what a search makes of them.
+``accuracy_of`` a setting is an estimate (``physics/serving/accuracy.py``); here is what a search
+makes of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.model.variants import stored_as, variants
-from recipe_core.physics.serving.accuracy import Applied, accuracy_of, applied
+from recipe_core.physics.serving.accuracy import accuracy_of
+from recipe_core.space.applied import Applied, applied
 from recipe_core.space.serving import WIDE, Setting
 
 __all__ = [

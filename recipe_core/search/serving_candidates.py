@@ -17,6 +17,7 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
 from recipe_core.compression.choice import weight_dtypes
+from recipe_core.compression.schemes import Making
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.model.spec import ModelSpec
@@ -131,19 +132,20 @@ def setting(
         judged_on=problem.request.objective.accuracy_of,
         assumed=problem.assumed,
         compressed=() if corrections is None else corrections.compressed,
-        made_by=_made_by(problem),
+        made=_made(problem),
     )
     if corrections is None or (corrections.compressed and not corrections.count):
         return one
     return replace(one, correction=corrections.of(one))
 
 
-def _made_by(problem: ServingProblem) -> str | None:
-    """The method of the checkpoint that the bundle makes; None where it makes none."""
-    asked = problem.request.options.compression
-    if asked is None:
+def _made(problem: ServingProblem) -> Making | None:
+    """How the bundle makes the checkpoint, as far as it is stated; None where it makes none."""
+    compression = problem.request.options.compression
+    if compression is None:
         return None
-    return "" if asked.method == "auto" else asked.method
+    method = "" if compression.method == "auto" else compression.method
+    return Making(method, technique=compression.technique or "")
 
 
 def _media(workload: ServingWorkload, model: ModelSpec) -> tuple[Media, ...]:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Int
+from recipe_core.compression.technique import technique
 from recipe_core.engines.spec import titles_on
 from recipe_core.hardware.cluster import no_kernels
 from recipe_core.hardware.profile import Device
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 from recipe_core.space import placement
+from recipe_core.space.applied import refused_weights, weights_alone
 from recipe_core.space.kv_offload import offload_rules
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting, no_such_cache
@@ -178,6 +180,7 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         ),
     )
     yield _engine_weights(setting, cases)
+    yield _engine_technique(setting, cases)
     dtypes = [dtype for dtype in device.kv_dtypes if dtype in engine.kv_dtypes]
     yield Refusal(
         "kv-dtype",
@@ -204,6 +207,22 @@ def _engine_weights(setting: Setting, cases: Cases) -> Refusal:
         _everywhere(cases, not setting.assumed and gap is not None),
         lambda i: f"{engine.title} has no kernels for {weights} on {device.title}{note}",
     )
+
+
+def _engine_technique(setting: Setting, cases: Cases) -> Refusal:
+    """That the engine refuses the weights together with their activations."""
+    device, engine = setting.cluster.device, setting.engine
+    refused = refused_weights(setting) if device.runtime in engine.runtimes else None
+
+    def sentence(_: int) -> str:
+        assert refused is not None  # noqa: S101 - else no case is broken
+        alone = weights_alone(setting)
+        does = f"; {technique(alone).title} alone run" if alone else ""
+        title = technique(refused.technique).title
+        words = refused.words or refused.note
+        return f"{engine.title} does not run {title} on {device.title} (“{words}”){does}"
+
+    return Refusal("engine-technique", _everywhere(cases, refused is not None), sentence)
 
 
 def _product(cases: Cases, i: int) -> str:

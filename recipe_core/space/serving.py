@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.compression.schemes import Making
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.measured.compression import MeasuredCompression
@@ -46,8 +47,8 @@ class Setting:
     benchmark that accuracy is of, "mean" of all. ``assumed``: whether the number formats are taken
     as given, so that no rule on formats refuses them and their accuracy is not judged: those of
     techniques that no plan has as a format. ``compressed``: checkpoints that were made and measured
-    here, of any model. ``made_by``: the method of the checkpoint that the bundle makes, "" where
-    the tool chooses; None where it makes none.
+    here, of any model. ``made``: how the bundle makes the checkpoint, as far as the request
+    says it; None where it makes none.
     """
 
     model: ModelSpec
@@ -63,7 +64,7 @@ class Setting:
     judged_on: str = "mean"
     assumed: bool = False
     compressed: tuple[MeasuredCompression, ...] = ()
-    made_by: str | None = None
+    made: Making | None = None
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.

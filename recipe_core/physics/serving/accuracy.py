@@ -1,8 +1,4 @@
-"""What a setting's number formats keep of the accuracy of the model's base.
-
-The base is the checkpoint that others were quantised from. A model that was published quantised
-(DeepSeek-V3 in fp8) is its own base: its makers trained, or chose, that format.
-"""
+"""What a setting's number formats keep of the accuracy of the model's base (space/applied.py)."""
 
 from __future__ import annotations
 
@@ -13,48 +9,19 @@ from functools import lru_cache
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
 from recipe_core.compression.own import with_own
 from recipe_core.compression.retained import Retained
-from recipe_core.compression.schemes import (
-    Making,
-    cache_technique,
-    making,
-    together,
-    weight_technique,
-)
 from recipe_core.compression.technique import technique
 from recipe_core.measured.compression import MeasuredCompression
-from recipe_core.model.catalog import catalog_model, in_catalog
-from recipe_core.model.dtypes import bytes_per_value, compute_dtype
-from recipe_core.model.spec import ModelSpec
-from recipe_core.model.variants import base_of, stored_as
 from recipe_core.physics.bands import Uncertain
 from recipe_core.physics.prediction import Amount, Known, Part
-from recipe_core.space.serving import WIDE, Setting
+from recipe_core.space.applied import Applied, applied
+from recipe_core.space.serving import Setting
 
 COLUMN = "accuracy"
 """The column of the expected share that is kept."""
-WIDER = 1.5
-"""Bytes a value over those of the base's format from which nothing is lost."""
-ROUNDED = "RTN"
-"""The method of formats that an engine makes while it loads: plain rounding."""
 NEAREST = 5
 """Published figures that stand beside the estimate of a single split."""
 OF_TEXT = "published figures are of models that generate text"
 OF_TECHNIQUE = "its number formats stand for a technique, which is judged by its name"
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What is done to a base.
-
-    base: its name. techniques: by the names of ``techniques.yaml``; none where nothing is narrower
-    than in the base. method: the algorithm of the weights, "" where it is not known. published:
-    the format in which the base was published, where that is not one of 16 or 32 bit.
-    """
-
-    base: str
-    techniques: tuple[str, ...]
-    method: str = ""
-    published: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,62 +68,6 @@ class Accuracy(Part):
     """What is done to the base, by the names of ``recipe_core/compression/techniques.yaml``."""
     nearest: list[NearFigure] | None = None
     """Published figures, the nearest first, where a single split is estimated."""
-
-
-def applied(setting: Setting) -> Applied:
-    """Techniques of a setting's formats, beside the base of its model."""
-    model = setting.model
-    base = base_of(model.name) if model.quantization is not None else None
-    whole = _spec(base) if base is not None else model
-    weights, method = _weights(setting, whole)
-    cached = "" if _same_cache(setting, whole) else cache_technique(setting.kv_dtype)
-    published = whole.quantization.dtype if whole is not None and whole.quantization else ""
-    return Applied(base or model.name, together(weights, cached), method, published)
-
-
-def _spec(name: str) -> ModelSpec | None:
-    return catalog_model(name) if in_catalog(name) else None
-
-
-def _same_cache(setting: Setting, whole: ModelSpec | None) -> bool:
-    """Whether the cache is no narrower than that of the base."""
-    if not setting.caches or setting.kv_dtype in WIDE:
-        return True
-    return whole is not None and whole.kv_dtype == setting.kv_dtype
-
-
-def _weights(setting: Setting, whole: ModelSpec | None) -> tuple[str, str]:
-    """Technique and method of the weights, both empty where they are no narrower than the base."""
-    dtype = setting.weight_dtype
-    if dtype in WIDE or (whole is not None and _as_good(dtype, whole.weight_dtype)):
-        return "", ""
-    made, online = _making(setting)
-    if online and dtype in setting.engine.online_techniques:
-        return setting.engine.online_techniques[dtype], made.method
-    native = compute_dtype(dtype, setting.cluster.device.peak_flops_per_s)
-    computed = native not in WIDE and not made.weights_only
-    name = made.technique if computed else ""
-    return name or weight_technique(dtype, computed=computed), made.method
-
-
-def _as_good(dtype: str, stored: str) -> bool:
-    """Whether a format holds what the base stores: the same, or one of clearly more bits."""
-    if dtype.removesuffix("-block") == stored.removesuffix("-block"):
-        return True
-    return bytes_per_value(dtype) > WIDER * bytes_per_value(stored)
-
-
-def _making(setting: Setting) -> tuple[Making, bool]:
-    """How the weights are made, and whether the engine makes them while it loads."""
-    model, dtype = setting.model, setting.weight_dtype
-    if model.weight_dtype == dtype:
-        return making(model), False
-    if not setting.needs_other_checkpoint:
-        return Making(ROUNDED), True
-    if setting.made_by is not None:
-        return Making(setting.made_by), False
-    other = stored_as(model.name, dtype)
-    return (Making() if other is None else making(catalog_model(other))), False
 
 
 def titles_of(setting: Setting) -> str:
