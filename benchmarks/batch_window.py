@@ -128,12 +128,12 @@ def timed(run: Callable[[list[Any]], list[Any]], repeats: int = 7) -> Service:
     seconds = [0.0]
     for size in range(1, MOST + 1):
         run([row] * size)
-        each = []
+        durations_s = []
         for _ in range(repeats):
             began = time.perf_counter()
             run([row] * size)
-            each.append(time.perf_counter() - began)
-        seconds.append(median(each))
+            durations_s.append(time.perf_counter() - began)
+        seconds.append(median(durations_s))
     table = np.array([seconds])
     return Service(np.zeros_like(table), table)
 
@@ -177,10 +177,10 @@ def main() -> int:
         for factor in (0.0, 1.0, 3.0):
             rate, window_s = load * MOST / full, float(factor * alone)
             ends, sizes, seconds = measure(run, rate, window_s, count=int(min(4000, 8 * rate)))
-            of = Window.of(np.array([window_s]), np.array([MOST]), np.array([1]))
-            given = np.array([rate]), service_of(sizes, seconds), of
-            means = arriving(*given)
-            tail = latency_percentiles(*given, (99.0,))[0, 0]
+            waiting = Window.of(np.array([window_s]), np.array([MOST]), np.array([1]))
+            load_case = np.array([rate]), service_of(sizes, seconds), waiting
+            means = arriving(*load_case)
+            tail = latency_percentiles(*load_case, (99.0,))[0, 0]
             latency = means.wait_s[0] + means.service_s[0]
             sys.stdout.write(
                 f"{load:4.0%} {window_s * 1e3:5.1f} ms {fmean(ends) * 1e3:10.2f} "

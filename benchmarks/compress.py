@@ -54,8 +54,8 @@ class Weights:
 
 def weights_of(folder: Path) -> Weights:
     model = load_model(folder)
-    inner = [each for _, each in matrices(model, ("lm_head",))]
-    count = sum(each.weight.numel() for each in inner)
+    inner = [matrix for _, matrix in matrices(model, ("lm_head",))]
+    count = sum(matrix.weight.numel() for matrix in inner)
     group = next(g for g in (128, 64, 32, 16) if all(not m.in_features % g for m in inner))
     return Weights(count, model.num_parameters() - count, group)
 
@@ -69,9 +69,9 @@ def predicted_bytes(name: str, written: str, weights: Weights) -> float:
     if written == "gguf":
         return (weights.inner + weights.rest) * known.weight_bits / 8
     scales = 2 / weights.group if known.group == "128" else 0
-    kept = 1 - known.removed if name == "layer_pruning" else 1
+    layer_share = 1 - known.removed if name == "layer_pruning" else 1
     value = plain if name in REMOVED else known.weight_bits / 8 + scales
-    return weights.inner * kept * value + weights.rest * plain
+    return weights.inner * layer_share * value + weights.rest * plain
 
 
 def row(work: str, source: Path, root: Path, base: Observed, tokens: list[int], verify: Verify,

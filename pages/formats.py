@@ -66,11 +66,13 @@ def head(answer: judging.Json) -> None:
             st.markdown(":small[Best by the objective]")
             st.markdown(f"**{common.escape(best['title'])}**")
             st.badge(common.escape(best["verdict"]), color="gray")
-        kept = best["accuracy"]["retained"]
+        retained = best["accuracy"]["retained"]
         tile(
             "Accuracy kept",
             view.kept_text(best, band=False),
-            "" if kept is None else f"{kept['low'] * 100:.1f} – {kept['high'] * 100:.1f} %",
+            ""
+            if retained is None
+            else f"{retained['low'] * 100:.1f} – {retained['high'] * 100:.1f} %",
         )
         for name in ("usd_per_million_output_tokens", "tpot_s", "weights_bytes"):
             known = view.figure(best, name, "best_split") or view.figure(best, name)
@@ -106,13 +108,14 @@ def tile(title: str, text: str, below: str) -> None:
 
 def base(answer: judging.Json) -> None:
     """What everything is compared with."""
-    stated = answer["base"]
-    formats = f"{stated['weight_dtype']} weights, {stated['kv_dtype']} cache"
-    own = stated["same_split"]
-    text = f"Base: {answer['model']} with {formats} on {own['split']}, {answer['engine']['name']}"
-    if own["state"] == "cannot run":
-        text += f", which cannot run: {own['reasons'][0]}"
-    st.caption(common.escape(". ".join([text, *stated["notes"]]).rstrip(".") + "."))
+    base_formats = answer["base"]
+    formats = f"{base_formats['weight_dtype']} weights, {base_formats['kv_dtype']} cache"
+    base_split = base_formats["same_split"]
+    engine = answer["engine"]["name"]
+    text = f"Base: {answer['model']} with {formats} on {base_split['split']}, {engine}"
+    if base_split["state"] == "cannot run":
+        text += f", which cannot run: {base_split['reasons'][0]}"
+    st.caption(common.escape(". ".join([text, *base_formats["notes"]]).rstrip(".") + "."))
 
 
 @st.fragment
@@ -172,7 +175,7 @@ def table(answer: judging.Json) -> None:
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         split = chosen_split("formats-table-split")
-        held = st.segmented_control(
+        figures = st.segmented_control(
             "Figures",
             list(HELD),
             default="ratio",
@@ -184,10 +187,10 @@ def table(answer: judging.Json) -> None:
         files = st.toggle("All GGUF types", key="formats-files", persist_state="session")
         every = st.toggle("What does not run", key="formats-refused", persist_state="session")
     rows = view.shown_rows(answer, every_file=files, without_figures=every)
-    frame = view.formats_frame(rows, values=held == "value", split=split)
+    frame = view.formats_frame(rows, values=figures == "value", split=split)
     event = st.dataframe(
         frame if every else frame.drop(columns="why"),
-        key=f"formats-table-{split}-{held}-{files}-{every}",
+        key=f"formats-table-{split}-{figures}-{files}-{every}",
         hide_index=True,
         height="content" if len(frame) < 14 else 500,
         on_select="rerun",

@@ -8,7 +8,7 @@ import pytest
 from recipe_core.hardware.cluster import device, device_names, priors, roofline
 from recipe_core.hardware.profile import Family
 from recipe_core.model.mlp import MoeMlp
-from recipe_core.physics.roofline import SORT_TOKENS, experts_s, operator_s
+from recipe_core.physics.roofline import SORT_TOKENS, experts_s, operator_s, product_dtype
 from recipe_core.physics.serving.routing import SPREAD, crowding, distinct_experts
 
 MANY = MoeMlp(experts=256, top_k=8, intermediate=2048)
@@ -32,6 +32,30 @@ def test_only_experts_sort_tokens_and_move_rows(name):
 
 def test_no_work_takes_no_time():
     assert operator_s(device("h100-sxm"), "gemm", "bf16", np.zeros(1), np.zeros(1)) == 0
+
+
+def old_processor():
+    """A processor whose 16-bit products are emulated, at a fifth of its fp32 rate."""
+    machine = device("cpu")
+    fast = machine.peak_flops_per_s["fp32"]
+    slow = fast.model_copy(update={"value": fast.value / 5})
+    return machine.model_copy(update={"peak_flops_per_s": {"fp32": fast, "bf16": slow}})
+
+
+def test_kernels_that_widen_multiply_in_fp32_only_where_that_is_faster():
+    old = old_processor()
+    assert product_dtype(old, "bf16") == "bf16"
+    assert product_dtype(old, "bf16", widens=True) == "fp32"
+    assert product_dtype(old, "int4", widens=True) == "fp32"
+    assert product_dtype(device("xeon-6980p"), "bf16", widens=True) == "bf16"  # AMX
+    assert product_dtype(device("h100-sxm"), "fp8", widens=True) == "fp8"
+
+
+def test_kernels_that_widen_are_bound_by_the_faster_rate():
+    old, flops = old_processor(), np.array([1e12])
+    slow = operator_s(old, "gemm", "int4", flops, np.zeros(1))
+    fast = operator_s(old, "gemm", "int4", flops, np.zeros(1), widens=True)
+    assert slow / fast == pytest.approx(5, rel=0.01)
 
 
 def test_latent_attention_has_its_own_numbers():

@@ -61,9 +61,9 @@ def output_of(decision: Decision, place: Parameters) -> str:
     deployment = decision.deployment
     if deployment is None or deployment.compression is None:
         raise ValueError("the decision makes no checkpoint")
-    stated = place.model
-    if stated and stated.startswith("/"):
-        return stated
+    folder = place.model
+    if folder and folder.startswith("/"):
+        return folder
     return output_folder(deployment.compression, decision.model)
 
 
@@ -81,18 +81,18 @@ def compression_document(decision: Decision, place: Parameters) -> dict[str, Any
     launch = launch_of(decision)
     if launch is None or decision.deployment is None:
         return {}
-    chosen = decision.deployment.compression
-    assert chosen is not None  # noqa: S101 - ``launch_of`` has looked
-    tool, needs = chosen.program, decision.estimate["compression"]
+    compression = decision.deployment.compression
+    assert compression is not None  # noqa: S101 - ``launch_of`` has looked
+    tool, needs = compression.program, decision.estimate["compression"]
     return {
         "compression": {
-            "tool": chosen.tool,
+            "tool": compression.tool,
             "title": f"{tool.title} {tool.version}",
-            "technique": chosen.technique,
-            "method": chosen.method,
+            "technique": compression.technique,
+            "method": compression.method,
             "module": tool.module,
             "programs": list(tool.programs),
-            "install": install_line(chosen.tool, tool.note),
+            "install": install_line(compression.tool, tool.note),
             "argv": list(launch.argv),
             "verify": list(VERIFY),
             "env": launch.env,

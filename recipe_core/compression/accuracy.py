@@ -52,24 +52,24 @@ def retained(
             is no positive number.
     """
     _check(parameters_b, model=model, method=method, benchmark=benchmark)
-    asked_of = named_model(model, parameters_b)
+    model_asked = named_model(model, parameters_b)
     benchmarks = _benchmarks(benchmark)
     if not benchmarks:
         technique_named(technique)
         text = f"Nothing is published about {benchmark!r}, which is no share of right answers."
         return Retained(math.nan, math.nan, math.nan, text, known=False)
-    asked = [ask(asked_of, technique, method.strip(), one) for one in benchmarks]
-    if asked[0].of.kind == "lossless":
-        shown = nearest_figures(asked[0], nearest)
+    questions = [ask(model_asked, technique, method.strip(), one) for one in benchmarks]
+    if questions[0].of.kind == "lossless":
+        shown = nearest_figures(questions[0], nearest)
         text = "lossless by construction: what is drawn is the same"
         return Retained(1.0, 1.0, 1.0, text, shown)
-    beliefs = [belief(one) for one in asked]
+    beliefs = [belief(one) for one in questions]
     value, low, high = (
         math.fsum(parts) / len(beliefs)
         for parts in zip(*((one.value, one.low, one.high) for one in beliefs), strict=True)
     )
-    shown = nearest_figures(asked[0], nearest)
-    return Retained(value, low, high, _basis(asked, beliefs), shown)
+    shown = nearest_figures(questions[0], nearest)
+    return Retained(value, low, high, _basis(questions, beliefs), shown)
 
 
 def retained_many(

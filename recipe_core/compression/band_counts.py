@@ -39,9 +39,9 @@ class Losses:
     @classmethod
     def of(cls, prepared: Prepared, predicted: LeftOut) -> Self:
         """Those of all figures; expectations are multiplied by the centre."""
-        asked = prepared.asked
-        expected = predicted.expected * np.array([centre_of(one) for one in asked])
-        both = zip(asked, expected, predicted.variance, strict=True)
+        questions = prepared.asked
+        expected = predicted.expected * np.array([centre_of(one) for one in questions])
+        both = zip(questions, expected, predicted.variance, strict=True)
         scatter = np.array([scale_of(*one) for one in both])
         cells = [f"{row.source}|{row.model}" for row in prepared.rows]
         return cls(
@@ -50,8 +50,8 @@ class Losses:
             scatter,
             1 / np.sqrt(prepared.data.crowd),
             np.unique(cells, return_inverse=True)[1],
-            [group_of(one) for one in asked],
-            [measure_of(one) for one in asked],
+            [group_of(one) for one in questions],
+            [measure_of(one) for one in questions],
         )
 
 

@@ -237,15 +237,15 @@ def _chosen(compression: Compression, made: str, name: str, weight_dtype: str) -
     method = compression.method if compression.method != "auto" else next(iter(ways))
     way: Way = ways[method]
     formats = {str(dtype): scheme for dtype, scheme in way.by_format.items()}
-    stated = compression.calibration
+    calibration = compression.calibration
     return Chosen(
         technique=made,
         tool=name,
         method=method,
         scheme=formats.get(weight_dtype, way.scheme),
-        samples=(stated.samples or way.samples) if way.samples else 0,
-        tokens=stated.tokens,
-        text=stated.text,
+        samples=(calibration.samples or way.samples) if way.samples else 0,
+        tokens=calibration.tokens,
+        text=calibration.text,
         kv=way.kv,
         group=way.group or _group(made),
         weight_dtype=weight_dtype,

@@ -106,8 +106,8 @@ def _runs(part: Support) -> str:
 
 
 def _refusal(part: Support) -> str:
-    said = f': "{part.words}"' if part.words else ""
-    return f"{runner(part.engine).title} refuses {part.technique} here{said}."
+    quote = f': "{part.words}"' if part.words else ""
+    return f"{runner(part.engine).title} refuses {part.technique} here{quote}."
 
 
 def _together(a: str, b: str) -> str | None:

@@ -125,9 +125,9 @@ def relatives(prepared: Prepared) -> list[str]:
 
 def as_strangers(prepared: Prepared) -> Prepared:
     """The same figures, asked as if nobody knew the lines of their models."""
-    asked = [replace(one, model=replace(one.model, line="")) for one in prepared.asked]
-    questions = prepared.levels.entries([list(terms(one)) for one in asked], new=False)
-    return replace(prepared, asked=asked, questions=questions)
+    strangers = [replace(one, model=replace(one.model, line="")) for one in prepared.asked]
+    questions = prepared.levels.entries([list(terms(one)) for one in strangers], new=False)
+    return replace(prepared, asked=strangers, questions=questions)
 
 
 def left_out_by_known(

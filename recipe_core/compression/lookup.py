@@ -81,8 +81,8 @@ def matrix(engine: str, version: str = "") -> dict[str, dict[str, Support]]:
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
-    chosen = set(names)
-    return [name for name in techniques() if name in chosen]
+    wanted_names = set(names)
+    return [name for name in techniques() if name in wanted_names]
 
 
 def _has(engine: str, hardware: str) -> bool:

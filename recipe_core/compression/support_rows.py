@@ -71,9 +71,9 @@ def holds(row: Row, version: str) -> bool:
     """Whether a row speaks of a release ("": of the newest that was read)."""
     if not version:
         return not row.last_version
-    asked = _numbers(version)
-    after = row.min_version and asked < _numbers(row.min_version)
-    before = row.last_version and asked > _numbers(row.last_version)
+    release = _numbers(version)
+    after = row.min_version and release < _numbers(row.min_version)
+    before = row.last_version and release > _numbers(row.last_version)
     return not (after or before)
 
 

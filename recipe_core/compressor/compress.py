@@ -122,8 +122,8 @@ def _write(model: Any, job: Job, folder: Path) -> None:
     elif job.written == "openvino":
         path = export_onnx.export(model, folder)
         export_openvino.convert(path, folder, None if reduced else technique, options)
-        for each in folder.glob("model.onnx*"):
-            each.unlink()
+        for graph_file in folder.glob("model.onnx*"):
+            graph_file.unlink()
         copy_tokenizer(job.source_folder, folder)
     elif reduced:
         save_model(model, job.source_folder, folder)

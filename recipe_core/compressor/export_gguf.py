@@ -106,17 +106,17 @@ def _add_tensors(writer: Any, model: Any, names: Any, technique: str | None) -> 
         if config.model_type in ("llama", "mistral") and kind in _TURNED:
             heads = config.num_attention_heads if kind == "attn_q" else config.num_key_value_heads
             tensor = _turned(tensor, heads)
-        chosen = _PLAIN[tensor.dtype]
+        stored_type = _PLAIN[tensor.dtype]
         if tensor.ndim == 1:
-            chosen = "F32"
+            stored_type = "F32"
         elif technique is not None:
-            chosen = tensor_type(
+            stored_type = tensor_type(
                 technique, place, tensor.shape[1], config.num_hidden_layers,
                 shared=shared, tied=tied,
             )  # fmt: skip
         values = tensor.float().cpu().numpy()
         writer.add_tensor(
-            place, stored(values, chosen), raw_dtype=gguf.GGMLQuantizationType[chosen]
+            place, stored(values, stored_type), raw_dtype=gguf.GGMLQuantizationType[stored_type]
         )
 
 

@@ -49,7 +49,7 @@ class _Step(nn.Module):
             position_ids=positions[None],
             use_cache=True,
         )
-        presents = [each for layer in cache.layers for each in (layer.keys, layer.values)]
+        presents = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
         return (out.logits, *presents)
 
 
@@ -113,14 +113,14 @@ def quantize(path: Path, technique: str, options: Options) -> None:
                 nodes_to_exclude=kept, weight_type=quantization.QuantType.QInt8,
             )  # fmt: skip
             return
-        done = MatMulNBitsQuantizer(
+        quantizer = MatMulNBitsQuantizer(
             graph, bits=BITS[technique], block_size=options.group or GROUP,
             is_symmetric=options.symmetric, nodes_to_exclude=kept,
         )  # fmt: skip
-        done.process()
-    for each in (path, path.with_name("model.onnx.data")):
-        each.unlink(missing_ok=True)
-    onnx.save(done.model.model, path)
+        quantizer.process()
+    for old in (path, path.with_name("model.onnx.data")):
+        old.unlink(missing_ok=True)
+    onnx.save(quantizer.model.model, path)
 
 
 def _kept(graph: Any, options: Options) -> list[str]:

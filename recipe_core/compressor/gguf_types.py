@@ -111,17 +111,17 @@ def tensor_type(
     """
     mixture = mixture_of(technique)
     kind, layer = _parts(name)
-    chosen = mixture.usual
+    stored_type = mixture.usual
     if kind == "output" or (tied and kind == "token_embd"):
-        chosen = mixture.output
+        stored_type = mixture.output
     elif kind == "attn_v" and shared >= 4 and technique in _GQA:
-        chosen = _GQA[technique]
+        stored_type = _GQA[technique]
     else:
         rules = mixture.others.get(kind, ())
-        chosen = next((other for other, rule in rules if rule(layer, layers)), chosen)
-    if chosen in _NARROW and columns % _SUPER:
-        chosen = _NARROW[chosen]
-    return chosen if columns % _BLOCK == 0 else "F16"
+        stored_type = next((other for other, rule in rules if rule(layer, layers)), stored_type)
+    if stored_type in _NARROW and columns % _SUPER:
+        stored_type = _NARROW[stored_type]
+    return stored_type if columns % _BLOCK == 0 else "F16"
 
 
 def _parts(name: str) -> tuple[str, int]:

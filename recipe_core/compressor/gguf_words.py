@@ -39,7 +39,7 @@ def add_tokenizer(writer: Any, source: Path, config: Any) -> None:
     writer.add_tokenizer_pre(_splitter(tokenizer))
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([_merge(each) for each in model["merges"]])
+    writer.add_token_merges([_merge(pair) for pair in model["merges"]])
     _add_special(writer, config)
 
 

@@ -142,7 +142,7 @@ def read_job(value: Any, name: str = "job", root: Path = Path()) -> Job:
     """A job of plain values; raises as `load_job` does."""
     job: Job = _read(value, Job, name)
     _check(job, name)
-    return Job(**{each.name: getattr(job, each.name) for each in fields(Job)} | {"root": root})
+    return Job(**{one.name: getattr(job, one.name) for one in fields(Job)} | {"root": root})
 
 
 def _check(job: Job, name: str) -> None:

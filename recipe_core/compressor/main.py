@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(job: Job, options: argparse.Namespace) -> None:
     from .compress import compress
 
-    made = job.tool == EMBEDDED and not options.verify_only
-    notes = compress(job) if made else []
+    makes = job.tool == EMBEDDED and not options.verify_only
+    notes = compress(job) if makes else []
     for note in notes:
         print(note)
     print(f"{job.technique}: {job.output_folder}", flush=True)

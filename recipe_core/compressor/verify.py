@@ -120,7 +120,7 @@ def compare(base: Observed, result: Observed, tokens: int) -> Result:
         [one == other for one, other in zip(*pair, strict=True)]
         for pair in zip(base.greedy, result.greedy, strict=True)
     ]
-    flat = [each for row in equal for each in row]
+    flat = [same for row in equal for same in row]
     firsts = [row.index(False) if False in row else len(row) for row in equal]
     return Result(
         base=base.figures,

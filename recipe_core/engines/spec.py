@@ -252,6 +252,9 @@ class Engine(Sourced):
     ``online_techniques``: which technique of ``compression/`` a format of ``online_weight_dtypes``
     is, where that is not the format's usual one.
 
+    ``exports``: by runtime and format of a plan's weights, the precision in which a bundle exports
+    the model for an engine that loads no checkpoint.
+
     ``free_kv_dtypes``: cache formats for any activations; any other must be the activations' own.
 
     ``handoff_s``: what disaggregated prefill adds to a request, besides the transfer of its cache.
@@ -262,6 +265,7 @@ class Engine(Sourced):
     one request after the other (None: requests never wait for it).
 
     ``mixes_prompts``: whether prompts share steps with decoding; otherwise decoding waits for them.
+    ``widens``: runtimes on which its kernels multiply 16-bit values in fp32 where that is faster.
 
     ``kernels``: by architecture of devices, where its kernels differ from the device's profile.
     ``intervals``: None where tokens leave, and requests are looked for, in every step.
@@ -294,6 +298,7 @@ class Engine(Sourced):
     batching: tuple[BatchLimits, ...]
     chunked_prefill: bool
     mixes_prompts: bool = True
+    widens: tuple[Runtime, ...] = ()
     front_s: Quantity | None = None
     intervals: Intervals | None = None
     batcher: Batcher | None = None
@@ -303,6 +308,7 @@ class Engine(Sourced):
     kernels: Mapping[str, KernelTimes] = {}
     online_weight_dtypes: tuple[str, ...]
     online_techniques: Mapping[str, str] = {}
+    exports: Mapping[Runtime, Mapping[str, str]] = {}
     kv_dtypes: tuple[str, ...]
     free_kv_dtypes: tuple[str, ...]
     history: History | None = None

@@ -94,8 +94,8 @@ def _settings(plan: ServingPlan, row: int) -> Iterator[Setting]:
 
 def _point(plan: ServingPlan, row: int, one: Setting) -> FormatPoint:
     block, i = plan.at(row)
-    done = estimate(one, block.cases.take(np.array([i])))
-    reasons = tuple(done.reasons(0))
+    estimates = estimate(one, block.cases.take(np.array([i])))
+    reasons = tuple(estimates.reasons(0))
     runs = not reasons
 
     def figure(value: float) -> float:
@@ -106,10 +106,10 @@ def _point(plan: ServingPlan, row: int, one: Setting) -> FormatPoint:
         one.kv_dtype,
         technique_of(one),
         accuracy_of(one),
-        figure(done.cost.usd_per_million_output_tokens[0]),
-        figure(done.serving.output_tokens_per_s[0] / done.cases.devices[0]),
-        figure(done.serving.tpot_s[0]),
-        figure(done.cost.joules_per_token[0]),
+        figure(estimates.cost.usd_per_million_output_tokens[0]),
+        figure(estimates.serving.output_tokens_per_s[0] / estimates.cases.devices[0]),
+        figure(estimates.serving.tpot_s[0]),
+        figure(estimates.cost.joules_per_token[0]),
         checkpoint_of(one),
         reasons,
         own=one is plan.setting(row),

@@ -9,7 +9,7 @@ import numpy as np
 
 from recipe_core.base.units import per_second, significant, usd
 from recipe_core.hardware.profile import Fabric
-from recipe_core.model.dtypes import compute_dtype
+from recipe_core.physics.roofline import product_dtype
 from recipe_core.physics.serving.cost import changed
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.search.serving_plan import ServingPlan
@@ -163,9 +163,9 @@ def _bandwidth(setting: Setting, _cases: Cases) -> str:
 
 
 def _peak(setting: Setting, _cases: Cases) -> str:
-    peaks = setting.cluster.device.peak_flops_per_s
-    dtype = compute_dtype(setting.stored_dtype("linear"), peaks)
-    return per_second(peaks[dtype].value, "FLOP")  # type: ignore[index]  # a dtype of the profile
+    device = setting.cluster.device
+    dtype = product_dtype(device, setting.stored_dtype("linear"), widens=setting.widens)
+    return per_second(device.peak_flops_per_s[dtype].value, "FLOP")
 
 
 def _link(setting: Setting, _cases: Cases) -> str:

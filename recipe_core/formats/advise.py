@@ -125,13 +125,13 @@ def advise(
         InputError: for training, an unknown technique, and for what a plan refuses.
         RecipeError: when there is no split at all.
     """
-    chosen = {name: technique(name) for name in names or techniques()}
+    named = {name: technique(name) for name in names or techniques()}
     base = base_of(request, folders=folders, corrections=corrections)
     limit = request.objective.limits.accuracy_recovery
     rows: list[FormatRow] = []
     shared: Shared = {}
-    with progress.task(len(chosen)):
-        for name, one in chosen.items():
+    with progress.task(len(named)):
+        for name, one in named.items():
             budget.spend()
             rows.append(_row(name, one, base, request, limit, shared))
             progress.step()

@@ -190,8 +190,8 @@ def _format_at(how: Estimated, device: Device) -> str | None:
         return None
     if how.rate == 1:
         return how.computes
-    wanted = how.rate * peaks[how.computes]
-    return next((name for name, peak in peaks.items() if abs(peak / wanted - 1) < 0.02), None)
+    rate = how.rate * peaks[how.computes]
+    return next((name for name, peak in peaks.items() if abs(peak / rate - 1) < 0.02), None)
 
 
 def stored_bits(technique: Technique, how: Estimated | None = None) -> float:

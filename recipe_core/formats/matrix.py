@@ -71,18 +71,18 @@ def _known(cells: Cells, first: str) -> Cells:
 
     Columns in the order of how much is known, ``first`` before all.
     """
-    said = Counter(
+    known_of = Counter(
         column
         for row in cells.values()
         if len({cell.verdict for cell in row.values()}) > 1  # what is said of all says of none
         for column, cell in row.items()
         if cell.verdict != "unknown"
     )
-    columns = sorted(said, key=lambda column: (column != first, -said[column]))
-    kept = {name: {column: row[column] for column in columns} for name, row in cells.items()}
+    columns = sorted(known_of, key=lambda column: (column != first, -known_of[column]))
+    ordered = {name: {column: row[column] for column in columns} for name, row in cells.items()}
     return {
         name: row
-        for name, row in kept.items()
+        for name, row in ordered.items()
         if any(cell.verdict != "unknown" for cell in row.values())
     }
 

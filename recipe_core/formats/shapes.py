@@ -92,7 +92,7 @@ def sibling(model: ModelSpec, removed: float) -> ModelSpec | None:
     """
     if not in_catalog(model.name):
         return None
-    wanted = model.language_parameters * (1 - removed)
+    parameters = model.language_parameters * (1 - removed)
     for family in (_family, _generation):
         near = [
             catalog_model(other)
@@ -107,7 +107,7 @@ def sibling(model: ModelSpec, removed: float) -> ModelSpec | None:
             and other.language_parameters < 0.9 * model.language_parameters
         ]
         if near:
-            return min(near, key=lambda other: abs(other.language_parameters - wanted))
+            return min(near, key=lambda other: abs(other.language_parameters - parameters))
     return None
 
 

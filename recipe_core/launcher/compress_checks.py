@@ -46,8 +46,8 @@ def interpreter(request: Request, plan: LaunchPlan, making: Making) -> str:
                 hint="Name the Python of the environment that has the tool.",
             )
         return known
-    own = plan.run / TOOLS / making.tool / "bin" / "python"
-    return str(own) if own.is_file() else sys.executable
+    tool_python = plan.run / TOOLS / making.tool / "bin" / "python"
+    return str(tool_python) if tool_python.is_file() else sys.executable
 
 
 def checks_of(plan: LaunchPlan, making: Making, python: str) -> Preflight:
@@ -66,11 +66,11 @@ def checks_of(plan: LaunchPlan, making: Making, python: str) -> Preflight:
 
 def _check_tool(making: Making, python: str) -> Check:
     words = [python, "-c", _PROBE, making.module, *making.programs]
-    done = subprocess.run(
+    probe = subprocess.run(
         words, capture_output=True, text=True, check=False, env=environment(making, python)
     )
     try:
-        missing = json.loads(done.stdout)
+        missing = json.loads(probe.stdout)
     except ValueError:
         return Check("tool", "FAIL", f"{python} does not start", "Name another: --python PYTHON")
     if missing:
@@ -117,20 +117,20 @@ def fetch(model: str, python: str, making: Making, progress: Progress) -> str:
             )
         return str(folder)
     progress.say(f"fetching {model}")
-    done = subprocess.run(
+    download = subprocess.run(
         [python, "-c", _FETCH, model],
         capture_output=True,
         text=True,
         check=False,
         env=environment(making, python),
     )
-    if done.returncode:
+    if download.returncode:
         raise StartError(
             f"{model} cannot be had from the hub.",
             hint="Name a folder that holds it: --model FOLDER",
-            detail=done.stderr[-2000:],
+            detail=download.stderr[-2000:],
         )
-    return done.stdout.strip().splitlines()[-1]
+    return download.stdout.strip().splitlines()[-1]
 
 
 def environment(making: Making, python: str) -> dict[str, str]:

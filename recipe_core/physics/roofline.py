@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.hardware.cluster import roofline
-from recipe_core.hardware.profile import Device, Family, Roofline
+from recipe_core.hardware.profile import Device, Dtype, Family, Roofline
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.physics.ledger import Kernel, note, one
 
@@ -34,6 +34,7 @@ def operator_s(
     *,
     label: str = "",
     dims: tuple[Any, Any, Any] | None = None,
+    widens: bool = False,
 ) -> Float:
     """Seconds of an operator of ``flops`` that moves ``moved_bytes`` to or from device memory.
 
@@ -42,9 +43,9 @@ def operator_s(
     4–7 % off (median) on measured 16-bit matrix products. ``stored_dtype`` is that of the weights
     (in decode attention, of the cache): kernels differ by it. The peak is that of the format that
     is multiplied: 16 bit for weight-only formats and for attention over any cache. ``label`` and
-    ``dims`` (rows, inputs, outputs) are for the ledger.
+    ``dims`` (rows, inputs, outputs) are for the ledger; ``widens`` as in `product_dtype`.
     """
-    busy_s, shape, dtype = _busy(device, family, stored_dtype, flops, moved_bytes)
+    busy_s, shape, dtype = _busy(device, family, stored_dtype, flops, moved_bytes, widens=widens)
     return note(
         np.where(busy_s > 1e-30, kernels * shape.overhead_s + busy_s, 0.0),
         lambda seconds: Kernel(
@@ -71,6 +72,8 @@ def experts_s(
     row_bytes: Float,
     tokens: Float,
     row_time: float = 1.0,
+    *,
+    widens: bool = False,
 ) -> Float:
     """Seconds of a layer's routed experts on one rank: sort tokens, move rows, multiply.
 
@@ -80,7 +83,9 @@ def experts_s(
     Fits of this form are 4–13 % off (median) on the layers they were fitted to; without both 10–22
     %.
     """
-    busy_s, shape, dtype = _busy(device, "moe", stored_dtype, row_time * flops, weight_bytes)
+    busy_s, shape, dtype = _busy(
+        device, "moe", stored_dtype, row_time * flops, weight_bytes, widens=widens
+    )
     rows_s = (row_time * row_bytes) / (
         device.memory_bandwidth_bytes_per_s.value
         * (shape.row_efficiency or shape.memory_efficiency)
@@ -104,16 +109,35 @@ def experts_s(
     )
 
 
+def product_dtype(device: Device, stored_dtype: str, *, widens: bool = False) -> Dtype:
+    """The format, one of the device's peaks, in which products with such weights run.
+
+    ``widens``: whether an engine's kernels turn 16 bit into fp32 where the device is faster so, as
+    processors without 16-bit products are.
+    """
+    peaks = device.peak_flops_per_s
+    dtype = cast("Dtype", compute_dtype(stored_dtype, peaks))
+    wide = peaks.get("fp32")
+    if widens and wide and dtype in ("bf16", "fp16") and wide.value > peaks[dtype].value:
+        return "fp32"
+    return dtype
+
+
 def _busy(
-    device: Device, family: Family, stored_dtype: str, flops: Float, moved_bytes: Float
+    device: Device,
+    family: Family,
+    stored_dtype: str,
+    flops: Float,
+    moved_bytes: Float,
+    *,
+    widens: bool,
 ) -> tuple[Float, Roofline, str]:
     """Seconds of compute and memory by the rounded roofline, its parameters, the peak's dtype."""
-    dtype = compute_dtype(
-        "bf16" if family in SIXTEEN_BIT else stored_dtype, device.peak_flops_per_s
-    )
-    shape = roofline(device, family, stored_dtype, dtype)
-    # compute_dtype returns a key of the peaks, which its type does not say
-    compute_s = flops / (device.peak_flops_per_s[dtype].value * shape.compute_efficiency)  # type: ignore[index]
+    stored = "bf16" if family in SIXTEEN_BIT else stored_dtype
+    # kernels that widen read weights as they are stored, which their shape is about
+    shape = roofline(device, family, stored_dtype, product_dtype(device, stored))
+    dtype = product_dtype(device, stored, widens=widens)
+    compute_s = flops / (device.peak_flops_per_s[dtype].value * shape.compute_efficiency)
     memory_s = moved_bytes / (device.memory_bandwidth_bytes_per_s.value * shape.memory_efficiency)
     return rounded(compute_s, memory_s, shape.smoothing), shape, dtype
 

@@ -26,9 +26,9 @@ def _row(asked: Any, answer: Mapping[str, Any]) -> list[str]:
         return [*names, "", "", f"error: {answer['error']['message']}"]
     if answer["retained"] is None:
         return [*names, "unknown", "", answer["basis"]]
-    kept = answer["retained"]
-    band = f"{100 * kept['low']:.1f} to {100 * kept['high']:.1f}"
-    return [*names, f"{100 * kept['value']:.1f} %", band, _nearest(answer["nearest"])]
+    retained = answer["retained"]
+    band = f"{100 * retained['low']:.1f} to {100 * retained['high']:.1f}"
+    return [*names, f"{100 * retained['value']:.1f} %", band, _nearest(answer["nearest"])]
 
 
 def _nearest(figures: Sequence[Mapping[str, Any]]) -> str:
@@ -36,5 +36,5 @@ def _nearest(figures: Sequence[Mapping[str, Any]]) -> str:
         return ""
     first = figures[0]
     model = first["model"].rpartition("/")[2]
-    done = " ".join(filter(None, (first["technique"], first["method"])))
-    return f"{100 * first['retained']:.1f} % {model} {done} {first['benchmark']}"
+    technique = " ".join(filter(None, (first["technique"], first["method"])))
+    return f"{100 * first['retained']:.1f} % {model} {technique} {first['benchmark']}"

@@ -112,6 +112,11 @@ class Setting:
         return self.assumed or self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
 
     @property
+    def widens(self) -> bool:
+        """Whether the engine multiplies 16-bit values in fp32 where the device is faster so."""
+        return self.cluster.device.runtime in self.engine.widens
+
+    @property
     def whole_prompts(self) -> bool:
         """Whether a prompt runs in one step: without chunks, or where tokens attend ahead."""
         return self.model.is_encoder or not self.engine.chunked_prefill

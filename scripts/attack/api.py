@@ -40,6 +40,7 @@ COMMAND = {"command": "vllm serve Qwen/Qwen3-8B -tp 2 --max-model-len 8192", "ha
 BODIES: dict[str, list[dict[str, Any]]] = {
     "plan": [LIGHT, TRAINING],
     "estimate": [LIGHT, TRAINING, LIGHT | {"candidate": {"tp": 8, "pp": 1, "dp": 1}}],
+    "compress": [LIGHT, LIGHT | {"options": {"compression": {"technique": "int4_weight_only"}}}],
     "check": [LIGHT, TRAINING, COMMAND],
     "build": [LIGHT, {"request": LIGHT, "parameters": {"port": 9000}, "for": ["mi300x:8"]}],
     "recipe": [LIGHT, {"request": LIGHT, "environment": {"A": "b"}, "options": {}}],

@@ -93,11 +93,11 @@ def _call(name: str, values: Mapping[str, Any]) -> str:
 
 def modifiers(work: Work) -> list[tuple[str, dict[str, Any]]]:
     """Modifiers by the name of their class, with arguments, in the order they are applied."""
-    chosen = work.chosen
-    if chosen.kind.kind == "sparsity":
+    compression = work.chosen
+    if compression.kind.kind == "sparsity":
         return [_sparse(work)]
-    rounding: dict[str, Any] = {"targets": ["Linear"], "scheme": chosen.scheme}
-    if chosen.kv:
+    rounding: dict[str, Any] = {"targets": ["Linear"], "scheme": compression.scheme}
+    if compression.kv:
         rounding["kv_cache_scheme"] = _KV
     plain = ("QuantizationModifier", rounding)
     smooth = ("SmoothQuantModifier", {"smoothing_strength": 0.8})
@@ -107,7 +107,7 @@ def modifiers(work: Work) -> list[tuple[str, dict[str, Any]]]:
         "AutoRound": [("AutoRoundModifier", rounding | _tuning(work))],
         "AWQ": [("AWQModifier", {}), plain],
         "SmoothQuant": [smooth, plain],
-    }[chosen.method]
+    }[compression.method]
 
 
 def _tuning(work: Work) -> dict[str, Any]:
@@ -117,13 +117,13 @@ def _tuning(work: Work) -> dict[str, Any]:
 
 def _sparse(work: Work) -> tuple[str, dict[str, Any]]:
     """A modifier that removes half of the weights."""
-    chosen = work.chosen
-    if chosen.method == "magnitude":
+    compression = work.chosen
+    if compression.method == "magnitude":
         arguments = {"targets": ["Linear"], "init_sparsity": 0.0, "final_sparsity": _SPARSITY}
         return "MagnitudePruningModifier", arguments
-    name = {"SparseGPT": "SparseGPTModifier", "Wanda": "WandaPruningModifier"}[chosen.method]
+    name = {"SparseGPT": "SparseGPTModifier", "Wanda": "WandaPruningModifier"}[compression.method]
     return name, {
         "sparsity": _SPARSITY,
-        "mask_structure": chosen.scheme,
+        "mask_structure": compression.scheme,
         "targets": ["Linear"],
     }

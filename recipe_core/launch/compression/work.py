@@ -68,9 +68,9 @@ WINDOWS = '''
 
 def texts(job):
     """Texts of calibration: those that the job names, else the bundle's."""
-    stated = job["calibration"]["text"]
+    named = job["calibration"]["text"]
     shipped = Path(__file__).resolve().parents[1] / "compressor" / "text.txt"
-    path = Path(sys.argv[1]).resolve().parent / stated if stated else shipped
+    path = Path(sys.argv[1]).resolve().parent / named if named else shipped
     content = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
         return [json.loads(line)["text"] for line in content.splitlines() if line.strip()]

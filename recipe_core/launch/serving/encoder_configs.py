@@ -42,13 +42,13 @@ class Served:
 
 def front_config(served: Served, stated: Mapping[str, Any]) -> ModelConfig:
     """The model that clients ask, whose batcher waits for the window."""
-    asked = ("query", "text") if served.task == "score" else ("text",)
+    inputs = ("query", "text") if served.task == "score" else ("text",)
     answer = _ANSWERS[served.task]
     return ModelConfig(
         name=served.name,
         backend="python",
         max_batch_size=served.batch,
-        inputs=tuple(Place(name, "TYPE_STRING", (1,)) for name in asked),
+        inputs=tuple(Place(name, "TYPE_STRING", (1,)) for name in inputs),
         outputs=(
             Place(answer, "TYPE_FP32", (served.width,)),
             Place("tokens", "TYPE_INT32", (1,)),

@@ -63,10 +63,10 @@ def encoder(folder: str, task: str, precision: str) -> Any:
     import torch
     from transformers import AutoModel, AutoModelForSequenceClassification
 
-    made = AutoModel if task == "embed" else AutoModelForSequenceClassification
+    model_class = AutoModel if task == "embed" else AutoModelForSequenceClassification
     kind, normalises = pooling_of(Path(folder)) if task == "embed" else ("", False)
     dtype = torch.float16 if precision == "fp16" else torch.float32
-    model = made.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    model = model_class.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
 
     # decoders that embed would return their cache too
     takes = inspect.signature(model.forward).parameters
@@ -80,10 +80,10 @@ def encoder(folder: str, task: str, precision: str) -> Any:
             self.model = model.eval()
 
         def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
-            given = {"input_ids": input_ids, "attention_mask": attention_mask, **without}
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **without}
             if token_type_ids is not None:
-                given["token_type_ids"] = token_type_ids
-            out = self.model(**given)
+                inputs["token_type_ids"] = token_type_ids
+            out = self.model(**inputs)
             if task == "score":
                 return out.logits[:, :1].float()
             vector = pooled(out.last_hidden_state.float(), attention_mask)
@@ -109,8 +109,8 @@ def example(names: Sequence[str], batch: int = 2, tokens: int = 8) -> tuple[Any,
     ids = torch.ones((batch, tokens), dtype=torch.int64)
     mask = torch.ones_like(ids)
     mask[-1, tokens // 2 :] = 0
-    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
-    return tuple(given[name] for name in names)
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    return tuple(inputs[name] for name in names)
 
 
 def to_onnx(module: Any, names: Sequence[str], output: str, path: Path) -> None:

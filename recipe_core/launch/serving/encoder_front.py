@@ -25,12 +25,12 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Read the parameters of ``config.pbtxt`` and the tokenizer beside this file."""
         config = json.loads(args["model_config"])
-        stated = {name: value["string_value"] for name, value in config["parameters"].items()}
-        self.encoder, self.result = stated["encoder"], stated["result"]
-        self.inputs, self.output = stated["inputs"].split(","), stated["output"]
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        self.encoder, self.result = parameters["encoder"], parameters["result"]
+        self.inputs, self.output = parameters["inputs"].split(","), parameters["output"]
         self.pairs = any(place["name"] == "query" for place in config["input"])
         path = Path(args["model_repository"]) / args["model_version"] / "tokenizer.json"
-        self.tokenizer = read_tokenizer(path, int(stated["max_tokens"]))
+        self.tokenizer = read_tokenizer(path, int(parameters["max_tokens"]))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One batch: all texts of the requests that Triton gathered, in one call."""
@@ -38,8 +38,8 @@ class TritonPythonModel:
         queries = [_texts(request, "query") for request in requests] if self.pairs else texts
         rows: list[Any] = [text for of_one in texts for text in of_one]
         if self.pairs:
-            asked = [query for of_one in queries for query in of_one]
-            rows = list(zip(asked, rows, strict=True))
+            flat_queries = [query for of_one in queries for query in of_one]
+            rows = list(zip(flat_queries, rows, strict=True))
         inputs = tokens_of(self.tokenizer, rows)
         call = pb_utils.InferenceRequest(
             model_name=self.encoder,
@@ -70,11 +70,11 @@ def _texts(request: Any, name: str) -> list[str]:
 def read_tokenizer(path: Path, max_tokens: int) -> Tokenizer:
     """The tokenizer, told to pad a batch to its longest text and to cut longer ones."""
     tokenizer = Tokenizer.from_file(str(path))
-    stated = tokenizer.padding or {}
+    padding = tokenizer.padding or {}
     found = ((word, tokenizer.token_to_id(word)) for word in PADS)
     word, number = next(((w, n) for w, n in found if n is not None), (PADS[0], 0))
     tokenizer.enable_padding(
-        pad_id=stated.get("pad_id", number), pad_token=stated.get("pad_token", word)
+        pad_id=padding.get("pad_id", number), pad_token=padding.get("pad_token", word)
     )
     tokenizer.enable_truncation(max_tokens)
     return tokenizer

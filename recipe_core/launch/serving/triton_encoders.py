@@ -46,18 +46,6 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-_PRECISIONS: dict[str, dict[str, dict[str, str]]] = {
-    "onnxruntime": {"cuda": {"bf16": "fp16"}, "cpu": {}},
-    "openvino": {"cpu": {}},
-    "tensorrt": {"cuda": {"bf16": "fp16"}},
-}
-"""Formats in which weights are stored, where the backend has another word; else its own."""
-_FORMATS: dict[str, dict[str, tuple[str, ...]]] = {
-    "onnxruntime": {"cuda": ("fp32", "fp16"), "cpu": ("fp32", "int8")},
-    "openvino": {"cpu": ("fp32", "fp16", "bf16", "int8")},
-    "tensorrt": {"cuda": ("fp32", "fp16")},
-}
-"""What the export makes for each backend and runtime."""
 
 
 def launch(deployment: Deployment) -> Launch:
@@ -94,9 +82,9 @@ def served_of(deployment: Deployment) -> Served:
     setting, candidate = deployment.setting, deployment.candidate
     backend = setting.engine.name.removeprefix("triton-")
     runtime = setting.cluster.device.runtime
-    words, formats = _PRECISIONS[backend].get(runtime, {}), _FORMATS[backend].get(runtime, ())
-    precision = words.get(setting.weight_dtype, setting.weight_dtype)
-    if precision not in formats:
+    formats = setting.engine.exports.get(runtime, {})
+    precision = formats.get(setting.weight_dtype)
+    if precision is None:
         raise NoAnswer(
             f"{setting.engine.title} is not given {setting.weight_dtype} weights on {runtime}.",
             field="candidate.weight_dtype",
@@ -149,9 +137,9 @@ def _options(
         "precision": served.precision,
     }
     ours = {*options, "model_repository", "http_address", "http_port", "metrics_port"}
-    stated = check_options(deployment.engine_options, engine, engine.options, ours)
-    of_model = {name: value for name, value in stated.items() if name in OF_MODELS}
-    extra = {name: value for name, value in stated.items() if name not in OF_MODELS}
+    engine_options = check_options(deployment.engine_options, engine, engine.options, ours)
+    of_model = {name: value for name, value in engine_options.items() if name in OF_MODELS}
+    extra = {name: value for name, value in engine_options.items() if name not in OF_MODELS}
     return options, extra, of_model
 
 
@@ -198,7 +186,7 @@ def _files(served: Served, stated: Mapping[str, Any]) -> dict[str, str]:
 
 def _containerfile(images: Mapping[Any, Any]) -> str:
     """An image with what the front and the export need besides Triton."""
-    base = next(image.reference for each in images.values() for image in each)
+    base = next(image.reference for choices in images.values() for image in choices)
     packages = " ".join(PACKAGES)
     return f"""# Triton with what exports a checkpoint: docker build -f {CONTAINER} .
 # Without an export at its start the server needs tokenizers and numpy only.

@@ -29,12 +29,12 @@ def device_bytes(job: Job, devices: int = 1) -> float:
     counted in the 32 bit in which they are kept, and the workspace of one matrix with them.
     """
     wide = bytes_per_value(job.model.dtype)
-    held = max((_layer(job, block, wide) for block in blocks(job.model)), default=0.0)
+    largest = max((_layer(job, block, wide) for block in blocks(job.model)), default=0.0)
     texts = job.tokens * job.model.hidden * HALF * 8 if job.samples else 0.0
     whole = job.model.parameters * wide / devices if job.resident else 0.0
     if job.method == "AutoRound":
         texts = _tuned_texts(job)
-    return numbers().context_bytes.value + whole + held + texts
+    return numbers().context_bytes.value + whole + largest + texts
 
 
 def host_bytes(job: Job) -> float:

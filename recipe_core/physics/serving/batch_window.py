@@ -183,8 +183,8 @@ def latency_percentiles(
         one = np.array([row])
         times, weights = [], []
         number = int(_classes(window.most[one])[0])
-        given = rate[one], service.take(one), window.take(one)
-        for step, batch in enumerate(_batches(*given, number)):
+        inputs = rate[one], service.take(one), window.take(one)
+        for step, batch in enumerate(_batches(*inputs, number)):
             if step < WARM * _longer(number):
                 continue
             for pick in range(PICKS):

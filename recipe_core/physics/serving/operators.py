@@ -216,7 +216,15 @@ def _kernel_s(
     """Seconds of an operator (see `operator_s`) with the engine's own kernel for it."""
     device = setting.cluster.device
     seconds = operator_s(
-        device, family, stored_dtype, flops, moved_bytes, kernels, label=label, dims=dims
+        device,
+        family,
+        stored_dtype,
+        flops,
+        moved_bytes,
+        kernels,
+        label=label,
+        dims=dims,
+        widens=setting.widens,
     )
     time = _kernel_time(setting, family, stored_dtype)
     return seconds if time == 1 else folded(time * seconds)
@@ -531,10 +539,12 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
             per="row of an expert",
         ),
     )
+    routed_s = experts_s(
+        device, dtype, flops, weights, moved, tokens, per_row, widens=setting.widens
+    )
     out = {
         "router": _matmul(setting, "router", rows, float(hidden), float(mlp.experts), "Router"),
-        "experts": folded(time * experts_s(device, dtype, flops, weights, moved, tokens, per_row))
-        + sorted_s,
+        "experts": folded(time * routed_s) + sorted_s,
     }
     if mlp.shared_intermediate:
         width = mlp.shared_intermediate / cases.tp

@@ -133,12 +133,12 @@ def _sizes(most: int) -> Int:
 def _table(sizes: Int, columns: list[Float]) -> Float:
     """Times of batches of 0 to the largest size: (cases, sizes), straight between those known."""
     values = np.stack(columns, axis=1)
-    wanted = np.arange(int(sizes[-1]) + 1)
-    right = np.clip(np.searchsorted(sizes, wanted), 1, max(len(sizes) - 1, 1))
+    every_size = np.arange(int(sizes[-1]) + 1)
+    right = np.clip(np.searchsorted(sizes, every_size), 1, max(len(sizes) - 1, 1))
     if len(sizes) == 1:
-        return np.repeat(values, len(wanted), axis=1)
+        return np.repeat(values, len(every_size), axis=1)
     left = right - 1
-    share = np.clip((wanted - sizes[left]) / (sizes[right] - sizes[left]), 0.0, 1.0)
+    share = np.clip((every_size - sizes[left]) / (sizes[right] - sizes[left]), 0.0, 1.0)
     out: Float = values[:, left] * (1 - share) + values[:, right] * share
     return out
 
@@ -165,8 +165,8 @@ def _chunked(
     """The formula for a limited number of cases at once."""
     out = []
     for rows in np.array_split(np.arange(len(load)), -(-len(load) // AT_ONCE)):
-        given = (load[rows],) if outside is None else (load[rows], outside[rows])
-        out.append(formula(*given, service.take(rows), window.take(rows)))  # type: ignore[operator]
+        loads = (load[rows],) if outside is None else (load[rows], outside[rows])
+        out.append(formula(*loads, service.take(rows), window.take(rows)))  # type: ignore[operator]
     return Batches(*(np.concatenate([getattr(b, f) for b in out]) for f in Batches.__slots__))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from recipe_core.compression.technique import techniques
+from recipe_core.compression.technique import technique, techniques
 from recipe_core.present.charts.style import FRAME, SYMBOLS, Palette, mixed, palette
 from recipe_core.present.formats_view import (
     AXES,
@@ -140,7 +140,7 @@ def _name(figure: go.Figure, rows: Sequence[Row], name: str, split: str, colours
         figure.add_annotation(
             x=x,
             y=y,
-            text=row["title"].split(" (")[0],
+            text=technique(row["technique"]).label,
             showarrow=False,
             xanchor="left",
             xshift=9,
@@ -169,7 +169,7 @@ def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure
     titles = techniques()
     z = [[verdicts.index(cells[row][column]["verdict"]) for column in columns] for row in rows]
     letters = [[LETTERS[cells[row][column]["verdict"]] for column in columns] for row in rows]
-    said = [
+    hints = [
         [_said(titles[row].title, column_title(column), cells[row][column]) for column in columns]
         for row in rows
     ]
@@ -178,11 +178,11 @@ def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure
         go.Heatmap(
             z=z,
             x=[column_title(column) for column in columns],
-            y=[titles[row].title for row in rows],
+            y=[titles[row].label for row in rows],
             text=letters,
             texttemplate="%{text}",
             textfont={"size": 12},
-            customdata=said,
+            customdata=hints,
             hovertemplate="%{customdata}<extra></extra>",
             colorscale=_steps(shades),
             zmin=-0.5,
