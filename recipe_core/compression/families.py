@@ -12,6 +12,7 @@ from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
+from recipe_core.compression.titled import Titled
 from recipe_core.hardware.cluster import device as device_of
 from recipe_core.hardware.profile import Device
 
@@ -24,14 +25,13 @@ class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
-class Family(_Data):
+class Family(Titled):
     """Devices whose matrix units are alike.
 
     architectures: those of ``hw_profiles/``. formats: what the matrix units multiply; other formats
     are converted first. sparse_2_4: whether they skip two zeros of four.
     """
 
-    title: Text
     vendor: Text
     architectures: tuple[Text, ...] = Field(min_length=1)
     formats: tuple[MatrixFormat, ...]

@@ -11,6 +11,7 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
+from recipe_core.compression.titled import Titled
 
 FILE = DataFile(PACKAGE / "compression" / "runners.yaml", "engine")
 
@@ -29,14 +30,13 @@ class Hardware(_Data):
     source: Text
 
 
-class Runner(_Data):
+class Runner(Titled):
     """One engine, compiler or library.
 
     wraps: the engine whose kernels it starts. only: the hardware that it has at all; everything is
     refused elsewhere. None: not stated.
     """
 
-    title: Text
     kind: Literal["engine", "compiler", "library"]
     page: Page
     wraps: Text | None = None

@@ -11,6 +11,7 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import KvDtype, Share, Text, WeightDtype
+from recipe_core.compression.titled import Titled
 
 FILE = DataFile(PACKAGE / "compression" / "techniques.yaml", "technique")
 
@@ -27,20 +28,16 @@ Kind = Literal[
 Bits = Annotated[float, Field(gt=0, le=16)]
 
 
-class Technique(BaseModel):
+class Technique(Titled):
     """One way to make a model smaller.
 
-    short: what it is called where room is scarce. Bits a value, nominal: FP4 formats count their
-    scales, integer formats do not. removed: share of the weights that is removed, where a name does
-    not say it. group: weights that share a scale unless a method says otherwise ("channel": one for
-    each output). weight_dtype, kv_dtype: the format of a plan that it is, where a plan has it.
-    parts: the techniques that it consists of. weights_of: the technique whose weights alone it is.
+    Bits a value, nominal: FP4 formats count their scales, integer formats do not. removed: share of
+    the weights that is removed, where a name does not say it. group: weights that share a scale
+    unless a method says otherwise ("channel": one for each output). weight_dtype, kv_dtype: the
+    format of a plan that it is, where a plan has it. parts: the techniques that it consists of.
+    weights_of: the technique whose weights alone it is.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    title: Text
-    short: Text | None = None
     kind: Kind
     weight_bits: Bits = 16
     act_bits: Bits = 16
@@ -52,11 +49,6 @@ class Technique(BaseModel):
     parts: tuple[Text, ...] = ()
     weights_of: Text | None = None
     note: Text | None = None
-
-    @property
-    def label(self) -> str:
-        """The title, or what is short for it."""
-        return self.short or self.title
 
 
 class _File(BaseModel):

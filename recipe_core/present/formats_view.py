@@ -193,18 +193,20 @@ def _together(pair: Row, which: str, name: str) -> str:
 
 
 def column_title(name: str) -> str:
-    """An engine's or a family's title."""
+    """What an engine or a family of hardware is called above a column."""
     if name in runners():
-        title = runners()[name].title
-        short = title.split(" (")[0]
-        alike = [one for one in runners().values() if one.title.split(" (")[0] == short]
-        return short if len(alike) == 1 else title
-    return families()[name].title if name in families() else name
+        return runners()[name].label
+    return families()[name].label if name in families() else name
 
 
 def narrowed(cells: Row, columns: int) -> Row:
-    """The matrix with its first columns, those of which most is known."""
-    return {name: dict(list(row.items())[:columns]) for name, row in cells.items()}
+    """The matrix with its first columns, those of which most is known, and what they tell of."""
+    first = {name: dict(list(row.items())[:columns]) for name, row in cells.items()}
+    return {
+        name: row
+        for name, row in first.items()
+        if any(cell["verdict"] != "unknown" for cell in row.values())
+    }
 
 
 def matrix_frame(cells: Row) -> pd.DataFrame:

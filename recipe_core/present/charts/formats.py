@@ -193,10 +193,11 @@ def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure
         )
     )
     figure.update_layout(
-        height=150 + 23 * len(rows), margin={"l": 10, "r": 16, "t": 130, "b": 10}, showlegend=False
+        height=120 + 23 * len(rows), margin={"l": 10, "r": 16, "t": 100, "b": 10}, showlegend=False
     )
-    figure.update_xaxes(side="top", tickangle=-50, title=None, showgrid=False, type="category")
-    figure.update_yaxes(autorange="reversed", title=None, showgrid=False, type="category")
+    every = {"title": None, "showgrid": False, "type": "category", "dtick": 1}
+    figure.update_xaxes(side="top", tickangle=-50, **every)
+    figure.update_yaxes(autorange="reversed", **every)
     return figure
 
 
