@@ -32,7 +32,7 @@ test-torchtitan: .venv/.dev
 	@scripts/torchtitan_cpu .venv-torchtitan
 	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_torchtitan.py
 
-# Runs tools of compression on this machine's processor with rendered scripts, and a whole bundle (about half an hour).
+# Runs tools of compression on this machine's processor with rendered scripts, and a whole bundle (about ten minutes).
 test-compressors: .venv/.dev
 	@scripts/compressors_cpu .venv-compressors
 	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_compressors.py
