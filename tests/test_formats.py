@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from recipe_core.base.documents import finite
 from recipe_core.base.errors import InputError
 from recipe_core.compression.knowledge import support_of
 from recipe_core.compression.technique import techniques
 from recipe_core.formats.advise import Advice, advise
 from recipe_core.formats.estimated import FILE, estimated
+from recipe_core.formats.figures import FIGURES
+from recipe_core.formats.result import CompressAnswer
 from recipe_core.formats.row import FormatRow
 from recipe_core.request.schema import PlanRequest
 
@@ -196,3 +199,22 @@ def test_how_techniques_are_estimated_is_stated_of_known_ones() -> None:
     listed = set(FILE.read()["techniques"]) - {"gguf"}
     assert listed <= set(techniques())
     assert estimated("gguf_q4_k_m").whole
+
+
+@pytest.mark.parametrize(
+    ("device", "model"),
+    [("h100-sxm", LLAMA_8B), ("mi300x", LLAMA_8B), ("l4", "BAAI/bge-m3")],
+)
+def test_the_answer_is_what_its_schema_says(device: str, model: str) -> None:
+    values = {
+        "model": model,
+        "hardware": {"device": device, "per_node": 1},
+        "workload": {"concurrency": 8},
+        "objective": {"limits": {"accuracy_recovery": 0.97}} if model == LLAMA_8B else {},
+    }
+    plain = finite(advise(PlanRequest.parse(values)).to_json())
+    answer = CompressAnswer.model_validate(plain)
+    assert answer.model_dump(mode="json") == plain
+    for row in answer.formats:
+        for split in filter(None, (row.same_split, row.best_split)):
+            assert set(split.figures) == set(FIGURES)

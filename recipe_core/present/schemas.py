@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.bundle.manifest import Manifest
 from recipe_core.fleet.result import OverTimeAnswer
+from recipe_core.formats.result import CompressAnswer
 from recipe_core.physics.results import Estimate
 from recipe_core.recipe import Recipe
 from recipe_core.request.schema import PlanRequest
@@ -25,6 +26,7 @@ _TYPES: dict[str, Any] = {
     "manifest": Manifest,
     "estimate": Estimate,
     "simulate": OverTimeAnswer,
+    "compress": CompressAnswer,
 }
 NAMES = tuple(_TYPES)
 
