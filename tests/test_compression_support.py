@@ -18,6 +18,11 @@ from recipe_core.compression.support_rows import placed
 from recipe_core.compression.technique import techniques
 from recipe_core.engines.options import FOLDER, option_table
 from recipe_core.hardware.cluster import device, device_names
+from recipe_core.measured.serving_runs import published_runs
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import engine_of, setting
+from recipe_core.space.applied import refused_weights
 
 ROOT = Path(__file__).parent.parent
 ENGINES = {
@@ -229,3 +234,20 @@ def test_combinations_void_multiply_and_exclude() -> None:
 def test_a_void_pair_quotes_who_refuses() -> None:
     said = combination("int4_weight_only", "kv_int8", "sglang", "h100-sxm")
     assert "invalid choice" in said.sentence
+
+
+def test_no_published_run_is_of_what_its_engine_is_said_to_refuse() -> None:
+    runs = {
+        (run.model, run.device, run.engine, run.weight_dtype or "auto", run.kv_dtype or "auto")
+        for run in published_runs()
+    }
+    refused = []
+    for model, name, engine, weights, cache in sorted(runs):
+        hardware = {"device": name, "per_node": 1}
+        values = {"model": model, "hardware": hardware, "workload": {"concurrency": 1}}
+        problem = resolve(PlanRequest.parse(values))
+        spec = engine_of(engine, problem.cluster)
+        if (answer := refused_weights(setting(problem, spec, weights, cache))) is not None:
+            refused.append((model, name, engine, answer.technique, answer.words))
+    assert len(runs) > 20
+    assert refused == []

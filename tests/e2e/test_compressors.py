@@ -42,6 +42,10 @@ WAYS = [
     ("modelopt", "fp8_w8a8", "RTN"),
     ("modelopt", "nvfp4_w4a4", "RTN"),
     ("optimum-onnx", "int8_w8a8", "RTN"),
+    ("quark", "fp8_w8a8", "RTN"),
+    ("quark", "mxfp4_w4a4", "RTN"),
+    ("quark", "int8_w8a8", "SmoothQuant"),
+    ("gptqmodel", "int4_weight_only", "GPTQ"),
 ]
 
 

@@ -25,6 +25,9 @@ if __name__ == "__main__":
 def launch(work: Work) -> CompressionLaunch:
     """A script whose result most engines load."""
     imports = (
+        "import os",
+        # its loader asks for two threads, of which it has one on a machine of two processors
+        'os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, (os.cpu_count() or 2) // 2)))',
         f"from gptqmodel.quantization.config import {_CLASSES[work.chosen.method]} as Config",
         "from gptqmodel import GPTQModel",
         "from transformers import AutoTokenizer",
