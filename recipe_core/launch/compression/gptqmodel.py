@@ -27,7 +27,7 @@ def launch(work: Work) -> CompressionLaunch:
     imports = (
         "import os",
         # its loader asks for two threads, of which it has one on a machine of two processors
-        'os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(2, (os.cpu_count() or 2) // 2)))',
+        'if (os.cpu_count() or 1) < 3: os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")',
         f"from gptqmodel.quantization.config import {_CLASSES[work.chosen.method]} as Config",
         "from gptqmodel import GPTQModel",
         "from transformers import AutoTokenizer",
