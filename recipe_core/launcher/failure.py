@@ -53,11 +53,11 @@ def last_failure(log: list[str], lines: int) -> list[str]:
 def without_questions(log: list[str], paths: tuple[str, ...]) -> list[str]:
     """A log without its lines about requests for these paths.
 
-    A line that a last word shares with a request stays: a server writes from several threads, and
-    the word may be the reason.
+    A line that a last word shares with a request stays, on whichever side it stands: a server
+    writes from several threads, and the word may be the reason.
     """
-    request = re.compile(rf"GET ({'|'.join(map(re.escape, paths))}) (?!.*{_LAST_WORD})", re.I)
-    return [line for line in log if not request.search(line)]
+    request = re.compile(rf"(?!.*{_LAST_WORD}).*GET ({'|'.join(map(re.escape, paths))}) ", re.I)
+    return [line for line in log if not request.match(line)]
 
 
 def shown(log: list[str], evidence: tuple[str, ...], lines: int) -> str:

@@ -131,6 +131,11 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """As engines do: a client that hung up is no error, and leaves no traceback."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()

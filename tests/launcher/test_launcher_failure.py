@@ -109,5 +109,6 @@ def test_questions_are_left_out_of_a_log_but_not_a_last_word_on_their_line():
         "srv  log_server_r: done request: GET /metrics 127.0.0.1 200",
         '"GET /v1/models HTTP/1.1" 200 -',
         '"GET /health HTTP/1.1" 200 -fatal: the oven went out',
+        'fatal: the oven went out"GET /health HTTP/1.1" 200 -',
     ]
     assert without_questions(log, ("/health", "/metrics")) == log[3:]
