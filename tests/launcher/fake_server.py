@@ -95,8 +95,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        wanted = body["max_tokens"]
-        for index in range(wanted):
+        max_tokens = body["max_tokens"]
+        for index in range(max_tokens):
             delay = self.options.delay * (10 if self.order == "slow" else 1)
             time.sleep(delay)
             while self.order == "stuck":
@@ -110,8 +110,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             usage = {
                 "prompt_tokens": prompt_tokens,
-                "completion_tokens": wanted,
-                "total_tokens": prompt_tokens + wanted,
+                "completion_tokens": max_tokens,
+                "total_tokens": prompt_tokens + max_tokens,
             }
             self.event(
                 {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage}
