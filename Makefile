@@ -5,7 +5,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8501
 BIN := .venv/bin
 WORKERS ?= 2
-# Groups of tests that share a server stay together and start first; see tests/groups.py.
+# Groups of tests that share a server stay together and start first; see tests/fixtures/groups.py.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .PHONY: run test test-full test-vllm test-torchtitan test-compressors demo chain check format screenshots clean

@@ -415,7 +415,7 @@ not as scored runs where the data exclude them.
 
 {numbers["fitted numbers"].sum():,} numbers in data files have the status `fitted`: four per
 operator family and dtype of a device, and what engines and fabrics add. None is keyed by a model
-(`tests/test_validate.py` checks).
+(`tests/calibration/test_validate.py` checks).
 
 {markdown(numbers)}
 
@@ -430,7 +430,8 @@ operator family and dtype of a device, and what engines and fabrics add. None is
 ## Memory
 
 Weights and cache are also compared with the real transformers models on torch's meta device
-(`tests/test_trace.py`, 28 model × split cases: weights within 0.07 %, cache per token exact).
+(`tests/calibration/test_trace.py`, 28 model × split cases: weights within 0.07 %, cache per token
+exact).
 Below: what vLLM logged at its start, against the estimate at the same limits.
 
 {memory}

@@ -3,9 +3,9 @@
 Every number is computed here with Python floats from the data files (``hw_profiles/``,
 ``recipe_core/engines/serving/``, ``recipe_core/model/catalog/``): nothing of
 ``recipe_core/physics`` is called, only three constants of it are read.
-``tests/test_worked_example.py`` holds the results against the library's estimates. The formulas are
-those of a dense model on one device, in a closed loop; data for which they would not hold are
-refused.
+``tests/physics/test_worked_example.py`` holds the results against the library's estimates. The
+formulas are those of a dense model on one device, in a closed loop; data for which they would not
+hold are refused.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.fixtures.paths import ROOT
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests ask no hub; before anything reads the setting
 
 os.environ["RECIPE_BUILDER_CALIBRATION"] = ""  # runs of this machine change no test's numbers
@@ -26,8 +28,8 @@ from recipe_core.doors.pool import server_pool
 from recipe_core.doors.settings import variable
 from recipe_core.hardware.cluster import in_nodes
 from recipe_core.request.schema import PlanRequest
-from tests import groups
-from tests.sizes import examples
+from tests.fixtures import groups
+from tests.fixtures.sizes import examples
 
 # The machine is shared with another worker and real servers: no example is late.
 settings.register_profile("suite", max_examples=examples(100), deadline=None)
@@ -93,7 +95,7 @@ def finished(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
         return pool.submit(asyncio.run, coroutine).result()
 
 
-DEMO_MODEL = Path(__file__).parents[1] / "scripts" / "demo_model.py"
+DEMO_MODEL = ROOT / "scripts" / "demo_model.py"
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +128,6 @@ def tiny_config() -> dict[str, Any]:
 @pytest.fixture
 def registered_chart(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A view that only this test registers."""
-    from tests.charts import register  # most tests draw nothing
+    from tests.fixtures.charts import register  # most tests draw nothing
 
     return register(monkeypatch)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-TEXT = Path(__file__).parents[2] / "scripts" / "demo_corpus.txt"
+from tests.fixtures.paths import ROOT
+
+TEXT = ROOT / "scripts" / "demo_corpus.txt"
 MODULES = {
     "torch": "torch",
     "transformers": "torch",

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from recipe_core.base.resources import root
-from tests.e2e.patience import PATIENCE, serving
-from tests.e2e.wizard import NO_PLAYWRIGHT
-from tests.ports import free_port
+from tests.fixtures.patience import PATIENCE, serving
+from tests.fixtures.ports import free_port
+from tests.fixtures.wizard import NO_PLAYWRIGHT
 
 CHROMIUM = next(
     (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.wizard import (
+from tests.fixtures.wizard import (
     LLAMA_70B,
     PAGES,
     QUESTIONS,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from recipe_core.bundle.verify import read_bundle
+from tests.fixtures.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MISSING = [
     name
     for name in ("torch", "transformers", "openai", "accelerate")

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.e2e.wizard import LLAMA_70B, QUESTIONS, open_tab, settled
+from tests.fixtures.wizard import LLAMA_70B, QUESTIONS, open_tab, settled
 
 pytestmark = pytest.mark.browser
 QUESTION = QUESTIONS["compare"]

@@ -25,8 +25,8 @@ from recipe_core.model.catalog import catalog_model
 from recipe_core.recipe import make_recipe
 from recipe_core.request.compression import Compression
 from recipe_core.request.schema import PlanRequest
+from tests.fixtures.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("COMPRESSORS") or ROOT / ".venv-compressors")
 PATIENCE_S = 900
 SMALL: dict[str, Any] = {

@@ -14,8 +14,8 @@ import pytest
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.custom import read_profile
+from tests.fixtures.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MISSING = [
     name
     for name in ("torch", "transformers", "openai", "accelerate")

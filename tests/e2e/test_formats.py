@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.wizard import FORMATS, QUESTIONS, fits_sideways, settled, wait_for_query
+from tests.fixtures.wizard import FORMATS, QUESTIONS, fits_sideways, settled, wait_for_query
 
 pytestmark = pytest.mark.browser
 

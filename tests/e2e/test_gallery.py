@@ -11,7 +11,7 @@ import pytest
 
 from recipe_core.request.examples import examples
 from recipe_core.request.link import link_query
-from tests.e2e.wizard import NO_PLAYWRIGHT, PAGES, QUESTIONS, query, settled
+from tests.fixtures.wizard import NO_PLAYWRIGHT, PAGES, QUESTIONS, query, settled
 
 expect = pytest.importorskip("playwright.sync_api", reason=NO_PLAYWRIGHT).expect
 

@@ -16,9 +16,9 @@ import pytest
 
 from recipe_core.base.resources import root
 from recipe_core.doors.settings import variable
-from tests.e2e.patience import PATIENCE, serving
-from tests.e2e.wizard import QUESTIONS, settled, unfold
-from tests.ports import free_port
+from tests.fixtures.patience import PATIENCE, serving
+from tests.fixtures.ports import free_port
+from tests.fixtures.wizard import QUESTIONS, settled, unfold
 
 pytestmark = pytest.mark.browser
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.fixtures.paths import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.wizard import LLAMA_70B, QUESTIONS, query, settled, wait_for_query
+from tests.fixtures.wizard import LLAMA_70B, QUESTIONS, query, settled, wait_for_query
 
 pytestmark = pytest.mark.browser
 

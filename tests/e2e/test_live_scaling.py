@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.fixtures.paths import ROOT
+
 BENCHMARK = ROOT / "benchmarks" / "live_scaling.py"
 MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 MISSING += [] if shutil.which("haproxy") else ["haproxy"]

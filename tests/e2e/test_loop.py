@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.fixtures.paths import ROOT
+
 MISSING = [
     name
     for name in ("torch", "transformers", "openai", "accelerate")

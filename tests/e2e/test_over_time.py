@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recipe_core.base.documents import parse_yaml
-from tests.e2e.wizard import (
+from tests.fixtures.wizard import (
     OVER_TIME,
     QUESTIONS,
     fits_sideways,

@@ -20,8 +20,8 @@ from recipe_core.present import snippets
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
 from tests.conftest import finished, make_request, request_values
-from tests.e2e.patience import PATIENCE, serving
-from tests.ports import free_port
+from tests.fixtures.patience import PATIENCE, serving
+from tests.fixtures.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.shelf import Kept, keep, shelf_of, shelf_query
-from tests.e2e.wizard import (
+from tests.fixtures.wizard import (
     LLAMA_70B,
     NO_PLAYWRIGHT,
     QUESTIONS,

@@ -14,8 +14,8 @@ from recipe_core.request.link import from_query
 from recipe_core.request.open_hardware import size_request
 from recipe_core.request.size import Market
 from recipe_core.sizing.size import size
-from tests.command_line import recipe
-from tests.e2e.wizard import (
+from tests.fixtures.command_line import recipe
+from tests.fixtures.wizard import (
     LLAMA_70B,
     QUESTIONS,
     SIZE,

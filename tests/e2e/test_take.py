@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import recipe
-from tests.e2e.wizard import (
+from tests.fixtures.command_line import recipe
+from tests.fixtures.wizard import (
     LLAMA_70B,
     PAGES,
     fits_sideways,

@@ -2,7 +2,7 @@
 
 It runs on a later torch than the builder's, in an environment of its own: `scripts/torchtitan_cpu`
 installs it in ``.venv-torchtitan``; ``TORCHTITAN_PYTHON`` names the Python of another one.
-``make test-torchtitan`` does both. Processors train with tests/titan/sitecustomize.py.
+``make test-torchtitan`` does both. Processors train with tests/fixtures/titan/sitecustomize.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.start import training_launch
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
-from tests.ports import free_port
+from tests.fixtures.paths import ROOT
+from tests.fixtures.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 SHIMS = ROOT / "tests" / "titan"
 STEPS, TOKENS, BATCH = 2, 256, 2
 PATIENCE_S = 900

@@ -23,9 +23,9 @@ import pytest
 from recipe_core.base.documents import to_yaml
 from recipe_core.launcher import procs
 from recipe_core.launcher.files import sha256
-from tests.ports import free_port
+from tests.fixtures.paths import ROOT
+from tests.fixtures.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 UNTRAINED = (
     "import sys, pathlib, demo_model as m; "
     "m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(loss=100.0))"

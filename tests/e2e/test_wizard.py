@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from recipe_core.present.charts.views import VIEWS
-from tests.e2e.patience import PATIENCE
-from tests.e2e.wizard import (
+from tests.fixtures.patience import PATIENCE
+from tests.fixtures.wizard import (
     LLAMA_70B,
     NO_PLAYWRIGHT,
     PAGES,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.bundles import Bundle, serving_bundle
-from tests.ports import free_port
+from tests.fixtures.bundles import Bundle, serving_bundle
+from tests.fixtures.ports import free_port
 
 
 @pytest.fixture

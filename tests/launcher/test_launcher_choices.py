@@ -14,7 +14,7 @@ from recipe_core.launcher import choices, preflight
 from recipe_core.launcher.errors import InputError
 from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.plan import load_plan
-from tests.launcher.bundles import Bundle
+from tests.fixtures.bundles import Bundle
 
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"

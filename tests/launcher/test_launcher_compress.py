@@ -16,9 +16,10 @@ import pytest
 
 from recipe_core.launcher import procs
 from recipe_core.launcher.main import main
-from tests.launcher.bundles import Bundle
+from tests.fixtures.bundles import Bundle
+from tests.fixtures.paths import FIXTURES
 
-TOOL = Path(__file__).with_name("fake_tool.py")
+TOOL = FIXTURES / "fake_tool.py"
 PATIENCE_S = 20
 
 

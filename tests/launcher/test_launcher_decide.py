@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recipe_core.launcher import decide
 from recipe_core.launcher.decide import Kind, Phase, Seen, Step, Target, Track, Trouble
 from recipe_core.launcher.supervision import Supervision
-from tests.sizes import examples
+from tests.fixtures.sizes import examples
 
 LIMITS = Supervision(
     crash_budget=3, window_s=100, backoff_s=1, backoff_most_s=8, stable_s=50, hang_s=10, slow_s=20

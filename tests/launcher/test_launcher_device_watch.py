@@ -15,8 +15,8 @@ from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.machine_watch import MachineWatch, freed
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.supervision import Supervision
-from tests.launcher.bundles import Bundle
-from tests.launcher.kept import happened, kept, kill, servers, serves, status, until
+from tests.fixtures.bundles import Bundle
+from tests.fixtures.kept import happened, kept, kill, servers, serves, status, until
 
 GIB = 1 << 30
 NAME = "NVIDIA H100 80GB HBM3"

@@ -15,7 +15,7 @@ import pytest
 
 from recipe_core.launcher import causes
 from recipe_core.launcher.diagnosis import LONGEST_LINE, MOST_LINES, diagnose, signal_of
-from tests.command_line import ROOT
+from tests.fixtures.command_line import ROOT
 
 VLLM_CACHE = """\
 (EngineCore pid=3709) INFO 09-18 21:37:58 [gpu_worker.py:341] Available KV cache memory: 4.34 GiB

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_MODEL
-from tests.ports import free_port
+from tests.fixtures.ports import free_port
 
 from .bundles import Bundle, launch_json
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.launcher import events
-from tests.command_line import ROOT
+from tests.fixtures.command_line import ROOT
 
 
 def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from recipe_core.launcher import procs
-from tests.launcher.bundles import FAKE_SERVER, Bundle, usual_signals, with_variable
-from tests.launcher.kept import (
+from tests.fixtures.bundles import FAKE_SERVER, Bundle, usual_signals, with_variable
+from tests.fixtures.kept import (
     Client,
     happened,
     keeper,

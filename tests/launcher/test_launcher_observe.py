@@ -17,9 +17,9 @@ from recipe_core.launcher.fields import Fields
 from recipe_core.launcher.observe import Observer
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.supervision import OPTIONS, USUAL, option_of, read_supervision
-from tests.launcher.bundles import Bundle
-from tests.launcher.kept import keeper, kept
-from tests.ports import free_port
+from tests.fixtures.bundles import Bundle
+from tests.fixtures.kept import keeper, kept
+from tests.fixtures.ports import free_port
 
 
 def test_connections_to_a_port_are_counted() -> None:

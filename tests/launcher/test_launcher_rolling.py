@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipe_core.launcher import balancer
 from recipe_core.launcher.plan import load_plan
-from tests.launcher.bundles import Bundle
-from tests.launcher.kept import Client, happened, keeper, kept, kill, runs, servers, until
+from tests.fixtures.bundles import Bundle
+from tests.fixtures.kept import Client, happened, keeper, kept, kill, runs, servers, until
+from tests.fixtures.paths import FIXTURES
 
-FAKE_ROUTER = Path(__file__).with_name("fake_router.py")
+FAKE_ROUTER = FIXTURES / "fake_router.py"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.launcher.interrupts import interruptible, uninterrupted
-from tests.ports import free_port
+from tests.fixtures.ports import free_port
 
 from .bundles import Bundle, training_bundle, usual_signals, with_variable
 

@@ -14,7 +14,7 @@ import pytest
 
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.steps import read_steps
-from tests.ports import free_port
+from tests.fixtures.ports import free_port
 
 from .bundles import Bundle, training_bundle
 

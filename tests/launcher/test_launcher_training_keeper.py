@@ -15,7 +15,7 @@ import pytest
 
 from recipe_core.launcher import procs, supervisor
 from recipe_core.launcher.events import read
-from tests.ports import free_port
+from tests.fixtures.ports import free_port
 
 from .bundles import FAKE_TRAINER, TRAINING, Bundle, training_bundle, with_variable
 

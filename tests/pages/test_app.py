@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from recipe_core.base.resources import root
 from recipe_core.doors.serve import Later, folders_allowed
 from recipe_core.doors.settings import variable
-from tests.e2e.patience import PATIENCE
+from tests.fixtures.patience import PATIENCE
 
 LOAD = """
 import importlib.util, sys

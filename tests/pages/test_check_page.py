@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pages.opening import PAGES, opened, query_of, words
+from tests.fixtures.opening import PAGES, opened, query_of, words
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from recipe_core.base.units import significant
 from recipe_core.present.charts.views import VIEWS, View
 from recipe_core.request.edit import change
-from tests.pages.opening import LLAMA_70B, PAGES, TP8, figure, open_view, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, figure, open_view, opened, query_of, words
 
 LONG = {"workload.max_context": "24576"}
 """At tp 2 the cache of one such request of Llama-3.1-70B just fits on an H100."""

@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 from recipe_core.formats.answer import formats_answer
 from recipe_core.present import formats_view as view
 from recipe_core.request.link import from_query
-from tests.pages.opening import LLAMA_70B, figure, opened, words
+from tests.fixtures.opening import LLAMA_70B, figure, opened, words
 
 SERVE = {
     "model": LLAMA_70B,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from tests.pages.opening import LLAMA_70B, PAGES, TP8, opened, query_of
+from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, opened, query_of
 
 
 @pytest.mark.parametrize("page", PAGES)

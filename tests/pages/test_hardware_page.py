@@ -7,7 +7,7 @@ import json
 import pytest
 
 from recipe_core.doors.settings import variable
-from tests.pages.opening import opened, query_of, words
+from tests.fixtures.opening import opened, query_of, words
 
 
 def test_a_vendor_brings_its_device_and_drops_the_old_offer() -> None:

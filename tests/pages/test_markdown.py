@@ -15,8 +15,8 @@ from recipe_core.hardware.cluster import device
 from recipe_core.present.charts.views import views_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan
-from tests.e2e.patience import PATIENCE
-from tests.pages.opening import PAGES
+from tests.fixtures.opening import PAGES
+from tests.fixtures.patience import PATIENCE
 from tests.pages.test_recipe_page import TABS
 
 

@@ -11,7 +11,7 @@ from recipe_core.calibration.own_runs import of_runs
 from recipe_core.measured.compression import MeasuredCompression
 from recipe_core.measured.serving_runs import published_runs
 from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay
-from tests.pages.opening import figure, opened, words
+from tests.fixtures.opening import figure, opened, words
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from recipe_core.doors.settings import variable
 from recipe_core.model.catalog import catalog_entry
-from tests.pages.opening import LLAMA_70B, figure, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, figure, opened, query_of, words
 
 
 def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:

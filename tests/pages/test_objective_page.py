@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipe_core.search.plans import plan
-from tests.pages.opening import LLAMA_70B, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, opened, query_of, words
 
 
 def test_a_preset_fills_lengths_and_load() -> None:

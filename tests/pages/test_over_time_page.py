@@ -11,8 +11,8 @@ from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.present import over_time_view as view
-from tests.over_time import answer
-from tests.pages.opening import figure, opened, query_of, words
+from tests.fixtures.opening import figure, opened, query_of, words
+from tests.fixtures.over_time import answer
 
 QUESTION = "How many replicas, and when?"
 LIMITED = {"objective.limits.ttft_ms": "2000", "objective.limits.tpot_ms": "50"}

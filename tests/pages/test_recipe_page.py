@@ -7,7 +7,7 @@ import json
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from tests.pages.opening import LLAMA_70B, PAGES, TP8, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, opened, query_of, words
 
 TWO_NODES = {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.nodes": "2"}
 TRAINING = {"workload.kind": "training", "workload.tokens": "1e9"}

@@ -14,8 +14,8 @@ from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.packed import pack
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep, shelf_of, shelf_query
-from tests.e2e.patience import PATIENCE
-from tests.pages.opening import LLAMA_70B, PAGES, TP8, figure, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, figure, opened, query_of, words
+from tests.fixtures.patience import PATIENCE
 from tests.pages.test_markdown import MODEL, payload, profile
 
 TP4 = "vllm.bf16.bf16.tp4.pp1.dp1.ep1"

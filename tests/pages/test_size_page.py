@@ -15,7 +15,7 @@ from recipe_core.request.open_hardware import size_request
 from recipe_core.request.size import Market
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
-from tests.pages.opening import LLAMA_70B, PAGES, figure, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, PAGES, figure, opened, query_of, words
 
 QUESTION = "Which hardware, and how much?"
 FEW = json.dumps({"devices": ["h100-sxm", "mi300x", "b200-sxm", "a10g", "gh200-144gb"]})

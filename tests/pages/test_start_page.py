@@ -9,7 +9,7 @@ from recipe_core.model.catalog import catalog_ids
 from recipe_core.present.glossary import glossary
 from recipe_core.request.examples import examples
 from recipe_core.request.link import link_query
-from tests.pages.opening import LLAMA_70B, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, opened, query_of, words
 
 TOUR = ("model.py", "objective.py", "hardware.py", "compare.py", "recipe.py", "check.py")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.request.phases import Phase
-from tests.pages.opening import LLAMA_70B, figure, open_view, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, figure, open_view, opened, query_of, words
 
 RUN = {"workload.kind": "training", "workload.tokens": "1e12", "hardware.nodes": "32"}
 

@@ -17,7 +17,7 @@ import pytest
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
 from recipe_core.launch.training.corpus import chats, preferences
-from tests.ports import free_port
+from tests.fixtures.ports import free_port
 
 MISSING = [
     name

@@ -17,7 +17,7 @@ from recipe_core.trainer.errors import RolledBackError, TrainError
 from recipe_core.trainer.guard import BROKEN, CALM, SUSPICIOUS, Event, Watch
 from recipe_core.trainer.rollbacks import FILE, Record, Skips, read_record
 from recipe_core.trainer.settings import SPIKES, Guard, load_settings
-from tests.sizes import examples
+from tests.fixtures.sizes import examples
 from tests.trainer.conftest import settings
 
 GUARD = Guard(window=20, patience=3)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from recipe_core.launcher.events import read
-from tests.launcher.bundles import TRAINING, Bundle, training_json
-from tests.ports import free_port
+from tests.fixtures.bundles import TRAINING, Bundle, training_json
+from tests.fixtures.ports import free_port
 from tests.trainer.conftest import Job, needs_torch, settings
 
 pytestmark = [pytest.mark.torchrun, needs_torch]

@@ -14,8 +14,9 @@ import pytest
 from recipe_core.bundle.write import write_bundle
 from recipe_core.recipe import make_recipe
 from recipe_core.request.schema import PlanRequest
+from tests.fixtures.paths import FIXTURES
 
-FAKE = Path(__file__).with_name("fake_vllm.py")
+FAKE = FIXTURES / "fake_vllm.py"
 
 
 @pytest.fixture

@@ -32,10 +32,10 @@ from recipe_core.trials.leftovers import MARK
 from recipe_core.trials.objective import aim_of
 from recipe_core.trials.study import JOURNAL, Search
 from recipe_core.trials.tune import Budget, tune
-from tests.command_line import ROOT
 from tests.conftest import make_request
-from tests.e2e.patience import comes
-from tests.launcher.bundles import with_variable
+from tests.fixtures.bundles import with_variable
+from tests.fixtures.command_line import ROOT
+from tests.fixtures.patience import comes
 
 QUICK = Budget(trials=6, repeats=2, splits=1)
 SPACE = (

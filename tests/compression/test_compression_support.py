@@ -1,0 +1,252 @@
+"""What runs where: every row is well made, and lookups say no more than rows do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from recipe_core.base.errors import InputError
+from recipe_core.compression.families import families, family_of, groups
+from recipe_core.compression.knowledge import combination, matrix, rows, runners, support_of
+from recipe_core.compression.support import VOID, Support
+from recipe_core.compression.support_rows import placed
+from recipe_core.compression.technique import techniques
+from recipe_core.engines.options import FOLDER, option_table
+from recipe_core.hardware.cluster import device, device_names
+from recipe_core.measured.serving_runs import published_runs
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import engine_of, setting
+from recipe_core.space.applied import refused_weights
+from tests.fixtures.paths import ROOT
+
+ENGINES = {
+    "vllm": ("--quantization", "--kv-cache-dtype"),
+    "sglang": ("--quantization", "--kv-cache-dtype"),
+    "tgi": ("--quantize", "--kv-cache-dtype"),
+}
+"""Options of an engine's own parser that name formats of weights and of the cache."""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _tables(engine: str, row: Support) -> list[tuple[str, tuple[str, ...]]]:
+    """Releases whose parsers are known and that a row holds for, with what the option takes."""
+    files = FOLDER.glob(f"{engine}-[0-9]*.yaml")
+    versions = [file.stem.removeprefix(f"{engine}-") for file in files]
+    held = [
+        version
+        for version in versions
+        if _numbers(row.min_version) <= _numbers(version)
+        and (not row.last_version or _numbers(version) <= _numbers(row.last_version))
+    ]
+    weights, cache = ENGINES[engine]
+    flag = cache if row.technique.startswith("kv_") else weights
+    return [(version, option_table(engine, version).options[flag].choices) for version in held]
+
+
+def test_there_are_many_rows_and_each_is_of_something_known() -> None:
+    every = rows()
+    assert len(every) >= 250
+    assert len({row.engine for row in every}) >= 20
+    assert {row.engine for row in every} <= {*runners(), "any"}
+    assert {row.hardware for row in every} <= {*families(), *groups(), "any"}
+    assert all(one.names <= set(techniques()) for one in placed())
+    read = [row for row in every if not row.inferred]
+    assert len(read) > 0.75 * len(every)
+    assert not any("recall" in row.note.casefold() for row in every)
+
+
+def test_the_tables_of_the_documentation_are_written_from_the_rows() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/support_table.py", "--check"], cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, "run python scripts/support_table.py"
+
+
+def test_a_row_is_said_once() -> None:
+    key = Counter(
+        (one.engine, one.row.technique, one.row.variant, one.row.hardware, one.row.last_version)
+        for one in placed()
+    )
+    assert [name for name, times in key.items() if times > 1] == []
+
+
+def test_every_refusal_has_the_words_and_the_address_of_who_refuses() -> None:
+    refused = [row for row in rows() if row.verdict == "refused"]
+    assert len(refused) > 150
+    assert all(len(row.words) >= 3 and row.url.startswith("https://") for row in refused)
+
+
+def test_what_is_unknown_says_why() -> None:
+    assert [row for row in rows() if row.verdict == "unknown" and not row.note] == []
+
+
+def test_every_shipped_device_has_a_family() -> None:
+    without = [name for name in device_names() if not family_of(name)]
+    assert without == []
+    assert family_of(device("h100-sxm")) == family_of("h100-sxm") == "hopper"
+
+
+def test_hardware_that_skips_no_zeros_is_a_group() -> None:
+    dense = {name for name, one in families().items() if not one.sparse_2_4}
+    # Trainium has patterns of its own.
+    assert dense - {"trainium"} == set(groups()["dense-only"].families)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tgi"])
+def test_formats_that_run_are_choices_of_the_engines_parser(engine: str) -> None:
+    checked = 0
+    for row in rows(engine=engine):
+        if row.verdict in VOID or not row.variant or row.variant in ("fp8_inc", "weight_sparsity"):
+            continue
+        for version, choices in _tables(engine, row):
+            assert row.variant in choices, (row.technique, row.variant, version)
+            checked += 1
+    assert checked > 20
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tgi"])
+def test_formats_that_no_parser_knows_are_not_choices(engine: str) -> None:
+    checked = 0
+    for row in rows(engine=engine):
+        if row.verdict != "refused" or row.hardware != "any":
+            continue
+        named = re.search(r"(?:method: |choice: ')(\w+)", row.words)
+        for version, choices in _tables(engine, row) if named else []:
+            assert named is not None
+            assert named[1] not in choices, (row.words, version)
+            checked += 1
+    assert checked > 0
+
+
+def test_the_words_of_a_parser_list_what_it_takes() -> None:
+    [row] = [row for row in rows("kv_int8", "sglang") if row.hardware == "any"]
+    listed = re.search(r"choose from (.+)\)", row.words)
+    assert listed is not None
+    choices = option_table("sglang", "0.5.23").options["--kv-cache-dtype"].choices
+    assert tuple(listed[1].split(", ")) == choices
+
+
+def test_an_engine_without_quantisation_lists_the_types_that_it_takes() -> None:
+    [row] = [row for row in rows("int4_weight_only", "tei") if row.hardware == "any"]
+    choices = option_table("tei", "1.9.3").options["--dtype"].choices
+    assert f"[possible values: {', '.join(choices)}]" in row.words
+    assert support_of("gguf_q4_k_m", "tei", "l4").verdict == "refused"
+
+
+def test_a_format_that_left_an_engine_runs_by_older_releases_only() -> None:
+    assert support_of("nf4_weight_only", "vllm", "rtx-3090").verdict == "refused"
+    older = support_of("nf4_weight_only", "vllm", "rtx-3090", version="0.27.0")
+    assert older.verdict == "weight-only kernel"
+    # Recipes install 1.2.0, which still has the TensorRT backend.
+    assert support_of("int8_w8a8", "tensorrt-llm", "h100-sxm").verdict == "native"
+    assert support_of("int8_w8a8", "tensorrt-llm", "h100-sxm", version="1.3.0").verdict == "refused"
+
+
+def test_published_patterns_hold() -> None:
+    verdicts = {
+        ("fp8_w8a8", "vllm", "h100-sxm"): "native",
+        ("fp8_w8a8", "vllm", "a100-sxm-80gb"): "weight-only kernel",
+        ("fp8_w8a8", "tensorrt-llm", "a100-sxm-80gb"): "refused",
+        ("int8_w8a8", "vllm", "b200-sxm"): "refused",
+        ("nvfp4_w4a4", "vllm", "b200-sxm"): "native",
+        ("nvfp4_w4a4", "vllm", "h100-sxm"): "weight-only kernel",
+        ("nvfp4_w4a4", "vllm", "mi300x"): "emulated",
+        ("nvfp4_w4a4", "tensorrt-llm", "h100-sxm"): "refused",
+        ("mxfp4_w4a4", "vllm", "mi355x"): "native",
+        ("gguf_q4_k_m", "llama-cpp", "cpu"): "weight-only kernel",
+    }
+    found = {asked: support_of(*asked).verdict for asked in verdicts}
+    assert found == verdicts
+
+
+def test_an_engine_around_another_answers_as_that_one_does() -> None:
+    inner = support_of("fp8_w8a8", "vllm", "l40s")
+    outer = support_of("fp8_w8a8", "dynamo", "l40s")
+    assert (outer.verdict, outer.words, outer.engine) == (inner.verdict, inner.words, "dynamo")
+    assert "starts vLLM" in outer.note
+
+
+def test_two_formats_at_once_run_as_the_worse_of_them() -> None:
+    both = support_of("nvfp4_w4a4_kv_fp8", "vllm", "h100-sxm")
+    assert both.verdict == "weight-only kernel"
+    assert "nvfp4_w4a4" in both.note
+
+
+def test_an_engine_without_the_hardware_refuses_everything() -> None:
+    answer = support_of("int4_weight_only", "tensorrt-llm", "mi300x")
+    assert answer.verdict == "refused"
+    assert "Hopper" in answer.words
+    assert answer.url
+
+
+def test_what_nobody_says_is_unknown_with_a_sentence() -> None:
+    answer = support_of("int2_weight_only", "aiter", "gaudi3")
+    assert (answer.verdict, answer.runs) == ("unknown", False)
+    assert answer.note.endswith("was found.")
+    with pytest.raises(InputError, match="int4"):
+        support_of("int4", "vllm", "h100-sxm")
+    with pytest.raises(InputError, match="vlm"):
+        support_of("kv_fp8", "vlm", "h100-sxm")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers", "onnxruntime", "mlx"])
+def test_unstructured_zeros_save_nothing_anywhere(engine: str) -> None:
+    for name in families():
+        answer = support_of("sparse_unstructured", engine, name)
+        assert answer.verdict in ("memory only", "refused"), name
+    assert "skip two zeros of four" in support_of("sparse_unstructured", engine, "ampere").note
+    assert "skip no zeros" in support_of("sparse_2_4", "executorch", "apple").note
+
+
+def test_a_matrix_has_a_verdict_in_every_cell() -> None:
+    cells = matrix("vllm")
+    columns = {tuple(row) for row in cells.values()}
+    assert len(columns) == 1
+    assert "hopper" in cells["fp8_w8a8"]
+    assert cells["fp8_w8a8"]["hopper"] == support_of("fp8_w8a8", "vllm", "hopper")
+
+
+def test_combinations_void_multiply_and_exclude() -> None:
+    def effect(a: str, b: str, engine: str = "vllm", name: str = "h100-sxm") -> str:
+        said, turned = (combination(*pair, engine, name) for pair in ((a, b), (b, a)))
+        assert said == turned
+        return said.effect
+
+    assert effect("fp8_w8a8", "kv_fp8") == "multiply"
+    assert effect("int4_weight_only", "layer_pruning") == "multiply"
+    assert effect("int4_weight_only", "fp8_w8a8") == "exclusive"
+    assert effect("sparse_unstructured", "fp8_w8a8") == "void"
+    assert effect("sparse_2_4", "int4_weight_only") == "void"
+    assert effect("sparse_2_4", "int4_weight_only", "tgi", "a100-sxm-80gb") == "multiply"
+    assert effect("int4_weight_only", "kv_int8", "sglang") == "void"
+    assert effect("low_rank", "int4_weight_only") == "unknown"
+
+
+def test_a_void_pair_quotes_who_refuses() -> None:
+    said = combination("int4_weight_only", "kv_int8", "sglang", "h100-sxm")
+    assert "invalid choice" in said.sentence
+
+
+def test_no_published_run_is_of_what_its_engine_is_said_to_refuse() -> None:
+    runs = {
+        (run.model, run.device, run.engine, run.weight_dtype or "auto", run.kv_dtype or "auto")
+        for run in published_runs()
+    }
+    refused = []
+    for model, name, engine, weights, cache in sorted(runs):
+        hardware = {"device": name, "per_node": 1}
+        values = {"model": model, "hardware": hardware, "workload": {"concurrency": 1}}
+        problem = resolve(PlanRequest.parse(values))
+        spec = engine_of(engine, problem.cluster)
+        if (answer := refused_weights(setting(problem, spec, weights, cache))) is not None:
+            refused.append((model, name, engine, answer.technique, answer.words))
+    assert len(runs) > 20
+    assert refused == []

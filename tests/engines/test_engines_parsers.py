@@ -1,0 +1,154 @@
+"""Every generated option against the engines' own parsers, each in a Python that has the engine
+(``scripts/engine_parsers.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.serving.start import launch
+from recipe_core.model.catalog import load_model
+from tests.engines.test_engines_ranks import ASKED
+from tests.fixtures.deployments import DRAFT_CHECKPOINT, MODELS, deployments
+from tests.fixtures.paths import ROOT
+
+SCRIPT = ROOT / "scripts" / "engine_parsers.py"
+RECIPES, DEEP = 2000, 150
+"""Random recipes of an engine, and how many of them are also held against the engine's
+configuration, which takes longer.
+"""
+CLASSES = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3"}
+EAGLE3 = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32000,
+}
+PROGRAMS = {
+    ("vllm", "serve"): "vllm",
+    ("sglang", "serve"): "sglang",
+    ("vllm-router",): "vllm-router",
+    ("python3", "-m", "sglang_router.launch_router"): "sglang-router",
+}
+
+
+def python_with(engine: str) -> str:
+    """An interpreter with the engine, from ``VLLM_PYTHON`` or ``SGLANG_PYTHON``; else skips."""
+    variable = f"{engine.split('-')[0].upper()}_PYTHON"
+    if not (found := os.environ.get(variable)):
+        pytest.skip(f"{variable} names no Python that has {engine}; see scripts/engine_parsers.py")
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder with the config.json of every model, by its id."""
+    out = {}
+    for model in MODELS:
+        folder = tmp_path_factory.mktemp("models") / model.replace("/", "--")
+        folder.mkdir()
+        config = dict(load_model(model).config)
+        config["architectures"] = [f"{CLASSES[config['model_type']]}ForCausalLM"]
+        (folder / "config.json").write_text(json.dumps(config))
+        out[model] = str(folder)
+    draft = tmp_path_factory.mktemp("models") / "Model-EAGLE3"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(dict(load_model(MODELS[0]).config) | EAGLE3))
+    out[DRAFT_CHECKPOINT] = str(draft)
+    return out
+
+
+def filled(words, model):
+    """Words with what a launch fills in."""
+    values = {
+        "model": model,
+        "host": "127.0.0.1",
+        "port": "8000",
+        "head": "127.0.0.1",
+        "root": "bundle",
+        "run": "bundle/run",
+    }
+    return [
+        re.sub(
+            r"\$\{(\w+?)(\d*)\}",
+            lambda m: values.get(m[1], "127.0.0.1" if m[1] == "node" else "8001"),
+            word,
+        )
+        for word in words
+    ]
+
+
+def lines(engine, folders, count):
+    """The command lines of random recipes, by the program whose parser reads them; vLLM's also with
+    other balancers and Ray.
+    """
+    out, left, ways = defaultdict(list), count, [{}, *(ASKED.values() if engine == "vllm" else ())]
+    for n, deployment in enumerate(deployments(engine, 10 * count, seed=7)):
+        try:
+            started = launch(replace(deployment, engine_options=ways[n % len(ways)]))
+        except NoAnswer:
+            continue
+        for process in started.processes:
+            if (argv := engine_part(process.argv)) is None:
+                continue
+            words = filled(argv, folders[deployment.setting.model.name])
+            words = [word.replace(DRAFT_CHECKPOINT, folders[DRAFT_CHECKPOINT]) for word in words]
+            size, program = next(
+                (len(p), name) for p, name in PROGRAMS.items() if tuple(words[: len(p)]) == p
+            )
+            deep = (
+                left > count - DEEP and process.role != "worker" and "ray" not in words
+            )  # which would look for a cluster
+            out[program].append({"argv": words[size:], "deep": deep})
+        left -= 1
+        if not left:
+            return out
+    raise AssertionError("too few deployments start")
+
+
+def engine_part(words):
+    """The engine's own words, without the start of a Ray cluster; None if a node only joins one."""
+    if not any(word.endswith("ray_node.py") for word in words):
+        return words
+    return words[words.index("--") + 1 :] if "--" in words else None
+
+
+def run(engine, words):
+    given = "".join(json.dumps(each) + "\n" for each in words)
+    done = subprocess.run(
+        [python_with(engine), str(SCRIPT), engine],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr[-2000:]
+    *refusals, counts = done.stdout.splitlines()
+    return [json.loads(each) for each in refusals], json.loads(counts)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_engines_own_parser_takes_every_command(engine, folders):
+    python_with(engine)
+    for program, words in lines(engine, folders, RECIPES).items():
+        refusals, counts = run(program, words)
+        assert refusals == []
+        assert counts == {"lines": len(words), "refused": 0}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_engines_own_parser_refuses_what_is_wrong(engine, folders):
+    python_with(engine)
+    flag = {"vllm": "--model", "sglang": "--model-path"}[engine]
+    refusals, counts = run(
+        engine, [{"argv": [flag, folders[MODELS[1]], "--tensor-paralel-size", "2"]}]
+    )
+    assert counts == {"lines": 1, "refused": 1}
+    assert "tensor" in refusals[0]["why"]

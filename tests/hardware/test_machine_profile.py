@@ -1,0 +1,368 @@
+"""A profile of this machine: its fit, its file, and what an estimate makes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core.base.documents import read_document, to_yaml
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.calibration import machine_profile
+from recipe_core.calibration.machine_profile import (
+    assembled,
+    check_output,
+    collectives_of,
+    own_name,
+    profile_machine,
+    profile_text,
+    total_spread,
+    write_profile,
+)
+from recipe_core.calibration.roofline_fit import fit_roofline
+from recipe_core.hardware.cluster import cluster, device, device_names, fabric, host_speed, plain
+from recipe_core.hardware.custom import read_profile
+from recipe_core.hardware.detect.machine import Found
+from recipe_core.hardware.microbench.clock import Timing
+from recipe_core.hardware.microbench.collectives import Reduced
+from recipe_core.hardware.microbench.disk import DiskRates
+from recipe_core.hardware.microbench.host import LAYERS, REFERENCE, SEQUENCES, HostTimes
+from recipe_core.hardware.microbench.points import Point
+from recipe_core.hardware.microbench.run import Measured
+from recipe_core.hardware.profile import Device
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.physics.bands import widened
+from recipe_core.physics.roofline import operator_s
+from recipe_core.physics.serving import bands as serving_bands
+from recipe_core.search.plans import plan
+from tests.conftest import make_request, request_values
+from tests.fixtures.command_line import recipe
+
+PEAK, BANDWIDTH = 4e11, 3e10
+TRUE = {"compute_efficiency": 0.8, "memory_efficiency": 0.6, "overhead_s": 2e-5, "smoothing": 2.0}
+
+
+def host_of(slow: float = 1.0, spread: float = 0.0) -> HostTimes:
+    steps = {
+        (layers, tokens): slow
+        * (REFERENCE["step_s"] + REFERENCE["layer_s"] * layers + REFERENCE["sequence_s"] * tokens)
+        for layers in LAYERS
+        for tokens in SEQUENCES
+    }
+    return HostTimes(steps, slow * REFERENCE["request_s"], spread, 3)
+
+
+def points_of(noise: float = 0.0, dtype: Any = "bf16", family: Any = "gemm") -> list[Point]:
+    """Points of a device whose numbers are known, timed by the estimate's own formula."""
+    draw = np.random.default_rng(3)
+    told = plain(device("cpu"))
+    figure = {"source": "profile", "status": "measured"}
+    known = {
+        **told,
+        "name": "known",
+        "memory_bandwidth_bytes_per_s": {"value": BANDWIDTH, **figure},
+        "peak_flops_per_s": {dtype: {"value": PEAK, **figure}, "bf16": {"value": PEAK, **figure}},
+        "roofline": {family: {dtype: {**TRUE, **figure}}},
+    }
+    exact, out = Device.model_validate(known), []
+    for rows in (1, 4, 16, 128, 1024):
+        for width in (384, 1024, 2048, 4096):
+            flops, moved = 2.0 * rows * width**2, 2.0 * (width**2 + 2 * rows * width)
+            seconds = operator_s(exact, family, dtype, np.array([flops]), np.array([moved]))
+            factor = math.exp(draw.normal(0, noise)) if noise else 1.0
+            timing = Timing(float(seconds[0]) * factor, noise, 9)
+            out.append(Point(family, dtype, f"{rows} x {width}", flops, moved, timing))
+    return out
+
+
+def found_here(**changes: Any) -> Found:
+    values: dict[str, Any] = {
+        "matched": "cpu",
+        "matched_by": "the lack of an accelerator",
+        "count": 1,
+        "devices": [],
+        "profile": {"title": "CPU", "tdp_watts": None},
+        "allocatable_memory_bytes": None,
+        "links": None,
+        "host": {"cpu": "Some CPU", "cpus": 2, "memory_bytes": 8 << 30, "available_bytes": 4 << 30},
+        "versions": {"kernel": "6.1"},
+        "request": None,
+        "unknown": [],
+        "notes": [],
+    }
+    return Found(**{**values, **changes})
+
+
+def measured_here(**changes: Any) -> Measured:
+    values: dict[str, Any] = {
+        "kind": "cpu",
+        "torch": "2.13",
+        "cpus": 2,
+        "load": 0.0,
+        "points": [*points_of(), *points_of(dtype="fp32")],
+        "bandwidth_bytes_per_s": BANDWIDTH,
+        "bandwidth_timing": Timing(1e-2, 0.01, 9),
+        "launch_s": 5e-6,
+        "host": host_of(),
+        "seconds": 20.0,
+    }
+    return Measured(**{**values, **changes})
+
+
+# --- the fit
+
+
+def test_the_fit_finds_the_numbers_of_exact_points() -> None:
+    fitted = fit_roofline(points_of(), PEAK, BANDWIDTH)
+    assert fitted is not None
+    assert fitted.median_error < 0.02
+    assert fitted.compute_efficiency == pytest.approx(TRUE["compute_efficiency"], rel=0.1)
+    assert fitted.memory_efficiency == pytest.approx(TRUE["memory_efficiency"], rel=0.1)
+    assert fitted.overhead_s == pytest.approx(TRUE["overhead_s"], rel=0.1)
+
+
+def test_interrupted_points_move_the_fit_little() -> None:
+    points = points_of(noise=0.05)
+    for place in (2, 9, 17):
+        late = replace(points[place].timing, seconds=20 * points[place].timing.seconds)
+        points[place] = replace(points[place], timing=late)
+    fitted = fit_roofline(points, PEAK, BANDWIDTH)
+    assert fitted is not None
+    assert fitted.median_error < 0.1
+    assert fitted.p90_error > fitted.median_error
+
+
+def test_few_points_are_no_fit() -> None:
+    assert fit_roofline(points_of()[:3], PEAK, BANDWIDTH) is None
+
+
+# --- the file
+
+
+def test_a_profile_is_a_complete_device_with_residuals(tmp_path: Path) -> None:
+    profiled = assembled(found_here(), measured_here())
+    path = tmp_path / "machine.yaml"
+    write_profile(path, profiled)
+    ours = device(read_profile(str(path)))
+    assert ours == profiled.device
+    assert (ours.name, ours.known_as, ours.runtime) == ("some-cpu-2-cores", "cpu", "cpu")
+    assert ours.memory_bytes.value == 8 << 30
+    for dtype in ("bf16", "fp32"):
+        shape = ours.roofline["gemm"][dtype]
+        assert shape.status == "fitted"
+        assert "median error" in str(shape.note)
+        assert ours.peak_flops_per_s[dtype].status == "measured"
+    assert ours.host is not None
+    assert ours.host.layers == pytest.approx(1, rel=1e-3)
+    assert "recipe profile" in str(ours.sources["profile"].command)
+    shown = "\n".join(profile_text(profiled))
+    assert "gemm bf16: start" in shown
+    assert "which widens every interval" in shown
+
+
+def test_a_known_accelerator_is_held_against_its_datasheet() -> None:
+    base = device("h100-sxm")
+    points = [replace(point, timing=replace(point.timing, seconds=1e-5)) for point in points_of()]
+    found = found_here(matched="h100-sxm", profile={"title": "H100", "memory_bytes": None})
+    measured = measured_here(
+        kind="cuda",
+        points=[*points, *points_of(dtype="fp8")],
+        to_device_bytes_per_s=5e10,
+        disk_cold_bytes_per_s=1e9,
+        notes=["not measured, gemm int8: no"],
+    )
+    ours = assembled(found, measured)
+    assert ours.values["based_on"] == "h100-sxm"
+    assert ours.device.peak_flops_per_s == base.peak_flops_per_s
+    assert ours.device.roofline["gemm"]["fp8"].source == "profile"
+    assert ours.device.roofline["moe"] == base.roofline["moe"]
+    assert host_speed(ours.device).layers == 1, "engines' overheads there are of GPU hosts"
+    assert ours.device.transfers is not None
+    assert "to device 50 GB/s" in "\n".join(profile_text(ours))
+    assert "note: not measured, gemm int8: no" in "\n".join(profile_text(ours))
+
+
+def test_an_unknown_accelerator_is_held_against_its_best_rates() -> None:
+    card = {
+        "title": "NVIDIA <New> Card",
+        "architecture": "sm_130",
+        "memory_bytes": {"value": 96e9, "source": "machine", "status": "measured"},
+        "tdp_watts": {"value": 700, "source": "machine", "status": "measured"},
+    }
+    found = found_here(matched=None, profile=card, count=4)
+    ours = assembled(found, measured_here(kind="cuda")).device
+    assert (ours.title, ours.vendor, ours.architecture) == (
+        "NVIDIA  New  Card",
+        "nvidia",
+        "sm_130",
+    )
+    assert (ours.memory_bytes.value, ours.tdp_watts.value, ours.node.devices) == (96e9, 700, 4)
+    assert ours.node.fabric == "pcie4"
+    with pytest.raises(NoAnswer, match="how much memory"):
+        assembled(
+            replace(found, profile={**card, "memory_bytes": None}), measured_here(kind="rocm")
+        )
+
+
+def test_a_measured_disk_is_part_of_the_profile() -> None:
+    rates = DiskRates(1.2e9, 3.4e9, 5000.0, 1 << 30, direct=True)
+    disk = assembled(found_here(), measured_here(disk=rates)).device.disk
+    assert disk is not None
+    figures = (disk.write_bytes_per_s, disk.read_bytes_per_s, disk.window_reads_per_s)
+    assert [figure.value for figure in figures] == [1.2e9, 3.4e9, 5000.0]
+    assert {figure.status for figure in figures} == {"measured"}
+    assert assembled(found_here(), measured_here()).device.disk is None
+
+
+def test_too_few_products_are_no_profile() -> None:
+    with pytest.raises(NoAnswer, match=r"too few matrix products .*--seconds"):
+        assembled(found_here(), measured_here(points=points_of()[:2]))
+
+
+def test_names_are_not_those_of_shipped_devices() -> None:
+    assert own_name("h100-sxm") == "my-h100-sxm"
+    assert own_name("AMD EPYC 9R14 (x)") == "amd-epyc-9r14-x"
+    assert own_name("???") == "device"
+    assert len(own_name("x" * 500)) <= 64
+
+
+def test_a_busy_machine_widens_and_says_so() -> None:
+    calm = assembled(found_here(), measured_here())
+    busy = assembled(found_here(), measured_here(load=1.0, host=host_of(spread=0.1)))
+    assert calm.spread == pytest.approx(0.01)
+    assert busy.spread == pytest.approx(math.hypot(0.1, math.log(1.5) / 2), abs=1e-3)
+    assert "load 1.00 on 2 processors" in busy.values["host"]["note"]
+    drifting = measured_here(host_at_end=host_of(slow=1.5))
+    assert total_spread(drifting, 0.0) == pytest.approx(math.log(1.5) / 2, abs=0.01)
+
+
+def test_collectives_are_fitted_and_used_in_place_of_the_fabrics() -> None:
+    inside = fabric("shared-memory")
+    speed, start_s = 0.25 * inside.bandwidth_bytes_per_s.value, 4e-4
+    reduced = [
+        Reduced(2, float(size), start_s + size / speed) for size in (1 << 10, 1 << 16, 1 << 24)
+    ]
+    found = collectives_of(reduced, inside)
+    assert found["efficiency"] == pytest.approx(0.25, rel=0.05)
+    assert found["latency_s"] + 2 * found["latency_per_rank_s"] == pytest.approx(start_s, rel=0.05)
+    assert collectives_of([], inside) == {}
+    ours = assembled(found_here(), measured_here(collectives=reduced)).values
+    joined = cluster(HardwareRequest.model_validate({"device": ours, "per_node": 2})).fabric
+    assert joined.efficiency.value == pytest.approx(found["efficiency"], rel=1e-3)
+    assert joined.bandwidth_bytes_per_s == inside.bandwidth_bytes_per_s
+    named = HardwareRequest.model_validate({"device": ours, "per_node": 2, "fabric": "pcie4"})
+    assert cluster(named).fabric == fabric("pcie4"), "what was measured is of the node's own"
+
+
+# --- what estimates make of it
+
+
+def ours_with(**host: float) -> dict[str, Any]:
+    told = {name: value for name, value in plain(device("cpu")).items() if name != "host"}
+    values = {"source": "profile", "status": "measured", **host}
+    return {**told, "name": "ours", "known_as": "cpu", **({"host": values} if host else {})}
+
+
+def best(profile: Any, **parts: Any) -> dict[str, Any]:
+    table = plan(make_request(device=profile, model="Qwen/Qwen3-0.6B", per_node=1, **parts))
+    return table.estimate(int(table.order[0])).to_json()
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_shipped_devices_are_as_they_were(name: str) -> None:
+    """The new fields are in no file, in no dump, and so in no digest; their factors are 1."""
+    profile = device(name)
+    kept = json.loads(profile.model_dump_json())
+    assert not {"host", "transfers"} & set(kept)
+    assert "collectives" not in kept["node"]
+    speed = host_speed(profile)
+    assert (speed.layers, speed.sequences, speed.requests, speed.spread) == (1, 1, 1, 0)
+
+
+def test_a_reference_host_changes_no_bit() -> None:
+    shipped, ours = best("cpu"), best(ours_with(layers=1.0, sequences=1.0, requests=1.0))
+    for part in ("serving", "memory"):
+        assert ours[part] == shipped[part]
+
+
+def test_a_slow_host_slows_what_it_does() -> None:
+    alone = {"mode": "static", "batch": 4, "concurrency": None}
+    base, slow, chatty = (
+        best(ours_with(**host), workload=alone)["breakdown_s"]["decode"]
+        for host in ({}, {"layers": 3.0}, {"sequences": 4.0})
+    )
+    assert slow["engine"] > 2 * base["engine"]
+    assert base["engine"] < chatty["engine"] < slow["engine"]
+    assert {**slow, "engine": 0} == {**base, "engine": 0}, "the device is as fast as it was"
+    prompt, late = (
+        best(ours_with(**host))["breakdown_s"]["prefill"]["request"]
+        for host in ({}, {"requests": 5.0})
+    )
+    assert late == pytest.approx(5 * prompt)
+
+
+def test_a_varying_machine_has_wider_intervals() -> None:
+    calm, wild = best(ours_with()), best(ours_with(spread=0.3))
+    for figure in ("ttft_s", "tpot_s", "output_tokens_per_s"):
+        low, high = calm["bands"][figure]
+        assert wild["bands"][figure][0] < low < high < wild["bands"][figure][1]
+        assert wild["serving"][figure] == calm["serving"][figure]
+
+
+def test_intervals_widen_as_independent_errors_add() -> None:
+    band = serving_bands.bands().band("tpot_s", ((),), {})
+    wide = widened(band, 0.3)
+    assert wide.independent == pytest.approx(math.hypot(band.independent, 0.3))
+    assert math.log(wide.factors["80"][1]) == pytest.approx(
+        math.hypot(math.log(band.factors["80"][1]), 1.2816 * 0.3), rel=1e-4
+    )
+    ends = [wide.factors[level] for level in ("50", "80", "95")]
+    assert ends[0][0] > ends[1][0] > ends[2][0]
+    assert ends[0][1] < ends[1][1] < ends[2][1]
+
+
+# --- the command
+
+
+def test_a_file_that_a_request_would_not_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"-o machine\.yaml"):
+        check_output(tmp_path / "machine.json")
+    with pytest.raises(InputError, match="is not a folder"):
+        check_output(tmp_path / "none" / "machine.yaml")
+    other = tmp_path / "request.yaml"
+    other.write_text(to_yaml(request_values()))
+    with pytest.raises(InputError, match="is not a profile"):
+        check_output(other)
+    write_profile(other, assembled(found_here(), measured_here()))
+    check_output(other)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1e6, math.nan])
+def test_seconds_have_limits(seconds: float) -> None:
+    with pytest.raises(InputError, match="seconds are not possible"):
+        profile_machine("cpu", seconds=seconds)
+
+
+def test_the_command_writes_what_a_plan_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="NOT TESTED: recipe profile, torch is missing")
+    monkeypatch.setattr(machine_profile, "measure", lambda *_, **__: measured_here())
+    out = tmp_path / "machine.yaml"
+    done = recipe("profile", "-o", str(out), "--device", "cpu", "--quick")
+    assert done.returncode == 0, done.stderr
+    assert f"next: set hardware.device of a request to {out}" in done.stdout
+    request = tmp_path / "request.json"
+    values = request_values(device=str(out), model="Qwen/Qwen3-0.6B", per_node=1)
+    request.write_text(json.dumps(values))
+    planned = recipe("plan", str(request))
+    assert planned.returncode == 0, planned.stderr
+    assert "2 cores, measured here" in planned.stdout
+    assert recipe("hardware", str(out)).returncode == 0
+    answer = json.loads(recipe("profile", "-o", str(out), "--json").stdout)
+    assert answer["roofline"] == read_document(out)["roofline"]

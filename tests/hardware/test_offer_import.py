@@ -1,0 +1,257 @@
+"""Price tables of others as offers, and the offers by every door."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recipe_core.base.errors import InputError
+from recipe_core.doors.answers import offers_for
+from recipe_core.doors.api import create_api
+from recipe_core.hardware.accelerators import accelerator
+from recipe_core.hardware.offer_import import import_table
+from recipe_core.hardware.offer_tables import OWN, parse_table, shipped_offers
+from recipe_core.hardware.offer_terms import Terms
+from recipe_core.hardware.offers import Offer
+from tests.fixtures.command_line import recipe
+
+HEADINGS = (
+    "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,"
+    "Region,AvailabilityZone\n"
+)
+CATALOGUE = f"""{HEADINGS}\
+p5.48xlarge,H100,8.0,192.0,2048.0,,55.04,14.4,us-east-1,us-east-1a
+p5.48xlarge,H100,8.0,192.0,2048.0,,55.04,13.6,us-east-1,us-east-1b
+p4d.24xlarge,A100,8.0,96.0,1152.0,"SizeInMiB: 40960, x",21.96,,us-east-1,us-east-1a
+g5.xlarge,A10G,1.0,4.0,16.0,,1.006,,us-east-1,us-east-1a
+g6f.large,L4,0.125,2.0,8.0,,0.2,,us-east-1,us-east-1a
+p3.2xlarge,V100,1.0,8.0,61.0,,3.06,0.5,us-east-1,us-east-1a
+box,H100,1.0,8.0,61.0,,3.06,0.5,us-east-1,us-east-1a
+,L4,1.0,,,,0.6,0.2,us-central1,us-central1-a
+m5.large,,,2.0,8.0,,0.096,0.04,us-east-1,us-east-1a
+idle,L40S,1.0,2.0,8.0,,,,us-east-1,us-east-1a
+"""
+AWS = Terms(provider="Amazon Web Services", date="2026-11-20", status="published")
+
+
+def by_name(found: tuple[Offer, ...]) -> dict[str, Offer]:
+    return {offer.name: offer for offer in found}
+
+
+def test_a_skypilot_catalogue_has_prices_of_whole_machines():
+    done = import_table(CATALOGUE, "vms.csv", AWS)
+    prices = {
+        (offer.instance, offer.commitment): offer.usd_per_device_hour for offer in done.offers
+    }
+    assert prices == {
+        ("p5.48xlarge", "on-demand"): 6.88,
+        ("p5.48xlarge", "spot"): 1.7,
+        ("p4d.24xlarge", "on-demand"): 2.745,
+        ("g5.xlarge", "on-demand"): 1.006,
+    }
+    spot = next(offer for offer in done.offers if offer.commitment == "spot")
+    assert (spot.device, spot.devices_per_node, spot.region) == ("h100-sxm", 8, "us-east-1")
+    assert (spot.status, spot.date) == ("published", "2026-11-20")
+    assert spot.note == "cheapest zone of the region"
+    assert done.unknown == {"V100": 1, "H100 of an unknown form": 1}
+    assert done.skipped == {
+        "parts of an accelerator": 1,
+        "accelerators without a machine": 1,
+        "without accelerators": 1,
+        "without a price": 1,
+    }
+
+
+def test_the_caller_may_say_what_a_name_means():
+    known = {"V100": "l4", "H100": "h100-pcie"}
+    done = import_table(CATALOGUE, "vms.csv", Terms(provider="x", accelerators=known))
+    assert done.unknown == {}
+    boxes = {offer.device for offer in done.offers if offer.instance == "box"}
+    assert boxes == {"h100-pcie"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "device"),
+    [
+        ("H100", "p5.48xlarge", "h100-sxm"),
+        ("H100", "a3-highgpu-8g", "h100-sxm"),
+        ("H100", "Standard_NC40ads_H100_v5", "h100-nvl"),
+        ("H100", "Standard_ND96isr_H100_v5", "h100-sxm"),
+        ("H100", "gpu_1x_h100_pcie", "h100-pcie"),
+        ("H100", "1x_H100_SECURE", None),
+        ("H100-SXM", "", "h100-sxm"),
+        ("A100-80GB", "Standard_NC24ads_A100_v4", "a100-pcie-80gb"),
+        ("A100-80GB", "p4de.24xlarge", "a100-sxm-80gb"),
+        ("A100", "x {'Name': 'A100 SXM', 'SizeInMiB': 81920}", "a100-sxm-80gb"),
+        ("A100", "a100 pcie", None),
+        ("H200", "gpu-h200", "h200-sxm"),
+        ("RTX4090", "", "rtx-4090"),
+        ("RTX6000-Ada", "", "rtx-6000-ada"),
+        ("RTXPRO6000", "", "rtx-pro-6000"),
+        ("RTXA6000", "", "rtx-a6000"),
+        ("MI300X", "", "mi300x"),
+        ("V100-32GB", "", None),
+    ],
+)
+def test_names_of_accelerators(name, said, device):
+    assert accelerator(name, said, {})[0] == device
+
+
+def test_a_table_of_ones_own_needs_provider_device_and_price():
+    text = "provider,device,price,note\nOurs,H100-SXM,2,by letter\nOurs,mi300x,1.5,\nOurs,TPU,1,\n"
+    terms = Terms(currency="EUR", usd_per_unit=1.08, date="2026-11-20")
+    done = import_table(text, "list.csv", terms)
+    first, second = done.offers
+    assert (first.device, first.usd_per_device_hour, first.status) == ("h100-sxm", 2.16, "quoted")
+    assert first.note == "by letter; EUR at 1.08 USD"
+    assert (second.usd_per_device_hour, second.note) == (1.62, "EUR at 1.08 USD")
+    assert done.unknown == {"TPU": 1}
+
+
+def test_our_own_columns_are_kept():
+    text = (
+        "provider,name,device,usd_per_device_hour,commitment,term_months,devices_per_node,date\n"
+        "Ours,mine,l4,0.3,reserved,12,4,2026-10\n"
+    )
+    (offer,) = import_table(text, "list.csv", Terms()).offers
+    assert (offer.name, offer.terms, offer.devices_per_node, offer.date) == (
+        "mine",
+        "reserved for 12 months",
+        4,
+        "2026-10",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "terms", "says"),
+    [
+        (CATALOGUE, {}, "does not name its provider"),
+        (CATALOGUE.replace("55.04,14.4", "lots,14.4"), {"provider": "x"}, "line 2, Price: 'lots'"),
+        (CATALOGUE.replace("55.04,14.4", "-1,14.4"), {"provider": "x"}, "line 2, Price: '-1'"),
+        ("provider,device,price\nx,TPU,1\n", {}, r"no offer for a known device: TPU \(1\)"),
+        ("", {}, "no offer for a known device"),
+        ("provider,device,euros\nx,l4,1\n", {}, "line 2: unknown column 'euros'"),
+        ("device,price\nl4,1\n", {}, "line 2, provider: is empty"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named(text, terms, says):
+    with pytest.raises(InputError, match=says):
+        import_table(text, "list.csv", Terms(**terms))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"currency": "EUR"},
+        {"usd_per_unit": 1.1},
+        {"currency": "EUR", "usd_per_unit": 0},
+        {"currency": "EUR", "usd_per_unit": float("nan")},
+        {"currency": "euros", "usd_per_unit": 1.1},
+        {"accelerators": {"H100": "h1000"}},
+    ],
+)
+def test_terms_that_mean_nothing_are_refused(terms):
+    with pytest.raises(InputError):
+        Terms(**terms)
+
+
+# The command line
+
+
+def test_offers_are_a_table():
+    done = recipe("offers", "--device", "l40s", "--provider", "aws", "--region", "us-east-1")
+    lines = done.stdout.splitlines()
+    heads = "$/device-hour $/machine-hour devices device commitment region date name marks"
+    assert lines[0].split() == heads.split()
+    row = next(line for line in lines if " aws-l40s" in line)
+    assert row.split()[:4] == ["1.861", "1.861", "1", "l40s"]
+    first = recipe("offers").stdout.splitlines()
+    assert first[-1] == f"40 of {len(shipped_offers()):,} offers; --all shows every one."
+    assert len(recipe("offers", "--all").stdout.splitlines()) == len(shipped_offers()) + 1
+
+
+def test_offers_as_json_have_every_field():
+    found = json.loads(recipe("offers", "--device", "mi355x", "--json").stdout)
+    mine = next(offer for offer in found if offer["name"] == "tensorwave-mi355x")
+    assert set(Offer.model_fields) < set(mine)
+    assert mine["usd_per_machine_hour"] == pytest.approx(8 * 2.95)
+    assert (mine["status"], mine["marks"][0]) == ("unverified", "unverified")
+    assert {"age_days", "stale", "source_title", "source_url"} < set(mine)
+
+
+def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkeypatch):
+    (tmp_path / "vms.csv").write_text(CATALOGUE)
+    mine = tmp_path / "mine.csv"
+    words = ("--import", str(tmp_path / "vms.csv"), "--provider", "AWS", "-o", str(mine))
+    done = recipe(
+        "offers", *words, "--date", "2026-11-20", "--currency", "EUR", "--usd-per-unit", "2"
+    )
+    assert done.returncode == 0
+    assert "4 offers" in done.stdout
+    assert "not known: V100 (1), H100 of an unknown form (1)" in done.stdout
+    read = by_name(parse_table(mine.read_text(), "mine.csv"))
+    assert not set(read) & {offer.name for offer in shipped_offers()}
+    assert read["aws-g5.xlarge-a10g-us-east-1"].usd_per_device_hour == 2.012
+    monkeypatch.setenv(OWN, str(mine))
+    listed = json.loads(recipe("offers", "--device", "a10g", "--json").stdout)
+    assert "aws-g5.xlarge-a10g-us-east-1" in {offer["name"] for offer in listed}
+    counted = recipe("offers", *words, "--json")
+    assert json.loads(counted.stdout)["unknown"] == {"V100": 1, "H100 of an unknown form": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--import", "TABLE", "--provider", "x"], "output"),
+        (["--import", "TABLE", "-o", "OUT"], "provider"),
+        (["--import", "TABLE", "-o", "OUT", "--provider", "x", "--status", "sure"], "status"),
+        (["--import", "TABLE", "-o", "OUT", "--provider", "x", "--date", "today"], "date"),
+        (
+            ["--import", "TABLE", "-o", "OUT", "--provider", "x", "--currency", "EUR"],
+            "usd_per_unit",
+        ),
+        (["--import", "TABLE", "-o", "OUT", "--provider", "x", "--accelerator", "H100"], "H100"),
+        (["--import", "NONE", "-o", "OUT"], "cannot read"),
+        (["--import", "TABLE", "-o", "OUT", "--provider", "x", "--device", "l4"], "--device"),
+        (["--import", "TABLE", "-o", "OUT", "--provider", "x", "--accelerator", "H100=h1"], "h1"),
+        (["-o", "OUT"], "--import"),
+        (["--status", "quoted"], "--import"),
+        (["--device", "h1000"], "device: unknown device 'h1000'"),
+        (["--provider", "nobody"], "provider: unknown provider"),
+        (["--commitment", "weekly"], "commitment: unknown commitment"),
+    ],
+)
+def test_options_that_mean_nothing_write_nothing(tmp_path, words, says):
+    (tmp_path / "vms.csv").write_text(CATALOGUE)
+    paths = {"TABLE": "vms.csv", "OUT": "mine.csv", "NONE": "none.csv"}
+    done = recipe("offers", *(str(tmp_path / paths[w]) if w in paths else w for w in words))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "mine.csv").exists()
+
+
+def test_the_hardware_command_lists_offers_with_their_marks():
+    text = recipe("hardware", "mi325x").stdout
+    row = next(line for line in text.splitlines() if "tensorwave-mi325x" in line)
+    assert "days old" in row
+    assert "unverified" in recipe("hardware", "mi355x").stdout
+
+
+# The API and agents
+
+
+def test_the_api_lists_offers():
+    client = TestClient(create_api(folders=False))
+    found = client.get("/offers", params={"device": "h100-sxm", "commitment": "spot"}).json()
+    assert {offer["commitment"] for offer in found["offers"]} == {"spot"}
+    assert all("age_days" in offer for offer in found["offers"])
+    assert len(client.get("/offers").json()["offers"]) == len(shipped_offers())
+    wrong = client.get("/offers", params={"commitment": "weekly"})
+    assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "commitment")
+
+
+def test_agents_get_counts_and_the_offers_of_a_device():
+    counts = offers_for()["devices"]
+    assert len(offers_for("gb300")["offers"]) == counts["gb300"]

@@ -1,0 +1,333 @@
+"""verl and OpenRLHF are told exactly what was estimated, by the packages' own parsers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.start import launch_reasons, training_launch
+from recipe_core.launch.training.tasks import tasks
+from recipe_core.physics.training.estimates import TrainingEstimates
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan_candidate
+from recipe_core.trainer import ray_node, reward
+from tests.fixtures.packages import package_folder
+from tests.fixtures.paths import FIXTURES
+
+VERL = ("verl==0.9.1", "hydra-core==1.3.2", "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.3")
+OPENRLHF = ("openrlhf==0.11.2",)
+COMPOSE = """
+import json, sys
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+folder, shipped, *words = sys.argv[1:]
+words = [word for word in words if not word.startswith("hydra.")]
+with initialize_config_dir(folder, version_base=None):
+    config = compose("verl", overrides=[f"hydra.searchpath=[file://{shipped}]", *words])
+print(json.dumps(OmegaConf.to_container(config, resolve=True)))
+"""
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": {"method": "ppo", "nodes": 2},
+    "hsdp": {"nodes": 2, "candidate": {"shard": 8}},
+    "apart": {"nodes": 2, "placement": "apart", "devices": 8},
+    "half-a-node-apart": {"placement": "apart", "devices": 4},
+    "epochs": {"epochs": 2, "reference": False, "recompute": "full"},
+    "offloaded": {"offload": True},
+}
+WORK = ("placement", "devices", "epochs", "reference", "offload", "old_log_probs", "engine")
+
+
+def request(engine: str, **more: Any) -> PlanRequest:
+    rollout = {"prompts": 128, "samples": 8, "prompt_tokens": 200, "response_tokens": 800}
+    rollout |= {name: more.pop(name) for name in WORK if name in more}
+    candidate = {"engine": engine, "zero_stage": 3, "micro_batch": 2, "recompute": "full"}
+    candidate |= more.pop("candidate", {})
+    candidate |= {name: more.pop(name) for name in ("recompute",) if name in more}
+    if engine == "openrlhf":  # it divides states over all replicas
+        candidate.pop("shard", None)
+    nodes = more.pop("nodes", 1)
+    candidate |= {"tp": 1, "pp": 1, "dp": 8 * nodes - rollout.get("devices", 0)}
+    return PlanRequest.parse(
+        {
+            "model": "Qwen/Qwen2.5-7B-Instruct",
+            "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": nodes},
+            "workload": {
+                "kind": "training",
+                "method": more.pop("method", "grpo"),
+                "global_batch": 256,
+                "tokens": 2e8,
+                "rollout": rollout,
+            },
+            "candidate": candidate,
+            **more,
+        }
+    )
+
+
+def estimated(engine: str, **more: Any) -> tuple[TrainingEstimates, int]:
+    table, row = plan_candidate(request(engine, **more))
+    estimates, place = table.at(row)[0].detail(table.at(row)[1])
+    return estimates, place
+
+
+@cache
+def started(engine: str, case: str) -> tuple[TrainingEstimates, int, Launch]:
+    estimates, place = estimated(engine, **CASES[case])
+    return estimates, place, training_launch(estimates, place)
+
+
+def program(launch: Launch) -> list[str]:
+    """The words of the trainer, without those that join nodes, paths filled in."""
+    words = list(launch.processes[0].argv)
+    words = words[words.index("--") + 1 :] if "--" in words else words
+    places = {"${root}": "/bundle", "${run}": "/bundle/run", "${model}": "/models/a model"}
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
+    return words
+
+
+@cache
+def by_verl(case: str, folder: Path) -> dict[str, Any]:
+    """What verl's own configuration becomes with a case's file and words."""
+    launch = started("verl", case)[2]
+    words = program(launch)
+    folder.joinpath("verl.yaml").write_text(launch.files["verl.yaml"], encoding="utf-8")
+    packages = package_folder(*VERL)
+    shipped = packages / "verl" / "trainer" / "config"
+    overrides = words[words.index("--config-name") + 2 :]
+    done = subprocess.run(
+        [sys.executable, "-c", COMPOSE, str(folder), str(shipped), *overrides],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(packages), "PATH": ""},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@cache
+def by_openrlhf(case: str) -> dict[str, Any]:
+    """What OpenRLHF's own parser makes of a case's words, its checks passed."""
+    words = program(started("openrlhf", case)[2])
+    script = FIXTURES / "openrlhf_words.py"
+    folder = package_folder(*OPENRLHF)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), *words[3:]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# verl
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verl_reads_what_was_estimated(case: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    estimates, place, _ = started("verl", case)
+    loop, cases = estimates.reinforcement, estimates.cases.take([place])
+    assert loop is not None
+    config = by_verl(case, tmp_path_factory.mktemp("verl"))
+    work, rollouts = loop.sampling.work, loop.rollouts
+    roll, actor = config["actor_rollout_ref"]["rollout"], config["actor_rollout_ref"]["actor"]
+    trainer, data = config["trainer"], config["data"]
+    assert trainer["nnodes"] * trainer["n_gpus_per_node"] == cases.devices[0]
+    assert (data["train_batch_size"], roll["n"]) == (work.prompts, work.samples)
+    assert actor["ppo_mini_batch_size"] * roll["n"] == cases.global_batch[0]
+    assert actor["ppo_epochs"] == work.epochs
+    assert actor["ppo_max_token_len_per_gpu"] >= data["max_prompt_length"] + work.longest_response
+    assert roll["tensor_model_parallel_size"] == rollouts.tp[place]
+    assert roll["gpu_memory_utilization"] == pytest.approx(rollouts.share[place])
+    assert actor["fsdp_config"]["optimizer_offload"] is bool(rollouts.offload[place])
+    assert actor["fsdp_config"]["reshard_after_forward"] is bool(cases.zero_stage[0] == 3)
+    shard = actor["fsdp_config"]["fsdp_size"]
+    assert (cases.dp[0] if shard == -1 else shard) == cases.shard[0]
+    assert trainer["total_training_steps"] == estimates.run.steps[place]
+    checkpointing = config["actor_rollout_ref"]["model"]["enable_gradient_checkpointing"]
+    assert checkpointing is bool(cases.recompute[0] == 2)
+    assert config["critic"]["enable"] is loop.sampling.critic
+    assert config["algorithm"]["adv_estimator"] == ("gae" if loop.sampling.critic else "grpo")
+    scored = actor["use_kl_loss"] or config["algorithm"]["use_kl_in_reward"]
+    assert scored is work.reference
+    assert config["actor_rollout_ref"]["model"]["path"] == "/models/a model"
+    assert config["critic"]["model"]["path"] == "/models/a model"
+    assert data["train_files"] == "/bundle/data/tasks.jsonl"
+
+
+def test_verl_samples_apart_on_a_pool_of_its_own(tmp_path: Path) -> None:
+    config = by_verl("apart", tmp_path)
+    roll, trainer = config["actor_rollout_ref"]["rollout"], config["trainer"]
+    assert (roll["nnodes"], roll["n_gpus_per_node"]) == (1, 8)
+    assert config["actor_rollout_ref"]["hybrid_engine"] is False
+    assert trainer["v1"]["trainer_mode"] == "separate_async"
+    steps = trainer["v1"]["separate_async"]["parameter_sync_step"]
+    mini = config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
+    assert steps * mini == config["data"]["train_batch_size"]  # as its trainer asserts
+    assert roll["checkpoint_engine"]["backend"] != "naive"
+
+
+# OpenRLHF
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_openrlhf_reads_what_was_estimated(case: str) -> None:
+    estimates, place, _ = started("openrlhf", case)
+    loop, cases = estimates.reinforcement, estimates.cases.take([place])
+    assert loop is not None
+    read, work, rollouts = by_openrlhf(case), loop.sampling.work, loop.rollouts
+    actor, vllm = read["actor"], read["vllm"]
+    assert actor["num_nodes"] * actor["num_gpus_per_node"] == cases.devices[0]
+    sampled = vllm["num_engines"] * vllm["tensor_parallel_size"]
+    assert sampled == (cases.sampling_devices[0] or cases.devices[0])
+    assert vllm["tensor_parallel_size"] == rollouts.tp[place]
+    assert vllm["gpu_memory_utilization"] == pytest.approx(rollouts.share[place])
+    assert vllm["enable_sleep"] is not loop.sampling.apart
+    assert read["train"]["async_enable"] is loop.sampling.apart
+    assert read["rollout"]["batch_size"] == work.prompts
+    assert read["rollout"]["n_samples_per_prompt"] == work.samples
+    assert read["train"]["batch_size"] == cases.global_batch[0]
+    assert read["train"]["max_epochs"] == work.epochs
+    assert read["ds"]["zero_stage"] == cases.zero_stage[0]
+    assert read["ds"]["enable_sleep"] is bool(rollouts.offload[place])
+    assert actor["gradient_checkpointing_enable"] is bool(cases.recompute[0] == 2)
+    assert bool(read["critic"]["model_name_or_path"]) is loop.sampling.critic
+    assert (read["algo"]["kl"]["init_coef"] > 0) is work.reference
+    rows = read["data"]["max_samples"]
+    assert rows <= len(tasks(work.prompts))
+    assert rows // work.prompts * read["train"]["num_episodes"] == estimates.run.steps[place]
+
+
+# what several nodes share
+
+
+def test_nodes_are_joined_before_the_program_starts() -> None:
+    launch = started("verl", "apart")[2]
+    first, second = (process.argv for process in launch.processes)
+    assert {process.devices for process in launch.processes} == {tuple(range(8))}
+    assert first[:8] == (
+        *("python3", "${root}/ray_node.py", "--nodes", "2", "--node-rank", "0"),
+        *("--head", "${head}"),
+    )
+    assert [k for k, pair in enumerate(zip(first, second, strict=True)) if len({*pair}) > 1] == [5]
+    assert {"ray_node.py", "trainer/ray_node.py", "trainer/__init__.py"} <= {*launch.files}
+
+
+def test_one_node_needs_no_joining() -> None:
+    launch = started("verl", "grpo")[2]
+    assert launch.processes[0].argv[:3] == ("python3", "-m", "verl.trainer.main_ppo")
+    assert not [name for name in launch.files if "ray" in name or name.startswith("trainer")]
+
+
+def test_the_first_node_runs_the_program_and_answers_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = tmp_path / "ray"
+    stub.write_text('#!/bin/sh\necho "$@" > "$LOG"\nexec sleep 60\n', encoding="utf-8")
+    stub.chmod(0o755)
+    log, seen = tmp_path / "words", tmp_path / "address"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("LOG", str(log))
+    monkeypatch.setattr(ray_node, "_all_join", lambda nodes, _address, _head: nodes == 2)
+    command = f'echo "$RAY_ADDRESS" > {seen}; exit 7'
+    ranks = ("--nodes", "2", "--node-rank", "0", "--head", "10.0.0.1", "--port", "6379")
+    assert ray_node.main([*ranks, "--gpus", "8", "--", "sh", "-c", command]) == 7
+    assert seen.read_text().strip() == "10.0.0.1:6379"
+
+
+def test_missing_nodes_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = tmp_path / "ray"
+    stub.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(ray_node, "_all_join", lambda *_: False)
+    ranks = ("--nodes", "2", "--node-rank", "0", "--head", "h", "--port", "1", "--gpus", "8")
+    assert ray_node.main([*ranks, "--", "true"]) == 1
+    assert "fewer than 2 nodes joined h:1" in capsys.readouterr().err
+
+
+# tasks and rewards
+
+
+def test_the_rule_rewards_the_last_number() -> None:
+    assert reward.score("First 3, then 1,204.", "1204") == 1.0
+    assert reward.score("1204, or rather 7", "1204") == 0.0
+    assert reward.score("no number", "7") == 0.0
+    assert reward.compute_score("any", "so it is -2", "-2", extra_info={}) == 1.0
+
+
+def test_tasks_have_right_answers_and_fill_whole_steps() -> None:
+    for prompts in (1, 96, 1000):
+        assert len(tasks(prompts)) >= 256
+        assert len(tasks(prompts)) % prompts == 0
+    for question, answer in tasks(128):
+        first, boxes, more, used = (int(word) for word in question.split() if word.isdigit())
+        assert first + boxes * more - used == int(answer) >= 1
+
+
+def test_rows_are_read_by_both() -> None:
+    launch = started("verl", "grpo")[2]
+    rows = [json.loads(line) for line in launch.files["data/tasks.jsonl"].splitlines()]
+    assert len(rows) == 256
+    for row in rows:
+        assert row["prompt"][0]["role"] == "user"
+        assert row["label"] == row["reward_model"]["ground_truth"]
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "field", "words"),
+    [
+        ("openrlhf", {"engine": "sglang"}, "workload.rollout.engine", "a rollout by sglang"),
+        (
+            "openrlhf",
+            {"old_log_probs": False},
+            "workload.rollout.old_log_probs",
+            "own log-probabilities",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_refused(
+    engine: str, more: dict[str, Any], field: str, words: str
+) -> None:
+    asked = request(engine)
+    rollout = asked.workload.model_copy(
+        update={"rollout": asked.workload.rollout.model_copy(update=more)}
+    )
+    table, row = plan_candidate(asked.model_copy(update={"workload": rollout}))
+    estimates, place = table.at(row)[0].detail(table.at(row)[1])
+    with pytest.raises(NoAnswer) as caught:
+        training_launch(estimates, place)
+    assert words in caught.value.message
+    assert caught.value.field == field
+
+
+def test_a_batch_of_part_of_a_prompt_is_refused() -> None:
+    values = request("verl").to_json()
+    values["workload"]["global_batch"] = 4
+    values["candidate"] |= {"dp": 2, "micro_batch": 1}
+    table, row = plan_candidate(PlanRequest.parse(values))
+    estimates, place = table.at(row)[0].detail(table.at(row)[1])
+    assert any("not a multiple of samples 8" in one for one in launch_reasons(estimates, place))
+
+
+def test_the_configuration_is_yaml_that_extends_verls() -> None:
+    config = yaml.safe_load(started("verl", "grpo")[2].files["verl.yaml"])
+    assert config["defaults"] == ["ppo_trainer", "_self_"]
+    assert config["hydra"]["searchpath"] == ["pkg://verl.trainer.config"]

@@ -1,0 +1,464 @@
+"""Tools that people fine-tune with are told what was estimated, as their own parsers read it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainingArguments
+
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.bundle.write import bundle_files
+from recipe_core.engines.frameworks import TrainingData, framework, training_data
+from recipe_core.engines.training_programs import training_engine, usual
+from recipe_core.launch.process import Launch
+from recipe_core.launch.training.corpus import chats, preferences
+from recipe_core.launch.training.sources import rows
+from recipe_core.launch.training.start import launch_reasons, training_launch
+from recipe_core.physics.training.estimates import TrainingEstimates
+from recipe_core.recipe import make_recipe
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.trainer import start_tool
+from tests.fixtures.packages import package
+from tests.fixtures.paths import ROOT
+from tests.fixtures.sizes import examples
+
+SCRIPT = ROOT / "scripts" / "training_parsers.py"
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+METHODS = {
+    "trl": ("finetune", "lora", "qlora", "dpo"),
+    "axolotl": ("finetune", "lora", "qlora", "dpo"),
+    "llama-factory": ("finetune", "lora", "qlora", "dpo"),
+    "unsloth": ("lora", "qlora"),
+}
+PACKAGES = {
+    "trl": ("trl", "1.16.0"),
+    "axolotl": ("axolotl", "0.19.0"),
+    "llama-factory": ("llamafactory", "0.9.5"),
+}
+EACH = examples(60, least=6)
+"""Splits of a tool and method that are rendered."""
+Rendered = tuple[TrainingEstimates, int, Launch]
+
+
+def request(engine: str, method: str, candidate: Any = None, **work: Any) -> PlanRequest:
+    workload = {"kind": "training", "method": method, "sequence_length": 4096, "tokens": 1e8}
+    hardware = {"device": "h100-sxm", "per_node": 8, "nodes": 1 if engine == "unsloth" else 2}
+    split = {"candidate": {"engine": engine} | (candidate or {})}
+    values = {"model": MODEL, "hardware": hardware, **split}
+    return PlanRequest.parse(values | {"workload": workload | {"global_batch": 128} | work})
+
+
+@cache
+def rendered(engine: str) -> tuple[Rendered, ...]:
+    """Splits picked at random among those that can be started, of every method."""
+    chance, out = random.Random(engine), []
+    odd = {"lora_rank": 8, "lora_alpha": 24}
+    asked = [request(engine, method) for method in METHODS[engine]]
+    asked.append(request(engine, "lora", {"precision": "fp16"}, **odd))
+    for table in map(plan, asked):
+        rows = [int(row) for row in table.order]
+        picked = map(table.detail, chance.sample(rows, min(len(rows), EACH)))
+        out += [(*one, training_launch(*one)) for one in picked if not launch_reasons(*one)]
+    return tuple(out)
+
+
+def filled(words: tuple[str, ...]) -> list[str]:
+    """Words with what a launch fills in, but for the bundle's folder."""
+    places = {"${model}": "org/model", "${head}": "node-0", "${port}": "29500"}
+    for mark, place in places.items():
+        words = tuple(word.replace(mark, place) for word in words)
+    return list(words)
+
+
+@cache
+def answers(engine: str) -> tuple[dict[str, Any], ...]:
+    """What the tool's own parser says of each rendered bundle, and of one that is misspelled."""
+    every = [*rendered(engine), (*rendered(engine)[0][:2], misspelled(engine))]
+    cases = []
+    for estimates, row, launch in every:  # the last node's command
+        words = filled(launch.processes[-1].argv)
+        dims = estimates.cases.dims(row)
+        sizes = {"devices": dims.devices, "steps": int(estimates.run.steps[row])}
+        cases.append(json.dumps({"files": launch.files, "argv": words, **sizes}))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), engine, str(package(*PACKAGES[engine]))],
+        input="\n".join(cases),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    out = tuple(json.loads(line) for line in done.stdout.splitlines())
+    assert len(out) == len(cases), done.stderr[-2000:]
+    return out
+
+
+MISSPELLED = {
+    "trl": ("trl.yaml", "max_lenght"),
+    "axolotl": ("axolotl.yaml", "sequence_length"),
+    "llama-factory": ("llama_factory.yaml", "cutoff_length"),
+}
+
+
+def misspelled(engine: str) -> Launch:
+    """The first bundle with a field that the tool does not know."""
+    launch, (file, field) = rendered(engine)[0][2], MISSPELLED[engine]
+    return replace(launch, files=launch.files | {file: f"{launch.files[file]}{field}: 4096\n"})
+
+
+def pairs(engine: str) -> Iterator[tuple[TrainingEstimates, int, Launch, dict[str, Any]]]:
+    every, (*said, _) = rendered(engine), answers(engine)
+    assert {estimates.setting.method for estimates, _, _ in every} == set(METHODS[engine])
+    for (estimates, row, launch), one in zip(every, said, strict=True):
+        assert "refused" not in one, one["refused"]
+        yield estimates, row, launch, one["values"]
+
+
+def trainer_fields(estimates: TrainingEstimates, row: int) -> dict[str, Any]:
+    """What any tool over transformers' trainer must have understood."""
+    setting, dims = estimates.setting, estimates.cases.dims(row)
+    steps = int(estimates.run.steps[row])
+    h = usual(setting.model.language_parameters, steps, setting.method)
+    return {
+        "max_steps": steps,
+        "gradient_accumulation_steps": dims.accumulation,
+        "bf16": setting.precision == "bf16",
+        "fp16": setting.precision == "fp16",
+        "learning_rate": h.learning_rate,
+        "warmup_steps": h.warmup_steps,
+        "weight_decay": h.weight_decay,
+        "adam_beta1": h.beta1,
+        "adam_beta2": h.beta2,
+        "adam_epsilon": h.epsilon,
+        "max_grad_norm": h.clip_norm,
+        "seed": h.seed,
+        "save_total_limit": 2,
+    }
+
+
+def rows_of(estimates: TrainingEstimates, row: int) -> int:
+    """Rows of data in a micro-batch: DPO's are pairs."""
+    return int(estimates.cases.micro_batch[row]) // (2 if estimates.setting.method == "dpo" else 1)
+
+
+def has(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert {name: values.get(name) for name in expected} == expected
+
+
+def test_trl_understands_what_was_estimated() -> None:
+    for estimates, row, launch, values in pairs("trl"):
+        setting, cases = estimates.setting, estimates.cases
+        has(values, trainer_fields(estimates, row))
+        zero, full = int(cases.zero_stage[row]), cases.recompute[row] == 2
+        lora = setting.method in ("lora", "qlora")
+        has(
+            values,
+            {
+                "model_name_or_path": "org/model",
+                "per_device_train_batch_size": rows_of(estimates, row),
+                "max_length": int(cases.sequence_length[row]),
+                "optim": "adamw_torch",
+                "gradient_checkpointing": full and zero == 0,
+                "use_peft": lora,
+                "load_in_4bit": setting.method == "qlora",
+                "attn_implementation": "sdpa",
+                "resume_from_checkpoint": None,
+            },
+        )
+        if setting.method != "dpo":
+            has(values, {"packing": True, "assistant_only_loss": True})
+        if lora:
+            alpha = {"lora_r": setting.lora_rank, "lora_alpha": setting.lora_alpha}
+            has(values, alpha | {"lora_target_modules": "all-linear", "lora_dropout": 0.0})
+        accelerate = values["accelerate"]
+        assert accelerate["num_processes"] == cases.dp[row]
+        assert values["launched"]["machine_rank"] == launch.nodes - 1
+        assert (accelerate["distributed_type"] == "FSDP") == (zero > 0)
+        if zero:
+            fsdp, mesh = accelerate["fsdp_config"], accelerate["parallelism_config"]
+            assert fsdp["fsdp_reshard_after_forward"] == (zero == 3)
+            assert fsdp["fsdp_activation_checkpointing"] == full
+            assert mesh["parallelism_config_dp_shard_size"] == cases.shard[row]
+
+
+def zero_fields(estimates: TrainingEstimates, row: int, zero: dict[str, Any]) -> None:
+    """DeepSpeed's file divides as estimated, and its three batch sizes agree."""
+    cases, rows = estimates.cases, rows_of(estimates, row)
+    assert zero["zero_optimization"]["stage"] == cases.zero_stage[row]
+    accumulated = estimates.cases.dims(row).accumulation
+    sizes = (rows, accumulated, rows * accumulated * cases.dp[row])
+    assert sizes == (
+        zero["train_micro_batch_size_per_gpu"],
+        zero["gradient_accumulation_steps"],
+        zero["train_batch_size"],
+    )
+
+
+def test_axolotl_understands_what_was_estimated() -> None:
+    for estimates, row, launch, values in pairs("axolotl"):
+        setting, cases = estimates.setting, estimates.cases
+        expected = trainer_fields(estimates, row)
+        has(values, {name: value for name, value in expected.items() if value is not False})
+        assert not values.get({"bf16": "fp16", "fp16": "bf16"}[setting.precision])
+        has(
+            values,
+            {
+                "base_model": "org/model",
+                "micro_batch_size": rows_of(estimates, row),
+                "sequence_len": int(cases.sequence_length[row]),
+                "gradient_checkpointing": bool(cases.recompute[row] == 2),
+                "attn_implementation": "sdpa",
+                "cosine_min_lr_ratio": 0.1,
+            },
+        )
+        if setting.method == "dpo":
+            has(values, {"rl": "dpo", "rl_beta": 0.1})
+        else:
+            has(values, {"sample_packing": True, "train_on_inputs": False})
+        if setting.frozen:
+            adapter = {"adapter": setting.method, "lora_r": setting.lora_rank}
+            has(values, adapter | {"lora_alpha": setting.lora_alpha, "lora_target_linear": True})
+        started = values["started"]
+        assert started[started.index("--nproc-per-node") + 1] == str(cases.dp[row] // launch.nodes)
+        zero_fields(estimates, row, json.loads(launch.files["ds_config.json"]))
+
+
+def test_llama_factory_understands_what_was_estimated() -> None:
+    for estimates, row, launch, values in pairs("llama-factory"):
+        setting, cases = estimates.setting, estimates.cases
+        has(values, trainer_fields(estimates, row))
+        has(
+            values,
+            {
+                "model_name_or_path": "org/model",
+                "per_device_train_batch_size": rows_of(estimates, row),
+                # it packs one token less, then pads to a multiple of eight
+                "cutoff_len": int(cases.sequence_length[row]) - (setting.method != "dpo"),
+                "disable_gradient_checkpointing": bool(cases.recompute[row] != 2),
+                "stage": "dpo" if setting.method == "dpo" else "sft",
+                "finetuning_type": "lora" if setting.frozen else "full",
+                "quantization_bit": 4 if setting.method == "qlora" else None,
+                "packing": setting.method != "dpo",
+                "train_on_prompt": False,
+            },
+        )
+        if setting.frozen:
+            has(values, {"lora_rank": setting.lora_rank, "lora_alpha": setting.lora_alpha})
+        env = launch.processes[-1].env
+        devices = int(env["NNODES"]) * int(env["NPROC_PER_NODE"])
+        assert (devices, env["NODE_RANK"]) == (cases.dp[row], str(launch.nodes - 1))
+        zero_fields(estimates, row, values["zero"])
+
+
+@pytest.mark.parametrize("engine", PACKAGES)
+def test_the_parsers_refuse_what_is_misspelled(engine: str) -> None:
+    assert MISSPELLED[engine][1] in answers(engine)[-1]["refused"]
+
+
+def arguments_of(file: Path, owner: str, function: str) -> set[str]:
+    """Names of a method's arguments, read without importing it."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef) and node.name == owner:
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name == function:
+                    return {one.arg for one in (*part.args.args, *part.args.kwonlyargs)}
+    raise AssertionError(f"{file} has no {owner}.{function}")
+
+
+def fields_of(file: Path) -> set[str]:
+    """Names of the fields of a file's dataclasses, read without importing it."""
+    return {
+        node.target.id
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def test_unsloth_has_every_argument_that_it_is_given() -> None:
+    """Importing it needs a GPU: signatures are read from sources, of TRL the newest it takes."""
+    models = package("unsloth", "2026.10.9") / "unsloth" / "models"
+    load = arguments_of(models / "loader.py", "FastLanguageModel", "from_pretrained")
+    adapters = arguments_of(models / "llama.py", "FastLlamaModel", "get_peft_model")
+    trl = package("trl", "1.15.0") / "trl" / "trainer"
+    arguments = fields_of(trl / "sft_config.py") | {
+        field.name for field in dataclasses.fields(TrainingArguments)
+    }
+    for estimates, row, launch in rendered("unsloth"):
+        settings, setting = json.loads(launch.files["unsloth.json"]), estimates.setting
+        assert settings["load"].keys() <= load
+        assert settings["adapters"].keys() <= adapters
+        assert settings["arguments"].keys() <= arguments
+        has(settings["arguments"], trainer_fields(estimates, row))
+        has(
+            settings["arguments"],
+            {
+                "per_device_train_batch_size": int(estimates.cases.micro_batch[row]),
+                "max_length": int(estimates.cases.sequence_length[row]),
+                "assistant_only_loss": True,
+            },
+        )
+        again = bool(estimates.cases.recompute[row] == 2)
+        adapters_ = {"r": setting.lora_rank, "lora_alpha": setting.lora_alpha}
+        has(settings["adapters"], adapters_ | {"use_gradient_checkpointing": again})
+        has(settings["load"], {"load_in_4bit": setting.method == "qlora"})
+
+
+# What tools cannot be told
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "parts", "work", "field", "said"),
+    [
+        ("trl", "dpo", {"micro_batch": 1}, {}, "candidate.micro_batch", "not of whole pairs"),
+        ("trl", "dpo", {"zero_stage": 0}, {}, "candidate.zero_stage", "fp32 on every replica"),
+        ("trl", "qlora", {"precision": "fp16"}, {}, "candidate.precision", "bf16, not fp16"),
+        ("trl", "lora", {}, {"lora_alpha": 8.5}, "workload.lora_alpha", "alpha, not 8.5"),
+        ("trl", "finetune", {}, {"fused_loss": False}, "workload.fused_loss", "full logits"),
+        ("trl", "finetune", {}, {"data_format": "text"}, "workload.data_format", "on text"),
+        ("trl", "dpo", {}, {"data_format": "chat"}, "workload.data_format", "DPO on chats"),
+        ("trl", "finetune", {"zero_stage": 1}, {}, "candidate.zero_stage", "ZeRO-2 or 3, not 1"),
+        ("axolotl", "lora", {"zero_stage": 2, "shard": 8}, {}, "candidate.shard", "all replicas"),
+        ("axolotl", "finetune", {"tp": 2, "dp": 8}, {}, "candidate.tp", "tp 1 only"),
+        ("axolotl", "lora", {}, {"optimizer": "muon"}, "workload.optimizer", "Muon"),
+        ("llama-factory", "dpo", {"micro_batch": 1}, {}, "candidate.micro_batch", "whole pairs"),
+        (
+            "llama-factory",
+            "finetune",
+            {"zero_stage": 3, "gradient_sync": "step"},
+            {"global_batch": 256},
+            "candidate.gradient_sync",
+            "after every micro-batch",
+        ),
+        ("unsloth", "lora", {"zero_stage": 3}, {}, "candidate.zero_stage", "ZeRO-2 or 3"),
+        ("unsloth", "dpo", {}, {}, "candidate.engine", "cannot launch DPO"),
+    ],
+)
+def test_what_a_tool_cannot_be_told_is_refused_by_its_field(
+    engine: str, method: str, parts: Any, work: Any, field: str, said: str
+) -> None:
+    plain = {"tp": 1, "pp": 1, "dp": 8 if engine == "unsloth" else 16, "zero_stage": 3}
+    if engine == "unsloth":
+        plain["zero_stage"] = 0
+    plain |= {"micro_batch": 2, "recompute": "full"}
+    table, row = plan_candidate(request(engine, method, plain | parts, **work))
+    with pytest.raises(NoAnswer) as error:
+        training_launch(*table.detail(row))
+    assert (error.value.field, said in error.value.message) == (field, True), error.value.message
+    assert error.value.hint
+
+
+def test_unsloth_is_launched_on_one_node() -> None:
+    values = request("unsloth", "lora").model_dump(mode="json")
+    values["hardware"]["nodes"] = 2
+    split = {"tp": 1, "pp": 1, "dp": 16, "zero_stage": 0, "micro_batch": 1}
+    values["candidate"] = {"engine": "unsloth"} | split
+    table, row = plan_candidate(PlanRequest.parse(values))
+    assert any("on one node" in reason for reason in launch_reasons(*table.detail(row)))
+
+
+# Data, starts, figures
+
+
+def test_sample_data_are_conversations_and_preferences() -> None:
+    for row in chats():
+        first, *roles = [message["role"] for message in row["messages"]]
+        assert first == "system"
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+    for row in preferences():
+        (prompt,), (chosen,), (rejected,) = row["prompt"], row["chosen"], row["rejected"]
+        assert (prompt["role"], chosen["role"], rejected["role"]) == ("user", *["assistant"] * 2)
+        assert chosen["content"] != rejected["content"]
+
+
+def test_a_bundle_has_the_data_of_its_method() -> None:
+    for engine, methods in METHODS.items():
+        for estimates, _, launch in rendered(engine):
+            wanted = "preference" if estimates.setting.method == "dpo" else "chat"
+            (name,) = (path for path in launch.files if path.endswith(".jsonl"))
+            assert name == f"data/{wanted}.jsonl"
+        assert methods
+
+
+def test_data_are_laid_where_tools_read_them(tmp_path: Path) -> None:
+    """LLaMA-Factory's answers are one message; of a line that is no object the number is said."""
+    source, place = tmp_path / "mine.jsonl", tmp_path / "run" / "data" / "rows.jsonl"
+    source.write_text(rows(preferences()[:3]))
+    start_tool.lay(source, place, single=False)
+    assert place.read_text() == source.read_text()
+    start_tool.lay(source, place, single=True)
+    first = json.loads(place.read_text().splitlines()[0])
+    assert (type(first["prompt"]), type(first["chosen"])) == (list, dict)
+    assert [path.name for path in place.parent.iterdir()] == ["rows.jsonl"]
+    source.write_text("{}\n\n7\n")
+    with pytest.raises(SystemExit, match="line 3 is not a JSON object"):
+        start_tool.lay(source, place, single=False)
+    for engine in PACKAGES:
+        words = rendered(engine)[0][2].processes[0].argv
+        assert words[words.index("--lay") + 1] == "${root}/run/data/rows.jsonl"
+
+
+def test_a_bundle_asks_for_the_tool_behind_its_script() -> None:
+    split = {"tp": 1, "pp": 1, "dp": 16, "zero_stage": 3, "micro_batch": 1, "recompute": "full"}
+    for engine, program in (("trl", "trl"), ("axolotl", "axolotl")):
+        files = bundle_files(make_recipe(request(engine, "lora", split)))
+        assert json.loads(files["launch.json"])["engine"]["program"] == program
+        assert files["container/Containerfile"]
+
+
+def test_a_start_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    assert start_tool.words(["trl", "sft"], tmp_path) == ["trl", "sft"]
+    for step, whole in ((5, True), (10, True), (20, False)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if whole:
+            (folder / "trainer_state.json").write_text("{}")
+    assert start_tool.words(["trl"], tmp_path) == [
+        "trl",
+        "--resume_from_checkpoint",
+        str(tmp_path / "checkpoint-10"),
+    ]
+
+
+def test_a_tool_has_the_figures_of_what_it_runs_over() -> None:
+    trl, accelerate = framework("trl"), framework("accelerate")
+    assert trl.states == accelerate.states
+    assert (trl.title, trl.always_in_pieces) == ("TRL", True)
+    assert framework("axolotl").model_copy(update={"title": "DeepSpeed"}) == framework("deepspeed")
+    assert training_engine("axolotl").launches.zero_stages == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("base", ["llama-factory", "nothing"])
+def test_figures_are_those_of_a_framework_stated_in_full(base: str) -> None:
+    stated = training_data().model_dump(mode="json")
+    stated["frameworks"]["llama-factory"] = {"title": "LLaMA-Factory", "same_as": "deepspeed"}
+    stated["frameworks"]["axolotl"] = {"title": "Axolotl", "same_as": base}
+    with pytest.raises(ValueError, match=r"axolotl\.same_as: .* is no framework of its own"):
+        TrainingData.model_validate(stated)
+
+
+def test_memory_follows_what_a_tool_does() -> None:
+    """TRL never has full logits, and has DPO's frozen model whole; DeepSpeed divides it."""
+    split = {"tp": 1, "pp": 1, "dp": 16, "zero_stage": 3, "micro_batch": 2, "recompute": "full"}
+
+    def parts(engine: str, method: str) -> dict[str, float]:
+        table, row = plan_candidate(request(engine, method, split))
+        estimates, i = table.detail(row)
+        return {name: float(part[i, 0]) for name, part in estimates.memory.parts.items()}
+
+    assert parts("trl", "finetune")["loss"] < parts("accelerate", "finetune")["loss"] / 4
+    whole = 2 * 8.03e9
+    assert parts("trl", "dpo")["reference"] == pytest.approx(whole, rel=0.01)
+    assert parts("axolotl", "dpo")["reference"] == pytest.approx(whole / 16, rel=0.01)
+    with pytest.raises(InputError, match="unknown training engine"):
+        framework("trlx")

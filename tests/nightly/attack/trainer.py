@@ -1,0 +1,241 @@
+"""SIGKILL of the embedded trainer while it writes a checkpoint every step.
+
+``python -m tests.nightly.attack.trainer --count 100 --seed 1``. After each kill: the newest whole
+checkpoint is whole, the next start goes on with the step after it, and every step that runs again
+has the loss of an undisturbed run, to the last digit. Of every tenth the newest checkpoint is
+damaged too: the next start must say so and use the one before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipe_core.trainer.checkpoint import complete, stored
+from recipe_core.trainer.damage import damage
+from tests.fixtures.ports import free_port
+from tests.trainer.conftest import Job
+
+STEPS, KEEP = 100_000, 3
+LIMIT_S = 180.0
+FIRST = re.compile(r"^step (\d+) of", re.MULTILINE)
+"""The line of a step that was done."""
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+def job_of(root: Path, **parts: object) -> Job:
+    """A tiny model's run; ``parts`` replace those of train.json."""
+    plain = {
+        "model": {"config": CONFIG, "tokenizer": "data"},
+        "batch": {"sequence_length": 16, "global_batch": 2, "micro_batch": 2},
+        "steps": STEPS,
+        "checkpoints": {"every_steps": 1, "keep": KEEP},
+    }
+    return Job(root, **(plain | parts))
+
+
+def start(job: Job, log: Path) -> subprocess.Popen[bytes]:
+    """The one process of the run, without torchrun in between."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "train.py", "--config", "train.json"],
+            cwd=job.root,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **place, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"},
+        )
+
+
+def losses(job: Job) -> dict[int, str]:
+    """Every complete row of the run's record, to the last digit."""
+    path = job.run_folder / "metrics.csv"
+    if not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8")  # at once: the header may be written while it is read
+    rows = [row for row in csv.DictReader(text.splitlines()) if None not in row.values()]
+    return {int(row["step"]): row["loss"] for row in rows if row["loss_scale"]}
+
+
+@dataclass
+class Attack:
+    """One run, killed again and again."""
+
+    folder: Path
+    rng: random.Random
+    tried: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    known: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.job = job_of(self.folder / "job")
+        self.checkpoints = self.job.run_folder / "checkpoints"
+        self.log = self.folder / "log"
+        self.damaged: str | None = None
+        self.resumed = 0
+
+    def kill(self, index: int) -> None:
+        """Start, see that it goes on where it must, kill it, look at what it left."""
+        whole = [step for step, _ in complete(self.checkpoints)]
+        process = start(self.job, self.log)
+        try:
+            if not self._wait(process, lambda: bool(FIRST.search(self._text()))):
+                self._fail(index, "it ends or hangs before its first step")
+                return
+            self._look_at_resume(index, whole)
+            if not index:  # the kills after the first have something to go on from
+                self._wait(process, lambda: bool(complete(self.checkpoints)))
+            self._moment(process)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        self.tried["kills"] += 1
+        self._losses(index)
+        for step, path in complete(self.checkpoints):
+            if fault := damage(path, 0, 1):
+                self._fail(index, f"step-{step} counts as complete, but {fault}")
+        incomplete = len(stored(self.checkpoints)) - len(complete(self.checkpoints))
+        self.tried["left a checkpoint cut short"] += incomplete > 0
+        self.damaged = None
+        if index % 10 == 9 and len(complete(self.checkpoints)) > 1:
+            self._damage()
+
+    def _moment(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for a random moment, or for one in the middle of a checkpoint."""
+        moment = self.rng.choice(("time", "first file", "data", "metadata"))
+        time.sleep(self.rng.uniform(0, 0.4))
+        seen = {
+            "time": lambda: True,
+            "first file": lambda: len(stored(self.checkpoints)) > len(complete(self.checkpoints)),
+            "data": lambda: any(
+                any(path.glob("*.distcp")) and not (path / ".metadata").exists()
+                for _, path in stored(self.checkpoints)
+            ),
+            "metadata": lambda: any(self.checkpoints.glob("step-*/.metadata.tmp")),
+        }[moment]
+        self._wait(process, seen, 10.0)
+        self.tried[f"at {moment}"] += 1
+        time.sleep(self.rng.choice((0.0, self.rng.uniform(0, 0.01))))
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], seen: Callable[[], bool], limit_s: float = LIMIT_S
+    ) -> bool:
+        deadline = time.monotonic() + limit_s
+        while process.poll() is None and time.monotonic() < deadline:
+            if seen():
+                return True
+            time.sleep(0.0005)
+        return False
+
+    def _look_at_resume(self, index: int, whole: list[int]) -> None:
+        text = self._text()
+        if self.damaged:
+            self.tried["damaged checkpoints stepped over"] += 1
+            if f"{self.damaged} is damaged" not in text:
+                self._fail(index, f"{self.damaged} was damaged and nothing says so: {text[-500:]}")
+            whole = whole[:-1]
+        match = re.search(r"resuming after step (\d+)", text)
+        step = int(match.group(1)) if match else 0
+        newest = whole[-1] if whole else 0
+        self.resumed = step
+        self.tried["resumed"] += step > 0
+        if step != newest:
+            self._fail(index, f"resumed after step {step}, the newest is {newest}")
+        first = FIRST.search(text)
+        if first and int(first.group(1)) != step + 1:
+            self._fail(index, f"went on with step {first.group(1)} after step {step}")
+
+    def _text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def _losses(self, index: int) -> None:
+        for step, loss in losses(self.job).items():
+            if not loss.replace(".", "").replace("e-", "").isdigit():
+                self._fail(index, f"step {step} has the loss {loss}")
+            if step in self.known and step > self.resumed:
+                self.tried["steps that ran again"] += 1
+            if self.known.setdefault(step, loss) != loss:
+                self._fail(index, f"step {step} again: {loss}, before {self.known[step]}")
+
+    def _damage(self) -> None:
+        _, path = complete(self.checkpoints)[-1]
+        self.damaged = str(path)
+        files = [*sorted(path.glob("*.distcp")), path / ".metadata"]
+        victim = self.rng.choice(files)
+        data = victim.read_bytes()
+        cut = self.rng.randrange(len(data))
+        victim.write_bytes(data[:cut])
+
+    def reference(self) -> None:
+        """The same steps without a kill have the same losses."""
+        steps = max(self.known, default=0)
+        job = job_of(
+            self.folder / "whole", checkpoints={"every_steps": STEPS, "keep": 1}, steps=STEPS
+        )
+        process = start(job, self.folder / "whole.log")
+        try:
+            self._wait(process, lambda: max(losses(job), default=0) >= steps, 10 * LIMIT_S)
+        finally:
+            process.kill()
+            process.wait()
+        undisturbed = losses(job)
+        for step, loss in self.known.items():
+            self.tried["steps compared with an undisturbed run"] += 1
+            if undisturbed.get(step) != loss:
+                self._fail(-1, f"step {step}: {loss}, undisturbed {undisturbed.get(step)}")
+
+    def _fail(self, index: int, text: str) -> None:
+        self.failures.append(f"kill {index}: {text}")
+
+
+def attack(count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """``count`` kills of one run: what was tried, and failures with the index of their kill."""
+    folder = Path(tempfile.mkdtemp(prefix="recipe-attack-"))
+    try:
+        run = Attack(folder, random.Random(seed))
+        for index in range(count):
+            run.kill(index)
+        run.reference()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return run.tried, run.failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    began = time.monotonic()
+    tried, failures = attack(options.count, options.seed)
+    print(f"{options.count} kills, seed {options.seed}, {time.monotonic() - began:.0f} s")
+    print(", ".join(f"{name}: {times}" for name, times in tried.items()))
+    print(f"{len(failures)} failures", *failures, sep="\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""A dozen kinds of faults, one of each: what `python -m tests.nightly.chaos` does by the hundred.
+
+States are waited for, not times. Each deployment meets its faults one after the other.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.ports import free_port
+
+from .chaos.deployments import make
+from .chaos.faults import FAULTS
+from .chaos.play import play
+from .chaos.trial import Trial
+
+EPISODES = {
+    "one": [
+        "kill a rank",
+        "stop a server (SIGSTOP)",
+        "disk full",
+        "kill the keeper and a server",
+        "weights damaged",
+        "kill up while it starts",
+        "slow start",
+    ],
+    "routed": ["kill the router", "kill a server", "port taken for a while"],
+    "nvidia": ["slow death", "another version installed", "up on a taken port"],
+    "amd": ["a device is lost and found"],
+}
+
+
+@pytest.mark.parametrize("kind", EPISODES)
+def test_faults_are_outlasted_and_explained(kind: str, tmp_path: Path) -> None:
+    trial = Trial(make(kind, tmp_path, free_port()), random.Random(18))
+    findings = []
+    try:
+        trial.require("up")
+        trial.wait("it serves", trial.serves)
+        for name in EPISODES[kind]:
+            result = play(trial, FAULTS[name])
+            findings += [f"{name}: {finding}" for finding in result.findings]
+            assert not findings, f"{result.to_json()}\n{_log(trial)}"
+    finally:
+        findings += trial.end()
+    assert not findings
+
+
+def _log(trial: Trial) -> str:
+    path = trial.own / "keeper.log"
+    return path.read_text()[-3000:] if path.is_file() else "no keeper's log"
+
+
+def test_every_fault_has_somewhere_to_be_done(tmp_path: Path) -> None:
+    kinds = {kind: make(kind, tmp_path / kind, 30_000).features for kind in EPISODES}
+    for name, fault in FAULTS.items():
+        assert any(fault.needs <= features for features in kinds.values()), name
+    for kind, names in EPISODES.items():
+        assert all(FAULTS[name].needs <= kinds[kind] for name in names)

@@ -1,0 +1,297 @@
+"""One deployment under attack: what runs of it, what its files say, and whether both agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recipe_core.launcher import events, procs, state, supervisor
+from recipe_core.launcher.errors import LauncherError
+from recipe_core.launcher.plan import LaunchPlan, load_plan
+from tests.fixtures.bundles import usual_signals, with_variable
+
+from .deployments import Deployment
+
+TRIAL = "CHAOS_TRIAL"
+"""The variable by which everything of a trial is found, the launcher's processes too."""
+PATIENCE_S = 180.0
+"""How long anything may take; a state that is not reached by then is a finding."""
+_POLL_S = 0.05
+
+
+class LateError(Exception):
+    """A state that was not reached."""
+
+
+@dataclass
+class Trial:
+    """A deployment, everything that was started of it, and chance."""
+
+    deployment: Deployment
+    chance: random.Random
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def root(self) -> Path:
+        """The bundle."""
+        return self.deployment.bundle.root
+
+    @property
+    def own(self) -> Path:
+        """The folder of state, events and logs."""
+        return self.root / "run"
+
+    # The launcher's commands
+
+    def spawn(self, *words: str, file_bytes: int | None = None) -> subprocess.Popen[str]:
+        """Start a command of the bundle's launcher; ``file_bytes`` is the most a file may have."""
+
+        def prepare() -> None:
+            usual_signals()
+            if file_bytes is not None:
+                limit_files(os.getpid(), file_bytes)
+
+        process = subprocess.Popen(
+            [sys.executable, str(self.root / "launch.py"), *words],
+            env={**os.environ, **self.deployment.environment, TRIAL: self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *words: str, file_bytes: int | None = None) -> tuple[int, str]:
+        """Exit code of a command, and what it said."""
+        process = self.spawn(*words, file_bytes=file_bytes)
+        try:
+            output, errors = process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+            raise LateError(f"{' '.join(words)} took {PATIENCE_S:.0f} s: {errors[-500:]}") from None
+        return process.returncode, output + errors
+
+    def require(self, *words: str) -> str:
+        """What a command said that must succeed.
+
+        Raises:
+            LateError: where it does not.
+        """
+        code, text = self.run(*words)
+        if code:
+            raise LateError(f"{' '.join(words)} failed with {code}: {text[-800:]}")
+        return text
+
+    # What runs
+
+    def plan(self, choice: str = "first") -> LaunchPlan:
+        """The bundle's plan."""
+        return load_plan(self.root, choice=choice)
+
+    def state(self) -> state.State | None:
+        """The recorded state."""
+        return state.load(self.own)
+
+    def pids(self) -> list[int]:
+        """Everything of this trial that lives, but the commands that the trial waits for."""
+        own = {process.pid for process in self.started if process.poll() is None}
+        return [pid for pid in with_variable(TRIAL, self.mark) if pid not in own]
+
+    def servers(self) -> list[int]:
+        """Processes that a launcher started to serve, with their children."""
+        return [pid for pid in self.pids() if _mark_of(pid) is not None]
+
+    def leaders(self, role: str = "server") -> dict[str, int]:
+        """Pids of the recorded processes of a role, by their names."""
+        current = self.state()
+        if current is None:
+            return {}
+        names = {p.name for p in self.plan(current.choice).processes if p.role == role}
+        return {s.name: s.pid for s in current.servers if s.name in names and s.alive}
+
+    def ranks(self) -> list[int]:
+        """Children of the servers."""
+        current = self.state()
+        recorded = {server.pid for server in current.servers} if current else set()
+        return [pid for pid in self.servers() if pid not in recorded]
+
+    def keeper(self) -> int | None:
+        """The pid of the recorded keeper, if it lives."""
+        current = self.state()
+        keeper = current.keeper if current else None
+        return keeper.pid if keeper and keeper.alive else None
+
+    def serves(self) -> bool:
+        """Whether every process of the running choice is alive and answers."""
+        with suppress(LauncherError):
+            current = self.state()
+            if current is None or not current.ready:
+                return False
+            plan = self.plan(current.choice)
+            alive = {server.name for server in current.servers if server.alive}
+            return all(
+                process.name in alive
+                and (not process.answers or supervisor.healthy(plan, process.port, timeout_s=5))
+                for process in plan.processes
+            )
+        return False
+
+    # Waiting
+
+    def wait(self, what: str, holds: Any) -> None:
+        """Until something holds.
+
+        Raises:
+            LateError: when it does not come to hold.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            if time.monotonic() > deadline:
+                raise LateError(f"not in {PATIENCE_S:.0f} s: {what}; {self.recent()}")
+            time.sleep(_POLL_S)
+
+    def recent(self) -> str:
+        """The last events, for a report."""
+        return json.dumps([_brief(event) for event in self.events()[-6:]])
+
+    def events(self, since: int = 0) -> list[dict[str, Any]]:
+        """Events from a number on."""
+        return events.read(self.own)[since:]
+
+    def kinds(self, since: int) -> list[str]:
+        """Kinds of events from a number on."""
+        return [str(event["event"]) for event in self.events(since)]
+
+    # Harm
+
+    def send(self, pid: int | None, number: signal.Signals) -> None:
+        """Signal a process, which may be gone."""
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def condition(self, name: str, text: str = "") -> None:
+        """Tell the engine to fail."""
+        (self.deployment.conditions / name).write_text(text)
+
+    def no_condition(self, name: str) -> None:
+        """Tell it to work again."""
+        (self.deployment.conditions / name).unlink(missing_ok=True)
+
+    # What must hold
+
+    def lies(self) -> list[str]:
+        """How what is recorded differs from what runs, once nothing changes any more."""
+        found: list[str] = []
+        try:
+            current = self.state()
+        except LauncherError as error:
+            return [f"lost state: {error}"]
+        running = {pid: _mark_of(pid) for pid in self.servers()}
+        if current is None:
+            return [f"orphans without a state: {_names(running)}"] if running else []
+        strangers = [pid for pid, mark in running.items() if mark != current.mark]
+        if strangers:
+            found.append(f"orphans of another start: {_names(strangers)}")
+        dead = [server.name for server in current.servers if not server.alive]
+        if dead and current.ready and not current.parked and self.keeper() is not None:
+            found.append(f"lost state: recorded as running, but dead: {', '.join(dead)}")
+        keepers = [pid for pid in self.pids() if _is_keeper(pid)]
+        if set(keepers) - {self.keeper()}:
+            found.append(f"lost state: keepers {keepers}, recorded {self.keeper()}")
+        return found
+
+    def end(self) -> list[str]:
+        """Stop everything; what is left is a finding, and is killed."""
+        found = []
+        for attempt in range(3):
+            code, text = self.run("down")
+            if code == 0:
+                break
+            if attempt == 2:
+                found.append(f"down failed with {code}: {text[-500:]}")
+            time.sleep(1.0)
+        deadline = time.monotonic() + 10  # a killed process's memory takes a moment to go
+        while (left := self.pids()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if left:
+            found.append(f"orphans after down: {_names(left)}")
+        if (self.own / "state.json").exists():
+            found.append("lost state: state.json is there after down")
+        self.kill()
+        return found
+
+    def kill(self) -> None:
+        """End whatever is left of the trial."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for pid in self.pids():
+            self.send(pid, signal.SIGKILL)
+
+
+def limit_files(pid: int, most: int) -> None:
+    """Limit how long files of a process may become, as a full disk does; needs no privileges."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
+
+
+@contextmanager
+def full_disk(pids: list[int]) -> Iterator[None]:
+    """No file of these processes, or of what they start meanwhile, may grow."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            limit_files(pid, 0)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                limit_files(pid, resource.RLIM_INFINITY)
+
+
+def _mark_of(pid: int) -> str | None:
+    """The launch that a process belongs to."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name.decode(errors="replace") == procs.MARK:
+                return value.decode(errors="replace")
+    return None
+
+
+def _is_keeper(pid: int) -> bool:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"keep" in words
+    return False
+
+
+def _names(pids: Any) -> str:
+    shown = []
+    for pid in pids:
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            shown.append(f"{pid} {b' '.join(words[1:4]).decode(errors='replace')}")
+    return ", ".join(shown) or ", ".join(map(str, pids))
+
+
+def _brief(event: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in event.items() if k in ("event", "cause", "reason", "name", "choice")}

@@ -1,0 +1,219 @@
+"""Figures and words of a simulation over time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recipe_core.present import charts
+from recipe_core.present import over_time_view as view
+from recipe_core.present.charts.over_time import part, so_far
+from recipe_core.present.charts.over_time_load import weekly
+from recipe_core.present.charts.over_time_policies import missed
+from recipe_core.request.over_time import DAY_S
+from tests.fixtures.over_time import CAPACITY, answer, policy, rates, start, without_price
+
+WEEK = answer()
+WHOLE = (0.0, WEEK["load"]["span_s"])
+KEDA, FIXED, HPA = WEEK["policies"]
+DAY = view.days_of(WEEK["load"])["Tue"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("window", [WHOLE, DAY], ids=["week", "day"])
+def test_every_curve_covers_its_window(window: tuple[float, float], dark: bool) -> None:
+    for draw in (
+        charts.load_and_capacity,
+        charts.replicas,
+        charts.first_tokens,
+        charts.within_limits,
+        charts.money_so_far,
+    ):
+        figure = draw(WEEK, KEDA, window, dark=dark)
+        first = "2024-01-02T00:00:00" if window == DAY else "2024-01-01T00:00:00"
+        hours = round((window[1] - window[0]) / 3600)
+        for trace in figure.data:
+            assert trace.x[0].startswith(first)
+            assert len(trace.x) == len(trace.y) == hours + 1
+
+
+def test_capacity_is_what_ready_replicas_serve() -> None:
+    load, capacity = charts.load_and_capacity(WEEK, KEDA, WHOLE).data
+    assert list(load.y[:-1]) == pytest.approx(rates(7))
+    assert capacity.y[12] == KEDA["series"]["ready"][12] * CAPACITY
+
+
+def test_ready_and_starting_replicas_are_stacked_and_wanted_ones_are_a_line() -> None:
+    ready, starting, wanted = charts.replicas(WEEK, KEDA, DAY).data
+    assert ready.stackgroup == starting.stackgroup
+    assert starting.fillpattern.shape
+    assert wanted.stackgroup is None
+    there = np.add(ready.y, starting.y)
+    assert np.all(there[:-1] == np.array(wanted.y[:-1]))
+
+
+def test_limits_are_lines_and_hours_without_requests_are_gaps() -> None:
+    figure = charts.first_tokens(WEEK, KEDA, WHOLE)
+    assert figure.layout.shapes[0].y0 == 2.0
+    assert "2.00 s" in figure.layout.annotations[0].text
+    quiet = policy("keda", [1] * 24, [0.0] * 3 + [1.0] * 21)
+    share = charts.within_limits(WEEK, quiet, (0.0, DAY_S)).data[0]
+    assert list(share.y[:4]) == [None, None, None, 100.0]
+    assert charts.within_limits(WEEK, HPA, WHOLE).layout.shapes[0].y0 == 99.0
+
+
+def test_cost_so_far_ends_at_the_whole_cost() -> None:
+    for one, trace in zip(
+        (WEEK["bounds"]["always_peak"], KEDA, WEEK["bounds"]["clairvoyant"]),
+        charts.money_so_far(WEEK, KEDA, WHOLE).data,
+        strict=True,
+    ):
+        assert trace.y[0] == 0
+        assert trace.y[-1] == pytest.approx(one["usd"])
+        assert list(trace.y) == sorted(trace.y)
+    _, paid = so_far(KEDA["series"], KEDA["usd"], DAY)
+    assert 0 < paid[0] < paid[-1] < KEDA["usd"]
+
+
+def test_many_intervals_are_drawn_as_fewer_that_keep_counts_and_means() -> None:
+    count = 10_080
+    series = {"interval_s": 60.0, "arrived": [2] * count, "ready": [3] * count}
+    seconds, arrived, step = part(series, "arrived", (0.0, count * 60.0))
+    assert len(arrived) <= 1500
+    assert arrived.sum() == pytest.approx(2 * count)
+    assert set(part(series, "ready", (0.0, count * 60.0))[1]) == {3.0}
+    assert seconds[1] == step
+
+
+def test_bars_are_costs_and_policies_that_miss_are_hatched() -> None:
+    figure = charts.policy_costs(WEEK, "keda")
+    keeps, misses = figure.data[:2]
+    assert list(keeps.x) == [KEDA["usd_per_month"], FIXED["usd_per_month"]]
+    assert list(keeps.y) == ["<b>KEDA</b>", "Fixed number"]
+    assert misses.marker.pattern.shape
+    assert {shape.x0 for shape in figure.layout.shapes} == {
+        one["usd_per_month"] for one in WEEK["bounds"].values()
+    }
+
+
+def test_a_share_is_drawn_by_what_is_missed() -> None:
+    figure = charts.cost_against_share(WEEK, "keda")
+    keeps, misses, bounds = figure.data
+    assert misses.x[0] == pytest.approx(1 - HPA["attainment"]["value"])
+    assert list(bounds.y) == [one["usd_per_month"] for one in WEEK["bounds"].values()]
+    assert figure.layout.shapes[0].x0 == missed(0.99)
+    assert figure.layout.xaxis.range[0] > figure.layout.xaxis.range[1]  # more to the right
+    assert keeps.marker.size[0] > keeps.marker.size[1]
+
+
+def test_names_that_find_no_room_are_left_to_the_hover() -> None:
+    crowd = [{**KEDA, "name": name} for name in ("keda", "kpa", "hpa", "skyserve")]
+    points = charts.cost_against_share(answer(policies=crowd), "skyserve").data[0]
+    named = dict(zip(points.text, points.textposition, strict=True))
+    named.pop("")
+    assert named == {"<b>SkyServe</b>": "top center", "KEDA": "bottom center"}
+    assert {names[0] for names in points.customdata} >= {"Kubernetes HPA", "Knative KPA"}
+
+
+def test_without_a_price_policies_are_compared_by_hours() -> None:
+    found = without_price(answer())
+    assert charts.policy_costs(found).layout.xaxis.title.text == "GPU-hours"
+    assert list(charts.cost_against_share(found).data[0].y) == [
+        KEDA["gpu_hours"],
+        FIXED["gpu_hours"],
+    ]
+    assert "GPU-hours" in view.verdict(found)[1]
+    money = charts.money_so_far(found, found["policies"][0], WHOLE)
+    assert money.data[1].y[-1] == pytest.approx(KEDA["gpu_hours"])
+
+
+def test_hours_of_a_week_are_means_of_their_intervals() -> None:
+    half_hours = np.repeat(rates(14), 2)
+    means = weekly(half_hours, 1800.0, 0)
+    assert means.shape == (7, 24)
+    assert means[0, 12] == pytest.approx(9.0)
+    assert means[6, 12] == pytest.approx(4.5)
+    tuesday = weekly(np.ones(24), 3600.0, 24)
+    assert np.isnan(tuesday[0]).all()
+    assert (tuesday[1] == 1).all()
+    drawn = charts.hours_of_week([1.0] * 24, 3600.0, 24).data[0]
+    assert drawn.z[0][0] is None
+    assert drawn.z[1][0] == 1.0
+
+
+def test_phases_of_a_start_are_one_bar_with_the_band_of_the_whole() -> None:
+    figure = charts.start_phases(start())
+    *phases, whole = figure.data
+    assert [bar.name for bar in phases] == ["Node", "Image", "Weights"]
+    assert sum(bar.x[0] for bar in phases) == whole.x[0] == 195.0
+    assert whole.error_x.array[0] == 195.0
+
+
+def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest() -> None:
+    good, said = view.verdict(WEEK)
+    assert good
+    assert said.startswith("Cheapest is KEDA: $13,")
+    assert "100 % within the limits" in said
+    assert "50% of what replicas for the peak cost" in said
+    good, said = view.verdict(answer(best=None, policies=[HPA]))
+    assert not good
+    assert said.startswith("No policy keeps the limits for 99 % of the requests. Nearest is Kub")
+    assert view.verdict(answer(best=None, policies=[])) == (False, "No policy was simulated.")
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (1.0, "100 %"),
+        (0.99, "99 %"),
+        (0.9934, "99.34 %"),
+        (0.99861, "99.86 %"),
+        (0.9999, "99.99 %"),
+        (0.5, "50 %"),
+    ],
+)
+def test_a_share_below_all_never_reads_as_all(share: float, text: str) -> None:
+    assert view.share_text(share) == text
+    assert view.share_text(0.9999999) == "99.9999 %"
+
+
+def test_moments_are_times_of_the_week() -> None:
+    assert view.moment(0) == "Mon 00:00"
+    assert view.moment(14.5 * 3600, start_hour=24) == "Tue 14:30"
+    assert view.moment(8 * DAY_S) == "Tue 00:00 (day 9)"
+
+
+def test_days_of_a_load_are_cut_at_midnight() -> None:
+    days = view.days_of({"span_s": 2 * DAY_S, "start_hour": 12})
+    assert list(days) == ["Whole", "Mon", "Tue", "Wed"]
+    assert days["Mon"] == (0.0, DAY_S / 2)
+    assert days["Wed"] == (1.5 * DAY_S, 2 * DAY_S)
+    assert list(view.days_of({"span_s": 3600.0, "start_hour": 0})) == ["Whole"]
+    assert "Mon, week 2" in view.days_of({"span_s": 8 * DAY_S, "start_hour": 0})
+
+
+def test_parameters_of_a_policy_are_named() -> None:
+    rows = view.scaling_rows(
+        {
+            "policy": "schedule",
+            "min_replicas": 0,
+            "max_replicas": 4,
+            "down_step": 1,
+            "down_period_s": 60,
+            "idle_s": 300.0,
+            "periods": [{"from_hour": 8, "to_hour": 24, "replicas": 4}],
+        }
+    )
+    assert rows["Replicas"] == "0 to 4"
+    assert rows["Ended at most"] == "1 replica in 60 s"
+    assert rows["Ends the last one after"] == "5 min"
+    assert rows["Periods"] == "Mon 08:00 to Mon 24:00: 4"
+    keda = view.scaling_rows(KEDA["scaling"])
+    assert keda["Target of requests in flight"] == "12 a replica"
+
+
+def test_the_table_has_every_policy_and_both_bounds() -> None:
+    frame = view.policies_frame(WEEK)
+    assert frame["key"].tolist() == ["keda", "fixed", "hpa", "always_peak", "clairvoyant"]
+    assert frame["keeps"].tolist() == ["yes", "yes", "no", "bound", "bound"]
+    assert frame["attainment"][2] == pytest.approx(100 * HPA["attainment"]["value"])

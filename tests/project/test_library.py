@@ -1,0 +1,133 @@
+"""The public library: small, lazy, typed, and what its page of docs says of it is executed."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recipe_core as rb
+from recipe_core.bundle.write import bundle_of
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.training_plan import TrainingPlan
+from tests.conftest import request_values
+from tests.fixtures.paths import ROOT
+
+PUBLIC = {
+    "plan",
+    "estimate",
+    "check",
+    "build",
+    "write",
+    "read",
+    "validate",
+    "Request",
+    "Plan",
+    "Split",
+    "Estimate",
+    "Recipe",
+    "RecipeError",
+    "InputError",
+    "NoAnswer",
+}
+TRAINING = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "hardware": {"device": "h100-sxm", "per_node": 8},
+    "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9},
+}
+KINDS = {"serving": request_values(), "training": TRAINING}
+
+
+def test_the_public_names_are_there_and_described() -> None:
+    assert set(rb.__all__) >= PUBLIC
+    for name in rb.__all__:
+        assert (getattr(rb, name).__doc__ or "").strip(), name
+    assert set(rb.__all__) <= set(dir(rb))
+    assert (ROOT / "recipe_core" / "py.typed").exists()
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = rb.no_such_name
+
+
+def test_importing_it_imports_nothing_else() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import recipe_core; "
+        "print(*sorted(name for name in set(sys.modules) - before if 'recipe_core' in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["recipe_core"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_split_is_built_without_a_second_search(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = rb.plan(KINDS[kind])
+    searches: list[str] = []
+    for cls in (ServingPlan, TrainingPlan):
+        for name in ("search", "together"):
+            if hasattr(cls, name):
+                watch(monkeypatch, cls, name, searches)
+    recipe = rb.build(plan.best)
+    assert searches in ([], ["together"])  # the fallbacks of serving, in one plan
+    assert recipe.candidate == plan.best.candidate
+    path = rb.write(recipe, tmp_path / "out.zip")
+    assert len(searches) <= 1
+    assert rb.read(path) == recipe
+    whole = rb.build(KINDS[kind])
+    assert len(searches) <= 3  # one for the split, one for the fallbacks
+    assert whole.candidate == recipe.candidate
+    assert bundle_of(whole).files["launch.json"] == bundle_of(recipe).files["launch.json"]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, calls: list[str]) -> None:
+    """Note every call of a class method."""
+    method = getattr(cls, name).__func__
+
+    def noted(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        return method(owner, *args, **kwargs)
+
+    monkeypatch.setattr(cls, name, classmethod(noted))
+
+
+def test_a_refused_split_is_not_built() -> None:
+    plan = rb.plan(request_values(per_node=1, model="meta-llama/Llama-3.1-70B-Instruct"))
+    with pytest.raises(rb.NoAnswer, match="cannot run"):
+        rb.build(plan.refused[0])
+
+
+def test_requests_come_from_values_files_and_objects(tmp_path: Path) -> None:
+    values = request_values()
+    path = tmp_path / "request.yaml"
+    path.write_text(rb.Request.parse(values).model_dump_json(exclude_none=True))
+    assert rb.plan(values).best.key == rb.plan(path).best.key == rb.plan(str(path)).best.key
+    with pytest.raises(rb.InputError, match="object or the path"):
+        rb.plan(7)  # type: ignore[arg-type]
+
+
+def test_the_examples_of_the_page_are_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for page, least in (("README.md", 1), ("docs/library.md", 7)):
+        blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+        assert len(blocks) >= least
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)
+    assert names["plan"].best.estimate
+    assert "Did you mean" in capsys.readouterr().out
+
+
+def test_the_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "compare_devices.py"), run_name="__main__")
+    assert (tmp_path / "qwen3-32b.zip").exists()
+    assert "h100-sxm: tp" in capsys.readouterr().out

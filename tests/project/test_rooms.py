@@ -1,0 +1,336 @@
+"""The rooms of the package: import order, no import cycles, and a docstring for each."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from recipe_core.base.resources import PACKAGE
+from tests.fixtures.paths import ROOT
+
+ORDER = (
+    "base",
+    "launcher",
+    "trainer",
+    "compressor",
+    "model",
+    "hardware",
+    "engines",
+    "request",
+    "traffic",
+    "measured",
+    "compression",
+    "space",
+    "physics",
+    "search",
+    "sizing",
+    "fleet",
+    "explain",
+    "formats",
+    "calibration",
+    "launch",
+    "commands",
+    "recipe",
+    "targets",
+    "bundle",
+    "trials",
+    "present",
+    "doors",
+)
+"""A room imports itself and rooms before it."""
+
+TRAVELLERS = ("launcher", "trainer", "compressor")
+"""Rooms that are copied into bundles: they import nothing of the package."""
+
+FACES = ("__init__", "__main__")
+"""Modules that may lie at the top of the package, before the rooms; they may import any of them."""
+
+FROM_THE_TOP = {"__version__"}
+"""What rooms may take from the package itself."""
+
+API = {"plan", "estimate", "check", "build", "write", "read", "validate"}
+"""Functions of the public API: a module of this name at the top would hide one of them."""
+
+DOCUMENT = ROOT / "docs" / "architecture.md"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: the importing module, the loaded one, and whether it is for types only."""
+
+    source: str
+    line: int
+    target: str
+    name: str
+    for_types: bool
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line} imports {self.target}"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package's modules by their dotted names below it; the package itself is the empty name."""
+
+    folder: Path
+
+    @cached_property
+    def trees(self) -> dict[str, ast.Module]:
+        return {
+            self.named(path): ast.parse(path.read_text(encoding="utf-8"))
+            for path in sorted(self.folder.rglob("*.py"))
+        }
+
+    def named(self, path: Path) -> str:
+        parts = path.relative_to(self.folder).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def is_folder(self, module: str) -> bool:
+        return (self.folder.joinpath(*module.split(".")) / "__init__.py").is_file()
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return [found for module, tree in self.trees.items() for found in self._of(module, tree)]
+
+    def _of(self, module: str, tree: ast.Module) -> Iterator[Import]:
+        nodes = list(ast.walk(tree))
+        hidden = {
+            id(node)
+            for block in nodes
+            if isinstance(block, ast.If)
+            and isinstance(block.test, ast.Name | ast.Attribute)
+            and ast.unparse(block.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            for statement in block.body
+            for node in ast.walk(statement)
+        }
+        for node in nodes:
+            for target, name in self._targets(module, node):
+                yield Import(module, getattr(node, "lineno", 0), target, name, id(node) in hidden)
+
+    def _targets(self, module: str, node: ast.AST) -> Iterator[tuple[str, str]]:
+        """The modules that a statement loads, and the name it takes from each."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == self.folder.name:
+                    yield alias.name.partition(".")[2], ""
+        elif isinstance(node, ast.ImportFrom) and (base := self._base(module, node)) is not None:
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".removeprefix(".")
+                yield (inner, "") if inner in self.trees else (base, alias.name)
+
+    def _base(self, module: str, node: ast.ImportFrom) -> str | None:
+        """The module after ``from``; None where it is not of this package."""
+        if not node.level:
+            first, _, rest = (node.module or "").partition(".")
+            return rest if first == self.folder.name else None
+        parts = module.split(".") if module else []
+        up = node.level - 1 if self.is_folder(module) else node.level
+        return ".".join([*parts[: len(parts) - up], *filter(None, [node.module])])
+
+
+def room(module: str) -> str:
+    return module.split(".")[0]
+
+
+def rooms(package: Package) -> set[str]:
+    return {room(module) for module in package.trees if room(module) not in ("", *FACES)}
+
+
+def upward(package: Package) -> list[str]:
+    """Imports that do not go to a room before; those for types count too."""
+    return [
+        str(found)
+        for found in package.imports
+        if room(found.source) not in ("", *FACES)
+        and (
+            found.name not in FROM_THE_TOP
+            if found.target == ""
+            else ORDER.index(room(found.target)) > ORDER.index(room(found.source))
+        )
+    ]
+
+
+def carried(package: Package) -> list[str]:
+    """Imports of what travels in bundles that do not stay in their folder, or are not relative."""
+    left = [
+        str(found)
+        for found in package.imports
+        if room(found.source) in TRAVELLERS and room(found.target) != room(found.source)
+    ]
+    absolute = [
+        f"{module} names {package.folder.name}"
+        for module, tree in package.trees.items()
+        if room(module) in TRAVELLERS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and re.search(rf"\b{package.folder.name}\b", ast.unparse(node))
+    ]
+    return left + absolute
+
+
+def circle(package: Package) -> list[str]:
+    """Modules that import each other in a circle when they run; empty where there is none."""
+    graph: dict[str, set[str]] = {
+        module: set() for module in package.trees if module not in ("", *FACES)
+    }
+    for found in package.imports:
+        if not found.for_types and found.source in graph and found.target in graph:
+            graph[found.source].add(found.target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [str(module) for module in error.args[1]]
+    return []
+
+
+def loose(package: Package) -> list[str]:
+    """Modules at the top that are in no room."""
+    return sorted({path.stem for path in package.folder.glob("*.py")} - set(FACES))
+
+
+def stated(text: str) -> set[str] | None:
+    """The rooms that a docstring says may be imported; None where it says nothing."""
+    found = re.search(r"May import ([^.]+)\.", " ".join(text.split()))
+    if not found:
+        return None
+    if found[1] == "every room before it":
+        return set(ORDER)
+    return set(re.split(r", | and ", found[1])) - {"no other room"}
+
+
+def undescribed(package: Package) -> list[str]:
+    """Rooms that do not say in three lines what they are for, or import what they do not say."""
+    texts: Mapping[str, str] = {
+        module: ast.get_docstring(tree) or ""
+        for module, tree in package.trees.items()
+        if module and package.is_folder(module)
+    }
+    short = [
+        f"{module} says too little"
+        for module, text in texts.items()
+        if len([line for line in text.splitlines() if line.strip()]) < 3
+    ]
+    out = []
+    for name in sorted(rooms(package) - set(TRAVELLERS)):
+        allowed = stated(texts.get(name, ""))
+        used = {room(each.target) for each in package.imports if room(each.source) == name}
+        if allowed is None or not allowed <= set(ORDER):
+            out.append(f"{name} does not say what it may import")
+        elif extra := used - allowed - {name, ""}:
+            out.append(f"{name} imports {', '.join(sorted(extra))} and does not say so")
+    return short + out
+
+
+def clashing(package: Package) -> list[str]:
+    """Modules and rooms at the top with the name of a function of the API."""
+    tops = {path.stem for path in package.folder.glob("*.py")}
+    return sorted((tops | {path.name for path in package.folder.iterdir() if path.is_dir()}) & API)
+
+
+HERE = Package(PACKAGE)
+RULES = [upward, carried, circle, loose, undescribed, clashing]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_package_keeps_the_rule(rule):
+    assert rule(HERE) == []
+
+
+def test_every_folder_is_a_room_of_the_order():
+    assert rooms(HERE) == set(ORDER)
+    assert len(HERE.imports) > 1000
+
+
+def test_the_document_prints_the_same_order():
+    rows = re.findall(r"^\| `(\w+)/` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert tuple(rows) == ORDER
+
+
+# --- the rules can be broken
+# ------------------------------------------------------------------------------------------------
+
+ROOM = '"""A room.\n\nThings.\nMay import {}.\n"""\n'
+SOUND = {
+    "__init__.py": '__version__ = "1"\n',
+    "__main__.py": "from house.doors.cli import main\n",
+    "base/__init__.py": ROOM.format("no other room"),
+    "base/units.py": "from house import __version__\n",
+    "launcher/__init__.py": '"""Travels.\n\nAlone.\nAlways.\n"""\n',
+    "launcher/main.py": "from . import state\nfrom .state import save\n",
+    "launcher/state.py": "import json\n",
+    "model/__init__.py": ROOM.format("base"),
+    "model/spec.py": "from house.base.units import gib\nimport numpy\n",
+    "doors/__init__.py": ROOM.format("every room before it"),
+    "doors/cli.py": "import house.model.spec\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "files", "problem"),
+    [
+        (upward, {"base/units.py": "import house.model.spec"}, "base.units:1 imports model.spec"),
+        (
+            upward,
+            {"base/units.py": "def f():\n    from house.model import spec"},
+            "base.units:2 imports model.spec",
+        ),
+        (
+            upward,
+            {"base/units.py": "if TYPE_CHECKING:\n    from house.model.spec import Model"},
+            "base.units:2 imports model.spec",
+        ),
+        (upward, {"base/units.py": "from ..doors import cli"}, "base.units:1 imports doors.cli"),
+        (upward, {"model/spec.py": "from house import plan"}, "model.spec:1 imports "),
+        (carried, {"launcher/main.py": "from ..base import units"}, "launcher.main:1"),
+        (carried, {"launcher/main.py": "import house.launcher.state"}, "launcher.main names house"),
+        (
+            circle,
+            {
+                "model/a.py": "from house.model.b import b",
+                "model/b.py": "def f():\n    from house.model import a",
+            },
+            "model.a",
+        ),
+        (loose, {"api.py": ""}, "api"),
+        (undescribed, {"base/__init__.py": '"""Room."""'}, "base says too little"),
+        (
+            undescribed,
+            {"base/__init__.py": '"""A.\n\nB.\nC.\n"""'},
+            "base does not say what it may import",
+        ),
+        (
+            undescribed,
+            {"model/__init__.py": ROOM.format("no other room")},
+            "model imports base and does not say so",
+        ),
+        (undescribed, {"model/config/__init__.py": ""}, "model.config says too little"),
+        (clashing, {"plan/__init__.py": ""}, "plan"),
+        (clashing, {"check.py": ""}, "check"),
+    ],
+)
+def test_a_broken_rule_is_seen(tmp_path, rule, files, problem):
+    for name, text in SOUND.items():
+        (tmp_path / "house" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "house" / name).write_text(text)
+    assert [each for kept in RULES for each in kept(Package(tmp_path / "house"))] == []
+    for name, text in files.items():
+        (tmp_path / "house" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "house" / name).write_text(text)
+    assert any(problem in each for each in rule(Package(tmp_path / "house")))
+
+
+def test_a_circle_for_types_is_none(tmp_path):
+    for name, text in {
+        "a.py": "from house.model import b",
+        "b.py": "if TYPE_CHECKING:\n    from house.model.a import A",
+    }.items():
+        (tmp_path / "house" / "model").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "house" / "model" / name).write_text(text)
+    assert circle(Package(tmp_path / "house")) == []

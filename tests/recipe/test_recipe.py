@@ -1,0 +1,486 @@
+"""What a recipe holds, why each value is there, and that it survives writing and reading."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from recipe_core.base.documents import parse_yaml, to_yaml
+from recipe_core.base.errors import BundleError, InputError, NoAnswer
+from recipe_core.engines.grammar import meanings
+from recipe_core.engines.spec import engine, engine_names
+from recipe_core.recipe import (
+    Recipe,
+    make_recipe,
+    passing_on,
+    recipe_request,
+    relaunch,
+    with_claims,
+)
+from recipe_core.recipe.decision import decide
+from recipe_core.recipe.fallbacks import fallbacks
+from recipe_core.recipe.migrate import migrate
+from recipe_core.recipe.parameters import read_parameters
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan_candidate
+from tests.conftest import make_request
+from tests.fixtures.paths import ROOT
+from tests.fixtures.recipes import fallback_request, recipe_of
+
+OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
+TRAINING = {
+    "kind": "training",
+    "sequence_length": 4096,
+    "global_batch": 64,
+    "tokens": 1e9,
+} | dict.fromkeys(("mode", "input_tokens", "output_tokens", "concurrency"))
+SHORT = {"input_tokens": 64, "output_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4)
+
+
+def test_a_recipe_comes_back_from_its_yaml(recipe):
+    assert Recipe.parse(parse_yaml(to_yaml(recipe.model_dump(mode="json")))) == recipe
+
+
+def test_the_fields_of_a_recipe_are_frozen():
+    """What version 1 holds; a change of it is a new version with a migration."""
+    fields = (
+        "schema_version kind name built_by request model device engine environment candidate "
+        "provenance max_context estimate"
+    )
+    assert list(Recipe.model_fields) == [
+        *fields.split(),
+        "fallbacks",
+        "variants",
+        "parameters",
+        "claims",
+        "notes",
+        "lock",
+    ]
+
+
+def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
+    code = (
+        "from tests.conftest import make_request\n"
+        "from recipe_core.recipe import make_recipe\n"
+        "print(make_recipe(make_request('Qwen/Qwen3-8B', 'h100-sxm', 4)).digest)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.strip() == recipe.digest
+
+
+# Fallbacks
+
+
+def test_every_fallback_is_what_its_changes_lead_to(recipe):
+    """The changed request has exactly this split, can run, and does what the fallback says."""
+    assert {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"} == {
+        each.kind for each in recipe.fallbacks
+    }
+    for fallback in recipe.fallbacks:
+        table, row = plan_candidate(fallback_request(PlanRequest.parse(recipe.request), fallback))
+        estimate = table.estimate(row).to_json()
+        assert estimate["feasible"], (fallback.kind, estimate["reasons"])
+        assert table.candidate(row) == fallback.candidate
+        assert estimate["serving"]["tpot_s"] == pytest.approx(fallback.figures["tpot_s"], rel=1e-9)
+
+
+def test_fallbacks_can_be_started():
+    """With the user's own options too, and on other devices."""
+    request = make_request(
+        "Qwen/Qwen3-8B",
+        "h100-sxm",
+        3,
+        2,
+        options={"engine_options": {"tool_call_parser": "hermes"}},
+    )
+    found = make_recipe(request)
+    assert found.fallbacks
+    for each in found.fallbacks:
+        assert decide(fallback_request(PlanRequest.parse(found.request), each)).started().processes
+
+
+def test_fallbacks_change_what_they_are_about(recipe):
+    by_kind = {each.kind: each for each in recipe.fallbacks}
+    assert by_kind["fewer-gpus"].gpus <= recipe.device.count // 2
+    assert by_kind["lower-context"].changes["workload.max_context"] == recipe.max_context // 2
+    dtypes = [
+        (each.candidate["weight_dtype"], each.candidate["kv_dtype"])
+        for each in recipe.fallbacks
+        if each.kind == "other-precision"
+    ]
+    assert (recipe.candidate["weight_dtype"], recipe.candidate["kv_dtype"]) not in dtypes
+    others = {each.device for each in recipe.fallbacks if each.kind == "other-device"}
+    assert recipe.device.name not in others
+    assert len(others) >= 2
+
+
+def test_a_request_that_names_hardware_falls_back_to_that():
+    request = make_request(
+        "Qwen/Qwen3-8B", "h100-sxm", 2, options={"hardware": [{"device": "l40s", "per_node": 4}]}
+    )
+    found = make_recipe(request)
+    others = {each.device for each in found.fallbacks if each.kind == "other-device"}
+    assert {found.device.name} | others == {"h100-sxm", "l40s"}
+
+
+def test_training_has_fallbacks_too():
+    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING)
+    decision = decide(request)
+    found = fallbacks(decision, request)
+    assert {"fewer-gpus", "lower-context", "other-device"} <= {each.kind for each in found}
+    for each in found:
+        table, row = plan_candidate(fallback_request(decision.request, each))
+        assert table.feasible[row]
+        assert table.candidate(row) == each.candidate
+
+
+# Provenance
+
+
+@pytest.mark.parametrize(
+    ("parts", "option", "layer"),
+    [
+        ({}, "tensor_parallel_size", "objective"),
+        ({"candidate": {"tp": 2}}, "tensor_parallel_size", "user"),
+        ({}, "max_num_seqs", "device"),
+        ({"candidate": {"max_num_seqs": 64}}, "max_num_seqs", "user"),
+        ({}, "dtype", "model"),
+        ({"options": {"weight_dtypes": ["bf16", "fp8"]}}, "dtype", "objective"),
+        ({}, "gpu_memory_utilization", "base"),
+        ({}, "max_model_len", "objective"),
+        ({"workload": {"max_context": 4096}}, "max_model_len", "user"),
+        ({"options": {"max_batched_tokens": [4096]}}, "max_num_batched_tokens", "objective"),
+        ({}, "host", "base"),
+    ],
+)
+def test_every_option_says_what_set_it(parts, option, layer):
+    found = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4, **parts)
+    assert found.provenance[f"options.{option}"] == layer
+    assert {name for name in found.provenance if name.startswith("options.")} == {
+        f"options.{name}" for name in found.engine.options
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "option", "layer"),
+    [
+        ("transformers", "cpu", "cb_max_batch_tokens", "device"),
+        ("transformers", "cpu", "cb_num_blocks", "objective"),
+        ("transformers", "cpu", "dtype", "model"),
+        ("transformers", "cpu", "device", "architecture"),
+        ("tgi", "h100-sxm", "num_shard", "objective"),
+        ("tgi", "h100-sxm", "max_total_tokens", "objective"),
+        ("llama-cpp", "h100-sxm", "cache_type_k", "model"),
+        ("dynamo", "h100-sxm", "tensor_parallel_size", "objective"),
+        ("triton-tensorrt-llm", "h100-sxm", "max_batch_size", "device"),
+    ],
+)
+def test_options_of_every_engine_say_what_set_them(name, device, option, layer):
+    found = make_recipe(
+        make_request(
+            "meta-llama/Llama-3.2-1B-Instruct",
+            device,
+            1,
+            options={"engines": [name]},
+            workload={"concurrency": 2},
+        )
+    )
+    assert found.provenance[f"options.{option}"] == layer
+
+
+def test_every_meaning_is_of_an_option_there_is():
+    for spec in map(engine, engine_names()):
+        assert set(spec.options.means) <= set(spec.options.by_name)
+        assert meanings(spec)
+
+
+def test_what_hardware_asks_for_is_the_architectures():
+    found = recipe_of("Qwen/Qwen3-8B", "mi300x", 1)
+    assert found.environment["VLLM_ROCM_USE_AITER"] == "1"
+    assert found.provenance["environment.VLLM_ROCM_USE_AITER"] == "architecture"
+    assert found.provenance["environment.VLLM_NO_USAGE_STATS"] == "base"
+
+
+def test_what_a_user_adds_is_the_users():
+    options, environment = (
+        {"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"},
+        {"VLLM_LOGGING_LEVEL": "INFO"},
+    )
+    found = make_recipe(
+        passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, environment)
+    )
+    assert found.engine.options["enable_auto_tool_choice"] is True
+    assert {
+        found.provenance["options.tool_call_parser"],
+        found.provenance["environment.VLLM_LOGGING_LEVEL"],
+    } == {"user"}
+    (process,) = relaunch(found).processes
+    assert process.argv[process.argv.index("--tool-call-parser") + 1] == "hermes"
+    assert process.env["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+def test_the_request_alone_makes_the_recipe_again():
+    request = make_request(
+        "Qwen/Qwen3-8B@abc123",
+        "h100-sxm",
+        1,
+        options={"engine_options": {"seed": "1", "tool-call-parser": "qwen3"}},
+    )
+    found = make_recipe(
+        passing_on(request, {"seed": "7", "--max-loras": "2"}, {"NCCL_DEBUG": "WARN"})
+    )
+    assert found.request["options"]["engine_options"] == {
+        "seed": 7,
+        "tool_call_parser": "qwen3",
+        "max_loras": 2,
+        "revision": "abc123",
+    }
+    again = make_recipe(recipe_request(found))
+    assert (again.engine, again.environment, again.candidate) == (
+        found.engine,
+        found.environment,
+        found.candidate,
+    )
+    assert again.engine.options["seed"] == 7
+    assert again.environment["NCCL_DEBUG"] == "WARN"
+
+
+def test_training_says_that_it_takes_no_options_of_engines():
+    for name in ("engine_options", "environment"):
+        request = make_request(
+            "meta-llama/Llama-3.1-8B",
+            "h100-sxm",
+            8,
+            workload=TRAINING,
+            options={name: {"seed": "1"}},
+        )
+        with pytest.raises(InputError, match="belongs to serving, not to training"):
+            make_recipe(request)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tensor_parallel_size": "4"}, "tensor_parallel_size"),
+        ({"tool_call_parsers": "hermes"}, "options"),
+        ({"seed": "soon"}, "seed"),
+        ({"enable_auto_tool_choice": "perhaps"}, "enable_auto_tool_choice"),
+    ],
+)
+def test_additions_do_not_change_what_was_estimated(options, field):
+    with pytest.raises(InputError) as error:
+        make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, {}))
+    assert field in str(error.value.field)
+
+
+# Parameters
+
+
+def test_parameters_come_as_text():
+    found = read_parameters({"port": "9000", "namespace": "prod", "node_selector": '{"zone": "a"}'})
+    assert (found.port, found.namespace, found.node_selector) == (9000, "prod", {"zone": "a"})
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "says"),
+    [
+        ({"prot": "9000"}, "parameters.prot", "not known"),
+        ({"port": "99999"}, "parameters.port", "65535"),
+        ({"namespace": "Prod Uction"}, "parameters.namespace", "characters"),
+        ({"host": "a; rm -rf /"}, "parameters.host", "characters"),
+    ],
+)
+def test_wrong_parameters_are_named(values, field, says):
+    with pytest.raises(InputError, match=says) as error:
+        read_parameters(values)
+    assert error.value.field == field
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        ({"api_key": "correct horse"}, {}),
+        ({}, {"HF_TOKEN": "swordfish"}),
+        ({}, {"NOTE": "hf_" + "a1B2" * 8}),
+        ({}, {"PROXY": "http://me:mypassword@proxy:3128"}),
+    ],
+)
+def test_secrets_are_refused_and_not_repeated(options, environment):
+    with pytest.raises(InputError) as error:
+        make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, environment))
+    for secret in ("correct horse", "swordfish", "a1B2", "mypassword"):
+        assert secret not in str(error.value)
+
+
+def test_a_secret_in_a_models_config_is_refused(tiny_config):
+    with pytest.raises(InputError, match="Hugging Face token"):
+        make_recipe(
+            make_request(
+                tiny_config | {"note": "hf_" + "x" * 34},
+                "h100-sxm",
+                1,
+                workload={"input_tokens": 64, "output_tokens": 64},
+            )
+        )
+
+
+# Older and newer forms
+
+
+def test_a_recipe_of_the_form_before_kinds_is_read():
+    values = parse_yaml(OLD.read_text())
+    migrated, said = migrate(values)
+    found = Recipe.parse(values)
+    assert (found.kind, found.schema_version, found.lock) == ("serving", 1, None)
+    assert found.estimate == values["estimate"]
+    assert [each.candidate for each in found.fallbacks] == [
+        each["candidate"] for each in values["alternatives"]
+    ]
+    assert found.fallbacks[0].figures["tpot_s"] == values["alternatives"][0]["tpot_s"]
+    assert "predates recipe kinds" in said[0]
+    assert migrate(migrated) == (migrated, [])
+
+
+def test_an_old_recipe_starts_as_it_did():
+    values = parse_yaml(OLD.read_text())
+    (process,) = relaunch(Recipe.parse(values)).processes
+    words = dict(zip(process.argv, process.argv[1:], strict=False))
+    for name in (
+        "tensor_parallel_size",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+    ):
+        assert words[f"--{name.replace('_', '-')}"] == str(values["engine"]["options"][name])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema_version": 2}, "reads up to 1"),
+        ({"schema_version": 0}, "is not a version of a recipe"),
+        ({"schema_version": "1"}, "is not a version of a recipe"),
+        ({"schema_version": True}, "is not a version of a recipe"),
+        ({"surprise": 1}, "surprise: is not a known field"),
+        ({"kind": "cooking"}, "kind"),
+        ({"name": "../etc\nx"}, "name"),
+        ({"candidate": 3}, "candidate"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_by_name(recipe, change, says):
+    with pytest.raises(BundleError, match=says):
+        Recipe.parse(recipe.model_dump(mode="json") | change)
+
+
+@pytest.mark.parametrize("value", [None, [], "recipe", 1, {}])
+def test_what_is_no_object_is_refused(value):
+    with pytest.raises(BundleError, match="schema_version"):
+        Recipe.parse(value)
+
+
+# Claims
+
+
+def _measurement(recipe: Recipe, parts: dict | None = None) -> dict:
+    return {
+        "created": "2026-10-01T12:00:00+00:00",
+        "recipe": recipe.name,
+        "recipe_digest": "ab" * 32,
+        "machine": {"runtime": "cuda", "devices": [{"name": "NVIDIA H100 80GB HBM3"}] * 4},
+        "engine": {"name": "vllm", "version": recipe.engine.version},
+        "workload": {"mode": "closed", "concurrency": 64},
+        "metrics": {"tpot_s": 0.01, "requests": 256, "ttft_p95_s": None},
+    } | (parts or {})
+
+
+def test_a_measurement_becomes_a_claim_that_expires(recipe):
+    found = with_claims(recipe, [_measurement(recipe)])
+    (claim,) = found.claims
+    assert (claim.device, claim.count, claim.version, claim.metrics["tpot_s"]) == (
+        "h100-sxm",
+        recipe.device.count,
+        recipe.engine.version,
+        0.01,
+    )
+    assert claim.doubts(found, claim.date) == []
+    assert "expired" in claim.doubts(found, claim.expires.replace(year=claim.expires.year + 1))[0]
+    assert found.lock.recipe_digest == found.digest != recipe.digest
+
+
+def test_a_measured_training_run_is_a_claim_too():
+    request = make_request(
+        "meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": ["torch"]}
+    )
+    found = make_recipe(request)
+    measured = _measurement(found) | {
+        "engine": {"version": found.engine.version},
+        "metrics": {"step_s": 7.5},
+    }
+    del measured["workload"]
+    (claim,) = with_claims(found, [measured]).claims
+    assert (claim.metrics, claim.workload["sequence_length"]) == ({"step_s": 7.5}, 4096)
+
+
+def test_a_claim_speaks_for_its_own_recipe_only(recipe):
+    (claim,) = with_claims(recipe, [_measurement(recipe)]).claims
+    other = make_recipe(
+        make_request("Qwen/Qwen3-8B", "h100-sxm", 4, candidate={"tp": 2, "pp": 1, "dp": 1})
+    )
+    assert "of another split" in claim.doubts(other, claim.date)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"recipe": "another"}, "is of the recipe another"),
+        ({"engine": {"version": "0.1.0"}}, "pins"),
+        ({"machine": {"runtime": "rocm", "devices": []}}, "measured on rocm"),
+        ({"machine": {"runtime": "cuda", "devices": [{"name": "NVIDIA L4"}]}}, "NVIDIA L4"),
+        ({"metrics": None}, "is not a measurement"),
+        ({"created": "yesterday"}, "is not a measurement"),
+    ],
+)
+def test_measurements_of_something_else_are_refused(recipe, parts, says):
+    with pytest.raises(InputError, match=says):
+        with_claims(recipe, [_measurement(recipe, parts)])
+
+
+# Training
+
+
+@pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
+def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
+    request = make_request(
+        "meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [name]}
+    )
+    found = make_recipe(request)
+    assert (found.kind, found.engine.name, found.max_context) == ("training", name, None)
+    assert Recipe.parse(parse_yaml(to_yaml(found.model_dump(mode="json")))) == found
+    assert {process.role for process in relaunch(found).processes} == {"trainer"}
+    assert found.provenance["candidate.tp"] == "objective"
+    assert found.lock.engine.version == found.engine.version
+
+
+def test_training_is_decided_and_refused_in_words():
+    with pytest.raises(NoAnswer, match=r"none of \d+ splits can run; .* GiB short"):
+        make_recipe(
+            make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING)
+        )

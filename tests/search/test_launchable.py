@@ -1,0 +1,236 @@
+"""What is planned can be built: by default, and otherwise the plan says why not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.base.labels import change_label
+from recipe_core.engines.frameworks import training_data
+from recipe_core.engines.spec import engine, engine_names
+from recipe_core.engines.training_programs import facts
+from recipe_core.hardware.cluster import device
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.launch.training.start import launch_reasons
+from recipe_core.recipe.decision import decide, decide_split
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
+from recipe_core.request.presets import preset_changes, preset_file
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.changes import fixes
+from recipe_core.search.plan import Plan
+from recipe_core.search.plans import plan
+from tests.fixtures.sizes import examples
+
+SERVED = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen3-32B",
+    "openai/gpt-oss-120b",
+    "Qwen/Qwen3-30B-A3B",
+)
+TRAINED = (
+    "meta-llama/Llama-3.1-8B",
+    "Qwen/Qwen3-32B",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "Qwen/Qwen3-0.6B",
+    "deepseek-ai/DeepSeek-V3",
+)
+DEVICES = ("h100-sxm", "mi300x", "a100-sxm-80gb", "l40s")
+
+
+def training(model: str, device: str, preset: str, **fields: Any) -> PlanRequest:
+    """A preset's run; ``candidate__engine`` is ``candidate.engine``."""
+    request = change(DEFAULT, {"model": model, "hardware.device": device})
+    request = change(request, {"workload.kind": "training"})
+    request = change(request, preset_changes(request, preset))
+    return change(request, {name.replace("__", "."): value for name, value in fields.items()})
+
+
+def serving(model: str, device: str, preset: str, engine: str | None) -> PlanRequest:
+    request = change(DEFAULT, {"model": model, "hardware.device": device})
+    request = change(request, {"options.engines": (engine,)} if engine else {})
+    return change(request, preset_changes(request, preset))
+
+
+def builds_or_says_why(table: Plan) -> None:
+    """The best split starts; without one every row says why, and a note where nothing starts."""
+    best = table.best
+    if best is None:
+        row = table.nearest_row()
+        assert row is not None
+        assert table.reasons(row)
+        return
+    if table.launch_note is None:
+        assert decide_split(best).started().processes
+        return
+    assert "bundle" in table.launch_note
+    with pytest.raises(NoAnswer) as caught:
+        decide_split(best).started()
+    assert "candidate." not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_every_default_of_serving_builds_or_says_why() -> None:
+    chance = random.Random("serving")
+    walks = [
+        (model, where, preset, name)
+        for model in SERVED
+        for where in DEVICES
+        for name in (None, *engine_names())
+        if name is None or device(where).runtime in engine(name).runtimes
+        for preset in preset_file().serving
+    ]
+    for walk in chance.sample(walks, min(len(walks), examples(80, least=16))):
+        builds_or_says_why(plan(serving(*walk)))
+
+
+def test_every_default_of_training_builds_or_says_why() -> None:
+    chance = random.Random("training")
+    walks = [
+        (model, where, preset, name)
+        for model in TRAINED
+        for where in DEVICES
+        for name in (None, *training_data().frameworks)
+        for preset in preset_file().training
+    ]
+    for *walk, name in chance.sample(walks, min(len(walks), examples(60, least=12))):
+        builds_or_says_why(plan(training(*walk, candidate__engine=name)))
+
+
+@pytest.mark.parametrize(
+    ("model", "preset", "fields", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "pretrain", {}, "torchtitan"),
+        ("meta-llama/Llama-3.1-8B", "lora", {}, "torch"),
+        ("meta-llama/Llama-3.1-8B", "qlora", {}, "torch"),
+        ("meta-llama/Llama-3.1-8B", "lora", {"candidate__offload": "optimizer"}, "llama-factory"),
+        ("mistralai/Mistral-7B-v0.3", "pretrain", {}, "torch"),
+        ("mistralai/Mixtral-8x7B-v0.1", "finetune", {}, "accelerate"),
+        ("meta-llama/Llama-3.1-8B", "pretrain", {"candidate__precision": "fp8"}, "torchtitan"),
+        ("mistralai/Mistral-7B-v0.3", "pretrain", {"candidate__precision": "fp8"}, "megatron"),
+        ("deepseek-ai/DeepSeek-V3", "pretrain", {}, "torchtitan"),
+        ("openai/gpt-oss-120b", "pretrain", {}, "torchtitan"),
+        ("meta-llama/Llama-3.1-8B", "pretrain", {"candidate__offload": "optimizer"}, "deepspeed"),
+        ("meta-llama/Llama-3.1-8B", "pretrain", {"workload__attention": "eager"}, "torch"),
+    ],
+)
+def test_the_default_framework_follows_what_is_asked(
+    model: str, preset: str, fields: Any, name: str
+) -> None:
+    table = plan(training(model, "h200-sxm", preset, **fields))
+    assert {block.setting.engine for block in table.blocks} == {name}
+
+
+def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure() -> None:
+    asked = training("meta-llama/Llama-3.1-8B", "a100-sxm-80gb", "lora")
+    refused = plan(change(asked, {"candidate.engine": "torchtitan"}))
+    assert refused.best is None
+    tools = "Plain torch (torchrun), TRL, LLaMA-Factory, Axolotl or Unsloth"
+    sentence = f"torchtitan cannot launch LoRA: use {tools}"
+    assert set(map(tuple, refused.every_sentence())) == {(sentence,)}
+    cure = refused.changes()[0]
+    assert dict(cure.fields) == {"candidate.engine": "torch"}
+    assert change_label(cure.fields) == "Train with torch"
+    cured = plan(change(refused.request, cure.fields))
+    assert cured.best is not None
+    assert decide_split(cured.best).started().processes
+    assert len(refused) < len(cured)  # degrees that no launch has are listed once
+
+
+def test_several_frameworks_are_judged_each_by_what_it_launches() -> None:
+    asked = training("meta-llama/Llama-3.1-8B", "h100-sxm", "lora")
+    table = plan(change(asked, {"options.engines": ("torchtitan", "torch")}))
+    engines = np.repeat(
+        [block.setting.engine for block in table.blocks], [len(block) for block in table.blocks]
+    )
+    assert set(engines[table.order].tolist()) == {"torch"}
+    assert table.rules()["framework"][engines == "torchtitan"].all()
+
+
+def test_the_best_training_split_is_the_one_that_is_built() -> None:
+    for preset in ("pretrain", "finetune", "lora", "qlora"):
+        asked = training("Qwen/Qwen3-0.6B", "mi300x", preset)
+        best = plan(asked).best
+        assert best is not None
+        assert decide(asked).candidate == best.candidate
+
+
+def test_refused_rows_are_those_that_cannot_be_launched() -> None:
+    """The plan's rules and the launch's reasons are of one mind."""
+    chance = random.Random(7)
+    for name in training_data().frameworks:
+        table = plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "pretrain", candidate__engine=name))
+        refused = [code for code in table.rules() if code.startswith(("launch", "framework"))]
+        rules = np.any([table.rules()[code] for code in refused], axis=0)
+        for row in chance.sample(range(len(table)), min(len(table), examples(120, least=30))):
+            if table.codes(row) <= {*refused, "memory"}:
+                assert bool(launch_reasons(*table.detail(row))) == rules[row]
+
+
+def test_what_no_framework_launches_is_estimated_and_said() -> None:
+    asked = training("meta-llama/Llama-3.1-8B", "h100-sxm", "lora", workload__optimizer="muon")
+    table = plan(asked)
+    assert table.best is not None
+    assert table.launch_note == (
+        "No framework launches Muon: figures are estimates, without a bundle."
+    )
+    assert table.to_json(1)["launch_note"] == table.launch_note
+    step = plan(training("meta-llama/Llama-3.1-8B", "h100-sxm", "pretrain", workload__tokens=None))
+    assert "token budget" in (step.launch_note or "")
+    assert plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "lora")).launch_note is None
+
+
+def test_a_cluster_on_which_nothing_is_launched_is_named() -> None:
+    beside = HardwareRequest(device="gaudi3", per_node=8)
+    asked = training("meta-llama/Llama-3.1-8B", "h100-sxm", "pretrain", candidate__precision="fp8")
+    table = plan(change(asked, {"options.hardware": (beside,)}))
+    note = table.launch_note or ""
+    assert note.startswith("No framework launches")
+    assert "on Gaudi 3" in note
+    assert "figures there are estimates" in note
+    assert plan(asked).launch_note is None
+
+
+def test_no_change_leads_from_a_bundle_to_estimates_only() -> None:
+    asked = training("meta-llama/Llama-3.1-70B", "l40s", "lora", hardware__per_node=2)
+    table = plan(asked)
+    assert table.best is None
+    for one in table.changes():
+        assert plan(change(asked, one.fields)).launch_note is None
+        assert "candidate.offload" not in one.fields  # no framework offloads beside adapters
+    row = table.nearest_row()
+    assert row is not None
+    assert all("candidate.offload" not in one.fields for one in fixes(table, row))
+
+
+def test_offload_is_offered_with_a_framework_that_has_it() -> None:
+    table = plan(training("mistralai/Mixtral-8x7B-v0.1", "h100-sxm", "pretrain"))
+    assert table.best is None
+    offered = [one.fields for one in table.changes() if "candidate.offload" in one.fields]
+    assert offered[0]["candidate.engine"] == "deepspeed"
+
+
+def test_every_framework_says_what_its_launch_can_be_told() -> None:
+    assert set(facts().preferred) == set(facts().engines) == set(training_data().frameworks)
+
+
+@pytest.mark.parametrize(("optimizer", "bundled"), [("adamw", True), ("muon", False)])
+def test_a_split_without_a_bundle_says_so(optimizer: str, bundled: bool) -> None:
+    """Where no framework can be told what is asked, the first split and a note say so."""
+    value = {
+        "model": "Qwen/Qwen3-0.6B",
+        "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1},
+        "workload": {
+            "kind": "training",
+            "sequence_length": 2048,
+            "global_batch": 64,
+            "tokens": 1e9,
+            "optimizer": optimizer,
+        },
+    }
+    answer = plan(PlanRequest.parse(value)).to_json(top=1)
+    assert answer["candidates"][0]["bundle"] is bundled
+    assert (answer["launch_note"] is None) is bundled

@@ -1,0 +1,339 @@
+"""Who restarts what where: every setting that is named is in the files, with the recipe's value."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe_core.base.documents import parse_yaml
+from recipe_core.launch.process import Launch
+from recipe_core.request.supervision import LAUNCHERS, Supervision
+from recipe_core.targets import each_target, target_files, target_names
+from recipe_core.targets.context import Context
+from recipe_core.targets.restarts import (
+    EVENTS,
+    LAUNCHER,
+    Setting,
+    answers,
+    restarting,
+    rows,
+)
+from recipe_core.targets.supervise import expected_failures, hang, rollout, unready
+from recipe_core.targets.use import TITLES
+from tests.conftest import make_request
+from tests.fixtures.paths import ROOT
+from tests.fixtures.recipes import bundle_for_request
+from tests.fixtures.targets import (
+    EXAMPLES,
+    context,
+    documents,
+    needs,
+    pools,
+    replicas,
+    single,
+    spread,
+)
+from tests.fixtures.targets.test_targets_schemas import VALUES
+
+ODD = Supervision(
+    crash_budget=7,
+    window_s=661,
+    backoff_s=1.25,
+    backoff_most_s=67,
+    stable_s=331,
+    hang_s=97,
+    slow_s=307,
+    drain_s=41,
+    poll_s=0.75,
+    min_available=2,
+    requeues=4,
+)
+"""No value of which is a default, or one of the others."""
+OTHER: dict[str, Any] = {**ODD.model_dump(), "min_available": 0}
+BESIDE = ("monitoring", "kubernetes-keda", "kubernetes-hpa")
+"""Targets that start nothing themselves."""
+LONG_RUN = {"run": {"wall_s": 30 * 86400.0, "mtbf_s": 3 * 86400.0}}
+
+
+def both_nodes_answer() -> Launch:
+    ranks = spread()
+    servers = tuple(replace(process, role="server") for process in ranks.processes)
+    return replace(ranks, processes=servers)
+
+
+CONTEXTS: dict[str, Context] = {
+    **VALUES,
+    "every-node-answers": context(both_nodes_answer()),
+    "long-run": replace(EXAMPLES["training-two-nodes"], estimate=LONG_RUN),
+}
+
+
+def supervised(value: Context, supervision: Supervision = ODD) -> Context:
+    return replace(value, supervision=supervision)
+
+
+def chains(value: Any, names: list[str]) -> Iterator[Any]:
+    """Values at a chain of keys that begins anywhere in a document."""
+    if isinstance(value, list):
+        for item in value:
+            yield from chains(item, names)
+    if isinstance(value, dict):
+        yield from _below(value, names)
+        for item in value.values():
+            yield from chains(item, names)
+
+
+def _below(value: Any, names: list[str]) -> Iterator[Any]:
+    if not names:
+        yield value
+    elif isinstance(value, dict) and names[0] in value:
+        yield from _below(value[names[0]], names[1:])
+
+
+def stands_in(setting: Setting, path: str, text: str) -> bool:
+    """Whether a file has the setting with its value, in the language of the file."""
+    value = list(setting.value) if isinstance(setting.value, tuple) else setting.value
+    if path.endswith((".yaml", ".json")):
+        return value in chains(parse_yaml(text, path), setting.name.split("."))
+    lines = {line.strip(" \\").removeprefix("#SBATCH ") for line in text.splitlines()}
+    written = {f"{setting.name}={value}", f"{setting.name} {value}"}
+    return bool(lines & ({setting.name} if value is None else written))
+
+
+def missing(target: str, value: Context, files: dict[str, str]) -> list[str]:
+    """Settings of a target's answers that no file has."""
+    folder = f"targets/{target}/"
+    return [
+        f"{event}: {setting}"
+        for event, answer in answers(target, value).items()
+        for setting in answer.settings
+        if not any(
+            stands_in(setting, path, text)
+            for path, text in files.items()
+            if (path == setting.file if setting.file else path.startswith(folder))
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+@pytest.mark.parametrize("supervision", [Supervision(), ODD], ids=["default", "odd"])
+def test_every_setting_is_in_its_files_with_the_recipes_value(
+    name: str, supervision: Supervision
+) -> None:
+    value = supervised(CONTEXTS[name], supervision)
+    files = target_files(value)
+    offered = [key for key, result in each_target(value).items() if isinstance(result, dict)]
+    lost = {target: missing(target, value, files) for target in offered if target not in BESIDE}
+    assert lost
+    assert not any(lost.values()), lost
+
+
+def test_a_setting_that_is_not_there_is_missed() -> None:
+    """The test above can fail: files of other values lack what the answers name."""
+    value = supervised(context())
+    files = target_files(context())
+    for target in ("systemd", "compose", "docker", "kubernetes", "kserve", "llm-d", "ray-serve"):
+        assert missing(target, value, files), target
+    assert missing("slurm", value, files)
+    assert missing("skypilot", value, files)
+
+
+@pytest.mark.parametrize("name", ["nvidia-one-node", "training-two-nodes"])
+def test_every_target_that_starts_something_answers_every_event(name: str) -> None:
+    value = EXAMPLES[name]
+    starting = [target for target in target_names(value) if target not in BESIDE]
+    assert sorted(restarting(value.kind)) == sorted([LAUNCHER, *starting])
+    for target in restarting(value.kind):
+        assert list(answers(target, value)) == list(EVENTS)
+
+
+def test_rows_name_every_event_once_for_each_target() -> None:
+    value = EXAMPLES["two-nodes"]
+    table = rows(value, ["kubernetes", LAUNCHER])
+    assert {row.target for row in table} == {"kubernetes", LAUNCHER}
+    for target in ("kubernetes", LAUNCHER):
+        named = [event for row in table if row.target == target for event in row.events]
+        assert sorted(named) == sorted(EVENTS.values())
+
+
+def test_a_bundle_tells_the_launcher_and_its_reader() -> None:
+    """``launch.json`` has what the launcher reads, the README a row of every target's answers."""
+    stated = ODD.model_dump()
+    bundle = bundle_for_request(make_request(options={"supervision": stated}))
+    launch = json.loads(bundle.files["launch.json"])
+    assert launch["supervision"] == {name: stated[name] for name in LAUNCHERS}
+    for answer in answers(LAUNCHER, bundle.context).values():
+        for setting in answer.settings:
+            assert stands_in(setting, "launch.json", bundle.files["launch.json"].decode())
+    readme = bundle.files["README.md"].decode()
+    for name, result in bundle.targets.items():
+        if isinstance(result, dict) and name not in BESIDE:
+            assert f"\n| {TITLES[name]} | process dies" in readme
+    assert "`supervision.hang_s: 97`" in readme
+    assert "`terminationGracePeriodSeconds: 71`" in readme
+
+
+def test_requests_that_outlast_a_stop_are_said() -> None:
+    """Where a mean request takes longer than the drain, a reader is told."""
+    short, usual = (
+        bundle_for_request(make_request(options={"supervision": {"drain_s": seconds}}))
+        .files["README.md"]
+        .decode()
+        for seconds in (1, 600)
+    )
+    assert "longer ones are cut off" in short
+    assert "longer ones are cut off" not in usual
+
+
+@pytest.mark.parametrize("field", Supervision.model_fields)
+def test_no_field_is_without_effect(field: str) -> None:
+    """Each field changes ``launch.json`` or a file of a target."""
+    before = Supervision()
+    after = before.model_copy(update={field: OTHER[field]})
+    told = before.for_launcher() != after.for_launcher()
+    value = context(replicas())
+    written = target_files(value) != target_files(supervised(value, after))
+    assert told or written
+    assert written or field in ("stable_s", "poll_s", "backoff_most_s")
+
+
+def test_the_page_of_operations_is_not_stale() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/restarts.py", "--check"],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"run python scripts/restarts.py: {done.stdout}{done.stderr}"
+
+
+# Budgets of disruption
+
+
+def labels_of(document: dict[str, Any]) -> list[dict[str, str]]:
+    """Labels of the pods of a workload, one entry per kind of pod."""
+    spec = document.get("spec", {})
+    if document["kind"] == "Deployment":
+        return [spec["template"]["metadata"]["labels"]]
+    if document["kind"] == "LeaderWorkerSet":
+        group = spec["leaderWorkerTemplate"]
+        return [group[f"{part}Template"]["metadata"]["labels"] for part in ("leader", "worker")]
+    return []
+
+
+def selects(budget: dict[str, Any], labels: dict[str, str]) -> bool:
+    selector = budget["spec"]["selector"]
+    exact = selector["matchLabels"].items() <= labels.items()
+    several = selector.get("matchExpressions", [])
+    return exact and all(labels.get(rule["key"]) in rule["values"] for rule in several)
+
+
+@pytest.mark.parametrize(
+    ("launch", "kept"),
+    [
+        (single(), {"": 1}),
+        (replicas(4), {"": 3}),
+        (pools(), {"": 1}),
+        (pools(2), {"prefill": 1, "decode": 1, "router": 1}),
+        (spread(), {"": 1, "workers": 1}),
+        (spread(4, 8), {"": 1, "workers": 3}),
+        (both_nodes_answer(), {"": 2}),
+    ],
+    ids=["one", "four", "pools", "pools over nodes", "two nodes", "four nodes", "all answer"],
+)
+def test_every_pod_counts_in_one_budget(launch: Launch, kept: dict[str, int]) -> None:
+    """The eviction of a pod that two budgets select is refused."""
+    objects = [*documents(context(launch), ".yaml").items()]
+    objects = [item for item in objects if item[0].startswith("targets/kubernetes/")]
+    budgets = [value for _, value in objects if value["kind"] == "PodDisruptionBudget"]
+    name = re.escape(context(launch).name)
+    found = {
+        re.sub(f"^{name}-?", "", budget["metadata"]["name"]): budget["spec"]["minAvailable"]
+        for budget in budgets
+    }
+    assert found == kept
+    pods = [labels for _, value in objects for labels in labels_of(value)]
+    assert pods
+    for labels in pods:
+        assert sum(selects(budget, labels) for budget in budgets) == 1
+
+
+def test_an_update_leaves_up_what_must_be() -> None:
+    for count in range(1, 9):
+        for least in (None, 0, 1, count, count + 1):
+            value = supervised(context(), Supervision(min_available=least))
+            kept = value.supervision.available_of(count)
+            update = rollout(value, count)
+            assert update["maxSurge"] == 0  # both 0 would be refused, and never end
+            assert update["maxUnavailable"] == max(1, count - kept)
+            assert 0 <= kept <= count
+
+
+# Times
+
+
+@pytest.mark.parametrize("hang_s", [5, 6, 11, 60, 97, 3600])
+def test_a_hang_lasts_as_long_as_the_recipe_says(hang_s: int) -> None:
+    value = supervised(context(), Supervision(hang_s=hang_s))
+    looks = hang(value)
+    assert hang_s <= looks.period_s * looks.failures < hang_s + looks.period_s
+    assert 1 <= unready(value).failures < looks.failures  # requests stop before the server does
+
+
+def test_a_stop_has_time_for_the_requests_that_run() -> None:
+    """The hook, which runs within the grace period, leaves time for the engine itself."""
+    for path, document in documents(supervised(context(spread())), ".yaml").items():
+        if not path.startswith("targets/kubernetes/leaderworkerset"):
+            continue
+        group = document["spec"]["leaderWorkerTemplate"]
+        for part in ("leaderTemplate", "workerTemplate"):
+            spec = group[part]["spec"]
+            (container,) = spec["containers"]
+            hook = container["lifecycle"]["preStop"]["exec"]["command"]
+            assert hook == ["sleep", "41"]
+            assert spec["terminationGracePeriodSeconds"] >= 41 + 30
+
+
+def test_runs_may_fail_as_often_as_their_devices_are_expected_to() -> None:
+    assert expected_failures(context()) == 0
+    long_run = CONTEXTS["long-run"]
+    assert expected_failures(long_run) == 20  # twice ten in thirty days
+    (job_set,) = documents(supervised(long_run), "jobset.yaml").values()
+    assert job_set["spec"]["failurePolicy"]["maxRestarts"] == 7 + 20
+    assert "most=24\n" in target_files(supervised(long_run))["targets/slurm/job.sbatch"]
+
+
+# systemd
+
+
+@needs("systemd-analyze")
+@pytest.mark.parametrize("name", ["nvidia-one-node", "two-nodes"])
+def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
+    """``verify`` warns of unknown keys and values, and ends well all the same."""
+    (text,) = (
+        text
+        for path, text in target_files(supervised(EXAMPLES[name])).items()
+        if path.endswith(".service")
+    )
+    unit = tmp_path / "recipe@.service"
+    unit.write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True
+    )
+    ours = [line for line in done.stderr.splitlines() if "recipe@" in line]
+    assert (done.returncode, ours) == (0, [])
+    unit.write_text(text.replace("WatchdogSec", "WatchdogSecs"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True
+    )
+    assert "WatchdogSecs" in done.stderr

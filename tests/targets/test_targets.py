@@ -1,0 +1,488 @@
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from recipe_core.base.documents import parse_yaml
+from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.process import Process
+from recipe_core.request.start import Start
+from recipe_core.targets import Parameters, refusals, target_files, target_names
+from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill
+from recipe_core.targets.layout import INDEX, layout, same_pod
+from recipe_core.targets.monitoring.thresholds import warm_up_s
+from recipe_core.targets.pod import object_name
+from tests.fixtures.sizes import examples
+from tests.fixtures.targets import (
+    AMD,
+    EXAMPLES,
+    NVIDIA,
+    ROCM,
+    TARGET_GOLDENS,
+    VLLM,
+    context,
+    documents,
+    pools,
+    replicas,
+    reviewed,
+    single,
+    spread,
+    training,
+    with_parameters,
+)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_as_they_were_reviewed(name):
+    """Byte for byte.
+
+    ``python -m tests.fixtures.targets`` writes them anew; ``reviewed`` there says which files are
+    kept, and why.
+    """
+    folder = TARGET_GOLDENS / name
+    goldens = {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    assert goldens == reviewed(name)
+
+
+def test_every_target_of_every_example_is_kept_for_review():
+    offered = {path for value in EXAMPLES.values() for path in target_files(value)}
+    assert offered == {
+        path.relative_to(TARGET_GOLDENS / name).as_posix()
+        for name in EXAMPLES
+        for path in (TARGET_GOLDENS / name).rglob("*.*")
+    }
+
+
+def test_every_target_is_offered_or_refused():
+    for value in EXAMPLES.values():
+        offered = {
+            path.split("/")[1] if path.startswith("targets/") else path.split("/")[0]
+            for path in target_files(value)
+        }
+        assert offered | set(refusals(value)) == set(target_names(value))
+        assert not offered & set(refusals(value))
+
+
+def test_without_an_image_containers_are_refused_and_slurm_is_not():
+    said = refusals(context(image=None))
+    assert "no container image is known for vllm 0.32.0 on nvidia. Name one" in said["compose"]
+    assert {"docker", "kubernetes", "kserve", "llm-d", "skypilot"} <= set(said)
+    assert "slurm" not in said
+
+
+def test_an_image_of_the_user_takes_the_place_of_the_recipes():
+    files = target_files(with_parameters(context(image=None), image="registry.example/vllm:1.2"))
+    assert "image: registry.example/vllm:1.2" in files["targets/kubernetes/deployment.yaml"]
+
+
+def test_nothing_to_scale_is_said():
+    assert "both 1" in refusals(context())["kubernetes-keda"]
+    assert "kubernetes-keda" not in refusals(with_parameters(context(), max_replicas=2))
+
+
+@pytest.mark.parametrize(
+    "image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "registry.example:5000/vllm"]
+)
+def test_an_image_that_moves_is_refused(image):
+    with pytest.raises(ValidationError, match="moves: name a release"):
+        Parameters(image=image)
+    assert Parameters(image="registry.example:5000/vllm@sha256:00").image
+
+
+def test_gaudi_is_asked_for_by_its_own_name():
+    gaudi = {
+        "device": "gaudi3",
+        "vendor": "intel",
+        "runtime": "hpu",
+        "architecture": "gaudi3",
+        "device_memory_bytes": 128 << 30,
+    }
+    value = context(hardware=gaudi)
+    (deployment,) = documents(value, "kubernetes/deployment.yaml").values()
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {
+        "habana.ai/gaudi": "8"
+    }
+    assert "is not supported here" in refusals(value)["compose"]
+
+
+def test_a_token_is_asked_for_where_one_is_named():
+    named = target_files(with_parameters(context(), token_secret="hf-token"))
+    assert "HF_TOKEN" in named["targets/skypilot/task.yaml"]
+    assert "name: hf-token" in named["targets/kubernetes/deployment.yaml"]
+    assert "HF_TOKEN" not in target_files(context())["targets/skypilot/task.yaml"]
+
+
+def test_bounds_the_wrong_way_round_are_refused():
+    with pytest.raises(
+        ValidationError, match=r"min_replicas \(3\) is more than max_replicas \(2\)"
+    ):
+        Parameters(min_replicas=3, max_replicas=2)
+
+
+def test_replicas_become_copies_of_one_pod():
+    (deployment,) = documents(context(replicas(4, 2)), "kubernetes/deployment.yaml").values()
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert deployment["spec"]["replicas"] == 4
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert container["command"][container["command"].index("--port") + 1] == "8000"
+
+
+def test_pools_share_a_pod_with_ports_of_their_own():
+    (deployment,) = documents(context(pools()), "kubernetes/deployment.yaml").values()
+    containers = {c["name"]: c for c in deployment["spec"]["template"]["spec"]["containers"]}
+    assert {name: c["ports"][0]["containerPort"] for name, c in containers.items()} == {
+        "router": 8000,
+        "prefill-0": 8001,
+        "decode-0": 8002,
+    }
+    assert "nvidia.com/gpu" not in containers["router"]["resources"].get("limits", {})
+    assert "http://127.0.0.1:8001" in containers["router"]["command"]
+    (service,) = documents(context(pools()), "kubernetes/service.yaml").values()
+    assert [port["port"] for port in service["spec"]["ports"]] == [8000]
+
+
+def test_pools_on_nodes_of_their_own_are_workloads_that_find_each_other():
+    found = documents(context(pools(2)), ".yaml")
+    (router,) = found["targets/kubernetes/deployment-router.yaml"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    (decode,) = found["targets/kubernetes/deployment-decode-0.yaml"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    service = found["targets/kubernetes/service-decode-0.yaml"]
+    assert router["command"][-1] == f"http://{service['metadata']['name']}:8002"
+    assert service["spec"]["selector"]["app.kubernetes.io/component"] == "decode-0"
+    assert {entry["name"]: entry.get("value") for entry in decode["env"]}[
+        "VLLM_NIXL_SIDE_CHANNEL_HOST"
+    ] == "$(POD_IP)"
+    assert (
+        found["targets/kubernetes/service.yaml"]["spec"]["selector"]["app.kubernetes.io/component"]
+        == "router"
+    )
+
+
+def test_servers_that_need_root_are_refused_on_kubernetes():
+    leader, worker = spread(2).processes
+    value = context(
+        replace(spread(2), processes=(leader, replace(worker, argv=("/usr/sbin/sshd", "-D"))))
+    )
+    assert "sshd, which needs root" in refusals(value)["kubernetes"]
+
+
+def test_workers_of_many_nodes_take_their_number_from_the_set():
+    (found,) = documents(context(spread(4)), "leaderworkerset.yaml").values()
+    template = found["spec"]["leaderWorkerTemplate"]
+    (worker,) = template["workerTemplate"]["spec"]["containers"]
+    assert template["size"] == 4
+    assert worker["command"][worker["command"].index("--node-rank") + 1] == "$(LWS_WORKER_INDEX)"
+    assert "livenessProbe" not in worker
+
+
+def test_workers_that_differ_otherwise_are_refused():
+    processes = tuple(
+        replace(p, argv=(*p.argv, f"--start={8 * p.node}")) for p in spread(3).processes
+    )
+    value = context(replace(spread(3), processes=processes))
+    assert "one template for all workers" in refusals(value)["kubernetes"]
+    assert "--start=16" in target_files(value)["targets/slurm/node.sh"]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "image", "resource", "label"),
+    [
+        (NVIDIA, VLLM, "nvidia.com/gpu", "nvidia.com/gpu.product"),
+        (AMD, ROCM, "amd.com/gpu", "amd.com/gpu.product-name"),
+    ],
+)
+def test_vendors_have_their_resources_and_labels(hardware, image, resource, label):
+    (deployment,) = documents(
+        context(hardware=hardware, image=image), "kubernetes/deployment.yaml"
+    ).values()
+    pod = deployment["spec"]["template"]["spec"]
+    (rule,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ][0]["matchExpressions"]
+    assert pod["containers"][0]["resources"]["limits"] == {resource: "8"}
+    assert rule["key"] == label
+    assert all(re.fullmatch(r"[\w.-]+", value) for value in rule["values"])
+    assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+def test_startup_waits_for_the_engine_and_the_download():
+    (deployment,) = documents(context(), "kubernetes/deployment.yaml").values()
+    probe = deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    limit = probe["periodSeconds"] * probe["failureThreshold"]
+    assert limit == pytest.approx(1800 + 141e9 / 100e6 + 141e9 / 250e6, abs=10)
+    (folder,) = documents(
+        with_parameters(context(), model="/data/llama"), "kubernetes/deployment.yaml"
+    ).values()
+    probe = folder["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    limit = probe["periodSeconds"] * probe["failureThreshold"]
+    assert limit == pytest.approx(1800 + 141e9 / 250e6, abs=10)
+
+
+def test_a_model_in_a_folder_is_mounted_and_nothing_is_downloaded():
+    value = with_parameters(context(), model="/data/llama")
+    files = target_files(value)
+    assert "targets/kubernetes/storage.yaml" not in files
+    assert "path: /data/llama" in files["targets/kubernetes/deployment.yaml"]
+    assert "port: 443" not in files["targets/kubernetes/network.yaml"]
+    assert "HF_TOKEN" not in "".join(files.values())
+
+
+def test_a_folder_that_is_not_absolute_is_refused_where_it_would_be_mounted():
+    value = with_parameters(context(), model="./tiny")
+    said = refusals(value)
+    assert "the model folder ./tiny is not an absolute path" in said["kubernetes"]
+    assert "Set its absolute path" in said["compose"]
+    assert "vllm serve ./tiny" in target_files(value)["targets/slurm/node.sh"]
+
+
+def test_files_that_processes_read_are_mounted():
+    value = context(replace(single(), files={"engine/options.yaml": "tp: 8\n"}))
+    files = documents(value, "kubernetes/files.yaml", "kubernetes/deployment.yaml")
+    assert files["targets/kubernetes/files.yaml"]["data"] == {"engine..options.yaml": "tp: 8\n"}
+    (volume,) = [
+        v
+        for v in files["targets/kubernetes/deployment.yaml"]["spec"]["template"]["spec"]["volumes"]
+        if "configMap" in v
+    ]
+    assert volume["configMap"]["items"] == [
+        {"key": "engine..options.yaml", "path": "engine/options.yaml"}
+    ]
+
+
+def test_files_too_large_for_an_object_are_refused():
+    value = context(replace(single(), files={"big": "x" * 1_100_000}))
+    assert "a ConfigMap holds 1,000,000" in refusals(value)["kubernetes"]
+
+
+def test_autoscaling_knows_queue_cache_and_warm_up():
+    value = with_parameters(context(replicas(4, 2)), min_replicas=1, max_replicas=3)
+    spec = documents(value, "scaledobject.yaml")["targets/kubernetes-keda/scaledobject.yaml"][
+        "spec"
+    ]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (4, 12)
+    assert [t["metadata"]["query"].split("{")[0] for t in spec["triggers"]] == [
+        "sum(vllm:num_requests_waiting",
+        "sum(vllm:kv_cache_usage_perc",
+    ]
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    (up,) = behavior["scaleUp"]["policies"]
+    assert up == {"type": "Pods", "value": 4, "periodSeconds": warm_up_s(value)}
+    ready = replace(value, start=Start(node="ready"))
+    assert warm_up_s(value) > 2 * warm_up_s(ready)  # a node, its image, weights from the hub
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 600
+
+
+def test_zero_copies_cannot_wake_by_their_own_queue():
+    assert (
+        "min_replicas is 0"
+        in refusals(with_parameters(context(), min_replicas=0, max_replicas=2))["kubernetes-keda"]
+    )
+
+
+def test_training_finds_its_first_node_by_name():
+    found = documents(EXAMPLES["training-two-nodes"])
+    first = "llama-3-1-8b-training-node-0-0.llama-3-1-8b-training:29500"
+    heads = {
+        "targets/kubeflow-trainjob/trainjob.yaml": first,
+        "targets/jobset/jobset.yaml": first,
+        "targets/kubeflow-pytorchjob/pytorchjob.yaml": "llama-3-1-8b-training-master-0:29500",
+        "targets/volcano/job.yaml": "llama-3-1-8b-training-node-0.llama-3-1-8b-training:29500",
+    }
+    assert all(head in json.dumps(found[path]) for path, head in heads.items())
+
+
+def test_a_queue_goes_to_whoever_has_queues():
+    found = documents(with_parameters(EXAMPLES["training-two-nodes"], queue="research"))
+    assert (
+        found["targets/jobset/jobset.yaml"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+        == "research"
+    )
+    assert found["targets/volcano/job.yaml"]["spec"]["queue"] == "research"
+    assert found["targets/volcano/job.yaml"]["spec"]["minAvailable"] == 2
+
+
+def test_ray_gets_the_engines_options_and_none_of_the_servers():
+    (found,) = documents(context(spread()), "serve.yaml").values()
+    (model,) = found["applications"][0]["args"]["llm_configs"]
+    assert model["engine_kwargs"] == {
+        "tensor_parallel_size": 8,
+        "pipeline_parallel_size": 2,
+        "data_parallel_size": 1,
+        "distributed_executor_backend": "ray",
+    }
+    assert model["accelerator_type"] == "H100"
+
+
+def test_long_names_are_cut_and_stay_apart():
+    names = {object_name(context(name=f"{'a' * 50}-{end}")) for end in "xy"}
+    assert len(names) == 2
+    assert all(len(name) <= 40 for name in names)
+
+
+def test_layout_keeps_processes_that_know_each_other_together():
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(replicas(3))] == [
+        (3, 1, 1)
+    ]
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(pools())] == [
+        (1, 1, 3)
+    ]
+    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(spread(3))] == [
+        (1, 3, 1)
+    ]
+    assert [unit.name for unit in layout(pools(2))] == ["prefill-0", "decode-0", "router"]
+
+
+def test_copies_over_several_nodes_have_leaders_of_their_own():
+    first, second = spread(2).processes, spread(2).processes
+    moved = tuple(replace(p, node=p.node + 2, group=1, port_offset=1) for p in second)
+    (unit,) = layout(replace(spread(2), processes=(*first, *moved)))
+    assert (unit.copies, len(unit.pods)) == (2, 2)
+
+
+@pytest.mark.parametrize(("role", "label"), [("server", "leader"), ("worker", "worker")])
+def test_a_service_asks_the_nodes_that_answer(role, label):
+    started = spread(2)
+    hybrid = replace(
+        started, processes=(started.processes[0], replace(started.processes[1], role=role))
+    )
+    found = documents(
+        context(hybrid), "kubernetes/leaderworkerset.yaml", "kubernetes/service.yaml"
+    ).values()
+    group, service = sorted(found, key=lambda document: document["kind"])
+    workers = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
+    assert workers["app.kubernetes.io/component"] == label
+    assert service["spec"]["selector"]["app.kubernetes.io/component"] == "leader"
+
+
+def test_a_word_that_counts_is_the_pods_number():
+    (worker,) = same_pod(layout(spread(4))[0].pods[1:], first=1) or ()
+    assert INDEX in worker.argv
+    assert (
+        same_pod(
+            [(Process("a", ("x", "1"), {}, 0, ()),), (Process("b", ("x", "5"), {}, 0, ()),)],
+            first=1,
+        )
+        is None
+    )
+
+
+def test_placeholders_are_filled_and_literals_kept():
+    assert (
+        fill("http://${head}:1/$(x)", {"head": Variable("LWS")}, IN_KUBERNETES)
+        == "http://$(LWS):1/$$(x)"
+    )
+    assert fill("$HOME ${model}", {"model": "a$b"}, IN_COMPOSE) == "$$HOME a$$b"
+    assert fill("${unknown}", {}, IN_KUBERNETES) == "$${unknown}"
+    with pytest.raises(NoAnswer, match=r"\$\{head\}"):
+        fill("${head}", {"model": "m"}, IN_COMPOSE)
+
+
+SECRET = "hf_plantedSecretThatMustNotLeak"
+QUICK = (Phase.explicit, Phase.generate)  # to shrink a bundle takes minutes and makes it no clearer
+LAUNCHES = st.one_of(
+    st.builds(single, st.sampled_from([1, 2, 4, 8])),
+    st.builds(replicas, st.integers(1, 4), st.sampled_from([1, 2])),
+    st.builds(spread, st.integers(2, 5), st.sampled_from([4, 8])),
+    st.builds(training, st.integers(1, 4), st.sampled_from([1, 8])),
+    st.builds(pools, st.integers(1, 2)),
+)
+PARAMETERS = st.fixed_dictionaries(
+    {
+        "namespace": st.sampled_from(["default", "team-a"]),
+        "port": st.integers(1024, 60000),
+        "model": st.sampled_from([None, "/data/model", "owner/name"]),
+        "token_secret": st.sampled_from([None, "hf-token"]),
+        "queue": st.sampled_from([None, "research"]),
+        "min_replicas": st.sampled_from([1, 2]),
+        "max_replicas": st.sampled_from([2, 4]),
+        "node_selector": st.sampled_from([{}, {"pool": "gpu"}]),
+    }
+)
+
+
+@settings(max_examples=examples(30), deadline=None, phases=QUICK)
+@given(LAUNCHES, st.sampled_from([(NVIDIA, VLLM), (AMD, ROCM)]), PARAMETERS)
+def test_no_output_is_unfilled_floating_or_secret(launch, hardware, parameters):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", SECRET)
+        files = target_files(
+            with_parameters(context(launch, hardware[0], image=hardware[1]), **parameters)
+        )
+    for path, text in files.items():
+        assert not re.search(
+            r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}", text
+        ), path
+        assert ":latest" not in text, path
+        assert "None" not in text, path
+        assert "${" not in text or path.endswith((".sh", ".sbatch")), path
+        assert SECRET not in text, path
+        assert not re.search(r"HF_TOKEN(=|: (?!null)|\n +value:)", text), path
+
+
+@settings(max_examples=examples(30), deadline=None, phases=QUICK)
+@given(LAUNCHES, PARAMETERS)
+def test_every_target_says_the_launchs_own_degrees(launch, parameters):
+    """Each command is found word by word in each target that starts commands, and no word was
+    joined with another.
+    """
+    value = with_parameters(context(launch), **parameters)
+    degrees = re.compile(r"--(tensor|pipeline|data)-parallel-size|--nnodes|--nproc-per-node")
+    wanted = {
+        tuple(pair)
+        for p in launch.processes
+        for pair in pairwise(p.argv)
+        if degrees.fullmatch(pair[0])
+    }
+    found: dict[str, list[list[str]]] = {}
+    for path, text in target_files(value).items():
+        found.setdefault(path.split("/")[1], []).extend(
+            commands(path, text) if path.startswith("targets/") else []
+        )
+    for target, said in found.items():
+        pairs = {
+            pair for words in said for pair in pairwise(words) if degrees.fullmatch(str(pair[0]))
+        }
+        assert pairs == (wanted if said else set()), target
+        assert not any(
+            word.startswith("-") and " --" in word for words in said for word in words
+        ), target
+    assert all(found[target] for target in ("slurm", "skypilot"))
+
+
+def commands(path: str, text: str) -> list[list[str]]:
+    """The words of every engine's command in a target's file; a unit has the launcher's only."""
+    if path.endswith(".service"):
+        return []
+    if path.endswith((".sh", ".sbatch")):
+        lines = text.replace("\\\n", " ").splitlines()
+        return [shlex.split(line) for line in lines if "--tensor" in line or "torchrun --" in line]
+    return list(_lists(parse_yaml(text, path)))
+
+
+def _lists(value):
+    """Commands anywhere in a document; compose cuts a command into entrypoint and rest, Kubernetes
+    may into command and args.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "command" and isinstance(item, list):
+                yield [*item, *value.get("args", ())]
+            yield from _lists(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _lists(item)

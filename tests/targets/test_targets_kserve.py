@@ -1,0 +1,170 @@
+"""LLMInferenceService: what KServe counts by, and the words it hands to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from recipe_core.base.documents import parse_yaml
+from recipe_core.base.errors import NoAnswer
+from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.meaning import meaning_of
+from recipe_core.launch.process import Process
+from recipe_core.launch.serving.start import launch
+from recipe_core.targets import refusals
+from recipe_core.targets.kserve_llm import files
+from tests.fixtures.deployments import deployments
+from tests.fixtures.targets import (
+    AMD,
+    EXAMPLES,
+    argv,
+    context,
+    launched,
+    options,
+    replicas,
+    with_parameters,
+)
+from tests.fixtures.targets.test_targets_engines import of
+from tests.fixtures.targets.test_targets_schemas import custom
+
+KEY = ("serving.kserve.io/v1alpha2", "LLMInferenceService")
+
+
+def made(value):
+    return parse_yaml(files(value)["targets/kserve-llm/llminferenceservice.yaml"], "it")
+
+
+def words(pod):
+    (container,) = pod["containers"]
+    return [*container["command"], *container["args"]]
+
+
+def over_nodes(nodes, **degrees):
+    values = options(
+        **{"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+        | degrees
+    )
+    own = [
+        values | {"nnodes": nodes, "node_rank": n, "master_addr": "${head}", "headless": n > 0}
+        for n in range(nodes)
+    ]
+    found = [
+        Process(f"n{n}", argv(own[n]), {}, 0, tuple(range(8)), n, "worker" if n else "server")
+        for n in range(nodes)
+    ]
+    return context(launched(tuple(found), values))
+
+
+def test_what_is_started_is_what_the_recipe_starts():
+    """Every pod of many launches has the launch's words, in an object that the API accepts."""
+    seen = {"worker": 0, "prefill": 0, "refused": 0}
+    for deployment in deployments("vllm", 300, seed=11):
+        try:
+            value = of(deployment)
+            document = made(value)
+        except NoAnswer:
+            seen["refused"] += 1
+            continue
+        assert not list(custom()[KEY].iter_errors(document))
+        spec = document["spec"]
+        roles = {"server": spec, "decode": spec, "prefill": spec.get("prefill")}
+        for process in launch(deployment).processes:
+            if process.role not in roles:
+                continue
+            part, candidate = roles[process.role], deployment.candidate
+            own = [word for word in words(part["template"]) if not word.startswith("--ssl-")]
+            assert own[:2] == ["vllm", "serve"]
+            told, meant = (
+                meaning_of(read_arguments("vllm", list(w[2:]))) for w in (own, process.argv)
+            )
+            assert (told.candidate, told.max_context) == (meant.candidate, meant.max_context)
+            split = candidate.prefill if process.role == "prefill" else candidate.split
+            of_role = [p for p in value.launch.processes if p.role == process.role]
+            ranks = meant.candidate["dp"] * len(of_role)
+            assert (part["replicas"], ranks) == (len(of_role), split.dp * split.replicas)
+            seen["worker"] += "worker" in part
+        seen["prefill"] += "prefill" in spec
+    assert min(seen.values()) > 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "degrees", "parallelism"),
+    [
+        (2, {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}, {"tensor": 8, "pipeline": 2}),
+        (
+            2,
+            {"tensor_parallel_size": 2, "data_parallel_size": 8},
+            {"tensor": 2, "data": 8, "dataLocal": 4},
+        ),
+        (
+            4,
+            {"data_parallel_size": 32, "enable_expert_parallel": True},
+            {"tensor": 1, "data": 32, "dataLocal": 8, "expert": True},
+        ),
+    ],
+)
+def test_kserve_counts_the_nodes_of_the_recipe(nodes, degrees, parallelism):
+    spec = made(over_nodes(nodes, **degrees))["spec"]
+    assert spec["parallelism"] == parallelism
+    size = parallelism.get("pipeline") or parallelism["data"] // parallelism["dataLocal"]
+    assert size == nodes
+    told = words(spec["worker"])
+    assert told[told.index("--node-rank") + 1] == (
+        "1" if nodes == 2 else "$(LWS_WORKER_INDEX)"
+    )  # the only worker is the first
+    assert told[told.index("--master-addr") + 1] == "$(LWS_LEADER_ADDRESS)"
+    assert not any(word.startswith("--ssl-") for word in told)  # it answers nobody
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (over_nodes(2, tensor_parallel_size=16), "tp 16 × pp 1 × dp 1 runs on 2 nodes"),
+        (
+            over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=4),
+            "pp 4 × dp 1 runs on 2 nodes",
+        ),
+        (
+            over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2),
+            "one pipeline stage per node",
+        ),
+        (replace(context(), engine="sglang"), "made for vllm, not sglang"),
+    ],
+)
+def test_what_kserve_would_count_otherwise_is_refused(value, says):
+    assert says in refusals(value)["kserve-llm"]
+
+
+def test_a_decode_pod_answers_through_the_sidecar():
+    spec = made(EXAMPLES["pools-two-nodes"])["spec"]
+    decode, prefill = spec["template"], spec["prefill"]["template"]
+    assert words(decode)[words(decode).index("--port") + 1] == "8001"
+    assert words(prefill)[words(prefill).index("--port") + 1] == "8000"
+    assert "automountServiceAccountToken" not in decode  # the sidecar asks which pods there are
+    assert prefill["automountServiceAccountToken"] is False
+    assert spec["router"] == {"route": {}, "gateway": {}, "scheduler": {}}
+
+
+def test_copies_are_scheduled_and_one_server_needs_no_scheduler():
+    assert made(context(replicas(4), AMD))["spec"]["replicas"] == 4
+    assert "scheduler" in made(context(replicas(4), AMD))["spec"]["router"]
+    assert "scheduler" not in made(context())["spec"]["router"]
+
+
+def test_templates_of_kserve_leave_the_words_alone():
+    values = options(tensor_parallel_size=8, chat_template="{{ messages }}")
+    value = context(
+        launched((Process("server-0", argv(values), {"A": "{{"}, 0, tuple(range(8))),), values)
+    )
+    (container,) = made(value)["spec"]["template"]["containers"]
+    assert "{{`{{`}} messages }}" in container["args"]
+    assert {"name": "A", "value": "{{`{{`}}"} in container["env"]
+
+
+def test_a_folder_on_the_nodes_is_mounted():
+    spec = made(with_parameters(context(), model="/data/llama"))["spec"]
+    assert spec["model"]["uri"] == "file:///data/llama"
+    assert {"name": "model", "hostPath": {"path": "/data/llama", "type": "Directory"}} in spec[
+        "template"
+    ]["volumes"]

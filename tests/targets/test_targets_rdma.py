@@ -1,0 +1,263 @@
+"""Pods on several nodes: the network that the estimate assumes, and the volumes that they share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from recipe_core.base.errors import InputError
+from recipe_core.bundle.write import bundle_files
+from recipe_core.hardware.cluster import fabric, fabric_names
+from recipe_core.recipe import with_parameters as recipe_with
+from recipe_core.recipe.place import Parameters
+from recipe_core.targets import form, refusals, target_files
+from recipe_core.targets.names import names
+from recipe_core.targets.notes import cluster_notes
+from recipe_core.targets.of_recipe import placed
+from tests.fixtures.recipes import recipe_of
+from tests.fixtures.targets import (
+    AMD,
+    EXAMPLES,
+    ROCM,
+    context,
+    documents,
+    pools,
+    single,
+    spread,
+    training,
+    with_parameters,
+)
+
+SEVERAL = {
+    "engine": context(spread(2)),
+    "pools": EXAMPLES["pools-two-nodes"],
+    "training": EXAMPLES["training-two-nodes"],
+    "amd": context(spread(2), AMD, image=ROCM),
+}
+NODES_OF = ("kubernetes/", "kserve-llm/", "jobset/", "kubeflow", "volcano/")
+
+
+def pods(value: Any) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Path, metadata and specification of every pod template with devices in it."""
+    listed: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+
+    def look(path: str, node: Any, about: dict[str, Any]) -> None:
+        if isinstance(node, list):
+            for item in node:
+                look(path, item, about)
+        elif isinstance(node, dict):
+            if "containers" in node and "volumes" in node:
+                listed.append((path, about, node))
+            else:
+                for item in node.values():
+                    look(path, item, node.get("metadata", node))
+
+    for path, document in documents(value).items():
+        if any(f"targets/{target}" in path for target in NODES_OF):
+            look(path, document, {})
+    return listed
+
+
+def devices(container: dict[str, Any]) -> dict[str, str]:
+    return container.get("resources", {}).get("limits", {})
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_pods_on_several_nodes_ask_for_what_the_estimate_assumes(name):
+    value = SEVERAL[name]
+    resource = {"nvidia": "rdma/ib", "amd": "rdma/rdma_shared_device_a"}[value.vendor]
+    looked_at = set()
+    for path, _, spec in pods(value):
+        for container in spec["containers"]:
+            if "trainjob" in path:  # its devices are the trainer's, beside the patch of the pod
+                (job,) = documents(value, "trainjob.yaml").values()
+                limits = job["spec"]["trainer"]["resourcesPerNode"]["limits"]
+            else:
+                limits = devices(container)
+            if not limits:  # a router
+                continue
+            looked_at.add(path)
+            assert limits[resource] == "1"
+            assert container["securityContext"]["capabilities"] == {
+                "drop": ["ALL"],
+                "add": ["IPC_LOCK"],
+            }
+            assert spec["securityContext"]["runAsUser"] == 0
+    assert looked_at
+    (note, *_) = cluster_notes(value, ["kubernetes"])
+    assert f"`{resource}`" in note
+    assert value.network_title in note
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_without_the_resource_the_notes_say_tcp(name):
+    value = with_parameters(SEVERAL[name], rdma_resource="none")
+    text = "".join(target_files(value).values())
+    assert "rdma/" not in text
+    assert "IPC_LOCK" not in text
+    for path, _, spec in pods(value):
+        assert spec["securityContext"]["runAsUser"] == 1000, path
+    (note, *_) = cluster_notes(value, ["kubernetes"])
+    assert "over TCP" in note
+    assert "`hardware.network: ethernet-100`" in note
+
+
+@pytest.mark.parametrize("launch", [single(), pools()])
+def test_pods_on_one_node_ask_for_nothing_more(launch):
+    value = with_parameters(context(launch), host_network=True, networks="rdma-0")
+    for path, about, spec in pods(value):
+        if "kserve-llm" in path:
+            continue
+        assert spec["securityContext"]["runAsNonRoot"], path
+        assert "hostNetwork" not in spec
+        assert "annotations" not in about
+        for container in spec["containers"]:
+            assert not any("rdma" in key for key in devices(container))
+
+
+def test_pools_that_kserve_takes_apart_ask_for_the_network():
+    """Prefill and decode of one node are pods of their own there."""
+    (service,) = documents(context(pools()), "llminferenceservice.yaml").values()
+    for workload in (service["spec"], service["spec"]["prefill"]):
+        (container,) = workload["template"]["containers"]
+        assert container["resources"]["limits"]["rdma/ib"] == "1"
+
+
+def test_the_note_on_pools_that_kserve_takes_apart_names_it():
+    value = context(pools())
+    (note,) = [note for note in cluster_notes(value, ["kserve-llm"]) if "rdma/ib" in note]
+    assert note.startswith("On KServe each pod asks")
+    assert cluster_notes(value, ["kubernetes"]) == []
+
+
+def test_a_network_that_goes_through_the_kernel_needs_nothing():
+    value = context(spread(2), network="ethernet-100", network_title="100 Gigabit Ethernet")
+    assert all(spec["securityContext"]["runAsNonRoot"] for _, _, spec in pods(value))
+    assert not any("TCP" in note for note in cluster_notes(value, ["kubernetes"]))
+
+
+@pytest.mark.parametrize(("stated", "count"), [({}, "8"), ({"rdma_count": 32}, "32")])
+def test_efa_has_interfaces_of_each_device(stated, count):
+    value = with_parameters(context(spread(2), network="efa-400"), **stated)
+    (leader_worker_set,) = documents(value, "kubernetes/leaderworkerset.yaml").values()
+    template = leader_worker_set["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    (container,) = template["spec"]["containers"]
+    assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == count
+    assert container["resources"]["requests"]["vpc.amazonaws.com/efa"] == count
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_pods_are_on_the_networks_of_their_place(name):
+    stated = {"rdma_resource": "nvidia.com/hostdev", "networks": "rdma-0,rdma-1"}
+    value = with_parameters(SEVERAL[name], **stated)
+    for path, about, spec in pods(value):
+        if not any("nvidia.com/hostdev" in devices(c) for c in spec["containers"]):
+            continue
+        assert about["annotations"]["k8s.v1.cni.cncf.io/networks"] == "rdma-0,rdma-1", path
+    text = "".join(target_files(value).values())
+    assert text.count("k8s.v1.cni.cncf.io/networks: rdma-0,rdma-1") >= 2
+    assert "rdma/ib" not in text
+
+
+def test_pods_use_the_network_of_their_host():
+    value = with_parameters(SEVERAL["training"], host_network=True)
+    for path, _, spec in pods(value):
+        assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet"), path
+    assert "JobSet" in refusals(value)["kubeflow-trainjob"]
+
+
+def test_variables_of_communication_reach_every_device():
+    variables = {"NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "eth0"}
+    launch = placed(pools(2), Parameters(communication=variables))
+    for process in launch.processes:
+        assert (process.env.items() >= variables.items()) == bool(process.devices)
+    files = target_files(context(launch, devices_per_node=4))
+    assert "NCCL_IB_HCA=mlx5" in files["targets/slurm/node.sh"]
+    assert files["targets/kubernetes/deployment-decode-0.yaml"].count("NCCL_IB_HCA") == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rdma_resource", "rdma"),
+        ("rdma_resource", "rdma/ib; x"),
+        ("communication", {"LD_PRELOAD": "x"}),
+        ("communication", {"NCCL_IB_HCA": "$(reboot)"}),
+        ("networks", "a b"),
+        ("gpu_type", "h100:8"),
+        ("constraint", "a b"),
+        ("shared_storage_class", "Files"),
+    ],
+)
+def test_parameters_of_clusters_are_checked(field, value):
+    with pytest.raises((ValueError, InputError), match=field):
+        Parameters.model_validate({field: value})
+
+
+def test_shared_volumes_take_their_own_class():
+    value = with_parameters(context(spread(2)), storage_class="fast", shared_storage_class="nfs")
+    (claim,) = documents(value, "kubernetes/storage.yaml").values()
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert claim["spec"]["storageClassName"] == "nfs"
+    without = with_parameters(value, shared_storage_class=None)
+    (claim,) = documents(without, "kubernetes/storage.yaml").values()
+    assert claim["spec"]["storageClassName"] == "fast"
+    one = with_parameters(context(single()), storage_class="fast", shared_storage_class="nfs")
+    (claim,) = documents(one, "kubernetes/storage.yaml").values()
+    assert claim["spec"]["storageClassName"] == "fast"
+
+
+def test_a_shared_volume_without_a_class_is_said_to_wait():
+    value = context(training(2))
+    waits = [note for note in cluster_notes(value, ["jobset"]) if "pending" in note]
+    assert any("`shared_storage_class`" in note for note in waits)
+    told = with_parameters(value, shared_storage_class="nfs")
+    assert not any("shared_storage_class" in note for note in cluster_notes(told, ["jobset"]))
+    assert not any("storage" in note for note in cluster_notes(context(single()), ["kubernetes"]))
+    mounted = with_parameters(context(spread(2)), model="/data/llama")
+    assert not any("storage" in note for note in cluster_notes(mounted, ["kubernetes"]))
+    assert cluster_notes(value, ["slurm", "skypilot"]) == []
+
+
+def test_networks_with_a_resource_are_networks():
+    known = {name for name in fabric_names() if fabric(name).kind == "scale-out"}
+    assert set(names().networks) <= known
+    assert "ethernet-100" in known - set(names().networks)
+
+
+def test_a_bundle_says_what_its_pods_ask_for():
+    recipe = recipe_of(nodes=2, candidate={"tp": 8, "pp": 2, "dp": 1})
+    text = bundle_files(recipe)["README.md"].decode()
+    assert "each pod asks for `rdma/ib`" in text
+    assert "`shared_storage_class`" in text
+    moved = recipe_with(
+        recipe,
+        Parameters(
+            rdma_resource="none",
+            shared_storage_class="nfs",
+            communication={"NCCL_SOCKET_IFNAME": "eth0"},
+        ),
+    )
+    files = bundle_files(moved)
+    text = files["README.md"].decode()
+    assert "so nodes talk over TCP" in text
+    assert "shared_storage_class" not in text
+    processes = json.loads(files["launch.json"])["processes"]
+    assert all(process["env"]["NCCL_SOCKET_IFNAME"] == "eth0" for process in processes)
+    assert "NCCL_SOCKET_IFNAME=eth0" in files["targets/slurm/node.sh"].decode()
+    one = bundle_files(recipe_of())["README.md"].decode()
+    assert "RDMA" not in one
+    assert "TCP" not in one
+
+
+def test_the_form_shows_what_is_asked_for_while_it_is_left_open():
+    value = context(spread(2))
+    assert form.default("rdma_resource", value) == "rdma/ib"
+    assert form.default("gpu_type", value) == "h100"
+    assert form.default("host_network", value) == "false"
+    assert form.default("rdma_resource", context(single())) == ""
+    offered = {field.name for fields in form.groups(value, ["slurm"]).values() for field in fields}
+    assert {"gpu_type", "constraint", "communication"} <= offered
+    assert "rdma_resource" not in offered

@@ -1,0 +1,593 @@
+"""What is written into autoscalers is the policy that was simulated: written, read back, equal."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe_core.base.documents import parse_yaml
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.bundle.write import bundle_of
+from recipe_core.fleet.policies import controller_of
+from recipe_core.fleet.policies.table import ROWS
+from recipe_core.launch.process import Launch
+from recipe_core.recipe import Additions, Recipe, make_recipe
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.scaling import Metric, Period, Policy, Scaling, Trigger
+from recipe_core.targets import Context, each_target, knative, refusals, target_files, target_names
+from recipe_core.targets.read_scaling import read_files, read_scaling
+from recipe_core.targets.scale import cron
+from recipe_core.targets.scale.behavior import read_behavior
+from recipe_core.targets.scale.bounds import refuse_other_bounds, stated_fields
+from recipe_core.targets.scale.metrics import read_query
+from recipe_core.targets.scale.notes import notes as scaling_notes
+from tests.conftest import make_request
+from tests.fixtures.recipes import bundle_for_request
+from tests.fixtures.sizes import examples
+from tests.fixtures.targets import (
+    context,
+    documents,
+    pools,
+    replicas,
+    single,
+    spread,
+    with_parameters,
+)
+from tests.fixtures.targets.test_restarts import missing, supervised
+from tests.fixtures.targets.test_targets_schemas import custom, manifests
+
+GATEWAY = 'nginx_ingress_controller_requests{ingress="llm"}'
+IN_FLIGHT = Trigger(metric="in-flight", target=24)
+RATE = Trigger(metric="request-rate", target=1.5)
+WRITTEN_BY = {
+    "keda": ("kubernetes-keda", "kserve"),
+    "schedule": ("kubernetes-keda",),
+    "hpa": ("kubernetes-hpa",),
+    "kpa": ("knative", "kserve"),
+    "ray-serve": ("ray-serve",),
+    "skyserve": ("skypilot",),
+    "llm-d": ("kserve-llm",),
+    "dynamo": ("dynamo-planner",),
+    "fixed": ("kubernetes", "kserve", "kserve-llm", "skypilot", "ray-serve"),
+}
+SCALED = (
+    "kubernetes-keda",
+    "kubernetes-hpa",
+    "kserve",
+    "kserve-llm",
+    "skypilot",
+    "ray-serve",
+    "knative",
+)
+"""Targets that scale, and so refuse a policy that they do not run."""
+ONE: dict[str, Scaling] = {
+    "keda": Scaling(policy="keda", min_replicas=2, max_replicas=9, triggers=(IN_FLIGHT,)),
+    "schedule": Scaling(
+        policy="schedule",
+        min_replicas=1,
+        max_replicas=6,
+        periods=tuple(
+            Period(from_hour=24 * day + 8, to_hour=24 * day + 18, replicas=6) for day in range(5)
+        ),
+    ),
+    "hpa": Scaling(policy="hpa", min_replicas=2, max_replicas=9, triggers=(IN_FLIGHT, RATE)),
+    "kpa": Scaling(policy="kpa", min_replicas=0, max_replicas=9, triggers=(IN_FLIGHT,), idle_s=90),
+    "ray-serve": Scaling(
+        policy="ray-serve", min_replicas=0, max_replicas=9, triggers=(IN_FLIGHT,), up_delay_s=7.5
+    ),
+    "skyserve": Scaling(policy="skyserve", min_replicas=0, max_replicas=9, triggers=(RATE,)),
+    "dynamo": Scaling(
+        policy="dynamo", min_replicas=2, max_replicas=9, tolerance=0.25, interval_s=20
+    ),
+    "llm-d": Scaling(policy="llm-d", min_replicas=1, max_replicas=9),
+    "fixed": Scaling(policy="fixed", min_replicas=5, max_replicas=5),
+}
+
+
+def scaled(scaling: Scaling, launch: Launch | None = None, **parts: Any) -> Context:
+    value = replace(context(launch or single()), scaling=scaling)
+    return with_parameters(value, gateway_metric=GATEWAY, **parts)
+
+
+def written(value: Context, target: str) -> dict[str, str]:
+    files = each_target(value)[target]
+    assert isinstance(files, dict), files
+    return files
+
+
+def said(scaling: Scaling) -> dict[str, Any]:
+    """A policy by what it does: hours in place of periods, defaults that objects must state."""
+    fields = scaling.model_dump(exclude_defaults=True)
+    fields["triggers"] = sorted((one.metric, one.target) for one in scaling.triggers)
+    if scaling.policy == "schedule":
+        hours = cron.week(scaling)
+        fields |= {"periods": hours, "min_replicas": min(hours)}
+    fields.setdefault("min_replicas", 1)
+    fields["policy"] = scaling.policy
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("policy", "target"),
+    [(policy, target) for policy, targets in WRITTEN_BY.items() for target in targets],
+)
+def test_a_policy_comes_back_from_what_was_written(policy: str, target: str) -> None:
+    scaling = ONE[policy]
+    for launch in (single(), replicas(4, 2)):
+        if target == "knative" or policy != "llm-d":
+            read = read_files(written(scaled(scaling, launch), target))
+            assert said(read) == said(scaling)
+            assert read.max_replicas == scaling.max_replicas  # servers, whatever the recipe has
+
+
+@pytest.mark.parametrize("policy", ONE)
+def test_targets_that_do_not_run_the_policy_refuse_it(policy: str) -> None:
+    value = scaled(ONE[policy])
+    refused = refusals(value)
+    for target in SCALED:
+        if target in WRITTEN_BY[policy]:
+            assert target not in refused
+        elif target in target_names(value):
+            assert f"the chosen policy is {policy}" in refused[target]
+    assert "kubernetes" not in refused  # what overlays scale
+
+
+seconds = st.none() | st.integers(0, 3600)
+steps = st.none() | st.tuples(st.integers(1, 99), st.integers(1, 1800))
+thousandths = st.integers(1, 10_000_000).map(lambda number: number / 1000)
+
+
+def triggers(*metrics: Metric) -> st.SearchStrategy[tuple[Trigger, ...]]:
+    one = st.builds(Trigger, metric=st.sampled_from(metrics), target=thousandths)
+    return st.lists(one, min_size=1, max_size=4, unique_by=lambda trigger: trigger.metric).map(
+        tuple
+    )
+
+
+@st.composite
+def policies(draw: st.DrawFn, policy: str, least: int) -> Scaling:
+    """KEDA's and HPA's policies with any numbers that can be written."""
+    low = draw(st.integers(least, 40))
+    up, down = draw(steps), draw(steps)
+    fields: dict[str, Any] = {
+        "policy": policy,
+        "min_replicas": low,
+        "max_replicas": draw(st.integers(max(1, low), 400)),
+        "triggers": draw(triggers("waiting", "running", "in-flight", "kv-usage", "request-rate")),
+        "tolerance": draw(st.none() | st.integers(0, 1000).map(lambda number: number / 1000)),
+        "window_s": draw(st.none() | st.integers(1, 600).filter(lambda value: value != 60)),
+        "up_delay_s": draw(seconds),
+        "down_delay_s": draw(seconds),
+    }
+    if up:
+        fields["up_step"], fields["up_period_s"] = up
+    if down:
+        fields["down_step"], fields["down_period_s"] = down
+    if policy == "keda":
+        fields["interval_s"] = draw(st.none() | st.integers(1, 600))
+        fields["idle_s"] = draw(st.none() | st.integers(0, 7200))
+    return Scaling(**fields)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(policies("keda", 0))
+def test_any_keda_policy_is_read_back_with_the_same_numbers(scaling: Scaling) -> None:
+    assert said(read_files(written(scaled(scaling), "kubernetes-keda"))) == said(scaling)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(policies("hpa", 1))
+def test_any_hpa_policy_is_read_back_with_the_same_numbers(scaling: Scaling) -> None:
+    assert said(read_files(written(scaled(scaling), "kubernetes-hpa"))) == said(scaling)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Scaling:
+    starts = draw(st.lists(st.integers(0, 167), min_size=1, max_size=40))
+    periods = tuple(
+        Period(
+            from_hour=start,
+            to_hour=draw(st.integers(start + 1, 168)),
+            replicas=draw(st.integers(0, 30)),
+        )
+        for start in starts
+    )
+    least = draw(st.integers(0, 20))
+    return Scaling(policy="schedule", min_replicas=least, max_replicas=30, periods=periods)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(schedules())
+def test_any_schedule_runs_the_same_number_at_every_hour(scaling: Scaling) -> None:
+    hours = cron.week(scaling)
+    if len(set(hours)) == 1:
+        return
+    spec = documents_of(scaled(scaling), "kubernetes-keda")["ScaledObject"]["spec"]
+    assert kedas_week(spec) == hours
+    assert said(read_scaling([{"kind": "ScaledObject", "spec": spec}])) == said(scaling)
+
+
+def kedas_week(spec: dict[str, Any]) -> tuple[int, ...]:
+    """Replicas of every hour as KEDA's cron scaler decides: active while the end comes first."""
+    counts = []
+    for hour in range(168):
+        wanted = [spec["minReplicaCount"]]
+        for trigger in spec["triggers"]:
+            start, end = (next_time(trigger["metadata"][key], hour) for key in ("start", "end"))
+            if end < start:
+                wanted.append(int(trigger["metadata"]["desiredReplicas"]))
+        counts.append(max(wanted))
+    return tuple(counts)
+
+
+def next_time(expression: str, hour: int) -> int:
+    """Hours from half past an hour of the week until a cron expression comes next."""
+    minute, at, day, month, weekdays = expression.split()
+    assert (minute, day, month) == ("0", "*", "*")
+    moments = [(int(weekday) - 1) % 7 * 24 + int(at) for weekday in weekdays.split(",")]
+    return min((moment - hour - 1) % 168 for moment in moments)
+
+
+def documents_of(value: Context, target: str) -> dict[str, Any]:
+    parsed = [
+        parse_yaml(text, path) for path, text in written(value, target).items() if "yaml" in path
+    ]
+    return {document.get("kind", ""): document for document in parsed}
+
+
+def test_office_hours_are_one_trigger_in_utc() -> None:
+    spec = documents_of(scaled(ONE["schedule"]), "kubernetes-keda")["ScaledObject"]["spec"]
+    (trigger,) = spec["triggers"]
+    assert trigger["metadata"] == {
+        "timezone": "UTC",
+        "start": "0 8 * * 1,2,3,4,5",
+        "end": "0 18 * * 1,2,3,4,5",
+        "desiredReplicas": "6",
+    }
+    assert (
+        spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"][
+            "stabilizationWindowSeconds"
+        ]
+        == 0
+    )
+
+
+def test_a_small_change_of_a_schedule_is_not_lost_in_the_tolerance() -> None:
+    """Kubernetes ignores 20 to 21 replicas, as 5 % are within its 10 %."""
+    period = Period(from_hour=0, to_hour=12, replicas=21)
+    scaling = Scaling(policy="schedule", min_replicas=20, max_replicas=21, periods=(period,))
+    spec = documents_of(scaled(scaling), "kubernetes-keda")["ScaledObject"]["spec"]
+    rules = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert rules["scaleUp"]["tolerance"] == rules["scaleDown"]["tolerance"] == "0"
+
+
+def test_a_policy_without_numbers_writes_no_number_of_ours() -> None:
+    spec = documents_of(scaled(ONE["keda"]), "kubernetes-keda")["ScaledObject"]["spec"]
+    assert set(spec) == {
+        "scaleTargetRef",
+        "minReplicaCount",
+        "maxReplicaCount",
+        "fallback",
+        "triggers",
+    }
+
+
+def test_queries_count_the_recipes_own_pods() -> None:
+    """Both gauges are summed before they are added; a window averages each of them."""
+    (trigger,) = documents_of(
+        scaled(ONE["keda"].model_copy(update={"window_s": 45})), "kubernetes-keda"
+    )["ScaledObject"]["spec"]["triggers"]
+    selector = '{namespace="default",pod=~"llama-3-1-70b-h100-sxm-tp8-vllm-.*"}'
+    assert trigger["metadata"]["query"] == (
+        f"sum(avg_over_time(vllm:num_requests_waiting{selector}[45s])) + "
+        f"sum(avg_over_time(vllm:num_requests_running{selector}[45s]))"
+    )
+    assert read_query(trigger["metadata"]["query"]) == ("in-flight", 45)
+
+
+def test_scale_to_zero_is_waked_by_the_gateway() -> None:
+    scaling = ONE["keda"].model_copy(update={"min_replicas": 0})
+    refused = refusals(replace(context(), scaling=scaling))["kubernetes-keda"]
+    assert "Set the counter of requests at the gateway" in refused
+    *_, waking = documents_of(scaled(scaling), "kubernetes-keda")["ScaledObject"]["spec"][
+        "triggers"
+    ]
+    arrivals, *held = waking["metadata"]["query"].split(" + ")
+    assert arrivals == f"sum(rate({GATEWAY}[60s]))"
+    # a request that runs keeps its replica, and without a replica the sum is not empty
+    assert [term.rpartition(" or ")[2] for term in held] == ["vector(0))", "vector(0))"]
+    assert waking["metadata"]["activationThreshold"] == "0"
+    # of however many requests, its target asks for one replica
+    assert float(waking["metadata"]["threshold"]) >= 1e9
+
+
+def test_derived_bounds_reach_zero_with_a_gateway_too() -> None:
+    derived = with_parameters(context(), min_replicas=0, max_replicas=2)
+    assert "set gateway_metric" in refusals(derived)["kubernetes-keda"]
+    able = with_parameters(derived, gateway_metric=GATEWAY)
+    assert "kubernetes-keda" not in refusals(able)
+    assert "min_replicas is 0" in refusals(able)["kubernetes-hpa"]
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("keda", {"triggers": ()}, "options.scaling.triggers|none is stated"),
+    ("keda", {"up_delay_s": 0.5}, "whole seconds"),
+    ("keda", {"down_delay_s": 4000.0}, "at most 3600"),
+    ("keda", {"triggers": (Trigger(metric="kv-usage", target=0.12345),)}, "Set 0.123"),
+    ("keda", {"up_period_s": 60}, "Set up_step"),
+    ("keda", {"headroom": 0.2}, "cannot be told headroom"),
+    ("hpa", {"interval_s": 30.0}, "Leave it out"),
+    ("hpa", {"idle_s": 30.0}, "cannot be told idle_s"),
+    ("kpa", {"triggers": (Trigger(metric="kv-usage", target=0.8),)}, "not by kv-usage"),
+    ("kpa", {"window_s": 3.0}, "Set 6"),
+    ("kpa", {"triggers": (IN_FLIGHT, RATE)}, "Leave one"),
+    ("ray-serve", {"triggers": (RATE,)}, "scales by in-flight"),
+    ("ray-serve", {"up_step": 2}, "cannot be told up_step"),
+    ("skyserve", {"triggers": (IN_FLIGHT,)}, "scales by request-rate"),
+    ("skyserve", {"window_s": 30.0}, "SkyServe's is 60 s"),
+    ("dynamo", {"tolerance": 0.123}, "Set 0.12"),
+    ("dynamo", {"headroom": 0.1}, "cannot be told headroom"),
+    ("llm-d", {"min_replicas": 0}, "Set 1"),
+    ("llm-d", {"triggers": (RATE,)}, "not by request-rate"),
+]
+
+
+@pytest.mark.parametrize(("policy", "fields", "reason"), REFUSED)
+def test_what_a_target_cannot_be_told_is_refused(
+    policy: str, fields: dict[str, Any], reason: str
+) -> None:
+    value = scaled(ONE[policy].model_copy(update=fields))
+    refused = refusals(value)[WRITTEN_BY[policy][0]]
+    assert any(part in refused for part in reason.split("|")), refused
+
+
+def test_engines_without_a_metric_say_what_they_report() -> None:
+    value = replace(scaled(ONE["keda"]), engine="tei")
+    assert "tei does not report in-flight" in refusals(value)["kubernetes-keda"]
+    assert "It reports waiting" in refusals(value)["kubernetes-keda"]
+
+
+def test_the_planner_forecasts_as_it_was_simulated() -> None:
+    simulated = controller_of([ONE["dynamo"]], capacity_per_s=1.0, start_s=60.0)
+    written_name = documents_of(scaled(ONE["dynamo"]), "dynamo-planner")[""]["load_predictor"]
+    predictor = simulated._arrivals._forecast  # type: ignore[attr-defined]
+    assert type(predictor).__name__.lower() == written_name
+
+
+@pytest.mark.parametrize("policy", ONE)
+def test_fields_that_a_policy_honours_are_written_or_refused_by_name(policy: Policy) -> None:
+    """Targets refuse only what their objects lack, never for want of knowing the field."""
+    lacking = {"llm-d": ("window_s", "idle_s"), "dynamo": ("headroom",)}
+    target = WRITTEN_BY[policy][0]
+    for name in ROWS[policy].fields:
+        value: Any = 60 if name.endswith("_s") else 2
+        if name in ("tolerance", "headroom"):
+            value = 0.25
+        if name == "periods":
+            continue
+        changes: dict[str, Any] = {name: value}
+        if name.endswith("_period_s"):
+            changes[name.replace("_period_s", "_step")] = 2
+        reason = refusals(scaled(ONE[policy].model_copy(update=changes))).get(target, "")
+        assert bool(reason) == (name in lacking.get(policy, ())), reason
+        assert name in reason or not reason
+
+
+def test_a_forecast_is_not_silently_a_schedule() -> None:
+    scaling = Scaling(policy="predictive", min_replicas=1, max_replicas=4)
+    refused = refusals(scaled(scaling))
+    for target in ("kubernetes-keda", "kubernetes-hpa", "kserve", "skypilot", "ray-serve"):
+        assert "state the forecast as a schedule" in refused[target]
+
+
+def test_pools_on_several_nodes_are_not_scaled() -> None:
+    value = scaled(ONE["keda"], pools(2))
+    assert "separate workloads" in refusals(value)["kubernetes-keda"]
+
+
+def test_stated_replicas_that_differ_are_an_error() -> None:
+    scaling = ONE["keda"]
+    refuse_other_bounds(scaling, Parameters(), replicas(4, 2))
+    refuse_other_bounds(
+        scaling.model_copy(update={"min_replicas": 4, "max_replicas": 8}),
+        Parameters(min_replicas=1, max_replicas=2),
+        replicas(4, 2),
+    )
+    with pytest.raises(InputError, match=r"are 4 to 8 servers; options\.scaling has 2 to 9"):
+        refuse_other_bounds(scaling, Parameters(max_replicas=2), replicas(4, 2))
+
+
+@pytest.mark.parametrize("policy", ONE)
+def test_objects_are_valid_by_their_schemas(policy: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for launch in (single(), spread(2)):
+        for path, document in manifests(scaled(ONE[policy], launch)).items():
+            key = (document["apiVersion"], document["kind"])
+            if key in custom():
+                errors = [error.message for error in custom()[key].iter_errors(document)]
+                assert errors == [], path
+            elif key == ("serving.knative.dev/v1", "Service"):
+                jsonschema.Draft202012Validator(KNATIVE).validate(document)
+            elif not document["apiVersion"].startswith("kustomize"):
+                latest = kubernetes_validate.latest_version()
+                kubernetes_validate.validate(document, latest, strict=True)
+
+
+TEXT = {"type": "string"}
+KNATIVE: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "serving.knative.dev/v1"},
+        "kind": {"const": "Service"},
+        "metadata": {"type": "object"},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "template": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "metadata": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "labels": {"type": "object", "additionalProperties": TEXT},
+                                "annotations": {
+                                    "type": "object",
+                                    "additionalProperties": False,
+                                    "patternProperties": {
+                                        r"^autoscaling\.knative\.dev/(class|metric|target|"
+                                        r"target-utilization-percentage|"
+                                        r"(min|max|initial)-scale|"
+                                        r"window|panic-(window|threshold)-percentage|"
+                                        r"scale-down-delay|"
+                                        r"scale-to-zero-pod-retention-period)$": TEXT
+                                    },
+                                },
+                            },
+                        },
+                        "spec": {"$ref": "#/$defs/pod"},
+                    },
+                }
+            },
+        },
+    },
+    "$defs": {
+        "pod": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                name: {}
+                for name in (
+                    "affinity",
+                    "automountServiceAccountToken",
+                    "nodeSelector",
+                    "securityContext",
+                    "tolerations",
+                    "volumes",
+                )
+            }
+            | {"containers": {"type": "array", "items": {"$ref": "#/$defs/container"}}},
+        },
+        "container": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                name: {}
+                for name in (
+                    "name",
+                    "image",
+                    "command",
+                    "env",
+                    "workingDir",
+                    "resources",
+                    "securityContext",
+                    "volumeMounts",
+                    "startupProbe",
+                    "readinessProbe",
+                    "livenessProbe",
+                )
+            }
+            | {"ports": {"type": "array", "maxItems": 1}},
+        },
+    },
+}
+"""What Knative takes of a Service: knative/serving, pkg/apis/serving/fieldmask.go (pods without
+lifecycle, restartPolicy and terminationGracePeriodSeconds; one port)."""
+
+
+@pytest.mark.parametrize(("policy", "target"), [("kpa", "knative"), ("kpa", "kserve")])
+def test_who_restarts_pods_on_knative_is_in_the_files(policy: str, target: str) -> None:
+    value = supervised(scaled(ONE[policy]))
+    assert missing(target, value, target_files(value)) == []
+
+
+def test_a_claim_is_shared_if_several_servers_mount_it() -> None:
+    alone = documents(scaled(Scaling(policy="fixed")), "kubernetes/storage.yaml")
+    several = documents(scaled(ONE["keda"]), "kubernetes/storage.yaml")
+    modes = [next(iter(found.values()))["spec"]["accessModes"] for found in (alone, several)]
+    assert modes == [["ReadWriteOnce"], ["ReadWriteMany"]]
+
+
+def test_the_readme_says_which_policy_is_written_and_where() -> None:
+    value = scaled(ONE["keda"])
+    names = [name for name in target_names(value) if name not in refusals(value)]
+    first, second = scaling_notes(value, names)
+    assert "policy keda, 2 to 9 servers, in-flight 24" in first
+    assert "`kubernetes-keda`" in first
+    assert "not simulated" in first
+    assert "`docker`" in second  # which starts a number and keeps it
+    over = replace(value, workload=value.workload | {"over_time": {"rates": [1.0]}})
+    assert "the numbers that were simulated" in scaling_notes(over, names)[0]
+    assert scaling_notes(context(), names) == []
+
+
+def test_every_field_is_written_or_refused() -> None:
+    """No stated field of a policy disappears on the way to its first target."""
+    values: dict[str, Any] = {
+        "tolerance": 0.2,
+        "interval_s": 10.0,
+        "window_s": 90.0,
+        "up_delay_s": 10.0,
+        "down_delay_s": 20.0,
+        "up_step": 2,
+        "down_step": 3,
+        "idle_s": 600.0,
+        "lead_s": 60.0,
+        "headroom": 0.3,
+    }
+    for (policy, scaling), (name, value) in itertools.product(ONE.items(), values.items()):
+        if policy == "fixed":
+            continue
+        changed = scaled(scaling.model_copy(update={name: value}))
+        result = each_target(changed)[WRITTEN_BY[policy][0]]
+        if isinstance(result, dict):
+            assert result != written(scaled(scaling), WRITTEN_BY[policy][0]), (policy, name)
+
+
+def test_nothing_stated_reads_back_as_nothing() -> None:
+    assert read_behavior({}) == {}
+    assert stated_fields(Scaling()) == []
+    with pytest.raises(InputError, match="none of the files"):
+        read_scaling([{"rules": {}}])
+    with pytest.raises(NoAnswer, match="a policy of its own"):
+        knative.files(context())
+
+
+BUNDLED = {
+    "scaling": {
+        "policy": "keda",
+        "min_replicas": 1,
+        "max_replicas": 5,
+        "triggers": [{"metric": "in-flight", "target": 17.5}],
+        "down_delay_s": 777,
+    }
+}
+
+
+def test_a_bundle_has_the_requests_numbers() -> None:
+    """From the request through the recipe to the files, and a recipe read again gives the same."""
+    bundle = bundle_for_request(make_request(options=BUNDLED))
+    spec = documents_of(bundle.context, "kubernetes-keda")["ScaledObject"]["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 5)
+    assert spec["triggers"][0]["metadata"]["threshold"] == "17.5"
+    readme = bundle.files["README.md"].decode()
+    assert "policy keda, 1 to 5 servers, in-flight 17.5, down_delay_s 777" in readme
+    again = bundle_of(Recipe.model_validate(parse_yaml(bundle.files["recipe.yaml"].decode())))
+    assert again.files == bundle.files
+
+
+def test_a_bundle_refuses_other_replicas() -> None:
+    request = make_request(options=BUNDLED)
+    recipe = make_recipe(request, Additions(parameters=Parameters(max_replicas=7)))
+    with pytest.raises(InputError, match="Leave min_replicas and max_replicas out"):
+        bundle_of(recipe)
