@@ -15,8 +15,7 @@ from recipe_core.launcher.errors import RequestError
 from recipe_core.launcher.load import Traffic, drive
 from recipe_core.launcher.plan import Workload
 from recipe_core.launcher.prompts import Prompts, calibrate
-
-from .bundles import Bundle
+from tests.fixtures.bundles import Bundle
 
 
 def measurement(bundle: Bundle) -> dict[str, Any]:

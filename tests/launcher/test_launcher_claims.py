@@ -22,9 +22,9 @@ from recipe_core.launcher.holders import (
 from recipe_core.launcher.machine import Machine, parse_amd_usage
 from recipe_core.launcher.plan import load_plan
 from tests.conftest import make_request
+from tests.fixtures.bundles import Bundle
 from tests.fixtures.recipes import bundle_for_request
 
-from .bundles import Bundle
 from .test_launcher_preflight import H100, NEEDS, checks, on
 
 GIB = 1 << 30

@@ -12,8 +12,7 @@ import pytest
 
 from recipe_core.launcher import events
 from recipe_core.launcher.redact import HIDDEN, Redactor, is_secret_name
-
-from .bundles import Bundle
+from tests.fixtures.bundles import Bundle
 
 HUB = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWx"
 SECRETS = [

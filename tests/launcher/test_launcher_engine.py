@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_MODEL
+from tests.fixtures.bundles import Bundle, launch_json
 from tests.fixtures.ports import free_port
-
-from .bundles import Bundle, launch_json
 
 MODULES = ("torch", "transformers", "openai", "fastapi", "uvicorn", "accelerate")
 MISSING = [name for name in MODULES if importlib.util.find_spec(name) is None]

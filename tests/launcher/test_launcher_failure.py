@@ -9,8 +9,7 @@ import pytest
 
 from recipe_core.launcher.diagnosis import diagnose
 from recipe_core.launcher.failure import failure_text, last_failure, shown, without_questions
-
-from .bundles import Bundle
+from tests.fixtures.bundles import Bundle
 
 REASON = (
     "ValueError: Available memory on node 0 (17.64/21.84 GiB) on startup is less than desired CPU"

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.launch.entry import LAUNCH_PY, train_py
-
-from .bundles import Bundle, run
+from tests.fixtures.bundles import Bundle, run
 
 COMMANDS = (["preflight"], ["up"], ["bench", "--requests", "3"], ["status"], ["down"])
 WRITING = ("up", "bench", "down")

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.launcher import procs, state
-
-from .bundles import Bundle
+from tests.fixtures.bundles import Bundle
 
 
 def test_up_status_down(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from recipe_core.launcher import events
 from recipe_core.launcher.logs import Follower
-
-from .bundles import Bundle, run
+from tests.fixtures.bundles import Bundle, run
 
 
 @pytest.fixture

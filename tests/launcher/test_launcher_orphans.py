@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.launcher import procs
-
-from .bundles import Bundle
+from tests.fixtures.bundles import Bundle
 
 PATIENCE = 60.0
 """Seconds until a state that must come counts as never coming; the machine may be busy."""

@@ -12,8 +12,7 @@ import pytest
 
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
-
-from .bundles import Bundle, run
+from tests.fixtures.bundles import Bundle, run
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import pytest
 from recipe_core.launcher import engine, preflight, supervisor
 from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.plan import load_plan
-
-from .bundles import Bundle
+from tests.fixtures.bundles import Bundle
 
 CPU = Machine("cpu", (), "EPYC", 2, 8 << 30, 4 << 30)
 H100 = replace(

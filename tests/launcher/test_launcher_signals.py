@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from recipe_core.launcher.interrupts import interruptible, uninterrupted
+from tests.fixtures.bundles import Bundle, training_bundle, usual_signals, with_variable
 from tests.fixtures.ports import free_port
-
-from .bundles import Bundle, training_bundle, usual_signals, with_variable
 
 Make = Callable[..., Bundle]
 KILLED_AT = """

@@ -14,9 +14,8 @@ import pytest
 
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.steps import read_steps
+from tests.fixtures.bundles import Bundle, training_bundle
 from tests.fixtures.ports import free_port
-
-from .bundles import Bundle, training_bundle
 
 Make = Callable[..., Bundle]
 

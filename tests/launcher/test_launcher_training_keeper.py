@@ -15,9 +15,8 @@ import pytest
 
 from recipe_core.launcher import procs, supervisor
 from recipe_core.launcher.events import read
+from tests.fixtures.bundles import FAKE_TRAINER, TRAINING, Bundle, training_bundle, with_variable
 from tests.fixtures.ports import free_port
-
-from .bundles import FAKE_TRAINER, TRAINING, Bundle, training_bundle, with_variable
 
 QUICK = {"backoff_s": 0.05, "backoff_most_s": 0.1, "poll_s": 0.1, "crash_budget": 3}
 PATIENCE_S = 120.0

@@ -41,7 +41,7 @@ from tests.fixtures.targets import (
     single,
     spread,
 )
-from tests.fixtures.targets.test_targets_schemas import VALUES
+from tests.targets.test_targets_schemas import VALUES
 
 ODD = Supervision(
     crash_budget=7,

@@ -16,9 +16,9 @@ from recipe_core.targets import Context, Image, refusals, target_files
 from tests.engines.test_engines_ranks import ASKED, drawn
 from tests.fixtures.deployments import deployments
 from tests.fixtures.targets import context
-from tests.fixtures.targets.test_targets_schemas import OTHERS, custom, manifests
 from tests.launch.test_training_launch import ENGINES as TRAINERS
 from tests.launch.test_training_launch import request as training_request
+from tests.targets.test_targets_schemas import OTHERS, custom, manifests
 
 COUNT = 6
 UNFILLED = re.compile(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}")

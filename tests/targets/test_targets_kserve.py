@@ -25,8 +25,8 @@ from tests.fixtures.targets import (
     replicas,
     with_parameters,
 )
-from tests.fixtures.targets.test_targets_engines import of
-from tests.fixtures.targets.test_targets_schemas import custom
+from tests.targets.test_targets_engines import of
+from tests.targets.test_targets_schemas import custom
 
 KEY = ("serving.kserve.io/v1alpha2", "LLMInferenceService")
 

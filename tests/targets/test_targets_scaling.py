@@ -39,8 +39,8 @@ from tests.fixtures.targets import (
     spread,
     with_parameters,
 )
-from tests.fixtures.targets.test_restarts import missing, supervised
-from tests.fixtures.targets.test_targets_schemas import custom, manifests
+from tests.targets.test_restarts import missing, supervised
+from tests.targets.test_targets_schemas import custom, manifests
 
 GATEWAY = 'nginx_ingress_controller_requests{ingress="llm"}'
 IN_FLIGHT = Trigger(metric="in-flight", target=24)

@@ -1,8 +1,8 @@
 """Hostile bundles, read, started, stopped and built over, as a user would.
 
-``python -m tests.nightly.attack.bundles --count 2000 --seed 1``. Each bundle is read in a process of
-its own with limits on time and memory. It must end with 0, 1 or 2 and no traceback, write nowhere but
-where it may, and be accepted only with the content that its author wrote, or else be called
+``python -m tests.nightly.attack.bundles --count 2000 --seed 1``. Each bundle is read in a process
+of its own with limits on time and memory. It must end with 0, 1 or 2 and no traceback, write
+nowhere but where it may, and be accepted only with what its author wrote, or else be called
 unsigned. ``--only FAMILY:INDEX`` runs one again and prints what it said.
 """
 

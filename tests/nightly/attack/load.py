@@ -1,7 +1,7 @@
 """Heavy requests at a server: does it still answer others, and does it stop when nobody waits?
 
-``python -m tests.nightly.attack.load --count 200`` starts a server of its own with one worker. Times
-are printed, not judged: a test judges what does not depend on the machine.
+``python -m tests.nightly.attack.load --count 200`` starts a server of its own with one worker.
+Times are printed, not judged: a test judges what does not depend on the machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Signals at random moments of a bundle's launcher: while it starts, measures, follows and stops.
 
 ``python -m tests.nightly.attack.signals --count 300 --seed 1``. Servers and trainers are fakes
-without a model; everything else is as a bundle has it. After each signal: the state file is whole or absent,
-`status` answers, `down` ends everything, and no process, port or state is left.
+without a model; everything else is as a bundle has it. After each signal: the state file is whole
+or absent, `status` answers, `down` ends everything, and no process, port or state is left.
 """
 
 from __future__ import annotations

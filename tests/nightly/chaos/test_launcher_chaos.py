@@ -12,10 +12,10 @@ import pytest
 
 from tests.fixtures.ports import free_port
 
-from .chaos.deployments import make
-from .chaos.faults import FAULTS
-from .chaos.play import play
-from .chaos.trial import Trial
+from .deployments import make
+from .faults import FAULTS
+from .play import play
+from .trial import Trial
 
 EPISODES = {
     "one": [
