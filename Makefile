@@ -1,41 +1,50 @@
-# make run: set up and open the builder.  make test: set up and run every test (make test-full: with
-# every random example and oracle).  See README.md.
+# make run: set up and open the builder.  make test: set up and run the fast tests (eight minutes on two
+# cores).  make test-all: every test, as a release needs.  make test-ROOM: all tests of one room, such as
+# make test-physics.  See README.md and docs/develop.md.
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8501
 BIN := .venv/bin
 WORKERS ?= 2
+# Hundreds of child processes import the package: they share a cache of byte code, also where the
+# environment forbids to write one.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.venv/bytecode $(BIN)/python -m pytest
 # Groups of tests that share a server stay together and start first; see tests/fixtures/groups.py.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PARALLEL := -n $(WORKERS) --dist loadgroup
 
-.PHONY: run test test-full test-vllm test-torchtitan test-compressors demo chain check format screenshots clean
+.PHONY: run test test-all test-vllm test-torchtitan test-compressors corpus corpus-accept demo chain check format screenshots clean
 .DEFAULT_GOAL := run
 
 run: .venv/.base
 	$(BIN)/recipe serve --host $(HOST) --port $(PORT)
 
-test: .venv/.dev
+test: .venv/.test
 	@scripts/programs
-	$(PYTEST)
+	$(PYTEST) $(PARALLEL) -m "not nightly"
 
-test-full: .venv/.dev
+test-all: .venv/.all
 	@scripts/programs
-	RECIPE_EXAMPLES=100 $(PYTEST)
+	$(PYTEST) $(PARALLEL)
+
+test-%: .venv/.test
+	@[ -d tests/$* ] || { echo "There is no room tests/$*; rooms are: $$(ls -d tests/*/ | xargs -n1 basename | xargs)" >&2; exit 2; }
+	@scripts/programs
+	$(PYTEST) $(PARALLEL) tests/$*
 
 # Starts a real vLLM server on this machine's processor, and kills it in every way (about ten minutes).
-test-vllm: .venv/.dev
+test-vllm: .venv/.test
 	@scripts/vllm_cpu .venv-vllm
-	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_vllm.py
+	$(PYTEST) -p no:xdist tests/e2e/test_vllm.py
 
 # Starts torchtitan on this machine's processor with rendered bundles, and asks its own parser (about ten minutes).
-test-torchtitan: .venv/.dev
+test-torchtitan: .venv/.test
 	@scripts/torchtitan_cpu .venv-torchtitan
-	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_torchtitan.py
+	$(PYTEST) -p no:xdist tests/e2e/test_torchtitan.py
 
 # Runs tools of compression on this machine's processor with rendered scripts, and a whole bundle (about ten minutes).
-test-compressors: .venv/.dev
+test-compressors: .venv/.test
 	@scripts/compressors_cpu .venv-compressors
-	$(BIN)/python -m pytest -p no:xdist tests/e2e/test_compressors.py
+	$(PYTEST) -p no:xdist tests/e2e/test_compressors.py
 
 demo: .venv/.torch
 	$(BIN)/python scripts/demo.py
@@ -43,26 +52,29 @@ demo: .venv/.torch
 chain: .venv/.torch
 	$(BIN)/python scripts/chain.py
 
-check: .venv/.dev
+check: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: .venv/.dev
+format: .venv/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-screenshots: .venv/.dev
+screenshots: .venv/.test
 	@scripts/programs
 	$(BIN)/python scripts/screenshots.py
 
-# Each stamp is one set of packages: the builder, the builder with torch, and all that development needs.
+# One environment, to which each stamp adds a set of packages: the builder, what the embedded engine and
+# the trainer need, what make test needs, and the tools of compression, which only make test-all needs.
 .venv/.base: pyproject.toml constraints.txt
-	@scripts/setup "$(PYTHON)" ""
+	@scripts/setup "$(PYTHON)" base
 .venv/.torch: pyproject.toml constraints.txt
 	@scripts/setup "$(PYTHON)" torch
-.venv/.dev: pyproject.toml constraints.txt
-	@scripts/setup "$(PYTHON)" torch,compress,dev
+.venv/.test: pyproject.toml constraints.txt
+	@scripts/setup "$(PYTHON)" test
+.venv/.all: pyproject.toml constraints.txt
+	@scripts/setup "$(PYTHON)" all
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

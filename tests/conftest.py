@@ -37,11 +37,18 @@ settings.load_profile("suite")
 
 Answer = TypeVar("Answer")
 
+NIGHTLY = ROOT / "tests" / "nightly"
+
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
 
-@pytest.hookimpl(trylast=True)  # after items are left out by -k and -m
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what lies in the folder of nightly tests before -m asks, and sort what it leaves."""
+    for item in items:
+        if NIGHTLY in item.path.parents:
+            item.add_marker(pytest.mark.nightly)
+    yield
     items.sort(key=groups.place)
 
 
