@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipe_core.request.supervision import Supervision
-from recipe_core.targets import target_files
+from recipe_core.targets import Context, target_files
 from tests.fixtures import slurm as slurms
+from tests.fixtures.patience import comes
 from tests.fixtures.targets import (
     AMD,
     EXAMPLES,
@@ -26,12 +30,14 @@ from tests.fixtures.targets import (
 pytestmark = pytest.mark.skipif(
     bool(slurms.missing()), reason=f"Slurm is not installed: {', '.join(slurms.missing())}"
 )
-WAIT_S = 90
-
+RUNS = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
 TELL = """#!/bin/bash
 printf '%s\\n' "$SLURM_NODEID" "$(basename "$0")" "cuda=$CUDA_VISIBLE_DEVICES" \\
-    "hip=$HIP_VISIBLE_DEVICES" "$@" > "told-$SLURM_NODEID-$$"
+    "hip=$HIP_VISIBLE_DEVICES" "$@" > "draft-$SLURM_NODEID-$$"
+mv "draft-$SLURM_NODEID-$$" "told-$SLURM_NODEID-$$"
 """
+AWAIT = "until [ $(ls told-* | wc -l) -ge {count} ]; do sleep 0.1; done\n"
+"""A job ends with its first process: each waits until all have started."""
 # Two nodes find each other at the address they are given, as torchrun's rendezvous does.
 MEET = """#!/usr/bin/env python3
 import os, socket, sys, time
@@ -41,7 +47,7 @@ if node == "0":
     with socket.create_server((host, int(port))) as server:
         said = server.accept()[0].recv(100)
 else:
-    for _ in range(200):
+    for _ in range(1200):
         try:
             with socket.create_connection((host, int(port))) as client:
                 said = client.send(b"here") and b"sent"
@@ -50,17 +56,75 @@ else:
             time.sleep(0.1)
 open(f"met-{node}", "w").write(said.decode())
 """
+SMI = "#!/bin/bash\nfor n in 0 1 2; do echo %r; done\n"
+ROCM_SMI = "#!/bin/bash\nprintf 'GPU[%%s]\\t\\t: Card Series: \\t\\t%s\\n' 0 1\n"
+BEGIN = "#!/bin/bash\ntouch began\n"
+KINDS = {"serving": (single(), "vllm"), "training": (training(1), "torchrun")}
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurms.Slurm]:
     partitions = {"debug": ("h100", 2), "amd": ("mi300x", 1)}
     with slurms.cluster(tmp_path_factory.mktemp("slurm"), partitions) as running:
         yield running
 
 
-def bundle(value, folder, **programs):
-    """The bundle and, first on the path, stand-ins for engines."""
+@dataclass
+class Job:
+    """A recipe's job, submitted from its folder."""
+
+    slurm: slurms.Slurm
+    folder: Path
+    number: str
+
+    def show(self) -> dict[str, str]:
+        return self.slurm.show(self.number)
+
+    def signal(self, name: str) -> None:
+        """Send what Slurm sends the batch step before the time limit."""
+        self.slurm.run("scancel", f"--signal={name}", "--batch", self.number)
+
+    def cancel(self) -> None:
+        self.slurm.run("scancel", self.number)
+
+    def wait_for(self, state: Callable[[], Any]) -> None:
+        assert comes(lambda: bool(state())), self.show()
+
+    def wait_for_file(self, pattern: str, count: int = 1) -> None:
+        self.wait_for(lambda: len([*self.folder.glob(pattern)]) >= count)
+
+    def wait_for_restart(self) -> None:
+        self.wait_for(lambda: int(self.show()["Restarts"]) >= 1)
+
+    def end(self) -> dict[str, str]:
+        """Wait until the job neither runs nor waits any more; what Slurm says of it."""
+
+        def is_over() -> bool:
+            if (state := self.show()["JobState"]) == "PENDING":  # no wait after a requeue
+                self.slurm.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+            return state not in RUNS
+
+        self.wait_for(is_over)
+        return self.show()
+
+    def complete(self) -> str:
+        """Wait for success; the job's log."""
+        shown = self.end()
+        assert shown["JobState"] == "COMPLETED", self.log
+        return self.log
+
+    @property
+    def log(self) -> str:
+        return "".join(file.read_text() for file in self.folder.glob("*.out"))
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """Node, program, devices and arguments of each process, in the order of nodes."""
+        return [file.read_text().splitlines() for file in sorted(self.folder.glob("told-*"))]
+
+
+def write(value: Context, folder: Path, **programs: str) -> str:
+    """Write the bundle and stand-ins for programs; the path that finds these first."""
     write_bundle(value, folder)
     (folder / "bin").mkdir()
     for name, text in programs.items():
@@ -70,299 +134,216 @@ def bundle(value, folder, **programs):
     return f"{folder / 'bin'}:/usr/local/bin:/usr/bin:/bin"
 
 
-def submitted(slurm, folder, path, *options):
-    done = slurm.run(
-        "sbatch", "--parsable", *options, "targets/slurm/job.sbatch", cwd=folder, PATH=path
-    )
+def submit(
+    slurm: slurms.Slurm, value: Context, folder: Path, *options: str, **programs: str
+) -> Job:
+    path = write(value, folder, **programs)
+    words = ("sbatch", "--parsable", *options, "targets/slurm/job.sbatch")
+    done = slurm.run(*words, cwd=folder, PATH=path)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return Job(slurm, folder, done.stdout.strip())
 
 
-def finished(slurm, job, folder):
-    until = time.monotonic() + WAIT_S
-    while (shown := slurm.show(job))["JobState"] in (
-        "PENDING",
-        "RUNNING",
-        "COMPLETING",
-        "CONFIGURING",
-    ):
-        assert time.monotonic() < until, shown
-        time.sleep(0.3)
-    log = "".join(file.read_text() for file in folder.glob("*.out"))
-    assert shown["JobState"] == "COMPLETED", log
-    return log
+def refusal(slurm: slurms.Slurm, value: Context, folder: Path, **parameters: str) -> str:
+    """Why Slurm refuses the job of a recipe; empty where it takes it."""
+    folder.mkdir(exist_ok=True)
+    path = write(with_parameters(value, **parameters), folder)
+    done = slurm.run("sbatch", "--test-only", "targets/slurm/job.sbatch", cwd=folder, PATH=path)
+    return (done.stderr or "refused") if done.returncode else ""
 
 
-def told(folder):
-    return [file.read_text().splitlines() for file in sorted(folder.glob("told-*"))]
-
-
-def after(words, flag):
+def after(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
-def test_a_router_is_told_of_pools_on_other_nodes(slurm, tmp_path):
-    path = bundle(
-        context(pools(2), devices_per_node=4),
-        tmp_path,
-        vllm=TELL + "sleep 2\n",
-        vllm_router=TELL + "sleep 2\n",
-    )
-    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
-    said = {(words[0], words[1]): words for words in told(tmp_path)}
-    assert set(said) == {("0", "vllm"), ("0", "vllm-router"), ("1", "vllm")}
-    assert after(said["0", "vllm-router"], "--decode") == "http://127.0.0.1:8002"
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_slurm_takes_every_example(slurm, name, tmp_path):
-    partition = {"nvidia": "debug", "amd": "amd"}[EXAMPLES[name].vendor]
-    assert why_refused(slurm, EXAMPLES[name], tmp_path, partition=partition) == ""
-
-
-def why_refused(slurm, value, folder, **parameters):
-    """Why Slurm refuses the job of a recipe; empty where it takes it."""
-    path = bundle(with_parameters(value, **parameters), folder)
-    done = slurm.run("sbatch", "--test-only", "targets/slurm/job.sbatch", cwd=folder, PATH=path)
-    return done.stderr if done.returncode else ""
-
-
-@pytest.mark.parametrize("name", ["amd-one-node", "two-nodes", "training-two-nodes"])
-def test_slurm_refuses_a_partition_of_other_devices(slurm, name, tmp_path):
-    partition = {"nvidia": "amd", "amd": "debug"}[EXAMPLES[name].vendor]
-    assert why_refused(slurm, EXAMPLES[name], tmp_path, partition=partition)
+def test_slurm_takes_every_example_on_its_devices_only(slurm, tmp_path):
+    partitions = {"nvidia": ("debug", "amd"), "amd": ("amd", "debug")}
+    for name, value in EXAMPLES.items():
+        fits, other = partitions[value.vendor]
+        assert refusal(slurm, value, tmp_path / name, partition=fits) == "", name
+        if name in ("amd-one-node", "two-nodes", "training-two-nodes"):
+            assert refusal(slurm, value, tmp_path / f"{name}-other", partition=other), name
+    assert refusal(slurm, context(spread(3)), tmp_path / "three-nodes")
 
 
 def test_slurm_takes_the_name_that_its_cluster_has(slurm, tmp_path):
     """A cluster that calls MI300X something else, and one whose devices have no type."""
     value = EXAMPLES["amd-one-node"]
-    for n, kind in enumerate(("h100", "any")):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        assert why_refused(slurm, value, folder, partition="debug", gpu_type=kind) == ""
-    refused = tmp_path / "refused"
-    refused.mkdir()
-    assert why_refused(slurm, value, refused, gpu_type="any", constraint="no&such")
+    for kind in ("h100", "any"):
+        assert refusal(slurm, value, tmp_path / kind, partition="debug", gpu_type=kind) == ""
+    assert refusal(slurm, value, tmp_path / "other", gpu_type="any", constraint="no&such")
 
 
-SMI = "#!/bin/bash\nfor n in 0 1 2; do echo %r; done\n"
-ROCM_SMI = "#!/bin/bash\nprintf 'GPU[%%s]\\t\\t: Card Series: \\t\\t%s\\n' 0 1\n"
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["serving", "training"])
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"])
 def test_a_job_looks_at_its_devices_before_it_starts(slurm, kind, name, tmp_path):
     launch, program = {"serving": (spread(2), "vllm"), "training": (training(2), "torchrun")}[kind]
-    programs = {program: "#!/bin/bash\ntouch began\n"}
-    path = bundle(context(launch), tmp_path, nvidia_smi=SMI % name, **programs)
-    shown = ended(slurm, submitted(slurm, tmp_path, path))
-    log = "".join(file.read_text() for file in tmp_path.glob("*.out"))
+    job = submit(slurm, context(launch), tmp_path, nvidia_smi=SMI % name, **{program: BEGIN})
+    shown = job.end()
     planned = "H100" in name
     assert (tmp_path / "began").exists() == planned
-    assert (f"n1 has {name}; the recipe is for h100-sxm" in log) != planned
+    assert (f"n1 has {name}; the recipe is for h100-sxm" in job.log) != planned
     if not planned:
         assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "2:0", "0")
 
 
+@pytest.mark.nightly
 def test_other_devices_are_taken_on_purpose(slurm, tmp_path):
-    path = bundle(context(single()), tmp_path, vllm=TELL, nvidia_smi=SMI % "NVIDIA L4")
-    finished(slurm, submitted(slurm, tmp_path, path, "--export=ALL,RECIPE_ANY_DEVICE=1"), tmp_path)
-    assert told(tmp_path)
+    options = ("--export=ALL,RECIPE_ANY_DEVICE=1",)
+    smi = SMI % "NVIDIA L4"
+    job = submit(slurm, context(single()), tmp_path, *options, vllm=TELL, nvidia_smi=smi)
+    job.complete()
+    assert job.commands
 
 
+@pytest.mark.nightly
 def test_devices_of_amd_are_looked_at_too(slurm, tmp_path):
     value = with_parameters(context(single(), AMD, image=ROCM), partition="amd")
-    path = bundle(value, tmp_path, vllm=TELL, rocm_smi=ROCM_SMI % "AMD Instinct MI300X OAM")
-    log = finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
-    assert "not checked" not in log
-    other = tmp_path / "other"
-    other.mkdir()
-    path = bundle(value, other, vllm=TELL, rocm_smi=ROCM_SMI % "AMD Instinct MI210")
-    assert ended(slurm, submitted(slurm, other, path))["ExitCode"] == "2:0"
-
-
-def test_slurm_refuses_more_nodes_than_there_are(slurm, tmp_path):
-    path = bundle(context(spread(3)), tmp_path)
-    done = slurm.run("sbatch", "--test-only", "targets/slurm/job.sbatch", cwd=tmp_path, PATH=path)
-    assert done.returncode != 0
+    for name, code in (("AMD Instinct MI300X OAM", "0:0"), ("AMD Instinct MI210", "2:0")):
+        folder = tmp_path / name.split()[2]
+        folder.mkdir()
+        job = submit(slurm, value, folder, vllm=TELL, rocm_smi=ROCM_SMI % name)
+        assert job.end()["ExitCode"] == code
+        assert "not checked" not in job.log
 
 
 def test_two_nodes_start_one_engine(slurm, tmp_path):
-    path = bundle(context(spread(2)), tmp_path, vllm=TELL)
-    log = finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
-    leader, worker = told(tmp_path)
-    assert "will answer on http://127.0.0.1:8000" in log
-    assert (leader[0], after(leader, "--node-rank"), after(leader, "--master-addr")) == (
-        "0",
-        "0",
-        "127.0.0.1",
-    )
-    assert (worker[0], after(worker, "--node-rank"), after(worker, "--master-addr")) == (
-        "1",
-        "1",
-        "127.0.0.1",
-    )
-    assert leader[2] == "cuda=0,1,2,3,4,5,6,7"
+    job = submit(slurm, context(spread(2)), tmp_path, vllm=TELL)
+    assert "will answer on http://127.0.0.1:8000" in job.complete()
+    for node, words in enumerate(job.commands):
+        told = (words[0], after(words, "--node-rank"), after(words, "--master-addr"))
+        assert told == (str(node), str(node), "127.0.0.1")
+    assert job.commands[0][2] == "cuda=0,1,2,3,4,5,6,7"
 
 
+@pytest.mark.nightly
 def test_servers_of_one_node_take_devices_from_those_given(slurm, tmp_path):
     """One of them ends, the node has failed: the job does not hang with half of its servers."""
-    path = bundle(context(replicas(4, 2)), tmp_path, vllm=TELL + "sleep 2\n")
-    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
-    assert sorted((after(words, "--port"), words[2]) for words in told(tmp_path)) == [
-        ("8000", "cuda=0,1"),
-        ("8001", "cuda=2,3"),
-        ("8002", "cuda=4,5"),
-        ("8003", "cuda=6,7"),
+    job = submit(slurm, context(replicas(4, 2)), tmp_path, vllm=TELL + AWAIT.format(count=4))
+    job.complete()
+    assert sorted((after(words, "--port"), words[2]) for words in job.commands) == [
+        (str(8000 + n), f"cuda={2 * n},{2 * n + 1}") for n in range(4)
     ]
 
 
+@pytest.mark.nightly
 def test_amd_devices_are_not_filtered_twice(slurm, tmp_path):
     value = with_parameters(context(replicas(4, 2), AMD, image=ROCM), partition="amd")
-    path = bundle(value, tmp_path, vllm=TELL + "sleep 2\n")
-    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
-    assert sorted(words[2:4] for words in told(tmp_path)) == [
+    job = submit(slurm, value, tmp_path, vllm=TELL + AWAIT.format(count=4))
+    job.complete()
+    assert sorted(words[2:4] for words in job.commands) == [
         ["cuda=", f"hip={n},{n + 1}"] for n in (0, 2, 4, 6)
     ]
 
 
+@pytest.mark.nightly
 def test_amd_devices_of_a_shared_node_are_found(slurm, tmp_path):
     value = context(single(2), AMD, image=ROCM, devices_per_node=2)
-    path = bundle(with_parameters(value, partition="amd"), tmp_path, vllm=TELL)
-    finished(slurm, submitted(slurm, tmp_path, path, "--mem-per-gpu=1G"), tmp_path)
-    (words,) = told(tmp_path)
+    value = with_parameters(value, partition="amd")
+    job = submit(slurm, value, tmp_path, "--mem-per-gpu=1G", vllm=TELL)
+    job.complete()
+    (words,) = job.commands
     assert words[2:4] == ["cuda=", "hip="]  # ROCR_VISIBLE_DEVICES, which Slurm sets, says it all
 
 
-def test_pools_start_beside_their_router(slurm, tmp_path):
-    path = bundle(
-        context(pools()), tmp_path, vllm=TELL + "sleep 2\n", vllm_router=TELL + "sleep 2\n"
-    )
-    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
-    assert sorted(words[1] for words in told(tmp_path)) == ["vllm", "vllm", "vllm-router"]
-    router = next(words for words in told(tmp_path) if words[1] == "vllm-router")
+@pytest.mark.nightly
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_pools_start_beside_their_router(slurm, nodes, tmp_path):
+    value = context(pools(nodes), devices_per_node=8 // nodes)
+    waits = TELL + AWAIT.format(count=3)
+    job = submit(slurm, value, tmp_path, vllm=waits, vllm_router=waits)
+    job.complete()
+    commands = {(words[1], words[0]) for words in job.commands}
+    assert commands == {("vllm", "0"), ("vllm-router", "0"), ("vllm", str(nodes - 1))}
+    assert len(job.commands) == 3
+    router = next(words for words in job.commands if words[1] == "vllm-router")
     assert after(router, "--prefill") == "http://127.0.0.1:8001"
+    assert after(router, "--decode") == "http://127.0.0.1:8002"
 
 
+@pytest.mark.nightly
 def test_an_engine_that_is_not_installed_is_named(slurm, tmp_path):
-    path = bundle(context(single()), tmp_path)
-    job = submitted(slurm, tmp_path, path)
-    with pytest.raises(AssertionError, match="vllm is not installed on this node"):
-        finished(slurm, job, tmp_path)
+    job = submit(slurm, context(single()), tmp_path)
+    assert job.end()["JobState"] != "COMPLETED"
+    assert "vllm is not installed on this node" in job.log
 
 
+@pytest.mark.nightly
 def test_two_nodes_of_a_training_meet(slurm, tmp_path):
-    path = bundle(context(training(2)), tmp_path, torchrun=MEET)
-    finished(slurm, submitted(slurm, tmp_path, path), tmp_path)
-    assert ((tmp_path / "met-0").read_text(), (tmp_path / "met-1").read_text()) == ("here", "sent")
+    submit(slurm, context(training(2)), tmp_path, torchrun=MEET).complete()
+    assert [(tmp_path / f"met-{node}").read_text() for node in (0, 1)] == ["here", "sent"]
 
 
+@pytest.mark.nightly
 def test_a_training_that_runs_out_of_time_goes_back_to_the_queue(slurm, tmp_path):
-    path = bundle(context(training(1)), tmp_path, torchrun="#!/bin/bash\ntouch began\nsleep 60\n")
-    job = submitted(slurm, tmp_path, path)
-    until = time.monotonic() + WAIT_S
-    while not (tmp_path / "began").exists():
-        assert time.monotonic() < until, slurm.show(job)
-        time.sleep(0.2)
-    slurm.run("scancel", "--signal=USR1", "--batch", job)  # what Slurm sends before the limit
-    while slurm.show(job)["Restarts"] != "1":
-        assert time.monotonic() < until, slurm.show(job)
-        time.sleep(0.2)
-    assert slurm.show(job)["JobState"] in ("PENDING", "COMPLETING", "RUNNING", "REQUEUED")
-    slurm.run("scancel", job)
+    job = submit(slurm, context(training(1)), tmp_path, torchrun=BEGIN + "exec sleep 600\n")
+    job.wait_for_file("began")
+    job.signal("USR1")
+    job.wait_for_restart()
+    shown = job.show()
+    assert shown["Restarts"] == "1"
+    assert shown["JobState"] in RUNS
+    job.cancel()
 
 
-def restarted(slurm, job, times):
-    """Waits until a job was put back so many times; what Slurm says of it then."""
-    until = time.monotonic() + WAIT_S
-    while int((shown := slurm.show(job))["Restarts"]) < times:
-        assert time.monotonic() < until, shown
-        time.sleep(0.2)
-    return shown
-
-
-def ended(slurm, job):
-    """What Slurm says of a job that neither runs nor waits any more."""
-    until = time.monotonic() + WAIT_S
-    while (shown := slurm.show(job))["JobState"] in (
-        "PENDING",
-        "RUNNING",
-        "COMPLETING",
-        "CONFIGURING",
-        "REQUEUED",
-    ):
-        assert time.monotonic() < until, shown
-        if shown["JobState"] == "PENDING":  # do not wait out the delay after a requeue
-            slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-        time.sleep(0.3)
-    return shown
-
-
-@pytest.mark.parametrize("kind", ["serving", "training"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_goes_back_to_the_queue_as_often_as_the_recipe_says(slurm, kind, tmp_path):
-    launch, program = {"serving": (single(), "vllm"), "training": (training(1), "torchrun")}[kind]
+    launch, program = KINDS[kind]
     value = context(launch, supervision=Supervision(requeues=1))
     fails = {program: "#!/bin/bash\necho started >> starts\nexit 9\n"}
-    job = submitted(slurm, tmp_path, bundle(value, tmp_path, **fails))
-    restarted(slurm, job, 1)
-    shown = ended(slurm, job)
+    job = submit(slurm, value, tmp_path, **fails)
+    job.wait_for_restart()
+    shown = job.end()
     assert (shown["JobState"], shown["Restarts"]) == ("FAILED", "1")
     # right after a requeue srun itself may fail (1), before anything starts
     starts = (tmp_path / "starts").read_text().split()
     assert (shown["ExitCode"], len(starts)) in (("9:0", 2), ("1:0", 1))
 
 
+@pytest.mark.nightly
 def test_what_another_start_would_meet_again_does_not_go_back(slurm, tmp_path):
     """A wrong option (2): no start with the same command helps."""
-    path = bundle(context(single()), tmp_path, vllm="#!/bin/bash\nexit 2\n")
-    shown = ended(slurm, submitted(slurm, tmp_path, path))
+    shown = submit(slurm, context(single()), tmp_path, vllm="#!/bin/bash\nexit 2\n").end()
     assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "2:0", "0")
 
 
-@pytest.mark.parametrize("kind", ["serving", "training"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_cancelled_job_stays_away(slurm, kind, tmp_path):
-    launch, program = {"serving": (single(), "vllm"), "training": (training(1), "torchrun")}[kind]
-    runs = {program: "#!/bin/bash\ntouch began\nexec sleep 60\n"}
-    job = submitted(slurm, tmp_path, bundle(context(launch), tmp_path, **runs))
-    until = time.monotonic() + WAIT_S
-    while not (tmp_path / "began").exists():
-        assert time.monotonic() < until, slurm.show(job)
-        time.sleep(0.2)
-    slurm.run("scancel", job)
-    shown = ended(slurm, job)
+    launch, program = KINDS[kind]
+    job = submit(slurm, context(launch), tmp_path, **{program: BEGIN + "exec sleep 600\n"})
+    job.wait_for_file("began")
+    job.cancel()
+    shown = job.end()
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("servers", [1, 2])
 def test_servers_are_told_to_stop_before_the_time_limit(slurm, servers, tmp_path):
-    finishes = "trap 'sleep 1; touch told-$$; exit 0' TERM\ntouch began-$$"
+    finishes = "trap 'touch told-$$; exit 0' TERM\ntouch began-$$"
     waits = f"#!/bin/bash\n{finishes}\nwhile true; do sleep 0.2; done\n"
-    path = bundle(context(replicas(servers, 4)), tmp_path, vllm=waits)
-    job = submitted(slurm, tmp_path, path)
-    until = time.monotonic() + WAIT_S
-    while len([*tmp_path.glob("began-*")]) < servers:
-        assert time.monotonic() < until, slurm.show(job)
-        time.sleep(0.2)
-    slurm.run("scancel", "--signal=TERM", "--batch", job)  # what Slurm sends before the limit
-    assert ended(slurm, job)["JobState"] == "COMPLETED"
+    job = submit(slurm, context(replicas(servers, 4)), tmp_path, vllm=waits)
+    job.wait_for_file("began-*", servers)
+    job.signal("TERM")
+    assert job.end()["JobState"] == "COMPLETED"
     assert len([*tmp_path.glob("told-*")]) == servers
 
 
+@pytest.mark.nightly
 def test_the_trainer_writes_a_checkpoint_before_the_time_limit(slurm, tmp_path):
     """The stand-in ends when it is asked to by the file that the trainer looks for."""
-    waits = "#!/bin/bash\ntouch began\nuntil [ -e run/stop ]; do sleep 0.2; done\ntouch saved\n"
-    path = bundle(context(training(1), engine="torch"), tmp_path, torchrun=waits)
-    job = submitted(slurm, tmp_path, path)
-    until = time.monotonic() + WAIT_S
-    while not (tmp_path / "began").exists():
-        assert time.monotonic() < until, slurm.show(job)
-        time.sleep(0.2)
-    slurm.run("scancel", "--signal=USR1", "--batch", job)
-    restarted(slurm, job, 1)
-    slurm.run("scancel", job)
+    waits = BEGIN + "until [ -e run/stop ]; do sleep 0.2; done\ntouch saved\n"
+    job = submit(slurm, context(training(1), engine="torch"), tmp_path, torchrun=waits)
+    job.wait_for_file("began")
+    job.signal("USR1")
+    job.wait_for_restart()
+    job.cancel()
     assert (tmp_path / "saved").exists()
     assert not (tmp_path / "run" / "stop").exists()
-    assert (tmp_path / "run" / f"slurm-{job}.planned").read_text() == "1\n"
+    assert (tmp_path / "run" / f"slurm-{job.number}.planned").read_text() == "1\n"
 
 
 def test_whole_nodes_are_asked_for_where_all_devices_are_used():
