@@ -7,7 +7,6 @@ alone: it finds out by its health checks, and sends a request that failed to ano
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from .plan import LaunchPlan, Process
+from .world import HERE, World
 
 _ANSWER_S = 5.0
 _MOST_BYTES = 1 << 20
@@ -31,34 +31,34 @@ class Withdrawn:
     body: dict[str, Any] | None
 
 
-def withdraw(plan: LaunchPlan, group: int) -> tuple[Withdrawn, ...]:
+def withdraw(plan: LaunchPlan, group: int, *, world: World = HERE) -> tuple[Withdrawn, ...]:
     """Have every router here send nothing new to the servers of a group.
 
     Empty where no router has an interface for it, or none knows the servers.
     """
     servers = [process for process in plan.answering if process.group == group]
     pairs = [(r, s) for r in _routers(plan) for s in servers if s.role != "router"]
-    taken = [_withdrawn(plan, router, server) for router, server in pairs]
+    taken = [_withdrawn(world, plan, router, server) for router, server in pairs]
     return tuple(worker for worker in taken if worker is not None)
 
 
-def admit(plan: LaunchPlan, withdrawn: Iterable[Withdrawn]) -> bool:
+def admit(plan: LaunchPlan, withdrawn: Iterable[Withdrawn], *, world: World = HERE) -> bool:
     """Put workers back; whether every router sends requests to its own again.
 
     A router takes a worker in the background: ask again until it has.
     """
     # A list: one that fails must not keep the others out.
-    return all([_admitted(plan, worker) for worker in withdrawn])  # noqa: C419
+    return all([_admitted(world, plan, worker) for worker in withdrawn])  # noqa: C419
 
 
-def _admitted(plan: LaunchPlan, worker: Withdrawn) -> bool:
+def _admitted(world: World, plan: LaunchPlan, worker: Withdrawn) -> bool:
     if worker.body is not None:
-        _, answer = _ask(plan, worker.router_port, "GET", "/workers")
+        _, answer = _ask(world, plan, worker.router_port, "GET", "/workers")
         listed = answer.get("workers") if isinstance(answer, dict) else None
         for one in listed or ():
             if isinstance(one, dict) and one.get("url") == worker.body["url"]:
                 return one.get("is_healthy") is not False
-    status, _ = _ask(plan, worker.router_port, "POST", worker.path, worker.body)
+    status, _ = _ask(world, plan, worker.router_port, "POST", worker.path, worker.body)
     return worker.body is None and status is not None and status < 300
 
 
@@ -66,15 +66,17 @@ def _routers(plan: LaunchPlan) -> list[Process]:
     return [process for process in plan.processes if process.role == "router"]
 
 
-def _withdrawn(plan: LaunchPlan, router: Process, server: Process) -> Withdrawn | None:
-    status, answer = _ask(plan, router.port, "GET", "/workers")
+def _withdrawn(
+    world: World, plan: LaunchPlan, router: Process, server: Process
+) -> Withdrawn | None:
+    status, answer = _ask(world, plan, router.port, "GET", "/workers")
     if status == 200:
         listed = answer.get("workers") if isinstance(answer, dict) else None
         worker = next((w for w in listed or () if _is(plan, w, server)), None)
         if worker is None:
             return None
         name = quote(str(worker.get("id") or worker["url"]), safe="")
-        status, _ = _ask(plan, router.port, "DELETE", f"/workers/{name}")
+        status, _ = _ask(world, plan, router.port, "DELETE", f"/workers/{name}")
         body = {key: worker[key] for key in _KEPT if worker.get(key) is not None}
         if "worker_type" in body:
             body["worker_type"] = _type(str(body["worker_type"]))
@@ -83,13 +85,13 @@ def _withdrawn(plan: LaunchPlan, router: Process, server: Process) -> Withdrawn 
     if status is None or server.role != "server":
         return None  # the older interface does not know pools
     # It lists plain addresses: the one that the router was given is the one to name.
-    status, answer = _ask(plan, router.port, "GET", "/list_workers")
+    status, answer = _ask(world, plan, router.port, "GET", "/list_workers")
     urls = answer.get("urls") if status == 200 and isinstance(answer, dict) else None
     url = next((url for url in urls or () if _is(plan, {"url": url}, server)), None)
     if url is None:
         return None
     name = quote(str(url), safe="")
-    status, _ = _ask(plan, router.port, "POST", f"/remove_worker?url={name}")
+    status, _ = _ask(world, plan, router.port, "POST", f"/remove_worker?url={name}")
     ok = status is not None and status < 300
     return Withdrawn(router.port, f"/add_worker?url={name}", None) if ok else None
 
@@ -112,21 +114,24 @@ def _is(plan: LaunchPlan, worker: Any, server: Process) -> bool:
 
 
 def _ask(
-    plan: LaunchPlan, port: int, method: str, path: str, body: dict[str, Any] | None = None
+    world: World,
+    plan: LaunchPlan,
+    port: int,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
 ) -> tuple[int | None, Any]:
     """Status and JSON of an answer; None where there is none."""
-    connection = http.client.HTTPConnection(plan.client_host, port, timeout=_ANSWER_S)
-    headers = {"Content-Type": "application/json"}
+    status, payload = world.ask(
+        plan.client_host,
+        port,
+        path,
+        method=method,
+        body=body,
+        timeout_s=_ANSWER_S,
+        most_bytes=_MOST_BYTES,
+    )
     try:
-        text = json.dumps(body) if body is not None else None
-        connection.request(method, path, body=text, headers=headers if body is not None else {})
-        with connection.getresponse() as answer:
-            payload = answer.read(_MOST_BYTES)
-            try:
-                return answer.status, json.loads(payload)
-            except (ValueError, RecursionError):
-                return answer.status, None
-    except (OSError, http.client.HTTPException):
-        return None, None
-    finally:
-        connection.close()
+        return status, json.loads(payload)
+    except (ValueError, RecursionError):
+        return status, None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+
+from .clock import CLOCK, Clock
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ECHO_S = 1.0
@@ -18,13 +19,14 @@ _ECHO_S = 1.0
 class _Held:
     """Signals during parts that must not be cut in two; ``raised``: when the last one was not."""
 
+    clock = CLOCK
     depth = 0
     pending = False
     raised = float("-inf")
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(clock: Clock = CLOCK) -> Iterator[None]:
     """Raise KeyboardInterrupt for the three signals; outside the main thread this does nothing.
 
     SIGHUP and SIGINT that are ignored from the start (nohup, a background job of a shell) stay so.
@@ -36,6 +38,7 @@ def interruptible() -> Iterator[None]:
         number: handler for number in _NUMBERS if (handler := signal.getsignal(number)) is not None
     }
     _Held.depth, _Held.pending, _Held.raised = 0, False, float("-inf")
+    _Held.clock = clock
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -55,7 +58,7 @@ def takes_over() -> tuple[signal.Signals, ...]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    if time.monotonic() - _Held.raised < _ECHO_S:
+    if _Held.clock.monotonic() - _Held.raised < _ECHO_S:
         return
     if _Held.depth:
         _Held.pending = True
@@ -64,7 +67,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _raise() -> NoReturn:
-    _Held.pending, _Held.raised = False, time.monotonic()
+    _Held.pending, _Held.raised = False, _Held.clock.monotonic()
     raise KeyboardInterrupt
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from . import keeping, state, supervisor
 from .decide import Phase
 from .errors import InputError, LateError, LauncherError, StartError
@@ -15,6 +13,7 @@ from .running import as_started
 from .state import State
 from .supervision import OPTIONS, Supervision, option_of
 from .supervisor import Progress
+from .world import HERE, World
 
 _LOOK_S = 0.2
 _DRAINED_S = 60.0
@@ -26,9 +25,10 @@ def limits_of(request: Request, plan: LaunchPlan) -> Supervision:
     return plan.supervision.with_options(request.limits)
 
 
-def is_kept(current: State | None) -> bool:
+def is_kept(current: State | None, *, world: World = HERE) -> bool:
     """Whether a living keeper supervises what is recorded."""
-    return bool(current and current.here and current.keeper and current.keeper.alive)
+    keeper = current.keeper if current is not None and current.here else None
+    return keeper is not None and world.processes.alive(keeper.pid, keeper.started)
 
 
 def left_alone(current: State | None) -> bool:
@@ -66,16 +66,25 @@ def run_keep(request: Request) -> int:
     return stay(request, as_started(plan, current), current, Log())
 
 
-def stay(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> int:
+def stay(
+    request: Request,
+    plan: LaunchPlan,
+    current: State,
+    progress: Progress,
+    *,
+    world: World = HERE,
+) -> int:
     """Be the keeper until everything is stopped (0).
 
     Raises:
         StartError: with the diagnosis, when the servers cannot be kept up.
     """
-    return _keeper(request, plan, current, progress).run()
+    return _keeper(request, plan, current, progress, world).run()
 
 
-def _keeper(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> Keeper:
+def _keeper(
+    request: Request, plan: LaunchPlan, current: State, progress: Progress, world: World
+) -> Keeper:
     port = request.metrics_port
     return Keeper(
         plan,
@@ -84,31 +93,34 @@ def _keeper(request: Request, plan: LaunchPlan, current: State, progress: Progre
         progress,
         strict=request.strict or request.choice is not None,
         metrics_port=keeping.metrics_port(plan) if port is None else port or None,
+        world=world,
     )
 
 
-def wait_kept(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
+def wait_kept(
+    plan: LaunchPlan, *, timeout_s: float, progress: Progress, world: World = HERE
+) -> State:
     """Wait until the groups that a living keeper has not parked serve.
 
     Raises:
         LateError: when the time is over.
         StartError: when the keeper gives up, or dies.
     """
-    began = told = time.monotonic()
+    began = told = world.clock.monotonic()
     while True:
         current = state.load(plan.own)
-        if current is None or not is_kept(current):
+        if current is None or not is_kept(current, world=world):
             raise _ended(plan)
-        if _serve(as_started(plan, current), current):
+        if _serve(as_started(plan, current), current, world):
             return current
-        now = time.monotonic()
+        now = world.clock.monotonic()
         if now - began >= timeout_s:
             hint = f"See {plan.own / keeping.LOG}."
             raise LateError(f"the servers were not ready after {timeout_s:.0f} s.", hint=hint)
         if now - told >= supervisor.PROGRESS_S:
             told = now
             progress.say(f"waiting for the keeper: {now - began:.0f} s of {timeout_s:.0f}")
-        time.sleep(_LOOK_S)
+        world.clock.sleep(_LOOK_S)
 
 
 def _ended(plan: LaunchPlan) -> StartError:
@@ -118,36 +130,44 @@ def _ended(plan: LaunchPlan) -> StartError:
     return StartError(f"the keeper has ended: {reason.rstrip('.')}.", hint=hint)
 
 
-def _serve(plan: LaunchPlan, current: State) -> bool:
+def _serve(plan: LaunchPlan, current: State, world: World) -> bool:
     """Whether every process of the groups that are not parked runs and answers."""
     by_name = {server.name: server for server in current.servers}
     for process in plan.processes:
         if process.group in current.parked:
             continue
         server = by_name.get(process.name)
-        if server is None or not server.alive:
+        if server is None or not world.processes.alive(*server.identity):
             return False
-        if process.answers and not supervisor.healthy(plan, process.port):
+        if process.answers and not supervisor.healthy(plan, process.port, world=world):
             return False
     return current.ready or bool(current.parked)
 
 
-def drain(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> list[str]:
+def drain(
+    request: Request,
+    plan: LaunchPlan,
+    current: State,
+    progress: Progress,
+    *,
+    world: World = HERE,
+) -> list[str]:
     """Let running requests finish, then stop everything; the names of what ran."""
     limits = limits_of(request, plan)
     seconds = request.drain or limits.drain_s
-    names = [server.name for server in reversed(current.servers) if server.alive]
-    if current.keeper is None or not is_kept(current):
+    here = world.processes
+    names = [s.name for s in reversed(current.servers) if here.alive(*s.identity)]
+    if current.keeper is None or not is_kept(current, world=world):
         plan = as_started(plan, current)
-        keeper = Keeper(plan, current, limits, progress, strict=True)
+        keeper = Keeper(plan, current, limits, progress, strict=True, world=world)
         keeper.drain(seconds)
         keeper.close()
         return names
-    keeping.ask(plan.own, current.keeper, keeping.DRAIN, drain_s=seconds)
+    keeping.ask(plan.own, current.keeper, keeping.DRAIN, world=world, drain_s=seconds)
     progress.say(f"draining: waiting up to {seconds:.0f} s for running requests")
-    end = time.monotonic() + seconds + _DRAINED_S
-    while is_kept(current) and time.monotonic() < end:
-        time.sleep(_LOOK_S)
+    end = world.clock.monotonic() + seconds + _DRAINED_S
+    while is_kept(current, world=world) and world.clock.monotonic() < end:
+        world.clock.sleep(_LOOK_S)
     return names
 
 
@@ -159,7 +179,7 @@ def revive(plan: LaunchPlan, current: State | None) -> None:
         keeping.ask(plan.own, current.keeper, keeping.READ, restart=names)
 
 
-def run_restart(request: Request) -> int:
+def run_restart(request: Request, *, world: World = HERE) -> int:
     """Restart one group after the other, each healthy before the next, or those of named servers.
 
     Raises:
@@ -182,11 +202,11 @@ def run_restart(request: Request) -> int:
         progress.say("there is one replica: restarting it interrupts the service")
     members = {process.name for process in plan.processes if process.group in groups}
     before = {s.name: s.identity for s in current.servers if s.name in members}
-    if current.keeper is not None and is_kept(current):
-        keeping.ask(plan.own, current.keeper, keeping.READ, restart=sorted(members))
-        _wait_rolled(request, plan, before, progress)
+    if current.keeper is not None and is_kept(current, world=world):
+        keeping.ask(plan.own, current.keeper, keeping.READ, world=world, restart=sorted(members))
+        _wait_rolled(request, plan, before, progress, world)
     else:
-        _roll_here(request, plan, current, sorted(members), progress)
+        _roll_here(request, plan, current, sorted(members), progress, world)
     now = state.load(plan.own)
     renewed = {s.name for s in now.servers if before.get(s.name) != s.identity} if now else set()
     if not set(before) <= renewed:
@@ -210,35 +230,44 @@ def _replica(plan: LaunchPlan, group: int) -> bool:
 
 
 def _wait_rolled(
-    request: Request, plan: LaunchPlan, before: dict[str, tuple[int, int]], progress: Progress
+    request: Request,
+    plan: LaunchPlan,
+    before: dict[str, tuple[int, int]],
+    progress: Progress,
+    world: World,
 ) -> None:
     """Wait until the keeper has renewed every server, or has given one of them up."""
     limits = limits_of(request, plan)
     each = plan.startup_timeout_s + limits.drain_s + _DRAINED_S
-    end = time.monotonic() + (request.timeout or each * len(before))
+    end = world.clock.monotonic() + (request.timeout or each * len(before))
     told: set[str] = set()
-    while time.monotonic() < end:
+    while world.clock.monotonic() < end:
         current = state.load(plan.own)
-        if current is None or not is_kept(current):
+        if current is None or not is_kept(current, world=world):
             raise _ended(plan)
         renewed = {s.name for s in current.servers if s.identity != before.get(s.name)}
         for name in sorted((renewed & set(before)) - told):
             told.add(name)
             progress.say(f"{name} is restarted")
-        if set(before) <= renewed and _serve(as_started(plan, current), current):
+        if set(before) <= renewed and _serve(as_started(plan, current), current, world):
             return
         last = keeping.last_event(plan.own) or {}
         if last.get("cause") == "requested" and last.get("finished") is False:
             return
-        time.sleep(_LOOK_S)
+        world.clock.sleep(_LOOK_S)
     raise LateError("the restart was not done in time.", hint="See: python launch.py status")
 
 
 def _roll_here(
-    request: Request, plan: LaunchPlan, current: State, names: list[str], progress: Progress
+    request: Request,
+    plan: LaunchPlan,
+    current: State,
+    names: list[str],
+    progress: Progress,
+    world: World,
 ) -> None:
     """Be the keeper for as long as the restart takes."""
-    keeper = _keeper(request, plan, current, progress)
+    keeper = _keeper(request, plan, current, progress, world)
     keeper.rolling.ask(names)
     keeper.run(done=_rolled)
 

@@ -7,19 +7,17 @@ anything, so that it can be killed at any moment.
 
 from __future__ import annotations
 
-import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-from . import decide, events, keeping, notify, procs, state, supervisor
+from . import decide, events, keeping, notify, state, supervisor
 from .choices import Choice, choices, next_choice, refused_by_machine
+from .clock import CLOCK, Clock
 from .decide import Kind, Phase, Seen, Step, Track, Trouble
 from .diagnosis import Diagnosis, diagnose
 from .errors import BusyError, LauncherError, StartError
@@ -32,6 +30,7 @@ from .state import State
 from .supervision import Supervision
 from .supervisor import Progress
 from .teller import Teller
+from .world import HERE, World
 
 _NAP_S = 0.1
 """How soon a signal is heeded between two looks."""
@@ -45,9 +44,11 @@ _UNKNOWN = ("unknown", "exception", "crashed")
 class Log(Progress):
     """Progress in a log: every line has its time."""
 
+    clock: Clock = CLOCK
+
     def say(self, text: str) -> None:
         """One line, and when it was."""
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        now = self.clock.now().isoformat(timespec="seconds")
         Progress.say(self, f"{now} {text}")
 
 
@@ -66,17 +67,17 @@ class Keeper(Kept):
         *,
         strict: bool = False,
         metrics_port: int | None = None,
+        world: World = HERE,
     ) -> None:
-        super().__init__(plan, current, limits, progress)
+        super().__init__(plan, current, limits, progress, world=world)
         self.options = choices(plan)
-        self.machine = MachineWatch(self.options, limits, strict=strict)
+        self.machine = MachineWatch(self.options, limits, strict=strict, world=world)
         self.machine.left_for_misfit = refused_by_machine(self.own)
         self.strict = strict
         self.rolling = Rolling(self, self._start_now)
         self.teller = Teller(self, metrics_port)
         self.tried: set[str] = set()
         self.asked: list[int] = []  # signals, oldest first
-        self.chance = random.Random()  # noqa: S311 - spreads restarts, hides nothing
         self._complaint = ""
 
     # The loop
@@ -129,7 +130,7 @@ class Keeper(Kept):
                 if self.plan is plan:  # else its choice was left: these groups are gone
                     self._judge(group, self.look.seen[group])
             for group, track in list(self.tracks.items()):
-                if self.plan is plan and decide.due(track, time.monotonic()):
+                if self.plan is plan and decide.due(track, self.clock.monotonic()):
                     self._start(group)
             self._watch_machine()
             self.rolling.step()
@@ -151,13 +152,13 @@ class Keeper(Kept):
         pause = self.limits.poll_s
         if (period := notify.watchdog_period()) is not None:
             pause = min(pause, period)
-        end = time.monotonic() + pause
-        while not self.asked and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _NAP_S))
+        end = self.clock.monotonic() + pause
+        while not self.asked and (left := end - self.clock.monotonic()) > 0:
+            self.clock.sleep(min(left, _NAP_S))
 
     def _note_keeper(self) -> None:
         """Write who keeps, for ``status`` and ``down``."""
-        end = time.monotonic() + _NOTED_S
+        end = self.clock.monotonic() + _NOTED_S
         while True:
             try:
                 with state.exclusive(self.own):
@@ -168,9 +169,9 @@ class Keeper(Kept):
                     self.save(replace(saved, keeper=keeping.me(self.teller.metrics_port)))
                 return
             except BusyError:
-                if time.monotonic() > end:
+                if self.clock.monotonic() > end:
                     raise
-                time.sleep(_NAP_S)
+                self.clock.sleep(_NAP_S)
             except StartError:
                 raise
             except LauncherError as error:  # a full disk must not leave the servers alone
@@ -219,7 +220,7 @@ class Keeper(Kept):
     # Trouble
 
     def _judge(self, group: int, seen: Seen) -> None:
-        now, before = time.monotonic(), self.tracks[group]
+        now, before = self.clock.monotonic(), self.tracks[group]
         track, trouble = decide.judge(before, seen, now, self.limits, self.target)
         if trouble is not None:
             self._trouble(group, track, trouble, seen)
@@ -254,12 +255,12 @@ class Keeper(Kept):
             track, step = decide.respond(
                 track,
                 trouble,
-                time.monotonic(),
+                self.clock.monotonic(),
                 self.limits,
                 lasting=not diagnosis.transient,
                 misfit=misfit is not None,
                 others_serve=self.serves(without=group),
-                jitter=self.chance.random(),
+                jitter=self.world.chance.random(),
             )
             self._answer(group, track, step, cause, diagnosis, misfit)
 
@@ -281,7 +282,7 @@ class Keeper(Kept):
         self.causes[cause] = self.causes.get(cause, 0) + 1
         notify.watchdog()
         grace = _HUNG_GRACE_S if cause == "hang" else supervisor.GRACE_S
-        supervisor.stop_group(self.plan, self.current, group, grace_s=grace)
+        self._stop_group(group, grace)
         parked = tuple(
             sorted({*self.current.parked} | {group} if step is Step.PARK else self.current.parked)
         )
@@ -314,7 +315,7 @@ class Keeper(Kept):
         """Start a group that rested."""
         before = self.tracks[group]
         with self.acting():
-            supervisor.stop_group(self.plan, self.current, group)  # what a killed start left
+            self._stop_group(group)  # what a killed start left
             parked = tuple(one for one in self.current.parked if one != group)
             self.current = replace(self.current, parked=parked)
             self._start_now(group, before)
@@ -327,8 +328,8 @@ class Keeper(Kept):
             self._not_started(group, self.tracks[group], error)
         except LauncherError:  # a full disk, say: nothing runs that is not written down
             attempt = before.attempt if before is not None else 0
-            now = time.monotonic()
-            pause = decide.backoff_s(attempt, self.limits, self.chance.random())
+            now = self.clock.monotonic()
+            pause = decide.backoff_s(attempt, self.limits, self.world.chance.random())
             self.tracks[group] = replace(
                 self.tracks[group],
                 phase=Phase.RESTING,
@@ -347,11 +348,11 @@ class Keeper(Kept):
         track, step = decide.respond(
             track,
             trouble,
-            time.monotonic(),
+            self.clock.monotonic(),
             self.limits,
             lasting=True,
             others_serve=self.serves(without=group),
-            jitter=self.chance.random(),
+            jitter=self.world.chance.random(),
         )
         self._answer(group, track, step, "program", diagnosis, None)
 
@@ -374,7 +375,7 @@ class Keeper(Kept):
         left = self.plan.choice
         if misfit is None:
             self.tried.add(left)
-        supervisor.end(self.current, self.progress)
+        supervisor.end(self.current, self.progress, world=self.world)
         following = None
         if not self.strict:
             tried = {*self.tried, left}
@@ -397,7 +398,7 @@ class Keeper(Kept):
         reason = misfit or diagnosis.title
         fields = {"lines": list(diagnosis.lines), "fix": diagnosis.fix}
         events.append(self.own, "gave_up", cause=cause, reason=reason, **fields)
-        supervisor.stop(self.own, self.current, progress=self.progress, recorded=True)
+        self._stop()
         return StartError(
             f"the servers cannot be kept up: {reason.rstrip('.')}.",
             hint=diagnosis.fix,
@@ -420,7 +421,7 @@ class Keeper(Kept):
             events.append(self.own, kind, reason=reason)
             self.progress.say(f"{kind.replace('_', ' ')}: {reason}")
             if kind == "device_found":
-                now = time.monotonic()
+                now = self.clock.monotonic()
                 for group, track in self.tracks.items():
                     if track.phase is Phase.PARKED:
                         self.tracks[group] = replace(track, until=now)
@@ -430,7 +431,7 @@ class Keeper(Kept):
                 if not self.asked:
                     first = next(one for one in self.options if one.name == FIRST)
                     names = {"from": self.plan.choice, "to": FIRST}
-                    supervisor.end(self.current, self.progress)
+                    supervisor.end(self.current, self.progress, world=self.world)
                     events.append(self.own, "first_choice", **names, reason="it fits again")
                     self.progress.say(f"returning to the first choice from {self.plan.choice}")
                     self.machine.returned()
@@ -439,7 +440,7 @@ class Keeper(Kept):
 
     def _forget(self) -> None:
         """After enough time of service, choices that failed may be tried again."""
-        now = time.monotonic()
+        now = self.clock.monotonic()
         stable = all(
             track.phase is Phase.SERVING and now - track.since >= self.limits.stable_s
             for track in self.all_tracks()
@@ -466,15 +467,15 @@ class Keeper(Kept):
         self.progress.say(f"{reason}: waiting up to {limit_s:.0f} s for running requests")
         routers = {p.name for p in self.plan.processes if p.role == "router"}
         leaving = [s.identity for s in self.current.servers if s.name in routers]
-        procs.send(leaving, signal.SIGTERM)
-        began, idle = time.monotonic(), 0
-        while idle < IDLE_LOOKS and time.monotonic() - began < limit_s and not self.asked:
+        self.world.processes.send(leaving, signal.SIGTERM)
+        began, idle = self.clock.monotonic(), 0
+        while idle < IDLE_LOOKS and self.clock.monotonic() - began < limit_s and not self.asked:
             self.looked(asks=True)
             idle = idle + 1 if all(self.is_idle(group) for group in self.active()) else 0
             self.teller.tell()
             if idle < IDLE_LOOKS:
-                time.sleep(min(self.limits.poll_s, _NAP_S * 3))
-        spent = round(time.monotonic() - began, 3)
+                self.clock.sleep(min(self.limits.poll_s, _NAP_S * 3))
+        spent = round(self.clock.monotonic() - began, 3)
         events.append(self.own, "drained", finished=idle >= IDLE_LOOKS, after_s=spent)
 
     def _stop_all(self) -> None:
@@ -483,19 +484,27 @@ class Keeper(Kept):
         Raises:
             BusyError: while another command holds the lock for too long.
         """
-        end = time.monotonic() + _NOTED_S
+        end = self.clock.monotonic() + _NOTED_S
         while True:
             try:
                 with self.acting():
                     events.append(self.own, "stop")
-                    supervisor.stop(self.own, self.current, progress=self.progress, recorded=True)
+                    self._stop()
                 return
             except BusyError:
-                if time.monotonic() > end:
+                if self.clock.monotonic() > end:
                     raise
-            time.sleep(_NAP_S)
+            self.clock.sleep(_NAP_S)
 
-    # What is told
+    def _stop_group(self, group: int, grace_s: float = supervisor.GRACE_S) -> None:
+        """End the processes of a group."""
+        supervisor.stop_group(self.plan, self.current, group, grace_s=grace_s, world=self.world)
+
+    def _stop(self) -> None:
+        """End every process, and forget them."""
+        supervisor.stop(
+            self.own, self.current, progress=self.progress, recorded=True, world=self.world
+        )
 
 
 def _event_of(trouble: Trouble) -> str:

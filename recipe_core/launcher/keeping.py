@@ -11,9 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,6 +24,7 @@ from .files import read_object, tail, write_json
 from .interrupts import uninterrupted
 from .plan import LaunchPlan
 from .state import Keeper, State
+from .world import HERE, World
 
 LOG = "keeper.log"
 LEAVE = signal.SIGUSR1
@@ -82,7 +81,7 @@ def _lock_file(own: Path) -> IO[str]:
         raise file_error(error, path) from None
 
 
-def spawn(plan: LaunchPlan, options: Sequence[str]) -> Keeper:
+def spawn(plan: LaunchPlan, options: Sequence[str], *, world: World = HERE) -> Keeper:
     """Start a keeper in the background for what runs, and wait until it has noted itself.
 
     ``options`` are words of the command ``keep``. Nobody may hold the lock of the bundle.
@@ -98,40 +97,30 @@ def spawn(plan: LaunchPlan, options: Sequence[str]) -> Keeper:
     node = [] if plan.node is None else ["--node", str(plan.node), "--head", plan.parameters.head]
     words = [*_program(plan.root), "keep", *node, *options]
     with output, uninterrupted():  # whenever this launcher is ended, `down` finds the keeper
-        child = subprocess.Popen(
-            words,
-            cwd=plan.root,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+        pid, started = world.processes.start(
+            words, cwd=plan.root, env=_environment(), output=output
         )
-        child.returncode = 0  # it outlives this process; the object would warn when dropped
-        _note(plan, child.pid)
-    deadline = time.monotonic() + _STARTS_S
-    while time.monotonic() < deadline:
+        _note(plan, Keeper(pid, started, watching=False))
+    deadline = world.clock.monotonic() + _STARTS_S
+    while world.clock.monotonic() < deadline:
         current = state.load(plan.own)
         if current is None:  # another launcher's `down` was quicker
             raise _not_started(log, "nothing runs that it could keep")
         keeper = current.keeper
-        if keeper is not None and keeper.watching and keeper.alive:
+        if keeper is not None and keeper.watching and _alive(world, keeper):
             return keeper
-        if procs.reap(child.pid) is not None:
+        if world.processes.reap(pid) is not None:
             raise _not_started(log, "it ended")
-        time.sleep(0.05)
-    with suppress(ProcessLookupError):
-        os.kill(child.pid, signal.SIGKILL)
+        world.clock.sleep(0.05)
+    world.processes.kill(pid, signal.SIGKILL)
     raise _not_started(log, f"it did not answer for {_STARTS_S:.0f} s")
 
 
-def _note(plan: LaunchPlan, pid: int) -> None:
+def _note(plan: LaunchPlan, keeper: Keeper) -> None:
     """Write down a keeper that cannot do so itself yet, unless another command is at the state."""
-    stat = procs.read_stat(pid)
     with suppress(LauncherError), state.exclusive(plan.own):
         current = state.load(plan.own)
-        if current is not None and stat is not None:
-            keeper = Keeper(pid, stat.started, watching=False)
+        if current is not None and keeper.started:
             state.save(plan.own, replace(current, keeper=keeper))
 
 
@@ -175,39 +164,45 @@ def _environment() -> dict[str, str]:
     return notify.without(dict(os.environ))
 
 
-def dismiss(keeper: Keeper | None) -> None:
+def dismiss(keeper: Keeper | None, *, world: World = HERE) -> None:
     """Have a keeper leave what it keeps alone, and wait until it has ended; ends it otherwise.
 
     Nothing happens where the keeper is this process, or dead.
     """
-    if keeper is None or keeper.pid == os.getpid() or not keeper.alive:
+    if keeper is None or keeper.pid == os.getpid() or not _alive(world, keeper):
         return
-    deadline = time.monotonic() + _LEAVES_S
-    _signal(keeper, LEAVE)
-    while keeper.alive and time.monotonic() < deadline:
-        stat = procs.read_stat(keeper.pid)
+    deadline = world.clock.monotonic() + _LEAVES_S
+    _signal(world, keeper, LEAVE)
+    while _alive(world, keeper) and world.clock.monotonic() < deadline:
+        stat = world.processes.read_stat(keeper.pid)
         if stat is not None and stat.state in "Tt":  # stopped: it cannot hear
             break
-        time.sleep(0.05)
-        procs.reap(keeper.pid)
-    while keeper.alive:
-        _signal(keeper, signal.SIGKILL)
-        time.sleep(0.05)
-        procs.reap(keeper.pid)
+        world.clock.sleep(0.05)
+        world.processes.reap(keeper.pid)
+    while _alive(world, keeper):
+        _signal(world, keeper, signal.SIGKILL)
+        world.clock.sleep(0.05)
+        world.processes.reap(keeper.pid)
 
 
-def _signal(keeper: Keeper, number: signal.Signals) -> None:
-    procs.send([(keeper.pid, keeper.started)], number)
+def _alive(world: World, keeper: Keeper) -> bool:
+    return world.processes.alive(keeper.pid, keeper.started)
 
 
-def ask(own: Path, keeper: Keeper, number: signal.Signals, **request: Any) -> None:
+def _signal(world: World, keeper: Keeper, number: signal.Signals) -> None:
+    world.processes.send([(keeper.pid, keeper.started)], number)
+
+
+def ask(
+    own: Path, keeper: Keeper, number: signal.Signals, *, world: World = HERE, **request: Any
+) -> None:
     """Leave a request for a keeper, and signal it.
 
     Raises:
         LauncherError: where the request cannot be written.
     """
     write_json(own / _REQUEST, request)
-    _signal(keeper, number)
+    _signal(world, keeper, number)
 
 
 def requested(own: Path) -> dict[str, Any]:

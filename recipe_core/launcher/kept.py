@@ -6,7 +6,6 @@ anything is started, so that a keeper can be killed at any moment.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,11 +18,12 @@ from .decide import Phase, Track
 from .errors import LauncherError
 from .failure import LOG_BYTES, last_failure, without_questions
 from .files import tail
-from .observe import Look, Observer, connections, target
+from .observe import Look, Observer, target
 from .plan import LaunchPlan
 from .state import State
 from .supervision import Supervision
 from .supervisor import Progress
+from .world import HERE, World
 
 IDLE_LOOKS = 2
 """Looks in a row without requests after which a group counts as drained."""
@@ -44,16 +44,23 @@ class Kept:
     """
 
     def __init__(
-        self, plan: LaunchPlan, current: State, limits: Supervision, progress: Progress
+        self,
+        plan: LaunchPlan,
+        current: State,
+        limits: Supervision,
+        progress: Progress,
+        *,
+        world: World = HERE,
     ) -> None:
+        self.world, self.clock = world, world.clock
         self.plan, self.current, self.limits, self.progress = plan, current, limits, progress
-        self.observer, self.look = Observer(), Look()
+        self.observer, self.look = Observer(world), Look()
         self.tracks: dict[int, Track] = {}
         self.causes: dict[str, int] = {}
         self.refusing = ""
         self._asked_at = 0.0
         self.target = target(plan, plan.folder / "expected.json")
-        now = time.monotonic()
+        now = self.clock.monotonic()
         for group in groups_of(plan):
             track = decide.serving(now)
             if not current.ready:
@@ -136,13 +143,14 @@ class Kept:
         """Whether no request runs: by the engine's figures, else by open connections."""
         members = [p for p in self.plan.processes if p.group == group and p.answers]
         by_name = {server.name: server for server in self.current.servers}
-        alive = [p for p in members if p.name in by_name and by_name[p.name].alive]
+        here = self.world.processes
+        alive = [p for p in members if p.name in by_name and here.alive(*by_name[p.name].identity)]
         for process in alive:
             figures = self.look.figures.get(process.name)
             if figures is not None and figures.running is not None:
                 if figures.running or figures.waiting:
                     return False
-            elif process.name in self.observer.published or connections([process.port]):
+            elif process.name in self.observer.published or self.world.connections([process.port]):
                 return False
         return True
 
@@ -151,7 +159,7 @@ class Kept:
 
         That a process has ended shows at once, and engines log every question.
         """
-        now = time.monotonic()
+        now = self.clock.monotonic()
         serving = all(track.phase in (Phase.SERVING, Phase.PARKED) for track in self.all_tracks())
         pause = max(self.limits.poll_s, self.limits.hang_s / _QUESTIONS)
         asks = asks or not serving or now - self._asked_at >= pause
@@ -169,12 +177,12 @@ class Kept:
         Raises:
             StartError: where a program of it cannot be started.
         """
-        now = time.monotonic()
+        now = self.clock.monotonic()
         restarts = self.current.restarts + (before is not None)
         self.tracks[group] = decide.starting(now, self.plan.startup_timeout_s, before)
         try:
             began = replace(self.current, restarts=restarts)
-            self.current = supervisor.start_group(self.plan, began, group)
+            self.current = supervisor.start_group(self.plan, began, group, world=self.world)
         except LauncherError:
             with suppress(LauncherError):
                 self.current = state.load(self.own) or self.current
@@ -185,7 +193,7 @@ class Kept:
         """Keep another choice from now on, of which nothing runs yet."""
         self.plan, self.look = choice.plan, Look()
         self.target = target(self.plan, choice.expected)
-        now = time.monotonic()
+        now = self.clock.monotonic()
         self.tracks = {
             group: decide.starting(now, self.plan.startup_timeout_s)
             for group in groups_of(self.plan)

@@ -6,16 +6,16 @@ a thread, and at once only after a death.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 
 from . import notify
 from .choices import Choice, misfit
-from .machine import Device, Machine, detect
+from .machine import Device, Machine
 from .plan import FIRST, LaunchPlan, Needs
 from .supervision import Supervision
+from .world import HERE, World
 
 _POLLS = 30.0
 """Looks at the servers for one at the machine."""
@@ -30,15 +30,20 @@ class MachineWatch:
     """
 
     def __init__(
-        self, options: Sequence[Choice], limits: Supervision, *, strict: bool = False
+        self,
+        options: Sequence[Choice],
+        limits: Supervision,
+        *,
+        strict: bool = False,
+        world: World = HERE,
     ) -> None:
-        self.limits, self.strict = limits, strict
+        self.limits, self.strict, self.world = limits, strict, world
         self.first = next((one for one in options if one.name == FIRST), None)
         self.left_for_misfit: bool | None = None  # not known yet
         self.first_fits = False
         self.missing: str | None = None
         self._fits_since: float | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="machine")
+        self._pool = world.threads(1, "machine")
         self._asked: Future[Machine] | None = None
         self._next_at = 0.0
 
@@ -48,7 +53,7 @@ class MachineWatch:
 
     def detect(self) -> Machine:
         """The machine now."""
-        return detect()
+        return self.world.detect()
 
     def as_if_stopped(self, plan: LaunchPlan) -> Machine:
         """The machine now, with the memory that ``plan`` uses counted as free."""
@@ -59,7 +64,7 @@ class MachineWatch:
         reason = None
         for attempt in range(2):
             if attempt:
-                time.sleep(_AGAIN_S)
+                self.world.clock.sleep(_AGAIN_S)
                 notify.watchdog()
             reason = _misfit(plan, options, self.as_if_stopped(plan))
             if reason is None:
@@ -74,11 +79,11 @@ class MachineWatch:
 
         ``wanted``: whether a machine without devices is looked at too, for its memory.
         """
-        now = time.monotonic()
+        now = self.world.clock.monotonic()
         if self._asked is None:
             due = now >= self._next_at and (wanted or plan.needs.runtime != "cpu")
             if due:
-                self._asked = self._pool.submit(detect)
+                self._asked = self._pool.submit(self.world.detect)
             return []
         if not self._asked.done():
             return []

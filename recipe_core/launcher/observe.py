@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import exposition, procs
+from . import exposition
 from .decide import Seen, Target
 from .errors import LauncherError
 from .exposition import Figures
@@ -17,11 +14,11 @@ from .files import read_object
 from .metrics import bands, predictions
 from .plan import LaunchPlan, Process
 from .state import Server
+from .world import HERE, World
 
 ANSWER_S = 2.0
 """How long a server may take for its health or its figures."""
 _MOST_BYTES = 8 << 20
-_ESTABLISHED = "01"
 
 
 @dataclass(slots=True)
@@ -36,10 +33,10 @@ class Look:
 class Observer:
     """Looks at groups; all servers of one look are asked at once."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="observe")
-        self._killed = oom_kills(())
-        self._silent: set[str] = set()
+    def __init__(self, world: World = HERE) -> None:
+        self.world = world
+        self._pool = world.threads(8, "observe")
+        self._killed = world.oom_kills(())
         self.published: set[str] = set()
         """Servers that have published figures: where one stops, it is not for want of any."""
 
@@ -59,8 +56,8 @@ class Observer:
         by_name = {server.name: server for server in servers}
         wanted = set(groups)
         processes = [process for process in plan.processes if process.group in wanted]
-        codes = {p.name: _code(by_name.get(p.name)) for p in processes}
-        alive = {p.name: p.name in by_name and by_name[p.name].alive for p in processes}
+        codes = {p.name: self._code(by_name.get(p.name)) for p in processes}
+        alive = {p.name: self._runs(by_name.get(p.name)) for p in processes}
         asked = [p for p in processes if asks and p.answers and alive[p.name]]
         answers = list(self._pool.map(lambda process: self._ask(plan, process), asked))
         look = Look()
@@ -75,12 +72,12 @@ class Observer:
         return look
 
     def _ask(self, plan: LaunchPlan, process: Process) -> tuple[bool, Figures | None]:
-        if get(plan, process.port, plan.health) is None:
+        if self.get(plan, process.port, plan.health) is None:
             return False, None
         if process.role == "router":
             return True, None  # its servers' figures count, not its own
         path = exposition.PATHS.get(plan.engine.name, "/metrics")
-        text = get(plan, process.port, path)
+        text = self.get(plan, process.port, path)
         if text is None:
             return True, None
         figures = exposition.engine_figures(text)
@@ -89,14 +86,24 @@ class Observer:
         self.published.add(process.name)
         return True, figures
 
+    def get(self, plan: LaunchPlan, port: int, path: str) -> str | None:
+        """The text that a server here answers with 200; None for anything else."""
+        status, payload = self.world.ask(
+            plan.client_host, port, path, timeout_s=ANSWER_S, most_bytes=_MOST_BYTES
+        )
+        return payload.decode("utf-8", errors="replace") if status == 200 else None
+
+    def _code(self, server: Server | None) -> int | None:
+        return self.world.processes.reap(server.pid) if server is not None else None
+
+    def _runs(self, server: Server | None) -> bool:
+        return server is not None and self.world.processes.alive(*server.identity)
+
     def _out_of_memory(self, servers: Iterable[Server]) -> bool:
         """Whether the kernel killed something for want of memory since the last look."""
-        before, self._killed = self._killed, oom_kills(servers)
+        before = self._killed
+        self._killed = self.world.oom_kills([server.pid for server in servers])
         return any(count > before.get(place, count) for place, count in self._killed.items())
-
-
-def _code(server: Server | None) -> int | None:
-    return procs.reap(server.pid) if server is not None else None
 
 
 def _seen(
@@ -134,21 +141,6 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def get(plan: LaunchPlan, port: int, path: str, timeout_s: float = ANSWER_S) -> str | None:
-    """The text that a server here answers with 200; None for anything else."""
-    connection = http.client.HTTPConnection(plan.client_host, port, timeout=timeout_s)
-    try:
-        connection.request("GET", path)
-        with connection.getresponse() as answer:
-            if answer.status != 200:
-                return None
-            return answer.read(_MOST_BYTES).decode("utf-8", errors="replace")
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-
-
 def target(plan: LaunchPlan, expected: Path) -> Target:
     """What the recipe expects of one group: times per token at the load of one replica."""
     try:
@@ -176,50 +168,3 @@ def _replicas(plan: LaunchPlan) -> int:
     roles = {process.group: process.role for process in plan.processes if process.answers}
     names = list(roles.values())
     return max(1, names.count("decode") or names.count("server"))
-
-
-def oom_kills(servers: Iterable[Server]) -> dict[str, int]:
-    """The kernel's counts of kills for want of memory: of the machine, and of servers' groups."""
-    counts = {}
-    machine = _counter(Path("/proc/vmstat"), "oom_kill")
-    if machine is not None:
-        counts["machine"] = machine
-    for place in {_control_group(server.pid) for server in servers} - {None}:
-        own = _counter(Path(f"/sys/fs/cgroup{place}/memory.events"), "oom_kill")
-        if own is not None:
-            counts[str(place)] = own
-    return counts
-
-
-def _control_group(pid: int) -> str | None:
-    """The control group (v2) of a process."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
-            if line.startswith("0::"):
-                return line[3:].rstrip("/")
-    return None
-
-
-def _counter(path: Path, name: str) -> int | None:
-    with suppress(OSError, ValueError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    return None
-
-
-def connections(ports: Iterable[int]) -> int:
-    """Established connections to ports of this machine: what still talks to a server.
-
-    For engines that do not publish how many requests run.
-    """
-    wanted = {f"{port:04X}" for port in ports}
-    count = 0
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
-                words = line.split()
-                local, state = words[1].rpartition(":")[2], words[3]
-                count += local in wanted and state == _ESTABLISHED
-    return count

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import subprocess
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+from .clock import CLOCK, Clock
 
 MARK = "RECIPE_LAUNCH_ID"
 """The variable with the mark of a start: every process of it inherits it."""
@@ -30,15 +33,8 @@ class Stat:
     started: int
 
 
-def read_stat(pid: int) -> Stat | None:
-    """The kernel's line about a process, or None when there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The name, in parentheses, may itself contain them; field 3 follows the last one.
-    fields = text[text.rindex(")") + 2 :].split()
-    return Stat(pid, fields[0], int(fields[2]), int(fields[3]), int(fields[19]))
+Identity = tuple[int, int]
+"""A pid and its start tick."""
 
 
 def name_of(pid: int) -> str:
@@ -51,90 +47,211 @@ def name_of(pid: int) -> str:
     return text.decode("utf-8", errors="replace").strip()[:_LONGEST_NAME]
 
 
-def alive(pid: int, started: int) -> bool:
-    """True while this very process runs; a zombie does not."""
-    stat = read_stat(pid)
-    return stat is not None and stat.started == started and stat.state not in "ZX"
+class Processes:
+    """The processes of this machine: looked at, started, signalled, and ended."""
 
+    def __init__(self, clock: Clock = CLOCK) -> None:
+        self.clock = clock
+        self._exits: dict[int, int] = {}
+        """Exit codes of collected children, by pid."""
 
-_EXITS: dict[int, int] = {}
-"""Exit codes of collected children, by pid."""
+    # What the kernel is asked
 
+    def read_stat(self, pid: int) -> Stat | None:
+        """The kernel's line about a process, or None when there is none."""
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        # The name, in parentheses, may itself contain them; field 3 follows the last one.
+        fields = text[text.rindex(")") + 2 :].split()
+        return Stat(pid, fields[0], int(fields[2]), int(fields[3]), int(fields[19]))
 
-def reap(pid: int) -> int | None:
-    """Collect a child that ended.
+    def running(self) -> Iterator[Stat]:
+        """Every process that has not ended."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                stat = self.read_stat(int(entry.name))
+                if stat is not None and stat.state not in "ZX":
+                    yield stat
 
-    Returns its exit code, None while it runs or where it is not a child.
-    """
-    with suppress(ChildProcessError):
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            _EXITS[pid] = os.waitstatus_to_exitcode(status)
-    return _EXITS.get(pid)
+    def marked(self, pid: int, mark: str, variable: str = MARK) -> bool:
+        """Whether a process shows a mark in its environment."""
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+        return f"{variable}={mark}".encode() in environment.split(b"\0")
 
+    def writes(self, pid: int, outputs: Collection[str]) -> bool:
+        """Whether a process's standard output or error goes to one of our logs.
 
-Identity = tuple[int, int]
-"""A pid and its start tick."""
-
-
-def family(
-    leaders: Sequence[Identity],
-    mark: str,
-    variable: str = MARK,
-    *,
-    logs: Collection[str] = (),
-) -> set[Identity]:
-    """The process groups and sessions of leaders, and every process that shows to be of the start.
-
-    An engine's workers outlive a crashed parent and may leave its group. They show our mark in
-    their environment, in ``variable``, or write to one of our ``logs``: engines that name their
-    processes overwrite the environment that the kernel shows. Of a leader that has ended, the
-    group counts once one member shows so, because the kernel gives no new process the number of a
-    group that still has members.
-    """
-    running = [stat for stat in _processes() if stat.pid != os.getpid()]
-    known = {pid for pid, _ in leaders}
-    outputs = _log_names(logs)
-    shown = {s.pid for s in running if _marked(s.pid, mark, variable) or _writes(s.pid, outputs)}
-    groups = {pid for pid, started in leaders if alive(pid, started)}
-    for stat in running:
-        if stat.pid in shown:
-            groups |= {stat.group, stat.session} & (known | shown)
-    return {
-        (stat.pid, stat.started)
-        for stat in running
-        if stat.pid in shown or stat.group in groups or stat.session in groups
-    }
-
-
-def left_behind(leaders: Sequence[Identity], mark: str, *, logs: Collection[str] = ()) -> list[int]:
-    """Pids of a start that outlive their leader: those that no group of a living one holds."""
-    groups = {pid for pid, started in leaders if alive(pid, started)}
-    members = family(leaders, mark, logs=logs)
-    ended = {pid for pid, _ in leaders} - groups
-    left = []
-    for pid, _ in members:
-        stat = read_stat(pid)
-        if stat is not None and not {stat.group, stat.session} & groups:
-            left += [pid] if not groups or {stat.group, stat.session} & ended else []
-    return sorted(left)
-
-
-def _processes() -> Iterator[Stat]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            stat = read_stat(int(entry.name))
-            if stat is not None and stat.state not in "ZX":
-                yield stat
-
-
-def _marked(pid: int, mark: str, variable: str = MARK) -> bool:
-    try:
-        return f"{variable}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
-            b"\0"
-        )
-    except OSError:
+        Who only reads a log has it open under another number.
+        """
+        for number in (1, 2) if outputs else ():
+            with suppress(OSError):
+                if str(Path(f"/proc/{pid}/fd/{number}").readlink()) in outputs:
+                    return True
         return False
+
+    def start(
+        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: IO[bytes]
+    ) -> Identity:
+        """Start a program in a session of its own.
+
+        Raises:
+            OSError: where it cannot be started.
+        """
+        child = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        stat = self.read_stat(child.pid)
+        # The pid and its start tick identify it from here on; the object would warn when dropped.
+        child.returncode = 0
+        return child.pid, stat.started if stat else 0
+
+    def kill(self, pid: int, number: signal.Signals) -> None:
+        """Signal a process, if it is there and may be signalled."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+    def reap(self, pid: int) -> int | None:
+        """Collect a child that ended.
+
+        Returns its exit code, None while it runs or where it is not a child.
+        """
+        with suppress(ChildProcessError):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._exits[pid] = os.waitstatus_to_exitcode(status)
+        return self._exits.get(pid)
+
+    # What follows from it
+
+    def alive(self, pid: int, started: int) -> bool:
+        """True while this very process runs; a zombie does not."""
+        stat = self.read_stat(pid)
+        return stat is not None and stat.started == started and stat.state not in "ZX"
+
+    def family(
+        self,
+        leaders: Sequence[Identity],
+        mark: str,
+        variable: str = MARK,
+        *,
+        logs: Collection[str] = (),
+    ) -> set[Identity]:
+        """The groups and sessions of leaders, and every process that shows to be of the start.
+
+        An engine's workers outlive a crashed parent and may leave its group. They show our mark in
+        their environment, in ``variable``, or write to one of our ``logs``: engines that name their
+        processes overwrite the environment that the kernel shows. Of a leader that has ended, the
+        group counts once one member shows so, because the kernel gives no new process the number
+        of a group that still has members.
+        """
+        running = [stat for stat in self.running() if stat.pid != os.getpid()]
+        known = {pid for pid, _ in leaders}
+        outputs = _log_names(logs)
+        shown = {
+            s.pid
+            for s in running
+            if self.marked(s.pid, mark, variable) or self.writes(s.pid, outputs)
+        }
+        groups = {pid for pid, started in leaders if self.alive(pid, started)}
+        for stat in running:
+            if stat.pid in shown:
+                groups |= {stat.group, stat.session} & (known | shown)
+        return {
+            (stat.pid, stat.started)
+            for stat in running
+            if stat.pid in shown or stat.group in groups or stat.session in groups
+        }
+
+    def left_behind(
+        self, leaders: Sequence[Identity], mark: str, *, logs: Collection[str] = ()
+    ) -> list[int]:
+        """Pids of a start that outlive their leader: those that no group of a living one holds."""
+        groups = {pid for pid, started in leaders if self.alive(pid, started)}
+        members = self.family(leaders, mark, logs=logs)
+        ended = {pid for pid, _ in leaders} - groups
+        left = []
+        for pid, _ in members:
+            stat = self.read_stat(pid)
+            if stat is not None and not {stat.group, stat.session} & groups:
+                left += [pid] if not groups or {stat.group, stat.session} & ended else []
+        return sorted(left)
+
+    def unrecorded(
+        self, leaders: Sequence[Identity], mark: str, *, logs: Collection[str] = ()
+    ) -> list[int]:
+        """Pids of the start outside of the leaders' groups: such as a killed launcher left."""
+        known = {pid for pid, _ in leaders}
+        outputs = _log_names(logs)
+        return sorted(
+            stat.pid
+            for stat in self.running()
+            if stat.group not in known
+            and (self.marked(stat.pid, mark) or self.writes(stat.pid, outputs))
+        )
+
+    def send(self, members: Iterable[Identity], number: signal.Signals) -> None:
+        """Signal every process that is still the one we know."""
+        for pid, started in members:
+            if self.alive(pid, started):
+                self.kill(pid, number)
+
+    def terminate(
+        self,
+        leaders: Sequence[Identity],
+        mark: str,
+        *,
+        grace_s: float,
+        settle_s: float = 0.0,
+        variable: str = MARK,
+        logs: Collection[str] = (),
+    ) -> tuple[set[Identity], set[Identity]]:
+        """SIGTERM to the groups and marked processes, SIGKILL after ``grace_s``.
+
+        For ``settle_s`` seconds it looks again: a process shows its mark only once its program is
+        loaded, which may be after its launcher was killed. ``variable`` is where the mark is: that
+        of a start, or of one of its groups, whose ``logs`` are then meant.
+
+        Returns the processes that were running, and those that still are (a driver holds them).
+        """
+        members = self.family(leaders, mark, variable, logs=logs)
+        seen = set(members)
+        self._end(members)
+        began = self.clock.monotonic()
+        while self.clock.monotonic() - began < (grace_s if members else settle_s):
+            self.clock.sleep(0.05)
+            late = self.family(leaders, mark, variable, logs=logs) - seen
+            self._end(late)
+            seen |= late
+            members = self._left(leaders, seen)
+        self.send(members, signal.SIGKILL)
+        deadline = self.clock.monotonic() + KILLED_S
+        while members and self.clock.monotonic() < deadline:
+            self.clock.sleep(0.02)
+            members = self._left(leaders, seen)
+        return seen, members
+
+    def _end(self, members: Iterable[Identity]) -> None:
+        """SIGTERM, which a process that is stopped heeds once it goes on."""
+        members = tuple(members)
+        self.send(members, signal.SIGTERM)
+        self.send(members, signal.SIGCONT)
+
+    def _left(self, leaders: Sequence[Identity], members: set[Identity]) -> set[Identity]:
+        """Those that still run; ended children are collected."""
+        for pid, _ in leaders:
+            self.reap(pid)
+        return {member for member in members if self.alive(*member)}
 
 
 def _log_names(logs: Collection[str]) -> frozenset[str]:
@@ -143,81 +260,7 @@ def _log_names(logs: Collection[str]) -> frozenset[str]:
     return frozenset({*real, *(f"{log} (deleted)" for log in real)})
 
 
-def _writes(pid: int, outputs: Collection[str]) -> bool:
-    """Whether a process's standard output or error goes to one of our logs.
-
-    Who only reads a log has it open under another number.
-    """
-    for number in (1, 2) if outputs else ():
-        with suppress(OSError):
-            if str(Path(f"/proc/{pid}/fd/{number}").readlink()) in outputs:
-                return True
-    return False
-
-
-def unrecorded(leaders: Sequence[Identity], mark: str, *, logs: Collection[str] = ()) -> list[int]:
-    """Pids of the start outside of the leaders' groups: such as a killed launcher left."""
-    known = {pid for pid, _ in leaders}
-    outputs = _log_names(logs)
-    return sorted(
-        stat.pid
-        for stat in _processes()
-        if stat.group not in known and (_marked(stat.pid, mark) or _writes(stat.pid, outputs))
-    )
-
-
-def send(members: Iterable[Identity], number: signal.Signals) -> None:
-    """Signal every process that is still the one we know."""
-    for pid, started in members:
-        if alive(pid, started):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-
-
-def terminate(
-    leaders: Sequence[Identity],
-    mark: str,
-    *,
-    grace_s: float,
-    settle_s: float = 0.0,
-    variable: str = MARK,
-    logs: Collection[str] = (),
-) -> tuple[set[Identity], set[Identity]]:
-    """SIGTERM to the groups and marked processes, SIGKILL after ``grace_s``.
-
-    For ``settle_s`` seconds it looks again: a process shows its mark only once its program is
-    loaded, which may be after its launcher was killed. ``variable`` is where the mark is: that of
-    a start, or of one of its groups, whose ``logs`` are then meant.
-
-    Returns the processes that were running, and those that still are (a driver holds them).
-    """
-    members = family(leaders, mark, variable, logs=logs)
-    seen = set(members)
-    _end(members)
-    began = time.monotonic()
-    while time.monotonic() - began < (grace_s if members else settle_s):
-        time.sleep(0.05)
-        late = family(leaders, mark, variable, logs=logs) - seen
-        _end(late)
-        seen |= late
-        members = _running(leaders, seen)
-    send(members, signal.SIGKILL)
-    deadline = time.monotonic() + KILLED_S
-    while members and time.monotonic() < deadline:
-        time.sleep(0.02)
-        members = _running(leaders, seen)
-    return seen, members
-
-
-def _end(members: Iterable[Identity]) -> None:
-    """SIGTERM, which a process that is stopped heeds once it goes on."""
-    members = tuple(members)
-    send(members, signal.SIGTERM)
-    send(members, signal.SIGCONT)
-
-
-def _running(leaders: Sequence[Identity], members: set[Identity]) -> set[Identity]:
-    """Those that still run; ended children are collected."""
-    for pid, _ in leaders:
-        reap(pid)
-    return {member for member in members if alive(*member)}
+HERE = Processes()
+read_stat, alive, reap, send = HERE.read_stat, HERE.alive, HERE.reap, HERE.send
+family, left_behind, unrecorded = HERE.family, HERE.left_behind, HERE.unrecorded
+terminate = HERE.terminate

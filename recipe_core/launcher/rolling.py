@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -40,9 +39,9 @@ class Rolling:
 
     def step(self) -> None:
         """One step of a rolling restart: one group is drained, restarted and awaited at a time."""
-        if not self.groups or time.monotonic() < self.settled_at:
+        if not self.groups or self.kept.clock.monotonic() < self.settled_at:
             return
-        group, now = self.groups[0], time.monotonic()
+        group, now = self.groups[0], self.kept.clock.monotonic()
         track = self.kept.tracks[group]
         if track.phase is Phase.PARKED and self.idle >= 0:  # whoever asks has seen to its cause
             self._again(group, track)
@@ -60,7 +59,7 @@ class Rolling:
                 self.settled_at = now + (_BLIND_ROUTER_S if self._blind and self.groups else 0.0)
         elif all(other.phase is Phase.SERVING for other in self.kept.all_tracks()):
             routed = any(process.role == "router" for process in self.kept.plan.processes)
-            taken = balancer.withdraw(self.kept.plan, group)
+            taken = balancer.withdraw(self.kept.plan, group, world=self.kept.world)
             self._blind = routed and not taken
             if taken:
                 self.withdrawn[group] = taken
@@ -83,12 +82,12 @@ class Rolling:
             self.kept.event("restart", group, cause="requested")
             self.kept.causes["requested"] = self.kept.causes.get("requested", 0) + 1
             self.kept.progress.say(f"{self.kept.name(group)} is restarted on request")
-            supervisor.stop_group(self.kept.plan, self.kept.current, group)
+            supervisor.stop_group(self.kept.plan, self.kept.current, group, world=self.kept.world)
             self.idle = -1
             self._start(group, replace(track, failures=(), attempt=0))
 
     def admit(self, group: int) -> None:
         """Put a group that serves again back behind the router."""
         workers = self.withdrawn.get(group)
-        if workers and balancer.admit(self.kept.plan, workers):
+        if workers and balancer.admit(self.kept.plan, workers, world=self.kept.world):
             del self.withdrawn[group]

@@ -8,20 +8,18 @@ where the loss broke it has gone back before that, and recorded what it leaves o
 
 from __future__ import annotations
 
-import random
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 
-from . import events, keeping, notify, procs, run_status, state, supervisor
+from . import events, keeping, notify, run_status, state, supervisor
 from .choices import Choice, choices, next_choice
 from .diagnosis import Diagnosis
 from .errors import LauncherError, PreflightError, StartError
 from .files import tail
-from .machine import Machine, detect
+from .machine import Machine
 from .plan import LaunchPlan
 from .preflight import check_machine, needs_here
 from .run_decide import (
@@ -41,6 +39,7 @@ from .state import State
 from .steps import metrics_file
 from .supervision import Supervision
 from .supervisor import Progress
+from .world import HERE, World
 
 DEVICES_S = 30.0
 """The most seconds between two looks for devices that came back."""
@@ -59,7 +58,8 @@ class LeaveError(Exception):
 class Keeper:
     """Keeps one run; ``fixed``: no other choice is taken than the one that runs.
 
-    ``shown``: every step after this one is told as it completes; None for none.
+    ``shown``: every step after this one is told as it completes; None for none. ``checked`` raises
+    where a check before a start fails.
     """
 
     def __init__(
@@ -71,16 +71,19 @@ class Keeper:
         *,
         fixed: bool,
         shown: int | None = None,
+        world: World = HERE,
+        checked: Callable[[LaunchPlan, Progress], object] = passed_preflight,
     ) -> None:
+        self.world, self.clock, self.checked = world, world.clock, checked
         self.plan, self.current, self.progress = plan, current, progress
         self.fixed, self.limits, self.me = fixed, limits, keeping.me()
-        self.observer = Observer(plan, progress, shown)
+        self.observer = Observer(plan, progress, shown, world=world)
         step = run_status.start_step(plan)
         self.observer.started(current, step)
-        self.track = started(time.monotonic(), step)
+        self.track = started(self.clock.monotonic(), step)
         self.barred: set[str] = set()
         self.leaving = False
-        self.looked_at = time.monotonic()
+        self.looked_at = self.clock.monotonic()
         self.found_at_step: int | None = None
         """The step of the newest checkpoint when the devices of an earlier choice came back."""
 
@@ -134,15 +137,15 @@ class Keeper:
             signal.signal(keeping.LEAVE, before)
 
     def _wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = self.clock.monotonic() + seconds
         while True:
             if self.leaving:
                 raise LeaveError
             notify.watchdog()
-            left = deadline - time.monotonic()
+            left = deadline - self.clock.monotonic()
             if left <= 0:
                 return
-            time.sleep(min(left, _TICK_S))
+            self.clock.sleep(min(left, _TICK_S))
 
     def _still_ours(self) -> None:
         recorded = state.load(self.plan.own)
@@ -156,16 +159,16 @@ class Keeper:
         Raises:
             LeaveError: when the run was ended meanwhile, or another command does not let go.
         """
-        deadline = time.monotonic() + _LOCK_S
+        deadline = self.clock.monotonic() + _LOCK_S
         while True:
-            if self.leaving or time.monotonic() > deadline:
+            if self.leaving or self.clock.monotonic() > deadline:
                 raise LeaveError
             lock = state.exclusive(self.plan.own)
             try:
                 lock.__enter__()
                 break
             except LauncherError:
-                time.sleep(_TICK_S)
+                self.clock.sleep(_TICK_S)
         try:
             self._still_ours()
             yield
@@ -174,7 +177,7 @@ class Keeper:
 
     def _look(self) -> Trouble | None:
         seen = self.observer.look(self.plan, self.current)
-        now, start_s = time.monotonic(), self.plan.startup_timeout_s
+        now, start_s = self.clock.monotonic(), self.plan.startup_timeout_s
         self.track, trouble = judge(self.track, seen, now, self.limits, start_s)
         return trouble
 
@@ -182,7 +185,7 @@ class Keeper:
         """Do what trouble needs."""
         if trouble.kind in (Kind.FINISHED, Kind.STOPPED):
             with self._alone():
-                supervisor.stop(self.plan.own, self.current, progress=_QUIET)
+                self._stop()
             events.append(self.plan.own, trouble.kind.value, step=self.track.step)
             return Action.END
         cause = self.observer.diagnosis(self.plan, self.current, proven=self.track.proven)
@@ -190,13 +193,14 @@ class Keeper:
         checkpoint = run_status.checkpoint_step(self.plan)
         with self._alone():
             if trouble.kind is Kind.HUNG:  # what is only stopped can end by itself
-                procs.send(self.current.family(), signal.SIGCONT)
+                here = self.world.processes
+                here.send(self.current.family(here), signal.SIGCONT)
             self._stop_run()
         misfit = self._misfit()
         self.track, action = respond(
             self.track,
             trouble,
-            time.monotonic(),
+            self.clock.monotonic(),
             self.limits,
             checkpoint=checkpoint,
             lasting=not cause.transient,
@@ -216,13 +220,20 @@ class Keeper:
 
     def _stop_run(self) -> None:
         """End what is left of the run; the state says that a keeper will start it again."""
-        supervisor.end(self.current, _QUIET)
+        supervisor.end(self.current, _QUIET, world=self.world)
         self.current = replace(self.current, servers=(), ready=False)
         state.save(self.plan.own, self.current)
 
+    def _stop(self) -> None:
+        """End the run, and forget it."""
+        supervisor.stop(self.plan.own, self.current, progress=_QUIET, world=self.world)
+
+    def _lives(self) -> bool:
+        return supervisor.lives(self.current, world=self.world)
+
     def _misfit(self) -> str | None:
         """Why the machine cannot hold the choice any more; None where it can."""
-        checks = check_machine(needs_here(self.plan), detect())
+        checks = check_machine(needs_here(self.plan), self.world.detect())
         misfit = next((check.detail for check in checks if check.status == "FAIL"), None)
         if misfit is not None:
             events.append(self.plan.own, "device_lost", reason=misfit, choice=self.plan.choice)
@@ -241,15 +252,15 @@ class Keeper:
             if action is Action.STOP:
                 raise self._given_up(trouble, cause)
             if action is Action.LEAVE and not self._next(lost=misfit is not None):
-                self.track, worth = waited(self.track, time.monotonic(), self.limits)
+                self.track, worth = waited(self.track, self.clock.monotonic(), self.limits)
                 if misfit is None or not worth:
                     raise self._given_up(trouble, cause)
                 self.progress.say("no choice fits what is left of the machine; waiting for it")
-                self._wait(rest_s(self.track, self.limits, random.random()))  # noqa: S311
+                self._wait(rest_s(self.track, self.limits, self.world.chance.random()))
                 misfit = self._misfit()
                 action = Action.RESTART if misfit is None else Action.LEAVE
                 continue
-            rest = rest_s(self.track, self.limits, random.random())  # noqa: S311 - jitter
+            rest = rest_s(self.track, self.limits, self.world.chance.random())
             self.progress.say(f"starting {self.plan.choice} again in {rest:.1f} s")
             self._wait(rest)
             try:
@@ -259,12 +270,12 @@ class Keeper:
             except LauncherError as error:  # a check failed, or the disk is full
                 trouble, cause = Trouble(Kind.DIED, error.message), of_error(error)
                 with self._alone():
-                    supervisor.end(self.current, _QUIET)
+                    supervisor.end(self.current, _QUIET, world=self.world)
                 misfit = self._misfit()
                 self.track, action = respond(
                     self.track,
                     trouble,
-                    time.monotonic(),
+                    self.clock.monotonic(),
                     self.limits,
                     checkpoint=run_status.checkpoint_step(self.plan),
                     misfit=misfit is not None,
@@ -282,14 +293,16 @@ class Keeper:
             LauncherError: when it cannot be started, or noted.
         """
         with self._alone():
-            passed_preflight(self.plan, _QUIET)
+            self.checked(self.plan, _QUIET)
             run_status.note_start(self.plan)
             step, restarts = run_status.start_step(self.plan), self.current.restarts + 1
             for group in sorted({process.group for process in self.plan.processes}):
-                self.current = supervisor.start_group(self.plan, self.current, group)
+                self.current = supervisor.start_group(
+                    self.plan, self.current, group, world=self.world
+                )
             self.current = replace(self.current, ready=True, restarts=restarts)
             state.save(self.plan.own, self.current)
-        self.track = started(time.monotonic(), step, self.track)
+        self.track = started(self.clock.monotonic(), step, self.track)
         self.observer.started(self.current, step)
         size = run_status.world_size(self.plan)
         about = {"count": restarts, "choice": self.plan.choice, "world_size": size}
@@ -302,7 +315,7 @@ class Keeper:
         if not lost:
             self.barred.add(self.plan.choice)
         tried = {*self.barred, self.plan.choice}
-        choice = next_choice(choices(self.plan), detect(), tried=tried)
+        choice = next_choice(choices(self.plan), self.world.detect(), tried=tried)
         if choice is None:
             return False
         self._take(choice, "fallback")
@@ -336,7 +349,7 @@ class Keeper:
     def _due_look(self) -> Choice | None:
         """An earlier choice that fits again, looked for once in a while."""
         every = min(DEVICES_S, 10 * self.limits.poll_s)
-        now = time.monotonic()
+        now = self.clock.monotonic()
         if self.fixed or self.plan.choice == choices(self.plan)[0].name:
             return None
         if now - self.looked_at < every:
@@ -346,7 +359,7 @@ class Keeper:
 
     def _earlier(self) -> Choice | None:
         """The first choice before the current one whose devices are there."""
-        machine = detect()
+        machine = self.world.detect()
         for choice in choices(self.plan):
             if choice.name == self.plan.choice:
                 return None
@@ -360,8 +373,11 @@ class Keeper:
         if metrics_file(self.plan) is not None:
             with suppress(OSError):
                 (self.plan.run / run_status.STOP).touch()
-            deadline = time.monotonic() + END_S
-            while supervisor.lives(self.current) and time.monotonic() < deadline:
+            deadline = self.clock.monotonic() + END_S
+            while (
+                supervisor.lives(self.current, world=self.world)
+                and self.clock.monotonic() < deadline
+            ):
                 self._wait(_TICK_S)
         with self._alone():
             self._stop_run()
@@ -383,7 +399,7 @@ class Keeper:
         lines, log = list(cause.lines), log_of(self.plan, self.current)
         events.append(self.plan.own, "gave_up", reason=reason, lines=lines, **state_of, **about)
         with suppress(LeaveError), self._alone():
-            supervisor.stop(self.plan.own, self.current, progress=_QUIET)
+            self._stop()
         if end is not None:
             return StartError(f"{name} ended before its last step: {reason}")
         hint = f"Diagnosis: {cause.title}. {cause.fix} The end of {log} follows."

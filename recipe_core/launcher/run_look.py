@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from . import events, observe, report, run_status, supervisor
+from . import events, report, run_status, supervisor
 from .diagnosis import Diagnosis, diagnose
 from .failure import failure_text
 from .plan import LaunchPlan
@@ -13,6 +13,7 @@ from .run_decide import Seen
 from .state import State
 from .steps import metrics_file, planned_steps, read_steps
 from .supervisor import Progress
+from .world import HERE, World
 
 _LOG_LINES = 400
 _RANK_ENDED = re.compile(r"exitcode\s*:\s*(-?\d+)\s*\(pid")
@@ -24,8 +25,10 @@ _GENERIC = frozenset({"unknown", "exception", "worker-died"})
 class Observer:
     """Looks at one run, whatever it is started with; tells every step after ``shown``, if any."""
 
-    def __init__(self, plan: LaunchPlan, progress: Progress, shown: int | None) -> None:
-        self.progress, self.shown = progress, shown
+    def __init__(
+        self, plan: LaunchPlan, progress: Progress, shown: int | None, *, world: World = HERE
+    ) -> None:
+        self.progress, self.shown, self.world = progress, shown, world
         known = [event for event in events.read(plan.own) if event["event"] == "rollback"]
         self.rollbacks = {event.get("recorded") for event in known}
         self.counts: dict[str, int] = {}
@@ -33,20 +36,22 @@ class Observer:
 
     def started(self, current: State, step: int) -> None:
         """The run was started, and goes on after ``step``."""
-        self.counts, self.kills = observe.oom_kills(current.servers), 0
+        self.counts, self.kills = self._oom_kills(current), 0
         if self.shown is not None:
             self.shown = min(self.shown, step)
 
     def look(self, plan: LaunchPlan, current: State) -> Seen:
         """What the run shows now; steps and rollbacks are told on the way."""
-        alive = supervisor.lives(current) and all(server.alive for server in current.servers)
+        alive = supervisor.lives(current, world=self.world) and all(
+            self.world.processes.alive(*server.identity) for server in current.servers
+        )
         self._tell_steps(plan)
         self._tell_rollbacks(plan)
         self._count_kills(current)
         end, model = run_status.read_end(plan), (plan.run / "model").is_dir()
         return Seen(
             alive=alive,
-            code=exit_code(current),
+            code=exit_code(current, world=self.world),
             end_code=end.code if end else None,
             out_of_memory=self.kills > 0,
             step=run_status.step_of_start(plan),
@@ -76,8 +81,11 @@ class Observer:
             places = f"at step {one.get('first')}: back to step {one.get('checkpoint')}"
             self.progress.say(f"the loss broke {places}")
 
+    def _oom_kills(self, current: State) -> dict[str, int]:
+        return self.world.oom_kills([server.pid for server in current.servers])
+
     def _count_kills(self, current: State) -> None:
-        before, self.counts = self.counts, observe.oom_kills(current.servers)
+        before, self.counts = self.counts, self._oom_kills(current)
         self.kills += sum(
             max(0, count - before.get(place, count)) for place, count in self.counts.items()
         )
@@ -86,7 +94,7 @@ class Observer:
         """Why the run ended, from its log and the kernel's counters."""
         text = failure_text(log_of(plan, current), _LOG_LINES)
         ranks = [int(code) for code in _RANK_ENDED.findall(text)]
-        code = next(iter(ranks), exit_code(current))
+        code = next(iter(ranks), exit_code(current, world=self.world))
         kernel = f"oom_kill {self.kills}" if self.kills else ""
         return diagnose(text, code, kernel=kernel, ready=proven)
 
@@ -96,9 +104,9 @@ def names_a_cause(diagnosis: Diagnosis) -> bool:
     return diagnosis.cause not in _GENERIC
 
 
-def exit_code(current: State) -> int | None:
+def exit_code(current: State, *, world: World = HERE) -> int | None:
     """The first exit code that is not 0, else 0; None where none is known."""
-    codes = supervisor.exit_codes(current)
+    codes = supervisor.exit_codes(current, world=world)
     return next((code for code in codes if code), codes[0] if codes else None)
 
 

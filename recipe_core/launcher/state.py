@@ -15,6 +15,7 @@ from .errors import BusyError, InputError, LauncherError, file_error
 from .fields import Fields
 from .files import read_object, write_json
 from .plan import FIRST
+from .procs import HERE, Processes
 
 _NAME = "state.json"
 
@@ -102,23 +103,23 @@ class State:
         """The logs of every process of this start."""
         return frozenset({*self.logs, *(server.log for server in self.servers)})
 
-    def unrecorded(self) -> list[int]:
+    def unrecorded(self, processes: Processes = HERE) -> list[int]:
         """Pids of processes of this start that its launcher could not record."""
         if not self.here:
             return []
-        return procs.unrecorded(self.identities, self.mark, logs=self.outputs)
+        return processes.unrecorded(self.identities, self.mark, logs=self.outputs)
 
-    def left_behind(self) -> list[int]:
+    def left_behind(self, processes: Processes = HERE) -> list[int]:
         """Pids of this start that outlive the server they belong to."""
         if not self.here:
             return []
-        return procs.left_behind(self.identities, self.mark, logs=self.outputs)
+        return processes.left_behind(self.identities, self.mark, logs=self.outputs)
 
-    def family(self) -> set[procs.Identity]:
+    def family(self, processes: Processes = HERE) -> set[procs.Identity]:
         """Every process of this start that runs."""
         if not self.here:
             return set()
-        return procs.family(self.identities, self.mark, logs=self.outputs)
+        return processes.family(self.identities, self.mark, logs=self.outputs)
 
     @property
     def ports(self) -> frozenset[int]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import subprocess
-import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +18,7 @@ from .interrupts import uninterrupted
 from .output import complain
 from .plan import LaunchPlan, Process
 from .state import Server, State
+from .world import HERE, World
 
 DATA = "RECIPE_DATA"
 """The variable by which the trainer finds texts other than the bundle's."""
@@ -49,7 +47,7 @@ class Progress:
             complain(text)
 
 
-def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
+def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress, world: World = HERE) -> State:
     """Start every process and wait until they are healthy; on any failure, stop them again."""
     parameters = plan.parameters
     current = State(
@@ -68,21 +66,21 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress) -> State:
         state.save(plan.own, current)
         for process in plan.processes:
             with uninterrupted():
-                server = _spawn(plan, process, current.mark)
+                server = _spawn(world, plan, process, current.mark)
                 current = replace(current, servers=(*current.servers, server))
             state.save(plan.own, current)
             place = f"pid {server.pid}, port {server.port}, log {server.log}"
             progress.say(f"started {server.name}: {place}")
-        wait_healthy(plan, current, timeout_s=timeout_s, progress=progress)
+        wait_healthy(plan, current, timeout_s=timeout_s, progress=progress, world=world)
         current = replace(current, ready=True)
         state.save(plan.own, current)
     except BaseException:
-        stop(plan.own, current, progress=progress, recorded=True)
+        stop(plan.own, current, progress=progress, recorded=True, world=world)
         raise
     return current
 
 
-def start_group(plan: LaunchPlan, current: State, group: int) -> State:
+def start_group(plan: LaunchPlan, current: State, group: int, *, world: World = HERE) -> State:
     """Start the processes of one group, without waiting until they answer; the state with them.
 
     Raises:
@@ -96,13 +94,20 @@ def start_group(plan: LaunchPlan, current: State, group: int) -> State:
     state.save(plan.own, current)  # before the first start, as in ``start``
     for process in members:
         with uninterrupted():
-            server = _spawn(plan, process, current.mark)
+            server = _spawn(world, plan, process, current.mark)
             current = replace(current, servers=(*current.servers, server))
         state.save(plan.own, current)
     return current
 
 
-def stop_group(plan: LaunchPlan, current: State, group: int, *, grace_s: float = GRACE_S) -> None:
+def stop_group(
+    plan: LaunchPlan,
+    current: State,
+    group: int,
+    *,
+    grace_s: float = GRACE_S,
+    world: World = HERE,
+) -> None:
     """End the processes of one group and their workers, in ``grace_s``; others run on.
 
     Raises:
@@ -111,7 +116,7 @@ def stop_group(plan: LaunchPlan, current: State, group: int, *, grace_s: float =
     names = {process.name for process in plan.processes if process.group == group}
     leaders = [server.identity for server in current.servers if server.name in names]
     with uninterrupted():
-        _, left = procs.terminate(
+        _, left = world.processes.terminate(
             leaders,
             part_mark(current.mark, group),
             grace_s=grace_s,
@@ -139,7 +144,7 @@ def part_mark(mark: str, group: int) -> str:
     return f"{mark}:{group}"
 
 
-def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
+def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Server:
     log = log_path(plan, process)
     _keep_previous(log)
     argv = command(process.argv)
@@ -150,24 +155,15 @@ def _spawn(plan: LaunchPlan, process: Process, mark: str) -> Server:
         raise file_error(error, log) from None
     with output:
         try:
-            child = subprocess.Popen(
-                argv,
-                cwd=plan.root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+            pid, started = world.processes.start(
+                argv, cwd=plan.root, env=environment, output=output
             )
         except OSError as error:
             raise StartError(
                 f"{process.name}: {argv[0]} cannot be started: {error.strerror}.",
                 hint=f"Install it: {plan.engine.install}",
             ) from None
-    stat = procs.read_stat(child.pid)
-    # The pid and its start tick identify it from here on; the object would warn when dropped.
-    child.returncode = 0
-    return Server(process.name, child.pid, stat.started if stat else 0, process.port, str(log))
+    return Server(process.name, pid, started, process.port, str(log))
 
 
 def _keep_previous(log: Path) -> None:
@@ -199,61 +195,69 @@ def _outer(devices: tuple[int, ...], outer: str | None) -> list[str]:
     return [visible[index] if index < len(visible) else str(index) for index in devices]
 
 
-def wait_healthy(plan: LaunchPlan, current: State, *, timeout_s: float, progress: Progress) -> None:
+def wait_healthy(
+    plan: LaunchPlan,
+    current: State,
+    *,
+    timeout_s: float,
+    progress: Progress,
+    world: World = HERE,
+) -> None:
     """Return when every server is healthy.
 
     Raises:
         StartError: with the end of the log when one dies, or when the time is over.
     """
-    began = time.monotonic()
-    told = began
+    clock = world.clock
+    began = told = clock.monotonic()
     answering = {process.name for process in plan.answering}
     waiting = [server for server in current.servers if server.name in answering]
-    _settle(current)
+    _settle(world, current)
     while waiting:
         for server in current.servers:
-            if not _runs(server):
-                raise _died(server, "ended before it was ready")
-        waiting = [server for server in waiting if not healthy(plan, server.port)]
-        passed = time.monotonic() - began
+            if not _runs(world, server):
+                raise _died(world, server, "ended before it was ready")
+        waiting = [server for server in waiting if not healthy(plan, server.port, world=world)]
+        passed = clock.monotonic() - began
         if waiting and passed >= timeout_s:
             raise _late(waiting[0], timeout_s)
-        if waiting and time.monotonic() - told >= PROGRESS_S:
-            told = time.monotonic()
+        if waiting and clock.monotonic() - told >= PROGRESS_S:
+            told = clock.monotonic()
             last = tail(Path(waiting[0].log), 1) or "nothing logged yet"
             names = ", ".join(server.name for server in waiting)
             spent = f"{passed:.0f} s of {timeout_s:.0f}"
             progress.say(f"waiting for {names}: {spent}; {last[:100]}")
         if waiting:
-            time.sleep(0.2)
+            clock.sleep(0.2)
 
 
-def _settle(current: State) -> None:
+def _settle(world: World, current: State) -> None:
     """Wait a moment, in which a wrong flag or a missing module shows."""
-    deadline = time.monotonic() + SETTLE_S
-    while time.monotonic() < deadline and all(_runs(server) for server in current.servers):
-        time.sleep(0.05)
+    clock = world.clock
+    deadline = clock.monotonic() + SETTLE_S
+    while clock.monotonic() < deadline and all(_runs(world, one) for one in current.servers):
+        clock.sleep(0.05)
 
 
-def _runs(server: Server) -> bool:
-    procs.reap(server.pid)
-    return server.alive
+def _runs(world: World, server: Server) -> bool:
+    world.processes.reap(server.pid)
+    return world.processes.alive(*server.identity)
 
 
-def lives(current: State) -> bool:
+def lives(current: State, *, world: World = HERE) -> bool:
     """True while any of the processes runs; collects those that ended."""
     # A list: each call collects a process that ended.
-    return any([_runs(server) for server in current.servers])  # noqa: C419
+    return any([_runs(world, server) for server in current.servers])  # noqa: C419
 
 
-def exit_codes(current: State) -> list[int]:
+def exit_codes(current: State, *, world: World = HERE) -> list[int]:
     """Exit codes of ended children of this process."""
-    codes = [procs.reap(server.pid) for server in current.servers]
+    codes = [world.processes.reap(server.pid) for server in current.servers]
     return [code for code in codes if code is not None]
 
 
-def _died(server: Server, event: str) -> StartError:
-    text, code = failure_text(Path(server.log), _SHOWN_LINES), procs.reap(server.pid)
+def _died(world: World, server: Server, event: str) -> StartError:
+    text, code = failure_text(Path(server.log), _SHOWN_LINES), world.processes.reap(server.pid)
     diagnosis, follows = diagnose(text, code, ready=False), f"The end of {server.log} follows."
     detail = shown(text.splitlines(), diagnosis.lines, _SHOWN_LINES)
     if diagnosis.cause in VAGUE:
@@ -271,20 +275,19 @@ def _late(server: Server, timeout_s: float) -> LateError:
     )
 
 
-def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0) -> bool:
+def healthy(plan: LaunchPlan, port: int, *, timeout_s: float = 2.0, world: World = HERE) -> bool:
     """True when the server answers its health path with 200."""
-    connection = http.client.HTTPConnection(plan.client_host, port, timeout=timeout_s)
-    try:
-        connection.request("GET", plan.health)
-        with connection.getresponse() as answer:
-            return answer.status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return world.ask(plan.client_host, port, plan.health, timeout_s=timeout_s)[0] == 200
 
 
-def stop(run: Path, current: State, *, progress: Progress, recorded: bool = False) -> list[str]:
+def stop(
+    run: Path,
+    current: State,
+    *,
+    progress: Progress,
+    recorded: bool = False,
+    world: World = HERE,
+) -> list[str]:
     """Stop every server and what else has their mark, and forget them.
 
     ``recorded``: ``current`` has every process, though it is not ready. Signals wait until it is
@@ -293,25 +296,26 @@ def stop(run: Path, current: State, *, progress: Progress, recorded: bool = Fals
     Raises:
         LauncherError: when a process runs on; the state stays then.
     """
-    keeping.dismiss(current.keeper if current.here else None)
+    keeping.dismiss(current.keeper if current.here else None, world=world)
     with uninterrupted():
         known = recorded or current.ready
-        stopped = _stop(current, progress, known) if current.here else []
+        stopped = _stop(world, current, progress, known) if current.here else []
         state.remove(run)
     return stopped
 
 
-def end(current: State, progress: Progress) -> list[str]:
+def end(current: State, progress: Progress, *, world: World = HERE) -> list[str]:
     """Stop every process of a start whose keeper goes on: its state stays. As ``stop``."""
     with uninterrupted():
-        return _stop(current, progress, known=False) if current.here else []
+        return _stop(world, current, progress, known=False) if current.here else []
 
 
-def _stop(current: State, progress: Progress, known: bool) -> list[str]:
-    names = [server.name for server in reversed(current.servers) if server.alive]
-    orphans = {*current.left_behind(), *([] if known else current.unrecorded())}
+def _stop(world: World, current: State, progress: Progress, known: bool) -> list[str]:
+    here = world.processes
+    names = [s.name for s in reversed(current.servers) if here.alive(*s.identity)]
+    orphans = {*current.left_behind(here), *([] if known else current.unrecorded(here))}
     names += [f"pid {pid}" for pid in sorted(orphans)]
-    ended, left = procs.terminate(
+    ended, left = here.terminate(
         current.identities,
         current.mark,
         grace_s=GRACE_S,
@@ -326,21 +330,23 @@ def _stop(current: State, progress: Progress, known: bool) -> list[str]:
     return names
 
 
-def strays(plan: LaunchPlan) -> set[procs.Identity]:
+def strays(plan: LaunchPlan, *, world: World = HERE) -> set[procs.Identity]:
     """Processes that write to this bundle's logs, though no state records them."""
-    return procs.family((), uuid.uuid4().hex, logs=logs_of(plan))
+    return world.processes.family((), uuid.uuid4().hex, logs=logs_of(plan))
 
 
-def stop_strays(plan: LaunchPlan, progress: Progress) -> list[str]:
+def stop_strays(plan: LaunchPlan, progress: Progress, *, world: World = HERE) -> list[str]:
     """End what no state records: of a start whose ``state.json`` was removed by hand.
 
     Raises:
         LauncherError: when a process runs on.
     """
-    if not strays(plan):
+    if not strays(plan, world=world):
         return []
     with uninterrupted():
-        ended, left = procs.terminate((), uuid.uuid4().hex, grace_s=GRACE_S, logs=logs_of(plan))
+        ended, left = world.processes.terminate(
+            (), uuid.uuid4().hex, grace_s=GRACE_S, logs=logs_of(plan)
+        )
     if left:
         raise _runs_on(left)
     names = [f"pid {pid}" for pid, _ in sorted(ended)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from . import decide, notify
@@ -40,7 +39,7 @@ class Teller:
 
     def export(self) -> None:
         """Serve ``/healthz`` and ``/metrics``; where the port is taken, try again later."""
-        now = time.monotonic()
+        now = self.kept.clock.monotonic()
         if self._exporter is not None or self.metrics_port is None or now < self._exports_at:
             return
         try:

@@ -1,0 +1,25 @@
+"""Time as supervision takes it: an argument, so that a test need not wait."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+
+class Clock:
+    """The clock of this machine."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that nobody sets."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+    def now(self) -> datetime:
+        """The time of day here."""
+        return datetime.now().astimezone()
+
+
+CLOCK = Clock()
