@@ -1,46 +1,30 @@
-"""Memory of training against published facts: ZeRO's table, saved tensors, pipeline schedules."""
-
-from __future__ import annotations
+"""Memory of training against published facts: ZeRO's table, saved tensors, pipeline schedules and
+stages, FSDP's peak among the moments of a step and what a step exchanges; `test_trace_training`
+holds the last two against real models.
+"""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from recipe_core.base.units import GIB
 from recipe_core.physics.training.activations import in_flight, layer_bytes
+from recipe_core.physics.training.collectives import fsdp_traffic
 from recipe_core.physics.training.memory import Memory, memory
-from recipe_core.request.schema import PlanRequest
+from recipe_core.physics.training.schedule import step_parts
+from recipe_core.physics.training.stages import stage_layers
 from recipe_core.search.plans import estimate_batch
-from recipe_core.search.problem import resolve
-from recipe_core.search.training_candidates import settings
-from recipe_core.space.training import SCHEDULES, TrainingCases, TrainingSetting, training_cases
-
-LLAMA_8B = "meta-llama/Llama-3.1-8B"
-SHARED = {"sequence_length": 8192, "global_batch": 512, "per_node": 8, "nodes": 64}
-
-
-def setting(engine: str = "torchtitan", model: Any = LLAMA_8B, **workload: Any) -> TrainingSetting:
-    """A setting on 64 nodes of H100."""
-    value = {"model": model, "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 64}}
-    value |= {
-        "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 512} | workload,
-        "candidate": {"engine": engine},
-    }
-    return settings(resolve(PlanRequest.parse(value)))[0]
-
-
-def cases(n: int, **columns: Any) -> TrainingCases:
-    """Cases of Llama's longest training sequences."""
-    return training_cases(n, **(SHARED | columns))
+from recipe_core.space.training import SCHEDULES
+from tests.fixtures.training import LLAMA_8B, training_values
+from tests.fixtures.training import training_columns as cases
+from tests.fixtures.training import training_setting as setting
 
 
 def states(mem: Memory) -> np.ndarray:
     """Bytes of what is kept from step to step."""
-    return np.asarray(
-        sum(mem.parts[name][:, 0] for name in ("parameters", "gradients", "optimizer", "master"))
-    )
+    parts = ("parameters", "gradients", "optimizer", "master")
+    return np.asarray(sum(mem.parts[name][:, 0] for name in parts))
 
 
 @pytest.mark.parametrize(
@@ -58,10 +42,8 @@ def states(mem: Memory) -> np.ndarray:
 def test_states_are_those_of_zeros_table(engine: str, stage: int, fixed: int, divided: int) -> None:
     """Table 1 of ZeRO, and Megatron's distributed optimizer: 6 + 12/d bytes a parameter."""
     chosen = setting(engine)
-    mem = memory(chosen, cases(1, dp=8, zero_stage=stage))
-    assert states(mem)[0] == pytest.approx(
-        chosen.model.parameters * (fixed + divided / 8), rel=1e-6
-    )
+    kept = states(memory(chosen, cases(1, dp=8, zero_stage=stage)))[0]
+    assert kept == pytest.approx(chosen.model.parameters * (fixed + divided / 8), rel=1e-6)
 
 
 def test_fsdp_from_8_to_128_devices_frees_16_bytes_a_parameter_and_shard() -> None:
@@ -79,22 +61,13 @@ def test_fsdp_from_8_to_128_devices_frees_16_bytes_a_parameter_and_shard() -> No
         (LLAMA_8B, 4, 32, 2048, 179.94),
     ],
 )
-def test_torchtitans_published_rows(
-    model: str, devices: int, sequences: int, tokens: int, measured_gib: float
-) -> None:
+def test_torchtitans_published_rows(model, devices, sequences, tokens, measured_gib) -> None:
     """Reserved memory of compiled models and losses with selective recomputation (torchtitan's
     benchmarks of 2025-06 and 2026-08).
     """
-    shape = {
-        "dp": devices,
-        "zero_stage": 3,
-        "recompute": 1,
-        "micro_batch": sequences,
-        "sequence_length": tokens,
-    }
-    assert float(
-        memory(setting(model=model), cases(1, **shape)).peak_bytes[0]
-    ) / GIB == pytest.approx(measured_gib, rel=0.09)
+    shape = {"dp": devices, "zero_stage": 3, "recompute": 1, "micro_batch": sequences}
+    peak = memory(setting(model=model), cases(1, sequence_length=tokens, **shape)).peak_bytes[0]
+    assert float(peak) / GIB == pytest.approx(measured_gib, rel=0.09)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +75,7 @@ def test_torchtitans_published_rows(
     [(2, 1, 32768, 83.9), (1, 2, 8192, 77.0), (1, 2, 8192, 82.4)],
 )
 def test_a_loss_in_fp32_takes_three_times_as_much(
-    recompute: int, sequences: int, tokens: int, measured_gib: float
+    recompute, sequences, tokens, measured_gib
 ) -> None:
     """Llama 3.1 8B on 8 devices before losses were compiled: full and selective recomputation
     (llama3_h100_202412_torchtitan.md).
@@ -110,68 +83,41 @@ def test_a_loss_in_fp32_takes_three_times_as_much(
     chosen = setting()
     wide = chosen.framework.loss_bytes.model_copy(update={"value": 12.0})
     chosen = replace(chosen, framework=chosen.framework.model_copy(update={"loss_bytes": wide}))
-    mem = memory(
-        chosen,
-        cases(
-            1,
-            dp=8,
-            zero_stage=3,
-            recompute=recompute,
-            micro_batch=sequences,
-            sequence_length=tokens,
-        ),
-    )
+    shape = {"dp": 8, "zero_stage": 3, "recompute": recompute, "micro_batch": sequences}
+    mem = memory(chosen, cases(1, sequence_length=tokens, **shape))
     assert states(mem)[0] / GIB == pytest.approx(14.96, abs=0.05)
     assert float(mem.peak_bytes[0]) / GIB == pytest.approx(measured_gib, rel=0.08)
 
 
 def test_context_parallel_ranks_share_states_and_tokens() -> None:
     """The same tokens a device take the same memory, however they are cut."""
-    peaks = memory(
-        setting(),
-        cases(
-            4,
-            cp=np.array([1, 2, 4, 8]),
-            dp=np.array([8, 4, 2, 1]),
-            micro_batch=np.array([1, 2, 4, 8]),
-            zero_stage=3,
-        ),
-    )
+    ranks = np.array([1, 2, 4, 8])
+    peaks = memory(setting(), cases(4, cp=ranks, dp=8 // ranks, micro_batch=ranks, zero_stage=3))
     assert peaks.peak_bytes == pytest.approx(np.full(4, peaks.peak_bytes[0]))
 
 
 def test_a_layer_keeps_what_saved_tensors_hooks_count() -> None:
-    """8h + 4nd + 4kd + 4n + 8f bytes a token, 2f less if compiled, 8h more with unfused norms."""
+    """8h + 4nd + 4kd + 4n + 8f bytes a token, 2f less if compiled, 8h more with unfused norms;
+    eager attention keeps scores, and norms stay whole without sequence parallelism.
+    """
     h, f, n, k = 4096, 14336, 32, 8
-    fused, plain = setting("torchtitan"), setting("torch")
-    one = cases(1)
-    layer = fused.model.layers[0]
     expected = 8 * h + 4 * n * 128 + 4 * k * 128 + 4 * n + 8 * f
-    assert layer_bytes(fused, one, layer)[0] == expected - 2 * f
-    assert (
-        layer_bytes(setting("deepspeed"), one, layer)[0]
-        == layer_bytes(plain, one, layer)[0]
-        == expected + 8 * h
+    layer = setting().model.layers[0]
+    plain, eager, torch, deepspeed = (
+        layer_bytes(chosen, cases(1), layer)[0]
+        for chosen in (
+            setting(),
+            setting(attention="eager"),
+            setting("torch"),
+            setting("deepspeed"),
+        )
     )
-
-
-def test_eager_attention_keeps_scores() -> None:
-    eager = setting(attention="eager")
-    one = cases(1)
-    more = layer_bytes(eager, one, eager.model.layers[0]) - layer_bytes(
-        setting(), one, eager.model.layers[0]
-    )
-    assert more[0] == 5 * 32 * 8192
-
-
-def test_without_sequence_parallelism_norms_stay_whole() -> None:
-    chosen = setting()
-    both = layer_bytes(
-        chosen, cases(2, tp=8, sequence_parallel=np.array([1, 0])), chosen.model.layers[0]
-    )
-    assert both[1] - both[0] == 4 * 4096 * (
-        1 - 1 / 8
-    )  # DTensor keeps what products take in as it was gathered
+    assert plain == expected - 2 * f
+    assert deepspeed == torch == expected + 8 * h
+    assert eager - plain == 5 * 32 * 8192
+    both = layer_bytes(setting(), cases(2, tp=8, sequence_parallel=np.array([1, 0])), layer)
+    # DTensor keeps what products take in as it was gathered
+    assert both[1] - both[0] == 4 * 4096 * (1 - 1 / 8)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +134,8 @@ def test_micro_batches_in_flight(schedule: str, chunks: int, first: float, last:
     """1F1B p - i; interleaved p (1 + (p - 1)/(p v)) in the first stage (Korthikanti et al.); GPipe
     all; ZB-V p everywhere.
     """
-    held = in_flight(
-        cases(1, pp=4, dp=8, virtual_stages=chunks, schedule=SCHEDULES.index(schedule))
-    )
-    assert held[0, 0] == pytest.approx(first)
-    assert held[0, 3] == pytest.approx(last)
+    split = {"pp": 4, "dp": 8, "virtual_stages": chunks, "schedule": SCHEDULES.index(schedule)}
+    assert in_flight(cases(1, **split))[0, [0, 3]] == pytest.approx([first, last])
 
 
 def test_interleaved_stages_hold_more_than_1f1b() -> None:
@@ -211,14 +154,14 @@ def test_the_last_stage_holds_the_logits() -> None:
 
 
 def test_a_fused_loss_and_less_state_save_memory() -> None:
-    one = cases(1, dp=8, zero_stage=3)
-    plain = memory(setting("deepspeed"), one)
-    assert (
-        memory(setting("deepspeed"), cases(1, dp=8, zero_stage=3, fused_loss=1)).parts["loss"][0, 0]
-        == plain.parts["loss"][0, 0] / 8
+    one = {"dp": 8, "zero_stage": 3}
+    plain, fused = (
+        memory(setting("deepspeed"), cases(1, **one, **more)).parts["loss"][0, 0]
+        for more in ({}, {"fused_loss": 1})
     )
+    assert fused == plain / 8
     sizes = [
-        float(memory(setting(optimizer=name), one).parts["optimizer"][0, 0])
+        float(memory(setting(optimizer=name), cases(1, **one)).parts["optimizer"][0, 0])
         for name in ("adafactor", "adamw-8bit", "sgd", "muon", "adamw")
     ]
     assert sizes == sorted(sizes)
@@ -228,31 +171,26 @@ def test_adapters_train_a_fraction() -> None:
     """Rank 16 beside every matrix of Llama 3.1 8B: 41.9 million parameters (the peft library prints
     41,943,040), beside those of attention 13,631,488.
     """
-    one = cases(1)
-    lora = memory(setting(method="lora"), one)
-    assert lora.parts["optimizer"][0, 0] / 8 == 41_943_040
-    fewer = memory(setting(method="lora", lora_targets="attention"), one)
-    assert fewer.parts["optimizer"][0, 0] / 8 == 13_631_488
-    assert (
-        memory(setting(method="qlora"), one).parts["parameters"][0, 0]
-        < 0.45 * lora.parts["parameters"][0, 0]
+    lora, fewer, qlora = (
+        memory(setting(**work), cases(1)).parts
+        for work in (
+            {"method": "lora"},
+            {"method": "lora", "lora_targets": "attention"},
+            {"method": "qlora"},
+        )
     )
+    assert lora["optimizer"][0, 0] / 8 == 41_943_040
+    assert fewer["optimizer"][0, 0] / 8 == 13_631_488
+    assert qlora["parameters"][0, 0] < 0.45 * lora["parameters"][0, 0]
 
 
-def test_more_devices_never_take_more_memory_under_zero_3() -> None:
+def test_more_devices_and_recomputation_never_take_more_memory_under_zero_3() -> None:
     sizes = np.array([2, 4, 8, 16, 64, 256])
-    peaks = memory(setting(), cases(len(sizes), dp=sizes, zero_stage=3)).peak_bytes
-    assert (np.diff(peaks) < 0).all()
-
-
-def test_hybrid_shards_divide_by_the_group_only() -> None:
-    mem = memory(setting(), cases(2, dp=64, shard=np.array([8, 64]), zero_stage=3))
-    assert states(mem)[0] == pytest.approx(8 * states(mem)[1])
-
-
-def test_recomputation_never_takes_more_memory() -> None:
-    mem = memory(setting(), cases(3, dp=8, zero_stage=3, recompute=np.arange(3)))
-    assert (np.diff(mem.peak_bytes) < 0).all()
+    for split in ({"dp": sizes}, {"dp": np.full(3, 8), "recompute": np.arange(3)}):
+        peaks = memory(setting(), cases(len(split["dp"]), zero_stage=3, **split)).peak_bytes
+        assert (np.diff(peaks) < 0).all()
+    hybrid = states(memory(setting(), cases(2, dp=64, shard=np.array([8, 64]), zero_stage=3)))
+    assert hybrid[0] == pytest.approx(8 * hybrid[1])
 
 
 def test_experts_are_divided_over_the_ranks_that_share_them() -> None:
@@ -264,21 +202,164 @@ def test_experts_are_divided_over_the_ranks_that_share_them() -> None:
 
 def test_a_stage_with_the_head_alone_recomputes_nothing():
     """Gemma's vocabulary is so large that nanotron's last stages get no layers."""
-    request = {
-        "model": "google/gemma-3-270m-it",
-        "hardware": {"device": "cpu", "per_node": 8, "nodes": 1},
-        "workload": {
-            "kind": "training",
-            "method": "lora",
-            "sequence_length": 640,
-            "global_batch": 16,
-        },
-        "candidate": {"engine": "nanotron", "tp": 1, "pp": 4, "dp": 1, "micro_batch": 2},
-    }
-    kept, redone = estimate_batch(
-        request | {"candidate": request["candidate"] | {"recompute": how}}
-        for how in ("none", "full")
+    split = {"engine": "nanotron", "tp": 1, "pp": 4, "dp": 1, "micro_batch": 2}
+    work = {"method": "lora", "sequence_length": 640, "global_batch": 16}
+    work |= {"model": "google/gemma-3-270m-it", "hardware": {"device": "cpu", "per_node": 8}}
+    kept, redone = (
+        answer["memory"]
+        for answer in estimate_batch(
+            training_values(split | {"recompute": how}, 1, **work) for how in ("none", "full")
+        )
     )
-    for answer in (kept, redone):
-        assert [stage["activations_bytes"] for stage in answer["memory"]["stages"]][2:] == [0, 0]
-    assert redone["memory"]["total_bytes"] <= kept["memory"]["total_bytes"]
+    for memory_of in (kept, redone):
+        assert [stage["activations_bytes"] for stage in memory_of["stages"]][2:] == [0, 0]
+    assert redone["total_bytes"] <= kept["total_bytes"]
+
+
+TABLE = 128256 * 4096
+FSDP = {"dp": 8, "zero_stage": 3, "global_batch": 8, "sequence_length": 4096}
+
+
+def part(name: str, engine: str = "torchtitan", stage: int = 0, **columns) -> float:
+    """Bytes of one part of one case."""
+    return float(memory(setting(engine), cases(1, **(FSDP | columns))).parts[name][0, stage])
+
+
+def test_one_micro_batch_has_no_gradients_when_the_loss_is_fullest() -> None:
+    assert part("loss", "torch") == 12 * 4096 * 128256
+    assert part("gradients", "torch") == 0
+    shard = 4 * setting().model.parameters / 8
+    assert part("gradients", "torch", global_batch=16) == pytest.approx(shard)
+
+
+def test_short_sequences_are_fullest_when_the_embeddings_gradient_is_scattered() -> None:
+    """The whole table in fp32 and its shard, and in 16 bits; no logits are left."""
+    short = {"sequence_length": 512, "recompute": 2}
+    assert part("loss", **short) == 0
+    assert part("gathered", **short) == pytest.approx(4 * TABLE * (1 + 1 / 8))
+    assert part("temporary", **short) == 2 * TABLE
+
+
+def test_the_plain_optimizer_is_fullest_in_its_step() -> None:
+    """torch's unfused AdamW makes a root of every second moment: 20 bytes a parameter."""
+    alone = {"engine": "torch", "zero_stage": 0, "dp": 1, "global_batch": 1, "recompute": 2}
+    roots = part("temporary", **alone, sequence_length=128)
+    assert roots == pytest.approx(4 * setting().model.parameters, rel=1e-6)
+
+
+def test_a_pipeline_keeps_gradients_whole() -> None:
+    piped, alone = (
+        part("gradients", stage=1, pp=4, global_batch=64, **split)
+        for split in ({}, {"dp": 1, "shard": 1, "zero_stage": 0})
+    )
+    assert piped == pytest.approx(4 * setting().model.parameters / 4, rel=0.15)
+    assert alone == piped
+
+
+def test_further_micro_batches_keep_buffers_between_stages_and_with_gpipe_their_logits() -> None:
+    """Two buffers more for each, and one for the returning gradients; with GPipe a log-softmax in
+    fp32 and 16-bit logits, of a compiled loss only logits.
+    """
+    held = [part("activations", stage=1, pp=4, global_batch=8 * m) for m in (8, 9)]
+    assert held[1] - held[0] == 3 * 2 * 4096 * 4096
+    pipeline = {"stage": 1, "pp": 2, "recompute": 2, "schedule": SCHEDULES.index("gpipe")}
+    for engine, each in (("torch", 6), ("torchtitan", 2)):
+        held = [part("loss", engine, global_batch=8 * m, **pipeline) for m in (4, 5)]
+        assert held[1] - held[0] == each * 4096 * 128256
+
+
+def traffic(link: str, **columns) -> np.ndarray:
+    n = max((np.size(column) for column in columns.values()), default=1)
+    return fsdp_traffic(setting(), cases(n, **(FSDP | columns)))[link][:, 0]
+
+
+def test_resharded_parameters_are_gathered_twice_but_the_head_and_hybrids_reduced() -> None:
+    parameters = setting().model.parameters
+    again, stays = traffic("shard", zero_stage=np.array([3, 2]))
+    assert stays == pytest.approx((2 + 4) * parameters, rel=1e-6)
+    assert again - stays == pytest.approx(2 * (parameters - TABLE), rel=1e-5)
+    hybrid = traffic("replicate", dp=32, shard=8, global_batch=32)[0]
+    assert hybrid == pytest.approx(2 * 4 * parameters / 8)
+    assert traffic("replicate")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("recompute", "sequence", "reductions"),
+    [(0, 0, 4), (0, 1, 4), (1, 1, 5), (2, 0, 5), (2, 1, 5.5)],
+)
+def test_recomputation_repeats_a_part_of_tensor_parallel_traffic(
+    recompute: int, sequence: int, reductions: float
+) -> None:
+    """A layer's reductions, each a gather and a scatter; embedding and head add two."""
+    split = {"tp": 8, "dp": 1, "global_batch": 1, "recompute": recompute}
+    sent = traffic("tensor", sequence_parallel=sequence, **split)[0]
+    assert sent == 2 * 2 * 4096 * 4096 * (32 * reductions + 2)
+
+
+WIDE = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}
+WIDE |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32}
+PIPELINE = {"sequence_length": 4096, "global_batch": 256}
+
+
+def wide(engine: str, vocabulary: int = 131072, **work):
+    """The 8B model of nanotron's published runs, and the same with a small vocabulary."""
+    config = WIDE | {"vocab_size": vocabulary, "max_position_embeddings": 4096}
+    return setting(engine, config, **work)
+
+
+def staged(chosen, n: int = 1, **columns):
+    return stage_layers(chosen, cases(n, **(PIPELINE | columns)))
+
+
+def test_a_stage_ends_with_the_layer_that_passes_its_share() -> None:
+    """The head is worth 2.2 layers, so a stage of p has 34.2/p layers' work and ends with the first
+    layer beyond.
+    """
+    for pp, first, last in ((2, 18, 14), (4, 9, 6), (32, 2, 0)):
+        count, _, _ = staged(wide("nanotron"), pp=pp)
+        assert (count[0, 0], count[0, pp - 1], count[0].sum()) == (first, last, 32)
+    both, _, _ = staged(wide("nanotron"), 2, pp=np.array([2, 8]))
+    assert both[0, :2].tolist() == [18, 14]
+    assert np.isnan(both[0, 2:]).all()
+    assert both[1].sum() == 32
+
+
+def test_stages_are_even_without_a_heavy_head_and_in_chunks() -> None:
+    for engine, vocabulary, chunks in (
+        ("torchtitan", 131072, 1),
+        ("megatron", 131072, 1),
+        ("nanotron", 32000, 1),
+        ("nanotron", 131072, 2),
+    ):
+        count, first, last = staged(wide(engine, vocabulary), pp=4, virtual_stages=chunks)
+        assert (count[0] == 8).all()
+        assert first[0].tolist() == [1, 0, 0, 0]
+        assert last[0].tolist() == [0, 0, 0, 1]
+
+
+def test_embedding_and_loss_count_as_layers_where_chunks_come_out_even_so() -> None:
+    """126 layers and both ends are 128: 16 stages of 8 chunks, as Llama 3 405B was trained
+    (arXiv:2407.21783, section 3.3.2).
+    """
+    llama = setting("megatron", "meta-llama/Llama-3.1-405B", 1024, global_batch=2048)
+    count, _, _ = staged(llama, pp=16, virtual_stages=8, nodes=1024)
+    assert count[0].tolist() == [7, *[8] * 14, 7]
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "megatron", "nanotron"])
+@pytest.mark.parametrize("method", ["pretrain", "lora"])
+def test_pipelines_of_several_lengths_are_estimated_as_each_alone(engine: str, method: str) -> None:
+    """Rows of stages end in NaN past the last one, in every part."""
+    chosen, lengths = wide(engine, method=method), [8, 1, 32, 8]
+    stages = np.array([0, 3, 3, 2])
+    several = cases(4, pp=np.array(lengths), dp=2, zero_stage=stages, **PIPELINE)
+    together, seconds = memory(chosen, several), step_parts(chosen, several)
+    for i, pp in enumerate(lengths):
+        one = several.take([i])
+        alone = memory(chosen, one)
+        for name, part_bytes in alone.parts.items():
+            assert together.parts[name][i, :pp].tolist() == part_bytes[0].tolist()
+            assert np.isnan(together.parts[name][i, pp:]).all()
+        assert together.peak_bytes[i] == alone.peak_bytes[0] == together.by_stage[i, :pp].max()
+        own = {name: part_s[0] for name, part_s in step_parts(chosen, one).items()}
+        assert {name: part_s[i] for name, part_s in seconds.items()} == own
