@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -39,9 +40,17 @@ class Options:
 
 
 def measure(
-    plan: LaunchPlan, checked: Preflight, options: Options, progress: Progress
+    plan: LaunchPlan,
+    checked: Preflight,
+    options: Options,
+    progress: Progress,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """Calibrate the prompt, warm up, send the workload: the content of ``measurement.json``."""
+    """Calibrate the prompt, warm up, send the workload: the content of ``measurement.json``.
+
+    ``clock`` counts the options' limit of time.
+    """
     traffic = plan_traffic(plan.workload, options)
     endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.entrances]
     length = _calibrate(plan, endpoints, progress)
@@ -53,7 +62,7 @@ def measure(
         f"bench: {traffic.requests} requests, {_pace(traffic)}, about {tokens:.0f} tokens in"
     )
     send = _sender(endpoints, prompts, output_tokens)
-    outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say)
+    outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say, clock=clock)
     if not outcome.samples:
         raise _all_failed(outcome)
     notes = _notes(plan, traffic, outcome, length)

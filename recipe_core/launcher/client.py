@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request; times are those of ``time.perf_counter()``.
+    """One request; times are those of one clock.
 
     Tokens are the server's count, else one for each chunk.
     """
@@ -55,7 +56,13 @@ class Sample:
         return self.last - self.started
 
 
-def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
+def complete(
+    endpoint: Endpoint,
+    prompt: str,
+    max_tokens: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Sample:
     """Stream one completion.
 
     Raises:
@@ -65,7 +72,7 @@ def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
     connection = http.client.HTTPConnection(
         endpoint.host, endpoint.port, timeout=endpoint.timeout_s
     )
-    started = time.perf_counter()
+    started = clock()
     try:
         connection.request(
             "POST",
@@ -76,7 +83,7 @@ def complete(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
         response = connection.getresponse()
         if response.status != 200:
             raise RequestError(f"HTTP {response.status}: {said_by(response.read(4096))}")
-        return _Stream(started).read(response)
+        return _Stream(started, clock).read(response)
     except (OSError, http.client.HTTPException) as error:
         raise RequestError(f"{type(error).__name__}: {error}") from None
     finally:
@@ -106,8 +113,8 @@ class _Stream:
     answer ends; the latter counts where the server has counted more tokens than came before it.
     """
 
-    def __init__(self, started: float) -> None:
-        self.started = started
+    def __init__(self, started: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.started, self.clock = started, clock
         self.first: float | None = None
         self.last = started
         self.ended: float | None = None
@@ -120,11 +127,11 @@ class _Stream:
     def read(self, response: http.client.HTTPResponse) -> Sample:
         parser = EventParser()
         while piece := response.read1(65536):
-            now = time.perf_counter()
+            now = self.clock()
             for data in parser.feed(piece):
                 self._event(data, now)
         for data in parser.close():
-            self._event(data, time.perf_counter())
+            self._event(data, self.clock())
         return self._sample()
 
     def _event(self, data: str, now: float) -> None:

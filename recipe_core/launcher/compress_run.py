@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -67,12 +68,18 @@ def run_tool(
     return code
 
 
-def _wait(process: subprocess.Popen[Any], log: Path, progress: Progress) -> int:
-    began = told = time.monotonic()
+def _wait(
+    process: subprocess.Popen[Any],
+    log: Path,
+    progress: Progress,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    began = told = clock()
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(timeout=0.2)
-        now = time.monotonic()
+        now = clock()
         if now - told >= _TOLD_S:
             told = now
             progress.say(f"{now - began:.0f} s; {tail(log, 1)[:100]}")

@@ -42,15 +42,17 @@ def drive(
     *,
     limit_s: float | None,
     tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Outcome:
     """Send all requests (or as many as start within ``limit_s``) and wait for every answer."""
-    run = _Run(traffic, send, limit_s, tell)
+    run = _Run(traffic, send, limit_s, tell, clock, sleep)
     modes = {"open": run.arrivals, "static": run.waves, "closed": run.steady, "offline": run.steady}
-    began = time.perf_counter()
+    began = clock()
     modes[traffic.mode]()
     outcome = run.outcome
     outcome.skipped = traffic.requests - len(outcome.samples) - len(outcome.errors)
-    outcome.wall_s = time.perf_counter() - began
+    outcome.wall_s = clock() - began
     return outcome
 
 
@@ -63,15 +65,18 @@ class _Run:
         send: Callable[[int], Sample],
         limit_s: float | None,
         tell: Callable[[str], None],
+        clock: Callable[[], float],
+        sleep: Callable[[float], object],
     ) -> None:
         self.traffic = traffic
         self.send = send
         self.tell = tell
+        self.clock, self.sleep = clock, sleep
         self.outcome = Outcome()
         self.lock = threading.Lock()
         self.sent = 0
-        self.told = time.monotonic()
-        self.deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
+        self.told = clock()
+        self.deadline = float("inf") if limit_s is None else self.told + limit_s
 
     def steady(self) -> None:
         """Every worker of ``in_flight`` sends its next request once the last is answered."""
@@ -88,18 +93,18 @@ class _Run:
     def arrivals(self) -> None:
         """Poisson arrivals: exponential gaps, the same for the same seed."""
         gaps = random.Random(self.traffic.seed)  # noqa: S311 - arrival times, not a secret
-        due, threads = time.monotonic(), []
+        due, threads = self.clock(), []
         while (index := self._take()) is not None:
             threads.append(self._thread(self._one, index))
             due += gaps.expovariate(self.traffic.rate or 1.0)
-            while (left := due - time.monotonic()) > 0:
-                time.sleep(min(left, 0.5))
+            while (left := due - self.clock()) > 0:
+                self.sleep(min(left, 0.5))
                 self._progress()
         self._join(threads)
 
     def _take(self) -> int | None:
         with self.lock:
-            if self.sent >= self.traffic.requests or time.monotonic() >= self.deadline:
+            if self.sent >= self.traffic.requests or self.clock() >= self.deadline:
                 return None
             self.sent += 1
             return self.sent - 1
@@ -134,8 +139,8 @@ class _Run:
                 self._progress()
 
     def _progress(self) -> None:
-        if time.monotonic() - self.told >= 2.0:
-            self.told = time.monotonic()
+        if self.clock() - self.told >= 2.0:
+            self.told = self.clock()
             failed = f", {len(self.outcome.errors)} failed" if self.outcome.errors else ""
             answered = f"{len(self.outcome.samples)} of {self.traffic.requests} requests answered"
             self.tell(f"bench: {answered}{failed}")

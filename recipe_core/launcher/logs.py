@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +24,7 @@ _PIECE_BYTES = 1 << 16
 _POLL_S = 0.3
 
 
-def run_logs(request: Request) -> int:
+def run_logs(request: Request, *, sleep: Callable[[float], object] = time.sleep) -> int:
     """Show the end of each log, or of the one that is named; with ``--follow`` what comes, too."""
     own = request.plan().own
     names = [request.name] if request.name else sorted(log_files(own))
@@ -50,7 +50,7 @@ def run_logs(request: Request) -> int:
                 followers.setdefault(name, Follower(log_path(own, name), from_start=True))
             for name, follower in followers.items():
                 show.lines(name, _worded(name, follower.lines()))
-            time.sleep(_POLL_S)
+            sleep(_POLL_S)
     return 0
 
 

@@ -27,7 +27,9 @@ def question_of(api: Api, text: str) -> dict[str, Any] | None:
     return None if ways is None else ways[0](api, text)
 
 
-def pool(endpoint: Endpoint, text: str) -> Sample:
+def pool(
+    endpoint: Endpoint, text: str, *, clock: Callable[[], float] = time.perf_counter
+) -> Sample:
     """One vector or score; it counts as one token, which is the first and the last.
 
     Raises:
@@ -41,12 +43,12 @@ def pool(endpoint: Endpoint, text: str) -> Sample:
     connection = http.client.HTTPConnection(
         endpoint.host, endpoint.port, timeout=endpoint.timeout_s
     )
-    started = time.perf_counter()
+    started = clock()
     try:
         connection.request("POST", endpoint.api.path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         content = response.read()
-        done = time.perf_counter()
+        done = clock()
         if response.status != 200:
             raise RequestError(f"HTTP {response.status}: {said_by(content[:4096])}")
         tokens = response.getheader("x-compute-tokens")

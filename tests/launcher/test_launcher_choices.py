@@ -64,38 +64,39 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
 )
 def test_up_starts_the_first_choice_that_the_machine_holds(bundle, on, capsys, here, choice):
     on(here)
-    assert bundle.run("up", "--json") == 0
+    assert bundle.run("up", "--json", "--no-keep") == 0
     assert json.loads(capsys.readouterr().out)["choice"] == choice
     assert bundle.state()["choice"] == choice
     bundle.run("status")
     assert json.loads(capsys.readouterr().out)["choice"] == choice
-    assert bundle.run("up", "--json") == 0  # again: the same, and not the first
+    assert bundle.run("up", "--json", "--no-keep") == 0  # again: the same, and not the first
     assert json.loads(capsys.readouterr().out)["already"] is True
 
 
-def test_where_nothing_fits_the_first_choice_says_why(bundle, on, capsys):
-    on(machine(1))
-    assert bundle.run("up") == 1
-    assert "1 x NVIDIA H100 80GB HBM3; the recipe needs 4 x H100" in capsys.readouterr().err
-    assert not bundle.up
+def test_what_is_refused_starts_nothing(bundle, on, capsys):
+    for here, words, code, says in (
+        (machine(1), [], 1, "1 x NVIDIA H100 80GB HBM3; the recipe needs 4 x H100"),
+        (machine(3), ["--strict"], 1, "the recipe needs 4 x H100"),
+        (machine(4), ["--choice", "../../other"], 2, "first, 1-fewer-gpus, 2-other-precision"),
+    ):
+        on(here)
+        assert bundle.run("up", *words) == code
+        assert says in capsys.readouterr().err
+        assert not bundle.up
+    with socket.create_server(("127.0.0.1", bundle.port)):  # no reason for a fallback
+        assert bundle.run("up") == 1
+    printed = capsys.readouterr().err
+    assert "is in use by another program" in printed
+    assert "fallback" not in printed
+    bundle.edit(lambda data: data["fallbacks"][0].update(name="../../elsewhere"))
+    with pytest.raises(InputError, match="lower-case letters, digits and dashes"):
+        load_plan(Path(bundle.root))
 
 
-def test_strict_takes_no_fallback(bundle, on, capsys):
-    on(machine(3))
-    assert bundle.run("up", "--strict") == 1
-    assert "the recipe needs 4 x H100" in capsys.readouterr().err
-    assert not bundle.up
-
-
-def test_a_choice_can_be_named(bundle, on, capsys):
+def test_a_choice_can_be_named(bundle, on):
     on(machine(4))
-    assert bundle.run("up", "--json", "--choice", "1-fewer-gpus") == 0
+    assert bundle.run("up", "--no-keep", "--choice", "1-fewer-gpus") == 0
     assert bundle.state()["choice"] == "1-fewer-gpus"
-    bundle.run("down")
-    capsys.readouterr()
-    assert bundle.run("up", "--choice", "../../other") == 2
-    message = "the bundle has no choice '../../other'. It has: first, 1-fewer-gpus, 2-other-"
-    assert message in capsys.readouterr().err
 
 
 def behaving(data: dict[str, Any]) -> None:
@@ -106,37 +107,17 @@ def behaving(data: dict[str, Any]) -> None:
 def test_an_engine_that_dies_at_its_start_makes_way_for_the_next_choice(make_bundle, capsys):
     bundle = make_bundle("--behave", "die")
     bundle.add_fallback("1-other-split", lambda data: None)
+    assert bundle.run("up") == 1
+    error = capsys.readouterr().err
+    assert "server-0 ended before it was ready." in error  # the first choice's own
+    assert "Fallbacks failed too: 1-other-split." in error
+    assert not bundle.up
     bundle.add_fallback("2-other-split", behaving)
     assert bundle.run("up", "--json") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["choice"] == "2-other-split"
     assert "taking the fallback 1-other-split (fallback 1-other-split)" in printed.err
     assert "taking the fallback 2-other-split" in printed.err
-
-
-def test_when_all_choices_fail_the_first_error_names_them(make_bundle, capsys):
-    bundle = make_bundle("--behave", "die")
-    bundle.add_fallback("1-other-split", lambda data: None)
-    assert bundle.run("up") == 1
-    error = capsys.readouterr().err
-    assert "server-0 ended before it was ready." in error
-    assert "Fallbacks failed too: 1-other-split." in error
-    assert not bundle.up
-
-
-def test_a_busy_port_is_no_reason_for_a_fallback(bundle, on, capsys):
-    on(machine(4))
-    with socket.create_server(("127.0.0.1", bundle.port)):
-        assert bundle.run("up") == 1
-    printed = capsys.readouterr().err
-    assert "is in use by another program" in printed
-    assert "fallback" not in printed
-
-
-def test_a_list_of_choices_that_leads_elsewhere_is_refused(bundle: Bundle):
-    bundle.edit(lambda data: data["fallbacks"][0].update(name="../../elsewhere"))
-    with pytest.raises(InputError, match="lower-case letters, digits and dashes"):
-        load_plan(Path(bundle.root))
 
 
 def test_what_the_machine_refused_is_remembered(bundle, on):

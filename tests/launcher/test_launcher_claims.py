@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ from tests.conftest import make_request
 from tests.fixtures.bundles import Bundle
 from tests.fixtures.recipes import bundle_for_request
 
-from .test_launcher_preflight import H100, NEEDS, checks, on
+from .test_launcher_preflight import H100, NEEDS, Capture, checks, on
 
 GIB = 1 << 30
 NODE = Memory("memory node 0", round(21.84 * GIB), round(17.64 * GIB))
@@ -33,13 +32,8 @@ SMALL_CPU = Machine("cpu", (), "EPYC", 2, 24 * GIB, 18 * GIB, memories=(NODE,))
 ON_CPU = {"runtime": "cpu", "names": [], "count": 1, "used_bytes": GIB // 7}
 
 
-@pytest.fixture(autouse=True)
-def no_cache_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPACE_GIB", raising=False)
-
-
 def test_a_share_of_the_cpu_that_is_not_free_fails_in_words(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.92 of 21.84 GiB were claimed while 17.64 were free: the engine refused after minutes."""
     monkeypatch.setattr(preflight, "holders", lambda _: [Holder(812, "python3 train.py", 4 * GIB)])
@@ -56,9 +50,11 @@ def test_a_share_of_the_cpu_that_is_not_free_fails_in_words(
     assert "memory_fraction" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("claim", "environment", "status"),
-    [
+def test_a_lower_share_or_a_stated_size_passes(
+    bundle: Bundle, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "holders", lambda _: [])
+    for claim, environment, status in (
         ({"share": 0.79}, "", "ok"),
         ({"share": 0.92, "size_gib_variable": "SPACE_GIB"}, "4", "ok"),
         ({"share": 0.5, "size_gib_variable": "SPACE_GIB"}, "18", "FAIL"),
@@ -66,25 +62,14 @@ def test_a_share_of_the_cpu_that_is_not_free_fails_in_words(
         ({"share": 0.92, "size_bytes": 4 * GIB}, "", "ok"),
         ({"share": 0.79, "programs_bytes": GIB}, "", "FAIL"),
         ({"share": 0.74, "programs_bytes": GIB}, "", "ok"),
-    ],
-)
-def test_a_lower_share_or_a_stated_size_passes(
-    bundle: Bundle,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    claim: dict[str, Any],
-    environment: str,
-    status: str,
-) -> None:
-    monkeypatch.setattr(preflight, "holders", lambda _: [])
-    if environment:
+    ):
         monkeypatch.setenv("SPACE_GIB", environment)
-    on(SMALL_CPU, monkeypatch, bundle, **ON_CPU, claim=claim)
-    assert checks(bundle, capsys)[1]["memory"]["status"] == status
+        on(SMALL_CPU, monkeypatch, bundle, **ON_CPU, claim=claim)
+        assert checks(bundle, capsys)[1]["memory"]["status"] == status, claim
 
 
 def test_a_device_that_another_process_fills(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "holders", lambda _: [Holder(99, "python3", 8 * GIB)])
     idle, busy = ((81559 - used) << 20 for used in (600, 9000))
@@ -103,27 +88,13 @@ def test_a_device_that_another_process_fills(
     assert checks(bundle, capsys)[1]["memory"]["status"] == "ok"
     on(machine, monkeypatch, bundle, used_bytes=20 * GIB)  # an engine that takes what it uses
     assert checks(bundle, capsys)[1]["memory"]["status"] == "ok"
-
-
-def test_an_idle_device_passes_with_what_its_driver_keeps(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # What an idle device's driver keeps does not count against a share.
     devices = tuple(replace(device, free_bytes=80951 << 20) for device in H100.devices)
     on(replace(H100, devices=devices), monkeypatch, bundle, claim={"share": 0.99})
     assert checks(bundle, capsys)[1]["memory"]["status"] == "ok"
-
-
-def test_a_share_beyond_one_is_refused(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     bundle.edit(lambda data: data.update(needs={**NEEDS, "claim": {"share": 1.2}}))
     assert bundle.run("preflight") == 2
     assert "needs.claim.share" in capsys.readouterr().err
-
-
-def test_where_no_share_helps_the_fix_is_memory() -> None:
-    memory = Memory("device 0", 80 * GIB, 10 * GIB)
-    refusal = refused(Claim(0.9), memory, 20 * GIB, exact=True)
-    assert refusal is not None
-    assert refusal.hint.startswith("Free 62.00 GiB")
 
 
 def test_what_runs_does_not_count_against_itself(bundle: Bundle) -> None:
@@ -151,6 +122,9 @@ def test_the_share_in_the_fix_passes() -> None:
     assert sized is not None
     assert "to 16 GiB" in sized.hint
     assert refused(replace(claim, size_bytes=16 * GIB), NODE, GIB, exact=True) is None
+    refusal = refused(Claim(0.9), Memory("device 0", 80 * GIB, 10 * GIB), 20 * GIB, exact=True)
+    assert refusal is not None
+    assert refusal.hint.startswith("Free 62.00 GiB")  # no share would help
 
 
 def test_a_bundle_of_vllm_states_its_claim() -> None:
@@ -185,11 +159,8 @@ def test_processes_on_devices_as_tools_print_them() -> None:
     ]
     assert parse_compute_apps("No running processes found") == []
     assert parse_compute_apps(f"{nothing}, [N/A], [Not Found]") == [Holder(nothing, "", None)]
-    process = {
-        "name": "python3",
-        "pid": nothing,
-        "memory_usage": {"vram_mem": {"value": 37, "unit": "GB"}},
-    }
+    usage = {"vram_mem": {"value": 37, "unit": "GB"}}
+    process = {"name": "python3", "pid": nothing, "memory_usage": usage}
     devices = [{"gpu": 0, "process_list": [{"process_info": process}]}]
     assert parse_amd_processes(json.dumps(devices)) == [Holder(nothing, "python3", 37 << 30)]
     silent = [{"gpu": 0, "process_list": [{"process_info": "No running processes detected"}]}]
@@ -199,10 +170,8 @@ def test_processes_on_devices_as_tools_print_them() -> None:
 
 
 def test_free_memory_as_amd_smi_tells_it() -> None:
-    usage = {
-        "total_vram": {"value": 196592, "unit": "MB"},
-        "used_vram": {"value": 592, "unit": "MB"},
-    }
+    sizes = {"total_vram": 196592, "used_vram": 592}
+    usage = {name: {"value": size, "unit": "MB"} for name, size in sizes.items()}
     listed = [{"gpu": 0, "mem_usage": usage}]
     assert parse_amd_usage(json.dumps(listed)) == {0: 196000 << 20}
     usage["free_vram"] = {"value": 195000, "unit": "MB"}
@@ -211,13 +180,10 @@ def test_free_memory_as_amd_smi_tells_it() -> None:
 
 def test_who_holds_memory_of_the_machine() -> None:
     code = "import time; held = bytearray(200 << 20); print('x', flush=True); time.sleep(600)"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         sizes = {holder.pid: holder.size_bytes for holder in holders._of_machine()}
-        assert (sizes[process.pid] or 0) >= 200 << 20
-        assert len(holders.holders("cpu")) <= 3
-    finally:
         process.kill()
-        process.communicate()
+    assert (sizes[process.pid] or 0) >= 200 << 20
+    assert len(holders.holders("cpu")) <= 3

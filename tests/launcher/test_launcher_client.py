@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from itertools import count
+from typing import Any
 
 import pytest
 
-from recipe_core.launcher.client import _Stream, request_body
+from recipe_core.launcher.client import Sample, _Stream, request_body
 from recipe_core.launcher.errors import RequestError
 from recipe_core.launcher.plan import Api
 from recipe_core.launcher.sse import EventParser
@@ -15,12 +17,8 @@ from recipe_core.launcher.sse import EventParser
 
 def events(stream: bytes, size: int) -> list[str]:
     parser = EventParser()
-    found = [
-        event
-        for start in range(0, len(stream), size)
-        for event in parser.feed(stream[start : start + size])
-    ]
-    return [*found, *parser.close()]
+    pieces = (stream[start : start + size] for start in range(0, len(stream), size))
+    return [*(event for piece in pieces for event in parser.feed(piece)), *parser.close()]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -30,10 +28,7 @@ def test_any_chunking_gives_the_same_events(size: int) -> None:
         "id: 3\n\ndata: [DONE]\n\n"
     ).encode()
     assert events(stream, size) == ['{"a": "é€"}', "one\ntwo", "[DONE]"]
-
-
-def test_last_event_without_blank_line() -> None:
-    assert events(b"data: a\n\ndata: b", 4) == ["a", "b"]
+    assert events(b"data: a\n\ndata: b", size) == ["a", "b"]  # the last without a blank line
 
 
 class Body(io.BytesIO):
@@ -43,71 +38,56 @@ class Body(io.BytesIO):
         return super().read1(min(size or 11, 11))
 
 
-def stream(*data: object) -> _Stream:
-    lines = "".join(
-        f"data: {item if isinstance(item, str) else json.dumps(item)}\n\n" for item in data
-    )
-    found = _Stream(0.0)
-    found.sample = found.read(Body(lines.encode()))  # type: ignore[attr-defined, arg-type]
-    return found
+def read(*data: object) -> tuple[_Stream, Sample]:
+    """A stream of events, and its sample: each read of 11 bytes takes a second."""
+    texts = (item if isinstance(item, str) else json.dumps(item) for item in data)
+    stream = _Stream(0.0, clock=count(1.0).__next__)
+    body: Any = Body("".join(f"data: {text}\n\n" for text in texts).encode())
+    return stream, stream.read(body)
 
 
 def piece(text: str, **extra: object) -> dict[str, object]:
     return {"choices": [{"text": text, **extra}]}
 
 
-def test_server_usage_counts_tokens() -> None:
-    found = stream(
-        piece("ab"),
-        piece("c"),
-        {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5}},
-        "[DONE]",
-    )
-    sample = found.sample  # type: ignore[attr-defined]
+def delta(**fields: str) -> dict[str, object]:
+    return {"choices": [{"delta": fields}]}
+
+
+def usage(tokens: int) -> dict[str, object]:
+    return {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": tokens}}
+
+
+LAST = piece("", finish_reason="length")
+OPENING = delta(role="assistant", content="")
+
+
+def test_tokens_are_those_of_the_server_or_else_pieces() -> None:
+    _, sample = read(piece("ab"), piece("c"), usage(5), "[DONE]")
     assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("abc", 4, 5)
-
-
-def test_without_usage_pieces_are_counted() -> None:
-    chat = [
-        {"choices": [{"delta": {"role": "assistant"}}]},
-        {"choices": [{"delta": {"content": "hi"}}]},
-    ]
-    sample = stream(
-        *chat, {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": "stop"}]}
-    ).sample  # type: ignore[attr-defined]
+    assert (sample.ttft_s, sample.latency_s, sample.tpot_s) == (4.0, 7.0, 0.75)
+    end = {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": "stop"}]}
+    _, sample = read(delta(role="assistant"), delta(content="hi"), end)
     assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("hihm", None, 2)
-
-
-USAGE = {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 3}}
-OPENING = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
 
 
 def test_tokens_without_text_are_tokens() -> None:
     """Special tokens, and parts of a character that takes several, have no text."""
-    found = stream(piece(""), piece(""), piece("", finish_reason="length"), USAGE, "[DONE]")
-    sample = found.sample  # type: ignore[attr-defined]
-    assert (sample.text, sample.output_tokens, found.chunks) == ("", 3, 2)
+    stream, sample = read(piece(""), piece(""), LAST, usage(3), "[DONE]")
+    assert (sample.text, sample.output_tokens, stream.chunks) == ("", 3, 2)
     assert sample.tpot_s is not None
-    assert sample.last == found.ended  # the last token came with the reason of the end
-
-
-def test_a_single_token_without_text() -> None:
-    one = {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 1}}
-    sample = stream(piece("", finish_reason="length"), one).sample  # type: ignore[attr-defined]
+    assert sample.last == stream.ended  # the last token came with the reason of the end
+    _, sample = read(LAST, usage(1))
     assert (sample.output_tokens, sample.first) == (1, sample.last)
 
 
 def test_what_opens_a_chat_is_no_token() -> None:
-    empty = {"choices": [{"delta": {"content": ""}}]}
-    found = stream(OPENING, empty, empty, USAGE | {"usage": {"completion_tokens": 2}})
-    assert found.chunks == 2
-    found = stream(OPENING, empty, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
-    assert (found.chunks, found.sample.output_tokens) == (1, 1)  # type: ignore[attr-defined]
-
-
-def test_a_server_that_names_the_role_in_every_chunk() -> None:
-    silent = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
-    assert stream(OPENING, silent, silent, USAGE).chunks == 2
+    empty = delta(content="")
+    assert read(OPENING, empty, empty, usage(2))[0].chunks == 2
+    stream, sample = read(OPENING, empty, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    assert (stream.chunks, sample.output_tokens) == (1, 1)
+    # Some servers name the role in every chunk.
+    assert read(OPENING, OPENING, OPENING, usage(3))[0].chunks == 2
 
 
 @pytest.mark.parametrize(
@@ -118,25 +98,19 @@ def test_a_server_that_names_the_role_in_every_chunk() -> None:
         ([{"object": "error", "message": "bad model"}], "bad model"),
         (['{"error": "it said "no""}'], "it said"),
         ([piece("", finish_reason="stop")], "without a single token"),
-        ([piece("")], "broke off after 1 pieces"),
+        ([piece("")], "broke off after 1"),
         ([], "without a single token"),
-        ([piece("a"), piece("b")], "broke off after 2 pieces"),
+        ([piece("a"), piece("b")], "broke off after 2"),
     ],
 )
 def test_bad_streams(data: list[object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        stream(*data)
+        read(*data)
 
 
 def test_body_fields_of_the_recipe_win_and_null_removes() -> None:
-    body = request_body(
-        Api(
-            "/v1/completions", "m", {"ignore_eos": True, "stream_options": None, "temperature": 1.0}
-        ),
-        "hello",
-        7,
-    )
-    assert body == {
+    fields = {"ignore_eos": True, "stream_options": None, "temperature": 1.0}
+    assert request_body(Api("/v1/completions", "m", fields), "hello", 7) == {
         "model": "m",
         "prompt": "hello",
         "max_tokens": 7,

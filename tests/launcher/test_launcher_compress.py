@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from recipe_core.launcher import procs
-from recipe_core.launcher.main import main
+from recipe_core.launcher.compress_run import _wait
 from tests.fixtures.bundles import Bundle
 from tests.fixtures.paths import FIXTURES
+from tests.fixtures.patience import PATIENCE, comes
 
 TOOL = FIXTURES / "fake_tool.py"
-PATIENCE_S = 20
+LAUNCH = """
+import sys
+from pathlib import Path
+from recipe_core.launcher.main import main
+raise SystemExit(main(sys.argv[2:], root=Path(sys.argv[1])))
+"""
 
 
 @pytest.fixture
 def compressing(bundle: Bundle) -> Callable[..., Bundle]:
     """The bundle with a job of the fake tool in a mode."""
 
-    def make(mode: str = "fast", **changes: Any) -> Bundle:
+    def make(mode: str = "fast", least: float = 0.95, **changes: Any) -> Bundle:
         job = bundle.root / "compress" / "job.json"
         job.parent.mkdir(exist_ok=True)
         compression = {
@@ -48,7 +53,7 @@ def compressing(bundle: Bundle) -> Callable[..., Bundle]:
             "needs": {"device_bytes": 0, "host_bytes": 1, "disk_bytes": 1, "seconds": 5.0},
             **changes,
         }
-        verify = {"least_retained": 0.95, "text": None}
+        verify = {"least_retained": least, "text": None}
         job.write_text(
             json.dumps({"tool": "fake", "calibration": {"text": None}, "verify": verify})
         )
@@ -67,99 +72,80 @@ def output(bundle: Bundle) -> Path:
     return bundle.root / "run" / "compressed" / "small"
 
 
-def start(bundle: Bundle) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", _LAUNCH, str(bundle.root), "compress"]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
-
-
-_LAUNCH = """
-import sys
-from pathlib import Path
-from recipe_core.launcher.main import main
-raise SystemExit(main(sys.argv[2:], root=Path(sys.argv[1])))
-"""
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
+def verification(bundle: Bundle) -> dict[str, Any]:
+    return dict(json.loads((bundle.root / "run" / "compression.json").read_text())["verification"])
 
 
 def half_written(bundle: Bundle) -> bool:
     return (output(bundle).parent / ".small.part" / "a.safetensors").exists()
 
 
-def test_it_makes_checks_and_keeps(compressing: Callable[..., Bundle]) -> None:
+def test_it_makes_checks_and_keeps(
+    compressing: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = compressing()
     assert bundle.run("compress") == 0
     record = json.loads((output(bundle) / "recipe-compression.json").read_text())
     assert set(record["files"]) == {"config.json", "a.safetensors", "b.safetensors"}
-    figures = json.loads((bundle.root / "run" / "compression.json").read_text())
-    assert figures["verification"] == {
-        "tool": "fake",
-        "perplexity": {"retained": 0.97},
-        "passed": True,
-    }
+    figures = {"tool": "fake", "perplexity": {"retained": 0.97}, "passed": True}
+    assert verification(bundle) == figures
     written = (output(bundle) / "b.safetensors").stat().st_mtime_ns
     assert bundle.run("compress") == 0
     assert (output(bundle) / "b.safetensors").stat().st_mtime_ns == written
+    capsys.readouterr()
+    compressing(least=0.5)  # another job is not passed off as this one
+    assert bundle.run("compress") == 1
+    assert "--again" in capsys.readouterr().err
+    assert bundle.run("compress", "--again") == 0
+    compressing(least=0.99)  # what lost too much is kept, and said
+    assert bundle.run("compress", "--again") == 1
+    assert output(bundle).is_dir()
+    assert verification(bundle)["passed"] is False
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_half_way_nothing_is_taken_for_a_result(
     compressing: Callable[..., Bundle], number: signal.Signals
 ) -> None:
+    """What a killed launcher leaves runs on, and is ended before the next one writes."""
     bundle = compressing("slow")
-    launcher = start(bundle)
-    wait_for(lambda: half_written(bundle))
-    running = json.loads((output(bundle).parent / ".small.running.json").read_text())
-    launcher.send_signal(number)
-    launcher.wait(PATIENCE_S)
+    words = [sys.executable, "-c", LAUNCH, str(bundle.root), "compress"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launcher:
+        assert comes(lambda: half_written(bundle))
+        running = json.loads((output(bundle).parent / ".small.running.json").read_text())
+        launcher.send_signal(number)
+        launcher.wait(PATIENCE)
+    assert procs.alive(running["pid"], running["started"]) == (number == signal.SIGKILL)
     assert not output(bundle).exists()
     assert bundle.run("preflight") == 1
-    (output(bundle).parent / "go").touch()
+    compressing("fast")
     assert bundle.run("compress") == 0
     assert not procs.alive(running["pid"], running["started"])
     assert not half_written(bundle)
     assert (output(bundle) / "b.safetensors").read_bytes() == b"b" * 100
 
 
-def test_what_a_killed_launcher_left_is_ended_before_the_next_writes(
-    compressing: Callable[..., Bundle],
-) -> None:
-    bundle = compressing("slow")
-    launcher = start(bundle)
-    wait_for(lambda: half_written(bundle))
-    running = json.loads((output(bundle).parent / ".small.running.json").read_text())
-    os.kill(launcher.pid, signal.SIGKILL)
-    launcher.wait(PATIENCE_S)
-    assert procs.alive(running["pid"], running["started"])
-    compressing("fast")
-    assert bundle.run("compress") == 0
-    assert not procs.alive(running["pid"], running["started"])
-
-
-def test_a_tool_that_fails_leaves_nothing_and_says_why(
-    compressing: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = compressing("fail")
-    assert bundle.run("compress") == 1
-    assert "no such layer" in capsys.readouterr().err
-    assert not output(bundle).exists()
+def test_a_tool_that_works_for_long_is_told_of(tmp_path: Path) -> None:
+    process, progress = Mock(), Mock()
+    late = subprocess.TimeoutExpired("tool", 0.2)
+    process.wait.side_effect = [late, late, late, 7]
+    (tmp_path / "log").write_text("layer 1\nlayer 2\n")
+    clock = iter([0.0, 14.0, 16.0, 17.0]).__next__
+    assert _wait(process, tmp_path / "log", progress, clock=clock) == 7
+    progress.say.assert_called_once_with("16 s; layer 2")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"mode": "fail"}, "no such layer"),
         ({"module": "no_such_module"}, "Fake 1.0 is not installed"),
         ({"needs": {"host_bytes": 1 << 60}}, "of the host are free"),
         ({"needs": {"disk_bytes": 1 << 60}}, "are free; this takes about"),
-        ({"source": "/no/such/folder"}, "has no config.json"),
+        ({"source": "/no/such/folder"}, "config.json"),
     ],
 )
-def test_it_starts_nothing_without_what_it_needs(
+def test_a_tool_that_fails_or_lacks_what_it_needs_leaves_nothing_and_says_why(
     compressing: Callable[..., Bundle],
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
@@ -169,49 +155,17 @@ def test_it_starts_nothing_without_what_it_needs(
     assert bundle.run("compress") != 0
     assert message in capsys.readouterr().err
     assert not output(bundle).exists()
-
-
-def test_more_memory_than_there_is_can_be_tried(compressing: Callable[..., Bundle]) -> None:
-    bundle = compressing(needs={"host_bytes": 1 << 60})
-    assert bundle.run("compress", "--anyway") == 0
-
-
-def test_a_result_that_lost_too_much_is_kept_and_said(compressing: Callable[..., Bundle]) -> None:
-    bundle = compressing()
-    job = bundle.root / "compress" / "job.json"
-    job.write_text(job.read_text().replace("0.95", "0.99"))
-    bundle.seal()
-    assert bundle.run("compress") == 1
-    assert output(bundle).is_dir()
-    figures = json.loads((bundle.root / "run" / "compression.json").read_text())
-    assert figures["verification"]["passed"] is False
-
-
-def test_another_job_is_not_passed_off_as_this_one(
-    compressing: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = compressing()
-    assert bundle.run("compress") == 0
-    job = bundle.root / "compress" / "job.json"
-    job.write_text(job.read_text().replace("0.95", "0.5"))
-    bundle.seal()
-    assert bundle.run("compress") == 1
-    assert "--again" in capsys.readouterr().err
-    assert bundle.run("compress", "--again") == 0
+    if "host_bytes" in changes.get("needs", {}):
+        assert bundle.run("compress", "--anyway") == 0
 
 
 def test_up_says_that_it_has_to_be_made_or_makes_it(
-    compressing: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
+    compressing: Callable[..., Bundle], bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = compressing()
+    assert bundle.run("compress") == 2  # nothing is to be made
+    assert "makes no checkpoint" in capsys.readouterr().err
+    compressing()
     assert bundle.run("up", "--no-keep") == 1
     assert "python launch.py compress" in capsys.readouterr().err
     assert bundle.run("up", "--no-keep", "--compress") == 0
     assert bundle.up
-
-
-def test_a_bundle_that_makes_nothing_says_so(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compress"], root=bundle.root) == 2
-    assert "makes no checkpoint" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Callable
@@ -13,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from recipe_core.launcher import events
-from recipe_core.launcher.logs import Follower
-from tests.fixtures.bundles import Bundle, run
+from recipe_core.launcher.logs import Follower, run_logs
+from recipe_core.launcher.request import Request
+from tests.fixtures.bundles import Bundle, run, usual_signals
+from tests.fixtures.patience import PATIENCE
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def logged(bundle: Bundle) -> Bundle:
     return bundle
 
 
-def test_the_end_of_every_log(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ends_of_logs(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert logged.run("logs", "--lines", "3") == 0
     assert capsys.readouterr().out.splitlines() == [
         "keeper | kept",
@@ -35,48 +36,35 @@ def test_the_end_of_every_log(logged: Bundle, capsys: pytest.CaptureFixture[str]
         "keeper | done",
         *(f"server-0 | line {n}" for n in (97, 98, 99)),
     ]
-
-
-def test_one_log(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert logged.run("logs", "server-0", "--lines", "1") == 0
-    assert capsys.readouterr().out == "line 99\n"
-    assert logged.run("logs", "server-0") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 20
-    assert logged.run("logs", "server-0", "--lines", "0") == 0
-    assert capsys.readouterr().out == ""
-
-
-def test_logs_as_json(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, shown in (
+        (["--lines", "1"], ["line 99"]),
+        ([], [f"line {n}" for n in range(80, 100)]),
+        (["--lines", "0"], []),
+    ):
+        assert logged.run("logs", "server-0", *words) == 0
+        assert capsys.readouterr().out.splitlines() == shown
     assert logged.run("--json", "logs", "--lines", "1") == 0
     assert json.loads(capsys.readouterr().out) == {
         "logs": {"keeper": ["done"], "server-0": ["line 99"]}
     }
-
-
-def test_events_as_a_log(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert logged.run("logs", "events") == 0
     words = capsys.readouterr().out.split()
     assert words[1:] == ["died", "server=server-0", "code=-9", "cause=killed"]
 
 
-@pytest.mark.parametrize("name", ["nobody", "../secret", "/etc/passwd", "elsewhere"])
-def test_what_is_no_log(
-    logged: Bundle, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_log(logged: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "secret.log").write_text("secret")
     (logged.root / "run" / "elsewhere.log").symlink_to(tmp_path / "secret.log")
-    assert logged.run("logs", name) == 2
-    shown = capsys.readouterr()
-    assert "There are: keeper, server-0, and events." in shown.err
-    assert shown.out == ""
+    for name in ("nobody", "../secret", "/etc/passwd", "elsewhere"):
+        assert logged.run("logs", name) == 2
+        shown = capsys.readouterr()
+        assert "keeper, server-0, and events" in shown.err
+        assert shown.out == ""
     assert logged.run("logs") == 0
     assert "secret" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("count", ["-1", "2.5", "all", "²"])
-def test_numbers_of_lines(logged: Bundle, count: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert logged.run("logs", "--lines", count) == 2
-    assert "not a whole number" in capsys.readouterr().err
+    for count in ("-1", "2.5", "all", "²"):
+        assert logged.run("logs", "--lines", count) == 2
+        assert count in capsys.readouterr().err
 
 
 def test_nothing_was_started(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,44 +74,49 @@ def test_nothing_was_started(bundle: Bundle, capsys: pytest.CaptureFixture[str])
     assert "none yet" in capsys.readouterr().err
 
 
-def test_following(logged: Bundle) -> None:
-    command = [*logged.stand_alone(), "logs", "--follow", "--lines", "1"]
+def follow(
+    bundle: Bundle,
+    capsys: pytest.CaptureFixture[str],
+    *changes: Callable[[], object],
+    **asked: object,
+) -> list[str]:
+    """What following shows: before the first change, and after each; then Ctrl-C."""
+    shown, left = list[str](), iter(changes)
+
+    def sleep(_: float) -> None:
+        shown.append(capsys.readouterr().out)
+        change = next(left, None)
+        if change is None:
+            raise KeyboardInterrupt
+        change()
+
+    request = Request(bundle.root, "logs", follow=True, **asked)  # type: ignore[arg-type]
+    assert run_logs(request, sleep=sleep) == 0
+    return shown
+
+
+def test_following(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     own = logged.root / "run"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
-        assert following.stdout is not None
-        try:
-            lines = [following.stdout.readline() for _ in range(2)]
-            assert lines == ["keeper | done\n", "server-0 | line 99\n"]
-            (own / "server-0.log").write_text("again\n")  # as a restart does
-            assert following.stdout.readline() == "server-0 | again\n"
-            (own / "server-1.log").write_text("new\n")
-            assert following.stdout.readline() == "server-1 | new\n"
-            following.send_signal(signal.SIGINT)
-            assert following.wait(60) == 0
-        finally:
-            following.kill()
-
-
-def test_following_events_as_json(logged: Bundle) -> None:
-    command = [*logged.stand_alone(), "--json", "logs", "events", "--follow", "--lines", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
-        assert following.stdout is not None
-        try:
-            shown = _first_line(following, logged.root / "run")
-            assert shown["name"] == "events"
-            assert " restart number=" in shown["line"]
-        finally:
-            following.kill()
-
-
-def _first_line(following: subprocess.Popen[str], own: Path) -> dict[str, str]:
-    """The next line, with events written until there is one."""
-    assert following.stdout is not None
-    number = 0
-    while not select.select([following.stdout], [], [], 0.1)[0]:
-        number += 1
-        events.append(own, "restart", number=number)
-    return dict(json.loads(following.stdout.readline()))
+    assert follow(
+        logged,
+        capsys,
+        lambda: None,
+        lambda: (own / "server-0.log").write_text("again\n"),  # as a restart does
+        lambda: (own / "server-1.log").write_text("new\n"),
+        lines=1,
+    ) == ["keeper | done\nserver-0 | line 99\n", "", "server-0 | again\n", "server-1 | new\n"]
+    before, shown = follow(
+        logged,
+        capsys,
+        lambda: events.append(own, "restart", number=1),
+        as_json=True,
+        name="events",
+        lines=0,
+    )
+    assert before == ""
+    line = json.loads(shown)
+    assert line["name"] == "events"
+    assert line["line"].endswith(" restart number=1")
 
 
 class TestFollower:
@@ -152,20 +145,35 @@ class TestFollower:
         path.write_text("after\n")
         assert follower.lines() == ["after"]
 
-    def test_a_line_without_end(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.log"
-        path.write_text("x" * 200_000)
-        assert [len(line) for line in Follower(path, from_start=True).lines()] == [200_000]
-
-    def test_pipes_are_not_waited_for(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.log"
-        os.mkfifo(path)
-        assert Follower(path).lines() == []
+    def test_odd_files(self, tmp_path: Path) -> None:
+        endless, pipe = tmp_path / "a.log", tmp_path / "b.log"
+        endless.write_text("x" * 200_000)
+        assert [len(line) for line in Follower(endless, from_start=True).lines()] == [200_000]
+        os.mkfifo(pipe)
+        assert Follower(pipe).lines() == []  # it is not waited for
 
 
-def test_what_failed_to_start_shows_its_logs(make_bundle: Callable[..., Bundle]) -> None:
+def test_what_failed_to_start_shows_its_logs_until_interrupted(
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    """A shell's job in the background ignores Ctrl-C: the follower must start without that."""
     bundle = make_bundle("--behave", "die")
-    bundle.stand_alone()
+    command = bundle.stand_alone()
     assert run(bundle, "up", "--strict").returncode == 1
-    done = run(bundle, "logs")
-    assert "no weights on this shelf" in done.stdout
+    assert "no weights on this shelf" in run(bundle, "logs").stdout
+    with subprocess.Popen(
+        [*command, "logs", "server-0", "--follow", "--lines", "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=usual_signals,
+    ) as following:
+        assert following.stdout is not None
+        try:
+            assert "no weights on this shelf" in following.stdout.readline()
+            with (bundle.root / "run" / "server-0.log").open("a") as log:
+                log.write("later\n")
+            assert following.stdout.readline() == "later\n"
+            following.send_signal(signal.SIGINT)
+            assert following.wait(PATIENCE) == 0
+        finally:
+            following.kill()
