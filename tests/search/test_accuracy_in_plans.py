@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core.base.errors import InputError
 from recipe_core.compression.retained import Retained
 from recipe_core.explain.formats import format_points
 from recipe_core.model.variants import base_of, stored_as
@@ -17,7 +16,6 @@ from recipe_core.physics.serving import accuracy
 from recipe_core.present.charts.accuracy import cost_against_loss, three_axes
 from recipe_core.request.edit import change
 from recipe_core.request.presets import aim_of, aims
-from recipe_core.request.schema import PlanRequest
 from recipe_core.search.accuracy import AS_GOOD, accuracy_of, applied, checkpoint_of, lost
 from recipe_core.search.alternatives import alternatives
 from recipe_core.search.changes import fixes
@@ -44,15 +42,13 @@ def formats_of(
 
 @cache
 def planned(model: str = MIDDLE, **objective: Any) -> ServingPlan:
-    objective = {name: _plain(value) for name, value in objective.items()}
-    request = make_request(model, per_node=2, options=FORMATS, objective=objective)
-    made = plan(request)
+    objective = {
+        name: dict(value) if isinstance(value, tuple) else value
+        for name, value in objective.items()
+    }
+    made = plan(make_request(model, per_node=2, options=FORMATS, objective=objective))
     assert isinstance(made, ServingPlan)
     return made
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, tuple) else value
 
 
 def at_least(share: float) -> Any:
@@ -62,9 +58,8 @@ def at_least(share: float) -> Any:
 # Which techniques formats are
 
 
-@pytest.mark.parametrize(
-    ("device", "weights", "technique"),
-    [
+def test_formats_are_techniques_by_what_the_engine_does_on_the_device() -> None:
+    rows = [
         ("h100-sxm", "fp8", "fp8_w8a8"),
         ("a100-sxm-80gb", "fp8", "fp8_weight_only"),  # Ampere has no fp8 units
         ("h100-sxm", "nvfp4", "nvfp4_weight_only"),  # nor Hopper fp4 ones: Marlin
@@ -73,71 +68,50 @@ def at_least(share: float) -> Any:
         ("h100-sxm", "int8", "int8_w8a8"),
         ("mi355x", "mxfp4", "mxfp4_w4a4"),
         ("mi300x", "mxfp4", "mxfp4_w4a4"),  # no fp4 units: vLLM rounds activations all the same
-    ],
-)
-def test_formats_are_techniques_by_what_the_engine_does_on_the_device(
-    device: str, weights: str, technique: str
-) -> None:
-    assert applied(formats_of(MIDDLE, weights, device=device)).techniques == (technique,)
+    ]
+    assert [
+        (device, weights, *applied(formats_of(MIDDLE, weights, device=device)).techniques)
+        for device, weights, _ in rows
+    ] == rows
+    gptq = formats_of("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "auto")  # 16-bit activations
+    assert applied(gptq).techniques == ("int8_weight_only",)
 
 
 def test_a_cache_is_a_technique_of_its_own_unless_tables_have_both_as_one() -> None:
-    alone = applied(formats_of(MIDDLE, "auto", "fp8")).techniques
-    joint = applied(formats_of(MIDDLE, "fp8", "fp8")).techniques
-    apart = applied(formats_of(MIDDLE, "int4", "fp8")).techniques
-    assert alone == ("kv_fp8",)
-    assert joint == ("fp8_w8a8_kv_fp8",)
-    assert apart == ("int4_weight_only", "kv_fp8")
+    for weights, techniques in (
+        ("auto", ("kv_fp8",)),
+        ("fp8", ("fp8_w8a8_kv_fp8",)),
+        ("int4", ("int4_weight_only", "kv_fp8")),
+    ):
+        assert applied(formats_of(MIDDLE, weights, "fp8")).techniques == techniques
 
 
-@pytest.mark.parametrize(
-    ("model", "base", "method"),
-    [
+def test_a_checkpoint_says_its_base_and_how_it_was_made() -> None:
+    for model, base, method in (
         ("Qwen/Qwen3-8B-AWQ", MIDDLE, "AWQ"),
         ("RedHatAI/Qwen3-8B-FP8-dynamic", MIDDLE, "dynamic"),
         ("nvidia/Qwen3-8B-NVFP4", MIDDLE, "ModelOpt"),
         ("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "Qwen/Qwen2.5-32B-Instruct", "GPTQ"),
         ("google/gemma-4-31B-it-qat-w4a16-ct", "google/gemma-4-31B-it", "QAT"),
-    ],
-)
-def test_a_checkpoint_says_its_base_and_how_it_was_made(model: str, base: str, method: str) -> None:
-    done = applied(formats_of(model, "auto"))
-    assert (done.base, done.method) == (base, method)
-    assert done.techniques
+    ):
+        done = applied(formats_of(model, "auto"))
+        assert (done.base, done.method) == (base, method)
+        assert done.techniques
 
 
-def test_gptq_keeps_activations_in_16_bit_on_any_device() -> None:
-    made = formats_of("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "auto")
-    assert applied(made).techniques == ("int8_weight_only",)
-
-
-@pytest.mark.parametrize(
-    ("weights", "technique", "method"),
-    [
-        ("int8", "int8_weight_only", "GPTQ"),
-        ("int4", "w4a8_fp8", "RTN"),
-        ("int4", "gguf_q5_k_m", "auto"),
-        ("fp8", "fp8_w8a8_kv_fp8", "auto"),
-    ],
-)
-def test_the_technique_that_is_made_counts_and_not_the_usual_one_of_its_format(
-    weights: str, technique: str, method: str
-) -> None:
-    options = {"compression": {"technique": technique, "method": method}}
-    problem = resolve(make_request(MIDDLE, "h100-sxm", 1, options=options))
-    spec = engine_of(
-        "llama-cpp" if technique.startswith("gguf") else "tensorrt-llm", problem.cluster
-    )
-    done = applied(setting(problem, spec, weights, "auto"))
-    assert done.techniques == (technique,)
-    assert done.method == ("" if method == "auto" else method)
-
-
-def test_a_technique_of_another_format_does_not_count() -> None:
-    options = {"compression": {"technique": "int4_weight_only", "method": "AWQ"}}
-    problem = resolve(make_request(MIDDLE, "h100-sxm", 1, options=options))
-    done = applied(setting(problem, engine_of("vllm", problem.cluster), "nvfp4", "auto"))
-    assert (done.techniques, done.method) == (("nvfp4_weight_only",), "")
+def test_the_technique_that_is_made_counts_and_not_the_usual_one_of_its_format() -> None:
+    for engine, weights, technique, method, techniques in (
+        ("tensorrt-llm", "int8", "int8_weight_only", "GPTQ", "int8_weight_only"),
+        ("tensorrt-llm", "int4", "w4a8_fp8", "RTN", "w4a8_fp8"),
+        ("llama-cpp", "int4", "gguf_q5_k_m", "auto", "gguf_q5_k_m"),
+        ("tensorrt-llm", "fp8", "fp8_w8a8_kv_fp8", "auto", "fp8_w8a8_kv_fp8"),
+        ("vllm", "nvfp4", "int4_weight_only", "AWQ", "nvfp4_weight_only"),  # of another format
+    ):
+        options = {"compression": {"technique": technique, "method": method}}
+        problem = resolve(make_request(MIDDLE, "h100-sxm", 1, options=options))
+        done = applied(setting(problem, engine_of(engine, problem.cluster), weights, "auto"))
+        expected = "" if method == "auto" or technique != techniques else method
+        assert (done.techniques, done.method) == ((techniques,), expected)
 
 
 @pytest.mark.parametrize(
@@ -166,33 +140,21 @@ def test_what_an_engine_makes_while_loading_is_rounded() -> None:
     assert made.techniques == ("gguf_q4_k_m",)
 
 
-@pytest.mark.parametrize("model", ["deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b"])
-def test_a_model_published_in_a_narrow_format_is_its_own_base(model: str) -> None:
-    one = formats_of(model, "auto")
-    kept = accuracy_of(one)
-    assert base_of(model) is None
-    assert (kept.value, kept.low, kept.high) == (1.0, 1.0, 1.0)
-    assert f"published in {one.model.weight_dtype}" in kept.basis
-    assert "own base" in kept.basis
-
-
-def test_a_copy_of_such_a_model_is_beside_what_was_published() -> None:
-    done = applied(formats_of("nvidia/DeepSeek-V3.1-NVFP4", "auto", device="b200-sxm"))
-    assert done.base == "deepseek-ai/DeepSeek-V3"
-    assert done.techniques == ("nvfp4_w4a4_kv_fp8",)
-
-
-def test_16_bit_loses_nothing_and_reads_no_table() -> None:
-    kept = accuracy_of(formats_of(MIDDLE, "auto"))
-    assert (kept.value, kept.low, kept.nearest) == (1.0, 1.0, ())
-
-
-def test_figures_of_texts_are_none_of_vectors() -> None:
+def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base() -> None:
+    for model in ("deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b"):
+        narrow = formats_of(model, "auto")
+        kept = accuracy_of(narrow)
+        assert base_of(model) is None
+        assert (kept.value, kept.low, kept.high) == (1.0, 1.0, 1.0)
+        assert f"published in {narrow.model.weight_dtype}" in kept.basis
+    copy = applied(formats_of("nvidia/DeepSeek-V3.1-NVFP4", "auto", device="b200-sxm"))
+    assert copy.base == "deepseek-ai/DeepSeek-V3"
+    assert copy.techniques == ("nvfp4_w4a4_kv_fp8",)
+    plain = accuracy_of(formats_of(MIDDLE, "auto"))
+    assert (plain.value, plain.low, plain.nearest) == (1.0, 1.0, ())
     problem = resolve(make_request("Qwen/Qwen3-Embedding-8B", "h100-sxm", 1))
-    one = setting(problem, engine_of(None, problem.cluster, "embed"), "fp8", "auto")
-    kept = accuracy_of(one)
-    assert not kept.known
-    assert "generate text" in kept.basis
+    vectors = setting(problem, engine_of(None, problem.cluster, "embed"), "fp8", "auto")
+    assert not accuracy_of(vectors).known  # figures are of models that generate text
 
 
 # The limit
@@ -240,24 +202,6 @@ def test_a_confidence_holds_the_band_against_the_limit() -> None:
     assert (sure.confidence(sure.order) >= 0.95).all()
 
 
-def test_training_refuses_limit_goal_and_benchmark() -> None:
-    run = {"kind": "training", "sequence_length": 4096, "global_batch": 64}
-    for field, value in (
-        ("objective.limits.accuracy_recovery", 0.9),
-        ("objective.accuracy_of", "math"),
-        ("objective.optimize", "accuracy"),
-    ):
-        request = {"model": MIDDLE, "hardware": {"device": "h100-sxm"}, "workload": run}
-        part: dict[str, Any] = request.setdefault("objective", {})  # type: ignore[arg-type]
-        *path, last = field.split(".")[1:]
-        for step in path:
-            part = part.setdefault(step, {})
-        part[last] = value
-        with pytest.raises(InputError) as caught:
-            plan(PlanRequest.parse(request))
-        assert caught.value.field == field
-
-
 def test_a_refused_format_is_helped_by_the_smallest_one_that_keeps_the_limit() -> None:
     request = make_request("Qwen/Qwen3-8B-AWQ", per_node=1, options={"kv_dtypes": ["auto"]})
     made = plan(change(request, {"objective.limits.accuracy_recovery": 0.9999}))
@@ -273,19 +217,12 @@ def test_a_refused_format_is_helped_by_the_smallest_one_that_keeps_the_limit() -
 def test_weights_move_the_choice_from_cost_to_accuracy() -> None:
     by_cost = planned(weights=(("cost", 1.0), ("accuracy", 0.01)))
     by_accuracy = planned(weights=(("cost", 0.01), ("accuracy", 1.0)))
-    cost, kept = "usd_per_million_output_tokens", "accuracy"
     first, other = by_cost.best_row, by_accuracy.best_row
-    assert by_cost.columns[kept][first] < by_accuracy.columns[kept][other]
-    assert by_cost.columns[cost][first] < by_accuracy.columns[cost][other]
+    for column in ("usd_per_million_output_tokens", "accuracy"):
+        assert by_cost.columns[column][first] < by_accuracy.columns[column][other]
     assert by_accuracy.setting(other).weight_dtype == "bf16"
-
-
-def test_losing_the_noise_of_a_score_counts_as_much_as_twice_the_cost() -> None:
-    kept = np.array([1.0, 1 - AS_GOOD, np.nan, 1.02])
+    kept = np.array([1.0, 1 - AS_GOOD, np.nan, 1.02])  # a score's noise counts as twice the cost
     assert lost(kept) / AS_GOOD == pytest.approx([1.0, 2.0, 51.0, 1.0])
-
-
-def test_all_three_is_an_aim_of_the_page() -> None:
     request = make_request(MIDDLE)
     chosen = change(request, dict(aims(request)["all-three"].changes))
     assert aim_of(chosen) == "all-three"
@@ -323,14 +260,13 @@ def test_a_plan_of_one_accuracy_has_two_axes() -> None:
 
 
 def test_a_sibling_of_the_catalog_is_named_and_a_missing_one_too() -> None:
-    assert checkpoint_of(formats_of(MIDDLE, "int4")) == "Qwen/Qwen3-8B-AWQ"
     assert checkpoint_of(formats_of(MIDDLE, "fp8")) == MIDDLE  # the engine makes it
-    assert checkpoint_of(formats_of(SMALL, "int4")) is None
     options = {"weight_dtypes": ["int4", "auto"]}
     for model, name, words in (
         (MIDDLE, "Qwen/Qwen3-8B-AWQ", "the catalog has Qwen/Qwen3-8B-AWQ"),
         (SMALL, None, "make one with recipe compress"),
     ):
+        assert checkpoint_of(formats_of(model, "int4")) == name
         answer = plan(make_request(model, per_node=1, options=options)).to_json()
         by_format = {case["candidate"]["weight_dtype"]: case for case in answer["candidates"]}
         assert by_format["int4"]["checkpoint"] == name
@@ -341,16 +277,24 @@ def test_a_sibling_of_the_catalog_is_named_and_a_missing_one_too() -> None:
 def test_alternatives_say_what_other_formats_keep() -> None:
     request = make_request(MIDDLE, per_node=1, objective={"optimize": "cost"})
     offered = alternatives(plan(change(request, {"objective.limits.accuracy_recovery": 0.98})))
-    changed = [one for one in offered if one.formats]
+    changed = [choice for choice in offered if choice.formats]
     assert changed
-    for one in changed:
-        assert one.accuracy is not None
-        assert one.accuracy.value >= 0.98
-        assert one.accuracy_text.startswith("Keeps ")
-        assert one.to_json()["accuracy"]["value"] == one.accuracy.value
+    for choice in changed:
+        assert choice.accuracy is not None
+        assert choice.accuracy.value >= 0.98
+        assert choice.accuracy_text.startswith("Keeps ")
+        assert choice.to_json()["accuracy"]["value"] == choice.accuracy.value
 
 
 # One row and many
+
+
+def row_in(made: ServingPlan, dtype: str) -> int:
+    """The first row whose weights and cache are in a format."""
+    settings = ((int(row), made.setting(int(row))) for row in made.order)
+    return next(
+        row for row, formats in settings if formats.weight_dtype == formats.kv_dtype == dtype
+    )
 
 
 def test_an_estimate_has_the_same_accuracy_alone_and_in_a_column() -> None:
@@ -361,52 +305,36 @@ def test_an_estimate_has_the_same_accuracy_alone_and_in_a_column() -> None:
     together = [answer["accuracy"] for answer in estimate_batch(requests)]
     alone = [estimate_batch([request])[0]["accuracy"] for request in requests]
     made = planned()
-    row = next(row for row in made.order if made.setting(int(row)) and _is(made, int(row), "fp8"))
     assert together == alone
-    assert together[0]["value"] == float(made.columns["accuracy"][row])
+    assert together[0]["value"] == float(made.columns["accuracy"][row_in(made, "fp8")])
     assert json.loads(json.dumps(together[0])) == together[0]
 
 
-def _is(made: ServingPlan, row: int, dtype: str) -> bool:
-    one = made.setting(row)
-    return (one.weight_dtype, one.kv_dtype) == (dtype, dtype)
-
-
-def test_one_split_is_estimated_with_its_nearest_figures() -> None:
-    made = planned()
-    row = next(int(row) for row in made.order if _is(made, int(row), "fp8"))
+def test_a_split_is_estimated_with_its_nearest_figures_of_the_benchmark() -> None:
+    made, perplexity = planned(), planned(accuracy_of="perplexity")
+    row = row_in(made, "fp8")
     answer = made.explained(row).to_json()["accuracy"]
     assert answer["techniques"] == ["fp8_w8a8_kv_fp8"]
     assert {"model", "technique", "benchmark", "retained", "source"} <= set(answer["nearest"][0])
     assert "nearest" not in made.estimate(row).to_json()["accuracy"]
     assert answer["low"] <= answer["value"] <= answer["high"]
     assert made.band_ends("accuracy", [row]) == ([answer["low"]], [answer["high"]])
-
-
-def test_the_kind_of_benchmark_moves_the_figure() -> None:
-    mean, perplexity = planned(), planned(accuracy_of="perplexity")
-    row = next(int(row) for row in mean.order if mean.setting(int(row)).weight_dtype == "int4")
-    assert mean.columns["accuracy"][row] != perplexity.columns["accuracy"][row]
+    row = next(int(row) for row in made.order if made.setting(int(row)).weight_dtype == "int4")
+    assert made.columns["accuracy"][row] != perplexity.columns["accuracy"][row]
 
 
 # Charts
 
 
-def test_formats_of_one_split_are_points_joined_by_their_cache() -> None:
+def test_formats_are_points_joined_by_their_cache_and_splits_have_three_axes() -> None:
     made = planned()
     points = format_points(made, made.best_row or 0)
-    assert sum(point.own for point in points) == 1
+    (own,) = [point for point in points if point.own]
     assert {point.weight_dtype for point in points} >= {"bf16", "fp8", "int4"}
     figure = cost_against_loss({"split": points})
-    names = {trace.name for trace in figure.data}
-    assert names == {f"{point.kv_dtype} cache" for point in points}
+    assert {trace.name for trace in figure.data} == {f"{point.kv_dtype} cache" for point in points}
     assert all(trace.error_x.array is not None for trace in figure.data)
-    own = next(point for point in points if point.own)
     assert own.tpot_s == pytest.approx(float(made.columns["tpot_s"][made.best_row]))
-
-
-def test_three_axes_show_every_split_that_holds_with_its_accuracy() -> None:
-    made = planned()
     drawn = [trace for trace in three_axes(made).data if trace.marker.coloraxis]
     assert sum(len(trace.x) for trace in drawn) == made.holds.sum()
     colours = np.concatenate([trace.marker.color for trace in drawn])

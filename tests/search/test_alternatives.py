@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from functools import cache
-from typing import Any
 
 import pytest
 
@@ -23,88 +22,68 @@ from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 
 LLAMA = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
-LIMITED = LLAMA | {
-    "objective.limits.tpot_ms": "40",
-    "objective.optimize": "cost",
-    "workload.concurrency": "64",
-}
+CHEAP = {"objective.optimize": "cost"}
+SEARCHED = LLAMA | CHEAP | {"objective.limits.tpot_ms": "40"}
+LIMITED = SEARCHED | {"workload.concurrency": "64"}
+RUN = {"model": "meta-llama/Llama-3.1-8B-Instruct", "workload.kind": "training"}
 CASES: dict[str, dict[str, str]] = {
     "throughput": LLAMA,
     "cost": LIMITED,
     "sure": LIMITED | {"objective.confidence": "0.8"},
-    "searched": LLAMA | {"objective.limits.tpot_ms": "40", "objective.optimize": "cost"},
+    "searched": SEARCHED,
     "latency": LLAMA | {"objective.orientation": "latency"},
-    "l40s": {
-        "model": "Qwen/Qwen3-32B",
-        "hardware.device": "l40s",
-        "objective.optimize": "cost",
-    },
-    "unpriced": {
-        "model": "Qwen/Qwen3-32B",
-        "hardware.device": "gh200-144gb",
-        "objective.optimize": "cost",
-    },
+    "l40s": CHEAP | {"model": "Qwen/Qwen3-32B", "hardware.device": "l40s"},
+    "unpriced": CHEAP | {"model": "Qwen/Qwen3-32B", "hardware.device": "gh200-144gb"},
     "stated": LLAMA
-    | {
-        "candidate.engine": "vllm",
-        "candidate.tp": "8",
-        "candidate.pp": "1",
-        "candidate.dp": "1",
-    },
-    "clusters": LLAMA
-    | {"options.hardware": '[{"device":"mi300x","per_node":8}]', "objective.optimize": "cost"},
-    "training": {
-        "model": "meta-llama/Llama-3.1-8B-Instruct",
-        "workload.kind": "training",
-        "workload.tokens": "1e10",
-    },
+    | {"candidate.engine": "vllm", "candidate.tp": "8", "candidate.pp": "1", "candidate.dp": "1"},
+    "clusters": LLAMA | CHEAP | {"options.hardware": '[{"device":"mi300x","per_node":8}]'},
+    "training": RUN | {"workload.tokens": "1e10"},
     "cpu": {"model": "Qwen/Qwen3-0.6B", "hardware.device": "cpu", "hardware.per_node": "1"},
 }
 
 
-@cache
-def planned(name: str) -> Plan:
-    request, ignored = from_query(CASES[name])
+def planned_from(query: dict[str, str]) -> Plan:
+    request, ignored = from_query(query)
     assert not ignored
     return plan(request)
 
 
+@cache
+def planned(name: str) -> Plan:
+    return planned_from(CASES[name])
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_each_is_what_its_own_plan_says(name: str) -> None:
+def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(name: str) -> None:
     before = planned(name)
     choices = alternatives(before)
     assert choices
-    assert len({one.kind for one in choices}) == len(choices) <= 5
-    for one in choices:
-        after = plan(change(before.request, one.fields))
-        row = after.find(one.key)
-        assert row is not None, one
-        assert after.feasible[row]
-        assert after.candidate(row) == one.candidate
-        assert after.raw("gpus")[row] == one.devices
-        assert one.figure in {after.text(measure, row) for measure in after.measures}
-        assert one.label.startswith(f"{one.what}: ")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_each_improves_the_goal_or_gains_something_for_it(name: str) -> None:
-    choices = alternatives(planned(name))
-    better = [one.better for one in choices if one.kind != "sure"]
+    assert len({choice.kind for choice in choices}) == len(choices) <= 5
+    better = [choice.better for choice in choices if choice.kind != "sure"]
     assert better == sorted(better, reverse=True)  # those that improve come first
-    for one in choices:
-        assert one.better != bool(one.gained)
-        if one.better and len(planned(name).request.objective.goals) == 1:
-            assert abs(one.change) >= LEAST_GAIN * 0.9
-        if not one.better:
-            assert one.kind in (
-                "fewer",
-                "more",
-                "sure",
-            )  # another format without a gain is no choice
+    for choice in choices:
+        after = plan(change(before.request, choice.fields))
+        row = after.find(choice.key)
+        assert row is not None, choice
+        assert after.feasible[row]
+        assert after.candidate(row) == choice.candidate
+        assert after.raw("gpus")[row] == choice.devices
+        assert choice.figure in {after.text(measure, row) for measure in after.measures}
+        assert choice.label.startswith(f"{choice.what}: ")
+        assert choice.better != bool(choice.gained)
+        if choice.better and len(before.request.objective.goals) == 1:
+            assert abs(choice.change) >= LEAST_GAIN * 0.9
+        if not choice.better:  # another format without a gain is no choice
+            assert choice.kind in ("fewer", "more", "sure")
+        if name == "stated" and choice.kind not in ("fewer", "more"):
+            assert choice.fields["candidate"] is None  # left to the ranking again
 
 
 def test_cheaper_formats_of_engine_and_device_are_offered() -> None:
-    by_kind = {one.kind: one for one in alternatives(planned("cost"))}
+    choices = alternatives(planned("cost"))
+    value = choices[0].to_json()
+    assert (value["set"], value["label"]) == (dict(choices[0].fields), choices[0].label)
+    by_kind = {choice.kind: choice for choice in choices}
     assert by_kind["weights"].fields == {"options.weight_dtypes": ("fp8",)}
     assert by_kind["weights"].change < -0.1
     assert by_kind["weights"].formats
@@ -115,38 +94,26 @@ def test_cheaper_formats_of_engine_and_device_are_offered() -> None:
 
 
 def test_a_device_without_fp8_is_offered_none() -> None:
-    request, _ = from_query(LIMITED | {"hardware.device": "a100-sxm-80gb"})
-    chosen = plan(request)
-    kinds = chosen.problem.cluster.device
-    for one in alternatives(chosen):
-        if one.kind == "cache":
-            assert one.what.removesuffix(" cache") in kinds.kv_dtypes
-        if one.kind == "weights":
-            assert one.what.removesuffix(" weights") in kinds.weight_dtypes
+    chosen = planned_from(LIMITED | {"hardware.device": "a100-sxm-80gb"})
+    device = chosen.problem.cluster.device
+    for choice in alternatives(chosen):
+        if choice.kind == "cache":
+            assert choice.what.removesuffix(" cache") in device.kv_dtypes
+        if choice.kind == "weights":
+            assert choice.what.removesuffix(" weights") in device.weight_dtypes
 
 
-def test_a_stated_split_is_left_to_the_ranking_again() -> None:
-    for one in alternatives(planned("stated")):
-        if one.kind not in ("fewer", "more"):
-            assert one.fields["candidate"] is None
-
-
-def test_nothing_is_planned_beside_a_large_plan() -> None:
-    request, _ = from_query(CASES["training"] | {"hardware.nodes": "2"})
-    large = plan(request)
+def test_nothing_is_planned_beside_a_large_plan_or_where_nothing_runs() -> None:
+    large = planned_from(CASES["training"] | {"hardware.nodes": "2"})
     assert len(large) > MOST_ROWS
-    assert {one.kind for one in alternatives(large)} <= {"fewer", "more"}
-    assert all("hardware.nodes" not in one.fields for one in alternatives(large))
-
-
-def test_nothing_is_offered_where_nothing_runs() -> None:
-    request, _ = from_query(LLAMA | {"hardware.per_node": "1"})
-    assert alternatives(plan(request)) == []
+    choices = alternatives(large)
+    assert {choice.kind for choice in choices} <= {"fewer", "more"}
+    assert all("hardware.nodes" not in choice.fields for choice in choices)
+    assert alternatives(planned_from(LLAMA | {"hardware.per_node": "1"})) == []
 
 
 def test_the_safe_split_is_the_best_of_the_sure_ones() -> None:
-    request, _ = from_query(LIMITED | {"objective.limits.tpot_ms": "35"})
-    doubtful = plan(request)
+    doubtful = planned_from(LIMITED | {"objective.limits.tpot_ms": "35"})
     best = doubtful.best_row
     assert best is not None
     assert doubtful.confidence([best])[0] < SURE
@@ -156,41 +123,27 @@ def test_the_safe_split_is_the_best_of_the_sure_ones() -> None:
     ranked = [int(row) for row in doubtful.order]
     before = ranked[: ranked.index(safe)]
     assert all(doubtful.confidence([row])[0] < SURE or doubtful.queues[row] for row in before)
-    asked = plan(change(request, {"objective.confidence": SURE}))
+    asked = plan(change(doubtful.request, {"objective.confidence": SURE}))
     assert asked.best_row is not None
     assert asked.candidate(asked.best_row) == doubtful.candidate(safe)
-
-
-def test_none_is_safer_than_a_sure_one_or_without_limits() -> None:
-    sure = planned("throughput")
-    assert sure.best_row is not None
-    assert safer(sure, sure.best_row) is None
-    limited = planned("cost")
-    assert limited.best_row is not None
+    free, limited = planned("throughput"), planned("cost")
+    assert safer(free, free.best_row) is None
     if limited.confidence([limited.best_row])[0] >= SURE:
         assert safer(limited, limited.best_row) is None
 
 
 def test_a_plan_gives_the_same_in_another_process() -> None:
     before = planned("clusters")
-    first = alternatives(before)
-    assert [one.label for one in alternatives(pickle.loads(pickled(before)))] == [
-        one.label for one in first
-    ]
+    labels, sent = (
+        [choice.label for choice in alternatives(table)]
+        for table in (before, pickle.loads(pickled(before)))
+    )
+    assert labels == sent
 
 
-@pytest.mark.parametrize(
-    ("share", "text"), [(-0.152, "−15 %"), (0.001, "same"), (12.0, "+1,200 %"), (-0.004, "same")]
-)
-def test_shares_are_whole_percents(share: float, text: str) -> None:
-    assert share_text(share) == text
-
-
-def test_plain_values_say_the_same() -> None:
-    one = alternatives(planned("cost"))[0]
-    value: dict[str, Any] = one.to_json()
-    assert value["set"] == dict(one.fields)
-    assert value["label"] == one.label
+def test_shares_are_whole_percents() -> None:
+    shares = {-0.152: "−15 %", 0.001: "same", 12.0: "+1,200 %", -0.004: "same"}
+    assert {share: share_text(share) for share in shares} == shares
 
 
 def test_a_searched_load_that_may_miss_its_limit_is_offered_a_surer_one_first() -> None:
@@ -199,10 +152,9 @@ def test_a_searched_load_that_may_miss_its_limit_is_offered_a_surer_one_first() 
     assert best is not None
     assert searched.confidence([best])[0] < SURE
     first = alternatives(searched)[0]
-    assert first.kind == "sure"
-    assert first.fields == {"objective.confidence": SURE}
+    assert (first.kind, first.fields) == ("sure", {"objective.confidence": SURE})
     assert first.change > 0  # it costs more
+    assert "keeps the limit with 8" in first.label
     sure = plan(change(searched.request, first.fields))
     assert sure.best_row is not None
     assert sure.confidence([sure.best_row])[0] >= SURE
-    assert "keeps the limit with 8" in first.label

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from recipe_core.search.plans import plan, plan_candidate
-from tests.conftest import make_request
+from tests.conftest import LLAMA_70B, make_request
 
 CAUSES = {"compute", "memory", "network", "overhead", "queue"}
 
 
-def estimate_of(model="meta-llama/Llama-3.1-70B-Instruct", **parts):
+def estimate_of(model=LLAMA_70B, **parts):
     candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {"tp": 8})
     table, row = plan_candidate(make_request(model, "h100-sxm", candidate=candidate, **parts))
     answer = table.detailed(row).to_json()
@@ -25,12 +25,8 @@ def estimate_of(model="meta-llama/Llama-3.1-70B-Instruct", **parts):
         {"workload": {"concurrency": 1}},
         {"workload": {"concurrency": 512, "input_tokens": 8000, "output_tokens": 200}},
         {"model": "openai/gpt-oss-120b", "candidate": {"tp": 4, "dp": 2, "ep": 8}},
-        {
-            "model": "deepseek-ai/DeepSeek-V3.2",
-            "candidate": {"tp": 16},
-            "nodes": 2,
-            "workload": {"concurrency": 16},
-        },
+        {"model": "deepseek-ai/DeepSeek-V3.2", "candidate": {"tp": 16}, "nodes": 2}
+        | {"workload": {"concurrency": 16}},
         {"workload": {"mode": "static", "concurrency": None, "batch": 8}},
         {"workload": {"mode": "open", "concurrency": None, "request_rate": 2}},
     ],
@@ -44,25 +40,18 @@ def test_causes_add_up_to_the_time(parts):
         assert sum(causes.values()) == pytest.approx(answer["serving"][whole], rel=1e-9)
 
 
-def test_one_sequence_is_bound_by_memory_and_a_long_prompt_by_compute():
+def test_causes_are_those_of_physics_and_of_the_row():
     answer = estimate_of(workload={"concurrency": 1, "input_tokens": 8000})
     decode, prefill = answer["causes_s"]["decode"], answer["causes_s"]["prefill"]
     assert decode["memory"] > 2 * decode["compute"]
     assert prefill["compute"] > 2 * prefill["memory"]
     assert "queue" not in decode
-
-
-def test_one_device_has_no_network():
     answer = estimate_of("meta-llama/Llama-3.1-8B-Instruct", candidate={"tp": 1})
-    assert "network" not in answer["causes_s"]["decode"]
-    assert answer["causes_s"]["decode"]["queue"] == pytest.approx(
-        answer["breakdown_s"]["decode"]["prefill_interference"]
-    )
-
-
-def test_causes_of_a_row_are_its_own_and_not_the_plan_s_first():
-    table = plan(make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm"))
-    answer = table.detailed(int(table.order[0])).to_json()
-    assert sum(answer["causes_s"]["decode"].values()) == pytest.approx(
-        answer["serving"]["tpot_s"], rel=1e-9
-    )
+    decode = answer["causes_s"]["decode"]
+    assert "network" not in decode  # of one device
+    interference = answer["breakdown_s"]["decode"]["prefill_interference"]
+    assert decode["queue"] == pytest.approx(interference)
+    table = plan(make_request(LLAMA_70B, "h100-sxm"))
+    answer = table.detailed(int(table.order[0])).to_json()  # not of the plan's first row
+    causes = answer["causes_s"]["decode"].values()
+    assert sum(causes) == pytest.approx(answer["serving"]["tpot_s"], rel=1e-9)

@@ -21,8 +21,8 @@ from recipe_core.search.plans import plan
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 BESIDE = (HardwareRequest(device="mi300x", per_node=8),)
 MARKS = ("Usable", "Capacity")
-DEVICES = ("h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm", "l40s", "mi325x", "mi355x")
-
+DEVICES = ("h200-sxm", "a100-sxm-80gb", "b200-sxm", "l40s", "mi325x", "mi355x", "gh200-96gb")
+DEVICES += ("mi350x", "h100-nvl")
 
 LONG = ("workload.max_context", 24_576)
 """At tp 2 one such request may not fit on an H100."""
@@ -37,8 +37,8 @@ def beside() -> Plan:
     return planned(("options.hardware", BESIDE))
 
 
-def loaded() -> Plan:
-    return planned(("options.loads", (16, 512)))
+def devices_and_loads() -> Plan:
+    return planned(("options.hardware", BESIDE), ("options.loads", (16, 512)), LONG)
 
 
 def training() -> Plan:
@@ -68,10 +68,8 @@ def test_devices_are_told_apart_by_title_and_have_a_front_each() -> None:
     assert len({trace.marker.color for trace in diamonds}) == 2
     for cluster, trace in enumerate(diamonds):
         own = splits.clusters_of_rows == cluster
-        assert set(keys([trace])) == {
-            splits.key(row)
-            for row in np.flatnonzero(splits.front(*splits.axes, among=own)).tolist()
-        }
+        on = np.flatnonzero(splits.front(*splits.axes, among=own)).tolist()
+        assert set(keys([trace])) == {splits.key(row) for row in on}
         assert trace.legendgroup == splits.cluster_title(int(np.flatnonzero(own)[0]))
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     assert len({(line.line.color, line.line.dash) for line in lines}) == len(lines) == 2
@@ -85,42 +83,24 @@ def test_several_devices_are_first_drawn_by_interactivity() -> None:
     assert figure.layout.shapes[0]["x0"] == 25.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "titles"),
-    [
-        (
-            (("options.loads", (16, 512)),),
-            "load",
-            ("16 in flight", "64 in flight", "512 in flight"),
-        ),
-        ((("options.engines", ("vllm", "sglang")),), "engine", ("vLLM", "SGLang")),
-        (
-            (("options.weight_dtypes", ("auto", "fp8")),),
-            "weight_dtype",
-            ("bf16 weights", "fp8 weights"),
-        ),
-        ((("options.kv_dtypes", ("auto", "fp8")),), "kv_dtype", ("bf16 cache", "fp8 cache")),
-    ],
-)
-def test_what_differs_is_what_colours_tell(changes: Any, name: str, titles: tuple[str]) -> None:
-    splits = planned(*changes)
-    assert groups.group_names(splits) == [name]
-    assert set(groups.grouped(splits, name).titles) == set(titles)
-    assert set(titles) < set(legend(charts.tradeoff(splits, "tpot", "per_gpu")))
-
-
-def test_one_kind_of_split_has_no_groups() -> None:
+def test_what_differs_is_what_colours_tell() -> None:
+    for field, values, name, titles in (
+        ("loads", (16, 512), "load", {"16 in flight", "64 in flight", "512 in flight"}),
+        ("engines", ("vllm", "sglang"), "engine", {"vLLM", "SGLang"}),
+        ("weight_dtypes", ("auto", "fp8"), "weight_dtype", {"bf16 weights", "fp8 weights"}),
+        ("kv_dtypes", ("auto", "fp8"), "kv_dtype", {"bf16 cache", "fp8 cache"}),
+    ):
+        splits = planned((f"options.{field}", values))
+        assert groups.group_names(splits) == [name]
+        assert set(groups.grouped(splits, name).titles) == titles
+        assert titles < set(legend(charts.tradeoff(splits, "tpot", "per_gpu")))
     assert groups.first_grouping(planned()) == groups.ALONE
-    assert legend(charts.tradeoff(planned(LONG), "tpot", "per_gpu")) == [
-        "Over a limit",
-        "May not start",
-        "Holds the load",
-        "Best tradeoffs",
-    ]
+    alone = legend(charts.tradeoff(planned(LONG), "tpot", "per_gpu"))
+    assert alone == ["Over a limit", "May not start", "Holds the load", "Best tradeoffs"]
 
 
 def test_every_split_is_drawn_once_whatever_colours_tell() -> None:
-    splits = planned(("options.hardware", BESIDE), ("options.loads", (16, 512)))
+    splits = devices_and_loads()
     assert groups.group_names(splits) == ["device", "load"]
     for by in ("device", "load", "none"):
         drawn = keys(points(charts.tradeoff(splits, "tpot", "per_gpu", by=by)))
@@ -128,11 +108,8 @@ def test_every_split_is_drawn_once_whatever_colours_tell() -> None:
 
 
 def test_more_groups_than_colours_are_the_best_and_the_others() -> None:
-    rest = tuple(HardwareRequest(device=name, per_node=8) for name in DEVICES)
-    more = tuple(
-        HardwareRequest(device=name, per_node=8) for name in ("gh200-96gb", "mi350x", "h100-nvl")
-    )
-    splits = planned(("options.hardware", rest[1:] + more))
+    several = tuple(HardwareRequest(device=name, per_node=8) for name in DEVICES)
+    splits = planned(("options.hardware", several))
     told = groups.grouped(splits, "device")
     assert len(told.titles) == groups.COLOURED + 1
     assert told.titles[-1] == "Others (2)"
@@ -180,7 +157,7 @@ def contrast(one: str, other: str) -> float:
 def test_bands_of_rows_are_those_of_their_estimates(make: Any) -> None:
     splits = make()
     rows = [int(row) for row in splits.order[:: max(len(splits.order) // 40, 1)]]
-    told = 0
+    compared = 0
     for name, measure in splits.measures.items():
         low, high = splits.band_ends(name, rows)
         if name == "accuracy":  # of published figures: test_accuracy_in_plans
@@ -190,17 +167,16 @@ def test_bands_of_rows_are_those_of_their_estimates(make: Any) -> None:
             continue
         for n, row in enumerate(rows):
             value, ends = splits.raw(name)[row], (splits.estimate(row).bands or {})[measure.band]
-            figure = float(splits.columns[measure.band][row])
-            factors = np.array(ends) / figure
+            factors = np.array(ends) / float(splits.columns[measure.band][row])
             if measure.band_inverse:
                 factors = 1 / factors[::-1]
             assert (low[n], high[n]) == pytest.approx(tuple(value * factors))
             assert low[n] <= value <= high[n]
-            told += 1
-    assert told > 3 * len(rows)
+            compared += 1
+    assert compared > 3 * len(rows)
 
 
-def test_best_tradeoffs_carry_their_bands() -> None:
+def test_best_tradeoffs_carry_their_bands_in_figures_and_words() -> None:
     splits = planned()
     figure = charts.tradeoff(splits, "interactivity", "per_gpu")
     (diamonds,) = (trace for trace in points(figure) if trace.marker.symbol == "diamond")
@@ -211,10 +187,6 @@ def test_best_tradeoffs_carry_their_bands() -> None:
     assert "likely" in diamonds.customdata[0][2]
     without = charts.tradeoff(splits, "interactivity", "per_gpu", bands=False)
     assert not any(trace.error_x.array is not None for trace in points(without))
-
-
-def test_the_range_is_said_in_words() -> None:
-    splits = planned()
     row = splits.best_row
     low, high = (float(end[0]) * 1e3 for end in splits.band_ends("tpot", [row]))
     assert splits.likely("tpot", row) == f"{low:.1f} to {high:.1f} ms likely"
@@ -228,17 +200,16 @@ def test_the_range_is_said_in_words() -> None:
 @pytest.mark.parametrize("model", [LLAMA_70B, "Qwen/Qwen3-32B", "openai/gpt-oss-120b"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 def test_no_split_that_starts_is_drawn_beyond_its_capacity(model: str, engine: str) -> None:
-    splits = planned(
-        ("model", model), ("options.engines", (engine,)), ("workload.concurrency", 4096)
-    )
+    load = ("workload.concurrency", 4096)
+    splits = planned(("model", model), ("options.engines", (engine,)), load)
     rows = np.flatnonzero(splits.feasible).tolist()
     held, needed = splits.held_memory(rows), splits.memory(rows)
-    capacity = np.array([splits.capacity_bytes(row) for row in rows])
-    total = np.sum(list(held.values()), axis=0)
-    assert (total <= capacity).all()
     assert all((held[name] <= needed[name]).all() for name in held)
-    enough = ~splits.queues[rows] & (np.sum(list(needed.values()), axis=0) <= capacity)
-    assert total[enough] == pytest.approx(np.sum(list(needed.values()), axis=0)[enough], rel=0.01)
+    capacity = np.array([splits.capacity_bytes(row) for row in rows])
+    total, wanted = (np.sum(list(parts.values()), axis=0) for parts in (held, needed))
+    assert (total <= capacity).all()
+    enough = ~splits.queues[rows] & (wanted <= capacity)
+    assert total[enough] == pytest.approx(wanted[enough], rel=0.01)
     assert splits.queues[rows].any()
 
 
@@ -256,13 +227,9 @@ def test_what_waits_is_said_beside_the_bar() -> None:
 
 
 def test_two_loads_of_a_split_are_two_bars() -> None:
-    splits = loaded()
-    tp8 = [
-        row
-        for row in range(len(splits))
-        if splits.degree("tp")[row] == 8 and splits.degree("pp")[row] == 1
-    ]
-    assert len(tp8) == 3
+    splits = planned(("options.loads", (16, 512)))
+    tp, pp = splits.degree("tp"), splits.degree("pp")
+    tp8 = [row for row in range(len(splits)) if (tp[row], pp[row]) == (8, 1)]
     figure = charts.memory_bars(splits, tp8)
     assert list(figure.layout.yaxis.ticktext) == [
         f"tp 8 · {load} in flight" for load in (64, 16, 512)
@@ -292,7 +259,7 @@ def test_each_device_has_its_own_capacity() -> None:
 
 def test_a_table_has_a_column_for_what_differs() -> None:
     assert list(tables.differing(planned())) == []
-    splits = planned(("options.hardware", BESIDE), ("options.loads", (16, 512)))
+    splits = devices_and_loads()
     assert list(tables.differing(splits)) == ["device", "load"]
     frame = tables.splits_frame(splits, splits.order, ranges=True)
     assert set(frame["device"]) == {"H100 SXM5", "MI300X"}
@@ -305,9 +272,9 @@ def test_a_table_has_a_column_for_what_differs() -> None:
 
 def test_states_are_said_in_a_column() -> None:
     splits = planned(("workload.concurrency", 512), LONG)
-    frame = tables.splits_frame(splits, splits.order)
-    assert (frame["state"][splits.queues[splits.order]].str.startswith("queues: ")).all()
-    assert set(frame["state"][splits.holds[splits.order]]) <= {"holds"}
+    states = tables.splits_frame(splits, splits.order)["state"]
+    assert (states[splits.queues[splits.order]].str.startswith("queues: ")).all()
+    assert set(states[splits.holds[splits.order]]) <= {"holds"}
     row = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
     assert tables.state_text(splits, row) == f"queues: {splits.held_text(row)}"
     row = splits.find("vllm.bf16.bf16.tp2.pp1.dp1.ep1")
@@ -315,25 +282,26 @@ def test_states_are_said_in_a_column() -> None:
 
 
 def test_filters_keep_what_they_name() -> None:
-    splits = planned(("options.hardware", BESIDE), ("options.loads", (16, 512)), LONG)
-    assert tables.filtered(splits, tables.Filters()).tolist() == splits.order.tolist()
-    mine = tables.filtered(splits, tables.Filters(by=(("device", ("MI300X",)),)))
+    splits = devices_and_loads()
+
+    def filtered(**names: Any) -> Any:
+        return tables.filtered(splits, tables.Filters(**names))
+
+    assert filtered().tolist() == splits.order.tolist()
+    mine = filtered(by=(("device", ("MI300X",)),))
     assert {splits.cluster_title(int(row)) for row in mine} == {"MI300X"}
-    queueing = tables.filtered(splits, tables.Filters(states=(tables.QUEUES,)))
+    queueing = filtered(states=(tables.QUEUES,))
     assert splits.queues[queueing].all()
     assert len(queueing) == splits.queues[splits.order].sum()
-    four = tables.filtered(splits, tables.Filters(devices=(4,), states=(tables.HOLDS,)))
+    four = filtered(devices=(4,), states=(tables.HOLDS,))
     assert set(splits.raw("gpus")[four]) == {4}
     assert not splits.queues[four].any()
-    best = tables.filtered(splits, tables.Filters(front=splits.axes))
+    best = filtered(front=splits.axes)
     assert set(splits.clusters_of_rows[best]) == {0, 1}
-    assert set(tables.group_titles(splits, "load")) == {
-        "16 in flight",
-        "64 in flight",
-        "512 in flight",
-    }
+    loads = {f"{load} in flight" for load in (16, 64, 512)}
+    assert set(tables.group_titles(splits, "load")) == loads
     assert tables.states_of(splits) == [tables.HOLDS, tables.QUEUES, tables.UNCERTAIN]
-    doubtful = tables.filtered(splits, tables.Filters(states=(tables.UNCERTAIN,)))
+    doubtful = filtered(states=(tables.UNCERTAIN,))
     assert len(doubtful)
     assert splits.uncertain[doubtful].all()
     assert 4 in tables.device_counts(splits)
@@ -342,8 +310,7 @@ def test_filters_keep_what_they_name() -> None:
 def test_digits_of_cells_are_those_of_sentences() -> None:
     splits = planned()
     texts = tables.digits_of(splits)
-    assert texts["usd"](1.0) == "1.00"
-    assert texts["gpus"](8.0) == "8"
+    assert (texts["usd"](1.0), texts["gpus"](8.0)) == ("1.00", "8")
     assert texts["concurrency"](float("nan")) == "–"
     row = splits.best_row
     frame = tables.splits_frame(splits, [row])
@@ -353,20 +320,12 @@ def test_digits_of_cells_are_those_of_sentences() -> None:
 # places
 
 
-def test_devices_are_counted_of_those_there() -> None:
+def test_devices_are_counted_of_those_there_and_clusters_of_one_are_told_apart() -> None:
     splits = planned()
-    eight = splits.find("vllm.bf16.bf16.tp8.pp1.dp1.ep1")
-    four = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
+    eight, four = (splits.find(f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (8, 4))
     assert splits.devices_text(eight) == "8 × H100 SXM5"
     assert splits.devices_text(four) == "4 of 8 × H100 SXM5"
-
-
-def test_clusters_of_one_device_are_told_apart() -> None:
     twice = (HardwareRequest(device="h100-sxm", per_node=4),) * 2
     splits = planned(("options.hardware", twice))
-    titles = [splits.cluster_title(row) for row in range(len(splits))]
-    assert list(dict.fromkeys(titles)) == [
-        "8 × H100 SXM5",
-        "4 × H100 SXM5 (1)",
-        "4 × H100 SXM5 (2)",
-    ]
+    titles = {splits.cluster_title(row): None for row in range(len(splits))}
+    assert list(titles) == ["8 × H100 SXM5", "4 × H100 SXM5 (1)", "4 × H100 SXM5 (2)"]

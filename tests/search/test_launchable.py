@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 from tests.fixtures.sizes import examples
 
+LLAMA_8B = "meta-llama/Llama-3.1-8B"
 SERVED = (
     "meta-llama/Llama-3.1-8B-Instruct",
     "Qwen/Qwen3-32B",
@@ -33,7 +35,7 @@ SERVED = (
     "Qwen/Qwen3-30B-A3B",
 )
 TRAINED = (
-    "meta-llama/Llama-3.1-8B",
+    LLAMA_8B,
     "Qwen/Qwen3-32B",
     "mistralai/Mixtral-8x7B-v0.1",
     "Qwen/Qwen3-0.6B",
@@ -73,8 +75,11 @@ def builds_or_says_why(table: Plan) -> None:
     assert "candidate." not in f"{caught.value.message} {caught.value.hint}"
 
 
+def sampled(kind: str, walks: list[Any], full: int, least: int) -> list[Any]:
+    return random.Random(kind).sample(walks, min(len(walks), examples(full, least)))
+
+
 def test_every_default_of_serving_builds_or_says_why() -> None:
-    chance = random.Random("serving")
     walks = [
         (model, where, preset, name)
         for model in SERVED
@@ -83,49 +88,44 @@ def test_every_default_of_serving_builds_or_says_why() -> None:
         if name is None or device(where).runtime in engine(name).runtimes
         for preset in preset_file().serving
     ]
-    for walk in chance.sample(walks, min(len(walks), examples(80, least=16))):
+    for walk in sampled("serving", walks, 80, least=16):
         builds_or_says_why(plan(serving(*walk)))
 
 
 def test_every_default_of_training_builds_or_says_why() -> None:
-    chance = random.Random("training")
-    walks = [
-        (model, where, preset, name)
-        for model in TRAINED
-        for where in DEVICES
-        for name in (None, *training_data().frameworks)
-        for preset in preset_file().training
-    ]
-    for *walk, name in chance.sample(walks, min(len(walks), examples(60, least=12))):
+    engines = (None, *training_data().frameworks)
+    walks = list(product(TRAINED, DEVICES, preset_file().training, engines))
+    for *walk, name in sampled("training", walks, 60, least=12):
         builds_or_says_why(plan(training(*walk, candidate__engine=name)))
 
 
-@pytest.mark.parametrize(
-    ("model", "preset", "fields", "name"),
-    [
-        ("meta-llama/Llama-3.1-8B", "pretrain", {}, "torchtitan"),
-        ("meta-llama/Llama-3.1-8B", "lora", {}, "torch"),
-        ("meta-llama/Llama-3.1-8B", "qlora", {}, "torch"),
-        ("meta-llama/Llama-3.1-8B", "lora", {"candidate__offload": "optimizer"}, "llama-factory"),
-        ("mistralai/Mistral-7B-v0.3", "pretrain", {}, "torch"),
-        ("mistralai/Mixtral-8x7B-v0.1", "finetune", {}, "accelerate"),
-        ("meta-llama/Llama-3.1-8B", "pretrain", {"candidate__precision": "fp8"}, "torchtitan"),
-        ("mistralai/Mistral-7B-v0.3", "pretrain", {"candidate__precision": "fp8"}, "megatron"),
-        ("deepseek-ai/DeepSeek-V3", "pretrain", {}, "torchtitan"),
-        ("openai/gpt-oss-120b", "pretrain", {}, "torchtitan"),
-        ("meta-llama/Llama-3.1-8B", "pretrain", {"candidate__offload": "optimizer"}, "deepspeed"),
-        ("meta-llama/Llama-3.1-8B", "pretrain", {"workload__attention": "eager"}, "torch"),
-    ],
-)
-def test_the_default_framework_follows_what_is_asked(
-    model: str, preset: str, fields: Any, name: str
-) -> None:
-    table = plan(training(model, "h200-sxm", preset, **fields))
-    assert {block.setting.engine for block in table.blocks} == {name}
+DEFAULTS: list[tuple[str, str, dict[str, Any], str]] = [
+    (LLAMA_8B, "pretrain", {}, "torchtitan"),
+    (LLAMA_8B, "lora", {}, "torch"),
+    (LLAMA_8B, "qlora", {}, "torch"),
+    (LLAMA_8B, "lora", {"candidate__offload": "optimizer"}, "llama-factory"),
+    ("mistralai/Mistral-7B-v0.3", "pretrain", {}, "torch"),
+    ("mistralai/Mixtral-8x7B-v0.1", "finetune", {}, "accelerate"),
+    (LLAMA_8B, "pretrain", {"candidate__precision": "fp8"}, "torchtitan"),
+    ("mistralai/Mistral-7B-v0.3", "pretrain", {"candidate__precision": "fp8"}, "megatron"),
+    ("deepseek-ai/DeepSeek-V3", "pretrain", {}, "torchtitan"),
+    ("openai/gpt-oss-120b", "pretrain", {}, "torchtitan"),
+    (LLAMA_8B, "pretrain", {"candidate__offload": "optimizer"}, "deepspeed"),
+    (LLAMA_8B, "pretrain", {"workload__attention": "eager"}, "torch"),
+]
+
+
+def test_the_default_framework_follows_what_is_asked() -> None:
+    found = []
+    for model, preset, fields, _ in DEFAULTS:
+        table = plan(training(model, "h200-sxm", preset, **fields))
+        (framework,) = {block.setting.engine for block in table.blocks}
+        found.append((model, preset, fields, framework))
+    assert found == DEFAULTS
 
 
 def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure() -> None:
-    asked = training("meta-llama/Llama-3.1-8B", "a100-sxm-80gb", "lora")
+    asked = training(LLAMA_8B, "a100-sxm-80gb", "lora")
     refused = plan(change(asked, {"candidate.engine": "torchtitan"}))
     assert refused.best is None
     tools = "Plain torch (torchrun), TRL, LLaMA-Factory, Axolotl or Unsloth"
@@ -141,10 +141,9 @@ def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure() -> N
 
 
 def test_several_frameworks_are_judged_each_by_what_it_launches() -> None:
-    asked = training("meta-llama/Llama-3.1-8B", "h100-sxm", "lora")
-    table = plan(change(asked, {"options.engines": ("torchtitan", "torch")}))
+    table = plan(training(LLAMA_8B, "h100-sxm", "lora", options__engines=("torchtitan", "torch")))
     engines = np.repeat(
-        [block.setting.engine for block in table.blocks], [len(block) for block in table.blocks]
+        [block.setting.engine for block in table.blocks], list(map(len, table.blocks))
     )
     assert set(engines[table.order].tolist()) == {"torch"}
     assert table.rules()["framework"][engines == "torchtitan"].all()
@@ -171,66 +170,43 @@ def test_refused_rows_are_those_that_cannot_be_launched() -> None:
 
 
 def test_what_no_framework_launches_is_estimated_and_said() -> None:
-    asked = training("meta-llama/Llama-3.1-8B", "h100-sxm", "lora", workload__optimizer="muon")
-    table = plan(asked)
+    table = plan(training(LLAMA_8B, "h100-sxm", "lora", workload__optimizer="muon"))
     assert table.best is not None
-    assert table.launch_note == (
-        "No framework launches Muon: figures are estimates, without a bundle."
-    )
-    assert table.to_json(1)["launch_note"] == table.launch_note
-    step = plan(training("meta-llama/Llama-3.1-8B", "h100-sxm", "pretrain", workload__tokens=None))
+    note = "No framework launches Muon: figures are estimates, without a bundle."
+    answer = table.to_json(1)
+    assert table.launch_note == answer["launch_note"] == note
+    assert answer["candidates"][0]["bundle"] is False
+    step = plan(training(LLAMA_8B, "h100-sxm", "pretrain", workload__tokens=None))
     assert "token budget" in (step.launch_note or "")
-    assert plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "lora")).launch_note is None
+    bundled = plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "lora")).to_json(1)
+    assert (bundled["launch_note"], bundled["candidates"][0]["bundle"]) == (None, True)
 
 
 def test_a_cluster_on_which_nothing_is_launched_is_named() -> None:
+    asked = training(LLAMA_8B, "h100-sxm", "pretrain", candidate__precision="fp8")
     beside = HardwareRequest(device="gaudi3", per_node=8)
-    asked = training("meta-llama/Llama-3.1-8B", "h100-sxm", "pretrain", candidate__precision="fp8")
-    table = plan(change(asked, {"options.hardware": (beside,)}))
-    note = table.launch_note or ""
+    note = plan(change(asked, {"options.hardware": (beside,)})).launch_note or ""
     assert note.startswith("No framework launches")
     assert "on Gaudi 3" in note
     assert "figures there are estimates" in note
     assert plan(asked).launch_note is None
 
 
-def test_no_change_leads_from_a_bundle_to_estimates_only() -> None:
+def test_offload_is_offered_where_a_framework_with_a_bundle_has_it() -> None:
     asked = training("meta-llama/Llama-3.1-70B", "l40s", "lora", hardware__per_node=2)
     table = plan(asked)
     assert table.best is None
-    for one in table.changes():
-        assert plan(change(asked, one.fields)).launch_note is None
-        assert "candidate.offload" not in one.fields  # no framework offloads beside adapters
     row = table.nearest_row()
     assert row is not None
-    assert all("candidate.offload" not in one.fields for one in fixes(table, row))
-
-
-def test_offload_is_offered_with_a_framework_that_has_it() -> None:
+    offered = [remedy.fields for remedy in (*table.changes(), *fixes(table, row))]
+    assert not any("candidate.offload" in fields for fields in offered)  # not beside adapters
+    for remedy in table.changes():
+        assert plan(change(asked, remedy.fields)).launch_note is None
     table = plan(training("mistralai/Mixtral-8x7B-v0.1", "h100-sxm", "pretrain"))
     assert table.best is None
-    offered = [one.fields for one in table.changes() if "candidate.offload" in one.fields]
+    offered = [remedy.fields for remedy in table.changes() if "candidate.offload" in remedy.fields]
     assert offered[0]["candidate.engine"] == "deepspeed"
 
 
 def test_every_framework_says_what_its_launch_can_be_told() -> None:
     assert set(facts().preferred) == set(facts().engines) == set(training_data().frameworks)
-
-
-@pytest.mark.parametrize(("optimizer", "bundled"), [("adamw", True), ("muon", False)])
-def test_a_split_without_a_bundle_says_so(optimizer: str, bundled: bool) -> None:
-    """Where no framework can be told what is asked, the first split and a note say so."""
-    value = {
-        "model": "Qwen/Qwen3-0.6B",
-        "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1},
-        "workload": {
-            "kind": "training",
-            "sequence_length": 2048,
-            "global_batch": 64,
-            "tokens": 1e9,
-            "optimizer": optimizer,
-        },
-    }
-    answer = plan(PlanRequest.parse(value)).to_json(top=1)
-    assert answer["candidates"][0]["bundle"] is bundled
-    assert (answer["launch_note"] is None) is bundled

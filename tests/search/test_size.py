@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from recipe_core.base import budget
@@ -14,17 +16,25 @@ from recipe_core.search import serving_candidates, size
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.space.splits import ExpertSharing, count_splits, enumerate_splits
 from tests.conftest import make_request
+from tests.fixtures.refusals import refusal
 
 MIXTRAL = "mistralai/Mixtral-8x7B-Instruct-v0.1"
 
 
-@pytest.mark.parametrize("kv_heads", [None, 1, 2, 8])
-@pytest.mark.parametrize("sharing", ["none", "all-ranks", "divisors"])
-def test_the_count_is_what_would_be_made(sharing: ExpertSharing, kv_heads: int | None) -> None:
-    for devices in (1, 2, 3, 8, 12, 16, 60, 64):
-        made = enumerate_splits(devices, shares_experts=sharing, kv_heads=kv_heads)
-        count = count_splits(devices, shares_experts=sharing, kv_heads=kv_heads)
-        assert count == len(made["tp"]), devices
+def refused_above(rows: int, request: PlanRequest) -> LimitError:
+    """The request takes just this many candidates: one fewer is refused."""
+    with budget.limited(Budget(rows)):
+        assert len(plan(request)) == rows
+    with budget.limited(Budget(rows - 1)):
+        return refusal(plan, request, kind=LimitError)
+
+
+def test_the_count_is_what_would_be_made() -> None:
+    devices = (1, 2, 3, 8, 12, 16, 60, 64)
+    for count, sharing, heads in product(devices, get_args(ExpertSharing), (None, 1, 2, 8)):
+        made = enumerate_splits(count, shares_experts=sharing, kv_heads=heads)
+        counted = count_splits(count, shares_experts=sharing, kv_heads=heads)
+        assert counted == len(made["tp"]), (count, sharing, heads)
 
 
 @pytest.mark.parametrize(
@@ -39,28 +49,25 @@ def test_the_count_is_what_would_be_made(sharing: ExpertSharing, kv_heads: int |
 )
 def test_a_plan_has_as_many_candidates_as_were_counted(options: dict[str, Any]) -> None:
     for model in (MIXTRAL, "Qwen/Qwen3-8B"):
+        request = make_request(model, nodes=2, options=options)
         with budget.limited(Budget(None)) as account:
-            rows = len(plan(make_request(model, nodes=2, options=options)))
+            rows = len(plan(request))
         assert account.planned == rows
-        with budget.limited(Budget(rows)):
-            plan(make_request(model, nodes=2, options=options))
-        with budget.limited(Budget(rows - 1)), pytest.raises(LimitError) as refused:
-            plan(make_request(model, nodes=2, options=options))
-        assert f"{rows - 1:,}" in refused.value.message
+        assert f"{rows - 1:,}" in refused_above(rows, request).message
 
 
 def test_training_counts_too() -> None:
-    request = make_request(
-        workload={
-            "kind": "training", "sequence_length": 8192, "global_batch": 512, "mode": None,
-            "input_tokens": None, "output_tokens": None, "concurrency": None,
-        }
-    )  # fmt: skip
-    with budget.limited(Budget(None)) as account:
-        rows = len(plan(request))
-    assert account.planned == rows
-    with budget.limited(Budget(rows - 1)), pytest.raises(LimitError, match="micro_batch"):
-        plan(request)
+    serving = dict.fromkeys(("mode", "input_tokens", "output_tokens", "concurrency"))
+    workload = {"kind": "training", "sequence_length": 8192, "global_batch": 512} | serving
+    beside = {"hardware": [{"device": "mi300x", "per_node": 8}]}
+    for options in ({}, beside):
+        request = make_request(workload=workload, options=options)
+        with budget.limited(Budget(None)) as account:
+            rows = len(plan(request))
+        assert account.planned == rows
+        error = refused_above(rows, request)
+        named = "options.hardware" if options else "micro_batch"
+        assert named in str(error)
 
 
 def test_nothing_is_made_of_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,55 +78,46 @@ def test_nothing_is_made_of_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -
         serving_candidates, "_varied", lambda *args: made.append(args) or whole(*args)
     )
     loads, steps = list(range(1, 257)), [64 * n for n in range(1, 65)]
-    request = make_request(nodes=8, options={"loads": loads, "max_batched_tokens": steps})
-    with pytest.raises(LimitError) as refused:
-        plan(request)
+    options = {"loads": loads, "max_batched_tokens": steps}
+    refused = refusal(plan, make_request(nodes=8, options=options), kind=LimitError)
     assert not made
-    assert refused.value.field == "options.loads"
-    assert refused.value.hint
-    fitting = int(refused.value.hint.rpartition(" ")[2].rstrip("."))
-    fewer = {"loads": loads[: fitting - 1], "max_batched_tokens": steps}
-    with budget.limited(Budget(seconds=1e-9)), pytest.raises(LimitError, match="took longer"):
-        plan(make_request(nodes=8, options=fewer))  # it fits by number, and begins
+    assert refused.field == "options.loads"
+    fitting = int(refused.hint.rpartition(" ")[2].rstrip("."))
+    fewer = make_request(nodes=8, options=options | {"loads": loads[: fitting - 1]})
+    with budget.limited(Budget(seconds=1e-9)):  # it fits by number, and begins
+        assert "took longer" in str(refusal(plan, fewer, kind=LimitError))
 
 
 def test_splits_alone_may_be_too_many() -> None:
-    def asked(nodes: int) -> PlanRequest:
-        return make_request(
-            MIXTRAL, nodes=nodes, options={"engines": ["tensorrt-llm"], "context_parallel": True}
-        )
+    options = {"engines": ["tensorrt-llm"], "context_parallel": True}
 
-    with budget.limited(Budget(20_000)), pytest.raises(LimitError) as refused:
-        plan(asked(512))
-    assert refused.value.field == "hardware.nodes"
-    assert refused.value.hint
-    nodes = int(refused.value.hint.partition(", ")[2].split()[0].replace(",", ""))
+    def asked(nodes: int) -> PlanRequest:
+        return make_request(MIXTRAL, nodes=nodes, options=options)
+
     with budget.limited(Budget(20_000)):
+        refused = refusal(plan, asked(512), kind=LimitError)
+        assert refused.field == "hardware.nodes"
+        nodes = int(refused.hint.partition(", ")[2].split()[0].replace(",", ""))
         assert len(plan(asked(nodes))) <= 20_000
-    with budget.limited(Budget(20_000)), pytest.raises(LimitError):
-        plan(asked(nodes + 1))
+        refusal(plan, asked(nodes + 1), kind=LimitError)
 
 
 def test_several_options_may_be_too_long_together() -> None:
     options = {"loads": list(range(1, 30)), "max_batched_tokens": [1024 * n for n in range(1, 30)]}
-    with budget.limited(Budget(100)), pytest.raises(LimitError) as refused:
-        plan(make_request(options=options))
-    assert "options.loads" in refused.value.message
-    assert "options.max_batched_tokens" in refused.value.message
+    with budget.limited(Budget(100)):
+        refused = refusal(plan, make_request(options=options), kind=LimitError)
+    assert all(f"options.{name}" in refused.message for name in options)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 5, 8, 16])
-def test_pairs_of_pools_are_counted_exactly(devices: int) -> None:
-    sizes = [n for n in (1, 1, 2, 3, 4, 8) if n <= devices]
-    brute = sum(
-        1
-        for decode in sizes
-        for prefill in sizes
-        for several in range(1, devices + 1)
-        for copies in range(1, devices + 1)
-        if several * decode + copies * prefill <= devices
-    )
-    assert size.count_pairs(devices, serving_candidates.np.array(sizes)) == brute
+def test_pairs_of_pools_are_counted_exactly() -> None:
+    for devices in (1, 2, 5, 8, 16):
+        sizes = [n for n in (1, 1, 2, 3, 4, 8) if n <= devices]
+        copies = range(1, devices + 1)
+        brute = sum(
+            several * decode + prefills * prefill <= devices
+            for decode, prefill, several, prefills in product(sizes, sizes, copies, copies)
+        )
+        assert size.count_pairs(devices, np.array(sizes)) == brute
 
 
 def test_a_calculation_ends_at_its_next_chunk() -> None:

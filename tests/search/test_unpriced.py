@@ -55,22 +55,18 @@ def order_of(table: Plan, rows: Any) -> list[tuple[str, str]]:
 # Limits on money
 
 JUDGED = [
-    ("usd_per_hour", 60, "$60 an hour", ("serving", "training")),
-    ("usd_per_million_output_tokens", 4.5, "$4.50 per million output tokens", ("serving",)),
-    ("usd", 25000, "$25,000 for the run", ("training",)),
+    ("serving", "usd_per_hour", 60, "$60 an hour"),
+    ("training", "usd_per_hour", 60, "$60 an hour"),
+    ("serving", "usd_per_million_output_tokens", 4.5, "$4.50 per million output tokens"),
+    ("training", "usd", 25000, "$25,000 for the run"),
 ]
 
 
 def test_every_limit_on_money_is_tried_here() -> None:
-    assert sorted(rule.name for rule in LIMITS.values() if rule.money) == sorted(
-        name for name, *_ in JUDGED
-    )
+    assert {rule.name for rule in LIMITS.values() if rule.money} == {name for _, name, *_ in JUDGED}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "limit", "said"),
-    [(kind, name, limit, said) for name, limit, said, kinds in JUDGED for kind in kinds],
-)
+@pytest.mark.parametrize(("kind", "name", "limit", "said"), JUDGED)
 def test_a_limit_on_money_refuses_what_has_no_price(
     kind: str, name: str, limit: float, said: str
 ) -> None:
@@ -100,13 +96,8 @@ def test_a_limit_on_money_refuses_what_has_no_price(
 
 def test_one_stated_split_without_a_price_is_refused_in_words() -> None:
     split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
-    values = request_values(
-        "Qwen/Qwen3-32B",
-        "gh200-144gb",
-        4,
-        candidate=split,
-        objective={"limits": {"usd_per_hour": 60}},
-    )
+    limit = {"limits": {"usd_per_hour": 60}}
+    values = request_values("Qwen/Qwen3-32B", "gh200-144gb", 4, candidate=split, objective=limit)
     (answer,) = estimate_batch([values])
     assert not answer["feasible"]
     assert "the limit of $60 an hour cannot be judged" in answer["reasons"][0]
@@ -156,7 +147,7 @@ def test_cost_orders_h100_beside_a_device_without_a_price() -> None:
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
-def test_costs_are_not_compared_with_unknown_ones(kind: str) -> None:
+def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind: str) -> None:
     table = mixed(kind, "h100-sxm", "gh200-144gb")
     best = int(table.order[0])
     lacking = [row for row in map(int, table.order) if "GH200" in table.label(row)]
@@ -170,15 +161,10 @@ def test_costs_are_not_compared_with_unknown_ones(kind: str) -> None:
     chances = {case["hardware"]["device"]: case["beats_best"] for case in values["candidates"]}
     assert chances["gh200-144gb"] is None
     assert values["counts"]["tied_with_best"] == table.tied < len(priced) + 1
-
-
-@pytest.mark.parametrize("kind", WORKLOADS)
-def test_a_plan_says_which_price_is_unknown(kind: str) -> None:
-    table = mixed(kind, "h100-sxm", "gh200-144gb")
     assert table.price_note == f"No price of {TITLE} is known: its splits come last."
     assert f"{table.price_note} State usd_per_device_hour" in plan_text(table, 3)
     alone = mixed(kind, "gh200-144gb")
-    assert alone.price_note == (f"No price of {TITLE} is known: splits rank by output per device.")
+    assert alone.price_note == f"No price of {TITLE} is known: splits rank by output per device."
     fast = plan(asked(kind, ["h100-sxm", GH200], optimize="throughput"))
     assert fast.price_note is None
     assert fast.to_json(1)["unpriced"] == ["gh200-144gb"]
@@ -195,19 +181,16 @@ def test_weights_with_cost_put_unknown_prices_last(weights: dict[str, float]) ->
     assert {device for device, _ in order_of(table, table.order[number:])} == {"gh200-144gb"}
 
 
-def test_gb300_has_a_price_now() -> None:
-    """H100 + GB300 by cost: both are priced, so every row is compared, and limits are judged."""
+def test_priced_devices_are_compared_and_judged_row_by_row() -> None:
     places = ["h100-sxm", {"device": "gb300", "per_node": 4}]
     table = plan(asked("serving", places))
-    assert table.price_note is None
-    assert table.to_json(1)["unpriced"] == []
+    assert (table.price_note, table.to_json(1)["unpriced"]) == (None, [])
     cost = table.columns[COST["serving"]][table.order]
     assert np.isfinite(cost).all()
     holds = table.holds[table.order]  # those that queue come after them
     for part in (cost[holds], cost[~holds]):
         assert (part >= np.maximum.accumulate(part) * 0.999).all()
     assert None not in table.beats(table.order[1:], int(table.order[0]))
-    free = {device for device, _ in order_of(table, table.order)}
-    assert free == {"h100-sxm", "gb300"}
+    assert {device for device, _ in order_of(table, table.order)} == {"h100-sxm", "gb300"}
     limited = plan(asked("serving", places, limits={"usd_per_hour": 1e4}))
     assert len(limited.order) == len(table.order)
