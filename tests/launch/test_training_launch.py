@@ -51,9 +51,8 @@ def request(
     workload = {"kind": "training", "sequence_length": 4096, "global_batch": 128, "tokens": 1e9}
     hardware = {"device": device, "per_node": per_node, "nodes": nodes}
     parts = {"candidate": candidate} if candidate else {"options": {"engines": [engine]}}
-    return PlanRequest.parse(
-        {"model": model, "hardware": hardware, "workload": workload | work, **parts}
-    )
+    values = {"model": model, "hardware": hardware, "workload": workload | work}
+    return PlanRequest.parse(values | parts)
 
 
 def split(engine: str, **parts: Any) -> dict[str, Any]:
@@ -141,9 +140,8 @@ def batch(found: TrainingPlan, row: int) -> dict[str, Any]:
 
 
 ALONE = {"tp": 1, "pp": 1, "cp": 1, "ep": 1}
-KEYS = set(
-    ["tp", "pp", "cp", "dp", "ep", "micro_batch", "recompute", "precision", "global_batch", "steps"]
-)
+SIZES = ("micro_batch", "sequence_length", "global_batch", "steps")
+KEYS = {*ALONE, *SIZES, "dp", "recompute", "precision"}
 """What every framework is told."""
 
 
@@ -234,14 +232,7 @@ def read_deepspeed(launch: Launch) -> dict[str, Any]:
 
 def read_accelerate(launch: Launch) -> dict[str, Any]:
     config, s = yaml.safe_load(launch.files["accelerate.yaml"]), read_torch(launch)
-    names = [
-        "micro_batch",
-        "sequence_length",
-        "global_batch",
-        "steps",
-        "recompute",
-        "gradient_sync",
-    ]
+    names = (*SIZES, "recompute", "gradient_sync")
     out = ALONE | {name: s[name] for name in names}
     out |= {"dp": config["num_processes"], "precision": config["mixed_precision"]}
     if config["distributed_type"] != "FSDP":
