@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe_core.base.bounded import number, whole
-from recipe_core.base.errors import InputError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.hardware import failures as shipped
 from recipe_core.hardware.failures import FailureFile, failures, node_failures, repair_hours
@@ -27,6 +26,8 @@ from recipe_core.sizing.availability import (
     spot,
     up_at_least,
 )
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
 SHARES = st.floats(0, 1)
 HOURS = st.floats(0.01, 1e5)
@@ -69,22 +70,16 @@ def test_by_hand():
     assert up == pytest.approx([0.01, 0.09, 0.09, 0.81])
 
 
-@pytest.mark.parametrize(
-    ("replicas", "devices", "node", "packed"),
-    [
-        (5, 4, 8, Domains(5, replicas_per_node=2)),
-        (5, 3, 8, Domains(5, replicas_per_node=2)),
-        (5, 8, 8, Domains(5)),
-        (5, 16, 8, Domains(5, nodes_per_replica=2)),
-        (5, 12, 8, Domains(5, nodes_per_replica=2)),
-        (5, 1, 1, Domains(5)),
-    ],
-)
-def test_devices_are_packed_on_nodes(replicas, devices, node, packed):
-    assert Domains.of(replicas, devices, node) == packed
-
-
-def test_nodes_are_whole():
+def test_devices_are_packed_on_whole_nodes():
+    for devices, node, packed in (
+        (4, 8, Domains(5, replicas_per_node=2)),
+        (3, 8, Domains(5, replicas_per_node=2)),
+        (8, 8, Domains(5)),
+        (16, 8, Domains(5, nodes_per_replica=2)),
+        (12, 8, Domains(5, nodes_per_replica=2)),
+        (1, 1, Domains(5)),
+    ):
+        assert Domains.of(5, devices, node) == packed
     assert [Domains(n, replicas_per_node=2).nodes for n in (1, 2, 3)] == [1, 1, 2]
     assert Domains(3, nodes_per_replica=2).nodes == 6
 
@@ -112,10 +107,9 @@ def test_more_replicas_and_better_nodes_keep_more_up(domains, one, other, k):
 @given(PACKED | SPANNING, st.floats(0.5, 1), st.floats(0.01, 0.9999))
 def test_spares_are_the_fewest(domains, share, target):
     found = spares(domains, share, target)
-    chances = (
-        up_at_least(domains.resized(domains.replicas + k), share, domains.replicas)
-        for k in itertools.count()
-    )
+    wanted = domains.replicas
+    larger = (domains.resized(wanted + k) for k in itertools.count())
+    chances = (up_at_least(group, share, wanted) for group in larger)
     assert found.spares == next(k for k, chance in enumerate(chances) if chance >= target - 1e-12)
     assert found.replicas == domains.replicas + found.spares
     assert found.nodes == domains.resized(found.replicas).nodes >= found.nodes_needed
@@ -138,21 +132,17 @@ def test_spares_by_hand():
     assert json.loads(text)["hours_short_per_month"] == found.hours_short_per_month
 
 
-def test_many_replicas_are_counted_without_overflow():
+def test_many_replicas_are_counted_without_overflow_and_a_target_out_of_reach_is_named():
     found = spares(Domains(5000, replicas_per_node=2), 0.998, 0.9999)
     assert 10 < found.spares < 50
     assert distribution(Domains(100_000), 0.5).sum() == pytest.approx(1)
+    for share in (0.0, 1e-9):
+        error = refusal(spares, Domains(10), share, 0.9)
+        assert (error.field, "0.9" in error.message, bool(error.hint)) == ("target", True, True)
 
 
-@pytest.mark.parametrize("share", [0.0, 1e-9])
-def test_a_target_out_of_reach_is_named(share):
-    with pytest.raises(InputError, match=r"target: 0\.9 is not reached") as error:
-        spares(Domains(10), share, 0.9)
-    assert error.value.hint
-
-
-@pytest.mark.parametrize(
-    ("call", "field"),
+@over(
+    "call, field",
     [
         (lambda: node_availability(0, 1), "mtbf_hours"),
         (lambda: node_availability(1, -1), "repair_hours"),
@@ -175,10 +165,8 @@ def test_a_target_out_of_reach_is_named(share):
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(call, field):
-    with pytest.raises(InputError) as error:
-        call()
-    assert error.value.field == field
-    assert error.value.hint
+    error = refusal(call)
+    assert (error.field, bool(error.hint)) == (field, True)
 
 
 def test_numbers_of_every_kind_are_taken():
@@ -186,18 +174,12 @@ def test_numbers_of_every_kind_are_taken():
     assert isinstance(number("x", 2), float)
     assert whole("n", np.int64(3)) == 3
     for wrong in (math.inf, True, None):
-        with pytest.raises(InputError, match="must be a number"):
-            number("x", wrong)
-    with pytest.raises(InputError, match=r"x: is 5. Give a number that is above 1 and below 5"):
-        number("x", 5, above=1, below=5)
-    with pytest.raises(InputError, match="at least 0 and at most 1"):
-        number("x", 5, least=0, most=1)
-    with pytest.raises(InputError, match=r"n: is 0. Give a whole number from 1 to 9"):
-        whole("n", 0, most=9)
-
-
-# --- spot
-# ------------------------------------------------------------------------------------------------
+        assert "must be a number" in str(refusal(number, "x", wrong))
+    assert "x: is 5. Give a number that is above 1 and below 5" in str(
+        refusal(number, "x", 5, above=1, below=5)
+    )
+    assert "at least 0 and at most 1" in str(refusal(number, "x", 5, least=0, most=1))
+    assert "n: is 0. Give a whole number from 1 to 9" in str(refusal(whole, "n", 0, most=9))
 
 
 def test_spot_by_hand():
@@ -239,15 +221,13 @@ def test_extra_devices_hold_the_goodput_and_no_instance_is_idle(rate, restart, d
     assert spot(rate, restart + 1).useful_share <= found.useful_share
 
 
-# --- shipped figures
-# ------------------------------------------------------------------------------------------------
+# Shipped figures
 
 
 def test_failures_of_nodes_are_those_of_the_fleets():
     llama = next(fleet for fleet in failures().fleets if "Llama 3" in fleet.fleet)
-    assert llama.failures_per_1000_node_days.value == pytest.approx(
-        419 / (2048 * 54) * 1e3, rel=1e-3
-    )
+    rate = llama.failures_per_1000_node_days.value
+    assert rate == pytest.approx(419 / (2048 * 54) * 1e3, rel=1e-3)
     h100 = node_failures("sm_90")
     assert h100.mtbf_hours == pytest.approx(24_000 / 3.79)
     assert "Imbue" in h100.basis
@@ -258,9 +238,7 @@ def test_failures_of_nodes_are_those_of_the_fleets():
     assert other.basis == "median of 7 fleets"
     assert node_failures("sm_90", 4).mtbf_hours == pytest.approx(h100.mtbf_hours / (1 - 0.587 / 2))
     assert json.loads(json.dumps(h100.to_json()))["mtbf_hours"] == h100.mtbf_hours
-
-
-def test_own_nodes_are_mended_and_rented_ones_replaced():
+    # own nodes are mended and rented ones replaced
     assert repair_hours() == pytest.approx(0.37 * 24 + 0.63 * 68 / 60, rel=1e-3)
     assert repair_hours("rented") == pytest.approx(5 / 60, rel=1e-3)
 
@@ -279,28 +257,20 @@ def test_spot_markets_are_pooled_over_their_traces():
     assert json.loads(json.dumps(host.to_json()))["basis"].startswith("Google Cloud CPU")
 
 
-def test_counts_of_traces_agree_with_the_share_they_held():
-    for trace in failures().spot:
+def test_traces_sources_and_providers_agree_with_each_other():
+    file, document = failures(), shipped.FILE.read()
+    for trace in file.spot:
         hours = trace.held * trace.instances * trace.days * 24
         assert trace.instance_hours == pytest.approx(hours, rel=0.05, abs=2)
-
-
-def test_providers_are_named_as_in_offers():
-    named = {offer.provider for offer in offers()}
-    file = failures()
     used = {trace.provider for trace in file.spot} | set(file.reclaim_notice_s)
     used |= {each.provider for each in file.agreements}
-    assert used - named == {"io.net"}
-
-
-def test_every_figure_has_a_source_and_a_damaged_file_is_named():
-    document = shipped.FILE.read()
+    assert used - {offer.provider for offer in offers()} == {"io.net"}
     cited = json.dumps(document)
     for name in document["sources"]:
         assert f'"source": "{name}"' in cited
     document["repair"]["repair_hours"]["value"] = -1
-    with pytest.raises(InputError, match=r"failures.yaml: repair.repair_hours.value"):
-        shipped.FILE.validated(document, FailureFile)
+    error = refusal(shipped.FILE.validated, document, FailureFile)
+    assert "failures.yaml: repair.repair_hours.value" in str(error)
 
 
 def test_the_document_prints_the_shipped_figures():

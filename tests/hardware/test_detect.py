@@ -68,66 +68,51 @@ def bench(tmp_path, monkeypatch):
     return tmp_path
 
 
-def agrees(found: detection.Found) -> None:
-    """What was found makes a valid request, and the filled profile is a valid device file."""
-    assert found.request is not None
+def found_on(bench, request=None, **links_of):
+    """What is found, which makes a request and a device file that are valid."""
+    found = detection.detect()
+    if request:
+        assert found.request == {"hardware": {"nodes": 1} | request}
     cluster(HardwareRequest(**found.request["hardware"]))
     Device.model_validate(found.profile)
-    assert detection.describe(found).endswith(
-        f"nodes: 1{chr(10) + '  fabric: ' + found.links.fabric if found.links else ''}"
-    )
+    fabric = f"\n  fabric: {found.links.fabric}" if found.links else ""
+    assert detection.describe(found).endswith(f"nodes: 1{fabric}")
+    for name, value in links_of.items():
+        assert getattr(found.links, name) == value
+    return found
 
 
-def test_hgx_h100(bench):
+def test_hgx_h100(bench, monkeypatch):
     nvidia(bench, "hgx-h100", "topo-hgx-h100.txt")
-    found = detection.detect()
-    agrees(found)
+    whole = {"device": "h100-sxm", "per_node": 8, "fabric": "nvlink4"}
+    found = found_on(bench, whole, kind="nvlink", domain=8, per_pair=18)
     assert (found.matched, found.count) == ("h100-sxm", 8)
-    assert found.request == {
-        "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1, "fabric": "nvlink4"}
-    }
-    assert (found.links.kind, found.links.domain, found.links.per_pair) == ("nvlink", 8, 18)
     assert found.versions["driver"] == "570.133.20"
     assert found.versions["CUDA of the driver"] == "12.8"
-    assert found.profile["memory_bytes"] == {
-        "value": 81559 << 20,
-        "source": "machine",
-        "status": "measured",
-    }
+    memory = {"value": 81559 << 20, "source": "machine", "status": "measured"}
+    assert found.profile["memory_bytes"] == memory
     assert found.allocatable_memory_bytes["status"] == "assumed"
     assert found.allocatable_memory_bytes["value"] == pytest.approx(79.18 * 2**30, rel=1e-3)
-
-
-def test_part_of_an_hgx_board(bench, monkeypatch):
-    nvidia(bench, "hgx-h100", "topo-hgx-h100.txt")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    found = detection.detect()
-    assert found.request == {
-        "hardware": {"device": "h100-sxm", "per_node": 2, "nodes": 1, "fabric": "nvlink4"}
-    }
+    found_on(bench, whole | {"per_node": 2})
 
 
-def test_l40s_over_pcie(bench):
+def test_l40s_over_pcie_and_what_torch_says_a_process_gets(bench, monkeypatch):
     nvidia(bench, "l40s", "topo-l40s-pcie.txt")
+    found_on(bench, {"device": "l40s", "per_node": 4, "fabric": "pcie4"}, kind="pcie")
+    seen = {"cuda": "12.8", "hip": None, "devices": [["NVIDIA L40S", 47_697_362_944, "sm_89"]] * 4}
+    monkeypatch.setattr(tools, "ask_torch", lambda notes: seen)
     found = detection.detect()
-    agrees(found)
-    assert found.request == {
-        "hardware": {"device": "l40s", "per_node": 4, "nodes": 1, "fabric": "pcie4"}
-    }
-    assert found.links.kind == "pcie"
+    assert found.allocatable_memory_bytes["value"] == 47_697_362_944
+    assert found.allocatable_memory_bytes["status"] == "measured"
+    assert found.versions["torch's CUDA"] == "12.8"
 
 
 def test_bridged_pairs(bench):
     nvidia(bench, "h100-nvl", "topo-h100-nvl-pairs.txt")
-    found = detection.detect()
-    agrees(found)
-    assert found.request == {
-        "hardware": {"device": "h100-nvl", "per_node": 4, "nodes": 1, "fabric": "nvlink4-bridge"}
-    }
-    assert (found.links.domain, found.links.per_pair) == (2, 12)
-    joined = cluster(HardwareRequest(**found.request["hardware"]))
-    assert joined.beyond is not None
-    assert joined.beyond.name == "pcie5"
+    pairs = {"device": "h100-nvl", "per_node": 4, "fabric": "nvlink4-bridge"}
+    found = found_on(bench, pairs, domain=2, per_pair=12)
+    assert cluster(HardwareRequest(**found.request["hardware"])).beyond.name == "pcie5"
 
 
 def test_an_unknown_device_is_not_guessed(bench):
@@ -142,94 +127,57 @@ def test_an_unknown_device_is_not_guessed(bench):
     assert "memory_bandwidth_bytes_per_s: no tool" in detection.describe(found)
 
 
-def test_a_slice_of_a_known_card_is_no_match(bench):
-    (bench / "slice.csv").write_text("NVIDIA H100 80GB HBM3, 40448\n")
-    tool(bench, "nvidia-smi", {"name,memory.total": bench / "slice.csv"})
+def test_a_slice_of_a_known_card_is_no_match_and_two_kinds_are_said(bench):
+    cards = bench / "cards.csv"
+    tool(bench, "nvidia-smi", {"name,memory.total": cards})
+    cards.write_text("NVIDIA H100 80GB HBM3, 40448\n")
     found = detection.detect()
     assert found.matched is None
     assert any("partition" in note for note in found.notes)
+    cards.write_text("NVIDIA L4, 23034\nNVIDIA L40S, 46068\nNVIDIA L4, 23034\n")
+    found = detection.detect()
+    assert (found.matched, found.count) == ("l4", 2)
+    assert any("1 × NVIDIA L40S" in note for note in found.notes)
 
 
 def test_unified_memory_prints_no_total(bench):
     nvidia(bench, "gb10")
-    found = detection.detect()
-    agrees(found)
+    found = found_on(bench)
     assert found.matched == "dgx-spark"
     assert found.allocatable_memory_bytes["status"] == "assumed"
 
 
-def test_torch_tells_what_a_process_gets(bench, monkeypatch):
-    nvidia(bench, "l40s", "topo-l40s-pcie.txt")
-    seen = {"cuda": "12.8", "hip": None, "devices": [["NVIDIA L40S", 47_697_362_944, "sm_89"]] * 4}
-    monkeypatch.setattr(tools, "ask_torch", lambda notes: seen)
-    found = detection.detect()
-    assert found.allocatable_memory_bytes["value"] == 47_697_362_944
-    assert found.allocatable_memory_bytes["status"] == "measured"
-    assert found.versions["torch's CUDA"] == "12.8"
+def amd(bench, program, **files):
+    tool(bench, program, {words: HARDWARE / f"{name}.json" for words, name in files.items()})
 
 
-def test_mi300x_by_rocm_smi(bench):
-    tool(
-        bench,
-        "rocm-smi",
-        {
-            "--showtopo": HARDWARE / "rocm-smi-topo-mi300x.json",
-            "--showproductname": HARDWARE / "rocm-smi-mi300x.json",
-        },
-    )
-    found = detection.detect()
-    agrees(found)
-    assert found.request == {
-        "hardware": {"device": "mi300x", "per_node": 8, "nodes": 1, "fabric": "xgmi-mi300"}
-    }
-    assert (found.links.kind, found.links.domain) == ("xgmi", 8)
-    assert found.versions["driver"] == "6.12.12"
-
-
-def test_mi300x_by_amd_smi(bench):
-    tool(
-        bench,
-        "amd-smi",
-        {
-            "topology": HARDWARE / "amd-smi-topo-mi300x.json",
-            "static": HARDWARE / "amd-smi-mi300x.json",
-        },
-    )
-    found = detection.detect()
-    agrees(found)
-    assert found.request == {
-        "hardware": {"device": "mi300x", "per_node": 2, "nodes": 1, "fabric": "xgmi-mi300"}
-    }
-    assert found.versions["driver"] == "6.14.14"
+def test_mi300x_by_rocm_smi_and_by_amd_smi(bench):
+    found = {"device": "mi300x", "fabric": "xgmi-mi300"}
+    files = {"--showtopo": "rocm-smi-topo-mi300x", "--showproductname": "rocm-smi-mi300x"}
+    amd(bench, "rocm-smi", **files)
+    rocm = found_on(bench, found | {"per_node": 8}, kind="xgmi", domain=8)
+    assert rocm.versions["driver"] == "6.12.12"
+    (bench / "rocm-smi").unlink()
+    amd(bench, "amd-smi", topology="amd-smi-topo-mi300x", static="amd-smi-mi300x")
+    assert found_on(bench, found | {"per_node": 2}).versions["driver"] == "6.14.14"
 
 
 def test_a_nameless_card_is_told_by_architecture_and_memory(bench):
-    tool(bench, "rocm-smi", {"--showproductname": HARDWARE / "rocm-smi-w7900.json"})
-    found = detection.detect()
-    agrees(found)
+    amd(bench, "rocm-smi", **{"--showproductname": "rocm-smi-w7900"})
+    found = found_on(bench)
     assert (found.matched, found.matched_by) == ("radeon-pro-w7900", "architecture and memory")
 
 
-def test_gaudi(bench):
+def test_tools_that_fail_or_know_no_links_leave_a_note(bench):
+    tool(bench, "nvidia-smi", {"name,memory.total": "echo 'NVIDIA-SMI has failed' >&2; exit 9"})
+    failed = detection.detect()
+    assert failed.matched == "cpu"
+    assert any("has failed" in note for note in failed.notes)
+    (bench / "nvidia-smi").unlink()
     tool(bench, "hl-smi", {"name,memory.total": HARDWARE / "hl-smi-gaudi3.csv"})
     found = detection.detect()
     assert (found.matched, found.count) == ("gaudi3", 8)
     assert any("links could not be read" in note for note in found.notes)
-
-
-def test_a_failing_tool_leaves_a_note(bench):
-    tool(bench, "nvidia-smi", {"name,memory.total": "echo 'NVIDIA-SMI has failed' >&2; exit 9"})
-    found = detection.detect()
-    assert found.matched == "cpu"
-    assert any("has failed" in note for note in found.notes)
-
-
-def test_two_kinds_of_cards(bench):
-    (bench / "mixed.csv").write_text("NVIDIA L4, 23034\nNVIDIA L40S, 46068\nNVIDIA L4, 23034\n")
-    tool(bench, "nvidia-smi", {"name,memory.total": bench / "mixed.csv"})
-    found = detection.detect()
-    assert (found.matched, found.count) == ("l4", 2)
-    assert any("1 × NVIDIA L40S" in note for note in found.notes)
 
 
 def test_this_machine_for_real():
@@ -242,12 +190,9 @@ def test_this_machine_for_real():
         assert found["matched"] == "cpu"
         assert found["request"] == {"hardware": {"device": "cpu", "per_node": 1, "nodes": 1}}
         assert found["profile"]["memory_bytes"]["value"] == found["host"]["memory_bytes"]
-
-
-def test_detect_takes_no_name():
-    result = CliRunner().invoke(app, ["hardware", "l4", "--detect"])
-    assert result.exit_code != 0
-    assert "--detect" in str(result.exception)
+    named = CliRunner().invoke(app, ["hardware", "l4", "--detect"])
+    assert named.exit_code != 0
+    assert "--detect" in str(named.exception)
 
 
 def test_matrices_leave_out_network_cards():
@@ -255,35 +200,24 @@ def test_matrices_leave_out_network_cards():
     assert len(pairs) == 8 * 7
     assert set(pairs.values()) == {"NV18"}
     assert len(parse_rocm_topo((HARDWARE / "rocm-smi-topo-mi300x.json").read_text())) == 8 * 7
-    assert parse_amd_topo((HARDWARE / "amd-smi-topo-mi300x.json").read_text()) == {
-        (0, 1): "XGMI",
-        (1, 0): "XGMI",
-    }
+    both = parse_amd_topo((HARDWARE / "amd-smi-topo-mi300x.json").read_text())
+    assert both == {(0, 1): "XGMI", (1, 0): "XGMI"}
 
 
-@pytest.mark.parametrize(
-    ("topology", "sizes"),
-    [("topo-hgx-h100", [8]), ("topo-h100-nvl-pairs", [2, 2]), ("topo-l40s-pcie", [1, 1, 1, 1])],
-)
-def test_islands(topology, sizes):
-    pairs = parse_nvidia_topo((HARDWARE / f"{topology}.txt").read_text())
-    assert sorted(map(len, islands(pairs, sorted({one for one, _ in pairs})))) == sizes
-
-
-def test_links_of_one_device_or_an_incomplete_matrix():
+def test_islands_and_links_of_part_of_a_machine():
+    for topology, sizes in (
+        ("topo-hgx-h100", [8]),
+        ("topo-h100-nvl-pairs", [2, 2]),
+        ("topo-l40s-pcie", [1, 1, 1, 1]),
+    ):
+        pairs = parse_nvidia_topo((HARDWARE / f"{topology}.txt").read_text())
+        assert sorted(map(len, islands(pairs, sorted({first for first, _ in pairs})))) == sizes
     assert links({}, [0], device("l40s")) is None
     assert links({(0, 1): "NV18"}, [0, 1], device("h100-sxm")) is None
+    # an unknown PCIe generation names no fabric
+    assert links({(0, 1): "PHB", (1, 0): "PHB"}, [0, 1], device("rtx-3090"), 3).fabric is None
 
 
-def test_an_unknown_pcie_generation_names_no_fabric():
-    found = links({(0, 1): "PHB", (1, 0): "PHB"}, [0, 1], device("rtx-3090"), 3)
-    assert found is not None
-    assert found.fabric is None
-
-
-@pytest.mark.parametrize(
-    ("printed", "usual"),
-    [("gfx9010", "gfx90a"), ("gfx9402", "gfx942"), ("gfx942", "gfx942"), ("gfx1100", "gfx1100")],
-)
-def test_gfx_names(printed, usual):
-    assert tools.gfx(printed) == usual
+def test_gfx_names():
+    usual = {"gfx9010": "gfx90a", "gfx9402": "gfx942", "gfx942": "gfx942", "gfx1100": "gfx1100"}
+    assert {printed: tools.gfx(printed) for printed in usual} == usual

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.errors import NoAnswer
 from recipe_core.hardware.microbench import host, memory, run
 from recipe_core.hardware.microbench.clock import (
     Deadline,
@@ -32,8 +31,11 @@ from recipe_core.hardware.microbench.host import (
     together,
 )
 from recipe_core.hardware.microbench.points import Bench, Case, in_turn, measured
+from tests.fixtures.refusals import refusal
 
 torch = pytest.importorskip("torch", reason="NOT TESTED: micro-benchmarks, torch is missing")
+
+from recipe_core.hardware.microbench import operators  # noqa: E402 (needs torch)
 
 HERE = Bench(torch.device("cpu"), HostClock(), 1 << 20, 1 << 30)
 
@@ -41,7 +43,7 @@ HERE = Bench(torch.device("cpu"), HostClock(), 1 << 20, 1 << 30)
 class Ticks:
     """A clock whose every call takes as long as it is told."""
 
-    def __init__(self, *seconds: float) -> None:
+    def __init__(self, *seconds: float):
         self.each, self.calls = list(seconds), 0
 
     def seconds(self, work: Any, calls: int) -> float:
@@ -65,28 +67,26 @@ def steps(slow: float, late: float) -> dict[tuple[int, int], float]:
 # --- clocks and budgets
 
 
-def test_a_time_is_the_median_of_batches_and_its_spread_theirs() -> None:
+def test_a_time_is_the_median_of_batches_and_its_spread_theirs():
     steady = timed(lambda: None, Ticks(1e-3), budget_s=0.0)
     assert (steady.seconds, steady.spread, steady.batches) == (pytest.approx(1e-3), 0.0, 3)
     wild = timed(lambda: None, Ticks(1e-3, 1e-3, 4e-3), budget_s=0.02)
     assert wild.seconds == pytest.approx(1e-3)
-
-
-def test_spread_is_the_standard_deviation_of_logarithms_without_outliers() -> None:
+    # spread: the standard deviation of logarithms without outliers
     draws = np.exp(np.random.default_rng(0).normal(0, 0.1, 2000)).tolist()
     assert spread_of(draws) == pytest.approx(0.1, rel=0.1)
     assert spread_of([*draws, 1e9]) == pytest.approx(0.1, rel=0.1)
 
 
-def test_events_count_what_the_stream_does() -> None:
+def test_events_count_what_the_stream_does_and_calls_come_in_turn():
     class Event:
-        def __init__(self, enable_timing: bool) -> None:
+        def __init__(self, enable_timing: bool):
             assert enable_timing
 
-        def record(self) -> None:
+        def record(self):
             told.append("record")
 
-        def synchronize(self) -> None:
+        def synchronize(self):
             told.append("wait")
 
         def elapsed_time(self, end: Event) -> float:
@@ -96,19 +96,13 @@ def test_events_count_what_the_stream_does() -> None:
     cuda = SimpleNamespace(Event=Event, synchronize=lambda: told.append("synchronize"))
     assert EventClock(cuda).seconds(lambda: told.append("call"), 2) == 4e-3
     assert told == ["synchronize", "record", "call", "call", "record", "wait"]
-
-
-def test_a_deadline_is_never_less_than_over() -> None:
     assert Deadline(-1).left_s == 0
     assert 0 < Deadline(1e6).left_s <= 1e6
-
-
-def test_calls_come_in_turn() -> None:
-    told: list[int] = []
-    work = in_turn([lambda: told.append(0), lambda: told.append(1)])
+    turns: list[int] = []
+    work = in_turn([lambda: turns.append(0), lambda: turns.append(1)])
     for _ in range(3):
         work()
-    assert told == [0, 1, 0]
+    assert turns == [0, 1, 0]
 
 
 def case(flops: float = 1e6, *, dtype: Any = "bf16", fails: bool = False) -> Case:
@@ -120,23 +114,18 @@ def case(flops: float = 1e6, *, dtype: Any = "bf16", fails: bool = False) -> Cas
     return Case("gemm", dtype, "1 x 1", flops, 8.0, make)
 
 
-def test_what_a_device_refuses_is_left_out_and_said_once() -> None:
+def test_what_a_device_refuses_or_time_does_not_allow_is_left_out_and_said_once():
     notes: list[str] = []
     cases = [case(dtype="fp8", fails=True), case(dtype="fp8", fails=True), case()]
     points = list(measured(cases, HERE, Deadline(60), 1.0, notes))
     assert [point.dtype for point in points] == ["bf16"]
     assert notes == ["not measured, gemm fp8 1 x 1: not implemented for 'Float8'"]
-
-
-def test_what_does_not_fit_in_the_time_is_left_out_and_counted() -> None:
-    notes: list[str] = []
+    notes.clear()
     bench = Bench(torch.device("cpu"), Ticks(1e-3), 1, 1)
     points = list(measured([case(1.0), case(1e12)], bench, Deadline(60), 1.0, notes))
     assert len(points) == 1
     assert notes == ["1 of 2 shapes of gemm did not fit in the time"]
-
-
-def test_the_first_cases_are_measured_however_late_it_is() -> None:
+    # the first cases are measured however late it is
     points = list(measured([case(), case(), case()], HERE, Deadline(-1), 1.0, [], needed=2))
     assert len(points) == 2
 
@@ -145,9 +134,7 @@ def test_the_first_cases_are_measured_however_late_it_is() -> None:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_cases_are_of_every_family_and_run_here(quick: bool) -> None:
-    from recipe_core.hardware.microbench import operators
-
+def test_cases_are_of_every_family_and_run_here(quick):
     every = {
         "gemm": operators.product_cases(HERE, quick),
         "attention_prefill": operators.prefill_cases(HERE, quick),
@@ -164,12 +151,9 @@ def test_cases_are_of_every_family_and_run_here(quick: bool) -> None:
     assert min(rows) == 1 < max(rows) >= 1024
 
 
-def test_work_is_counted_as_the_estimate_counts_it() -> None:
-    from recipe_core.hardware.microbench import operators
-
-    product = next(
-        each for each in operators.product_cases(HERE, True) if each.shape == "4 x 1024 x 1024"
-    )
+def test_work_is_counted_as_the_estimate_counts_it():
+    products = operators.product_cases(HERE, True)
+    product = next(each for each in products if each.shape == "4 x 1024 x 1024")
     assert product.dtype == "bf16"
     assert product.flops == 2 * 4 * 1024 * 1024
     assert product.moved_bytes == 2 * 1024 * 1024 + 2 * 4 * 2048
@@ -182,18 +166,13 @@ def test_work_is_counted_as_the_estimate_counts_it() -> None:
     assert decode.moved_bytes == 256 * cached + 2 * width
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp16", "int8"])
-def test_formats_that_a_processor_multiplies(dtype: Any) -> None:
-    from recipe_core.hardware.microbench import operators
-
-    made = operators._product(HERE, dtype, 4, 64, 128)
-    result = made.make()()
-    assert tuple(result.shape) == (4, 128)
+def test_formats_that_a_processor_multiplies():
+    for dtype in ("bf16", "fp32", "fp16", "int8"):
+        result = operators._product(HERE, dtype, 4, 64, 128).make()()
+        assert tuple(result.shape) == (4, 128), dtype
 
 
-def test_weights_are_more_than_a_cache_holds() -> None:
-    from recipe_core.hardware.microbench import operators
-
+def test_weights_are_more_than_a_cache_holds():
     arrays = operators.stored(HERE, "bf16", 128, 128)
     assert sum(each.nbytes for each in arrays) >= 4 * HERE.cache_bytes
     assert len({each.data_ptr() for each in arrays}) == len(arrays)
@@ -206,7 +185,7 @@ def test_weights_are_more_than_a_cache_holds() -> None:
 # --- the host
 
 
-def test_the_loop_serves_every_token_to_a_client_in_another_process() -> None:
+def test_the_loop_serves_every_token_to_a_client_in_another_process():
     seen: list[int] = []
 
     def step(sequences: int) -> list[int]:
@@ -217,22 +196,15 @@ def test_the_loop_serves_every_token_to_a_client_in_another_process() -> None:
         first_s, token_s = client_times(loop.port, 3, 5, 60.0)
     assert sum(seen) == 15
     assert first_s > 0 < token_s
+    # the loop has ended: a client that fails is an answer
+    refused = refusal(client_times, loop.port, 1, 1, 30.0, kind=NoAnswer)
+    assert "less busy" in str(refused)
 
 
-def test_a_client_that_fails_is_an_answer() -> None:
-    with TokenLoop(lambda sequences: [0] * sequences) as loop:
-        port = loop.port
-    with pytest.raises(NoAnswer, match="less busy"):
-        client_times(port, 1, 1, 30.0)
-
-
-def test_layers_are_steps_of_real_operators() -> None:
+def test_layers_are_steps_of_real_operators_and_the_host_is_measured_once_at_least():
     tokens = host.Layers(2).step(3)
     assert len(tokens) == 3
     assert all(0 <= token < 256 for token in tokens)
-
-
-def test_the_host_is_measured_once_at_least() -> None:
     times = host.measure_host(Deadline(600), 0.0, tokens=3)
     assert times.rounds == 1
     assert set(times.steps) == {(2, 1), (2, 4), (8, 1), (8, 4)}
@@ -240,7 +212,7 @@ def test_the_host_is_measured_once_at_least() -> None:
 
 
 @pytest.mark.parametrize(("slow", "late"), [(1, 1), (3, 3), (2, 1), (1, 2)])
-def test_ratios_are_those_of_the_host(slow: float, late: float) -> None:
+def test_ratios_are_those_of_the_host(slow, late):
     found = ratios(HostTimes(steps(slow, late), 2 * REFERENCE["request_s"], 0.0, 1))
     # what tells a layer from a token is held to what both have in common
     assert found.layers == pytest.approx(slow, rel=0.25)
@@ -248,12 +220,9 @@ def test_ratios_are_those_of_the_host(slow: float, late: float) -> None:
     assert found.requests == pytest.approx(math.sqrt(2 * math.sqrt(slow * late)), rel=0.1)
 
 
-def test_the_reference_is_one() -> None:
+def test_rounds_and_measurements_are_put_together_and_the_reference_is_one():
     found = ratios(HostTimes(steps(1, 1), REFERENCE["request_s"], 0.0, 1))
     assert (found.layers, found.sequences, found.requests) == pytest.approx((1, 1, 1))
-
-
-def test_rounds_and_measurements_are_put_together() -> None:
     cells = {(2, 1): (5e-3, 1e-3), (8, 1): (9e-3, 4e-3), (2, 4): (6e-3, 2e-3), (8, 4): (1e-2, 5e-3)}
     slower = {cell: (2 * first, 2 * step) for cell, (first, step) in cells.items()}
     one = host_times([cells, cells, slower])
@@ -267,21 +236,18 @@ def test_rounds_and_measurements_are_put_together() -> None:
 # --- memory, disks, links
 
 
-def test_memory_is_read_at_a_rate() -> None:
+def test_memory_and_a_disk_are_read_at_a_rate(tmp_path):
     rate, timing = memory.memory_bandwidth(Bench(HERE.device, HERE.clock, 1 << 20, 1 << 28), 0.01)
     assert rate > 1e7
     assert timing.batches >= 3
     assert memory.launch_s(HERE, 0.01) > 0
-
-
-def test_a_disk_is_read_and_left_as_it_was(tmp_path: Path) -> None:
     cold, warm = memory.disk_rates(tmp_path, 8 << 20)
     assert warm > 1e6
     assert cold is None or cold < warm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_of_models_is_the_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_models_is_the_hubs(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert memory.model_cache() == tmp_path / "hub"
@@ -290,22 +256,20 @@ def test_the_folder_of_models_is_the_hubs(tmp_path: Path, monkeypatch: pytest.Mo
     assert memory.model_cache() == tmp_path / "elsewhere"
 
 
-def test_a_rank_prints_among_other_things() -> None:
-    rows = parse("warning\n[rank0] collective [1024, 0.5]\ncollective [2048, 1]\nx", 4)
-    assert [(row.ranks, row.size_bytes, row.seconds) for row in rows] == [
-        (4, 1024.0, 0.5),
-        (4, 2048.0, 1.0),
-    ]
-
-
+@pytest.mark.nightly
 @pytest.mark.torchrun
-def test_ranks_of_this_machine_reduce_every_size() -> None:
+def test_ranks_of_this_machine_reduce_every_size():
     rows = measure_collectives(2, "gloo", 0.1)
     assert [row.size_bytes for row in rows] == list(SIZES)
     assert all(row.seconds > 0 and row.ranks == 2 for row in rows)
 
 
-def test_ranks_that_cannot_start_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_print_among_other_things_and_have_a_limit(monkeypatch):
+    rows = parse("warning\n[rank0] collective [1024, 0.5]\ncollective [2048, 1]\nx", 4)
+    found = [(row.ranks, row.size_bytes, row.seconds) for row in rows]
+    assert found == [(4, 1024.0, 0.5), (4, 2048.0, 1.0)]
+    many = {"quick": True, "ranks": 1000, "tell": lambda _: None}
+    assert "1000 ranks" in str(refusal(run.measure, "cpu", Deadline(60), **many))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert measure_collectives(2, "gloo", 0.1) == []
 
@@ -313,7 +277,7 @@ def test_ranks_that_cannot_start_are_none(monkeypatch: pytest.MonkeyPatch) -> No
 # --- the run
 
 
-def test_the_largest_cache_of_a_processor_counts(tmp_path: Path) -> None:
+def test_the_largest_cache_of_a_processor_counts(tmp_path):
     for name, size in (("index0", "32K"), ("index3", "96M"), ("index9", "odd")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "size").write_text(f"{size}\n")
@@ -321,56 +285,34 @@ def test_the_largest_cache_of_a_processor_counts(tmp_path: Path) -> None:
     assert run.cpu_cache_bytes(tmp_path / "none") == 32 << 20
 
 
-def test_torch_that_is_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NoAnswer, match=r"pip install 'recipe-builder\[torch\]'"):
-        run.check_torch()
+def test_the_device_is_what_torch_sees_or_what_is_named(monkeypatch):
+    def chosen(seen, hip, name):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        return run.chosen(name)
 
-
-@pytest.mark.parametrize(
-    ("seen", "hip", "name", "kind"),
-    [
+    for seen, hip, name, kind in (
         (False, None, None, "cpu"),
         (True, None, None, "cuda"),
         (True, "6.4", None, "rocm"),
         (True, "6.4", "cpu", "cpu"),
         (True, None, "cuda", "cuda"),
-    ],
-)
-def test_the_device_is_what_torch_sees_or_what_is_named(
-    monkeypatch: pytest.MonkeyPatch, seen: bool, hip: str | None, name: str | None, kind: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
-    monkeypatch.setattr(torch.version, "hip", hip)
-    assert run.chosen(name) == kind
-
-
-@pytest.mark.parametrize(
-    ("seen", "name", "says"),
-    [
+    ):
+        assert chosen(seen, hip, name) == kind
+    for seen, name, says in (
         (False, "cuda", "sees no accelerator. Install torch for cuda"),
         (True, "rocm", "it sees cuda"),
         (True, "tpu", "Use cuda, rocm, cpu"),
-    ],
-)
-def test_a_device_that_torch_does_not_see_is_refused(
-    monkeypatch: pytest.MonkeyPatch, seen: bool, name: str, says: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
-    monkeypatch.setattr(torch.version, "hip", None)
-    with pytest.raises(InputError, match=says) as refused:
-        run.chosen(name)
-    assert refused.value.field == "device"
-
-
-def test_ranks_have_a_limit() -> None:
-    with pytest.raises(InputError, match="1000 ranks"):
-        run.measure("cpu", Deadline(60), quick=True, ranks=1000, tell=lambda _: None)
+    ):
+        error = refusal(chosen, seen, None, name)
+        assert (error.field, says in str(error)) == ("device", True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'recipe-builder[torch]'" in str(refusal(run.check_torch, kind=NoAnswer))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: no GPU in this machine")
-def test_an_accelerator_is_measured_by_events() -> None:
+def test_an_accelerator_is_measured_by_events():
     found = run.measure(run.chosen(None), Deadline(60), quick=True, ranks=0, tell=lambda _: None)
     assert found.to_device_bytes_per_s
     assert found.launch_s < 1e-3

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from recipe_core import estimate
-from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.errors import HardwareError
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.microbench.disk import measure_disk
 from recipe_core.hardware.storage import measured_tier, storage_names, storage_tier
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
 
-@pytest.mark.parametrize("name", storage_names())
+@over("name", storage_names())
 def test_every_tier_states_what_nodes_reach(name):
     tier = storage_tier(name)
     for whole, per_node in (
@@ -34,29 +36,16 @@ def test_a_shared_tier_stops_growing_and_local_drives_do_not():
     assert storage_tier("nvme").write_rate(nodes).tolist() == [3.5e9, 35e9, 3500e9]
 
 
-def test_an_unknown_tier_is_named():
-    with pytest.raises(HardwareError) as caught:
-        storage_tier("superpod-bester")
-    assert caught.value.field == "workload.storage"
-    assert "superpod-best" in caught.value.hint
-
-
 LLAMA = {
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 4},
-    "workload": {
-        "kind": "training",
-        "sequence_length": 4096,
-        "global_batch": 128,
-        "tokens": 1e10,
-    },
     "candidate": {"engine": "torchtitan", "dp": 32, "zero_stage": 3},
 }
+WORK = {"kind": "training", "sequence_length": 4096, "global_batch": 128, "tokens": 1e10}
 
 
 def best(workload=(), **parts):
-    request = {**LLAMA, **parts, "workload": {**LLAMA["workload"], **dict(workload)}}
-    return estimate(request)
+    return estimate({**LLAMA, **parts, "workload": {**WORK, **dict(workload)}})
 
 
 def test_checkpoints_are_written_at_the_rate_of_the_tier():
@@ -64,8 +53,12 @@ def test_checkpoints_are_written_at_the_rate_of_the_tier():
     good, local = best({"storage": "superpod-good"}), best({"storage": "nvme-raid8"})
     assert good.run.checkpoint_s == pytest.approx(size / (4 * 2e9))
     assert local.run.checkpoint_s == pytest.approx(size / (4 * 28e9))
-    with pytest.raises(InputError, match="storage_bytes_per_s"):
-        best({"storage": "superpod-good", "storage_bytes_per_s": 1e9})
+    both = {"storage": "superpod-good", "storage_bytes_per_s": 1e9}
+    assert "storage_bytes_per_s" in str(refusal(best, both))
+    error = refusal(storage_tier, "superpod-bester", kind=HardwareError)
+    assert (error.field, "superpod-best" in error.hint) == ("workload.storage", True)
+    unknown = refusal(best, {"storage": "superpod-worst"}, kind=HardwareError)
+    assert "superpod-worst" in str(unknown)
 
 
 def test_a_step_waits_for_what_the_tier_cannot_read_in_time():
@@ -79,15 +72,16 @@ def test_a_step_waits_for_what_the_tier_cannot_read_in_time():
 
 
 def test_the_measured_disk_of_a_profile_counts_where_no_tier_is_named():
+    rates = {"read": ("bytes", 5e9), "write": ("bytes", 1e9), "window": ("reads", 2e4)}
+    figure = {"source": "ours", "status": "measured"}
     own = {
         "schema_version": 1,
         "name": "my-h100",
         "title": "ours",
         "based_on": "h100-sxm",
         "disk": {
-            "read_bytes_per_s": {"value": 5e9, "source": "ours", "status": "measured"},
-            "write_bytes_per_s": {"value": 1e9, "source": "ours", "status": "measured"},
-            "window_reads_per_s": {"value": 2e4, "source": "ours", "status": "measured"},
+            f"{what}_{unit}_per_s": {"value": value, **figure}
+            for what, (unit, value) in rates.items()
         },
         "sources": {"ours": {"title": "recipe profile --disk", "date": "2026-11-26"}},
     }
@@ -102,48 +96,28 @@ def test_the_measured_disk_of_a_profile_counts_where_no_tier_is_named():
     assert measured_tier(device("h100-sxm")) is None
 
 
-def test_an_unknown_tier_in_a_request_is_named():
-    with pytest.raises(HardwareError, match="superpod-worst"):
-        best({"storage": "superpod-worst"})
-
-
-def test_a_disk_is_measured_and_left_clean(tmp_path):
+def test_a_disk_is_measured_in_bounded_time_and_left_clean(tmp_path):
     rates = measure_disk(tmp_path, size=1 << 25, seconds=3.0)
     assert 1 << 24 <= rates.size_bytes <= 1 << 25
     assert 1e5 < rates.write_bytes_per_s < 1e12
     assert 1e5 < rates.read_bytes_per_s < 1e12
     assert rates.window_reads_per_s > 1
+    assert measure_disk(tmp_path, size=1 << 28, seconds=0.0).size_bytes < 1 << 26
     assert list(tmp_path.iterdir()) == []
 
 
-def test_time_bounds_what_is_measured(tmp_path):
-    rates = measure_disk(tmp_path, size=1 << 28, seconds=0.0)
-    assert rates.size_bytes < 1 << 26
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 70, 1 << 25))
-    with pytest.raises(InputError) as caught:
-        measure_disk(tmp_path, size=1 << 25)
-    assert "32 MiB free; the benchmark writes 32 MiB and leaves as much" in str(caught.value)
-    assert (caught.value.field, list(tmp_path.iterdir())) == ("disk", [])
-
-
-@pytest.mark.parametrize(
-    ("folder", "size", "says"),
-    [("missing", 1 << 25, "is not a folder"), (".", 1 << 20, "too few to measure a disk")],
-)
-def test_what_cannot_be_measured_is_named(tmp_path, folder, size, says):
-    with pytest.raises(InputError, match=says):
-        measure_disk(tmp_path / folder, size=size)
-
-
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+def test_what_cannot_be_measured_is_named_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    assert "is not a folder" in str(refusal(measure_disk, tmp_path / "missing", size=1 << 25))
+    assert "too few to measure a disk" in str(refusal(measure_disk, tmp_path, size=1 << 20))
+    with monkeypatch.context() as patch:
+        usage = shutil._ntuple_diskusage(100, 70, 1 << 25)
+        patch.setattr("shutil.disk_usage", lambda _: usage)
+        error = refusal(measure_disk, tmp_path, size=1 << 25)
+    assert "32 MiB free; the benchmark writes 32 MiB" in str(error)
+    assert (error.field, list(tmp_path.iterdir())) == ("disk", [])
     monkeypatch.setattr("os.write", full)
-    with pytest.raises(InputError, match="No space left on device"):
-        measure_disk(tmp_path, size=1 << 25)
+    assert "No space left on device" in str(refusal(measure_disk, tmp_path, size=1 << 25))
     assert list(tmp_path.iterdir()) == []
