@@ -1,7 +1,5 @@
 """A server that waits to fill a batch: against a simulation event by event, and in its limits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -54,21 +52,15 @@ def event_by_event(rate, most, window_s, host_s=0.0, instances=1, preferred=None
 @pytest.mark.parametrize(
     ("rate", "most", "window_s", "more"),
     [
-        (50, 16, 0.0, {}),
-        (50, 16, 0.010, {}),
-        (400, 16, 0.005, {}),
-        (1000, 16, 0.005, {}),
-        (600, 64, 0.020, {}),
-        (100, 8, 0.020, {}),
-        (300, 16, 0.010, {"preferred": 4}),
+        *((50, 16, 0.0, {}), (50, 16, 0.010, {}), (400, 16, 0.005, {}), (1000, 16, 0.005, {})),
+        *((600, 64, 0.020, {}), (100, 8, 0.020, {}), (300, 16, 0.010, {"preferred": 4})),
         (300, 16, 0.002, {"host_s": 0.003, "instances": 2}),
     ],
 )
 def test_means_within_2_and_tails_within_5_percent_of_single_events(rate, most, window_s, more):
     latencies, sizes = event_by_event(rate, most, window_s, **more)
-    host_s = more.get("host_s", 0.0)
     of = window(most, window_s, more.get("instances", 1), more.get("preferred"))
-    given = np.array([float(rate)]), service(most, host_s), of
+    given = np.array([float(rate)]), service(most, more.get("host_s", 0.0)), of
     batches = arriving(*given)
     assert batches.wait_s + batches.service_s == pytest.approx(latencies.mean(), rel=0.02)
     assert batches.mean == pytest.approx(sizes.mean(), rel=0.02)
@@ -78,25 +70,21 @@ def test_means_within_2_and_tails_within_5_percent_of_single_events(rate, most, 
     assert tail == pytest.approx(np.percentile(latencies, 99), rel=0.05)
 
 
-def test_without_a_window_a_lone_request_waits_for_nothing():
-    batches = arriving(np.array([0.1]), service(16), window(16, 0.0))
-    assert batches.wait_s == pytest.approx(0, abs=1e-5)
-    assert batches.mean == pytest.approx(1, abs=0.01)
+def served(rate, most, window_s):
+    return arriving(np.array([rate]), service(most), window(most, window_s))
 
 
-def test_light_load_waits_the_window_out():
-    batches = arriving(np.array([2.0]), service(16), window(16, 0.02))
-    assert batches.wait_s == pytest.approx(0.02, rel=0.03)
-    assert batches.idle_wait_s == pytest.approx(batches.wait_s, rel=0.01)
-    assert batches.mean == pytest.approx(1 + 2.0 * 0.02, rel=0.02)  # one, and who comes meanwhile
-
-
-def test_without_batches_it_is_m_d_1():
-    rate, seconds = 150.0, FIXED_S + EACH_S
-    busy = rate * seconds
-    batches = arriving(np.array([rate]), service(1), window(1, 0.5))
-    assert batches.wait_s == pytest.approx(busy * seconds / (2 * (1 - busy)), rel=0.06)
-    assert batches.busy == pytest.approx(busy, rel=1e-6)
+def test_a_lone_request_waits_the_window_out_and_without_batches_it_is_m_d_1():
+    alone, light = served(0.1, 16, 0.0), served(2.0, 16, 0.02)
+    assert alone.wait_s == pytest.approx(0, abs=1e-5)
+    assert alone.mean == pytest.approx(1, abs=0.01)
+    assert light.wait_s == pytest.approx(0.02, rel=0.03)
+    assert light.idle_wait_s == pytest.approx(light.wait_s, rel=0.01)
+    assert light.mean == pytest.approx(1 + 2.0 * 0.02, rel=0.02)  # one, and who comes meanwhile
+    seconds = FIXED_S + EACH_S
+    busy, single = 150.0 * seconds, served(150.0, 1, 0.5)
+    assert single.wait_s == pytest.approx(busy * seconds / (2 * (1 - busy)), rel=0.06)
+    assert single.busy == pytest.approx(busy, rel=1e-6)
 
 
 def test_heavy_load_makes_full_batches_whatever_the_window():
@@ -147,12 +135,12 @@ def test_a_closed_loop_of_many_keeps_batches_full():
         assert batches.wait_s + batches.service_s + 0.001 == pytest.approx(500 / batches.rate)
 
 
-# In plans
+ONE = {"tp": 1, "pp": 1, "dp": 1}
 
 
-def request(load=None, candidate=None, model="BAAI/bge-m3", **options):
+def request(load=None, candidate=None, **options):
     value = {
-        "model": model,
+        "model": "BAAI/bge-m3",
         "hardware": {"device": "l4", "per_node": 1},
         "workload": {"input_tokens": 256, "mode": "open", "request_rate": 40, **(load or {})},
         "options": options,
@@ -160,31 +148,30 @@ def request(load=None, candidate=None, model="BAAI/bge-m3", **options):
     return PlanRequest.parse(value | ({"candidate": candidate} if candidate else {}))
 
 
-def estimate(load=None, engine="triton-onnxruntime", **candidate):
-    checked, row = plan_candidate(
-        request(load, {"engine": engine, "tp": 1, "pp": 1, "dp": 1, **candidate})
-    )
+def planned(load=None, engine="triton-onnxruntime", **candidate):
+    return plan_candidate(request(load, {"engine": engine, **ONE, **candidate}))
+
+
+def estimate(*args, **candidate):
+    checked, row = planned(*args, **candidate)
     return checked.estimate(row)
 
 
 def test_a_plan_judges_every_window_and_says_what_each_costs_and_saves():
     table = plan(request(engines=["triton-onnxruntime", "tei"], batch_windows_ms=[0, 5, 20]))
-    rows = {
-        table.candidate(row).get("batch_window_ms"): table.estimate(row)
-        for row in map(int, table.order)
-    }
+    order = list(map(int, table.order))
+    rows = {table.candidate(row).get("batch_window_ms"): table.estimate(row) for row in order}
     assert set(rows) == {0.0, 5.0, 20.0, None}  # TEI waits for nobody, and is judged once
     latency = [rows[ms].serving.request_latency_s for ms in (0.0, 5.0, 20.0)]
     watts = [rows[ms].energy.watts for ms in (0.0, 5.0, 20.0)]
     assert latency == sorted(latency)
     assert watts == sorted(watts, reverse=True)
     assert rows[20.0].breakdown_s.prefill["window"] > 0.01
-    assert table.candidate(int(table.order[0])).get("batch_window_ms") in (0.0, None)
+    assert table.candidate(order[0]).get("batch_window_ms") in (0.0, None)
 
 
 def test_percentiles_of_random_arrivals_are_there():
-    split = {"engine": "triton-onnxruntime", "tp": 1, "pp": 1, "dp": 1, "batch_window_ms": 10}
-    checked, row = plan_candidate(request(candidate=split))
+    checked, row = planned(batch_window_ms=10)
     figures = checked.detailed(row).serving.to_json()
     middle, tail = (figures[f"request_latency_p{p}_s"] for p in (50, 99))
     assert figures["request_latency_s"] == pytest.approx(middle, rel=0.3)
@@ -193,20 +180,16 @@ def test_percentiles_of_random_arrivals_are_there():
 
 def test_little_s_law_and_parts_hold_in_a_closed_loop():
     for load in (1, 16, 500):
-        result = estimate(
-            {"mode": "closed", "request_rate": None, "concurrency": load}, batch_window_ms=5
-        )
+        closed = {"mode": "closed", "request_rate": None, "concurrency": load}
+        result = estimate(closed, batch_window_ms=5)
         figures = result.serving.to_json()
         assert figures["requests_per_s"] * figures["request_latency_s"] == pytest.approx(load)
         assert math.fsum(result.breakdown_s.prefill.values()) == pytest.approx(figures["ttft_s"])
 
 
-def test_texts_of_different_lengths_are_padded_to_the_longest():
+def test_lengths_are_padded_to_the_longest_and_instances_hold_their_own_weights():
     even, mixed = (estimate({"input_spread": spread, "request_rate": 120}) for spread in (0.0, 0.9))
     assert mixed.serving.request_latency_s > 1.1 * even.serving.request_latency_s
-
-
-def test_each_instance_of_onnx_runtime_holds_its_own_weights():
     one, two = (estimate(instances=count).memory.weights_bytes for count in (1, 2))
     shared = estimate(engine="triton-tensorrt", instances=2).memory.weights_bytes
     assert (two, shared) == (2 * one, one)

@@ -1,6 +1,6 @@
 """Caches of several kinds in one pool, against what vLLM logged of its blocks."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from recipe_core.physics.serving.memory import memory
 from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
 
-HYBRID, GEMMA = "Qwen/Qwen3.5-27B", "google/gemma-4-31B-it"
+HYBRID, GEMMA, MIXED = "Qwen/Qwen3.5-27B", "google/gemma-4-31B-it", "Qwen/Qwen3.6-35B-A3B"
 
 
 def boot(model, device, tp, max_context, release=None, **limits):
@@ -21,8 +21,13 @@ def boot(model, device, tp, max_context, release=None, **limits):
     work = {"input_tokens": 512, "output_tokens": 512, "concurrency": 1, "max_context": max_context}
     split = {"engine": "vllm", "tp": tp, "pp": 1, "dp": 1, "engine_version": release} | limits
     stated = {name: value for name, value in split.items() if value is not None}
-    table, _ = plan_candidate(make_request(model, device, tp, workload=work, candidate=stated))
+    devices = tp * split["dp"]
+    table, _ = plan_candidate(make_request(model, device, devices, workload=work, candidate=stated))
     return table.blocks[0].setting, table.blocks[0].cases
+
+
+def held(*args, **limits):
+    return memory(*boot(*args, **limits), np.ones(1))
 
 
 def shared(setting, cases):
@@ -61,20 +66,19 @@ def test_a_page_of_attention_holds_a_state(device, tp, cache_format, page):
         (HYBRID, 1, 32_768, "fp8", 91_022, 75),
         (HYBRID, 1, 32_768, "fp8", 135_926, 112),
         (HYBRID, 1, 32_768, "bf16", 76_458, 112),
-        ("Qwen/Qwen3.6-35B-A3B", 1, 131_072, "fp8", 567_978, 299),
+        (MIXED, 1, 131_072, "fp8", 567_978, 299),
     ],
 )
 def test_logged_tokens_are_whole_numbers_of_blocks(
     model, tp, max_context, cache_format, tokens, blocks
 ):
     setting, cases = boot(model, "rtx-5090", tp, max_context, kv_dtype=cache_format)
-    assert int(blocks / request_blocks(setting, cases) * max_context) == pytest.approx(
-        tokens, abs=1
-    )
+    found = int(blocks / request_blocks(setting, cases) * max_context)
+    assert found == pytest.approx(tokens, abs=1)
 
 
 def test_a_logged_pool_is_that_number_of_blocks():
-    setting, cases = boot("Qwen/Qwen3.6-35B-A3B", "rtx-5090", 1, 131_072, kv_dtype="fp8")
+    setting, cases = boot(MIXED, "rtx-5090", 1, 131_072, kv_dtype="fp8")
     assert 299 * float(shared(setting, cases).block_bytes[0]) / GIB == pytest.approx(5.98, abs=0.01)
 
 
@@ -83,8 +87,7 @@ def test_a_logged_pool_is_that_number_of_blocks():
 )
 def test_windows_keep_what_is_in_flight(release, needed):
     """vllm#49878: since 0.26 two steps of 32,768 tokens are in flight, before it was one."""
-    limits = {"max_batched_tokens": 32_768}
-    setting, cases = boot(GEMMA, "h200-sxm", 1, 262_144, release, **limits)
+    setting, cases = boot(GEMMA, "h200-sxm", 1, 262_144, release, max_batched_tokens=32_768)
     layers = setting.model.kinds
     total = cache.context_bytes(setting, layers, cases, cases.max_context)
     total = total + cache.in_flight_bytes(setting, layers, cases, cases.max_context)
@@ -95,25 +98,13 @@ def test_deepseek_v4_on_eight_h200_by_release():
     """The published command fits by the rules that it was verified with; since 0.26 a chunk counts
     twice, and 8,192 tokens a step are too many by 1.7 %.
     """
-    figures = {}
+    limits = {"dp": 8, "ep": 8, "max_num_seqs": 16, "memory_fraction": 0.95, "kv_dtype": "fp8"}
+    model, figures = "deepseek-ai/DeepSeek-V4-Pro", []
     for release in ("0.25.0", None):
-        limits = {"dp": 8, "ep": 8, "max_num_seqs": 16, "memory_fraction": 0.95, "kv_dtype": "fp8"}
-        work = {"input_tokens": 512, "output_tokens": 512, "concurrency": 1}
-        split = {"engine": "vllm", "tp": 1, "pp": 1} | limits
-        table, _ = plan_candidate(
-            make_request(
-                "deepseek-ai/DeepSeek-V4-Pro",
-                "h200-sxm",
-                8,
-                workload=work | {"max_context": 200_000},
-                candidate=split | ({"engine_version": release} if release else {}),
-            )
-        )
-        block = table.blocks[0]
-        taken = memory(block.setting, block.cases, np.ones(1))
-        figures[release] = float((taken.shortfall_bytes / taken.usable_bytes)[0])
-    assert figures["0.25.0"] < -0.01
-    assert 0 < figures[None] < 0.02
+        taken = held(model, "h200-sxm", 1, 200_000, release, **limits)
+        figures.append(float((taken.shortfall_bytes / taken.usable_bytes)[0]))
+    assert figures[0] < -0.01
+    assert 0 < figures[1] < 0.02
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -126,18 +117,8 @@ def test_graphs_are_measured_with_a_block_for_each_request(eager):
     page = float(shared(setting, cases).block_bytes[0]) / 16
     assert 256 * page == 784 * 2**20
     if eager:
-        table, _ = plan_candidate(
-            make_request("Inferact/Qwen3.8-27B-NVFP4", "rtx-5090", 1, candidate={"engine": "vllm"})
-        )
-        assert table.blocks[0].setting.engine.without_graphs().memory.graphs is None
-        setting = type(setting)(
-            setting.model,
-            setting.cluster,
-            setting.engine.without_graphs(),
-            setting.mode,
-            setting.weight_dtype,
-            setting.kv_dtype,
-        )
+        setting = replace(setting, engine=setting.engine.without_graphs())
+        assert setting.engine.memory.graphs is None
     taken = memory(setting, cases, np.ones(1))
     assert (float(taken.shortfall_bytes[0]) <= 0) is eager
     assert float((taken.start_bytes - taken.usable_bytes)[0]) < 0
@@ -147,39 +128,27 @@ def test_states_need_a_block_for_each_request():
     """recipes#551: Qwen3.6-27B-FP8 with 1,024 sequences on an H100 had 856 blocks, and did not
     start; 512 did.
     """
-    shortfalls = {}
-    for sequences in (1024, 512):
-        limits = {"memory_fraction": 0.95, "max_num_seqs": sequences}
-        setting, cases = boot("Qwen/Qwen3.6-27B-FP8", "h100-sxm", 1, 262_144, **limits)
-        taken = memory(setting, cases, np.ones(1))
-        shortfalls[sequences] = float(taken.shortfall_bytes[0])
-        blocks = float((taken.pool_bytes / shared(setting, cases).block_bytes)[0])
-        if sequences == 1024:
-            assert blocks == pytest.approx(856, rel=0.1)
-    assert shortfalls[512] <= 0 < shortfalls[1024]
+    few, many = (
+        boot("Qwen/Qwen3.6-27B-FP8", "h100-sxm", 1, 262_144, memory_fraction=0.95, max_num_seqs=n)
+        for n in (512, 1024)
+    )
+    fits, short = (memory(*each, np.ones(1)) for each in (few, many))
+    assert float(fits.shortfall_bytes[0]) <= 0 < float(short.shortfall_bytes[0])
+    blocks = float((short.pool_bytes / shared(*many).block_bytes)[0])
+    assert blocks == pytest.approx(856, rel=0.1)
 
 
-def test_batches_that_graphs_are_captured_for():
+def test_graphs_are_captured_for_these_batches_and_set_aside_since_0_20():
     largest = np.array([1, 2, 4, 8, 16, 32, 256, 512])
     assert captured_sizes(largest).tolist() == [1, 2, 3, 4, 5, 7, 35, 51]
-
-
-def test_releases_before_0_20_set_nothing_aside_for_graphs():
-    now, then = (
-        memory(*boot(HYBRID, "h100-sxm", 1, 8192, release), np.ones(1))
-        for release in ("0.28.0", "0.19.1")
-    )
+    now, then = (held(HYBRID, "h100-sxm", 1, 8192, release) for release in ("0.28.0", "0.19.1"))
     assert now.runtime_bytes[0] - then.runtime_bytes[0] == pytest.approx(0.52 * GIB, rel=0.01)
     assert then.capture_shortfall[0] == -np.inf
 
 
-@pytest.mark.parametrize(("layers", "size"), [([10, 50], 10), ([12, 13], 13), ([16, 48], 16)])
-def test_groups_have_as_many_layers_as_the_rarest_kind(layers, size):
-    assert group_size(layers) == size
-
-
-def test_stages_of_a_pipeline_share_the_groups():
+def test_groups_have_as_many_layers_as_the_rarest_kind_and_stages_share_them():
     """Each of four stages has a quarter of the layers of every group, so a quarter of a block."""
+    assert [group_size(layers) for layers in ([10, 50], [12, 13], [16, 48])] == [10, 13, 16]
     one = np.ones(1)
 
     def block_bytes(share):
@@ -190,8 +159,5 @@ def test_stages_of_a_pipeline_share_the_groups():
         return float(grouped(kinds, PageRules(16 * one, 16, 2 * one, one)).block_bytes[0])
 
     assert block_bytes(1) == 4 * block_bytes(4)
-
-
-def test_models_whose_layers_cache_alike_share_no_blocks():
-    setting, cases = boot("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", 1, 8192)
-    assert shared(setting, cases) is None
+    # layers that cache alike share no blocks
+    assert shared(*boot("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", 1, 8192)) is None

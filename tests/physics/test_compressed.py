@@ -2,8 +2,6 @@
 same layers) and its operators.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -28,23 +26,10 @@ def packed(name, value_bytes=1.0):
 
 
 def one(model=FLASH, tp=2, max_context=30_000, engine="vllm", **parts):
-    workload = {
-        "input_tokens": 512,
-        "output_tokens": 512,
-        "concurrency": 1,
-        "max_context": max_context,
-    }
-    candidate = {
-        "engine": engine,
-        "tp": tp,
-        "pp": 1,
-        "dp": 1,
-        "ep": 1,
-        "max_batched_tokens": 8192,
-    } | parts
-    table, at = plan_candidate(
-        make_request(model, "h200-sxm", 8, 1, workload=workload, candidate=candidate)
-    )
+    load = {"input_tokens": 512, "output_tokens": 512, "concurrency": 1, "max_context": max_context}
+    split = {"engine": engine, "tp": tp, "pp": 1, "dp": 1, "ep": 1, "max_batched_tokens": 8192}
+    request = make_request(model, "h200-sxm", 8, workload=load, candidate=split | parts)
+    table, at = plan_candidate(request)
     return table.blocks[0], table.state(at)
 
 
@@ -73,18 +58,20 @@ def test_a_request_needs_the_blocks_that_vllm_plans(name, context, in_flight, bl
 def test_a_million_tokens_in_16_bit():
     """vLLM's announcement says 9.62 GiB with 16-bit index keys; they are in fp8 (1 GB less)."""
     index_bytes = 30 * 1_048_576 / 4 * (256 - 132)
-    assert (
-        packed(PRO, 2.0).request_bytes(np.array([1_048_576.0]))[0] + index_bytes
-    ) / GIB == pytest.approx(9.62, rel=0.02)
+    request_bytes = packed(PRO, 2.0).request_bytes(np.array([1_048_576.0]))[0]
+    assert (request_bytes + index_bytes) / GIB == pytest.approx(9.62, rel=0.02)
+
+
+def fixed_bytes(memory):
+    return (memory.weights_bytes + memory.activations_bytes + memory.runtime_bytes)[0]
 
 
 def test_a_start_needs_what_vllm_logged():
     """Flash on two GH200, 30,000 tokens: 6.66 GiB by vLLM 0.22 (vllm#44376), which padded groups 5
     % wider than 0.32 does.
     """
-    block, _ = one()
-    m = block.estimates.memory
-    needed = m.start_bytes[0] - m.weights_bytes[0] - m.activations_bytes[0] - m.runtime_bytes[0]
+    m = one()[0].estimates.memory
+    needed = m.start_bytes[0] - fixed_bytes(m)
     assert needed / GIB == pytest.approx(6.66, rel=0.1)
     assert needed == pytest.approx(6800 * 1_002_240)
 
@@ -93,43 +80,35 @@ def test_the_longest_request_is_where_one_more_token_does_not_fit():
     """By the log above, 5.44 GiB hold 13,528 tokens; 5 % more by the pinned version's narrower
     blocks.
     """
-    block, _ = one()
-    m, layers = block.estimates.memory, layer_kinds(block.setting.model.layers)
-    fixed = (m.weights_bytes + m.activations_bytes + m.runtime_bytes)[0]
-    block, state = one(memory_fraction=float((fixed + 5.44 * GIB) / m.capacity_bytes[0]))
-    longest = block.estimates.memory.context_limit
-    missing = block.estimates.memory.shortfall_bytes[0]
-    assert missing == pytest.approx(6800 * 1_002_240 - 5.44 * GIB)
+    m = one()[0].estimates.memory
+
+    def with_pool(gib):
+        return one(memory_fraction=float((fixed_bytes(m) + gib * GIB) / m.capacity_bytes[0]))
+
+    block, state = with_pool(5.44)
+    held = block.estimates.memory
+    assert held.shortfall_bytes[0] == pytest.approx(6800 * 1_002_240 - 5.44 * GIB)
     assert state == "uncertain"  # 0.91 GiB: within the error of the estimate
-    assert one(memory_fraction=float((fixed + 1 * GIB) / m.capacity_bytes[0]))[1] == "cannot run"
+    assert with_pool(1)[1] == "cannot run"
+    longest = held.context_limit
     assert longest[0] == pytest.approx(13_528, rel=0.1)
-    held = [
-        context_bytes(block.setting, layers, block.cases, tokens)
-        + in_flight_bytes(block.setting, layers, block.cases, tokens)
+    given = block.setting, layer_kinds(block.setting.model.layers), block.cases
+    fits, over = (
+        context_bytes(*given, tokens) + in_flight_bytes(*given, tokens)
         for tokens in (longest, longest + 1)
-    ]
-    assert held[0] <= block.estimates.memory.pool_bytes < held[1]
+    )
+    assert fits <= held.pool_bytes < over
 
 
 def test_the_cache_is_not_divided_and_what_is_in_flight_counts_once():
-    (two, _), (eight, _) = one(), one(tp=8)
-    assert two.estimates.memory.sequence_bytes == eight.estimates.memory.sequence_bytes
-    assert two.estimates.memory.sequence_bytes[0] < 0.03 * GIB
+    two, eight = (one(tp=tp)[0].estimates.memory.sequence_bytes for tp in (2, 8))
+    assert two == eight
+    assert two[0] < 0.03 * GIB
     sglang = one(engine="sglang")[0]
-    assert (
-        in_flight_bytes(
-            sglang.setting,
-            layer_kinds(sglang.setting.model.layers),
-            sglang.cases,
-            sglang.cases.max_context,
-        )
-        == 0
-    )
-
-
-def test_layers_without_entries_keep_their_window():
-    layers = catalog_model(FLASH).layers[:2]
-    only = packing(((layers[0].attention, 2),), 1.0)
+    layers, cases = layer_kinds(sglang.setting.model.layers), sglang.cases
+    assert in_flight_bytes(sglang.setting, layers, cases, cases.max_context) == 0
+    # layers without entries keep their window
+    only = packing(((catalog_model(FLASH).layers[0].attention, 2),), 1.0)
     assert only.block_bytes == 2 * 37_440
     assert only.request_bytes(np.array([10_000.0])) == 3 * only.block_bytes
 
@@ -137,10 +116,8 @@ def test_layers_without_entries_keep_their_window():
 def decode(block, context, sequences=64.0, model=None):
     """Seconds by cause of a step in which all sequences decode one token."""
     setting = block.setting if model is None else replace(block.setting, model=model)
-    none, all_of_them = np.zeros(1), np.array([sequences])
-    return step_parts(
-        setting, block.cases, Step(none, none, all_of_them, np.array([float(context)]), all_of_them)
-    )
+    none, whole, past = np.zeros(1), np.array([sequences]), np.array([float(context)])
+    return step_parts(setting, block.cases, Step(none, none, whole, past, whole))
 
 
 def test_a_long_past_costs_little():
@@ -157,25 +134,17 @@ def test_a_long_past_costs_little():
         assert long[name] == short[name] > 0
 
 
-def test_only_layers_with_entries_make_and_choose_them():
+def test_only_layers_with_entries_make_and_choose_them_and_streams_cost_time():
     block, _ = one()
     model = block.setting.model
-    kinds = dict(zip((0, 4, 128), (layer for layer, _ in model.kinds), strict=True))
     parts = {
         ratio: decode(block, 8000, model=replace(model, layers=(layer,)))
-        for ratio, layer in kinds.items()
+        for ratio, (layer, _) in zip((0, 4, 128), model.kinds, strict=True)
     }
-    assert {ratio: ("compressor" in p, "indexer" in p) for ratio, p in parts.items()} == {
-        0: (False, False),
-        4: (True, True),
-        128: (True, False),
-    }
+    made = {ratio: ("compressor" in p, "indexer" in p) for ratio, p in parts.items()}
+    assert made == {0: (False, False), 4: (True, True), 128: (True, False)}
     assert parts[0]["qkv"] < parts[128]["qkv"] < parts[4]["qkv"]
-
-
-def test_residual_streams_cost_time_beside_the_norms():
-    block, _ = one()
-    model = block.setting.model
+    # residual streams cost time beside the norms
     plain = replace(model, layers=tuple(replace(layer, streams=1) for layer in model.layers))
     four, single = decode(block, 8000), decode(block, 8000, model=plain)
     assert "hyper_connections" not in single

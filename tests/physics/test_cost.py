@@ -1,7 +1,5 @@
 """What a deployment costs and draws."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np
@@ -14,72 +12,59 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.physics.serving.cost import Cost, at_work, busy, cost
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.operators import Step, step_parts, total
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import every_split, one_case, settings
-from tests.conftest import make_request, request_values
+from tests.conftest import LLAMA_70B, make_request, request_values
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 ONE = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "ep": 1}
-DEVICES = ["h100-sxm", "mi300x", "b200-sxm", "l4", "rx-7900-xtx"]
+OPEN = {"mode": "open", "concurrency": None}
 
 
-def estimate_of(*args, hardware=None, **parts):
-    values = request_values(*args, **parts)
+def estimate_of(model=LLAMA_70B, *args, hardware=None, tp=2, **parts):
+    values = request_values(model, *args, **({"candidate": ONE | {"tp": tp}} | parts))
     values["hardware"] |= hardware or {}
-    table, row = plan_candidate(type(make_request()).parse(values))
+    table, row = plan_candidate(PlanRequest.parse(values))
     return table.estimate(row).to_json()
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [
-        {},
-        {"mode": "static", "batch": 16, "concurrency": None},
-        {"mode": "offline", "requests": 500, "concurrency": None},
-    ],
-)
-def test_cost_adds_up(workload):
-    found = estimate_of(
-        workload=workload, candidate=ONE | {"tp": 4}, hardware={"usd_per_device_hour": 2.5}
-    )
-    cost, tokens_per_s = found["cost"], found["serving"]["output_tokens_per_s"]
-    assert cost["usd_per_hour"] == pytest.approx(10)
-    assert cost["usd_per_million_output_tokens"] == pytest.approx(10 / (tokens_per_s * 3600) * 1e6)
-    assert cost["usd_per_request"] == pytest.approx(
-        cost["usd_per_million_output_tokens"] * 256 / 1e6
-    )
-    shares = (
-        1024 * cost["usd_per_million_input_tokens_alone"]
-        + 256 * cost["usd_per_million_output_tokens_alone"]
-    )
-    assert shares / 1e6 == pytest.approx(cost["usd_per_request"])
-    assert cost["usd_per_million_input_tokens_alone"] * 1024 / 1e6 == pytest.approx(
-        cost["prefill_share"] * cost["usd_per_request"]
-    )
-    assert 0 < cost["prefill_share"] < 1
+def small(**workload):
+    """Llama 8B on one H100."""
+    return estimate_of(LLAMA_8B, per_node=1, tp=1, workload=workload)
 
 
-def test_twice_the_price_costs_twice_as_much():
-    once, twice = (
-        estimate_of(candidate=ONE | {"tp": 2}, hardware={"usd_per_device_hour": usd})["cost"]
-        for usd in (2.0, 4.0)
-    )
-    assert {name: value / once[name] for name, value in twice.items()} == pytest.approx(
-        dict.fromkeys(once, 2.0) | {"prefill_share": 1.0, "devices_rented": 1.0}
-    )
+def test_cost_adds_up_and_twice_the_price_costs_twice_as_much():
+    static, offline = {"mode": "static", "batch": 16}, {"mode": "offline", "requests": 500}
+    none = {"concurrency": None}
+    for workload in ({}, static | none, offline | none):
+        found, twice = (
+            estimate_of(workload=workload, tp=4, hardware={"usd_per_device_hour": usd})
+            for usd in (2.5, 5.0)
+        )
+        cost, tokens_per_s = found["cost"], found["serving"]["output_tokens_per_s"]
+        per_million, per_request = cost["usd_per_million_output_tokens"], cost["usd_per_request"]
+        assert cost["usd_per_hour"] == pytest.approx(10)
+        assert per_million == pytest.approx(10 / (tokens_per_s * 3600) * 1e6)
+        assert per_request == pytest.approx(per_million * 256 / 1e6)
+        prompts = 1024 * cost["usd_per_million_input_tokens_alone"] / 1e6
+        answers = 256 * cost["usd_per_million_output_tokens_alone"] / 1e6
+        assert prompts + answers == pytest.approx(per_request)
+        assert prompts == pytest.approx(cost["prefill_share"] * per_request)
+        assert 0 < cost["prefill_share"] < 1
+        factors = dict.fromkeys(cost, 2.0) | {"prefill_share": 1.0, "devices_rented": 1.0}
+        assert {n: value / cost[n] for n, value in twice["cost"].items()} == pytest.approx(factors)
 
 
 @pytest.mark.parametrize(("machine", "paid"), [(1, 2), (2, 2), (4, 4), (8, 8)])
 def test_a_named_offer_is_taken_and_said(machine, paid):
     """Of a machine that is rented whole, devices that the split leaves idle are paid for too."""
+    wanted = ("h100-sxm", "Lambda", machine, "on-demand")
     named = next(
-        offer
-        for offer in offers()
-        if (offer.device, offer.provider) == ("h100-sxm", "Lambda")
-        and (offer.devices_per_node, offer.commitment) == (machine, "on-demand")
+        o for o in offers() if (o.device, o.provider, o.devices_per_node, o.commitment) == wanted
     )
-    found = estimate_of(candidate=ONE | {"tp": 2}, hardware={"offer": named.name})
+    found = estimate_of(hardware={"offer": named.name})
     assert found["cost"]["devices_rented"] == paid
     assert found["cost"]["usd_per_hour"] == pytest.approx(paid * named.usd_per_device_hour)
     assert named.name in found["basis"]["usd_per_hour"]
@@ -88,72 +73,55 @@ def test_a_named_offer_is_taken_and_said(machine, paid):
         cluster(HardwareRequest(device="h100-sxm", offer=named.name, usd_per_device_hour=1.0))
 
 
-def test_without_a_price_nothing_is_said_of_money():
-    found = estimate_of(LLAMA_8B, "radeon-pro-w7900", 1, candidate=ONE)
+def test_every_offer_is_dated_and_sourced_and_without_one_nothing_is_said_of_money():
+    for offer in offers():
+        assert offer.usd_per_device_hour > 0
+        assert offer.date[:4].isdigit()
+        assert offer.source
+    found = estimate_of(LLAMA_8B, "radeon-pro-w7900", 1, tp=1)
     assert found["basis"]["usd_per_hour"] == "unknown"
     known = {name for name, value in found["cost"].items() if value is not None}
     assert known == {"prefill_share", "devices_rented"}
     assert found["energy"]["watts"] > 0
 
 
-def test_every_offer_is_in_dollars_dated_and_sourced():
-    for offer in offers():
-        assert offer.usd_per_device_hour > 0
-        assert offer.date[:4].isdigit()
-        assert offer.source
+def test_a_spot_price_is_noted_and_named_as_the_basis():
+    usual, found = (estimate_of(hardware=more) for more in ({}, {"commitment": "spot"}))
+    assert "spot" in found["basis"]["usd_per_hour"]
+    assert any("reclaim the devices" in note for note in found["notes"])
+    assert found["cost"]["usd_per_hour"] < usual["cost"]["usd_per_hour"]
+    assert not any("price" in note for note in usual["notes"])
 
 
 @pytest.mark.parametrize(
-    ("workload", "low", "high"),
-    [
-        ({"input_tokens": 8192, "output_tokens": 1}, 0.99, 1.0),
-        ({"input_tokens": 8192, "output_tokens": 64}, 0.5, 1.0),
-        ({"input_tokens": 16, "output_tokens": 2048}, 0.0, 0.05),
-    ],
+    ("prompt", "answer", "low", "high"),
+    [(8192, 1, 0.99, 1.0), (8192, 64, 0.5, 1.0), (16, 2048, 0.0, 0.05)],
 )
-def test_prompts_bear_their_share_of_the_busy_time(workload, low, high):
-    found = estimate_of(LLAMA_8B, per_node=1, workload=workload, candidate=ONE)
+def test_prompts_bear_their_share_of_the_busy_time(prompt, answer, low, high):
+    found = small(input_tokens=prompt, output_tokens=answer)
     assert low <= found["cost"]["prefill_share"] <= high
 
 
-@pytest.mark.parametrize("name", DEVICES)
-@pytest.mark.parametrize(
-    "workload",
-    [{}, {"concurrency": 1}, {"mode": "open", "request_rate": 0.01, "concurrency": None}],
-)
+@pytest.mark.parametrize("name", ["h100-sxm", "mi300x", "b200-sxm", "l4", "rx-7900-xtx"])
+@pytest.mark.parametrize("workload", [{}, {"concurrency": 1}, OPEN | {"request_rate": 0.01}])
 def test_power_is_between_idle_and_the_limit(name, workload):
     table = plan(make_request(LLAMA_8B, name, 4, workload=workload))
     profile, rows = device(name), table.columns
     some = rows["feasible"]
     assert some.any()
-    assert np.all(rows["watts"][some] >= rows["gpus"][some] * profile.idle_watts.value)
-    assert np.all(rows["watts"][some] <= rows["gpus"][some] * profile.tdp_watts.value * (1 + 1e-12))
+    each = rows["watts"][some] / rows["gpus"][some]
+    assert np.all(each >= profile.idle_watts.value * (1 - 1e-12))
+    assert np.all(each <= profile.tdp_watts.value * (1 + 1e-12))
 
 
-def test_a_replica_that_waits_draws_little():
-    quiet, full = (
-        estimate_of(
-            LLAMA_8B,
-            per_node=1,
-            workload={"mode": "open", "request_rate": rate, "concurrency": None},
-            candidate=ONE,
-        )["energy"]
-        for rate in (0.001, 10.0)
-    )
+def test_a_replica_that_waits_draws_little_and_prompts_more_than_decoding():
+    quiet, full = (small(**OPEN, request_rate=rate)["energy"] for rate in (0.001, 10.0))
     assert quiet["watts"] == pytest.approx(device("h100-sxm").idle_watts.value, rel=0.05)
     assert full["watts"] > 3 * quiet["watts"]
     assert full["joules_per_token"] < quiet["joules_per_token"] / 100
-
-
-def test_prompts_draw_more_than_decoding():
     prompts, tokens = (
-        estimate_of(LLAMA_8B, per_node=1, workload=lengths | {"concurrency": 8}, candidate=ONE)[
-            "energy"
-        ]["watts"]
-        for lengths in (
-            {"input_tokens": 8192, "output_tokens": 2},
-            {"input_tokens": 16, "output_tokens": 1024},
-        )
+        small(input_tokens=i, output_tokens=o, concurrency=8)["energy"]["watts"]
+        for i, o in ((8192, 2), (16, 1024))
     )
     assert prompts > 1.3 * tokens
 
@@ -161,19 +129,18 @@ def test_prompts_draw_more_than_decoding():
 @pytest.mark.parametrize(("concurrency", "watts", "tolerance"), [(1, 300, 0.15), (128, 600, 0.25)])
 def test_an_h100_draws_what_was_measured(concurrency, watts, tolerance):
     """ML.ENERGY 3.0, as vLLM's fleet simulator cites it."""
-    workload = {"input_tokens": 512, "output_tokens": 512, "concurrency": concurrency}
-    found = estimate_of(LLAMA_8B, per_node=1, workload=workload, candidate=ONE)["energy"]
+    found = small(input_tokens=512, output_tokens=512, concurrency=concurrency)["energy"]
     assert found["watts"] == pytest.approx(watts, rel=tolerance)
     assert found["watts_limit"] == 700
 
 
 def test_energy_is_power_over_rate_and_says_its_basis():
-    found = estimate_of(candidate=ONE | {"tp": 8})
+    found = estimate_of(tp=8)
     energy, rate = found["energy"], found["serving"]["output_tokens_per_s"]
     assert energy["joules_per_token"] == pytest.approx(energy["watts"] / rate)
     assert energy["joules_per_request"] == pytest.approx(256 * energy["joules_per_token"])
-    assert "70.0 W idle (assumed) to 700 W" in found["basis"]["watts"]
-    assert "without hosts" in found["basis"]["watts"]
+    for words in ("70.0 W idle (assumed) to 700 W", "without hosts"):
+        assert words in found["basis"]["watts"]
 
 
 def test_the_energy_objective_ranks_by_joules():
@@ -184,81 +151,49 @@ def test_the_energy_objective_ranks_by_joules():
     assert joules[0] < joules[-1]
 
 
-def _estimates(*args, **parts):
-    request = make_request(*args, **({"candidate": ONE | {"tp": 4}} | parts))
-    return estimate(*one_case(resolve(request), request.candidate))
-
-
 def test_columns_are_many_cases_of_one():
     found = resolve(make_request(LLAMA_8B))
     chosen = settings(found)[0]
     block = estimate(chosen, every_split(found, chosen))
+
+    def row(served, i):
+        values = {field.name: getattr(served, field.name) for field in fields(served)}
+        for name, value in values.items():
+            several = isinstance(value, dict)
+            values[name] = {n: v[[i]] for n, v in value.items()} if several else value[[i]]
+        return type(served)(**values)
+
     for i in np.flatnonzero(block.feasible)[::7]:
-        alone = cost(chosen, block.cases.take([i]), _row(block.serving, i))
-        for field in fields(Cost):
-            assert getattr(alone, field.name)[0] == pytest.approx(
-                getattr(block.cost, field.name)[i], rel=1e-9
-            ), field.name
+        alone = cost(chosen, block.cases.take([i]), row(block.serving, i))
+        for name in (field.name for field in fields(Cost)):
+            together = getattr(block.cost, name)[i]
+            assert getattr(alone, name)[0] == pytest.approx(together, rel=1e-9), name
 
 
-def _row(served, i):
-    def pick(value):
-        return (
-            {name: seconds[[i]] for name, seconds in value.items()}
-            if isinstance(value, dict)
-            else value[[i]]
+def test_a_full_replica_is_busy_all_the_time_and_at_work_only_compute_and_memory_count():
+    full, block = (
+        estimate(*one_case(resolve(request), request.candidate))
+        for request in (
+            make_request(candidate=ONE | {"tp": 4}, workload=workload)
+            for workload in ({"concurrency": 4000}, {})
         )
-
-    return type(served)(
-        **{field.name: pick(getattr(served, field.name)) for field in fields(served)}
     )
-
-
-def test_busy_shares_are_shares():
-    block = _estimates(workload={"concurrency": 4000})
-    found = busy(block.setting, block.cases, block.serving)
-    assert 0.5 < found.prefill[0] + found.decode[0] <= 1.1, "a full replica is busy all the time"
-
-
-def test_at_work_only_compute_and_memory_count():
-    block = _estimates()
+    found = busy(full.setting, full.cases, full.serving)
+    assert 0.5 < found.prefill[0] + found.decode[0] <= 1.1
     one = np.ones(1)
     step = Step(0 * one, 0 * one, 64 * one, 1024 * one, 64 * one)
     free, real = (
-        step_parts(at_work(block.setting), block.cases, step),
-        step_parts(block.setting, block.cases, step),
+        step_parts(setting, block.cases, step)
+        for setting in (at_work(block.setting), block.setting)
     )
-    assert {name: free[name][0] for name in ("all_reduce", "engine", "launch")} == {
-        "all_reduce": 0,
-        "engine": 0,
-        "launch": 0,
-    }
+    assert [free[name][0] for name in ("all_reduce", "engine", "launch")] == [0, 0, 0]
     assert 0 < total(free)[0] < total(real)[0]
     assert free["qkv"][0] > 0
 
 
 def test_each_pool_pays_and_draws_for_its_own():
-    candidate = {
-        "engine": "vllm",
-        "tp": 2,
-        "pp": 1,
-        "dp": 1,
-        "ep": 1,
-        "prefill": {"tp": 4, "pp": 1, "dp": 1},
-    }
-    found = estimate_of(
-        per_node=8,
-        workload={"input_tokens": 8192, "output_tokens": 64, "concurrency": 4},
-        candidate=candidate,
-    )
+    split = ONE | {"tp": 2, "prefill": {"tp": 4, "pp": 1, "dp": 1}}
+    work = {"input_tokens": 8192, "output_tokens": 64, "concurrency": 4}
+    found = estimate_of(per_node=8, workload=work, candidate=split)
     assert found["cost"]["prefill_share"] == pytest.approx(4 / 6)
     assert 6 * 70 < found["energy"]["watts"] < found["energy"]["watts_limit"] == 6 * 700
-
-
-def test_a_spot_price_is_noted_and_named_as_the_basis():
-    found = estimate_of(candidate=ONE | {"tp": 2}, hardware={"commitment": "spot"})
-    assert "spot" in found["basis"]["usd_per_hour"]
-    assert any("reclaim the devices" in note for note in found["notes"])
-    usual = estimate_of(candidate=ONE | {"tp": 2})
-    assert found["cost"]["usd_per_hour"] < usual["cost"]["usd_per_hour"]
-    assert not any("price" in note for note in usual["notes"])

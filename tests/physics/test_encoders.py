@@ -1,7 +1,5 @@
 """Encoders and decoders that embed: their tensors, memory, times, commands and bundles."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -18,31 +16,20 @@ from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from tests.fixtures.command_line import recipe
+from tests.fixtures.rows import over
 
-LARGE = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-}
-NOMIC = {
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "n_inner": 3072,
-    "n_positions": 8192,
-    "activation_function": "swiglu",
-    "qkv_proj_bias": False,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-}
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+LARGE |= {"intermediate_size": 4096}
+NOMIC = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072, "n_positions": 8192}
+NOMIC |= {"activation_function": "swiglu"}
+NOMIC |= dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False)
 XLM = {"vocab_size": 250002, "type_vocab_size": 1, "max_position_embeddings": 514}
-JINA = {
-    "feed_forward_type": "geglu",
-    "position_embedding_type": "alibi",
-    "vocab_size": 30528,
-    "max_position_embeddings": 8192,
-}
+JINA = {"feed_forward_type": "geglu", "position_embedding_type": "alibi", "vocab_size": 30528}
+JINA |= {"max_position_embeddings": 8192}
+BGE, QWEN_8B, SMALL = "BAAI/bge-m3", "Qwen/Qwen3-8B", "Qwen/Qwen3-Embedding-0.6B"
+OPEN = {"mode": "open", "concurrency": None}
+OFFLINE = {"mode": "offline", "concurrency": None}
+STATIC = {"mode": "static", "concurrency": None}
 
 
 @pytest.mark.parametrize(
@@ -63,11 +50,17 @@ def test_every_parameter_of_an_encoder_is_counted(config, parameters, context):
     assert not any(layer.attention.kv_values_per_head for layer in model.layers)
 
 
-def test_a_window_is_read_for_the_layers_that_have_one():
-    windows = [
-        layer.attention.window for layer in read_config({"model_type": "modernbert"}, "x").layers
-    ]
-    assert windows[:4] == [None, 128, 128, None]
+def test_windows_and_tasks_are_read():
+    layers = read_config({"model_type": "modernbert"}, "x").layers
+    assert [layer.attention.window for layer in layers[:4]] == [None, 128, 128, None]
+    config = {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"]}
+    assert read_config(config, "x").task == "score"
+    assert load_model("Qwen/Qwen3-Reranker-4B").task == "score"
+    assert load_model(QWEN_8B).task == "generate"
+    # a decoder that sees all is an encoder
+    config = load_model("google/gemma-3-270m-it").config | {"use_bidirectional_attention": True}
+    model = read_config(config, "x")
+    assert (model.is_encoder, model.task) == (True, "embed")
 
 
 @pytest.mark.parametrize(
@@ -85,41 +78,26 @@ def test_what_is_no_encoder_is_refused(config, says):
         read_config(config, "x")
 
 
-def test_a_class_for_scores_says_so():
-    config = {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"]}
-    assert read_config(config, "x").task == "score"
-    assert load_model("Qwen/Qwen3-Reranker-4B").task == "score"
-    assert load_model("Qwen/Qwen3-8B").task == "generate"
+def request(model=BGE, workload=None, **more):
+    load = {"input_tokens": 512, "concurrency": 64, **(workload or {})}
+    hardware = {"device": "l4", "per_node": 1}
+    return PlanRequest.parse({"model": model, "hardware": hardware, "workload": load, **more})
 
 
-def test_a_decoder_that_sees_all_is_an_encoder():
-    config = load_model("google/gemma-3-270m-it").config | {"use_bidirectional_attention": True}
-    model = read_config(config, "x")
-    assert (model.is_encoder, model.task) == (True, "embed")
-
-
-def request(model="BAAI/bge-m3", workload=None, **more):
-    return PlanRequest.parse(
-        {
-            "model": model,
-            "hardware": {"device": "l4", "per_node": 1},
-            "workload": {"input_tokens": 512, "concurrency": 64, **(workload or {})},
-            **more,
-        }
-    )
-
-
-def estimate(engine="vllm", model="BAAI/bge-m3", workload=None, **candidate):
+def estimate(engine="vllm", model=BGE, workload=None, **candidate):
     split = {"engine": engine, "tp": 1, "pp": 1, "dp": 1, **candidate}
     checked, row = plan_candidate(request(model, workload, candidate=split))
     return checked.estimate(row)
 
 
+def rate(**workload):
+    return estimate(workload=workload).serving.requests_per_s
+
+
 @pytest.mark.parametrize("engine", ["vllm", "tei"])
 def test_an_encoder_has_no_cache_and_no_tokens(engine):
     result = estimate(engine)
-    assert result.memory.kv_needed_bytes == 0
-    assert result.memory.kv_cache_tokens == 0
+    assert (result.memory.kv_needed_bytes, result.memory.kv_cache_tokens) == (0, 0)
     figures = result.serving.to_json()
     assert figures["tpot_s"] == 0
     assert figures["requests_per_s"] == pytest.approx(figures["output_tokens_per_s"])
@@ -138,24 +116,14 @@ def test_little_s_law_holds_in_a_closed_loop():
 
 
 def test_more_load_never_lowers_throughput_and_arrivals_meet_it():
-    rates = [
-        estimate(workload={"concurrency": load}).serving.requests_per_s
-        for load in (1, 2, 4, 16, 64, 256, 1024)
-    ]
+    rates = [rate(concurrency=load) for load in (1, 2, 4, 16, 64, 256, 1024)]
     assert np.all(np.diff(rates) > -1e-6 * np.array(rates[1:]))
-    arriving = {"mode": "open", "concurrency": None, "request_rate": rates[-1] * 0.9}
-    served = estimate(workload=arriving)
-    assert served.serving.requests_per_s == pytest.approx(rates[-1] * 0.9)
-    beyond = {"mode": "open", "concurrency": None, "request_rate": rates[-1] * 1.2}
-    assert not estimate(workload=beyond).feasible
-
-
-def test_all_modes_agree_on_a_full_server():
-    closed = estimate(workload={"concurrency": 4096}).serving.requests_per_s
-    queue = {"mode": "offline", "concurrency": None, "requests": 100_000}
-    static = {"mode": "static", "concurrency": None, "batch": 4096}
-    assert estimate(workload=queue).serving.requests_per_s == pytest.approx(closed, rel=0.02)
-    assert estimate(workload=static).serving.requests_per_s == pytest.approx(closed, rel=0.02)
+    assert rate(**OPEN, request_rate=rates[-1] * 0.9) == pytest.approx(rates[-1] * 0.9)
+    assert not estimate(workload=OPEN | {"request_rate": rates[-1] * 1.2}).feasible
+    # all modes agree on a full server
+    closed = pytest.approx(rate(concurrency=4096), rel=0.02)
+    assert rate(**OFFLINE, requests=100_000) == closed
+    assert rate(**STATIC, batch=4096) == closed
 
 
 def test_a_published_run_is_within_the_band():
@@ -163,7 +131,7 @@ def test_a_published_run_is_within_the_band():
 
     Source: docs/docs/benchmarking.md of github.com/michaelfeil/infinity.
     """
-    queue = {"mode": "offline", "concurrency": None, "requests": 2560, "input_tokens": 449}
+    queue = OFFLINE | {"requests": 2560, "input_tokens": 449}
     result = estimate("tei", "BAAI/bge-large-en-v1.5", queue)
     measured = 0.54 * 256
     assert result.serving.requests_per_s == pytest.approx(measured, rel=0.25)
@@ -171,17 +139,14 @@ def test_a_published_run_is_within_the_band():
     assert low < measured < high
 
 
-def test_a_decoder_that_embeds_keeps_its_cache_in_vllm_only():
-    model = "Qwen/Qwen3-Embedding-0.6B"
-    assert estimate("vllm", model).memory.kv_needed_bytes > 0
-    assert estimate("tei", model).memory.kv_needed_bytes == 0
-
-
-def test_any_decoder_can_embed_and_loses_its_head():
-    text = estimate("vllm", "Qwen/Qwen3-8B", {"output_tokens": 1, "concurrency": 8})
-    vectors = estimate("vllm", "Qwen/Qwen3-8B", {"task": "embed", "concurrency": 8})
-    head = 151_936 * 4096 * 2
-    assert text.memory.weights_bytes - vectors.memory.weights_bytes == pytest.approx(head, rel=1e-3)
+def test_a_decoder_that_embeds_loses_its_head_and_keeps_its_cache_in_vllm_only():
+    assert estimate("vllm", SMALL).memory.kv_needed_bytes > 0
+    assert estimate("tei", SMALL).memory.kv_needed_bytes == 0
+    text, vectors = (
+        estimate("vllm", QWEN_8B, {"concurrency": 8, **work}).memory.weights_bytes
+        for work in ({"output_tokens": 1}, {"task": "embed"})
+    )
+    assert text - vectors == pytest.approx(151_936 * 4096 * 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -206,26 +171,26 @@ def test_an_engine_that_makes_other_things_is_refused():
     assert plan(PlanRequest.parse({**request().to_json(), "hardware": {"device": "cpu"}}))
 
 
+TEI = "text-embeddings-router --model-id BAAI/bge-m3"
+POOLING = "vllm serve BAAI/bge-m3 --runner pooling"
+IMAGE = "docker run ghcr.io/huggingface/text-embeddings-inference:hopper-1.9.3"
+
+
 @pytest.mark.parametrize(
     ("command", "verdict", "says"),
     [
         ("vllm serve jinaai/jina-embeddings-v5-text-small-retrieval --runner pooling", "fits", ""),
         ("vllm serve jinaai/jina-reranker-m0 --gpu-memory-utilization 0.75", "fits", ""),
         ("vllm serve Qwen/Qwen3-8B --runner pooling --convert embed", "fits", ""),
-        ("text-embeddings-router --model-id BAAI/bge-m3 --dtype float16", "fits", ""),
+        (f"{TEI} --dtype float16", "fits", ""),
+        (f"{IMAGE} --model-id BAAI/bge-m3", "fits", ""),
         (
-            "docker run ghcr.io/huggingface/text-embeddings-inference:hopper-1.9.3"
-            " --model-id BAAI/bge-m3",
-            "fits",
-            "",
-        ),
-        (
-            "vllm serve BAAI/bge-m3 --runner pooling --max-num-batched-tokens 4096",
+            f"vllm serve {BGE} --runner pooling --max-num-batched-tokens 4096",
             "cannot start",
-            "prompts run whole",
+            "whole",
         ),
-        ("vllm serve BAAI/bge-m3 --task embed", "cannot start", "--runner"),
-        ("text-embeddings-router --model-id BAAI/bge-m3 --max-batch-size 4", "cannot start", "no"),
+        (f"vllm serve {BGE} --task embed", "cannot start", "--runner"),
+        (f"{TEI} --max-batch-size 4", "cannot start", "no"),
     ],
 )
 def test_commands_that_embed_are_judged(command, verdict, says):
@@ -236,20 +201,16 @@ def test_commands_that_embed_are_judged(command, verdict, says):
         assert answer["estimate"]["serving"]["requests_per_s"] > 0
 
 
-def test_every_view_of_a_split_is_drawn():
-    for load in (
-        {"concurrency": 64},
-        {"mode": "open", "concurrency": None, "request_rate": 50},
-        {"mode": "static", "concurrency": None, "batch": 32},
-    ):
-        table = plan(request(workload=load))
-        row = int(table.order[0])
-        for view in VIEWS.values():
-            if "serving" in view.kinds:
-                for measure in view.offered(table) or [""]:
-                    assert list(view.draw(Focus(table, row, measure=measure))) is not None
-        lines = serving_times(table, row).lines["Parts of the request latency"]
-        assert {"Attention", "Feed-forward"} <= {line.name for line in lines}
+@over("load", [{"concurrency": 64}, OPEN | {"request_rate": 50}, STATIC | {"batch": 32}], share=3)
+def test_every_view_of_a_split_is_drawn(load):
+    table = plan(request(workload=load))
+    row = int(table.order[0])
+    for view in VIEWS.values():
+        if "serving" in view.kinds:
+            for measure in view.offered(table) or [""]:
+                assert list(view.draw(Focus(table, row, measure=measure))) is not None
+    lines = serving_times(table, row).lines["Parts of the request latency"]
+    assert {"Attention", "Feed-forward"} <= {line.name for line in lines}
 
 
 def test_a_decoder_that_needs_overrides_to_score_is_not_built():
@@ -258,27 +219,25 @@ def test_a_decoder_that_needs_overrides_to_score_is_not_built():
     assert decide(request("jinaai/jina-reranker-m0")).started().processes
 
 
-@pytest.mark.parametrize("engine", ["vllm", "tei"])
-def test_a_bundle_says_how_it_is_asked(engine, tmp_path):
-    file = tmp_path / "request.json"
+@pytest.mark.parametrize(
+    ("engine", "path", "options", "processes"),
+    [
+        ("vllm", "/v1/embeddings", {"--runner": "pooling", "--convert": "embed"}, 1),
+        ("tei", "/embed", {"--dtype": "float16"}, 2),
+    ],
+)
+def test_a_bundle_says_how_it_is_asked(engine, path, options, processes, tmp_path):
+    file, bundle = tmp_path / "request.json", tmp_path / "bundle"
+    hardware = {"device": "l4", "per_node": 2}
     split = {"engine": engine, "tp": 1, "pp": 1, "dp": 2}
-    value = {
-        **request("Qwen/Qwen3-Embedding-0.6B").to_json(),
-        "hardware": {"device": "l4", "per_node": 2},
-        "candidate": split,
-    }
+    value = request(SMALL).to_json() | {"hardware": hardware, "candidate": split}
     file.write_text(json.dumps(value))
-    done = recipe("build", str(file), "-o", str(tmp_path / "bundle"))
+    done = recipe("build", str(file), "-o", str(bundle))
     assert done.returncode == 0, done.stderr
     assert "Requests per second" in done.stdout
-    launch = json.loads((tmp_path / "bundle" / "launch.json").read_text())
+    launch = json.loads((bundle / "launch.json").read_text())
     words = launch["processes"][0]["argv"]
-    if engine == "vllm":
-        assert launch["api"]["path"] == "/v1/embeddings"
-        assert words[words.index("--runner") + 1] == "pooling"
-        assert words[words.index("--convert") + 1] == "embed"
-    else:
-        assert launch["api"]["path"] == "/embed"
-        assert words[0] == "text-embeddings-router"
-        assert words[words.index("--dtype") + 1] == "float16"
-        assert len(launch["processes"]) == 2
+    assert launch["api"]["path"] == path
+    assert {flag: words[words.index(flag) + 1] for flag in options} == options
+    assert (words[0] == "text-embeddings-router") is (engine == "tei")
+    assert len(launch["processes"]) == processes

@@ -1,6 +1,6 @@
 """Properties that hold for every split, and figures published elsewhere."""
 
-from __future__ import annotations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -13,96 +13,57 @@ from recipe_core.model.catalog import catalog_model
 from recipe_core.physics.serving.weights import stage_layers
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.rows import pareto_front
-from tests.conftest import make_request, request_values
+from tests.conftest import LLAMA_70B, make_request, request_values
+from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 
-MODELS = [
-    "meta-llama/Llama-3.1-8B-Instruct",
-    "Qwen/Qwen3-30B-A3B",
-    "deepseek-ai/DeepSeek-V3",
-    "openai/gpt-oss-20b",
-    "google/gemma-2-9b-it",
-]
+LLAMA_8B, QWEN_32B = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B"
+MODELS = [LLAMA_8B, "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-20b"]
+MODELS.append("google/gemma-2-9b-it")
 DEVICES = ["h100-sxm", "mi300x", "l40s", "b200-sxm"]
+SPLIT = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
+OPEN = {"mode": "open", "concurrency": None}
 
 
-def memory_of(**candidate):
-    model, name = candidate.pop("model"), candidate.pop("device", "h100-sxm")
-    workload = candidate.pop("workload", {})
-    split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1} | candidate
-    table, row = plan_candidate(make_request(model, name, 8, 4, workload=workload, candidate=split))
+def memory_of(model, workload=None, **candidate):
+    split = SPLIT | candidate
+    request = make_request(model, "h100-sxm", 8, 4, workload=workload or {}, candidate=split)
+    table, row = plan_candidate(request)
     return table.estimate(row).memory.to_json()
 
 
 @pytest.mark.parametrize(
-    ("candidate", "weights_gib", "source"),
+    ("model", "tp", "weights_gib"),
     [
-        ({"model": "meta-llama/Llama-3.1-8B-Instruct"}, 14.99, "vLLM log, H100"),
-        ({"model": "Qwen/Qwen3-32B"}, 61.03, "vLLM log, H100"),
-        ({"model": "Qwen/Qwen3-32B", "tp": 2}, 30.59, "vLLM log, 2 × H100"),
-        (
-            {"model": "meta-llama/Llama-3.1-70B-Instruct", "tp": 8},
-            16.429,
-            "traced with fake tensors, tp 8",
-        ),
-        (
-            {"model": "meta-llama/Llama-3.1-8B-Instruct", "tp": 4},
-            3.740,
-            "traced with fake tensors, tp 4",
-        ),
+        # vLLM's logs of one and two H100, and models traced with fake tensors
+        (LLAMA_8B, 1, 14.99),
+        (QWEN_32B, 1, 61.03),
+        (QWEN_32B, 2, 30.59),
+        (LLAMA_70B, 8, 16.429),
+        (LLAMA_8B, 4, 3.740),
     ],
 )
-def test_weights_match_what_engines_logged(candidate, weights_gib, source):
-    assert memory_of(**candidate)["weights_bytes"] / GIB == pytest.approx(weights_gib, rel=0.01), (
-        source
-    )
+def test_weights_match_what_engines_logged(model, tp, weights_gib):
+    assert memory_of(model, tp=tp)["weights_bytes"] / GIB == pytest.approx(weights_gib, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("candidate", "kv_gib", "source"),
-    [
-        (
-            {"model": "meta-llama/Llama-3.1-8B-Instruct", "memory_fraction": 0.9},
-            51.38,
-            "vLLM log, H100, utilisation 0.9",
-        ),
-        (
-            {"model": "Qwen/Qwen3-32B", "memory_fraction": 0.9},
-            4.45,
-            "vLLM log, H100, utilisation 0.9",
-        ),
-        (
-            {"model": "Qwen/Qwen3-32B", "tp": 2, "memory_fraction": 0.9},
-            34.49,
-            "vLLM log, 2 × H100, utilisation 0.9",
-        ),
-    ],
+    ("model", "tp", "kv_gib"), [(LLAMA_8B, 1, 51.38), (QWEN_32B, 1, 4.45), (QWEN_32B, 2, 34.49)]
 )
-def test_the_cache_pool_matches_what_vllm_logged(candidate, kv_gib, source):
-    """The peaks in these logs are of a sampler that sorts, as it did before 0.17."""
-    then = memory_of(**candidate, engine_version="0.16.0")
-    assert then["kv_cache_bytes"] / GIB == pytest.approx(kv_gib, rel=0.03), source
+def test_the_cache_pool_matches_what_vllm_logged(model, tp, kv_gib):
+    """On H100 at a utilisation of 0.9, with the peaks of a sampler that sorts, as before 0.17."""
+    then = memory_of(model, tp=tp, memory_fraction=0.9, engine_version="0.16.0")
+    assert then["kv_cache_bytes"] / GIB == pytest.approx(kv_gib, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("tp", "bytes_per_token"), [(1, 131_072), (4, 32_768), (8, 16_384), (16, 16_384)]
-)
-def test_kv_heads_are_divided_until_one_is_left(tp, bytes_per_token):
+def test_kv_heads_are_divided_until_one_is_left_and_a_latent_is_not():
     """Llama-3.1-8B: 32 layers × 8 KV heads × 2 × 128 × 2 bytes; 16 ranks store each head twice."""
-    one = memory_of(
-        model="meta-llama/Llama-3.1-8B-Instruct",
-        tp=tp,
-        workload={"input_tokens": 1000, "output_tokens": 24, "concurrency": 1},
-    )
-    assert one["kv_needed_bytes"] == 1024 * bytes_per_token
-
-
-def test_the_latent_cache_is_not_divided_by_tp():
-    needs = {
-        tp: memory_of(model="deepseek-ai/DeepSeek-V3", tp=tp)["kv_needed_bytes"]
-        for tp in (1, 8, 16)
-    }
-    assert needs[1] == needs[8] == needs[16] == 64 * 1280 * 61 * 576 * 2
+    one = {"input_tokens": 1000, "output_tokens": 24, "concurrency": 1}
+    heads = {tp: memory_of(LLAMA_8B, one, tp=tp)["kv_needed_bytes"] for tp in (1, 4, 8, 16)}
+    per_token = {1: 131_072, 4: 32_768, 8: 16_384, 16: 16_384}
+    assert heads == {tp: 1024 * size for tp, size in per_token.items()}
+    latent = {memory_of(MODELS[2], tp=tp)["kv_needed_bytes"] for tp in (1, 8, 16)}
+    assert latent == {64 * 1280 * 61 * 576 * 2}
 
 
 @pytest.mark.parametrize(
@@ -113,22 +74,19 @@ def test_layers_are_spread_over_stages_as_vllm_does(layers, stages, sizes):
     assert [end - start for start, end in stage_layers(layers, stages)] == sizes
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("chip", DEVICES)
+@over("name chip", product(MODELS, DEVICES), share=5)
 def test_parts_add_to_totals_exactly(name, chip):
     table = plan(make_request(name, chip))
     for row in map(int, table.order):
         answer = table.estimate(row).to_json()
-        m, s, parts = answer["memory"], answer["serving"], answer["breakdown_s"]
-        assert (
-            m["weights_bytes"] + m["kv_needed_bytes"] + m["activations_bytes"] + m["runtime_bytes"]
-            == m["total_bytes"]
-        )
-        assert sum(parts["decode"].values()) == pytest.approx(s["tpot_s"], rel=1e-12)
-        assert sum(parts["prefill"].values()) == pytest.approx(s["ttft_s"], rel=1e-12)
+        memory, served, parts = answer["memory"], answer["serving"], answer["breakdown_s"]
+        names = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
+        assert sum(memory[name] for name in names) == memory["total_bytes"]
+        assert sum(parts["decode"].values()) == pytest.approx(served["tpot_s"], rel=1e-12)
+        assert sum(parts["prefill"].values()) == pytest.approx(served["ttft_s"], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@over("name", MODELS, share=3)
 def test_memory_never_rises_with_tp(name):
     table = plan(make_request(name, "h100-sxm"))
     c = table.columns
@@ -138,15 +96,11 @@ def test_memory_never_rises_with_tp(name):
         for row in range(len(table))
         if not any(word in reason for word in uneven for reason in table.reasons(row))
     ]
-    for a in legal:
-        for b in legal:
-            same = all(c[k][a] == c[k][b] for k in ("pp", "dp")) and (c["ep"][a] > 1) == (
-                c["ep"][b] > 1
-            )
-            if same and c["tp"][a] < c["tp"][b]:
-                assert c["weights_bytes"][b] <= c["weights_bytes"][a]
-                assert c["kv_needed_bytes"][b] <= c["kv_needed_bytes"][a]
-                assert c["activations_bytes"][b] <= c["activations_bytes"][a]
+    for a, b in permutations(legal, 2):
+        same = all(c[k][a] == c[k][b] for k in ("pp", "dp"))
+        if same and (c["ep"][a] > 1) == (c["ep"][b] > 1) and c["tp"][a] < c["tp"][b]:
+            for part in ("weights_bytes", "kv_needed_bytes", "activations_bytes"):
+                assert c[part][b] <= c[part][a]
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -162,39 +116,26 @@ def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
     weights a token uses at least once.
     """
     field = {"closed": "concurrency", "static": "batch", "offline": "requests"}[mode]
-    workload = {
-        "mode": mode,
-        "concurrency": None,
-        "input_tokens": lengths[0],
-        "output_tokens": lengths[1],
-        field: load,
-    }
+    workload = {"mode": mode, "concurrency": None, field: load}
+    workload |= dict(zip(("input_tokens", "output_tokens"), lengths, strict=True))
     table = plan(make_request(name, chip, workload=workload))
     profile, model, c = device(chip), catalog_model(name), table.columns
     ok = c["feasible"]
+    rate, tpot_s = c["output_tokens_per_s"][ok], c["tpot_s"][ok]
     peak = max(figure.value for figure in profile.peak_flops_per_s.values())
     weights = model.active_parameters - model.vocabulary * model.hidden
-    flops_bound = c["gpus"] * peak / (2 * weights)
-    assert np.all(c["output_tokens_per_s"][ok] <= flops_bound[ok])
+    assert np.all(rate <= (c["gpus"] * peak / (2 * weights))[ok])
     smallest = 0.5 * weights  # no stored format is below 4 bits
-    step_s = (
-        smallest
-        / (c["tp"] * c["pp"] * np.where(c["ep"] > 1, c["dp"], 1))
-        / profile.memory_bandwidth_bytes_per_s.value
-    )
-    assert np.all(c["tpot_s"][ok] >= step_s[ok])
-    assert np.all(
-        c["output_tokens_per_s"][ok] * c["tpot_s"][ok]
-        <= load * 1.001 * lengths[1] / (lengths[1] - 1)
-    )
+    devices = c["tp"] * c["pp"] * np.where(c["ep"] > 1, c["dp"], 1)
+    step_s = smallest / devices / profile.memory_bandwidth_bytes_per_s.value
+    assert np.all(tpot_s >= step_s[ok])
+    assert np.all(rate * tpot_s <= load * 1.001 * lengths[1] / (lengths[1] - 1))
 
 
 @pytest.mark.parametrize("field", ["input_tokens", "concurrency"])
 def test_more_work_never_makes_a_token_faster(field):
     answers = estimate_batch(
-        request_values(
-            workload={field: value}, candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}
-        )
+        request_values(workload={field: value}, candidate=SPLIT | {"tp": 8})
         for value in (64, 256, 1024)
     )
     tpot = [answer["serving"]["tpot_s"] for answer in answers]
@@ -202,71 +143,42 @@ def test_more_work_never_makes_a_token_faster(field):
 
 
 def test_an_open_loop_serves_what_arrives_or_is_refused():
-    rate = {"mode": "open", "concurrency": None, "request_rate": 2.0}
-    table, row = plan_candidate(make_request(workload=rate, candidate={"tp": 8, "pp": 1, "dp": 1}))
+    def served(**load):
+        return plan_candidate(make_request(workload=load, candidate={"tp": 8, "pp": 1, "dp": 1}))
+
+    table, row = served(**OPEN, request_rate=2.0)
     assert table.estimate(row).serving.output_tokens_per_s == pytest.approx(512, rel=1e-6)
-    flood, row = plan_candidate(
-        make_request(workload=rate | {"request_rate": 500.0}, candidate={"tp": 8, "pp": 1, "dp": 1})
-    )
+    flood, row = served(**OPEN, request_rate=500.0)
     assert "500 requests/s arrive" in flood.reasons(row)[0]
-
-
-def test_a_slow_open_loop_is_as_fast_as_a_lonely_request():
-    candidate = {"tp": 8, "pp": 1, "dp": 1}
-    lonely = (
-        plan_candidate(make_request(workload={"concurrency": 1}, candidate=candidate))[0]
-        .estimate(0)
-        .serving.to_json()
+    # a slow one is as fast as a lonely request
+    slow, lonely = (
+        served(**load)[0].estimate(0).serving.request_latency_s
+        for load in (OPEN | {"request_rate": 0.01}, {"concurrency": 1})
     )
-    rare = {"mode": "open", "concurrency": None, "request_rate": 0.01}
-    slow = (
-        plan_candidate(make_request(workload=rare, candidate=candidate))[0]
-        .estimate(0)
-        .serving.to_json()
-    )
-    assert slow["request_latency_s"] == pytest.approx(lonely["request_latency_s"], rel=0.02)
+    assert slow == pytest.approx(lonely, rel=0.02)
 
 
 def test_many_estimates_equal_single_ones():
-    """Columns are estimated together; each answer is what it would be alone."""
+    """Columns are estimated together; each answer is what it would be alone, errors included."""
+    splits = [SPLIT | more for more in ({"tp": 8}, {"tp": 2, "pp": 2}, {"dp": 2})]
     values = [
-        request_values(
-            name,
-            chip,
-            workload={"concurrency": load},
-            candidate={"engine": "vllm", "tp": tp, "pp": pp, "dp": dp},
-        )
-        for name in MODELS[:3]
-        for chip in DEVICES[:2]
-        for load in (1, 100)
-        for tp, pp, dp in ((8, 1, 1), (2, 2, 1), (1, 1, 2))
+        request_values(name, chip, workload={"concurrency": load}, candidate=split)
+        for name, chip, load, split in product(MODELS[:3], DEVICES[:2], (1, 100), splits)
     ]
-    for value, together in zip(values, estimate_batch(values), strict=True):
-        (alone,) = estimate_batch([value])
-        assert alone == together
-
-
-def test_a_bad_line_answers_its_error_in_its_place():
-    good = request_values(candidate={"tp": 8, "pp": 1, "dp": 1})
-    first, second, third = estimate_batch([good, {"model": "nope"}, good])
-    assert first["feasible"]
-    assert first == third
-    assert second["error"]["field"] == "hardware"
+    values.insert(1, {"model": "nope"})
+    answers = estimate_batch(values)
+    for value, together in zip(values, answers, strict=True):
+        assert estimate_batch([value]) == [together]
+    assert answers[1]["error"]["field"] == "hardware"
+    assert answers[0]["feasible"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.booleans()), max_size=40))
 def test_the_front_has_no_dominated_point_and_misses_none(points):
-    x, y, ok = (
-        (np.array(column) for column in zip(*points, strict=True))
-        if points
-        else (np.array([]), np.array([]), np.array([], bool))
-    )
-    on = pareto_front(x.astype(float), y.astype(float), among=ok.astype(bool))
-    for i in range(len(points)):
-        beaten = any(
-            ok[j] and x[j] <= x[i] and y[j] <= y[i] and (x[j], y[j]) != (x[i], y[i])
-            for j in range(len(points))
-        )
-        twin = any(on[j] and (x[j], y[j]) == (x[i], y[i]) for j in range(len(points)))
-        assert on[i] <= (ok[i] and not beaten)
-        assert twin == (bool(ok[i]) and not beaten) or not ok[i]
+    x, y, ok = np.array(points, dtype=float).reshape(-1, 3).T
+    on = pareto_front(x, y, among=ok.astype(bool))
+    front = {(x[j], y[j]) for j in np.flatnonzero(on)}
+    for i, (a, b, among) in enumerate(points):
+        beaten = any(good and c <= a and d <= b and (c, d) != (a, b) for c, d, good in points)
+        assert on[i] <= (among and not beaten)
+        assert ((a, b) in front) == (among and not beaten) or not among

@@ -15,23 +15,16 @@ MANY = MoeMlp(experts=256, top_k=8, intermediate=2048)
 TOKENS = np.array([1.0, 2.0, 8.0, 64.0, 512.0, 4096.0, 1e6])
 
 
-@pytest.mark.parametrize("runtime", sorted(priors().roofline))
-def test_a_runtime_has_a_prior_for_every_family(runtime):
-    assert set(priors().roofline[runtime]) == set(typing.get_args(Family))
-
-
-@pytest.mark.parametrize("name", device_names())
-def test_only_experts_sort_tokens_and_move_rows(name):
-    for family, shapes in device(name).roofline.items():
-        for dtype, shape in shapes.items():
-            assert (shape.row_efficiency is not None) == (family == "moe"), (
-                f"{name} {family} {dtype}"
-            )
-            assert family == "moe" or shape.sort_s == 0
-
-
-def test_no_work_takes_no_time():
-    assert operator_s(device("h100-sxm"), "gemm", "bf16", np.zeros(1), np.zeros(1)) == 0
+def test_every_runtime_has_priors_and_only_experts_sort_tokens_and_move_rows():
+    for runtime, families in priors().roofline.items():
+        assert set(families) == set(typing.get_args(Family)), runtime
+    for name in device_names():
+        for family, shapes in device(name).roofline.items():
+            for dtype, shape in shapes.items():
+                sorts = (shape.row_efficiency is not None, shape.sort_s == 0 or family == "moe")
+                assert sorts == (family == "moe", True), f"{name} {family} {dtype}"
+    assert roofline(device("h100-sxm"), "mla_decode", "fp8").status == "fitted"
+    assert roofline(device("l40s"), "mla_decode", "fp8") == priors().roofline["cuda"]["mla_decode"]
 
 
 def old_processor():
@@ -43,37 +36,25 @@ def old_processor():
 
 
 def test_kernels_that_widen_multiply_in_fp32_only_where_that_is_faster():
-    old = old_processor()
+    old, flops, none = old_processor(), np.array([1e12]), np.zeros(1)
     assert product_dtype(old, "bf16") == "bf16"
     assert product_dtype(old, "bf16", widens=True) == "fp32"
     assert product_dtype(old, "int4", widens=True) == "fp32"
     assert product_dtype(device("xeon-6980p"), "bf16", widens=True) == "bf16"  # AMX
     assert product_dtype(device("h100-sxm"), "fp8", widens=True) == "fp8"
-
-
-def test_kernels_that_widen_are_bound_by_the_faster_rate():
-    old, flops = old_processor(), np.array([1e12])
-    slow = operator_s(old, "gemm", "int4", flops, np.zeros(1))
-    fast = operator_s(old, "gemm", "int4", flops, np.zeros(1), widens=True)
+    slow, fast = (operator_s(old, "gemm", "int4", flops, none, widens=w) for w in (False, True))
     assert slow / fast == pytest.approx(5, rel=0.01)
-
-
-def test_latent_attention_has_its_own_numbers():
-    assert roofline(device("h100-sxm"), "mla_decode", "fp8").status == "fitted"
-    assert roofline(device("l40s"), "mla_decode", "fp8") == priors().roofline["cuda"]["mla_decode"]
+    assert operator_s(device("h100-sxm"), "gemm", "bf16", none, none) == 0
 
 
 def test_experts_take_their_products_and_what_runs_beside_them():
     chip = device("h200-sxm")
     shape = roofline(chip, "moe", "bf16")
-    flops, weights, rows, tokens = (
-        np.array([value]) for value in (1e12, 1e9, 1e8, float(SORT_TOKENS))
-    )
+    flops, weights, rows, tokens = (np.array([v]) for v in (1e12, 1e9, 1e8, float(SORT_TOKENS)))
     products = operator_s(chip, "moe", "bf16", flops, weights)
-    beside = shape.sort_s / 2 + 1e8 / (
-        chip.memory_bandwidth_bytes_per_s.value * shape.row_efficiency
-    )
-    assert experts_s(chip, "bf16", flops, weights, rows, tokens) == pytest.approx(products + beside)
+    rate = chip.memory_bandwidth_bytes_per_s.value * shape.row_efficiency
+    expected = products + shape.sort_s / 2 + 1e8 / rate
+    assert experts_s(chip, "bf16", flops, weights, rows, tokens) == pytest.approx(expected)
 
 
 def test_one_token_touches_as_many_experts_as_it_picks_and_many_touch_all():
@@ -81,16 +62,10 @@ def test_one_token_touches_as_many_experts_as_it_picks_and_many_touch_all():
     assert touched[0] == pytest.approx(MANY.top_k)
     assert touched[-1] == pytest.approx(MANY.experts, rel=1e-3)
     assert np.all(np.diff(touched) > 0)
-
-
-def test_popular_experts_are_picked_again():
+    # popular experts are picked again
     uniform = MANY.experts * (1 - (1 - MANY.top_k / MANY.experts) ** TOKENS)
-    touched = distinct_experts(MANY, TOKENS)
     assert np.all(touched <= uniform * (1 + 1e-12))
     assert touched[3] < 0.95 * uniform[3]
-
-
-def test_all_experts_are_touched_where_a_token_picks_all():
     assert np.all(distinct_experts(MoeMlp(experts=4, top_k=4, intermediate=64), TOKENS) == 4)
 
 
@@ -109,12 +84,8 @@ def test_crowding_is_what_drawn_routing_shows():
     fullest = []
     for _ in range(200):
         popularity = random.gamma(1 / SPREAD, size=MANY.experts)
-        rows = (
-            random.poisson(tokens * MANY.top_k * popularity / popularity.sum())
-            .reshape(ranks, -1)
-            .sum(axis=1)
-        )
+        rows = random.poisson(tokens * MANY.top_k * popularity / popularity.sum())
+        rows = rows.reshape(ranks, -1).sum(axis=1)
         fullest.append(rows.max() / rows.mean())
-    assert crowding(MANY, np.array([float(tokens)]), np.array([float(ranks)]))[0] == pytest.approx(
-        np.mean(fullest), rel=0.1
-    )
+    found = crowding(MANY, np.array([float(tokens)]), np.array([float(ranks)]))[0]
+    assert found == pytest.approx(np.mean(fullest), rel=0.1)

@@ -1,7 +1,5 @@
 """With which probability a server starts, and the verdict that follows from it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -30,54 +28,33 @@ from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.verdict import check_request
 from tests.fixtures.sizes import examples
 
-MINIMAX = {
-    "model": "MiniMaxAI/MiniMax-M2",
-    "hardware": {"device": "h100-sxm", "per_node": 4},
-    "workload": {
-        "input_tokens": 1024,
-        "output_tokens": 256,
-        "concurrency": 64,
-        "max_context": 196_608,
-    },
-}
+LOAD = {"input_tokens": 1024, "output_tokens": 256, "concurrency": 64, "max_context": 196_608}
+H100S = {"device": "h100-sxm", "per_node": 4}
+MINIMAX = {"model": "MiniMaxAI/MiniMax-M2", "hardware": H100S, "workload": LOAD}
 SPLIT = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1, "ep": 1, "memory_fraction": 0.86}
-LLAMA = MINIMAX | {
-    "model": "meta-llama/Llama-3.3-70B-Instruct",
-    "hardware": {"device": "h100-sxm", "per_node": 2},
-    "workload": MINIMAX["workload"] | {"max_context": 24_576},
-}
+LLAMA = {"model": "meta-llama/Llama-3.3-70B-Instruct", "hardware": H100S | {"per_node": 2}}
+LLAMA |= {"workload": LOAD | {"max_context": 24_576}}
 """Two H100 have room for about one request of this length."""
 
 
 def of(context: int = 196_608, *, model: str = MINIMAX["model"], engine: str = "vllm") -> Plan:
-    workload = MINIMAX["workload"] | {"max_context": context}
-    values = MINIMAX | {"model": model, "workload": workload}
-    values |= {"candidate": SPLIT | {"engine": engine}}
-    return plan_candidate(PlanRequest.parse(values))[0]
-
-
-def close() -> Plan:
-    """The same start with the context at which its estimate says that memory just suffices."""
-    longest = int(of().blocks[0].detail(0)[0].memory.context_limit[0])
-    return of(longest)
+    values = MINIMAX | {"model": model, "workload": LOAD | {"max_context": context}}
+    return plan_candidate(PlanRequest.parse(values | {"candidate": SPLIT | {"engine": engine}}))[0]
 
 
 def chances(table: Plan, contexts: np.ndarray) -> np.ndarray:
     block = table.blocks[0]
     cases = block.cases.take(np.zeros(len(contexts), dtype=np.int64))
     cases = replace(cases, max_context=contexts.astype(float))
-    return start_probability(
-        block.setting, cases, memory(block.setting, cases, np.ones(len(contexts)))
-    )
-
-
-# The probability
+    held = memory(block.setting, cases, np.ones(len(contexts)))
+    return start_probability(block.setting, cases, held)
 
 
 def test_memory_that_just_suffices_is_as_likely_as_not() -> None:
-    table = close()
-    assert float(table.columns["start_probability"][0]) == pytest.approx(0.5, abs=0.01)
-    assert table.state(0) == "uncertain"
+    """The context at which the estimate says that memory just suffices."""
+    close = of(int(of().blocks[0].detail(0)[0].memory.context_limit[0]))
+    assert float(close.columns["start_probability"][0]) == pytest.approx(0.5, abs=0.01)
+    assert close.state(0) == "uncertain"
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -89,23 +66,24 @@ def test_a_longer_request_never_makes_a_start_more_likely(contexts: list[int]) -
 
 
 def test_the_scale_of_the_error_is_a_share_of_the_memory() -> None:
-    estimates, _ = of().blocks[0].detail(0)
-    held, errors = estimates.memory, start_errors()
-    scale = float(start_scale_bytes(estimates.setting, held)[0])
-    alone = errors.share * float(held.usable_bytes[0])
+    """More where an engine has no logs, or a tower is left out."""
+    logged, other = (of(engine=name).blocks[0].detail(0)[0] for name in ("vllm", "sglang"))
+    setting, held = logged.setting, logged.memory
+    scale = float(start_scale_bytes(setting, held)[0])
+    alone = start_errors().share * float(held.usable_bytes[0])
     assert alone < scale < 1.1 * alone
     # Student's t with two degrees of freedom has a fifth of its runs beyond 1.886 scales
     beyond = replace(held, start_bytes=held.usable_bytes + 1.8856 * scale)
-    assert float(memory_probability(estimates.setting, beyond)[0]) == pytest.approx(0.1, abs=0.001)
-
-
-def test_engines_without_logs_err_by_more() -> None:
-    logged, other = (of(engine=name).blocks[0].detail(0)[0] for name in ("vllm", "sglang"))
+    assert float(memory_probability(setting, beyond)[0]) == pytest.approx(0.1, abs=0.001)
     shares = [
-        float(start_scale_bytes(one.setting, one.memory)[0] / one.memory.usable_bytes[0])
-        for one in (logged, other)
+        float(start_scale_bytes(found.setting, found.memory)[0] / found.memory.usable_bytes[0])
+        for found in (logged, other)
     ]
     assert shares[1] > 1.3 * shares[0]
+    note = f"The vision tower {NO_TOWER}"
+    partial = replace(setting, model=replace(setting.model, notes=(note,)))
+    assert (partial.model.partial, setting.model.partial) == (True, False)
+    assert start_scale_bytes(partial, held)[0] > scale
 
 
 def test_bounds_part_three_verdicts() -> None:
@@ -113,66 +91,46 @@ def test_bounds_part_three_verdicts() -> None:
     probability = np.array([0.0, low - 1e-9, low, 0.5, high - 1e-9, high, 1.0, np.nan])
     assert cannot_start(probability).tolist() == [True, True, *[False] * 6]
     assert is_uncertain(probability).tolist() == [False] * 2 + [True] * 3 + [False] * 3
-
-
-def test_numbers_out_of_order_are_refused() -> None:
     values = start_errors().model_dump()
     for wrong in ({"bounds": (0.9, 0.1)}, {"bounds": (0.0, 0.9)}, {"sure": 0.5}):
         with pytest.raises(ValidationError, match="bounds must rise"):
             StartErrors.model_validate(values | wrong)
 
 
-# What would make it certain
-
-
 def test_the_longest_context_is_the_last_that_starts() -> None:
     block = of().blocks[0]
     case, sure = block.cases.take(np.array([0])), start_errors().sure
     longest = longest_context(block.setting, case, 1_280, sure)
-    assert longest is not None
     assert longest % int(case.block_tokens[0]) == 0
     one_more = np.array([longest, longest + int(case.block_tokens[0])])
     assert (chances(of(), one_more) >= sure).tolist() == [True, False]
-    likely = longest_context(block.setting, case, 1_280, 0.5)
-    assert likely is not None
-    assert likely > longest
-
-
-def test_no_context_helps_where_weights_alone_are_too_large() -> None:
-    table = of(model="moonshotai/Kimi-K2-Instruct")
-    block = table.blocks[0]
-    assert longest_context(block.setting, block.cases, 1_280, 0.5) is None
-    assert not starts_with(block.setting, block.cases, 0.01)[0]
-
-
-# Plans
+    assert longest_context(block.setting, case, 1_280, 0.5) > longest
+    large = of(model="moonshotai/Kimi-K2-Instruct").blocks[0]  # its weights alone are too large
+    assert longest_context(large.setting, large.cases, 1_280, 0.5) is None
+    assert not starts_with(large.setting, large.cases, 0.01)[0]
 
 
 def test_rows_that_may_not_start_come_last_and_say_why() -> None:
     table = plan(PlanRequest.parse(LLAMA))
-    states = [table.state(row) for row in table.order]
-    assert set(states) == {"uncertain"}
-    told = table.to_json(top=2)
-    assert told["counts"]["uncertain"] == len(table.order)
-    first = told["candidates"][0]
+    assert {table.state(row) for row in table.order} == {"uncertain"}
+    view = table.to_json(top=2)
+    assert view["counts"]["uncertain"] == len(table.order)
+    first = view["candidates"][0]
     assert 0.1 <= first["start_probability"] < 0.9
     assert "starts with a probability of" in first["doubt"]
     assert first["estimate"]["feasible"]
     assert f"{first['doubt']}." in first["estimate"]["notes"]
     # what does start is found although rows are ranked
-    fields = [change.fields for change in table.changes()]
-    assert {"workload.max_context"} in [set(one) for one in fields]
+    assert {"workload.max_context"} in [set(change.fields) for change in table.changes()]
 
 
 def test_uncertain_rows_are_on_no_front_and_tie_with_nothing_sure() -> None:
-    wide = LLAMA | {"hardware": {"device": "h100-sxm", "per_node": 8}}
-    table = plan(PlanRequest.parse(wide))
+    table = plan(PlanRequest.parse(LLAMA | {"hardware": H100S | {"per_node": 8}}))
     assert table.uncertain.any()
     assert table.holds.any()
     assert not table.frontier[table.uncertain].any()
     states = [table.state(row) for row in table.order]
     assert "uncertain" not in states[: states.index("uncertain")]
-    assert table.best_row is not None
     assert not table.uncertain[table.best_row]
     doubtful = int(np.flatnonzero(table.uncertain)[0])
     assert table.against_best(doubtful).startswith("It may not start")
@@ -180,39 +138,24 @@ def test_uncertain_rows_are_on_no_front_and_tie_with_nothing_sure() -> None:
 
 
 def test_a_request_is_judged_in_three_ways() -> None:
-    answers = {}
-    for name, context in (("holds", 16_384), ("uncertain", 196_608), ("cannot run", 1_048_576)):
-        workload = MINIMAX["workload"] | {"max_context": context}
-        values = MINIMAX | {"workload": workload, "candidate": SPLIT}
-        if context > 196_608:
-            values["hardware"] = {"device": "a100-sxm-80gb", "per_node": 4}
-            values["workload"] = MINIMAX["workload"]
-            values["candidate"] = SPLIT | {"memory_fraction": 0.8}
-        answers[name] = check_request(PlanRequest.parse(values))
-    assert {name: answer["verdict"] for name, answer in answers.items()} == {
-        "holds": "holds",
-        "uncertain": "uncertain",
-        "cannot run": "cannot run",
-    }
-    assert [answers[name]["ok"] for name in answers] == [True, None, False]
-    assert "starts with a probability of" in answers["uncertain"]["reasons"][0]
-
-
-def test_estimates_of_many_have_the_probability() -> None:
-    [answer] = estimate_batch([MINIMAX | {"candidate": SPLIT}])
-    assert answer["memory"]["start_probability"] == pytest.approx(
-        float(of().columns["start_probability"][0])
-    )
+    holds = {"workload": LOAD | {"max_context": 16_384}}
+    hopeless = {"hardware": {"device": "a100-sxm-80gb", "per_node": 4}}
+    hopeless |= {"candidate": SPLIT | {"memory_fraction": 0.8}}
+    uncertain = MINIMAX | {"candidate": SPLIT}
+    answers = [
+        check_request(PlanRequest.parse(uncertain | changes)) for changes in (holds, {}, hopeless)
+    ]
+    verdicts = [(answer["verdict"], answer["ok"]) for answer in answers]
+    assert verdicts == [("holds", True), ("uncertain", None), ("cannot run", False)]
+    assert "starts with a probability of" in answers[1]["reasons"][0]
+    [answer] = estimate_batch([uncertain])
+    chance = float(of().columns["start_probability"][0])
+    assert answer["memory"]["start_probability"] == pytest.approx(chance)
     assert answer["memory"]["start_bytes"] > answer["memory"]["usable_bytes"]
 
 
-# Formats that a name tells
-
-
 def test_a_format_by_name_refuses_no_split() -> None:
-    read = load_model("acme/MiniMax-M2-FP8", folders=False)
-    assert read.quantization is not None
-    assert read.quantization.by_name
+    assert load_model("acme/MiniMax-M2-FP8", folders=False).quantization.by_name
     values = MINIMAX | {"model": "acme/MiniMax-M2-FP8", "candidate": SPLIT | {"tp": 8}}
     values["hardware"] = {"device": "h200-sxm", "per_node": 8}
     table, row = plan_candidate(PlanRequest.parse(values))
@@ -222,33 +165,22 @@ def test_a_format_by_name_refuses_no_split() -> None:
 
 
 def test_a_config_that_states_blocks_refuses_and_a_name_does_not() -> None:
-    stated = catalog_model("Qwen/Qwen3-235B-A22B-FP8")
-    named = by_convention("Qwen/Qwen3-235B-A22B-FP8")
-    assert named is not None
-    assert stated.quantization is not None
-    assert not stated.quantization.by_name
-    assert named.quantization is not None
-    assert named.quantization.by_name
+    name = "Qwen/Qwen3-235B-A22B-FP8"
+    stated, named = catalog_model(name), by_convention(name)
+    assert [spec.quantization.by_name for spec in (stated, named)] == [False, True]
     assert named.quantization.block == stated.quantization.block == 128
     assert named.digest != stated.digest
-    block = of(32_768, model="Qwen/Qwen3-235B-A22B-FP8").blocks[0]
+    block = of(32_768, model=name).blocks[0]
     # 1536 / 8 = 192 is no multiple of 128
     cases = replace(block.cases, tp=np.array([8]), per_node=np.array([8]))
-    assert "block" in [r.code for r in block.physics.rules(block.setting, cases) if r.broken[0]]
     by_name = replace(block.setting, model=named)
-    codes = [rule.code for rule in block.physics.rules(by_name, cases) if rule.broken[0]]
-    assert codes == []
+    by_config, by_convention_ = (
+        [rule.code for rule in block.physics.rules(setting, cases) if rule.broken[0]]
+        for setting in (block.setting, by_name)
+    )
+    assert "block" in by_config
+    assert by_convention_ == []
     held = memory(by_name, cases, np.ones(1))
     chance = start_probability(by_name, cases, held)
     assert is_uncertain(chance)[0]
     assert chance[0] < memory_probability(by_name, held)[0]
-
-
-def test_a_tower_that_is_left_out_widens_the_error() -> None:
-    setting = of().blocks[0].setting
-    held = of().blocks[0].detail(0)[0].memory
-    note = f"The vision tower {NO_TOWER}"
-    partial = replace(setting, model=replace(setting.model, notes=(note,)))
-    assert partial.model.partial
-    assert not setting.model.partial
-    assert start_scale_bytes(partial, held)[0] > start_scale_bytes(setting, held)[0]

@@ -2,8 +2,6 @@
 side by side are steps alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -22,12 +20,8 @@ from recipe_core.physics.serving.speculative import engine_step, engine_steps
 from recipe_core.search.plans import plan
 from tests.conftest import LLAMA_70B, make_request
 
-MODELS = (
-    LLAMA_70B,
-    "deepseek-ai/DeepSeek-V3",
-    "openai/gpt-oss-120b",
-    "Qwen/Qwen3-Next-80B-A3B-Instruct",
-)
+MODELS = (LLAMA_70B, "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b")
+MODELS += ("Qwen/Qwen3-Next-80B-A3B-Instruct",)
 
 
 def legal(model, **options):
@@ -38,9 +32,8 @@ def legal(model, **options):
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
-    setting, cases = legal(
-        model, engines=[engine], loads=[1, 7, 64, 1000, 20_000], max_batched_tokens=[512, 8192]
-    )
+    sweep = {"loads": [1, 7, 64, 1000, 20_000], "max_batched_tokens": [512, 8192]}
+    setting, cases = legal(model, engines=[engine], **sweep)
     most = np.maximum(cases.load / cases.replicas, 1.0)
     loop = Loop(setting, cases, most, np.maximum(most - 1, 0) / most)
     found = loop.settle(None)[0]
@@ -55,25 +48,27 @@ def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
 def test_prompts_of_several_chunks_take_a_step_each() -> None:
     """As many requests a second as steps with a chunk allow; the others wait for their prompts."""
     setting, cases = legal(LLAMA_70B, engines=["vllm"], loads=[500], max_batched_tokens=[512])
-    cases = replace(
-        cases, input_tokens=np.full(len(cases), 20_000.0), output_tokens=np.full(len(cases), 16.0)
-    )
-    requests = np.full(len(cases), 500.0)
+    long, short, requests = (np.full(len(cases), size) for size in (20_000.0, 16.0, 500.0))
+    cases = replace(cases, input_tokens=long, output_tokens=short)
     flow = closed_loop(setting, cases, requests)
     chunk_s = flow.step_s + flow.prompt_s / np.ceil(20_000 / 512)
     assert flow.requests_per_s * 20_000 / 512 * chunk_s / cases.pp == pytest.approx(1, rel=0.03)
-    assert flow.requests_per_s * (flow.ttft_s + 15 * flow.tpot_s) == pytest.approx(
-        requests, rel=1e-9
-    )
+    in_flight = flow.requests_per_s * (flow.ttft_s + 15 * flow.tpot_s)
+    assert in_flight == pytest.approx(requests, rel=1e-9)
 
 
-def test_a_root_is_found_past_a_corner_and_its_bound_where_there_is_none():
+def test_a_root_is_found_past_a_corner_near_the_low_end_and_its_bound_where_there_is_none():
     corner = np.array([1e-6, 0.1, 0.5, 0.999])
-    found = root(
-        lambda x: np.where(x < corner, 1.0, 20.0) * (x - corner), np.zeros(4), -corner, np.ones(4)
-    )
-    assert found == pytest.approx(corner, rel=1e-9)
+
+    def bent(x):
+        return np.where(x < corner, 1.0, 20.0) * (x - corner)
+
+    assert root(bent, np.zeros(4), -corner, np.ones(4)) == pytest.approx(corner, rel=1e-9)
     assert root(lambda x: x - 2, np.zeros(1), np.array([-2.0]), np.ones(1)) == 1
+    # one output token: what decodes is a millionth of what waits
+    at, most = np.array([1e-7, 3e-7, 1e-5]), np.full(3, 42.0)
+    found = root(lambda x: most * (x - at) / (x + at), np.zeros(3), -most, most)
+    assert found == pytest.approx(at, rel=1e-8)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -85,15 +80,6 @@ def test_steps_side_by_side_are_steps_alone(model):
         alone = engine_step(setting, cases, step)
         assert together.keys() == alone.keys()
         assert all((together[name] == alone[name]).all() for name in alone)
-
-
-def test_a_zero_near_the_low_end_is_found():
-    """One output token: what decodes is a millionth of what waits."""
-    at = np.array([1e-7, 3e-7, 1e-5])
-    found = root(
-        lambda x: 42.0 * (x - at) / (x + at), np.zeros(3), np.full(3, -42.0), at * 0 + 42.0
-    )
-    assert found == pytest.approx(at, rel=1e-8)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
