@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from recipe_core.commands.words import read_script
 from recipe_core.physics.serving.starts import start_errors
 from recipe_core.present.command_text import verdict_text, words_text
 from tests.fixtures.command_line import recipe
+from tests.fixtures.rows import over, table
 
 H100 = Ground.of(hardware="h100-sxm", gpus=8)
 H200 = Ground.of(hardware="h200-sxm", gpus=8)
@@ -24,7 +24,7 @@ MINIMAX = (
 )
 
 
-def check(command: Any, ground: Ground = H100) -> dict[str, Any]:
+def check(command, ground=H100):
     answer = check_command(command, ground, folders=False)
     json.dumps(answer, allow_nan=False)
     return answer
@@ -47,8 +47,8 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("command", PUBLISHED)
-def test_no_published_command_is_refused_without_proof(command: str) -> None:
+@over("command", PUBLISHED)
+def test_no_published_command_is_refused_without_proof(command):
     answer = check(command, Ground.of(hardware=PUBLISHED[command], gpus=8))
     assert answer["verdict"] in ("fits", "tight", "uncertain")
     low, high = start_errors().bounds
@@ -58,22 +58,16 @@ def test_no_published_command_is_refused_without_proof(command: str) -> None:
     assert bool(answer["reasons"]) == uncertain
 
 
-@pytest.mark.parametrize(
-    ("command", "ground"),
+@over(
+    "command, hardware",
     [
-        ("vllm serve meta-llama/Llama-4-Scout-17B-16E-Instruct -tp 8", H100),  # 10 M tokens
-        (
-            "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 1",
-            Ground.of(hardware="b200-sxm", gpus=8),
-        ),
-        (
-            "vllm serve mistralai/Mistral-Large-Instruct-2407 -tp 2 --max-model-len 131072",
-            H100,
-        ),
+        ("vllm serve meta-llama/Llama-4-Scout-17B-16E-Instruct -tp 8", "h100-sxm"),  # 10 M tokens
+        ("vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 1", "b200-sxm"),
+        ("vllm serve mistralai/Mistral-Large-Instruct-2407 -tp 2 --max-model-len 131072", "h100"),
     ],
 )
-def test_what_cannot_fit_beyond_any_error_is_refused(command: str, ground: Ground) -> None:
-    answer = check(command, ground)
+def test_what_cannot_fit_beyond_any_error_is_refused(command, hardware):
+    answer = check(command, Ground.of(hardware=hardware, gpus=8))
     assert (answer["ok"], answer["verdict"]) == (False, "cannot start")
     assert answer["start_probability"] < start_errors().bounds[0]
     assert "short" in answer["reasons"][0]
@@ -82,7 +76,7 @@ def test_what_cannot_fit_beyond_any_error_is_refused(command: str, ground: Groun
 # The same command with the fewest words changed
 
 
-def test_an_uncertain_start_names_probability_and_the_command_that_starts() -> None:
+def test_an_uncertain_start_names_probability_and_the_command_that_starts():
     answer = check(MINIMAX)
     assert (answer["ok"], answer["verdict"]) == (None, "uncertain")
     assert "starts with a probability of" in answer["reasons"][0]
@@ -102,32 +96,23 @@ def test_an_uncertain_start_names_probability_and_the_command_that_starts() -> N
     # other topologies stand after it
     assert text.index(first["command"]) < text.index("better")
     assert answer["better"]["estimate"]["memory"]["start_probability"] >= start_errors().bounds[1]
+    # what surely starts has no changes
+    sure = check(f"{MINIMAX} --max-model-len 32768")
+    assert (sure["verdict"], sure["changes"]) == ("fits", [])
 
 
-def test_what_surely_starts_has_no_changes() -> None:
-    answer = check(f"{MINIMAX} --max-model-len 32768")
-    assert (answer["verdict"], answer["changes"]) == ("fits", [])
-
-
-@pytest.mark.parametrize(
-    ("written", "changed"),
-    [
-        ("--max-model-len 131072", "--max-model-len {}"),
-        ("--max-model-len=131072", "--max-model-len={}"),
-        ("--max_model_len 131072", "--max_model_len {}"),
-    ],
-)
-def test_a_word_that_stands_there_keeps_its_spelling(written: str, changed: str) -> None:
-    command = f"vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2 {written} --port 8001"
-    answer = check(command)
+@over("spelling", ["--max-model-len {}", "--max-model-len={}", "--max_model_len {}"])
+def test_a_word_that_stands_there_keeps_its_spelling(spelling):
+    before = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2"
+    answer = check(f"{before} {spelling.format(131072)} --port 8001")
     assert answer["verdict"] == "cannot start"
     first = answer["changes"][0]
     length = first["set"]["workload.max_context"]
-    assert first["command"].startswith(command.replace(written, changed.format(length)))
+    assert first["command"].startswith(f"{before} {spelling.format(length)} --port 8001")
     assert check(first["command"])["ok"] is True
 
 
-def test_a_container_keeps_all_before_the_changed_words() -> None:
+def test_a_container_keeps_all_before_the_changed_words():
     before = "HF_HOME=/cache docker run --gpus all --ipc=host -v /m:/m vllm/vllm-openai:v0.32.0"
     answer = check(f"{before} meta-llama/Llama-3.3-70B-Instruct -tp 2")
     change = answer["changes"][0]["command"]
@@ -137,7 +122,7 @@ def test_a_container_keeps_all_before_the_changed_words() -> None:
     assert check(change)["ok"] is True
 
 
-def test_several_words_where_one_is_not_enough() -> None:
+def test_several_words_where_one_is_not_enough():
     command = "vllm serve moonshotai/Kimi-K2-Instruct -tp 8"
     answer = check(command, H200)
     assert answer["verdict"] in ("cannot start", "uncertain")
@@ -145,9 +130,17 @@ def test_several_words_where_one_is_not_enough() -> None:
     for change in answer["changes"]:
         assert check(change["argv"], H200)["verdict"] == change["verdict"]
         assert set(change["set"]) >= {"workload.max_context"} or len(change["set"]) == 1
+    # words left open make no command
+    opened = check("vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2 --api-key $KEY")
+    assert opened["changes"]
+    assert all("command" not in change and change["options"] for change in opened["changes"])
+    # and what no words mend has no changed words
+    answer = check("docker run --gpus all vllm/vllm-openai:v0.32.0 vllm serve Qwen/Qwen3-32B-FP8")
+    assert answer["verdict"] == "cannot start"
+    assert not [change for change in answer["changes"] if "options" in change]
 
 
-def test_graphs_without_memory_are_answered_by_fewer_sequences_or_none() -> None:
+def test_graphs_without_memory_are_answered_by_fewer_sequences_or_none():
     command = (
         "vllm serve Inferact/Qwen3.8-27B-NVFP4 --max-model-len 32768 --kv-cache-dtype fp8 "
         "--gpu-memory-utilization 0.93 --no-enforce-eager"
@@ -168,14 +161,7 @@ def test_graphs_without_memory_are_answered_by_fewer_sequences_or_none() -> None
     assert check(doubled, ground)["start_probability"] < start_errors().sure
 
 
-def test_words_left_open_make_no_command() -> None:
-    answer = check("vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2 --api-key $KEY")
-    assert answer["changes"]
-    assert all("command" not in change for change in answer["changes"])
-    assert all(change["options"] for change in answer["changes"])
-
-
-def test_refused_words_are_left_out_or_replaced() -> None:
+def test_refused_words_are_left_out_or_replaced():
     command = "vllm serve Qwen/Qwen3-32B-FP8 --swap-space 4 --task generate --fooo --port 80"
     answer = check(command)
     assert answer["verdict"] == "cannot start"
@@ -190,7 +176,7 @@ def test_refused_words_are_left_out_or_replaced() -> None:
     assert "without --fooo" in words_text(change)
 
 
-def test_a_key_that_is_gone_leaves_the_others() -> None:
+def test_a_key_that_is_gone_leaves_the_others():
     config = '{"backend":"FLASH_ATTN","no_such_key":true}'
     command = ["vllm", "serve", "Qwen/Qwen3-32B-FP8", "--attention-config", config]
     answer = check(command)
@@ -206,13 +192,7 @@ def test_a_key_that_is_gone_leaves_the_others() -> None:
     assert nested["changes"][0]["command"] == "vllm serve Qwen/Qwen3-32B-FP8 --port 80"
 
 
-def test_what_no_words_mend_has_no_changed_words() -> None:
-    answer = check("docker run --gpus all vllm/vllm-openai:v0.32.0 vllm serve Qwen/Qwen3-32B-FP8")
-    assert answer["verdict"] == "cannot start"
-    assert not [change for change in answer["changes"] if "options" in change]
-
-
-def test_batches_say_the_same_as_single_checks() -> None:
+def test_batches_say_the_same_as_single_checks():
     commands = [MINIMAX, *PUBLISHED]
     many = check_commands(commands, H200, folders=False)
     for command, [answer] in zip(commands, many, strict=True):
@@ -223,30 +203,24 @@ def test_batches_say_the_same_as_single_checks() -> None:
         assert answer["changes"] == changed
 
 
-def test_lines_have_the_verdict_and_the_changed_command() -> None:
+def test_lines_and_the_command_line_have_the_verdict_and_the_changed_command():
     ground = {"hardware": "h100-sxm", "gpus": 8}
     [line] = check_items([item("a:1", {"command": MINIMAX})], ground)
-    assert line["verdict"] == "uncertain"
-    assert line["ok"] is None
+    assert (line["verdict"], line["ok"]) == ("uncertain", None)
     assert line["changes"][0]["command"].startswith(MINIMAX)
     assert "estimate" not in line
-
-
-def test_the_command_line_ends_well_where_nothing_is_proven() -> None:
-    done = recipe("check", "--command", MINIMAX, "--hardware", "h100-sxm", "--gpus", "8")
-    assert done.returncode == 0
+    words = ("--hardware", "h100-sxm", "--gpus", "8")
+    done = recipe("check", "--command", MINIMAX, *words)
+    assert done.returncode == 0  # nothing is proven
     assert done.stdout.startswith("uncertain: ")
-    refused = recipe(
-        *("check", "--command", "vllm serve meta-llama/Llama-3.3-70B-Instruct"),
-        *("--hardware", "h100-sxm", "--gpus", "8"),
-    )
-    assert refused.returncode == 1
+    large = "vllm serve meta-llama/Llama-3.3-70B-Instruct"
+    assert recipe("check", "--command", large, *words).returncode == 1
 
 
 # Formats that a name tells
 
 
-def test_a_format_by_name_is_said_in_every_answer() -> None:
+def test_a_format_by_name_is_said_in_every_answer():
     command = "vllm serve acme/MiniMax-M2-FP8 -tp 8"
     answer = check(command, H200)
     assert answer["verdict"] == "uncertain"
@@ -261,12 +235,12 @@ def test_a_format_by_name_is_said_in_every_answer() -> None:
 # Files that a command names
 
 
-def files(command: str) -> list[dict[str, Any]]:
+def files(command):
     answer = check(f"{command} --max-model-len 8192")
     return [finding for finding in answer["findings"] if finding["code"] == "file"]
 
 
-def test_a_template_that_only_the_source_tree_has_is_said() -> None:
+def test_a_template_that_only_the_source_tree_has_is_said():
     template = "examples/tool_chat_template_gemma4.jinja"
     [finding] = files(f"vllm serve Qwen/Qwen3-8B --chat-template {template}")
     assert finding["level"] == "warning"
@@ -276,7 +250,7 @@ def test_a_template_that_only_the_source_tree_has_is_said() -> None:
     assert finding["hint"]
 
 
-def test_in_a_container_the_hint_is_a_mount_that_silences_it() -> None:
+def test_in_a_container_the_hint_is_a_mount_that_silences_it():
     image = "docker run --gpus all {}vllm/vllm-openai:v0.32.0 Qwen/Qwen3-8B "
     words = "--reasoning-parser-plugin nano/parser.py"
     [finding] = files(image.format("") + words)
@@ -294,30 +268,17 @@ def test_in_a_container_the_hint_is_a_mount_that_silences_it() -> None:
     assert len(files(image.format("-v /data:/data ") + words)) == 1
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--chat-template /templates/x.jinja",
-        "--chat-template https://example.org/x.jinja",
-        "--chat-template '{{ messages }}'",
-        "--chat-template $TEMPLATE",
-        "--tokenizer Qwen/Qwen3-8B",
-        "--generation-config vllm",
-    ],
-)
-def test_what_is_no_relative_path_is_silent(words: str) -> None:
+@over("words", table("check_verdicts", "what_is_no_relative_path_is_silent"))
+def test_what_is_no_relative_path_is_silent(words):
     assert files(f"vllm serve Qwen/Qwen3-8B {words}") == []
 
 
-def test_folders_of_an_image_and_adapters() -> None:
+def test_folders_of_an_image_and_adapters():
     image = "docker run --gpus all vllm/vllm-openai:v0.32.0 Qwen/Qwen3-8B"
     assert files(f"{image} --chat-template examples/x.jinja") == []
     [finding] = files(f"{image} --enable-lora --lora-modules sql=./adapters/sql")
     assert finding["option"] == "--lora-modules"
     sglang = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --chat-template {}"
-    answer = check(sglang.format("./t.jinja"))
-    assert [one["option"] for one in answer["findings"] if one["code"] == "file"] == [
-        "--chat-template"
-    ]
-    answer = check(sglang.format("llama-2"))  # a template that SGLang has by name
-    assert not [one for one in answer["findings"] if one["code"] == "file"]
+    for template, options in (("./t.jinja", ["--chat-template"]), ("llama-2", [])):
+        findings = check(sglang.format(template))["findings"]  # SGLang has llama-2 by name
+        assert [each["option"] for each in findings if each["code"] == "file"] == options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from recipe_core.base.errors import InputError
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
@@ -15,6 +14,8 @@ from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.of_recipe import target_context
 from recipe_core.targets.pod import resources
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 from tests.physics.test_kv_tiers import LLAMA_8B, POINTS, lengths, request
 from tests.present.test_kv_charts import BOTH
 
@@ -33,12 +34,12 @@ def read_back(launch):
     for process in launch.processes:
         engine, words = process.argv[0], list(process.argv[2:])
         told.append(meaning_of(read_arguments(engine, words), process.env).kv_offload)
-    assert all(one == told[0] for one in told)
+    assert all(tiers == told[0] for tiers in told)
     return told[0]
 
 
-@pytest.mark.parametrize(
-    ("offload", "more"),
+@over(
+    "offload, more",
     [
         ({"through": "native", "host_gib": 200.0}, {}),
         ({"through": "native", "host_gib": 80.0}, {"tp": 2}),
@@ -85,9 +86,12 @@ def test_hicache_reads_a_folder_in_pages():
     assert process.env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] == "/data/kv"
 
 
-def test_less_than_sglang_can_count_is_an_error():
-    with pytest.raises(InputError, match="whole GB"):
-        started({"host_gib": 0.2}, engine="sglang")
+def test_what_contradicts_the_tiers_or_is_too_little_is_refused():
+    assert "whole GB" in str(refusal(started, {"host_gib": 0.2}, engine="sglang"))
+    value = request(LLAMA_8B, lengths(1024, 64, 4), {"host_gib": 20})
+    value["options"]["engine_options"] = {"kv_offloading_size": 40.0}
+    error = refusal(decide(PlanRequest.parse(value)).started)
+    assert "kv_offloading_size" in str(error)
 
 
 def test_a_launch_without_tiers_says_nothing_of_them():
@@ -97,42 +101,28 @@ def test_a_launch_without_tiers_says_nothing_of_them():
     assert "kv" not in "".join(launch.processes[0].env).casefold()
 
 
-def test_options_of_ones_own_do_not_contradict_the_tiers():
-    value = request(LLAMA_8B, lengths(1024, 64, 4), {"host_gib": 20})
-    value["options"]["engine_options"] = {"kv_offloading_size": 40.0}
-    with pytest.raises(InputError, match="kv_offloading_size"):
-        decide(PlanRequest.parse(value)).started()
+LMCACHE = '--kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'
+NIXL = LMCACHE.replace("LMCacheConnectorV1", "NixlConnector")
 
 
-def verdict(command, hardware="h100-sxm:1"):
-    return check_command(command, Ground.of(hardware=hardware, input_tokens=2048))
-
-
-@pytest.mark.parametrize(
-    ("words", "env", "told"),
+@over(
+    "words, env, told",
     [
         ("--kv-offloading-size 64", {}, {"through": "native", "host_gib": 64}),
         ("--kv-offloading-size 64 --kv-offloading-backend lmcache", {}, None),
-        (
-            '--kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}',
-            {"LMCACHE_MAX_LOCAL_CPU_SIZE": "60"},
-            {"through": "lmcache", "host_gib_per_device": 60},
-        ),
-        (
-            '--kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}',
-            {},
-            {"through": "lmcache", "host_gib_per_device": 5},
-        ),
-        ('--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}', {}, None),
+        (LMCACHE, {"LMCACHE_MAX_LOCAL_CPU_SIZE": "60"}, {"host_gib_per_device": 60}),
+        (LMCACHE, {}, {"host_gib_per_device": 5}),
+        (NIXL, {}, None),
     ],
 )
 def test_commands_of_vllm_are_read(words, env, told):
     arguments = read_arguments("vllm", [LLAMA_8B, *words.split()])
-    assert meaning_of(arguments, env).kv_offload == told
+    assert meaning_of(arguments, env).kv_offload == (told and {"through": "lmcache"} | told)
 
 
 def test_a_command_with_more_memory_than_the_node_has_is_refused():
-    answer = verdict(f"vllm serve {LLAMA_8B} --kv-offloading-size 9000 --max-model-len 8192")
+    command = f"vllm serve {LLAMA_8B} --kv-offloading-size 9000 --max-model-len 8192"
+    answer = check_command(command, Ground.of(hardware="h100-sxm:1", input_tokens=2048))
     assert "of a node's host memory" in str(answer)
     assert "not in the estimate (cache in host memory)" not in str(answer)
 
