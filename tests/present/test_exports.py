@@ -6,7 +6,6 @@ import io
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from recipe_core.present import charts, exports, tables
 from recipe_core.request.edit import change
@@ -21,19 +20,10 @@ REQUEST = change(
 def test_a_table_reads_back_as_it_was_written() -> None:
     splits = plan(REQUEST)
     frame = tables.export_frame(splits, splits.order, ["tpot", "usd", "gpus"])
-    assert list(frame.columns) == [
-        "Key",
-        "Split",
-        "State",
-        "Keeps the limits (%)",
-        "Time per output token (ms)",
-        "Time per output token (ms), low",
-        "Time per output token (ms), high",
-        "Cost per million output tokens ($)",
-        "Cost per million output tokens ($), low",
-        "Cost per million output tokens ($), high",
-        "Devices",
-    ]
+    tpot, cost = "Time per output token (ms)", "Cost per million output tokens ($)"
+    measured = [f"{title}{end}" for title in (tpot, cost) for end in ("", ", low", ", high")]
+    said = ["Key", "Split", "State", "Keeps the limits (%)"]
+    assert list(frame.columns) == [*said, *measured, "Devices"]
     assert len(frame) == len(splits.order)
     written = exports.csv_of(frame)
     assert written.startswith(b"\xef\xbb\xbfKey,")
@@ -44,24 +34,21 @@ def test_a_table_reads_back_as_it_was_written() -> None:
         assert read["Split"].tolist() == frame["Split"].tolist()
         for name in frame.columns[3:]:
             np.testing.assert_allclose(read[name], frame[name])
-    values = frame["Time per output token (ms)"]
-    np.testing.assert_allclose(values, splits.values("tpot", splits.order), rtol=1e-3)
+    np.testing.assert_allclose(frame[tpot], splits.values("tpot", splits.order), rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({}, "qwen3-32b-8x-h100-sxm-tradeoff"),
-        ({"hardware.nodes": 2, "hardware.device": "mi300x"}, "qwen3-32b-16x-mi300x-tradeoff"),
-        ({"model": {"model_type": "llama"}}, "model-8x-h100-sxm-tradeoff"),
-    ],
-)
-def test_files_are_named_after_the_request(changes: dict[str, object], name: str) -> None:
-    request = REQUEST.model_copy(update={"model": changes.pop("model", REQUEST.model)})
-    assert exports.file_name(change(request, changes) if changes else request, "tradeoff") == name
-
-
-def test_names_of_files_hold_nothing_but_letters_digits_and_dashes() -> None:
+def test_files_are_named_after_the_request_in_letters_digits_and_dashes() -> None:
+    for model, changes, name in (
+        (REQUEST.model, {}, "qwen3-32b-8x-h100-sxm"),
+        (
+            REQUEST.model,
+            {"hardware.nodes": 2, "hardware.device": "mi300x"},
+            "qwen3-32b-16x-mi300x",
+        ),
+        ({"model_type": "llama"}, {}, "model-8x-h100-sxm"),
+    ):
+        request = change(REQUEST, changes).model_copy(update={"model": model})
+        assert exports.file_name(request, "tradeoff") == f"{name}-tradeoff"
     request = REQUEST.model_copy(update={"model": "../../Etc/<b>pass wd" + "x" * 300})
     name = exports.file_name(request, "splits")
     assert name.startswith("b-pass-wdxxx")

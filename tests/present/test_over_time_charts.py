@@ -37,13 +37,10 @@ def test_every_curve_covers_its_window(window: tuple[float, float], dark: bool) 
             assert len(trace.x) == len(trace.y) == hours + 1
 
 
-def test_capacity_is_what_ready_replicas_serve() -> None:
+def test_ready_replicas_are_capacity_starting_ones_stacked_and_wanted_ones_a_line() -> None:
     load, capacity = charts.load_and_capacity(WEEK, KEDA, WHOLE).data
     assert list(load.y[:-1]) == pytest.approx(rates(7))
     assert capacity.y[12] == KEDA["series"]["ready"][12] * CAPACITY
-
-
-def test_ready_and_starting_replicas_are_stacked_and_wanted_ones_are_a_line() -> None:
     ready, starting, wanted = charts.replicas(WEEK, KEDA, DAY).data
     assert ready.stackgroup == starting.stackgroup
     assert starting.fillpattern.shape
@@ -63,13 +60,10 @@ def test_limits_are_lines_and_hours_without_requests_are_gaps() -> None:
 
 
 def test_cost_so_far_ends_at_the_whole_cost() -> None:
-    for one, trace in zip(
-        (WEEK["bounds"]["always_peak"], KEDA, WEEK["bounds"]["clairvoyant"]),
-        charts.money_so_far(WEEK, KEDA, WHOLE).data,
-        strict=True,
-    ):
+    paid = (WEEK["bounds"]["always_peak"], KEDA, WEEK["bounds"]["clairvoyant"])
+    for cost, trace in zip(paid, charts.money_so_far(WEEK, KEDA, WHOLE).data, strict=True):
         assert trace.y[0] == 0
-        assert trace.y[-1] == pytest.approx(one["usd"])
+        assert trace.y[-1] == pytest.approx(cost["usd"])
         assert list(trace.y) == sorted(trace.y)
     _, paid = so_far(KEDA["series"], KEDA["usd"], DAY)
     assert 0 < paid[0] < paid[-1] < KEDA["usd"]
@@ -91,16 +85,12 @@ def test_bars_are_costs_and_policies_that_miss_are_hatched() -> None:
     assert list(keeps.x) == [KEDA["usd_per_month"], FIXED["usd_per_month"]]
     assert list(keeps.y) == ["<b>KEDA</b>", "Fixed number"]
     assert misses.marker.pattern.shape
-    assert {shape.x0 for shape in figure.layout.shapes} == {
-        one["usd_per_month"] for one in WEEK["bounds"].values()
-    }
-
-
-def test_a_share_is_drawn_by_what_is_missed() -> None:
+    bounds = [bound["usd_per_month"] for bound in WEEK["bounds"].values()]
+    assert {shape.x0 for shape in figure.layout.shapes} == set(bounds)
     figure = charts.cost_against_share(WEEK, "keda")
-    keeps, misses, bounds = figure.data
+    keeps, misses, lines = figure.data
     assert misses.x[0] == pytest.approx(1 - HPA["attainment"]["value"])
-    assert list(bounds.y) == [one["usd_per_month"] for one in WEEK["bounds"].values()]
+    assert list(lines.y) == bounds
     assert figure.layout.shapes[0].x0 == missed(0.99)
     assert figure.layout.xaxis.range[0] > figure.layout.xaxis.range[1]  # more to the right
     assert keeps.marker.size[0] > keeps.marker.size[1]
@@ -118,10 +108,8 @@ def test_names_that_find_no_room_are_left_to_the_hover() -> None:
 def test_without_a_price_policies_are_compared_by_hours() -> None:
     found = without_price(answer())
     assert charts.policy_costs(found).layout.xaxis.title.text == "GPU-hours"
-    assert list(charts.cost_against_share(found).data[0].y) == [
-        KEDA["gpu_hours"],
-        FIXED["gpu_hours"],
-    ]
+    hours = [KEDA["gpu_hours"], FIXED["gpu_hours"]]
+    assert list(charts.cost_against_share(found).data[0].y) == hours
     assert "GPU-hours" in view.verdict(found)[1]
     money = charts.money_so_far(found, found["policies"][0], WHOLE)
     assert money.data[1].y[-1] == pytest.approx(KEDA["gpu_hours"])
@@ -161,29 +149,16 @@ def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest() -> None:
     assert view.verdict(answer(best=None, policies=[])) == (False, "No policy was simulated.")
 
 
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (1.0, "100 %"),
-        (0.99, "99 %"),
-        (0.9934, "99.34 %"),
-        (0.99861, "99.86 %"),
-        (0.9999, "99.99 %"),
-        (0.5, "50 %"),
-    ],
-)
-def test_a_share_below_all_never_reads_as_all(share: float, text: str) -> None:
-    assert view.share_text(share) == text
-    assert view.share_text(0.9999999) == "99.9999 %"
+def test_a_share_below_all_never_reads_as_all() -> None:
+    texts = {1.0: "100 %", 0.99: "99 %", 0.9934: "99.34 %", 0.99861: "99.86 %"}
+    texts |= {0.9999: "99.99 %", 0.9999999: "99.9999 %", 0.5: "50 %"}
+    assert {share: view.share_text(share) for share in texts} == texts
 
 
-def test_moments_are_times_of_the_week() -> None:
+def test_moments_are_times_of_the_week_and_days_are_cut_at_midnight() -> None:
     assert view.moment(0) == "Mon 00:00"
     assert view.moment(14.5 * 3600, start_hour=24) == "Tue 14:30"
     assert view.moment(8 * DAY_S) == "Tue 00:00 (day 9)"
-
-
-def test_days_of_a_load_are_cut_at_midnight() -> None:
     days = view.days_of({"span_s": 2 * DAY_S, "start_hour": 12})
     assert list(days) == ["Whole", "Mon", "Tue", "Wed"]
     assert days["Mon"] == (0.0, DAY_S / 2)
@@ -192,17 +167,11 @@ def test_days_of_a_load_are_cut_at_midnight() -> None:
     assert "Mon, week 2" in view.days_of({"span_s": 8 * DAY_S, "start_hour": 0})
 
 
-def test_parameters_of_a_policy_are_named() -> None:
+def test_parameters_of_a_policy_are_named_and_every_policy_is_in_the_table() -> None:
+    scaling = {"policy": "schedule", "min_replicas": 0, "max_replicas": 4, "idle_s": 300.0}
+    scaling |= {"down_step": 1, "down_period_s": 60}
     rows = view.scaling_rows(
-        {
-            "policy": "schedule",
-            "min_replicas": 0,
-            "max_replicas": 4,
-            "down_step": 1,
-            "down_period_s": 60,
-            "idle_s": 300.0,
-            "periods": [{"from_hour": 8, "to_hour": 24, "replicas": 4}],
-        }
+        scaling | {"periods": [{"from_hour": 8, "to_hour": 24, "replicas": 4}]}
     )
     assert rows["Replicas"] == "0 to 4"
     assert rows["Ended at most"] == "1 replica in 60 s"
@@ -210,9 +179,6 @@ def test_parameters_of_a_policy_are_named() -> None:
     assert rows["Periods"] == "Mon 08:00 to Mon 24:00: 4"
     keda = view.scaling_rows(KEDA["scaling"])
     assert keda["Target of requests in flight"] == "12 a replica"
-
-
-def test_the_table_has_every_policy_and_both_bounds() -> None:
     frame = view.policies_frame(WEEK)
     assert frame["key"].tolist() == ["keda", "fixed", "hpa", "always_peak", "clairvoyant"]
     assert frame["keeps"].tolist() == ["yes", "yes", "no", "bound", "bound"]

@@ -33,50 +33,40 @@ def test_every_option_has_its_flag_value_and_layer() -> None:
     assert rows["--tensor-parallel-size"].layer == "objective"
     assert len(rows) == len(built.candidate) + len(built.engine.options) + len(built.environment)
     assert set(overview.LAYER_TEXTS) == set(LAYERS)
-
-
-def test_what_a_person_stated_comes_first() -> None:
-    rows = overview.origins(recipe_of(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}))
-    assert rows[0].layer == "user"
-    order = [LAYERS.index(row.layer) for row in rows]
+    stated = overview.origins(recipe_of(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}))
+    assert stated[0].layer == "user"  # what a person stated comes first
+    order = [LAYERS.index(row.layer) for row in stated]
     assert order == sorted(order, reverse=True)
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_memory_adds_up_and_figures_have_a_basis(name: str) -> None:
     built = recipe(name)
-    parts = [
-        value
-        for label, value in overview.memory(built).items()
-        if label not in ("Total", "Cache capacity", "Prefill pool")
-    ]
+    memory = overview.memory(built)
+    beside = ("Total", "Cache capacity", "Prefill pool")
+    parts = [float(memory[label].split()[0]) for label in memory if label not in beside]
     total = built.estimate["memory"]["total_bytes"]
-    assert sum(float(part.split()[0]) for part in parts) == pytest.approx(
-        total / 2**30, abs=0.05 * len(parts)
-    )
-    assert overview.memory(built)["Total"].startswith(gib(total))
+    assert sum(parts) == pytest.approx(total / 2**30, abs=0.05 * len(parts))
+    assert memory["Total"].startswith(gib(total))
     assert all(row.basis and row.value for row in overview.expected(built))
 
 
 def test_cost_per_token_has_the_range_of_output() -> None:
     rows = {row.label: row for row in overview.expected(recipe("serving"))}
     cost, output = rows["Cost per million output tokens"], rows["Output per device"]
-    low, high = float(cost.low.lstrip("$")), float(cost.high.lstrip("$"))
-    assert low < float(cost.value.lstrip("$")) < high
-    assert high / low == pytest.approx(
-        float(output.high.split()[0]) / float(output.low.split()[0]), rel=0.02
-    )
+    low, value, high = (float(text.lstrip("$")) for text in (cost.low, cost.value, cost.high))
+    assert low < value < high
+    least, most = (float(text.split()[0]) for text in (output.low, output.high))
+    assert high / low == pytest.approx(most / least, rel=0.02)
 
 
 def test_pools_are_said() -> None:
     built = recipe("pools")
     assert overview.facts(built)["Split"] == "tp 4, prefill on tp 4"
     assert "Prefill pool" in overview.memory(built)
-    more = built.candidate | {
-        "replicas": 2,
-        "prefill": built.candidate["prefill"] | {"replicas": 3},
-    }
-    assert labels.split_name(more) == "2 × (tp 4), prefill on 3 × tp 4"
+    pools = {"replicas": 2, "prefill": built.candidate["prefill"] | {"replicas": 3}}
+    name = labels.split_name(built.candidate | pools)
+    assert name == "2 × (tp 4), prefill on 3 × tp 4"
     assert overview.stated(CandidateRequest(tp=2)) == "tp 2"
     assert overview.stated(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"
 
@@ -90,31 +80,22 @@ def test_fallbacks_say_what_changes() -> None:
     assert "tokens" in next(row["Change"] for row in rows if row["Instead"] == "Shorter context")
 
 
-def test_the_same_split_elsewhere_is_estimated_or_refused_with_reasons() -> None:
-    built = recipe_of()
-    engines = {other.name: other for other in other_engines(recipe_request(built), built.candidate)}
-    assert "vllm" not in engines
-    assert engines["sglang"].reasons == ()
-    assert engines["sglang"].figures[0].value
-    assert any("tensor parallel" in reason for reason in engines["transformers"].reasons)
-    assert list(engines.values()) == sorted(engines.values(), key=lambda other: bool(other.reasons))
-
-
-def test_taking_another_engine_keeps_the_split() -> None:
+def test_the_same_split_elsewhere_is_estimated_or_refused_and_can_be_taken() -> None:
     request = make_request()
     built = recipe_for_request(request)
-    (sglang,) = [
-        other
-        for other in other_engines(recipe_request(built), built.candidate)
-        if other.name == "sglang"
-    ]
+    engines = {other.name: other for other in other_engines(recipe_request(built), built.candidate)}
+    assert "vllm" not in engines
+    sglang = engines["sglang"]
+    assert sglang.reasons == ()
+    assert sglang.figures[0].value
+    assert any("tensor parallel" in reason for reason in engines["transformers"].reasons)
+    assert list(engines.values()) == sorted(engines.values(), key=lambda other: bool(other.reasons))
     changed = change(request, sglang.changes)
     assert changed.options.engines == ("vllm", "sglang")
     other = make_recipe(changed)
     assert other.engine.name == "sglang"
-    assert [other.candidate[name] for name in ("tp", "pp", "dp", "ep")] == [
-        built.candidate[name] for name in ("tp", "pp", "dp", "ep")
-    ]
+    for name in ("tp", "pp", "dp", "ep"):
+        assert other.candidate[name] == built.candidate[name]
     assert other.estimate["serving"]["tpot_s"] > 0
 
 
@@ -142,8 +123,6 @@ def test_files_are_listed_searched_and_cut() -> None:
     assert "targets/slurm/job.sbatch" in engines
     assert len(engines) < len(files)
     assert browse.listing(files, "recipe zebrawood") == []
-    assert browse.preview(b"\xff" + b"a" * 70_000) == (
-        "\ufffd" + "a" * (browse.PREVIEWED - 1),
-        False,
-    )
+    cut = ("\ufffd" + "a" * (browse.PREVIEWED - 1), False)
+    assert browse.preview(b"\xff" + b"a" * 70_000) == cut
     assert json.loads(browse.preview(files["launch.json"])[0])["schema_version"] == 1

@@ -18,23 +18,17 @@ from recipe_core.request.link import from_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan
 from recipe_core.targets.by_hand import read_addresses
+from tests.conftest import make_request
 from tests.fixtures.recipes import bundle_for_request
 
-POOLS = {
-    f"candidate.{name}": value
-    for name, value in {
-        "engine": "vllm",
-        "tp": "4",
-        "pp": "1",
-        "dp": "1",
-        "prefill.tp": "4",
-    }.items()
-}
+POOLS = {"engine": "vllm", "tp": "4", "pp": "1", "dp": "1", "prefill.tp": "4"}
 QUERIES: dict[str, dict[str, str]] = {
     "serving": {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.nodes": "2"},
-    "pools": {"model": "meta-llama/Llama-3.1-70B-Instruct", **POOLS},
+    "pools": {"model": "meta-llama/Llama-3.1-70B-Instruct"}
+    | {f"candidate.{name}": value for name, value in POOLS.items()},
     "training": {"workload.kind": "training", "workload.tokens": "1e9", "hardware.nodes": "2"},
 }
+CHARTS = {"serving": 9, "pools": 7, "training": 4}
 MOST_BYTES = 6_000_000
 
 
@@ -83,55 +77,40 @@ def read(html: str) -> Seen:
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_report_loads_nothing_and_is_small(name: str) -> None:
-    _, html = report(name)
+def test_a_report_is_small_loads_nothing_and_says_what_the_recipe_says(name: str) -> None:
+    bundle, html = report(name)
     seen = read(html)
     assert seen.loads == []
     assert "iframe" not in seen.tags
     assert "default-src 'none'" in html
     assert len(html.encode()) < MOST_BYTES
     assert html.count('"showSendToCloud":false') + html.count('"showSendToCloud": false') >= 4
+    said = [bundle.recipe.digest, "python launch.py up"]
+    for row in overview.expected(bundle.recipe):
+        said += [row.label, row.value, row.low]
+    said += [reason for reason in bundle.targets.values() if isinstance(reason, str)]
+    for origin in overview.origins(bundle.recipe):
+        said += [origin.name, origin.why]
+    assert [text for text in said if text not in seen.text] == []
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_report_says_what_the_recipe_says(name: str) -> None:
+def test_every_section_and_every_view_is_a_chapter_with_its_charts(name: str) -> None:
     bundle, html = report(name)
-    text = read(html).text
-    for row in overview.expected(bundle.recipe):
-        assert row.label in text
-        assert row.value in text
-        assert row.low in text
-    assert bundle.recipe.digest in text
-    assert "python launch.py up" in text
-    assert all(reason in text for reason in bundle.targets.values() if isinstance(reason, str))
-    assert all(
-        origin.name in text and origin.why in text for origin in overview.origins(bundle.recipe)
-    )
-
-
-@pytest.mark.parametrize(("name", "charts"), [("serving", 9), ("pools", 7), ("training", 4)])
-def test_every_section_has_its_charts_and_the_arithmetic(name: str, charts: int) -> None:
-    bundle, html = report(name)
-    chapters = sections(
-        bundle, plan(request_of(name)), (), read_addresses("", bundle.context.nodes)
-    )
-    titles = [section.title for section in chapters]
-    assert [title for title in read(html).headings if title] == titles
+    addresses = read_addresses("", bundle.context.nodes)
+    chapters = sections(bundle, plan(request_of(name)), (), addresses)
+    headings = [title for title in read(html).headings if title]
+    assert headings == [section.title for section in chapters]
     drawn = [chart for section in chapters for chart in section.charts]
-    assert len(drawn) >= charts
+    assert len(drawn) >= CHARTS[name]
     assert all(len(chart.figure.data) for chart in drawn)
     (lines,) = [section for section in chapters if section.title == "Arithmetic"]
     assert sum(len(table.rows) for table in lines.tables) >= 6
-
-
-@pytest.mark.parametrize("name", QUERIES)
-def test_every_registered_view_is_a_chapter(name: str) -> None:
-    bundle, html = report(name)
-    titles = [view.title for view in VIEWS.values() if bundle.recipe.kind in view.kinds]
+    titles = {view.title for view in VIEWS.values() if bundle.recipe.kind in view.kinds}
     absent = {"Degrees"}  # it compares splits and is read by pointing
-    if bundle.recipe.kind == "training":
-        absent |= {"Pipeline"} if bundle.recipe.candidate["pp"] == 1 else set()
-    assert set(titles) - set(read(html).headings) == absent
+    if bundle.recipe.kind == "training" and bundle.recipe.candidate["pp"] == 1:
+        absent |= {"Pipeline"}
+    assert titles - set(headings) == absent
 
 
 def test_a_registered_chart_is_a_chapter_of_the_report(registered_chart: View) -> None:
@@ -145,36 +124,25 @@ def test_a_registered_chart_is_a_chapter_of_the_report(registered_chart: View) -
 
 def test_text_of_a_request_is_never_markup(tiny_config: dict[str, Any]) -> None:
     name = "</script><script>alert(1)</script><img src=x>"
-    request = PlanRequest.parse(
-        {
-            "model": tiny_config | {"_name_or_path": name},
-            "hardware": {"device": "h100-sxm", "per_node": 1},
-            "workload": {"input_tokens": 128, "output_tokens": 128, "concurrency": 4},
-        }
+    request = make_request(
+        tiny_config | {"_name_or_path": name},
+        per_node=1,
+        workload={"input_tokens": 128, "output_tokens": 128, "concurrency": 4},
     )
     html = html_report(bundle_for_request(request), plan(request))
     seen = read(html)
     assert "img" not in seen.tags
     assert "alert(1)" in seen.text
     assert "<script>alert(1)" not in html
+    points = go.Scatter(x=[1, 2], y=[3, 4], mode="markers", name="</script>")
+    chart = str(_chart(go.Figure(points), "c"))
+    assert chart.count("</script>") == chart.count("<script")
 
 
-def test_a_report_without_a_plan_leaves_its_charts_out() -> None:
+def test_a_report_without_a_plan_leaves_its_charts_out_and_has_addresses() -> None:
     bundle, full = report("serving")
-    alone = html_report(bundle)
+    alone = read(html_report(bundle, addresses=("10.0.0.1", "10.0.0.2")))
     assert "Alternatives" in read(full).headings
-    assert "Alternatives" not in read(alone).headings
-
-
-def test_the_nodes_addresses_are_in_the_commands() -> None:
-    bundle, _ = report("serving")
-    text = read(html_report(bundle, addresses=("10.0.0.1", "10.0.0.2"))).text
-    assert "--head 10.0.0.1,10.0.0.2" in text
-    assert "--master-addr 10.0.0.1" in text
-
-
-def test_no_name_ends_the_script() -> None:
-    html = str(
-        _chart(go.Figure(go.Scatter(x=[1, 2], y=[3, 4], mode="markers", name="</script>")), "c")
-    )
-    assert html.count("</script>") == html.count("<script")
+    assert "Alternatives" not in alone.headings
+    assert "--head 10.0.0.1,10.0.0.2" in alone.text
+    assert "--master-addr 10.0.0.1" in alone.text

@@ -39,34 +39,33 @@ from recipe_core.targets.start_command import start_command, start_words
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
 
-def asked(key: str, **fields: Any) -> PlanRequest:
-    request = change(DEFAULT, fields)
-    return change(request, select_split(request, key))
+def asked(split: str, model: str = LLAMA_70B, **fields: Any) -> PlanRequest:
+    request = change(DEFAULT, {"model": model} | fields)
+    return change(request, select_split(request, f"{split}.ep1"))
 
 
+TP8, TP2 = "vllm.bf16.bf16.tp8.pp1.dp1", "vllm.bf16.bf16.tp2.pp1.dp1"
+TRAINED = "torchtitan.bf16.tp2.pp1.v1.cp1.ep1.dp4.z2.mb2.full"
+RUN = change(DEFAULT, {"workload.kind": "training", "workload.tokens": 1e10})
 REQUESTS = {
-    "eight": asked("vllm.bf16.bf16.tp8.pp1.dp1.ep1", model=LLAMA_70B),
-    "four": asked("vllm.bf16.bf16.tp4.pp1.dp1.ep1", model=LLAMA_70B),
-    "queues": asked("vllm.bf16.bf16.tp2.pp1.dp1.ep1", model=LLAMA_70B),
-    "doubtful": asked(
-        "vllm.bf16.bf16.tp2.pp1.dp1.ep1", model=LLAMA_70B, **{"workload.max_context": 24_576}
-    ),
-    "refused": asked("vllm.bf16.bf16.tp1.pp1.dp1.ep1", model=LLAMA_70B),
-    "limited": asked(
-        "vllm.bf16.bf16.tp8.pp1.dp1.ep1", model=LLAMA_70B, **{"objective.limits.tpot_ms": 1}
-    ),
-    "amd": asked("sglang.fp8.bf16.tp4.pp1.dp1.ep1", **{"hardware.device": "mi300x"}),
-    "run": asked(
-        "torchtitan.bf16.tp2.pp1.v1.cp1.ep1.dp4.z2.mb2.full",
-        **{"workload.kind": "training", "workload.tokens": 1e10},
-    ),
+    "eight": asked(TP8),
+    "four": asked("vllm.bf16.bf16.tp4.pp1.dp1"),
+    "queues": asked(TP2),
+    "doubtful": asked(TP2, **{"workload.max_context": 24_576}),
+    "refused": asked("vllm.bf16.bf16.tp1.pp1.dp1"),
+    "limited": asked(TP8, **{"objective.limits.tpot_ms": 1}),
+    "amd": asked("sglang.fp8.bf16.tp4.pp1.dp1", DEFAULT.model, **{"hardware.device": "mi300x"}),
+    "run": change(RUN, select_split(RUN, TRAINED)),
 }
+
+
+def evaluated(name: str, request: PlanRequest) -> Choice:
+    return Choice(name, request, *plan_candidate(request))
 
 
 @cache
 def choice(name: str) -> Choice:
-    request = REQUESTS[name]
-    return Choice(name, request, *plan_candidate(request))
+    return evaluated(name, REQUESTS[name])
 
 
 def choices(*names: str) -> list[Choice]:
@@ -81,21 +80,21 @@ def texts(lines: list[Line], title: str) -> list[str]:
     return [cell.text for cell in line(lines, title).cells]
 
 
-# --- facts
+LOST = Choice("lost", REQUESTS["eight"], error="no such model.")
 
 
 def test_states_are_three_and_limits_beside_them() -> None:
-    assert state(choice("eight")) == "holds the load"
-    assert state(choice("queues")).startswith("starts and queues: holds ")
-    assert state(choice("doubtful")).startswith("may not start: needs ")
-    assert state(choice("refused")).startswith("cannot run: needs ")
-    assert state(choice("limited")).startswith("beyond its limits: ")
-    assert state(choice("run")) == "can run"
-    lost = Choice("lost", REQUESTS["eight"], error="no such model.")
-    assert state(lost) == "cannot be evaluated: no such model."
-    assert [one.holds for one in choices("eight", "queues", "refused", "limited")] == [
-        *(True, False, False, False)
-    ]
+    for name, said in {
+        "eight": "holds the load",
+        "queues": "starts and queues: holds ",
+        "doubtful": "may not start: needs ",
+        "refused": "cannot run: needs ",
+        "limited": "beyond its limits: ",
+        "run": "can run",
+    }.items():
+        assert state(choice(name)).startswith(said), name
+        assert choice(name).holds == (name in ("eight", "run"))
+    assert state(LOST) == "cannot be evaluated: no such model."
 
 
 def test_facts_say_what_each_choice_is() -> None:
@@ -112,38 +111,26 @@ def test_facts_say_what_each_choice_is() -> None:
     assert texts(mixed, "Kind") == ["Serving", "Training"]
     assert texts(mixed, "Method") == [NOTHING, "pre-train"]
     assert texts(mixed, "Load")[1] == "256 × 4,096 tokens per step"
-
-
-def test_a_choice_that_cannot_be_evaluated_leaves_the_others_as_they_are() -> None:
-    lost = Choice("lost", REQUESTS["eight"], error="no such model.")
-    several = [choice("eight"), lost]
+    several = [choice("eight"), LOST]  # the other stays as it is
     assert texts(facts(several), "Split") == ["tp 8", NOTHING]
     assert texts(figures(several), "Output")[1] == NOTHING
     assert figures(several, baseline=1)[0].cells[0].difference == ""
-    assert frame(several)["state"][1] == "cannot be evaluated: no such model."
+    assert frame(several)["state"][1] == state(LOST)
 
 
-# --- figures
-
-
-def test_figures_are_the_plans_with_their_bands() -> None:
+def test_figures_are_the_plans_with_their_bands_and_differences_to_the_baseline() -> None:
     several = choices("eight", "four")
     lines = figures(several)
-    for one, n in zip(several, range(2), strict=True):
-        assert one.plan is not None
-        for name, measure in one.plan.measures.items():
-            if name in ("gpus", "load"):
-                continue
-            cell = line(lines, measure.title).cells[n]
-            assert cell.text == one.plan.text(name, one.row)
-            assert cell.band == (one.plan.band(name, one.row) or "")
+    for n, kept in enumerate(several):
+        assert kept.plan is not None
+        for name, measure in kept.plan.measures.items():
+            if name not in ("gpus", "load"):
+                cell = line(lines, measure.title).cells[n]
+                assert cell.text == kept.plan.text(name, kept.row)
+                assert cell.band == (kept.plan.band(name, kept.row) or "")
     month = float(texts(lines, "Cost per month")[0].strip("$").replace(",", ""))
     assert month == pytest.approx(value(several[0], "Cost per hour") * HOURS_PER_MONTH, rel=0.001)
-
-
-def test_differences_are_to_the_baseline() -> None:
     for baseline in (0, 1):
-        several = choices("eight", "four")
         cells = line(figures(several, baseline), "Output").cells
         ratio = value(several[1 - baseline], "Output") / value(several[baseline], "Output")
         assert cells[baseline].difference == ""
@@ -151,80 +138,63 @@ def test_differences_are_to_the_baseline() -> None:
         assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)
 
 
-@pytest.mark.parametrize(
-    ("amount", "base", "text"),
-    [
-        (85, 100, "−15%"),
-        (137, 100, "+37%"),
-        (100.4, 100, "same"),
-        (99.6, 100, "same"),
-        (1234, 100, "× 12"),
-        (0, 100, "−100%"),
-        (100, 0, ""),
-        (np.nan, 100, ""),
-        (100, np.nan, ""),
-    ],
-)
-def test_a_difference_in_words(amount: float, base: float, text: str) -> None:
-    assert difference(amount, base) == text
+def test_a_difference_in_words() -> None:
+    rows = [(85, 100, "−15%"), (137, 100, "+37%"), (100.4, 100, "same"), (99.6, 100, "same")]
+    rows += [(1234, 100, "× 12"), (0, 100, "−100%"), (100, 0, "")]
+    rows += [(np.nan, 100, ""), (100, np.nan, "")]
+    assert [difference(amount, base) for amount, base, _ in rows] == [text for *_, text in rows]
 
 
 def test_only_what_holds_its_load_is_best() -> None:
-    several = choices("four", "queues", "eight")
-    for one in figures(several):
-        assert not one.cells[1].best
-    hour = line(figures(several), "Cost per hour").cells
-    assert [cell.best for cell in hour] == [True, False, False]
-    output = line(figures(several), "Output").cells
-    assert [cell.best for cell in output] == [False, False, True]
-    memory = line(figures(several), "Memory per device").cells
-    assert not any(cell.best for cell in memory)  # to need less of a device is no aim
-    assert not any(cell.best for one in figures(choices("eight")) for cell in one.cells)
-    assert not any(cell.best for one in figures(choices("eight") * 2) for cell in one.cells)
+    lines = figures(choices("four", "queues", "eight"))
+    assert not any(shown.cells[1].best for shown in lines)
+    for title, best in {
+        "Cost per hour": [True, False, False],
+        "Output": [False, False, True],
+        "Memory per device": [False] * 3,  # to need less of a device is no aim
+    }.items():
+        assert [cell.best for cell in line(lines, title).cells] == best
+    for alone in (choices("eight"), choices("eight") * 2):
+        assert not any(cell.best for shown in figures(alone) for cell in shown.cells)
 
 
 def test_serving_and_training_share_few_figures_and_none_is_best() -> None:
     several = choices("eight", "run")
-    shared = {line.title for line in figures(several) if all(c.text != NOTHING for c in line.cells)}
-    assert shared == {"Cost per hour", "Cost per month", "Power of the devices"}
-    assert not any(
-        cell.best for one in figures(several) for cell in one.cells if one.title in shared
-    )
+    shared = [
+        shown for shown in figures(several) if all(cell.text != NOTHING for cell in shown.cells)
+    ]
+    titles = {shown.title for shown in shared}
+    assert titles == {"Cost per hour", "Cost per month", "Power of the devices"}
+    assert not any(cell.best for shown in shared for cell in shown.cells)
     assert "are of different things" in cautions(several)[0]
 
 
 def test_cautions_name_what_of_the_question_differs() -> None:
     assert cautions(choices("eight", "four")) == []
     assert "differ in model:" in cautions(choices("eight", "amd"))[0]
-    other = change(REQUESTS["eight"], {"workload.concurrency": 8})
-    loads = [choice("eight"), Choice("other", other, *plan_candidate(other))]
-    assert "differ in load:" in cautions(loads)[0]
+    other = evaluated("other", change(REQUESTS["eight"], {"workload.concurrency": 8}))
+    assert "differ in load:" in cautions([choice("eight"), other])[0]
     private = change(REQUESTS["eight"], {"options.environment": {"TOKEN": "secret"}})
-    sentences = cautions([Choice("private", private, *plan_candidate(private))])
-    assert "The link leaves out TOKEN" in sentences[0]
-    assert "secret" not in sentences[0]
+    (sentence,) = cautions([evaluated("private", private)])
+    assert "The link leaves out TOKEN" in sentence
+    assert "secret" not in sentence
 
 
 def test_the_chance_is_that_of_the_plans() -> None:
     several = choices("eight", "four", "queues", "run")
-    row = chances(several)
+    row, swapped = chances(several), chances(several, baseline=1)
     assert row is not None
-    assert row.title == "Measures better by: throughput"
-    assert [cell.text for cell in row.cells][::3] == ["baseline", NOTHING]
-    assert row.cells[2].text == NOTHING  # it does not hold its load
-    swapped = chances(several, baseline=1)
     assert swapped is not None
-    ahead, behind = (float(c.text.strip("<>%")) for c in (swapped.cells[0], row.cells[1]))
+    assert row.title == "Measures better by: throughput"
+    assert [row.cells[n].text for n in (0, 2, 3)] == ["baseline", NOTHING, NOTHING]
+    ahead, behind = (float(cell.text.strip("<>%")) for cell in (swapped.cells[0], row.cells[1]))
     assert ahead + behind == pytest.approx(100, abs=1)
     assert chances(choices("eight", "run")) is None
 
 
-# --- commands
-
-
 def test_commands_are_compared_option_by_option() -> None:
     lines = command_lines([start_words(REQUESTS[name]) for name in ("eight", "four")])
-    differing = {line.title: [c.text for c in line.cells] for line in lines if line.differs}
+    differing = {line.title: [cell.text for cell in line.cells] for line in lines if line.differs}
     assert differing == {"--tensor-parallel-size": ["8", "4"]}
     assert line(lines, "program").cells[0].text == f"vllm serve {LLAMA_70B}"
     rows = command_lines([["A=1", "run", "--x 1", "--flag", "-5", "--y=2"], ["run", "--x 2"]])
@@ -236,33 +206,22 @@ def test_commands_are_compared_option_by_option() -> None:
         "-5": ["set", NOTHING],
         "--y": ["2", NOTHING],
     }
-
-
-@pytest.mark.parametrize("name", ["eight", "amd", "run"])
-def test_the_words_are_those_of_the_command(name: str) -> None:
-    one = choice(name)
-    assert one.plan is not None
-    typed = start_command(one.plan, one.row).replace("\\\n", " ").split()
-    assert " ".join(start_words(one.request)).split() == typed
-
-
-def test_choices_are_grouped_by_what_starts_them() -> None:
+    for kept in choices("eight", "amd", "run"):
+        assert kept.plan is not None
+        typed = start_command(kept.plan, kept.row).replace("\\\n", " ").split()
+        assert " ".join(start_words(kept.request)).split() == typed
     groups = side_by_side.by_engine(choices("eight", "amd", "four"))
     assert [len(group) for group in groups.values()] == [2, 1]
 
 
-# --- files and the chart
-
-
 def test_files_hold_every_figure_with_its_band() -> None:
-    several = choices("eight", "queues", "refused", "amd", "run")
+    names = ["eight", "queues", "refused", "amd", "run"]
+    several = choices(*names)
     table = frame(several)
-    assert list(table["name"]) == ["eight", "queues", "refused", "amd", "run"]
+    assert list(table["name"]) == names
     assert table["tpot_s"][0] == value(several[0], "Time per output token")
     assert table["tpot_s_low"][0] < table["tpot_s"][0] < table["tpot_s_high"][0]
-    assert np.isnan(table["step_s"][0])
-    assert np.isnan(table["tpot_s"][4])
-    assert np.isnan(table["tpot_s"][2])
+    assert np.isnan([table["step_s"][0], table["tpot_s"][4], table["tpot_s"][2]]).all()
     assert table["devices_there"][3] == 8
     read = pd.read_parquet(io.BytesIO(to_parquet(table)))
     pd.testing.assert_frame_equal(read, table)
@@ -285,8 +244,7 @@ def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup() -> None:
     hostile = Choice('<a href="http://e.example">x</a>', named.request, named.plan, named.row)
     several = [*choices("eight", "queues", "run"), hostile]
     title = "Time per output token"
-    drawn = charts.kept_points(several, title)
-    whole = json.loads(drawn.to_json())
+    whole = json.loads(charts.kept_points(several, title).to_json())
     held, others = whole["data"]
     assert held["name"].startswith("holds")
     assert others["marker"]["symbol"] == "diamond"

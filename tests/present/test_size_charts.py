@@ -20,34 +20,27 @@ AFTERWARDS = {
     "availability": {},
     "purchase": {"usd_per_device": 30_000.0, "load_by_hour": [1.0] * 12 + [2.0] * 12},
 }
+RUN = {"kind": "training", "sequence_length": 4096, "global_batch": 256, "tokens": 1e10}
+
+
+def sized(devices: tuple[str, ...], workload: Json, limits: Json, **beside: Any) -> Json:
+    value = {
+        "model": "meta-llama/Llama-3.1-70B-Instruct",
+        "hardware": {"any": {"devices": devices}},
+        "workload": workload,
+        "objective": {"limits": limits, "confidence": 0.9},
+    }
+    return Answer(size(SizeRequest.parse(value | beside))).to_json()
 
 
 @cache
 def answer(tpot_ms: float = 40.0) -> Json:
-    value = {
-        "model": "meta-llama/Llama-3.1-70B-Instruct",
-        "hardware": {"any": {"devices": DEVICES}},
-        "workload": {"concurrency": 64},
-        "objective": {"limits": {"tpot_ms": tpot_ms}, "confidence": 0.9},
-        **AFTERWARDS,
-    }
-    return Answer(size(SizeRequest.parse(value))).to_json()
+    return sized(DEVICES, {"concurrency": 64}, {"tpot_ms": tpot_ms}, **AFTERWARDS)
 
 
 @cache
 def training() -> Json:
-    value = {
-        "model": "meta-llama/Llama-3.1-70B-Instruct",
-        "hardware": {"any": {"devices": ("h100-sxm", "mi300x")}},
-        "workload": {
-            "kind": "training",
-            "sequence_length": 4096,
-            "global_batch": 256,
-            "tokens": 1e10,
-        },
-        "objective": {"limits": {"wall_hours": 336.0}, "confidence": 0.9},
-    }
-    return Answer(size(SizeRequest.parse(value))).to_json()
+    return sized(DEVICES[:2], RUN, {"wall_hours": 336.0})
 
 
 @pytest.mark.parametrize("of", [answer, training])
@@ -76,19 +69,16 @@ def test_a_frontier_is_what_nothing_beats() -> None:
     assert [x for x, _, _ in frontier(points, higher=True)] == [4.0]
 
 
-@pytest.mark.parametrize("axis", charts.axes_of(answer()))
-def test_cost_falls_along_the_frontier_of_all_devices(axis: str) -> None:
-    figure = charts.cost_against(answer(), axis, limit=40.0)
-    front = next(trace for trace in figure.data if trace.name == "Cheapest of all devices")
-    costs = front.y if axis != "interactivity" else front.y[::-1]
-    assert list(costs) == sorted(costs, reverse=True)
-    assert figure.layout.shapes[0].x0 == (25.0 if axis == "interactivity" else 40.0)
-    open_marks = [trace for trace in figure.data if trace.name.endswith("over a limit")]
-    filled = [trace for trace in figure.data if trace.mode == "lines+markers"]
-    assert len(open_marks) == len(filled) == len(answer()["devices"])
-
-
-def test_a_training_run_is_drawn_against_its_time() -> None:
+def test_cost_falls_along_the_frontier_of_all_devices() -> None:
+    for axis in charts.axes_of(answer()):
+        figure = charts.cost_against(answer(), axis, limit=40.0)
+        front = next(trace for trace in figure.data if trace.name == "Cheapest of all devices")
+        costs = front.y if axis != "interactivity" else front.y[::-1]
+        assert list(costs) == sorted(costs, reverse=True)
+        assert figure.layout.shapes[0].x0 == (25.0 if axis == "interactivity" else 40.0)
+        open_marks = [trace for trace in figure.data if trace.name.endswith("over a limit")]
+        filled = [trace for trace in figure.data if trace.mode == "lines+markers"]
+        assert len(open_marks) == len(filled) == len(answer()["devices"])
     assert charts.axes_of(training()) == ["wall_s"]
     figure = charts.cost_against(training(), "wall_s", limit=336.0)
     assert figure.layout.yaxis.title.text == "$ for the run"
@@ -121,19 +111,15 @@ def test_devices_with_a_name_differ_in_colour_symbol_and_dash() -> None:
 
 def test_growth_marks_the_month_of_the_next_unit() -> None:
     figure = charts.growth_costs(answer(), "mi300x")
-    best = answer()["devices"]
-    for row in best:
-        marks = [
-            trace.x[0]
-            for trace in figure.data
-            if trace.mode == "markers" and trace.name.startswith(size_view.short(row))
-        ]
+    marks = [trace for trace in figure.data if trace.mode == "markers"]
+    for row in answer()["devices"]:
+        at = [mark.x[0] for mark in marks if mark.name.startswith(size_view.short(row))]
         month = row["growth"]["next_unit_month"]
-        assert marks == ([] if month is None else [month])
+        assert at == ([] if month is None else [month])
         said = " ".join(size_later.growth_sentences(row))
-        if month is not None:
-            assert f"Month {month} needs" in said
-    assert "Cheapest over all months" in size_later.cheapest_sentence(answer()["growth"], best)
+        assert month is None or f"Month {month} needs" in said
+    cheapest = size_later.cheapest_sentence(answer()["growth"], answer()["devices"])
+    assert "Cheapest over all months" in cheapest
 
 
 def test_owning_and_renting_meet_where_the_curves_do() -> None:
@@ -156,23 +142,17 @@ def test_a_price_to_doubt_is_marked_in_every_text() -> None:
     for text in (size_view.sentence, size_view.price_text, size_view.money):
         assert size_view.DOUBT in text(row)
         assert size_view.DOUBT not in text(sure)
-    assert size_view.DOUBT in size_tables.offer_rows(row)["Price"]
-    assert size_view.DOUBT in size_later.availability_rows(row)["Cost with spares"]
-    assert all(size_view.DOUBT in text for text in size_later.purchase_sentences(row)[:2])
+    texts = [*size_later.purchase_sentences(row)[:2], size_tables.offer_rows(row)["Price"]]
+    texts.append(size_later.availability_rows(row)["Cost with spares"])
+    assert all(size_view.DOUBT in text for text in texts)
 
 
-def test_a_verdict_says_what_is_lacking() -> None:
+def test_a_verdict_says_what_is_lacking_and_what_would_make_a_device_win() -> None:
     tight = answer(1.0)
     good, said = size_view.verdict(tight)
     assert not good
     assert tight["refused"][0]["title"] in said
-    assert size_view.verdict({"devices": [], "refused": []}) == (
-        False,
-        "There is no device to choose from. Widen the choice.",
-    )
-
-
-def test_what_would_make_a_device_win_is_said() -> None:
+    assert size_view.verdict({"devices": [], "refused": []})[0] is False
     best, second = answer()["devices"][:2]
     assert "stays the cheapest up to" in size_view.wins_sentence(best, best=True)
     assert "below $" in size_view.wins_sentence(second, best=False)
@@ -187,8 +167,8 @@ def test_tables_hold_every_row() -> None:
         frame = size_tables.devices_frame(found)
         assert len(frame) == len(found["devices"])
         assert {"month", "confidence", "price", "wins"} <= set(frame)
+        assert ("run" in frame) == (found is training())
         row = found["best"]
         assert len(size_tables.ladder_frame(row)) == len(row["ladder"])
         assert len(size_tables.headroom_rows(row)) == 1
-    assert "run" in size_tables.devices_frame(training())
     assert len(size_tables.refused_rows(answer())) == len(answer()["refused"])

@@ -11,7 +11,6 @@ import zlib
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,15 +22,13 @@ from recipe_core.request import packed
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query, to_query
 from recipe_core.request.packed import MAX_TEXT, MAX_UNPACKED, is_packed, pack, shorter, unpack
+from tests.fixtures.refusals import refusal
 from tests.fixtures.sizes import examples
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-leaves = st.one_of(
-    st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.floats(allow_nan=False), texts
-)
-finite = leaves.filter(lambda value: not isinstance(value, float) or abs(value) < float("inf"))
+finite = st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    finite,
+    st.one_of(st.none(), st.booleans(), st.integers(-(10**30), 10**30), finite, texts),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(texts, inner, max_size=5),
     max_leaves=30,
 )
@@ -68,8 +65,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_a_text_that_was_cut_or_changed_is_refused(value: Any, data: st.DataObject) -> None:
     text = pack(value)
     cut = data.draw(st.integers(len("~1."), len(text) - 1))
-    with pytest.raises(InputError, match="cut off or changed"):
-        unpack(text[:cut])
+    assert "cut off or changed" in str(refusal(unpack, text[:cut]))
     alphabet = string.ascii_letters + string.digits + "-_"
     place = data.draw(st.integers(len("~1."), len(text) - 1))
     letter = data.draw(st.sampled_from(alphabet))
@@ -83,22 +79,17 @@ def test_a_text_that_was_cut_or_changed_is_refused(value: Any, data: st.DataObje
 def test_no_stream_becomes_more_than_may_be() -> None:
     bomb = stream(b"0" * (80 << 20))
     assert len(bomb) > MAX_TEXT  # so large a bomb is not even looked at
-    with pytest.raises(InputError, match="characters; the limit is"):
-        unpack(bomb)
+    assert "characters; the limit is" in str(refusal(unpack, bomb))
     largest = stream(b'"' + b"0" * (30 << 20) + b'"')
     assert len(largest) < MAX_TEXT
-    with pytest.raises(InputError, match=f"more than {MAX_UNPACKED:,} bytes"):
-        unpack(largest)
+    assert f"more than {MAX_UNPACKED:,} bytes" in str(refusal(unpack, largest))
     assert unpack(stream(b'"' + b"0" * (MAX_UNPACKED - 2) + b'"'))
-    with pytest.raises(InputError, match="levels"):
-        unpack(stream(b"[" * 100 + b"]" * 100))
-    with pytest.raises(InputError, match="levels"):
-        unpack(stream(b"[" * 100_000 + b"]" * 100_000))
+    for depth in (100, 100_000):
+        assert "levels" in str(refusal(unpack, stream(b"[" * depth + b"]" * depth)))
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_what_is_no_packed_text_is_said() -> None:
+    texts = [
         ("", "is not a packed text"),
         ("~1", "is not a packed text"),
         ("~1.a b", "is not a packed text"),
@@ -116,11 +107,9 @@ def test_no_stream_becomes_more_than_may_be() -> None:
         (stream(b"9" * 1000), "digits"),
         (stream(b'"\\ud800"'), "half a character"),
         (stream(b"[1]") + "AAAA", "cut off or changed"),
-    ],
-)
-def test_what_is_no_packed_text_is_said(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        unpack(text)
+    ]
+    errors = [(text, str(refusal(unpack, text)), said) for text, said in texts]
+    assert [(text, error) for text, error, said in errors if said not in error] == []
 
 
 def test_the_dictionary_of_a_version_never_changes() -> None:
@@ -131,22 +120,22 @@ def test_the_dictionary_of_a_version_never_changes() -> None:
     assert unpack(old) == [["Qwen3-8B", {"model": "Qwen/Qwen3-8B", "candidate.tp": "4"}]]
 
 
-@pytest.mark.parametrize("name", device_names())
-def test_a_link_with_a_profile_of_ones_own_stays_short(name: str) -> None:
-    profile = uploaded_profile(template(device(name)).encode(), "mine.yaml")
-    request = change(DEFAULT, {"hardware.device": profile})
+def short(changes: dict[str, Any]) -> bool:
+    """Whether a request survives its link, and that is short."""
+    request = change(DEFAULT, changes)
     query = to_query(request)
-    assert len(urlencode(query)) < 4000
-    assert from_query(query) == (request, [])
+    return len(urlencode(query)) < 4000 and from_query(query) == (request, [])
 
 
-def test_a_link_with_the_config_of_any_known_model_stays_short() -> None:
+def test_a_link_with_a_profile_of_ones_own_or_a_config_of_a_known_model_stays_short() -> None:
+    long = []
+    for name in device_names():
+        profile = uploaded_profile(template(device(name)).encode(), "mine.yaml")
+        long += [] if short({"hardware.device": profile}) else [name]
     for name in catalog_ids():
         config = {"_name_or_path": "ours", **catalog_entry(name).config}
-        request = change(DEFAULT, {"model": config})
-        query = to_query(request)
-        assert len(urlencode(query)) < 4000
-        assert from_query(query) == (request, [])
+        long += [] if short({"model": config}) else [name]
+    assert long == []
 
 
 def test_short_values_stay_legible() -> None:

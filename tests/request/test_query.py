@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,87 +44,59 @@ def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def workloads(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()) and draw(st.booleans()):
-        training = {
-            "kind": "training",
-            "sequence_length": draw(tokens),
-            "global_batch": draw(counts),
-        }
+        lengths = {"sequence_length": draw(tokens), "global_batch": draw(counts)}
         loading = some(
             workers=st.integers(1, 1024), read_bytes_per_s=numbers, bytes_per_token=numbers
         )
         methods = st.sampled_from(["pretrain", "finetune", "lora", "qlora"])
-        return training | draw(some(method=methods, tokens=numbers, loading=loading))
+        more = some(method=methods, tokens=numbers, loading=loading)
+        return {"kind": "training", **lengths, **draw(more)}
     mode = draw(st.sampled_from(sorted(LOADS)))
     load = draw(numbers if mode == "open" else counts)
     lengths = {"input_tokens": draw(tokens), "output_tokens": draw(tokens)}
-    extra = draw(
-        some(
-            prefix_hit=st.floats(0, 0.99),
-            max_context=st.just(sum(lengths.values()) + draw(tokens)),
-            speculative=st.fixed_dictionaries(
-                {"tokens": st.integers(1, 16), "acceptance": st.floats(0, 0.99)}
-            ),
-        )
+    drafts = {"tokens": st.integers(1, 16), "acceptance": st.floats(0, 0.99)}
+    more = some(
+        prefix_hit=st.floats(0, 0.99),
+        max_context=st.just(sum(lengths.values()) + draw(tokens)),
+        speculative=st.fixed_dictionaries(drafts),
     )
-    return {"mode": mode, LOADS[mode]: load, **lengths, **extra}
+    return {"mode": mode, LOADS[mode]: load, **lengths, **draw(more)}
 
 
 weights = st.sampled_from(["auto", "bf16", "fp8", "fp8-block", "int4", "nvfp4"])
 caches = st.sampled_from(["auto", "bf16", "fp8"])
 candidates = some(
     engine=st.sampled_from(["vllm", "transformers"]),
-    tp=counts,
-    pp=counts,
-    dp=counts,
-    ep=counts,
     weight_dtype=weights,
     kv_dtype=caches,
     max_batched_tokens=tokens,
     memory_fraction=st.floats(0.01, 1),
     eager=st.booleans(),
+    **dict.fromkeys(("tp", "pp", "dp", "ep"), counts),
 )
-commitments = st.sampled_from(
-    [
-        {},
-        {"commitment": "spot"},
-        {"commitment": "reserved"},
-        {"commitment": "reserved", "term_months": 12},
-    ]
-)
-prices = st.one_of(
-    st.just({}),
-    st.builds(lambda price, kind: {"usd_per_device_hour": price, **kind}, numbers, commitments),
-)
-ours = {
-    "name": "ours",
-    "based_on": "h100-sxm",
-    "tdp_watts": {"value": 500, "source": "sheet", "status": "measured", "note": 'a "cap" & more'},
-}
-hardware = st.builds(
-    lambda device, per_node, nodes, price: {
-        "device": device,
-        "per_node": per_node,
-        "nodes": nodes,
-        **price,
-    },
-    st.sampled_from(["h100-sxm", "mi300x", "l40s", ours]),
-    st.integers(1, 8),  # what the smallest of their fabrics joins
-    counts,
-    prices,
+commitments = st.sampled_from([{}, {"commitment": "spot"}, {"commitment": "reserved"}])
+commitments |= st.just({"commitment": "reserved", "term_months": 12})
+prices = st.builds(lambda price, kind: {"usd_per_device_hour": price, **kind}, numbers, commitments)
+cap = {"value": 500, "source": "sheet", "status": "measured", "note": 'a "cap" & more'}
+ours = {"name": "ours", "based_on": "h100-sxm", "tdp_watts": cap}
+places = st.fixed_dictionaries(
+    {
+        "device": st.sampled_from(["h100-sxm", "mi300x", "l40s", ours]),
+        "per_node": st.integers(1, 8),  # what the smallest of their fabrics joins
+        "nodes": counts,
+    }
 )
 requests = st.fixed_dictionaries(
     {
         "model": st.one_of(st.just("Qwen/Qwen3-8B"), texts, configs),
-        "hardware": hardware,
+        "hardware": st.builds(operator.or_, places, st.just({}) | prices),
         "workload": workloads(),
         "objective": some(
             optimize=st.sampled_from(["throughput", "cost", "ttft"]),
             limits=some(
-                ttft_ms=numbers,
-                tpot_ms=numbers,
-                usd_per_hour=numbers,
                 gpus=counts,
                 percentile=st.integers(50, 99),
+                **dict.fromkeys(("ttft_ms", "tpot_ms", "usd_per_hour"), numbers),
             ),
         ),
         "options": some(
@@ -167,62 +139,60 @@ def test_any_link_opens(query: dict[str, str]) -> None:
     )
 
 
-def test_the_default_is_an_empty_link() -> None:
+def test_only_what_differs_from_the_default_is_written() -> None:
     assert to_query(DEFAULT) == {"v": "1"}
     assert from_query({}) == (DEFAULT, [])
+    for query in (
+        {"hardware.device": "mi300x", "workload.mode": "open"},
+        {"options.scaling.policy": "keda"},
+    ):
+        request = change(DEFAULT, query)
+        assert to_query(request) == {"v": "1"} | query
+        assert from_query(to_query(request)) == (request, [])
+    request, ignored = from_query({"workload.kind": "training"})
+    assert (request.workload, ignored) == (TRAINING, [])
+    assert to_query(request) == {"v": "1", "workload.kind": "training"}
 
 
-def test_only_what_differs_is_written() -> None:
-    request = change(DEFAULT, {"hardware.device": "mi300x", "workload.mode": "open"})
-    assert to_query(request) == {"v": "1", "hardware.device": "mi300x", "workload.mode": "open"}
+BAD: list[tuple[dict[str, str], str]] = [
+    ({"hardware.device": "h100-smx"}, "Did you mean 'h100-sxm'"),
+    ({"hardware.per_node": "-3"}, "greater than or equal to 1"),
+    ({"hardware.per_node": "lots"}, "valid integer"),
+    ({"hardware.offer": "nobody"}, "unknown offer"),
+    ({"workload.mode": "sideways"}, "'closed', 'open', 'static' or 'offline'"),
+    ({"workload.mode": "open", "workload.concurrency": "5"}, "mode open takes request_rate"),
+    ({"workload.max_context": "10"}, "shorter than"),
+    ({"workload.kind": "training", "workload.sequence_length": "0"}, "greater than or equal to 1"),
+    ({"options.hardware": '[{"device":"abacus"}]'}, "unknown device"),
+    ({"options.engines": "vlm"}, "unknown engine"),
+    ({"options.weight_dtypes": "fp8,fp7"}, "fp7"),
+    ({"candidate.engine": "vlm"}, "unknown engine"),
+    ({"model": "{not json"}, "not valid JSON"),
+    ({"model": "x" * 70_000}, "the limit is 65,536"),
+    ({"wheels": "4"}, "not a field"),
+    ({"v": "9"}, "version 1"),
+    ({"options.engine_options": '{"A": "b"}'}, "is not read from links"),  # may be private
+    ({"options.environment": '{"A": "b"}'}, "is not read from links"),
+]
 
 
-@pytest.mark.parametrize(
-    ("query", "named"),
-    [
-        ({"hardware.device": "h100-smx"}, "Did you mean 'h100-sxm'"),
-        ({"hardware.per_node": "-3"}, "greater than or equal to 1"),
-        ({"hardware.per_node": "lots"}, "valid integer"),
-        ({"hardware.offer": "nobody"}, "unknown offer"),
-        ({"workload.mode": "sideways"}, "'closed', 'open', 'static' or 'offline'"),
-        ({"workload.mode": "open", "workload.concurrency": "5"}, "mode open takes request_rate"),
-        ({"workload.max_context": "10"}, "shorter than"),
-        (
-            {"workload.kind": "training", "workload.sequence_length": "0"},
-            "greater than or equal to 1",
-        ),
-        ({"options.hardware": '[{"device":"abacus"}]'}, "unknown device"),
-        ({"options.engines": "vlm"}, "unknown engine"),
-        ({"options.weight_dtypes": "fp8,fp7"}, "fp7"),
-        ({"candidate.engine": "vlm"}, "unknown engine"),
-        ({"model": "{not json"}, "not valid JSON"),
-        ({"model": "x" * 70_000}, "the limit is 65,536"),
-        ({"wheels": "4"}, "not a field"),
-        ({"v": "9"}, "version 1"),
-    ],
-)
-def test_a_bad_parameter_is_dropped_and_named(query: dict[str, str], named: str) -> None:
-    request, ignored = from_query({**query, "hardware.nodes": "2"})
-    assert request.hardware.nodes == 2  # the rest is kept
-    assert len(ignored) == 1
-    assert named in ignored[0]
-    assert ignored[0].startswith(tuple(query))
+def test_a_bad_parameter_is_dropped_and_named() -> None:
+    wrong = []
+    for query, named in BAD:
+        request, ignored = from_query({**query, "hardware.nodes": "2"})
+        kept = request.hardware.nodes == 2  # as the rest is
+        if not kept or len(ignored) != 1 or named not in ignored[0]:
+            wrong.append((query, ignored))
+        assert ignored[0].startswith(tuple(query))
+    assert wrong == []
 
 
 def test_several_bad_parameters_are_all_named() -> None:
-    request, ignored = from_query(
-        {
-            "hardware.device": "abacus",
-            "workload.input_tokens": "-1",
-            "objective.limits.tpot_ms": "nan",
-        }
-    )
+    query = {"hardware.device": "abacus", "workload.input_tokens": "-1"}
+    query |= {"objective.limits.tpot_ms": "nan"}
+    request, ignored = from_query(query)
     assert request == DEFAULT
-    assert sorted(line.split("=")[0] for line in ignored) == [
-        "hardware.device",
-        "objective.limits.tpot_ms",
-        "workload.input_tokens",
-    ]
+    assert sorted(line.split("=")[0] for line in ignored) == sorted(query)
 
 
 def test_pins_are_checked_and_bounded() -> None:
@@ -231,13 +201,6 @@ def test_pins_are_checked_and_bounded() -> None:
     assert pins == good[:4]
     assert len(ignored) == 2
     assert link_query(DEFAULT, pins)["pins"] == ",".join(pins)
-
-
-def test_training_has_its_own_defaults() -> None:
-    request, ignored = from_query({"workload.kind": "training"})
-    assert not ignored
-    assert request.workload == TRAINING
-    assert to_query(request) == {"v": "1", "workload.kind": "training"}
 
 
 def test_data_loading_is_plain_values_of_a_link() -> None:
@@ -256,47 +219,24 @@ def test_a_link_leaves_out_what_may_be_private_and_says_so() -> None:
     }
     request = change(DEFAULT, private)
     assert request.options.environment == private["options.environment"]
-    query = to_query(request)
-    assert query == {"v": "1"}
-    sentence = left_out(request)
-    assert sentence is not None
+    assert to_query(request) == {"v": "1"}
+    sentence = left_out(request) or ""
     assert "leaves out tool_call_parser, NCCL_SOCKET_IFNAME" in sentence
     assert "eth1" not in sentence
     assert left_out(DEFAULT) is None
-
-
-@pytest.mark.parametrize("field", ["options.engine_options", "options.environment"])
-def test_a_link_cannot_set_what_it_leaves_out(field: str) -> None:
-    request, ignored = from_query({field: '{"A": "b"}', "hardware.nodes": "2"})
-    assert request.hardware.nodes == 2
-    assert request.options == DEFAULT.options
-    assert ignored == [f"{field}: is not read from links, because it may hold private values."]
-
-
-def test_edits_keep_engine_options_whose_names_have_dots() -> None:
-    options = {"limit_mm_per_prompt.image": 2}
+    options = {"limit_mm_per_prompt.image": 2}  # whose names have dots
     request = change(DEFAULT, {"options.engine_options": options})
     assert change(request, {"hardware.nodes": 2}).options.engine_options == options
     assert change(request, {"options.engine_options": {}}).options.engine_options == {}
 
 
-def test_clusters_beside_the_request_survive_their_link() -> None:
-    request = change(
-        DEFAULT, {"options.hardware": (HardwareRequest(device="mi300x", per_node=8, nodes=2),)}
-    )
-    assert from_query(to_query(request)) == (request, [])
-
-
-def test_a_load_over_time_a_policy_and_a_start_are_plain_values_of_a_link() -> None:
+def test_clusters_loads_over_time_policies_and_starts_are_plain_values_of_a_link() -> None:
+    periods = ({"from_hour": 8, "to_hour": 18, "replicas": 4},)
     request = change(
         DEFAULT,
         {
             "workload.over_time": {"shape": "azure_2024_code", "mean_rate": 5.0, "days": 2.0},
-            "options.scaling": {
-                "policy": "schedule",
-                "max_replicas": 4,
-                "periods": ({"from_hour": 8, "to_hour": 18, "replicas": 4},),
-            },
+            "options.scaling": {"policy": "schedule", "max_replicas": 4, "periods": periods},
             "options.start": {"node": "ready", "compile_cache": True},
         },
     )
@@ -306,11 +246,8 @@ def test_a_load_over_time_a_policy_and_a_start_are_plain_values_of_a_link() -> N
     assert query["options.start.compile_cache"] == "true"
     assert "workload.over_time.burstiness" not in query  # as usual
     assert from_query(query) == (request, [])
-
-
-def test_a_policy_that_states_nothing_more_stays_in_its_link() -> None:
-    request = change(DEFAULT, {"options.scaling": {"policy": "keda"}})
-    assert to_query(request) == {"v": "1", "options.scaling.policy": "keda"}
+    beside = (HardwareRequest(device="mi300x", per_node=8, nodes=2),)
+    request = change(DEFAULT, {"options.hardware": beside})
     assert from_query(to_query(request)) == (request, [])
 
 

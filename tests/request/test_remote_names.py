@@ -10,6 +10,7 @@ import pwd
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,42 +22,21 @@ from recipe_core.doors import answers
 from recipe_core.doors.answers import Answers
 from recipe_core.hardware.cluster import device, fabric
 from recipe_core.model.catalog import load_model
+from tests.fixtures.refusals import refusal
 
 # pairs of what exists here and what does not, alike in form; the first is made by the fixture
 PAIRS = [
-    ("realdir", "nosuchdir"),
-    ("real/dir", "nosuch/dir"),
+    *(("realdir", "nosuchdir"), ("real/dir", "nosuch/dir")),
     ("realdir/config.json", "nosuchdir/config.json"),
-    ("a/real/dir", "a/nosuch/dir"),
-    ("./realdir", "./nosuchdir"),
-    ("../realdir", "../nosuchdir"),
-    ("/etc", "/etcetera"),
-    ("/etc/passwd", "/etc/nosuchfile"),
-    ("~", "~nosuchuser"),
-    ("~root", "~nosuchuser"),
-    ("~root/.ssh", "~nosuchuser/.ssh"),
-    ("~daemon", "~nosuchdaemon"),
-    ("..", "..."),
-    ("realdir@main", "nosuchdir@main"),
-    ("real/dir@main", "nosuch/dir@main"),
+    *(("a/real/dir", "a/nosuch/dir"), ("./realdir", "./nosuchdir"), ("../realdir", "../nosuchdir")),
+    *(("/etc", "/etcetera"), ("/etc/passwd", "/etc/nosuchfile")),
+    *(("~", "~nosuchuser"), ("~root", "~nosuchuser"), ("~root/.ssh", "~nosuchuser/.ssh")),
+    *(("~daemon", "~nosuchdaemon"), ("..", "...")),
+    *(("realdir@main", "nosuchdir@main"), ("real/dir@main", "nosuch/dir@main")),
 ]
-ODD = [
-    "",
-    ".",
-    "/",
-    "//",
-    "/proc/self/environ",
-    "/dev/zero",
-    "/dev/stdin",
-    "file:///etc/passwd",
-    "\\\\host\\share",
-    "C:\\Windows",
-    "realdir\x00",
-    "realdir/../realdir",
-    "-rf",
-    "a" * 4000,
-    "a/" * 1500,
-]
+ODD = ["", ".", "/", "//", "/proc/self/environ", "/dev/zero", "/dev/stdin", "file:///etc/passwd"]
+ODD += ["\\\\host\\share", "C:\\Windows", "realdir\x00", "realdir/../realdir", "-rf"]
+ODD += ["a" * 4000, "a/" * 1500]
 NAMES = [*(name for pair in PAIRS for name in pair), *ODD]
 
 
@@ -86,71 +66,51 @@ def nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refused(*words: Any, **_: Any) -> Any:
         raise AssertionError(f"looked up {words!r}")
 
+    looks = [(os, "stat lstat listdir scandir open access readlink"), (builtins, "open")]
+    asks = [(pathlib.Path, "expanduser"), (os.path, "expanduser"), (pwd, "getpwnam")]
     with monkeypatch.context() as patch:
-        for name in ("stat", "lstat", "listdir", "scandir", "open", "access", "readlink"):
-            patch.setattr(os, name, guarded(getattr(os, name)))
-        patch.setattr(builtins, "open", guarded(builtins.open))
-        patch.setattr(io, "open", guarded(io.open))
-        patch.setattr(pathlib.Path, "expanduser", refused)
-        patch.setattr(os.path, "expanduser", refused)
-        patch.setattr(pwd, "getpwnam", refused)
-        patch.setattr(socket, "socket", refused)
-        patch.setattr(socket, "create_connection", refused)
+        for where, names in (*looks, (io, "open")):
+            for name in names.split():
+                patch.setattr(where, name, guarded(getattr(where, name)))
+        for where, name in (*asks, (socket, "socket"), (socket, "create_connection")):
+            patch.setattr(where, name, refused)
         yield
 
 
-def refusal(name: str) -> str:
-    """What a remote caller is told of a name that is no model, without the name itself."""
-    with pytest.raises(ModelError) as refused:
-        load_model(name, folders=False)
-    assert refused.value.field == "model"
+def refused(name: str) -> str:
+    """What a remote caller is told of a name that is no model, without the name itself.
+
+    Names alike are suggested by their letters: they are left out too.
+    """
+    error = refusal(load_model, name, folders=False, kind=ModelError)
+    assert error.field == "model"
     named = repr(name)[1:-1]
-    text = str(refused.value).replace(named[:80], "NAME") if named else str(refused.value)
-    return text.replace(named.split("@")[0], "NAME") if "@" in named else text
+    text = str(error).replace(named[:80], "NAME") if named else str(error)
+    text = text.replace(named.split("@")[0], "NAME") if "@" in named else text
+    return text.split(" Did you mean ")[0].split(" Available: ")[0]
 
 
-def test_the_names_are_many() -> None:
+def test_no_name_is_looked_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(NAMES) == 45
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_name_is_looked_up(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with nothing_is_looked_up(monkeypatch):
-        refusal(name)
+        for name in NAMES:
+            refused(name)
+        with pytest.raises(AssertionError, match="looked"):  # the guard sees a look
+            load_model("realdir")
 
 
-def shape(message: str) -> str:
-    """A refusal without the suggestions of names alike, which depend on the letters."""
-    return message.split(" Did you mean ")[0].split(" Available: ")[0]
+def test_what_exists_is_answered_as_what_does_not(folder: Path) -> None:
+    assert [refused(real) for real, _ in PAIRS] == [refused(other) for _, other in PAIRS]
+    for name, said in (("realdir", "config"), ("nosuchdir", "unknown model")):
+        with pytest.raises(ModelError, match=said):  # a folder is read where that is allowed
+            load_model(name)
 
 
-@pytest.mark.parametrize(("real", "other"), PAIRS)
-def test_what_exists_is_answered_as_what_does_not(real: str, other: str, folder: Path) -> None:
-    assert shape(refusal(real)) == shape(refusal(other))
+MODELS = ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "Qwen/Qwen3-8B@main", "unsloth/Qwen3-8B"]
+MODELS += ["a-gpt [h=2048,L=24,heads=16,vocab=32000]"]
 
 
-def test_a_folder_of_this_machine_is_still_read_where_that_is_allowed(folder: Path) -> None:
-    with pytest.raises(ModelError, match="config"):
-        load_model("realdir")
-    with pytest.raises(ModelError, match="unknown model"):
-        load_model("nosuchdir")
-
-
-def test_the_guard_sees_a_look(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with nothing_is_looked_up(monkeypatch), pytest.raises(AssertionError, match="looked"):
-        load_model("realdir")
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "Qwen/Qwen3-8B",
-        "qwen/qwen3-8b",
-        "Qwen/Qwen3-8B@main",
-        "unsloth/Qwen3-8B",
-        "a-gpt [h=2048,L=24,heads=16,vocab=32000]",
-    ],
-)
+@pytest.mark.parametrize("model", MODELS)
 def test_a_bundle_is_built_without_a_look(
     model: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,40 +130,30 @@ REQUEST = {
 }
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "realdir",
-        "realdir.yaml",
-        "/etc/passwd",
-        "../../etc/passwd.yaml",
-        "../priors",
-        "fabrics/nvlink4",
-        "~root/x.yaml",
-    ],
-)
+PATHS = ["realdir", "realdir.yaml", "/etc/passwd", "../../etc/passwd.yaml", "../priors"]
+PATHS += ["fabrics/nvlink4", "~root/x.yaml"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_no_name_of_hardware_or_an_engine_is_a_path(
     path: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = Answers(folders=False)
     (folder / "here" / "realdir.yaml").write_text("schema_version: 1\n")
-    looks = [
-        lambda: device(path),
-        lambda: fabric(path),
-        lambda: answers.engines(path),
-        lambda: answers.schema(path),
-        lambda: answers.models(path),
-        lambda: ask.plan({**REQUEST, "hardware": {"device": path}}),
-        lambda: ask.plan({**REQUEST, "hardware": {**REQUEST["hardware"], "fabric": path}}),
-        lambda: ask.plan({**REQUEST, "hardware": {**REQUEST["hardware"], "offer": path}}),
-        lambda: ask.plan(
-            {**REQUEST, "candidate": {"engine": path}} | {"options": {"engines": [path]}}
-        ),
-        lambda: ask.check({"command": f"vllm serve {path}", "hardware": "h100-sxm"})["error"],
-        lambda: ask.convert({"command": f"vllm serve {path}", "hardware": "h100-sxm"}),
-        lambda: ask.convert({"document": {"model": path}, "hardware": "h100-sxm"}),
-        lambda: ask.convert({"document": {"model_path": path}, "hardware": "h100-sxm"}),
-        lambda: ask.convert({"document": path, "hardware": "h100-sxm"}),
+    place, command = {"hardware": "h100-sxm"}, f"vllm serve {path}"
+    looks = [partial(look, path) for look in (device, fabric)]
+    looks += [partial(look, path) for look in (answers.engines, answers.schema, answers.models)]
+    looks += [
+        partial(ask.plan, {**REQUEST, "hardware": {**REQUEST["hardware"], field: path}})
+        for field in ("device", "fabric", "offer")
+    ]
+    stated = {"candidate": {"engine": path}, "options": {"engines": [path]}}
+    looks += [partial(ask.plan, {**REQUEST, **stated})]
+    looks += [lambda: ask.check({"command": command, **place})["error"]]
+    looks += [partial(ask.convert, {"command": command, **place})]
+    looks += [
+        partial(ask.convert, {"document": document, **place})
+        for document in ({"model": path}, {"model_path": path}, path)
     ]
     with nothing_is_looked_up(monkeypatch):
         for look in looks:
