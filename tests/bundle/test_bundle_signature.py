@@ -13,17 +13,12 @@ from recipe_core.bundle.sbom import sbom
 from recipe_core.bundle.signing import SIGNATURE, new_key, sign
 from recipe_core.bundle.verify import read_bundle, unpack
 from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
-from recipe_core.recipe import Recipe, make_recipe
+from recipe_core.recipe import make_recipe
 from recipe_core.recipe.lock import ImageLock
 from tests.conftest import make_request
 from tests.fixtures.recipes import recipe_of
 
 pytest.importorskip("cryptography", reason="needs cryptography (the extra 'sign')")
-
-
-@pytest.fixture(scope="module")
-def recipe() -> Recipe:
-    return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 1)
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +33,28 @@ def test_a_signature_is_checked_against_the_key(recipe, keys, tmp_path):
         assert read_bundle(target, public).signed.trusted
         signed = read_bundle(target).signed
         assert (signed.trusted, signed.fingerprint[:8]) == (False, "ed25519:")
+        with pytest.raises(BundleError, match="not by the one given"):
+            read_bundle(target, new_key()[1])
+    assert read_bundle(unpack(tmp_path / "b.zip"), public).signed.trusted
 
 
-def test_signing_is_deterministic(recipe, keys):
+def test_signing_is_deterministic(recipe, files, keys):
     assert zip_bytes(recipe, keys[0]) == zip_bytes(recipe, keys[0])
-    assert bundle_files(recipe, keys[0])[MANIFEST] == bundle_files(recipe)[MANIFEST]
+    signed = bundle_files(recipe, keys[0])
+    assert signed[MANIFEST] == files[MANIFEST]
+    assert b"".join(keys[0].splitlines()[1:-1]) not in b"".join(signed.values())
 
 
-def test_another_key_is_refused(recipe, keys, tmp_path):
-    target = write_bundle(recipe, tmp_path / "b.zip", keys[0])
-    with pytest.raises(BundleError, match="not by the one given"):
-        read_bundle(target, new_key()[1])
-
-
-def test_an_unsigned_bundle_is_refused_where_a_key_is_asked_for(recipe, keys, tmp_path):
-    target = write_bundle(recipe, tmp_path / "b.zip")
-    assert read_bundle(target).signed is None
+def test_an_unsigned_bundle_is_refused_where_a_key_is_asked_for(archive, keys):
+    assert read_bundle(archive).signed is None
     with pytest.raises(BundleError, match="not signed"):
-        read_bundle(target, keys[1])
+        read_bundle(archive, keys[1])
 
 
-def test_a_signature_of_another_bundle_is_refused(recipe, keys, tmp_path):
+def test_a_signature_of_another_bundle_is_refused(folder, keys):
     """Files and manifest that agree with each other do not help without the key."""
     other = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2)
-    folder = write_bundle(other, tmp_path / "b")
-    (folder / SIGNATURE).write_bytes(bundle_files(recipe, keys[0])[SIGNATURE])
+    (folder / SIGNATURE).write_bytes(bundle_files(other, keys[0])[SIGNATURE])
     for public in (None, keys[1]):
         with pytest.raises(BundleError, match="does not belong"):
             read_bundle(folder, public)
@@ -81,26 +73,20 @@ def test_a_signature_of_another_bundle_is_refused(recipe, keys, tmp_path):
         b'{"schema_version": 1, "algorithm": "ed25519", "public_key": "AA==", "signature": "AA=="}',
     ],
 )
-def test_a_damaged_signature_is_one_error_and_nothing_is_written(recipe, tmp_path, text):
-    folder = write_bundle(recipe, tmp_path / "b")
+def test_a_damaged_signature_is_one_error_and_nothing_is_written(folder, text):
     (folder / SIGNATURE).write_bytes(text)
     with pytest.raises(BundleError, match=r"signature|SIGNATURE"):
         read_bundle(folder)
 
 
-def test_a_signed_zip_unpacks_with_its_signature(recipe, keys, tmp_path):
-    folder = unpack(write_bundle(recipe, tmp_path / "b.zip", keys[0]))
-    assert read_bundle(folder, keys[1]).signed.trusted
-
-
 @pytest.mark.parametrize(
     "key", [b"x", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
 )
-def test_what_is_no_key_is_refused(recipe, key, tmp_path):
+def test_what_is_no_key_is_refused(recipe, keys, key, tmp_path):
     with pytest.raises(InputError, match="private key"):
         sign(b"manifest", key)
     with pytest.raises(InputError, match="public key"):
-        read_bundle(write_bundle(recipe, tmp_path / "b.zip", new_key()[0]), key)
+        read_bundle(write_bundle(recipe, tmp_path / "b.zip", keys[0]), key)
 
 
 def test_a_key_of_another_kind_or_encrypted_is_refused():
@@ -112,16 +98,13 @@ def test_a_key_of_another_kind_or_encrypted_is_refused():
         PrivateFormat,
     )
 
-    other = ec.generate_private_key(ec.SECP256R1()).private_bytes(
-        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
-    )
+    form = (Encoding.PEM, PrivateFormat.PKCS8)
+    other = ec.generate_private_key(ec.SECP256R1()).private_bytes(*form, NoEncryption())
     with pytest.raises(InputError, match="not an ed25519 key"):
         sign(b"m", other)
-    locked = ed25519.Ed25519PrivateKey.generate().private_bytes(
-        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"p")
-    )
+    locked = ed25519.Ed25519PrivateKey.generate()
     with pytest.raises(InputError, match="encrypted"):
-        sign(b"m", locked)
+        sign(b"m", locked.private_bytes(*form, BestAvailableEncryption(b"p")))
 
 
 def test_a_private_file_is_its_owners_alone(tmp_path, keys):
@@ -129,28 +112,19 @@ def test_a_private_file_is_its_owners_alone(tmp_path, keys):
     assert (tmp_path / "k.pem").stat().st_mode & 0o077 == 0
 
 
-def test_no_key_gets_into_a_bundle(recipe, keys):
-    secret = b"".join(keys[0].splitlines()[1:-1])
-    assert secret not in b"".join(bundle_files(recipe, keys[0]).values())
-
-
-# What is pulled
-
-
-def test_the_bill_names_what_is_pulled(recipe):
+def test_the_bill_names_what_is_pulled(recipe, files):
     found = sbom(recipe)
     refs = {each["bom-ref"]: each for each in found["components"]}
-    assert refs["model"]["purl"] == "pkg:huggingface/Qwen/Qwen3-8B"
+    assert refs["model"]["purl"] == "pkg:huggingface/meta-llama/Llama-3.1-70B-Instruct"
     assert refs["pypi:vllm"]["version"] == recipe.engine.version
     assert set(found["dependencies"][0]["dependsOn"]) == set(refs)
-    assert found == json.loads(bundle_files(recipe)["sbom.json"])
+    assert found == json.loads(files["sbom.json"])
 
 
 def test_an_image_is_named_by_digest_and_tag(recipe):
     image = ImageLock(reference="vllm/vllm-openai:v0.32.0", digest=f"sha256:{'ab' * 32}")
-    found = sbom(
-        recipe.model_copy(update={"lock": recipe.lock.model_copy(update={"image": image})})
-    )
+    lock = recipe.lock.model_copy(update={"image": image})
+    found = sbom(recipe.model_copy(update={"lock": lock}))
     (container,) = [each for each in found["components"] if each["type"] == "container"]
     assert container["purl"].startswith("pkg:oci/vllm-openai@sha256%3Aabab")
     assert container["purl"].endswith("tag=v0.32.0")
@@ -159,9 +133,6 @@ def test_an_image_is_named_by_digest_and_tag(recipe):
 
 def test_a_folder_is_not_named_by_its_path(tmp_path, tiny_config):
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    found = make_recipe(
-        make_request(
-            str(tmp_path), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64}
-        )
-    )
+    work = {"input_tokens": 64, "output_tokens": 64}
+    found = make_recipe(make_request(str(tmp_path), "h100-sxm", 1, workload=work))
     assert str(tmp_path) not in json.dumps(sbom(found))
