@@ -6,22 +6,21 @@ from recipe_core.base.errors import InputError
 from recipe_core.fleet.events import events_of, reclaims
 
 
-def test_a_replica_on_eight_h100_fails_as_published_fleets_do():
+def failures(**place):
+    return events_of("sm_90", **place).failures_per_hour
+
+
+def test_replicas_on_eight_h100_fail_as_published_fleets_do():
     # Llama 3 3.79, FT-HSDP 2.3 and Imbue 4.29 failures per 1,000 node-days: the median is 3.79
-    failures = events_of("sm_90").failures_per_hour
-    assert failures * 24 * 1000 == pytest.approx(3.79)
-    assert 150 <= 1 / failures / 24 <= 430  # days, the range of seven fleets
-
-
-def test_replicas_on_more_nodes_are_lost_more_often():
-    one, eight = events_of("sm_90"), events_of("sm_90", nodes=8)
-    assert eight.failures_per_hour == pytest.approx(8 * one.failures_per_hour)
-    assert 19 <= 1 / eight.failures_per_hour / 24 <= 54  # days, 64 GPUs
-
-
-def test_smaller_nodes_fail_less_often_but_not_in_proportion():
-    one, eight = (events_of("sm_90", devices_per_node=n).failures_per_hour for n in (1, 8))
+    assert failures() * 24 * 1000 == pytest.approx(3.79)
+    assert 150 <= 1 / failures() / 24 <= 430  # days, the range of seven fleets
+    assert failures(nodes=8) == pytest.approx(8 * failures())
+    assert 19 <= 1 / failures(nodes=8) / 24 <= 54  # days, 64 GPUs
+    # smaller nodes fail less often but not in proportion
+    one, eight = (failures(devices_per_node=n) for n in (1, 8))
     assert eight / 8 < one < eight
+    with pytest.raises(InputError, match="nodes"):
+        failures(nodes=0)
 
 
 def test_only_spot_instances_are_reclaimed():
@@ -31,6 +30,9 @@ def test_only_spot_instances_are_reclaimed():
     assert spot.available < 1
     assert spot.notice_s == 30  # the shortest of three clouds, where none is named
     assert events_of("sm_80", spot=True, provider="Another cloud") == spot
+    assert events_of("sm_70", spot=True, provider="Amazon Web Services").notice_s == 120
+    assert events_of("sm_90").repair_s == pytest.approx(300, rel=0.01)  # replaced in 5 minutes
+    assert events_of("sm_90", how="own").repair_s > 8 * 3600
 
 
 def test_reclaims_of_a100_are_those_of_the_spothedge_traces():
@@ -39,19 +41,6 @@ def test_reclaims_of_a100_are_those_of_the_spothedge_traces():
     assert taken.traces == 5
     assert taken.per_hour == pytest.approx(11 / 96)
     assert (taken.low, taken.high) == pytest.approx((3 / 127, 36 / 20))
-
-
-def test_a_device_without_traces_takes_those_of_all_gpus():
+    # a device without traces takes those of all GPUs
     assert reclaims("sm_90").per_hour == reclaims(None).per_hour
-    assert reclaims("sm_90").traces > reclaims("sm_80").traces
-
-
-def test_notice_and_repair_are_those_of_the_provider():
-    assert events_of("sm_70", spot=True, provider="Amazon Web Services").notice_s == 120
-    assert events_of("sm_90").repair_s == pytest.approx(300, rel=0.01)  # replaced in 5 minutes
-    assert events_of("sm_90", how="own").repair_s > 8 * 3600
-
-
-def test_wrong_numbers_are_refused():
-    with pytest.raises(InputError, match="nodes"):
-        events_of("sm_90", nodes=0)
+    assert reclaims("sm_90").traces > taken.traces

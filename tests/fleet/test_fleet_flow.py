@@ -1,8 +1,7 @@
 """The flow against the simulation by requests; capacities and bounds of the same model."""
 
-from __future__ import annotations
-
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,32 +14,21 @@ from recipe_core.fleet.requests import simulate_requests
 from recipe_core.fleet.shares import gaps
 from recipe_core.traffic.load import Lengths, Load
 from recipe_core.traffic.trace import Trace
+from tests.fixtures.fleets import Constant
+from tests.fixtures.rows import over
 
-LENGTHS = Lengths(
-    np.array([100.0, 600.0, 2500.0]), np.array([50.0, 150.0, 300.0]), np.array([0.3, 0.5, 0.2])
-)
+LENGTHS = Lengths(*map(np.array, ([100.0, 600.0, 2500.0], [50.0, 150.0, 300.0], [0.3, 0.5, 0.2])))
+FLAT = Load(np.ones(1), 60.0, LENGTHS)
 SMALL = Service(32, 0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000)
 LARGE = Service(256, 0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000)
-LIMITS = {
-    "small": {"ttft_s": 3.0, "request_latency_s": 25.0},
-    "large": {"ttft_s": 2.0, "tpot_s": 0.06},
-}
+LIMITS = {"small": {"ttft_s": 3.0, "request_latency_s": 25.0}}
+LIMITS["large"] = {"ttft_s": 2.0, "tpot_s": 0.06}
 START = StartTime(90.0, 50.0, 160.0)
 HOUR = np.arange(0.0, 2400.0, 60.0)
 SHAPES = {
     "waves": 1 - 0.8 * np.cos(2 * np.pi * HOUR / 1200),
     "steps": np.where((HOUR // 400) % 2, 1.6, 0.5),
 }
-
-
-class Constant:
-    interval_s = 60.0
-
-    def __init__(self, count):
-        self.count = count
-
-    def decide(self, seen):
-        return np.broadcast_to(np.asarray(self.count, float), seen.ready.shape)
 
 
 class InFlight:
@@ -64,9 +52,12 @@ def fleet(kind, **more):
 
 @cache
 def load(kind, shape, scale, burstiness=1.0):
-    flat = Load(np.ones(1), 60.0, LENGTHS)
-    rates = capacity_per_s(fleet(kind), flat) * scale * SHAPES[shape]
+    rates = capacity_per_s(fleet(kind), FLAT) * scale * SHAPES[shape]
     return Load(rates, 60.0, LENGTHS, burstiness)
+
+
+def flowed(run, offered, made, *begin):
+    return simulate_flow(run, offered, made, columns=len(begin), begin=np.array(begin))
 
 
 def arrivals(load, seed=5):
@@ -81,57 +72,51 @@ def arrivals(load, seed=5):
     return Trace(at, inputs.astype(np.int64), outputs.astype(np.int64))
 
 
-@pytest.mark.parametrize("policy", ["enough", "scarce", "in flight"])
-@pytest.mark.parametrize(
-    ("kind", "shape", "scale", "burstiness"),
-    [("small", "waves", 4.0, 1.0), ("large", "steps", 1.5, 1.0), ("small", "steps", 5.0, 2.0)],
-)
-def test_the_flow_agrees_with_requests_within_five_points(kind, shape, scale, burstiness, policy):
+CASES = [("small", "waves", 4.0, 1.0), ("large", "steps", 1.5, 1.0), ("small", "steps", 5.0, 2.0)]
+
+
+# every load and every policy by day
+@over("case policy", product(CASES, ["enough", "scarce", "in flight"]), share=4)
+def test_the_flow_agrees_with_requests_within_five_points(case, policy):
+    kind, shape, scale, burstiness = case
     offered = load(kind, shape, scale, burstiness)
     count = int(np.ceil(scale * {"enough": 1.7, "scarce": 1.4, "in flight": 1.0}[policy]))
-    made = (
-        (lambda: InFlight(6.0 if kind == "small" else 30.0))
-        if policy == "in flight"
-        else (lambda: Constant(count))
-    )
-    by_requests = simulate_requests(
-        fleet(kind), arrivals(offered), made(), begin=count, span_s=offered.span_s
-    )
-    [flow] = simulate_flow(fleet(kind), offered, made(), columns=1, begin=np.array([count]))
-    assert flow.attainment == pytest.approx(by_requests.attainment, abs=0.05)
-    assert flow.replica_s == pytest.approx(by_requests.replica_s, rel=0.3)
+
+    target = 6.0 if kind == "small" else 30.0
+
+    def made():
+        return InFlight(target) if policy == "in flight" else Constant(count)
+
+    trace, span_s = arrivals(offered), offered.span_s
+    exact = simulate_requests(fleet(kind), trace, made(), begin=count, span_s=span_s)
+    [flow] = flowed(fleet(kind), offered, made(), count)
+    assert flow.attainment == pytest.approx(exact.attainment, abs=0.05)
+    assert flow.replica_s == pytest.approx(exact.replica_s, rel=0.3)
 
 
 def test_columns_do_not_see_each_other_and_seeds_repeat():
-    offered = load("small", "waves", 4.0)
-    targets = np.array([4.0, 8.0, 16.0])
-    begin = np.full(3, 4.0)
-    together = simulate_flow(fleet("small"), offered, InFlight(targets), columns=3, begin=begin)
-    [alone] = simulate_flow(
-        fleet("small"), offered, InFlight(targets[1:2]), columns=1, begin=begin[:1]
-    )
+    offered, targets = load("small", "waves", 4.0), np.array([4.0, 8.0, 16.0])
+    together = flowed(fleet("small"), offered, InFlight(targets), 4.0, 4.0, 4.0)
+    [alone] = flowed(fleet("small"), offered, InFlight(targets[1:2]), 4.0)
     assert together[1].replica_s == alone.replica_s
     assert together[1].kept == pytest.approx(alone.kept, rel=1e-12)
     assert together[0].replica_s > together[1].replica_s > together[2].replica_s
 
 
 def test_requests_wait_at_the_gateway_while_nothing_is_ready():
-    offered = load("small", "steps", 2.0)
-    made = lambda: InFlight(6.0)  # noqa: E731
-    [flow] = simulate_flow(fleet("small"), offered, made(), columns=1, begin=np.zeros(1))
-    exact = simulate_requests(
-        fleet("small"), arrivals(offered), made(), begin=0, span_s=offered.span_s
-    )
+    offered, run = load("small", "steps", 2.0), fleet("small")
+    [flow] = flowed(run, offered, InFlight(6.0), 0.0)
+    trace, span_s = arrivals(offered), offered.span_s
+    exact = simulate_requests(run, trace, InFlight(6.0), begin=0, span_s=span_s)
     assert flow.series.kept[0] == exact.series.kept[0] == 0.0
     assert flow.delayed > 0
     assert flow.attainment == pytest.approx(exact.attainment, abs=0.05)
 
 
 def test_lost_replicas_cost_requests():
-    offered = load("small", "waves", 4.0)
-    events = Events(failures_per_hour=4.0)
+    offered, events = load("small", "waves", 4.0), Events(failures_per_hour=4.0)
     calm, lossy = (
-        simulate_flow(run, offered, Constant(7.0), columns=1, begin=np.array([7.0]))[0]
+        flowed(run, offered, Constant(7.0), 7.0)[0]
         for run in (fleet("small"), fleet("small", events=events))
     )
     assert lossy.lost > 0
@@ -139,19 +124,16 @@ def test_lost_replicas_cost_requests():
 
 
 def test_capacity_is_the_rate_at_which_requests_just_keep_the_limits():
-    run, flat = fleet("small"), Load(np.ones(1), 60.0, LENGTHS)
-    rate = capacity_per_s(run, flat, 0.95)
+    run = fleet("small")
+    rate = capacity_per_s(run, FLAT, 0.95)
     for share, keeps in ((0.85, True), (1.15, False)):
         steady = Load(np.full(120, rate * share), 60.0, LENGTHS)
         out = simulate_requests(run, arrivals(steady), Constant(1), begin=1)
         assert (out.attainment >= 0.95) == keeps
-
-
-def test_more_replicas_carry_more_each():
-    run, flat = fleet("small"), Load(np.ones(1), 60.0, LENGTHS)
-    one = capacity_per_s(run, flat)
+    # more replicas carry more each
+    one = capacity_per_s(run, FLAT)
     rates = np.linspace(0, 40 * one, 50)
-    needed = replicas_for(run, flat, rates)
+    needed = replicas_for(run, FLAT, rates)
     assert needed[0] == 0
     assert (np.diff(needed) >= 0).all()
     assert (needed <= np.ceil(rates / one)).all()
@@ -160,18 +142,14 @@ def test_more_replicas_carry_more_each():
 
 @pytest.mark.parametrize("kind", ["small", "large"])
 def test_no_policy_is_cheaper_than_the_clairvoyant_nor_a_constant_than_the_peak(kind):
-    offered = load(kind, "waves", 3.0)
-    peak = always_peak(fleet(kind), offered, 0.97)
-    count = int(peak.most_replicas)
+    offered, run = load(kind, "waves", 3.0), fleet(kind)
+    peak = always_peak(run, offered, 0.97)
+    count = int(peak.most_replicas) - 1
     assert peak.attainment >= 0.97
-    targets = np.geomspace(2, 60, 12)
-    begin = np.full(12, 3.0)
-    outcomes = simulate_flow(fleet(kind), offered, InFlight(targets), columns=12, begin=begin)
-    [fewer] = simulate_flow(
-        fleet(kind), offered, Constant(count - 1.0), columns=1, begin=np.array([count - 1])
-    )
+    outcomes = flowed(run, offered, InFlight(np.geomspace(2, 60, 12)), *[3.0] * 12)
+    [fewer] = flowed(run, offered, Constant(count), count)
     assert fewer.attainment < 0.97
     for out in (*outcomes, peak, fewer):
-        least = clairvoyant(fleet(kind), offered, out.attainment)
+        least = clairvoyant(run, offered, out.attainment)
         assert least.attainment >= out.attainment - 1e-9
         assert least.replica_s <= out.replica_s

@@ -1,7 +1,5 @@
 """Policies at work: bounds, tolerance, windows, zero, and columns that do not touch each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe_core.base.errors import InputError
 from recipe_core.fleet.policies import controller_of, dynamo, hpa
 from recipe_core.fleet.policies.forecasts import counts_of
 from recipe_core.fleet.policies.table import ROWS, check
@@ -17,10 +14,11 @@ from recipe_core.fleet.policies.windows import MovingMax, MovingMean, MovingRate
 from recipe_core.fleet.signals import Signals
 from recipe_core.request.scaling import Period, Policy, Scaling, Trigger
 from recipe_core.traffic.load import Lengths, Load
+from tests.fixtures.refusals import refusal
 
 DAY_S = 86_400.0
 SLOTS = 16
-STEP_S = 5.0
+STEP_S, MINUTE = 5.0, 12
 HELD_S = 8.0
 """Seconds that a request is in a replica, in the fleet of these tests."""
 LENGTHS = Lengths(np.array([1000.0]), np.array([200.0]), np.array([1.0]))
@@ -37,18 +35,14 @@ def scaling(policy: Policy, **fields: Any) -> Scaling:
 def run(
     scalings: list[Scaling],
     rate: Callable[[float], float],
-    *,
     hours: float = 4,
     start_s: float = 0.0,
     history: Load | None = None,
-    begin: float = 1.0,
 ) -> np.ndarray:
     """Replicas over time, a row each 5 s: a fleet whose requests take ``HELD_S``, in one queue."""
-    controller = controller_of(
-        scalings, capacity_per_s=2.0, start_s=start_s, slots=SLOTS, history=history
-    )
-    columns = len(scalings)
-    ready = np.full(columns, begin)
+    given = {"capacity_per_s": 2.0, "start_s": start_s, "slots": SLOTS, "history": history}
+    controller = controller_of(scalings, **given)
+    ready = np.ones(len(scalings))
     orders: list[tuple[float, np.ndarray]] = []
     arrived, rows = 0.0, list[np.ndarray]()
     for at_s in np.arange(0, hours * 3600, STEP_S):
@@ -70,12 +64,10 @@ def _signals(
     usage = running / np.maximum(ready * SLOTS, 1)
     starting = np.maximum(rows[-1] - ready, 0.0) if rows else np.zeros(len(ready))
     ttft = np.where(ready > 0, 0.2 + (held - running), np.inf)
-    tpot = np.where(ready > 0, 0.02 + 0.02 * usage, np.inf)
-    hour, all_arrived = (at_s / 3600) % 168, np.full(len(ready), arrived)
-    times = (ttft, tpot)
-    return Signals(
-        at_s, hour, ready, starting, running, held - running, usage, all_arrived, lambda: times
-    )
+    times = (ttft, np.where(ready > 0, 0.02 + 0.02 * usage, np.inf))
+    hour, every = (at_s / 3600) % 168, np.full(len(ready), arrived)
+    waiting = held - running
+    return Signals(at_s, hour, ready, starting, running, waiting, usage, every, lambda: times)
 
 
 def steady(rate: float, _at_s: float) -> float:
@@ -151,33 +143,27 @@ def test_the_last_replica_ends_and_a_request_wakes_one(policy: Policy) -> None:
     assert numbers[awake + 20, 0] >= 1
 
 
-@pytest.mark.parametrize(("ratio", "replicas"), [(0.91, 4), (1.09, 4), (0.7, 3), (1.12, 5)])
-def test_the_tolerance_of_an_hpa_hides_ten_percent(ratio: float, replicas: int) -> None:
+def test_the_tolerance_of_an_hpa_hides_ten_percent() -> None:
     current, target, tolerance = np.array([4.0]), np.array([10.0]), np.array([0.1])
-    pods = hpa.Pods(current, current * target * ratio)
-    assert hpa.by_pods(current, pods, target, tolerance) == replicas
+    for ratio, replicas in ((0.91, 4), (1.09, 4), (0.7, 3), (1.12, 5)):
+        pods = hpa.Pods(current, current * target * ratio)
+        assert hpa.by_pods(current, pods, target, tolerance) == replicas
 
 
-def test_an_hpa_keeps_the_highest_number_of_its_window() -> None:
+def test_an_hpa_keeps_the_highest_number_of_its_window_and_is_held_back_by_steps() -> None:
     waits = (Trigger(metric="in-flight", target=8),)
     scalings = [scaling("hpa", triggers=waits, down_delay_s=seconds) for seconds in (0, 300, 900)]
     numbers = run(scalings, lambda at_s: 6.0 if at_s < 600 else 1.0, hours=1)
     high_s = (numbers == numbers.max(axis=0)).sum(axis=0) * STEP_S
     assert list(np.diff(high_s)) == [285, 600]
-
-
-def test_steps_and_periods_hold_an_hpa_back() -> None:
-    waits = (Trigger(metric="in-flight", target=8),)
     slow = scaling("hpa", triggers=waits, up_step=1, up_period_s=60)
-    numbers = run([slow], lambda _: 7.0, hours=0.2)[:, 0]
-    changes = np.diff(numbers)
+    changes = np.diff(run([slow], partial(steady, 7.0), hours=0.2)[:, 0])
     assert changes.max() == 1
     assert set(np.diff(np.flatnonzero(changes)) * STEP_S) == {60}
 
 
 def test_a_schedule_follows_the_hours() -> None:
-    numbers = run([scaling("schedule")], lambda _: 1.0)[:, 0]
-    by_hour = numbers.reshape(4, -1)
+    by_hour = run([scaling("schedule")], partial(steady, 1.0))[:, 0].reshape(4, -1)
     assert by_hour.mean(axis=1).tolist() == [1, 4, 4, 1]
 
 
@@ -186,29 +172,23 @@ def test_a_forecast_orders_before_the_load_comes() -> None:
         return 12.0 if 2 * 3600 <= at_s % DAY_S < 3 * 3600 else 1.0
 
     past = np.array([rate(hour * 3600.0) for hour in range(24 * 2)])
-    history = Load(past, 3600.0, LENGTHS)
-    known = scaling("predictive", lead_s=900)
-    numbers = run([known], rate, history=history)[:, 0]
-    minute = len(numbers) / (4 * 60)
-    assert numbers[int(119 * minute)] >= 6
-    assert numbers[int(60 * minute)] <= 2
-    assert run([known], rate)[int(119 * minute), 0] == 1
-
-
-def test_history_is_cut_into_intervals_that_end_at_the_start() -> None:
+    known = [scaling("predictive", lead_s=900)]
+    numbers = run(known, rate, 2.1, history=Load(past, 3600.0, LENGTHS))[:, 0]
+    assert numbers[int(119 * MINUTE)] >= 6
+    assert numbers[int(60 * MINUTE)] <= 2
+    assert run(known, rate, 2.1)[int(119 * MINUTE), 0] == 1
+    # history is cut into intervals that end at the start
     load = Load(np.array([1.0, 2.0, 3.0]), 100.0, LENGTHS)
     assert counts_of(load, 50.0).tolist() == [50, 50, 100, 100, 150, 150]
     assert counts_of(load, 200.0).tolist() == [500]
 
 
 def test_dynamo_holds_while_a_replica_starts() -> None:
-    numbers = run([scaling("dynamo", max_replicas=20)], lambda _: 10.0, start_s=600, hours=1)[:, 0]
-    changes = np.flatnonzero(np.diff(numbers)) * 5.0
+    wide = [scaling("dynamo", max_replicas=20)]
+    numbers = run(wide, partial(steady, 10.0), start_s=600, hours=1)[:, 0]
+    changes = np.flatnonzero(np.diff(numbers)) * STEP_S
     assert numbers[-1] >= 5
     assert (np.diff(changes) >= 600).all()
-
-
-def test_dynamo_is_written_with_the_forecast_that_is_simulated() -> None:
     written = pytest.importorskip("recipe_core.targets.scale.dynamo")
     assert written.PREDICTOR == dynamo.PREDICTOR
 
@@ -216,8 +196,7 @@ def test_dynamo_is_written_with_the_forecast_that_is_simulated() -> None:
 def test_llm_d_behind_its_hpa_stays_at_eleven() -> None:
     # One more is asked for at a time, and one of eleven is within the HPA's tolerance.
     wide = [scaling("llm-d", max_replicas=20, tolerance=share) for share in (None, 0.0)]
-    numbers = run(wide, lambda _: 100.0, hours=10)
-    assert numbers[-1].tolist() == [11, 20]
+    assert run(wide, partial(steady, 100.0), hours=10)[-1].tolist() == [11, 20]
 
 
 WINDOWS = np.array([0.0, 10.0, 25.0, 60.0, 61.0])
@@ -242,15 +221,11 @@ def test_windows_equal_what_they_stand_for(columns: np.ndarray) -> None:
             assert maxima[column] == held.max()
 
 
-def test_an_idle_window_is_exactly_zero() -> None:
-    mean = MovingMean(np.array([30.0, 60.0]))
+def test_an_idle_window_is_exactly_zero_and_a_rate_over_its_window() -> None:
+    mean, rate = MovingMean(np.array([30.0, 60.0])), MovingRate(np.array([60.0, 60.0]))
     for at_s in range(200):
         last = mean.add(float(at_s), np.full(2, 0.1 if at_s < 100 else 0.0))
     assert last.tolist() == [0.0, 0.0]
-
-
-def test_a_rate_is_over_its_window() -> None:
-    rate = MovingRate(np.array([60.0, 60.0]))
     for at_s in range(0, 300, 15):
         per_s = rate.add(float(at_s), np.array([2.0, 3.0]) * at_s)[1]
     assert per_s.tolist() == [2.0, 3.0]
@@ -275,17 +250,15 @@ def test_a_rate_is_over_its_window() -> None:
     ],
 )
 def test_what_a_policy_does_not_know_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError) as refused:
-        check(Scaling.model_validate(fields))
-    assert str(refused.value.field).startswith(f"options.scaling.{field}")
-    assert refused.value.hint
+    error = refusal(check, Scaling.model_validate(fields))
+    assert str(error.field).startswith(f"options.scaling.{field}")
+    assert error.hint
 
 
 def test_a_batch_has_one_policy_and_one_interval() -> None:
+    given = {"capacity_per_s": 1, "start_s": 0}
     with pytest.raises(ValueError, match="one policy"):
-        controller_of([scaling("hpa"), scaling("kpa")], capacity_per_s=1, start_s=0, slots=4)
-    batch = [scaling("keda", interval_s=10), scaling("keda", interval_s=30)]
+        controller_of([scaling("hpa"), scaling("kpa")], slots=4, **given)
     with pytest.raises(ValueError, match="intervals"):
-        controller_of(batch, capacity_per_s=1, start_s=0, slots=4)
-    with pytest.raises(InputError, match="trigger"):
-        controller_of([scaling("hpa")], capacity_per_s=1, start_s=0)
+        controller_of([scaling("keda", interval_s=n) for n in (10, 30)], slots=4, **given)
+    assert "trigger" in str(refusal(controller_of, [scaling("hpa")], **given))

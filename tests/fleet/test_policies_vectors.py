@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 
 from recipe_core.fleet.policies import behavior, dynamo, hpa, keda, kpa, llm_d, ray_serve, skyserve
@@ -24,20 +23,16 @@ def number(value: Any) -> np.ndarray:
     return np.array([float(value)])
 
 
-def test_all_of_them_are_there() -> None:
-    counts = {policy: len(vectors) for policy, vectors in VECTORS.items()}
-    assert counts == COUNTS
-    assert sum(counts.values()) == 101
-    assert set(RUN) == set(COUNTS)
-
-
-@pytest.mark.parametrize(
-    ("policy", "vector"),
-    [(policy, vector) for policy, vectors in VECTORS.items() for vector in vectors],
-    ids=lambda value: value if isinstance(value, str) else value["name"],
-)
-def test_vector(policy: str, vector: dict[str, Any]) -> None:
-    assert RUN[policy](vector["given"]) == vector["expected"]
+def test_vectors() -> None:
+    assert {policy: len(vectors) for policy, vectors in VECTORS.items()} == COUNTS
+    assert sum(COUNTS.values()) == 101
+    expected, found = {}, {}
+    for policy, vectors in VECTORS.items():
+        for vector in vectors:
+            place = policy, vector["name"]
+            expected[place] = vector["expected"]
+            found[place] = RUN[policy](vector["given"])
+    assert found == expected
 
 
 TOLERANCE = np.array([0.1])
@@ -70,22 +65,15 @@ def hpa_pods(given: dict[str, Any], *, only_ready: bool) -> np.ndarray:
 def hpa_steps(given: dict[str, Any]) -> list[int]:
     if given.get("policy") == "default":
         usual = behavior.hpa_usual()
-        limits = Limits(number(usual.up_pods), number(usual.up_percent), number(usual.period_s))
-        return hpa_changes(given, limits, behavior.most_up, given["steps"], np.minimum)
-    assert given["select"] == "Max"
-    by_type = {policy["type"]: policy for policy in given["scale_down"]}
-    pods, percent = (number(by_type[kind]["value"]) for kind in ("Pods", "Percent"))
-    limits = Limits(pods, percent, number(by_type["Pods"]["period"]))
-    return hpa_changes(given, limits, behavior.most_down, 2, np.maximum)
-
-
-def hpa_changes(
-    given: dict[str, Any],
-    limits: Limits,
-    limit: Callable[[np.ndarray, Limits], np.ndarray],
-    steps: int,
-    nearer: Callable[..., np.ndarray],
-) -> list[int]:
+        numbers = (usual.up_pods, usual.up_percent, usual.period_s)
+        limit, steps, nearer = behavior.most_up, given["steps"], np.minimum
+    else:
+        assert given["select"] == "Max"
+        by_type = {policy["type"]: policy for policy in given["scale_down"]}
+        pods, percent = by_type["Pods"], by_type["Percent"]
+        numbers = (pods["value"], percent["value"], pods["period"])
+        limit, steps, nearer = behavior.most_down, 2, np.maximum
+    limits = Limits(*map(number, numbers))
     current, desired = number(given["current"]), number(given["desired"])
     changes, reached = MovingSum(limits.period_s), []
     for step in range(steps):
@@ -123,33 +111,18 @@ def run_kpa(given: dict[str, Any]) -> Any:
     panic = kpa.Panic(1, number(60))
     if given.get("in_panic"):
         panic.begin(0.0, number(given["max_panic"]))
-    scale = given.get("activation_scale", 1)
-    desired = kpa_look(given, rates, panic, 0.0, given.get("reachable", True), scale)
-    ready, target = number(given["ready"]), number(given["target"])
-    burst = kpa.excess_burst(
-        ready, target, given["utilisation"], given["target_burst"], number(given["panic"])
-    )
+    desired = kpa_look(given, rates, panic, 0.0)
+    ready, target, now = (number(given[name]) for name in ("ready", "target", "panic"))
+    burst = kpa.excess_burst(ready, target, given["utilisation"], given["target_burst"], now)
     return {"desired": desired, "excess_burst": int(burst[0])}
 
 
-def kpa_look(
-    given: dict[str, Any],
-    rates: kpa.Rates,
-    panic: kpa.Panic,
-    at_s: float,
-    reachable: bool = True,
-    scale: float = 1,
-) -> int:
+def kpa_look(given: dict[str, Any], rates: kpa.Rates, panic: kpa.Panic, at_s: float) -> int:
     ready, target = number(given["ready"]), number(given["target"])
+    more = {"reachable": given.get("reachable", True)}
+    more["activation_scale"] = given.get("activation_scale", 1)
     stable, panicked = (
-        kpa.desired_pods(
-            number(given[mean]),
-            target,
-            ready,
-            rates,
-            reachable=reachable,
-            activation_scale=scale,
-        )
+        kpa.desired_pods(number(given[mean]), target, ready, rates, **more)
         for mean in ("stable", "panic")
     )
     over = kpa.over_panic(number(given["panic"]), target, ready, rates)
@@ -196,12 +169,10 @@ def ray_decision(given: dict[str, Any], decided: float) -> ray_serve.Decision:
 
 
 def ray_idle(given: dict[str, Any]) -> list[int]:
-    decision, numbers = ray_decision(given, given["current"]), []
+    decision, numbers, down = ray_decision(given, given["current"]), [], given["downscaling_factor"]
     for step in range(given["steps"]):
-        current = decision.decided
-        desired = ray_serve.desired_replicas(
-            current, number(0), number(1), down_factor=given["downscaling_factor"]
-        )
+        idle = (decision.decided, number(0), number(1))
+        desired = ray_serve.desired_replicas(*idle, down_factor=down)
         numbers.append(int(decision.apply(0.1 * step, np.maximum(desired, 0))[0]))
     return numbers
 
@@ -210,10 +181,8 @@ def ray_looks(steps: list[dict[str, Any]], given: dict[str, Any]) -> list[int]:
     decision, numbers = ray_decision(given, steps[0]["decided"]), []
     for loop, step in enumerate(steps):
         decision.set(number(step["decided"]))
-        desired = ray_serve.desired_replicas(
-            number(step["current"]), number(step["ongoing"]), number(given["target"])
-        )
-        desired = np.minimum(desired, given.get("max", np.inf))
+        seen = (number(step["current"]), number(step["ongoing"]), number(given["target"]))
+        desired = np.minimum(ray_serve.desired_replicas(*seen), given.get("max", np.inf))
         numbers.append(int(decision.apply(0.1 * loop, desired)[0]))
     return numbers
 
@@ -237,23 +206,10 @@ def run_llm_d(given: dict[str, Any]) -> dict[str, Any]:
         return llm_d.next_variants(variants, scale_up=given["scale_up"], scale_down_safe=safe)
     replicas = np.array(given["replicas"], dtype=float).reshape(-1, 2)
     state = llm_d.saturation(replicas[:, 0], replicas[:, 1], np.ones(len(replicas)), WVA)
-    values = {
-        "scale_up": bool(state.scale_up),
-        "scale_down_safe": bool(state.scale_down_safe),
-        "non_saturated": int(state.non_saturated),
-        "spare_kv": float(state.spare_kv),
-        "spare_queue": float(state.spare_queue),
-    }
     vector = next(one for one in VECTORS["llm-d"] if one["given"] is given)
-    return {name: values[name] for name in vector["expected"]}
+    return {name: getattr(state, name).item() for name in vector["expected"]}
 
 
-RUN: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "hpa": run_hpa,
-    "keda": run_keda,
-    "kpa": run_kpa,
-    "skyserve": run_skyserve,
-    "ray-serve": run_ray,
-    "dynamo": run_dynamo,
-    "llm-d": run_llm_d,
-}
+RUN: dict[str, Callable[[dict[str, Any]], Any]] = {"hpa": run_hpa, "keda": run_keda}
+RUN |= {"kpa": run_kpa, "skyserve": run_skyserve, "ray-serve": run_ray, "dynamo": run_dynamo}
+RUN |= {"llm-d": run_llm_d}

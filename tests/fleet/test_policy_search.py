@@ -1,8 +1,6 @@
 """The search over policies' parameters: its grids, its choice, and what it leaves to chance (no
 more than the simulation does)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,23 +15,16 @@ from recipe_core.fleet.signals import Signals
 from recipe_core.fleet.spaces import Axis, Need, schedule_of, space_of
 from recipe_core.request.scaling import POLICIES, Scaling
 
-NONE = np.zeros(0)
-SERIES = Series(60.0, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE)
+SERIES = Series(60.0, *[np.zeros(0)] * 8)
 DAY = np.array([1, 1, 1, 1, 1, 1, 2, 4, 6, 8, 9, 9, 8, 8, 9, 10, 9, 8, 6, 5, 4, 3, 2, 1])
+WEEK = np.tile(DAY, 7)
+GAUGES = frozenset({"in-flight", "waiting", "running", "kv-usage"})
 
 
-def need(replicas: Any = DAY, **changes: Any) -> Need:
-    values: dict[str, Any] = {
-        "replicas": np.asarray(replicas),
-        "interval_s": 3600.0,
-        "capacity_per_s": 2.0,
-        "in_flight": 24.0,
-        "kv_usage": 0.6,
-        "start_s": 300.0,
-        "start_hour": 0,
-        "gauges": frozenset({"in-flight", "waiting", "running", "kv-usage"}),
-    }
-    return Need(**values | changes)
+def need(replicas: Any = DAY) -> Need:
+    load = {"interval_s": 3600.0, "capacity_per_s": 2.0, "in_flight": 24.0, "kv_usage": 0.6}
+    start = {"start_s": 300.0, "start_hour": 0}
+    return Need(replicas=np.asarray(replicas), gauges=GAUGES, **load, **start)
 
 
 def outcome(attainment: float, replica_s: float) -> Outcome:
@@ -51,19 +42,9 @@ def test_the_fewest_replicas_that_reach_the_share_are_found_between_the_grids_po
     assert 137 not in space_of("fixed", busy).axes[0].values
     best = search([space_of("fixed", busy)], fixed_outcomes, 0.99, rounds=6)["fixed"]
     assert best[0].scaling.max_replicas == 137
-
-
-def test_where_none_reaches_it_the_nearest_is_best() -> None:
+    # where none reaches it the nearest is best
     best = search([space_of("fixed", need())], fixed_outcomes, 0.999999)["fixed"]
     assert best[0].scaling.max_replicas == max(space_of("fixed", need()).axes[0].values)
-
-
-def test_the_best_of_equal_ones_is_the_same_every_time() -> None:
-    def alike(scalings: Sequence[Scaling]) -> list[Outcome]:
-        return [outcome(1.0, 5.0) for _ in scalings]
-
-    spaces = [space_of(policy, need()) for policy in POLICIES]
-    assert search(spaces, alike, 0.99) == search(spaces, alike, 0.99)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -81,24 +62,25 @@ def test_every_point_is_a_valid_policy_of_whole_seconds(policy: Any) -> None:
         assert all(round(t.target, 3) == t.target for t in scaling.triggers)
 
 
-def test_all_policies_are_columns_of_one_simulation_a_round() -> None:
+def test_all_policies_are_columns_of_one_simulation_a_round_and_the_best_always_the_same() -> None:
     batches: list[int] = []
 
-    def counted(scalings: Sequence[Scaling]) -> list[Outcome]:
+    def alike(scalings: Sequence[Scaling]) -> list[Outcome]:
         batches.append(len(scalings))
-        return [outcome(0.995, scaling.max_replicas) for scaling in scalings]
+        return [outcome(1.0, 5.0) for _ in scalings]
 
-    search([space_of(policy, need()) for policy in POLICIES], counted, 0.99, rounds=2)
-    assert len(batches) == 2
+    spaces = [space_of(policy, need()) for policy in POLICIES]
+    first, again = (search(spaces, alike, 0.99, rounds=2) for _ in range(2))
+    assert first == again
+    assert len(batches) == 4
     assert batches[0] > 300
 
 
 def test_a_large_grid_is_thinned_and_meets_every_value() -> None:
-    axes = [Axis(name, tuple(map(float, range(7)))) for name in "abcd"]
-    points = first_points(axes, most=60)
+    values = tuple(map(float, range(7)))
+    points = first_points([Axis(name, values) for name in "abcd"], most=60)
     assert len(points) == len(set(points)) == 60
-    for number in range(4):
-        assert {point[number] for point in points} == set(map(float, range(7)))
+    assert [set(column) for column in zip(*points, strict=True)] == [set(values)] * 4
 
 
 def test_a_search_is_told_and_ends_when_nobody_waits() -> None:
@@ -111,51 +93,32 @@ def test_a_search_is_told_and_ends_when_nobody_waits() -> None:
         search(space, fixed_outcomes, 0.99)
 
 
-# Schedules
+def by_hour(scaling: Any) -> np.ndarray:
+    """The replicas of a schedule in each hour of the week, which no two of its periods share."""
+    counts = np.full(168, scaling.min_replicas)
+    for period in scaling.periods:
+        hours = counts[period.from_hour : period.to_hour]
+        assert (hours == scaling.min_replicas).all()
+        hours[:] = period.replicas
+    return counts
 
 
 def test_a_schedule_has_each_hours_replicas_and_merges_equal_ones() -> None:
-    hours = np.tile(DAY, 7)
-    scaling = schedule_of(hours)
-    assert scaling is not None
-    for hour in range(168):
-        here = [p.replicas for p in scaling.periods if p.from_hour <= hour < p.to_hour]
-        assert (here or [scaling.min_replicas]) == [hours[hour]]
-    pairs = list(zip(scaling.periods, scaling.periods[1:], strict=False))
+    plain, ahead, merged = (schedule_of(WEEK, **how) for how in ({}, {"lead": 1}, {"merge": 0.4}))
+    assert (by_hour(plain) == WEEK).all()
+    pairs = list(zip(plain.periods, plain.periods[1:], strict=False))
     assert all(a.to_hour < b.from_hour or a.replicas != b.replicas for a, b in pairs)
-
-
-def test_replicas_of_a_schedule_are_there_before_they_are_needed() -> None:
-    hours = np.tile(DAY, 7)
-    ahead = schedule_of(hours, lead=1)
-    assert ahead is not None
-    count = {h: p.replicas for p in ahead.periods for h in range(p.from_hour, p.to_hour)}
-    for hour in range(168):
-        assert count.get(hour, ahead.min_replicas) >= max(hours[hour], hours[(hour + 1) % 168])
-
-
-def test_merged_hours_never_have_fewer() -> None:
-    hours = np.tile(DAY, 7)
-    merged = schedule_of(hours, merge=0.4)
-    plain = schedule_of(hours)
-    assert merged is not None
-    assert plain is not None
+    # replicas are there before they are needed, and merged hours never have fewer
+    assert (by_hour(ahead) >= np.maximum(WEEK, np.roll(WEEK, -1))).all()
     assert len(merged.periods) < len(plain.periods)
-    count = {h: p.replicas for p in merged.periods for h in range(p.from_hour, p.to_hour)}
-    assert all(count.get(h, merged.min_replicas) >= hours[h] for h in range(168))
-
-
-def test_a_flat_load_has_no_schedule() -> None:
-    assert schedule_of(np.full(168, 4)) is None
-    flat = need(np.full(24, 4))
-    assert search([space_of("schedule", flat)], fixed_outcomes, 0.5) == {"schedule": []}
-
-
-# Controllers side by side
+    assert (by_hour(merged) >= WEEK).all()
+    assert schedule_of(np.full(168, 4)) is None  # a flat load has none
+    flat = [space_of("schedule", need(np.full(24, 4)))]
+    assert search(flat, fixed_outcomes, 0.5) == {"schedule": []}
 
 
 class _Says:
-    """Wants one more than there are; notes how many columns it is asked for."""
+    """Wants so many more than there are."""
 
     def __init__(self, interval_s: float, more: float) -> None:
         self.interval_s, self.more = interval_s, more
@@ -167,7 +130,6 @@ class _Says:
 def test_controllers_together_decide_each_for_its_own_columns() -> None:
     together = Together([(_Says(15.0, 1.0), 2), (_Says(2.0, 5.0), 1)])
     assert together.interval_s == 2.0
-    ready = np.array([1.0, 2.0, 3.0])
-    zeros = np.zeros(3)
-    seen = Signals(0.0, 0.0, ready, zeros, zeros, zeros, zeros, zeros, lambda: (zeros, zeros))
+    ready, zeros = np.array([1.0, 2.0, 3.0]), np.zeros(3)
+    seen = Signals(0.0, 0.0, ready, *[zeros] * 5, lambda: (zeros, zeros))
     assert together.decide(seen).tolist() == [2.0, 3.0, 8.0]
