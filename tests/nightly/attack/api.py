@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import http.client
 import json
 import random
 import re
@@ -22,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.nightly.attack.load import LIGHT, Server, serving
+from tests.fixtures.serve import Server, recipe_serve
+from tests.nightly.attack.load import LIGHT, plan
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 TOLD = {200, 202, 400, 401, 404, 405, 409, 413, 421, 422, 429, 503}
@@ -164,25 +166,20 @@ def judge(status: int, content: bytes, headers: dict[str, str]) -> str | None:
 
 def attack(server: Server, count: int, seed: int) -> Found:
     """Send hostile bodies one after the other."""
-    import http.client
-
     found, bodies = Found(), whole_bodies(server)
     for number in range(count):
         route, data, sent = hostile(number, seed, bodies)
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
         try:
-            connection.request("POST", f"/api/v1/{route}", data, sent | {"Connection": "close"})
-            answer = connection.getresponse()
-            content = answer.read()
-            found.statuses[answer.status] += 1
-            problem = judge(answer.status, content, dict(answer.getheaders()))
+            status, content, headers = server.ask(
+                "POST", f"/api/v1/{route}", data, sent | {"Connection": "close"}
+            )
+            found.statuses[status] += 1
+            problem = judge(status, content, headers)
         except (OSError, http.client.HTTPException) as error:
             problem = repr(error)
-        finally:
-            connection.close()
         if problem:
             found.failures.append(f"seed {seed} case {number} /{route}: {problem}: {data[:200]!r}")
-    if server.plan(LIGHT) != 200:
+    if plan(server, LIGHT) != 200:
         found.failures.append("the server does not plan any more")
     if "Traceback" in (log := server.log.read_text(errors="replace")):
         found.failures.append("a traceback in the server's log:\n" + log[-3000:])
@@ -211,7 +208,7 @@ def main() -> int:
     parser.add_argument("--phases", default="examples,coverage,fuzzing")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
-    with serving() as server:
+    with tempfile.TemporaryDirectory() as folder, recipe_serve(Path(folder)) as server:
         began = server.resident_mb()
         found = attack(server, chosen.count, chosen.seed)
         print(f"{chosen.count} hostile bodies: {dict(sorted(found.statuses.items()))}")

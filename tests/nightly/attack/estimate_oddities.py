@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,10 @@ class Case:
     def memory(self) -> dict[str, Any]:
         return self.answer["memory"]
 
+    def says(self, words: str) -> bool:
+        """Whether a note has these words."""
+        return any(words in note for note in self.answer["notes"])
+
     def figure(self, name: str) -> float:
         figures = self.answer.get("serving") or self.answer["training"]
         return float(figures[name])
@@ -46,8 +50,7 @@ class Case:
         return estimates
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two cases: ``after`` differs from ``before`` in one thing."""
 
     before: Case
@@ -55,7 +58,8 @@ class Pair:
 
     def change(self, figure: str) -> float:
         """By what share a figure grows."""
-        return self.after.figure(figure) / max(self.before.figure(figure), 1e-300) - 1
+        before, after = (max(case.figure(figure), 1e-300) for case in self)
+        return after / before - 1
 
     def memory_change(self, part: str = "total_bytes") -> float:
         return float(self.after.memory[part] / max(self.before.memory[part], 1e-300) - 1)
@@ -66,133 +70,76 @@ class Oddity:
     """``seen``: whether a pair is odd; ``compares`` the answers of two names of a draw."""
 
     name: str
-    compares: tuple[str, str]
     kind: str
+    compares: tuple[str, str]
     seen: Callable[[Pair], bool]
-    modes: tuple[str, ...] = ("closed", "open", "static", "offline")
 
     def applies(self, request: Request) -> bool:
-        workload = request["workload"]
-        return workload["kind"] == self.kind and workload.get("mode") in (*self.modes, None)
+        return request["workload"]["kind"] == self.kind
 
 
-def _jumps(field: str, *figures: str) -> Callable[[Pair], bool]:
-    """One token more of ``field`` changes a figure by over a fifth, or by much over its share."""
+def _jumps(field: str) -> Callable[[Pair], bool]:
+    """One token more of ``field`` changes a time by over a fifth, or by much over its share."""
 
     def seen(pair: Pair) -> bool:
         tokens = pair.before.workload[field]
         most = 0.2 if tokens >= SHORT else 0.2 + 1.5 / tokens
+        figures = ("ttft_s", "tpot_s", "request_latency_s")
         return any(abs(np.log1p(pair.change(figure))) > np.log1p(most) for figure in figures)
 
     return seen
 
 
-_SERVED = ("ttft_s", "tpot_s", "request_latency_s")
+def _falls(figure: str, share: float) -> Callable[[Pair], bool]:
+    return lambda pair: pair.change(figure) < -share
 
-ODDITIES = (
-    Oddity(
-        "one prompt token more: a time jumps by over 20 %",
-        ("base", "input + 1"),
-        "serving",
-        _jumps("input_tokens", *_SERVED),
+
+def _rises(pair: Pair) -> bool:
+    return pair.memory_change() > 1e-9
+
+
+def _longer(share: float) -> Callable[[Pair], bool]:
+    return lambda pair: pair.change("step_s") > share
+
+
+RATE = "output_tokens_per_s"
+FP8 = ("bf16", "fp8")
+SERVING: dict[str, tuple[tuple[str, str] | str, Callable[[Pair], bool]]] = {
+    "one prompt token more: a time jumps by over 20 %": ("input + 1", _jumps("input_tokens")),
+    "one output token more: a time jumps by over 20 %": ("output + 1", _jumps("output_tokens")),
+    "load doubled: time to first token falls by over 1 %": ("load doubled", _falls("ttft_s", 0.01)),
+    "load doubled: throughput falls by over 5 %": ("load doubled", _falls(RATE, 0.05)),
+    "dp doubled: throughput falls by over 2 %": ("dp doubled", _falls(RATE, 0.02)),
+    "tp doubled: throughput halves or worse": (
+        "tp doubled",
+        lambda pair: pair.change(RATE) <= -0.5,
     ),
-    Oddity(
-        "one output token more: a time jumps by over 20 %",
-        ("base", "output + 1"),
-        "serving",
-        _jumps("output_tokens", *_SERVED),
-    ),
-    Oddity(
-        "load doubled: time to first token falls by over 1 %",
-        ("base", "load doubled"),
-        "serving",
-        lambda pair: pair.change("ttft_s") < -0.01,
-    ),
-    Oddity(
-        "load doubled: throughput falls by over 5 %",
-        ("base", "load doubled"),
-        "serving",
-        lambda pair: pair.change("output_tokens_per_s") < -0.05,
-    ),
-    Oddity(
-        "dp doubled: throughput falls by over 2 %",
-        ("base", "dp doubled"),
-        "serving",
-        lambda pair: pair.change("output_tokens_per_s") < -0.02,
-    ),
-    Oddity(
-        "tp doubled: throughput halves or worse",
-        ("base", "tp doubled"),
-        "serving",
-        lambda pair: pair.change("output_tokens_per_s") <= -0.5,
-    ),
-    Oddity(
-        "tp doubled: memory rises",
-        ("base", "tp doubled"),
-        "serving",
-        lambda pair: pair.memory_change() > 1e-9,
-    ),
-    Oddity(
-        "fp8 weights: throughput over 5 % below bf16",
-        ("bf16", "fp8"),
-        "serving",
-        lambda pair: pair.change("output_tokens_per_s") < -0.05,
-    ),
-    Oddity(
-        "fp8 weights: larger than bf16",
-        ("bf16", "fp8"),
-        "serving",
-        lambda pair: pair.memory_change("weights_bytes") > 0,
-    ),
-    Oddity(
-        "training, one token more: a step jumps by over 20 %",
-        ("base", "sequence + 1"),
-        "training",
+    "tp doubled: memory rises": ("tp doubled", _rises),
+    "fp8 weights: throughput over 5 % below bf16": (FP8, _falls(RATE, 0.05)),
+    "fp8 weights: larger than bf16": (FP8, lambda pair: pair.memory_change("weights_bytes") > 0),
+}
+TRAINING: dict[str, tuple[tuple[str, str] | str, Callable[[Pair], bool]]] = {
+    "training, one token more: a step jumps by over 20 %": (
+        "sequence + 1",
         lambda pair: abs(pair.change("step_s")) > 0.2,
     ),
-    Oddity(
-        "training, batch doubled: tokens per second fall by over 2 %",
-        ("base", "batch doubled"),
-        "training",
-        lambda pair: pair.change("tokens_per_s") < -0.02,
+    "training, batch doubled: tokens per second fall by over 2 %": (
+        "batch doubled",
+        _falls("tokens_per_s", 0.02),
     ),
-    Oddity(
-        "training, dp doubled: a step takes over 2 % longer",
-        ("base", "dp doubled"),
-        "training",
-        lambda pair: pair.change("step_s") > 0.02,
-    ),
-    Oddity(
-        "training, tp doubled: memory rises",
-        ("base", "tp doubled"),
-        "training",
-        lambda pair: pair.memory_change() > 1e-9,
-    ),
-    Oddity(
-        "training in fp8: a step takes over 5 % longer",
-        ("base", "fp8"),
-        "training",
-        lambda pair: pair.change("step_s") > 0.05,
-    ),
-    Oddity(
-        "training, all recomputed: memory rises",
-        ("base", "all recomputed"),
-        "training",
-        lambda pair: pair.memory_change() > 1e-9,
-    ),
-    Oddity(
-        "training, all recomputed: a step takes less time",
-        ("base", "all recomputed"),
-        "training",
-        lambda pair: pair.change("step_s") < -1e-9,
-    ),
-    Oddity(
-        "training, states divided (ZeRO 3): memory rises",
-        ("base", "all divided"),
-        "training",
-        lambda pair: pair.memory_change() > 1e-9,
-    ),
-)
+    "training, dp doubled: a step takes over 2 % longer": ("dp doubled", _longer(0.02)),
+    "training, tp doubled: memory rises": ("tp doubled", _rises),
+    "training in fp8: a step takes over 5 % longer": ("fp8", _longer(0.05)),
+    "training, all recomputed: memory rises": ("all recomputed", _rises),
+    "training, all recomputed: a step takes less time": ("all recomputed", _falls("step_s", 1e-9)),
+    "training, states divided (ZeRO 3): memory rises": ("all divided", _rises),
+}
+"""By what each is called: the neighbour that the base is compared with, or both; what is odd."""
+ODDITIES = [
+    Oddity(name, kind, ("base", other) if isinstance(other, str) else other, seen)
+    for kind, of in (("serving", SERVING), ("training", TRAINING))
+    for name, (other, seen) in of.items()
+]
 
 OVER = "memory needed exceeds what may be used"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.text_rows import is_pooled
 from recipe_core.hardware.cluster import device
-from recipe_core.model.spec import ModelSpec, MoeMlp
+from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.serving.starts import DOUBT
 from recipe_core.request.serving_workload import LOADS
 from tests.nightly.attack.estimate_draws import Request, spec
@@ -40,9 +40,6 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, value
 
 
-# Of both kinds
-
-
 def finite(_: Request, answer: Answer) -> bool:
     return all(math.isfinite(value) for _, value in numbers(answer))
 
@@ -51,9 +48,12 @@ def not_negative(_: Request, answer: Answer) -> bool:
     return all(value >= 0 for _, value in numbers(answer))
 
 
+def _figures(answer: Answer) -> Any:
+    return answer.get("serving") or answer["training"]
+
+
 def in_band(_: Request, answer: Answer) -> bool:
-    figures = answer["serving"] if "serving" in answer else answer["training"]
-    figures = {**answer["cost"], **answer["energy"], **figures}
+    figures = {**answer["cost"], **answer["energy"], **_figures(answer)}
     ends = [
         (figures[name], low, high)
         for name, of in answer["intervals"].items()
@@ -61,8 +61,6 @@ def in_band(_: Request, answer: Answer) -> bool:
     ]
     return len(ends) > 0 and all(low <= value <= high for value, low, high in ends)
 
-
-# Of serving
 
 _PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
 
@@ -127,16 +125,12 @@ def serves_what_arrives(request: Request, answer: Answer) -> bool | None:
     )
 
 
-def _experts_share(model: ModelSpec) -> bool:
-    return any(isinstance(layer.mlp, MoeMlp) for layer, _ in model.kinds)
-
-
 def reads_weights(request: Request, answer: Answer) -> bool | None:
     """Every step reads the weights of every stage, at no more than the data sheet's bandwidth."""
     workload, model = request["workload"], spec(request["model"])
     plain = workload["kind"] == "serving" and "speculative" not in workload
     plain = plain and not is_pooled(answer)  # which decodes nothing
-    if not plain or _experts_share(model):
+    if not plain or any(isinstance(layer.mlp, MoeMlp) for layer, _ in model.kinds):
         return None
     memory = answer["memory"]
     weights = sum(stage["weights_bytes"] for stage in memory.get("stages") or [memory])
@@ -146,27 +140,30 @@ def reads_weights(request: Request, answer: Answer) -> bool | None:
     return bool(answer["serving"]["tpot_s"] >= read / bandwidth)
 
 
+def _devices(request: Request) -> int:
+    candidate = request["candidate"]
+    return int(candidate["tp"] * candidate["pp"] * candidate["dp"])
+
+
 def below_peak(request: Request, answer: Answer) -> bool:
     """No more products than the devices' fastest units make."""
     if "training" in answer:
         return bool(answer["training"]["mfu"] <= 1)
-    workload, candidate = request["workload"], request["candidate"]
+    workload = request["workload"]
     model, place = spec(request["model"]), device(request["hardware"]["device"])
     prompt = workload["input_tokens"] * (1 - workload.get("prefix_hit", 0.0))
-    tokens = _requests_per_s(request, answer) * (prompt + workload["output_tokens"])
+    outputs = 0 if is_pooled(answer) else workload["output_tokens"]
+    tokens = _requests_per_s(request, answer) * (prompt + outputs)
     ends = 2 * model.vocabulary * model.hidden
     flops = 2 * max(model.active_parameters - ends, 0) * tokens
-    devices = candidate["tp"] * candidate["pp"] * candidate["dp"]
     peak = max(rate.value for rate in place.peak_flops_per_s.values())
-    return bool(flops <= devices * peak)
+    return bool(flops <= _devices(request) * peak)
 
 
 def per_device(request: Request, answer: Answer) -> bool:
-    figures = answer["serving"] if "serving" in answer else answer["training"]
+    figures = _figures(answer)
     name = "output_tokens_per_s" if "serving" in answer else "tokens_per_s"
-    candidate = request["candidate"]
-    devices = candidate["tp"] * candidate["pp"] * candidate["dp"]
-    return near(figures[f"{name}_per_gpu"] * devices, figures[name])
+    return near(figures[f"{name}_per_gpu"] * _devices(request), figures[name])
 
 
 def trains_its_batch(request: Request, answer: Answer) -> bool | None:

@@ -28,10 +28,7 @@ Change = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Reason:
-    """``holds``: whether it explains an oddity of a pair; ``says``: words of a note that states it.
-
-    Either estimate may have the note: one says what is gone in the other.
-    """
+    """``holds``: whether it explains an oddity of a pair; ``says``: words of a note of either."""
 
     name: str
     holds: Callable[[Oddity, Pair], bool]
@@ -39,29 +36,17 @@ class Reason:
 
     def stated(self, pair: Pair) -> bool:
         """Whether an answer says it, where one has to."""
-        if self.says is None:
-            return True
-        notes = (*pair.before.answer["notes"], *pair.after.answer["notes"])
-        return any(self.says in note for note in notes)
-
-
-# Taking something away
+        return self.says is None or any(case.says(self.says) for case in pair)
 
 
 def free_links(setting: Any) -> Any:
     return replace(setting, cluster=without_links(setting.cluster))
 
 
-def _with_overheads(setting: Any, **values: float) -> Any:
-    overheads = {
-        runtime: overhead.model_copy(update=values)
-        for runtime, overhead in setting.engine.overheads.items()
-    }
-    return replace(setting, engine=setting.engine.model_copy(update={"overheads": overheads}))
-
-
 def free_launches(setting: Any) -> Any:
-    return _with_overheads(setting, launch_s=0.0)
+    overheads = setting.engine.overheads.items()
+    free = {name: overhead.model_copy(update={"launch_s": 0.0}) for name, overhead in overheads}
+    return replace(setting, engine=setting.engine.model_copy(update={"overheads": free}))
 
 
 def alike_kernels(setting: Any) -> Any:
@@ -111,7 +96,7 @@ def without(case: Case, *changes: Change) -> Case | None:
 
 def _taken_away(*changes: Change) -> Callable[[Oddity, Pair], bool]:
     def holds(oddity: Oddity, pair: Pair) -> bool:
-        before, after = without(pair.before, *changes), without(pair.after, *changes)
+        before, after = (without(case, *changes) for case in pair)
         return before is not None and after is not None and not oddity.seen(Pair(before, after))
 
     return holds
@@ -134,7 +119,7 @@ def _share_steps(oddity: Oddity, pair: Pair) -> bool:
     if _prompts_together(pair.before) == _prompts_together(pair.after):
         return False
     alone = []
-    for case in (pair.before, pair.after):
+    for case in pair:
         estimates = case.estimates
         tokens = prompt_chunks(estimates.cases, chunked=False)[0]
         cases = replace(estimates.cases, max_batched_tokens=tokens)
@@ -144,12 +129,12 @@ def _share_steps(oddity: Oddity, pair: Pair) -> bool:
     return not served or not oddity.seen(Pair(*alone))
 
 
-# Parts
+CACHE = {"kv_needed_bytes", "runtime_bytes"}
 
 
 def _risen(pair: Pair) -> set[str]:
     """Parts of memory that rise."""
-    before, after = pair.before.memory, pair.after.memory
+    before, after = (case.memory for case in pair)
     wholes = {"total_bytes", "usable_bytes", "capacity_bytes", "kv_cache_bytes", "start_bytes"}
     skipped = wholes | {"host_bytes", "encoder_bytes"}  # of encoders, weights have them
     names = {name for name in before if name.endswith("_bytes")} - skipped
@@ -169,21 +154,16 @@ def _whole_towers(_: Oddity, pair: Pair) -> bool:
 
 def _holds_more(_: Oddity, pair: Pair) -> bool:
     """Requests waited, and a larger cache holds more of them at once."""
-    held = [float(case.estimates.serving.resident[0]) for case in (pair.before, pair.after)]
-    waited = any("run at once" in note for note in pair.before.answer["notes"])
-    parts = {"kv_needed_bytes", "runtime_bytes"}
-    return waited and held[1] > held[0] and _risen(pair) <= parts
+    held = [float(case.estimates.serving.resident[0]) for case in pair]
+    return pair.before.says("run at once") and held[1] > held[0] and _risen(pair) <= CACHE
 
 
 def _stays_longer(_: Oddity, pair: Pair) -> bool:
     """At the same rate requests that take longer are more at once (Little's law)."""
-    before, after = pair.before.estimates.serving, pair.after.estimates.serving
+    before, after = (case.estimates.serving for case in pair)
     more = float(after.resident[0] / before.resident[0])
     longer = float(after.request_latency_s[0] / before.request_latency_s[0])
-    rate = pair.before.workload["mode"] == "open" and _risen(pair) <= {
-        "kv_needed_bytes",
-        "runtime_bytes",
-    }
+    rate = pair.before.workload["mode"] == "open" and _risen(pair) <= CACHE
     return rate and 1 < more <= 1.02 * longer
 
 
@@ -194,10 +174,7 @@ def _gathers(_: Oddity, pair: Pair) -> bool:
 
 def _whole_logits(_: Oddity, pair: Pair) -> bool:
     """Full logits fit after all, so the loss is no longer computed in chunks."""
-    chunked = [
-        any(IN_CHUNKS in note for note in case.answer["notes"])
-        for case in (pair.before, pair.after)
-    ]
+    chunked = [case.says(IN_CHUNKS) for case in pair]
     return chunked == [True, False] and _risen(pair) <= {"loss_bytes", "reserve_bytes"}
 
 
@@ -206,7 +183,7 @@ def _one_more_step(_: Oddity, pair: Pair) -> bool:
     if pair.before.workload["mode"] != "static":
         return False
     steps = []
-    for case in (pair.before, pair.after):
+    for case in pair:
         cases = case.estimates.cases
         tokens = prompt_chunks(cases, chunked=False)[0] * case.estimates.serving.resident
         steps.append(float(np.ceil(tokens / cases.max_batched_tokens)[0]))
@@ -220,59 +197,44 @@ def _idle_ranks(_: Oddity, pair: Pair) -> bool:
     return bool(limited and candidate["ep"] > 1 and load < candidate["dp"])
 
 
-def _rest_of_step(case: Case) -> float:
-    """Seconds of a training step without the traffic of gradients and states."""
+def _step(case: Case) -> tuple[float, float]:
+    """Seconds of a training step for the traffic of gradients, and for all but the states' too."""
     parts = case.answer["breakdown_s"]["step"]
     traffic = ("data_parallel", "stragglers")
-    return sum(seconds for name, seconds in parts.items() if name not in traffic)
+    rest = sum(seconds for name, seconds in parts.items() if name not in traffic)
+    return parts.get("data_parallel", 0.0), rest
 
 
 def _traffic(_: Oddity, pair: Pair) -> bool:
-    return _rest_of_step(pair.after) <= _rest_of_step(pair.before) * (1 + 1e-9)
+    return _step(pair.after)[1] <= _step(pair.before)[1] * (1 + 1e-9)
 
 
 def _hides_traffic(_: Oddity, pair: Pair) -> bool:
-    before, after = (
-        case.answer["breakdown_s"]["step"].get("data_parallel", 0.0)
-        for case in (pair.before, pair.after)
-    )
-    same = _rest_of_step(pair.after) >= _rest_of_step(pair.before) * (1 - 1e-9)
-    return after < before and same
+    before, after = map(_step, pair)
+    return after[0] < before[0] and after[1] >= before[1] * (1 - 1e-9)
 
 
 IN_CHUNKS = "fused_loss: full logits would not fit"
 LOGITS = Reason("full logits fit, which fused_loss cut before", _whole_logits, IN_CHUNKS)
-LINKS = Reason(
-    "links: gone where they take no time", _taken_away(free_links), "Links between devices take"
-)
-LAUNCHES = Reason(
-    "kernel launches: gone where they take no time",
-    _taken_away(free_launches),
-    "to launch kernels",
-)
-TOGETHER = Reason(
-    "prompts share steps: gone, or no longer served, where none do",
-    _share_steps,
-    "prompts that share a step",
-)
+FREE, REST = "gone where they take no time", "the rest takes no longer"
+LINK_NOTE = "Links between devices take"
+LINKS = Reason(f"links: {FREE}", _taken_away(free_links), LINK_NOTE)
+LAUNCHES = Reason(f"kernel launches: {FREE}", _taken_away(free_launches), "to launch kernels")
+ALONE = "prompts share steps: gone, or no longer served, where none do"
+TOGETHER = Reason(ALONE, _share_steps, "prompts that share a step")
+ONE_MORE = "the prompts of a static batch need one step more"
+IDLE = "ranks without a request take part in steps of shared experts"
+AS_GOOD = "8-bit kernels: gone where they are as good as 16-bit ones"
 
 REASONS: dict[str, tuple[Reason, ...]] = {
     "one prompt token more: a time jumps by over 20 %": (
-        Reason(
-            "the prompts of a static batch need one step more",
-            _one_more_step,
-            "prompts of a batch take",
-        ),
+        Reason(ONE_MORE, _one_more_step, "prompts of a batch take"),
     ),
     "load doubled: time to first token falls by over 1 %": (LAUNCHES, TOGETHER),
     "dp doubled: throughput falls by over 2 %": (
         LINKS,
         LAUNCHES,
-        Reason(
-            "ranks without a request take part in steps of shared experts",
-            _idle_ranks,
-            "data-parallel ranks have no request",
-        ),
+        Reason(IDLE, _idle_ranks, "data-parallel ranks have no request"),
         TOGETHER,
     ),
     "tp doubled: throughput halves or worse": (LINKS,),
@@ -280,27 +242,19 @@ REASONS: dict[str, tuple[Reason, ...]] = {
         Reason("communication buffers alone rise", _buffers, "Communication buffers take"),
         Reason("an encoder is held whole", _whole_towers, "cut over tp where tp divides"),
         Reason("a larger cache holds more of the waiting requests", _holds_more, "run at once"),
-        Reason(
-            "at the same rate slower requests are more at once",
-            _stays_longer,
-            "Links between devices take",
-        ),
+        Reason("at the same rate slower requests are more at once", _stays_longer, LINK_NOTE),
     ),
     "fp8 weights: throughput over 5 % below bf16": (
-        Reason(
-            "8-bit kernels: gone where they are as good as 16-bit ones",
-            _taken_away(alike_kernels),
-            "kernels are slower here than",
-        ),
+        Reason(AS_GOOD, _taken_away(alike_kernels), "kernels are slower here than"),
         LAUNCHES,
     ),
     "training, dp doubled: a step takes over 2 % longer": (
-        Reason("traffic of gradients and states: the rest takes no longer", _traffic),
+        Reason(f"traffic of gradients and states: {REST}", _traffic),
     ),
     "training in fp8: a step takes over 5 % longer": (
-        Reason("casts to 8 bits: gone where they take no time", _taken_away(free_casts)),
+        Reason(f"casts to 8 bits: {FREE}", _taken_away(free_casts)),
         Reason("casts and power of 8-bit products", _taken_away(free_casts, alike_pace)),
-        Reason("a shorter backward pass hides less traffic: the rest takes no longer", _traffic),
+        Reason(f"a shorter backward pass hides less traffic: {REST}", _traffic),
     ),
     "training, tp doubled: memory rises": (LOGITS,),
     "training, all recomputed: memory rises": (LOGITS,),
@@ -324,11 +278,7 @@ def reason_for(oddity: Oddity, pair: Pair) -> str | None:
 
 def over_reason(case: Case) -> str | None:
     """Why a split that needs more memory than may be used can run, where its notes say it."""
-    memory = case.memory
-
-    def says(words: str) -> bool:
-        return any(words in note for note in case.answer["notes"])
-
+    memory, says = case.memory, case.says
     if "training" in case.answer:
         most = memory["usable_bytes"] * (1 + training_data().figures.tight.value)
         if memory["total_bytes"] <= most and says("memory is tight"):

@@ -55,8 +55,7 @@ class Attack:
     reasons: Counter[str] = field(default_factory=Counter)
     compose: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
-    def summary(self) -> str:
-        """Figures in one line."""
+    def __str__(self) -> str:
         return (
             f"{self.tried} requests: {self.refused} refused by name, {self.built} built; "
             f"{self.scripts} runs of scripts and {self.files} other files read, "
@@ -96,16 +95,16 @@ def _read(
     attack: Attack,
     bundle: Bundle,
     place: Field,
-    plain: tuple[dict[str, Any], dict[str, str]] | None,
+    plain: tuple[dict[str, Any], str] | None,
     payload: str,
     shell: Shell,
 ) -> Iterator[str]:
     actual = views(bundle, shell)
     attack.scripts += sum(path.endswith(("sh", "sbatch")) or "," in path for path in actual)
     attack.files += len(actual)
-    if (text := _compose(bundle)) is not None:
-        before = plain[1].get("compose", "") if plain else ""
-        attack.compose[f"{attack.tried}"] = (text, before if not place.whole else "", payload)
+    if text := _compose(bundle):
+        before = plain[1] if plain and not place.whole else ""
+        attack.compose[f"{attack.tried}"] = (text, before, payload)
     yield from _snippets(bundle, shell)
     if plain is None:  # the plain word is refused here, so that there is nothing to hold it against
         return
@@ -149,15 +148,14 @@ def _snippets(bundle: Bundle, shell: Shell) -> Iterator[str]:
             yield f"the command line lacks {key}={text!r:.100}"
 
 
-def _compose(bundle: Bundle) -> str | None:
-    data = bundle.files.get("targets/compose/compose.yaml")
-    return data.decode() if data else None
+def _compose(bundle: Bundle) -> str:
+    return bundle.files.get("targets/compose/compose.yaml", b"").decode()
 
 
-_PLAIN: dict[tuple[str, str], Any] = {}
+_PLAIN: dict[tuple[str, str], tuple[dict[str, Any], str] | None] = {}
 
 
-def _plain(case: Case, place: Field, shell: Shell) -> tuple[dict[str, Any], dict[str, str]] | None:
+def _plain(case: Case, place: Field, shell: Shell) -> tuple[dict[str, Any], str] | None:
     """The same request with a plain word; None where a plain word is no value of the field."""
     key = case.name, place.name
     if key not in _PLAIN:
@@ -166,10 +164,8 @@ def _plain(case: Case, place: Field, shell: Shell) -> tuple[dict[str, Any], dict
         except RecipeError:
             _PLAIN[key] = None
         else:
-            text = _compose(bundle)
-            _PLAIN[key] = views(bundle, shell), {"compose": text} if text else {}
-    found: tuple[dict[str, Any], dict[str, str]] | None = _PLAIN[key]
-    return found
+            _PLAIN[key] = views(bundle, shell), _compose(bundle)
+    return _PLAIN[key]
 
 
 def check_compose(attack: Attack, at_once: int = 100) -> None:
@@ -241,7 +237,7 @@ def main() -> int:
         ][: options.count]
     started = time.monotonic()
     attack = run(tries)
-    print(f"seed {options.seed}: {attack.summary()}; {time.monotonic() - started:.0f} s")
+    print(f"seed {options.seed}: {attack}; {time.monotonic() - started:.0f} s")
     for failure in attack.failures:
         print(f"FAILED {failure}")
     return 1 if attack.failures else 0

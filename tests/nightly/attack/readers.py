@@ -18,13 +18,8 @@ import yaml
 
 from recipe_core.base.documents import to_yaml
 
-HOSTILE = {
-    "HOME": "/home/substituted",
-    "HF_TOKEN": "substituted",
-    "IFS": "substituted",
-    "X": "substituted",
-    "POD_IP": "substituted",
-}
+HOSTILE = dict.fromkeys(("HF_TOKEN", "IFS", "X", "POD_IP"), "substituted")
+HOSTILE["HOME"] = "/home/substituted"
 """Variables of whoever reads a file; none of their values may ever show up in it."""
 
 # What a program was started with, NUL between words: their number, the words, the environment.
@@ -35,27 +30,9 @@ case "${0##*/}" in scontrol) echo node0 ;; esac
 # A script waits for all of its processes here, so that none is stopped before it has recorded.
 _WAITING = "kill() { :; }\nwait() { builtin wait; }\n"
 PROGRAMS = (
-    "docker",
-    "podman",
-    "vllm",
-    "vllm-router",
-    "sglang",
-    "python",
-    "python3",
-    "trtllm-serve",
-    "mpirun",
-    "llama-server",
-    "text-generation-launcher",
-    "transformers",
-    "tritonserver",
-    "torchrun",
-    "accelerate",
-    "deepspeed",
-    "primus-cli",
-    "srun",
-    "scontrol",
-    "curl",
-    "recipe",
+    *("docker", "podman", "vllm", "vllm-router", "sglang", "python", "python3", "trtllm-serve"),
+    *("mpirun", "llama-server", "text-generation-launcher", "transformers", "tritonserver"),
+    *("torchrun", "accelerate", "deepspeed", "primus-cli", "srun", "scontrol", "curl", "recipe"),
 )
 
 
@@ -194,12 +171,8 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 SET_BY_CLUSTER = (
-    "POD_IP",
-    "LWS_LEADER_ADDRESS",
-    "LWS_WORKER_INDEX",
-    "JOB_COMPLETION_INDEX",
-    "RANK",
-    "VC_TASK_INDEX",
+    *("POD_IP", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX", "RANK"),
+    *("VC_TASK_INDEX",),
 )
 
 

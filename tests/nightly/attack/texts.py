@@ -53,18 +53,11 @@ class Case:
 
     def body(self) -> dict[str, Any]:
         """A request and what travels with it, as plain values."""
-        workload: dict[str, Any] = {"concurrency": 8}
-        if self.training:
-            workload = {
-                "kind": "training",
-                "sequence_length": 1024,
-                "global_batch": 32,
-                "tokens": 1e9,
-            }
+        training = {"kind": "training", "sequence_length": 1024, "global_batch": 32, "tokens": 1e9}
         request = {
             "model": {"_name_or_path": "owner/some-model", **_config()},
             "hardware": {"device": self.device, "per_node": self.per_node, "nodes": self.nodes},
-            "workload": workload,
+            "workload": training if self.training else {"concurrency": 8},
             "candidate": {"engine": self.engine, **self.candidate},
         }
         return {"request": request, "parameters": dict(PLACE), "variants": []}
@@ -121,25 +114,14 @@ def _at(*path: str) -> Callable[[dict[str, Any], Any], None]:
     return put
 
 
-def _variable(body: dict[str, Any], name: str) -> None:
-    _at("request", "options", "environment")(body, {name: "1"})
-
-
-def _option(body: dict[str, Any], name: str) -> None:
-    _at("request", "options", "engine_options")(body, {name: 1})
+def _key(*path: str) -> Callable[[dict[str, Any], Any], None]:
+    """Puts a text there as the only key."""
+    return lambda body, text: _at(*path)(body, {text: "1"})
 
 
 def _variant(body: dict[str, Any], text: str) -> None:
     change = {"notes": [text]}
     body["variants"] = [{"name": f"some {text}", "when": {"vendor": "amd"}, "add": change}]
-
-
-def _selector(body: dict[str, Any], text: str) -> None:
-    body["parameters"]["node_selector"] = {"pool": text}
-
-
-def _selector_key(body: dict[str, Any], text: str) -> None:
-    body["parameters"]["node_selector"] = {text: "gpu"}
 
 
 def _profile(name: str) -> Callable[[dict[str, Any], Any], None]:
@@ -157,27 +139,10 @@ def _profile(name: str) -> Callable[[dict[str, Any], Any], None]:
 
 
 PLACES = (
-    "model",
-    "host",
-    "image",
-    "namespace",
-    "storage_class",
-    "shared_storage_class",
-    "rdma_resource",
-    "networks",
-    "gpu_type",
-    "constraint",
-    "token_secret",
-    "queue",
-    "partition",
-    "account",
-    "cloud",
-    "region",
-    "prometheus",
-    "monitoring_namespace",
+    *("model", "host", "image", "namespace", "storage_class", "shared_storage_class"),
+    *("rdma_resource", "networks", "gpu_type", "constraint", "token_secret", "queue", "partition"),
+    *("account", "cloud", "region", "prometheus", "monitoring_namespace"),
 )
-
-
 DESCRIBED = ("name", "title", "aliases")
 
 
@@ -211,8 +176,8 @@ def fields(case: Case) -> list[Field]:
         Field("parameters.model_cache", _at("parameters", "model_cache"), "cache{}"),
         Field("parameters.model_cache, a folder", _at("parameters", "model_cache"), "/srv/{}"),
         Field("parameters.image, within", _at("parameters", "image"), "registry.example/x{}:1.0"),
-        Field("parameters.node_selector", _selector),
-        Field("parameters.node_selector (a key)", _selector_key),
+        Field("parameters.node_selector", _at("parameters", "node_selector", "pool")),
+        Field("parameters.node_selector (a key)", _key("parameters", "node_selector")),
         Field("variants", _variant),
         *(Field(f"hardware.device.{name}", _profile(name)) for name in DESCRIBED),
     ]
@@ -222,8 +187,8 @@ def fields(case: Case) -> list[Field]:
     out += [
         Field("environment", _at(*options, "environment", "SOME_VARIABLE")),
         Field("environment, within", _at(*options, "environment", "SOME_VARIABLE"), "a{}b"),
-        Field("environment (a name)", _variable),
-        Field("options (a name)", _option),
+        Field("environment (a name)", _key(*options, "environment")),
+        Field("options (a name)", _key(*options, "engine_options")),
     ]
     if case.option:
         path = (*options, "engine_options", case.option)
@@ -232,18 +197,12 @@ def fields(case: Case) -> list[Field]:
         path = (*options, "engine_options", case.json_option)
         out += [
             Field("option in JSON", _at(*path, "some_key")),
-            Field("option in JSON (a key)", lambda body, text: _at(*path, text)(body, 1)),
+            Field("option in JSON (a key)", _key(*path)),
         ]
     if case.engine in ("vllm", "sglang"):
         draft = {"tokens": 2, "acceptance": 0.5, "method": "eagle"}
-        out.append(
-            Field(
-                "draft",
-                lambda body, text: _at("request", "workload", "speculative")(
-                    body, {**draft, "model": text}
-                ),
-            )
-        )
+        speculative = _at("request", "workload", "speculative")
+        out.append(Field("draft", lambda body, text: speculative(body, {**draft, "model": text})))
     return out
 
 

@@ -27,29 +27,24 @@ from pathlib import Path
 from recipe_core.trainer.checkpoint import complete, stored
 from recipe_core.trainer.damage import damage
 from tests.fixtures.ports import free_port
-from tests.trainer.conftest import Job
+from tests.trainer.conftest import CONFIG, Job
 
 STEPS, KEEP = 100_000, 3
 LIMIT_S = 180.0
 FIRST = re.compile(r"^step (\d+) of", re.MULTILINE)
 """The line of a step that was done."""
-CONFIG = {
-    "model_type": "llama",
+SMALLER = CONFIG | {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
     "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
 }
 
 
 def job_of(root: Path, **parts: object) -> Job:
     """A tiny model's run; ``parts`` replace those of train.json."""
     plain = {
-        "model": {"config": CONFIG, "tokenizer": "data"},
+        "model": {"config": SMALLER, "tokenizer": "data"},
         "batch": {"sequence_length": 16, "global_batch": 2, "micro_batch": 2},
         "steps": STEPS,
         "checkpoints": {"every_steps": 1, "keep": KEEP},

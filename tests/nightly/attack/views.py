@@ -152,14 +152,12 @@ def _glued(words: list[Any], payload: str) -> Iterator[Any]:
 
 
 def _text_differences(plain: str, actual: Any, payload: str, where: str) -> Iterator[str]:
-    if not isinstance(actual, str):
-        yield f"{where}: {plain!r:.200} became {actual!r:.200}"
-    elif WORD in plain and plain.startswith("{"):
+    if isinstance(actual, str) and WORD in plain and plain.startswith("{"):
         yield from differences(json.loads(plain), json.loads(actual), payload, where)
-    elif WORD in plain and where.endswith((".yaml", "..yaml")) and "\n" in plain:
+    elif isinstance(actual, str) and WORD in plain and where.endswith(".yaml") and "\n" in plain:
         read = (readers.kubernetes(yaml.safe_load(text)) for text in (plain, actual))
         yield from differences(*read, payload, where)
-    elif _path(actual) != _path(plain.replace(WORD, payload)):
+    elif not isinstance(actual, str) or _path(actual) != _path(plain.replace(WORD, payload)):
         yield f"{where}: {plain!r:.200} became {actual!r:.200}"
 
 
