@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,53 +11,37 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from recipe_core.base.resources import root
-from tests.fixtures.patience import PATIENCE, serving
-from tests.fixtures.ports import free_port
+from tests.fixtures.paths import ROOT
+from tests.fixtures.patience import PATIENCE
+from tests.fixtures.serve import Server, recipe_serve
 from tests.fixtures.wizard import NO_PLAYWRIGHT
 
-CHROMIUM = next(
-    (
-        path
-        for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
-        if Path(path).exists()
-    ),
-    None,
+BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+CHROMIUM = next((path for path in BROWSERS if Path(path).exists()), None)
+UNTRAINED = (
+    "import sys, pathlib, demo_model as m; "
+    "m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(loss=100.0))"
 )
 
 
 @pytest.fixture(scope="session")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server on a free port, started from another folder: nothing depends on where one is."""
-    port = free_port()
-    log = tmp_path_factory.mktemp("server") / "log"
-    argv = [
-        sys.executable,
-        "-m",
-        "streamlit",
-        "run",
-        str(root("app.py")),
-        "--server.port",
-        str(port),
-        "--server.headless",
-        "true",
-    ]
-    argv += ["--server.address", "127.0.0.1", "--browser.gatherUsageStats", "false"]
-    path = os.pathsep.join([str(root("app.py").parent), os.environ.get("PYTHONPATH", "")])
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            argv,
-            cwd=log.parent,
-            env=os.environ | {"PYTHONPATH": path},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        serving(f"http://127.0.0.1:{port}/_stcore/health", server, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(PATIENCE)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with recipe_serve(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def address(server: Server) -> str:
+    return server.url
+
+
+@pytest.fixture(scope="session")
+def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model as it is before its first step."""
+    folder = tmp_path_factory.mktemp("untrained") / "model"
+    words = [sys.executable, "-c", UNTRAINED, str(folder)]
+    subprocess.run(words, check=True, cwd=ROOT / "scripts")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -85,22 +68,19 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     errors: list[str] = []
     outside: list[str] = []
 
+    def note(message: Any) -> None:
+        url = str(message.location.get("url"))
+        # Streamlit looks for its server below a deep link's path first, and finds it at the root.
+        probe = "404" in message.text and "/_stcore/" in url
+        if message.type == "error" and not probe:
+            errors.append(f"{message.text} ({url})")
+
     def opened(**options: Any) -> Any:
-        contexts.append(
-            browser.new_context(
-                **{"viewport": {"width": 1280, "height": 1000}, "accept_downloads": True} | options
-            )
-        )
+        usual = {"viewport": {"width": 1280, "height": 1000}, "accept_downloads": True}
+        contexts.append(browser.new_context(**(usual | options)))
         found = contexts[-1].new_page()
         found.set_default_timeout(PATIENCE * 1000)
-        found.on(
-            "console",
-            lambda message: (
-                errors.append(told(message))
-                if message.type == "error" and not is_probe(message)
-                else None
-            ),
-        )
+        found.on("console", note)
         found.on("pageerror", lambda error: errors.append(str(error)))
         found.on(
             "request",
@@ -111,8 +91,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     yield opened
     for context in contexts:
         context.close()
-    assert errors == []
-    assert outside == []
+    assert (errors, outside) == ([], [])
 
 
 @pytest.fixture
@@ -121,18 +100,7 @@ def page(open_page: Callable[..., Any]) -> Any:
     return open_page()
 
 
-def told(message: Any) -> str:
-    return f"{message.text} ({message.location.get('url')})"
-
-
-def is_probe(message: Any) -> bool:
-    """Streamlit looks for its server below a deep link's path first, and finds it at the root."""
-    return "404" in message.text and "/_stcore/" in str(message.location.get("url"))
-
-
 def is_outside(url: str) -> bool:
     parts = urlsplit(url)
-    return parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in (
-        "127.0.0.1",
-        "localhost",
-    )
+    local = parts.hostname in ("127.0.0.1", "localhost")
+    return parts.scheme in ("http", "https", "ws", "wss") and not local

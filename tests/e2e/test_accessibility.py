@@ -1,38 +1,49 @@
-"""Every page held against axe-core, and its text against its boxes, in all windows and schemes."""
+"""Every state of every page held against axe-core, and its text against its boxes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.e2e.test_pages import LIMITED, RUN, SEVERAL, SHORT, simulated, sized
 from tests.fixtures.wizard import (
+    AXE,
     LLAMA_70B,
+    OVER_TIME,
     PAGES,
     QUESTIONS,
+    SIDE,
+    SIZE,
     TP4,
     TP8,
     TRAINING,
     choose,
     fits_sideways,
+    open_step,
     open_tab,
     settled,
+    unfold,
+    violations,
 )
 
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing: not tested"
-)
+Error = pytest.importorskip("playwright.sync_api").Error
+pytest.importorskip("axe_playwright_python", reason=AXE)
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
-WINDOWS = {"wide": (1440, 900), "phone": (390, 844), "zoomed": (720, 450)}
+WIDE, PHONE, ZOOMED = (1440, 900), (390, 844), (720, 450)
 """Widths and heights in CSS pixels; the last is 1440 × 900 at 200 % zoom."""
+GROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 23, 29)"}
+GROUND = "getComputedStyle(document.querySelector('.stApp')).backgroundColor"
 STATES = {
     "serving": f"{LLAMA_70B}&objective.limits.tpot_ms=40&pins={TP8},{TP4}",
     "training": TRAINING,
     "nothing-fits": f"{LLAMA_70B}&hardware.per_node=1",
 }
+WITHOUT_REQUEST = ("measured", "check", "side")
+TABS = ("Deploy", "Files", "Option provenance", "Other engines", "Fallbacks", "API and CLI")
 CUT = """
 () => {
   const boxes = 'button, a, [role=tab], [data-testid=stMetricLabel], [data-testid=stMetricValue]'
@@ -47,73 +58,121 @@ CUT = """
 """
 """Texts of buttons, links, tabs and figures that are wider than the box that shows them."""
 
-
-def violations(page: Any) -> list[str]:
-    """Violations of any impact, each with the first place where it is."""
-    return [
-        f"{each['id']} ({each['impact']}): {each['nodes'][0]['html'][:200]}"
-        for each in axe.Axe().run(page).response["violations"]
-    ]
+Windows = tuple[tuple[int, int], ...]
+States = Iterator[tuple[str, str, Windows]]
+"""A name, the page's title, and the windows to look at it in; without any it is as it stands."""
 
 
-def look(page: Any, question: str) -> dict[str, list[str]]:
-    """What is wrong with a page in each window."""
-    wrong = {}
-    for name, (width, height) in WINDOWS.items():
-        page.set_viewport_size({"width": width, "height": height})
-        settled(page, question)
-        fits_sideways(page)
-        wrong[f"{name}, axe"] = violations(page)
-        wrong[f"{name}, cut"] = page.evaluate(CUT)
-    return {name: parts for name, parts in wrong.items() if parts}
+def pages(page: Any, address: str) -> States:
+    for state, link in STATES.items():
+        for step, question in PAGES.items():
+            if step in WITHOUT_REQUEST and state != "serving":
+                continue
+            open_step(page, address, step, link)
+            if state == "training" and step in QUESTIONS:
+                page.get_by_text("splits can run").first.wait_for()
+            if step == "check":
+                page.get_by_role("button", name="SGLang").click()
+                page.get_by_text("It cannot start.").wait_for()
+            yield f"{state}: {step}", question, (WIDE, PHONE, ZOOMED)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("state", STATES)
-def test_no_page_has_a_violation_or_cuts_a_text(
-    open_page: Callable[..., Any], address: str, state: str, scheme: str
-) -> None:
-    page = open_page(color_scheme=scheme)
-    wrong = {}
-    for step, question in PAGES.items():
-        page.set_viewport_size({"width": 1440, "height": 900})
-        page.goto(f"{address}/{step}?{STATES[state]}")
-        settled(page, question)
-        if step == "check":
-            page.get_by_role("button", name="SGLang").click()
-            page.get_by_text("It cannot start.").wait_for()
-            settled(page, question)
-        wrong[step] = look(page, question)
-    assert not any(wrong.values()), wrong
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_start_has_no_violation(
-    open_page: Callable[..., Any], address: str, scheme: str
-) -> None:
-    """The gallery, the tour, a name without a model, the glossary."""
-    page, question = open_page(color_scheme=scheme), QUESTIONS[""]
-    page.goto(address)
-    settled(page, question)
-    wrong = {"gallery": look(page, question)}
+def first_page(page: Any, address: str) -> States:
+    question, windows = QUESTIONS[""], (WIDE, PHONE, ZOOMED)
+    open_step(page, address, "")
+    yield "gallery", question, windows
     page.get_by_role("button", name="Take the tour").click()
     page.get_by_text("Tour, stop 1").wait_for()
-    wrong["tour"] = look(page, question)
+    yield "tour", question, windows
     page.get_by_role("button", name="End tour").click()
     page.get_by_text("Tour, stop 1").wait_for(state="detached")
     choose(page, "Model", "llama70x", "Add: llama70x")
     page.get_by_text("No model is called").wait_for()
-    wrong["unmatched"] = look(page, question)
+    yield "unmatched", question, windows
     page.get_by_role("button", name="Glossary", exact=True).click()
     page.get_by_role("dialog").get_by_text("Time to first token").first.wait_for()
-    settled(page, question)
-    wrong["glossary"] = {"axe": violations(page)} if violations(page) else {}
-    assert not any(wrong.values()), wrong
+    yield "glossary", question, ()
 
 
-@pytest.mark.parametrize("view", ["Time", "Arithmetic", "Why not?"])
-def test_no_view_of_a_split_has_a_violation(page: Any, address: str, view: str) -> None:
-    page.goto(f"{address}/compare?{STATES['serving']}")
-    settled(page, PAGES["compare"])
-    open_tab(page, view, PAGES["compare"])
-    assert violations(page) == []
+def views_of_a_split(page: Any, address: str) -> States:
+    open_step(page, address, "compare", STATES["serving"])
+    for view in ("Time", "Arithmetic", "Why not?"):
+        open_tab(page, view, QUESTIONS["compare"])
+        yield view, QUESTIONS["compare"], ()
+
+
+def hardware(page: Any, address: str) -> States:
+    for name, link in (("training", TRAINING), ("serving", LIMITED)):
+        page.goto(f"{address}/size?{link}")
+        sized(page)
+        for part in ("Growth", "Availability", "Buy or rent", "More filters"):
+            if page.locator("summary").filter(has_text=part).count():
+                unfold(page, part)
+                sized(page)
+        yield f"{name}, unfolded", SIZE, (WIDE, PHONE)
+    for tab in ("Cost against a limit", "Confidence"):
+        open_tab(page, tab, SIZE)
+        yield tab, SIZE, ()
+
+
+def recipe(page: Any, address: str) -> States:
+    large = "model=meta-llama%2FLlama-3.1-405B-Instruct&hardware.nodes=2"
+    for link, window in ((large, WIDE), (RUN, PHONE)):
+        open_step(page, address, "recipe", link)
+        for tab in TABS:
+            open_tab(page, tab, PAGES["recipe"])
+            if tab == "Deploy" and link == large:
+                unfold(page, "Deployment settings")
+                page.get_by_role("radio", name="Compose").click()
+                page.get_by_text("is not available").wait_for()
+            yield tab, PAGES["recipe"], (window,)
+
+
+def replicas(page: Any, address: str) -> States:
+    open_step(page, address, "over_time", SHORT)
+    simulated(page)
+    unfold(page, "What is written into the bundle")
+    yield "simulated", OVER_TIME, (WIDE, PHONE, ZOOMED)
+
+
+def choices(page: Any, address: str) -> States:
+    for width, height in (WIDE, PHONE):
+        page.set_viewport_size({"width": width, "height": height})
+        open_step(page, address, "side", SEVERAL)
+        yield f"side, {width}", SIDE, ()
+        page.get_by_role("button", name="Link", exact=True).click()
+        page.get_by_test_id("stPopoverBody").locator("code").wait_for()
+        yield f"link, {width}", SIDE, ()
+
+
+@pytest.mark.parametrize("scheme", GROUNDS)
+@pytest.mark.parametrize(
+    "states", [pages, first_page, views_of_a_split, hardware, recipe, replicas, choices]
+)
+def test_no_state_of_a_page_has_a_violation_or_is_cut(
+    open_page: Callable[..., Any], address: str, states: Callable[[Any, str], States], scheme: str
+) -> None:
+    """Rules that no colour changes are held in the light alone, and where the layout differs."""
+    page, wrong = open_page(color_scheme=scheme, viewport=sized_as(WIDE)), {}
+    for state, question, windows in states(page, address):
+        for window in windows or (None,):
+            if window:
+                page.set_viewport_size(sized_as(window))
+            settled(page, question)
+            rules = ("color-contrast",) if scheme == "dark" or window == ZOOMED else ()
+            if scheme == "light" or window != ZOOMED:
+                wrong[state, window, "axe"] = violations(page, *rules)
+            wrong[state, window, "cut"] = page.evaluate(CUT)
+            try:
+                fits_sideways(page)
+            except Error as error:
+                wrong[state, window, "wide"] = str(error)
+        wrong[state, "ground"] = page.evaluate(GROUND).replace(GROUNDS[scheme], "")
+        if windows:
+            page.set_viewport_size(sized_as(WIDE))
+            settled(page, question)
+    assert not any(wrong.values()), {name: parts for name, parts in wrong.items() if parts}
+
+
+def sized_as(window: tuple[int, int]) -> dict[str, int]:
+    return dict(zip(("width", "height"), window, strict=True))

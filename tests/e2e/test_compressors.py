@@ -56,6 +56,9 @@ def python_of(tool: str) -> str:
     return str(path)
 
 
+pytestmark = pytest.mark.nightly
+
+
 @pytest.mark.parametrize(("tool", "technique", "method"), WAYS)
 def test_a_script_writes_a_checkpoint(
     tool: str, technique: str, method: str, demo_model: Path, tmp_path: Path

@@ -13,72 +13,45 @@ import pytest
 
 from tests.fixtures.paths import ROOT
 
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The content of the wheel, alone on a path: nothing of the checkout is reachable from it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-        str(ROOT),
-    ]
-    subprocess.run(build, check=True, capture_output=True, text=True)
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+HEAVY = ["torch", "transformers", "streamlit", "fastapi", "pandas", "plotly"]
 
 
-def run(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = (
-        f"import sys; sys.path.insert(0, {str(installed)!r}); "
-        "from recipe_core.doors.cli import main; main()"
-    )
+def python(code: str, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-        check=False,
-    )
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
-def test_profiles_and_catalog_are_found_from_anywhere(installed: Path, tmp_path: Path) -> None:
-    assert "h100-sxm" in run(installed, tmp_path, "hardware").stdout
-    assert "Qwen/Qwen3-8B" in run(installed, tmp_path, "models").stdout
-    request = {
-        "model": "Qwen/Qwen3-8B",
-        "hardware": {"device": "l40s", "per_node": 1},
-        "workload": {"concurrency": 4},
-    }
+@pytest.mark.nightly
+def test_a_wheel_finds_its_profiles_catalog_pages_and_theme_from_anywhere(tmp_path: Path) -> None:
+    """Its content alone on a path: nothing of the checkout is reachable from it."""
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path))
+    build = [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, text=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    start = f"import sys; sys.path.insert(0, {str(site)!r}); "
+
+    def recipe(*words: str) -> subprocess.CompletedProcess[str]:
+        return python(
+            start + "from recipe_core.doors.cli import main; main()", *words, cwd=tmp_path
+        )
+
+    assert "h100-sxm" in recipe("hardware").stdout
+    assert "Qwen/Qwen3-8B" in recipe("models").stdout
+    place = {"device": "l40s", "per_node": 1}
+    request = {"model": "Qwen/Qwen3-8B", "hardware": place, "workload": {"concurrency": 4}}
     (tmp_path / "request.json").write_text(json.dumps(request))
-    built = run(installed, tmp_path, "build", "request.json", "-o", "bundle.zip")
+    built = recipe("build", "request.json", "-o", "bundle.zip")
     assert built.returncode == 0, built.stderr
-    assert run(installed, tmp_path, "check", "bundle.zip").returncode == 0
-
-
-def test_pages_and_theme_are_found_from_anywhere(installed: Path, tmp_path: Path) -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(installed)!r}); "
-        "from recipe_core.base.resources import root; "
-        "names = ('app.py', 'pages/_entry.py', '.streamlit/config.toml'); "
-        "print([root(name).is_file() for name in names], root('app.py'))"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
-    ).stdout
-    assert answer.startswith("[True, True, True]")
-    assert str(installed) in answer
+    assert recipe("check", "bundle.zip").returncode == 0
+    files = ("app.py", "pages/_entry.py", ".streamlit/config.toml")
+    code = "from recipe_core.base.resources import root; print(*map(root, sys.argv[1:]), sep='\\n')"
+    places = python(start + code, *files, cwd=tmp_path).stdout.splitlines()
+    assert [Path(place).is_file() for place in places] == [True] * 3
+    assert places[0].startswith(str(site))
 
 
 def test_the_base_needs_no_torch() -> None:
@@ -87,11 +60,5 @@ def test_the_base_needs_no_torch() -> None:
         "import recipe_core.search.serving_plan, recipe_core.bundle.write, "
         "recipe_core.search.verdict, recipe_core.doors.cli"
     )
-    heavy = ["torch", "transformers", "streamlit", "fastapi", "pandas", "plotly"]
-    code = f"{core}; import sys; print([name for name in {heavy} if name in sys.modules])"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "[]"
-    )
+    done = python(f"{core}; import sys; print([n for n in {HEAVY} if n in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr

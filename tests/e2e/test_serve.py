@@ -1,13 +1,13 @@
-"""`recipe serve` from any folder: the page answers, and the API on the same port."""
+"""`recipe serve` from any folder: pages, API and MCP on one port, and a server behind a token."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,76 +15,41 @@ from typing import Any
 import pytest
 from mcp import Client
 
+from recipe_core.base.resources import root
 from recipe_core.bundle.write import zip_bytes
+from recipe_core.doors.settings import variable
 from recipe_core.present import snippets
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
 from tests.conftest import finished, make_request, request_values
-from tests.fixtures.patience import PATIENCE, serving
-from tests.fixtures.ports import free_port
+from tests.fixtures.serve import Server, recipe_serve
+from tests.fixtures.wizard import AXE, QUESTIONS, open_step, settled, unfold, upload, violations
+
+TOKEN = "a-token-of-twenty-chars"
+NETWORK = "0.0.0.0"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = free_port()
-    words = [sys.executable, "-m", "recipe_core", "serve", "--port", str(port)]
-    folder = tmp_path_factory.mktemp("elsewhere")
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(words, cwd=folder, stdout=log, stderr=log) as process,
-    ):
-        address = f"http://127.0.0.1:{port}"
-        try:
-            serving(f"{address}/_stcore/health", process, folder / "log")
-            yield address
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
-    assert address in (folder / "log").read_text()
-
-
-def ask(address: str, path: str, body: Any = None) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        address + path, data=data, headers={"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
-def test_the_page_answers(server: str) -> None:
-    with urllib.request.urlopen(server, timeout=PATIENCE) as answer:
-        assert answer.status == 200
-        assert b"<title>" in answer.read()
-
-
-def test_the_api_answers_on_the_same_port(server: str) -> None:
-    status, plan = ask(server, "/api/v1/plan", request_values())
-    assert status == 200
-    assert plan["candidates"][0]["rank"] == 1
-    assert ask(server, "/api/v1/hardware")[1]["hardware"]
-    assert ask(server, "/api/v1/plan", {"model": "x"})[0] == 422
-
-
-def test_a_local_server_reads_model_folders(
-    server: str, tmp_path: Path, tiny_config: dict[str, Any]
+def test_page_and_api_answer_on_one_port(
+    server: Server, tmp_path: Path, tiny_config: dict[str, Any]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    status, answer = ask(
-        server,
-        "/api/v1/estimate",
-        request_values(str(tmp_path), "cpu", 1, workload={"input_tokens": 64, "output_tokens": 64}),
-    )
-    assert status == 200, answer
-    assert answer["candidate"]["engine"] == "transformers"
+    assert server.url in server.log.read_text()
+    status, page, _ = server.ask("GET", "/")
+    assert (status, b"<title>" in page) == (200, True)
+    status, plan, _ = server.ask("POST", "/api/v1/plan", request_values())
+    assert (status, json.loads(plan)["candidates"][0]["rank"]) == (200, 1)
+    assert json.loads(server.ask("GET", "/api/v1/hardware")[1])["hardware"]
+    assert b"Llama-3.1-70B" in server.ask("GET", "/api/v1/models")[1]
+    assert server.ask("POST", "/api/v1/plan", {"model": "x"})[0] == 422
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))  # a local server reads folders
+    workload = {"input_tokens": 64, "output_tokens": 64}
+    body = request_values(str(tmp_path), "cpu", 1, workload=workload)
+    status, answer, _ = server.ask("POST", "/api/v1/estimate", body)
+    assert (status, json.loads(answer)["candidate"]["engine"]) == (200, "transformers")
 
 
-def test_agents_ask_on_the_same_port(server: str) -> None:
+def test_agents_ask_on_the_same_port(server: Server) -> None:
     """With what the page tells them to be configured with, and to send."""
-    where = json.loads(snippets.agent(server))["mcpServers"]["recipe-builder"]["url"]
+    where = json.loads(snippets.agent(server.url))["mcpServers"]["recipe-builder"]["url"]
     message = json.loads(snippets.tool_call(make_request(), Parameters(port=9000)))
 
     async def asked() -> Any:
@@ -96,3 +61,84 @@ def test_agents_ask_on_the_same_port(server: str) -> None:
     assert "MANIFEST.json" in answer.structured_content["files"]
     recipe = make_recipe(make_request(), Additions(parameters=Parameters(port=9000)))
     assert base64.b64decode(found.contents[0].blob) == zip_bytes(recipe)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that the network may reach, with a token."""
+    secret = {variable("token"): TOKEN}
+    with recipe_serve(tmp_path_factory.mktemp("guarded"), "--host", NETWORK, **secret) as running:
+        yield running
+        assert TOKEN not in running.log.read_text()
+
+
+@pytest.mark.nightly
+def test_a_reader_signs_in_and_comes_to_the_page_that_was_asked_for(
+    page: Any, guarded: Server
+) -> None:
+    page.goto(f"{guarded.url}/hardware")
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    settled(page, QUESTIONS["hardware"])
+    assert page.url.startswith(f"{guarded.url}/hardware")
+    assert TOKEN not in page.url
+    page.reload()
+    settled(page, QUESTIONS["hardware"])
+
+
+@pytest.mark.nightly
+def test_the_form_can_be_used_by_everybody(open_page: Any, guarded: Server) -> None:
+    pytest.importorskip("axe_playwright_python", reason=AXE)
+    for scheme in ("light", "dark"):
+        page = open_page(color_scheme=scheme, bypass_csp=True)  # the checker brings its own script
+        page.goto(guarded.url)
+        page.get_by_role("button", name="Sign in").wait_for()
+        assert violations(page) == []
+
+
+@pytest.mark.nightly
+def test_the_pages_socket_stays_shut_without_the_form(server: Server, guarded: Server) -> None:
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    elsewhere = {"Host": "evil.example", "Origin": "http://evil.example"}
+    for answering, headers, status in (
+        (server, {}, 101),
+        (server, elsewhere, 403),
+        (guarded, {}, 403),
+    ):
+        assert answering.status("GET", "/_stcore/stream", upgrade | headers) == status
+
+
+@pytest.mark.nightly
+def test_the_network_is_not_served_without_a_token(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "recipe_core", "serve", "--host", NETWORK]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RECIPE_BUILDER_")}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert variable("token") in done.stderr
+    assert "--no-auth" in done.stderr
+
+
+@pytest.mark.nightly
+def test_a_large_upload_is_refused_by_the_server_too(page: Any, address: str) -> None:
+    """The widget keeps to the limit in the browser; here somebody else sends the file."""
+    open_step(page, address, "")
+    unfold(page, "Not in the list?")
+    sent = upload(page, {"name": "config.json", "mimeType": "application/json", "buffer": b"{}"})
+    target, headers = sent.url, sent.all_headers()
+    token = {"X-Xsrftoken": headers["x-xsrftoken"]} if "x-xsrftoken" in headers else {}
+
+    def put(name: str, size: int) -> int:
+        file = {"name": "a.json", "mimeType": "application/json", "buffer": b"0" * size}
+        place = target.rpartition("/")[0] + "/" + name
+        return int(page.request.put(place, multipart={"file": file}, headers=token).status)
+
+    assert put("small", 1000) == 204
+    config = tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8"))
+    limit = config["server"]["maxUploadSize"] << 20
+    assert put("large", limit + 1) == 413
+    assert {put(f"more-{n}", 1000) for n in range(40)} == {204, 413}

@@ -22,61 +22,15 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.start import training_launch
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
-from tests.fixtures.paths import ROOT
+from tests.fixtures.paths import DATA, FIXTURES, ROOT
 from tests.fixtures.ports import free_port
 
-SHIMS = ROOT / "tests" / "titan"
+SHIMS = FIXTURES / "titan"
 STEPS, TOKENS, BATCH = 2, 256, 2
 PATIENCE_S = 900
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 16,
-    "intermediate_size": 768,
-    "vocab_size": 2048,
-    "max_position_embeddings": 131072,
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
-}
-DEEPSEEK = {
-    "model_type": "deepseek_v2",
-    "hidden_size": 256,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 16,
-    "intermediate_size": 1024,
-    "vocab_size": 2048,
-    "max_position_embeddings": 163840,
-    "kv_lora_rank": 512,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 256,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
-}
-GPT_OSS = {
-    "model_type": "gpt_oss",
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 2880,
-    "vocab_size": 2048,
-    "max_position_embeddings": 131072,
-    "attention_bias": True,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 4,
-    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
-}
+MODELS = json.loads((DATA / "torchtitan_models.json").read_text())
+"""Small models of the kinds that torchtitan trains, as config.json has them."""
 
 
 def python() -> Path | None:
@@ -92,20 +46,20 @@ installed = pytest.mark.skipif(
 )
 
 
-def request(model: Any, candidate: dict[str, Any] | None = None, **hardware: Any) -> PlanRequest:
+def rendered(model: Any, split: dict[str, Any]) -> Launch:
     workload = {
         "kind": "training",
         "sequence_length": TOKENS,
         "global_batch": BATCH,
         "tokens": STEPS * BATCH * TOKENS,
     }
-    part = {"candidate": {"engine": "torchtitan"} | candidate} if candidate else {}
-    place = {"device": "h100-sxm", "per_node": 2, "nodes": 1} | hardware
-    return PlanRequest.parse({"model": model, "hardware": place, "workload": workload} | part)
-
-
-def rendered(asked: PlanRequest) -> Launch:
-    table, row = plan_candidate(asked)
+    asked = {
+        "model": model,
+        "hardware": {"device": "h100-sxm", "per_node": 2, "nodes": 1},
+        "workload": workload,
+        "candidate": {"engine": "torchtitan"} | split,
+    }
+    table, row = plan_candidate(PlanRequest.parse(asked))
     return training_launch(*table.detail(row))
 
 
@@ -148,23 +102,24 @@ PIPELINE = pytest.mark.xfail(
 
 
 @installed
+@pytest.mark.nightly
 @pytest.mark.torchrun
 @pytest.mark.parametrize(
     ("model", "split"),
     [
-        (LLAMA, {"dp": 2, "zero_stage": 3, "recompute": "full"}),
-        (LLAMA, {"dp": 2, "zero_stage": 2, "shard": 1}),
-        (LLAMA, {"tp": 2, "recompute": "selective"}),
-        pytest.param(LLAMA, {"pp": 2}, marks=PIPELINE),
-        (LLAMA, {"cp": 2, "zero_stage": 3}),
-        (DEEPSEEK, {"dp": 2, "ep": 2, "zero_stage": 3}),
-        (GPT_OSS, {"dp": 2, "ep": 2, "zero_stage": 3, "recompute": "full"}),
+        ("llama", {"dp": 2, "zero_stage": 3, "recompute": "full"}),
+        ("llama", {"dp": 2, "zero_stage": 2, "shard": 1}),
+        ("llama", {"tp": 2, "recompute": "selective"}),
+        pytest.param("llama", {"pp": 2}, marks=PIPELINE),
+        ("llama", {"cp": 2, "zero_stage": 3}),
+        ("deepseek", {"dp": 2, "ep": 2, "zero_stage": 3}),
+        ("gpt_oss", {"dp": 2, "ep": 2, "zero_stage": 3, "recompute": "full"}),
     ],
     ids=["fsdp", "replicas", "tp", "pp", "cp", "deepseek-ep", "gpt-oss-ep"],
 )
-def test_a_rendered_bundle_trains(tmp_path: Path, model: Any, split: dict[str, Any]) -> None:
+def test_a_rendered_bundle_trains(tmp_path: Path, model: str, split: dict[str, Any]) -> None:
     """Every word as rendered, on gloo: two steps, a checkpoint, and the weights at the end."""
-    launch = rendered(request(model, {"tp": 1, "pp": 1, "dp": 1, "micro_batch": 1} | split))
+    launch = rendered(MODELS[model], {"tp": 1, "pp": 1, "dp": 1, "micro_batch": 1} | split)
     fill = unpacked(launch, tmp_path)
     tokenizer(tmp_path / "model")
     program = python()
@@ -186,9 +141,6 @@ def test_a_rendered_bundle_trains(tmp_path: Path, model: Any, split: dict[str, A
     assert losses, log[-4000:]
     assert all(2 < loss < 12 for loss in losses)
     assert (tmp_path / "run" / "checkpoint" / f"step-{STEPS}").is_dir()
-
-
-# Its own parser
 
 
 def parsed(launches: list[Launch], folder: Path) -> list[dict[str, Any]]:
@@ -252,16 +204,13 @@ def best_splits(model: str, nodes: int, **more: Any) -> tuple[list[dict[str, Any
     return splits, launches
 
 
-def assert_reads_back(split: dict[str, Any], config: dict[str, Any]) -> None:
-    parallel = config["parallelism"]
-    degrees = {
-        "tp": parallel["tensor_parallel_degree"],
-        "pp": parallel["pipeline_parallel_degree"],
-        "cp": parallel["context_parallel_degree"],
-        "ep": parallel["expert_parallel_degree"],
-        "dp": parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"],
-    }
-    assert degrees == {name: split.get(name) or 1 for name in degrees}
+DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
+
+
+def degrees(parallel: dict[str, int]) -> dict[str, int]:
+    replicas = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
+    named = {short: parallel[f"{name}_parallel_degree"] for short, name in DEGREES.items()}
+    return named | {"dp": replicas}
 
 
 EIGHT_BITS = (
@@ -272,6 +221,7 @@ EIGHT_BITS = (
 
 
 @installed
+@pytest.mark.nightly
 def test_its_parser_reads_what_was_estimated(tmp_path: Path) -> None:
     """Of every kind of model, and of products in 8 bits; one parser for all: it starts slowly."""
     asked = [(model, *best_splits(model, nodes)) for model, (nodes, _) in CATALOG.items()]
@@ -285,7 +235,8 @@ def test_its_parser_reads_what_was_estimated(tmp_path: Path) -> None:
         assert splits, model
         for split in splits:
             config = next(configs)
-            assert_reads_back(split, config)
+            read = degrees(config["parallelism"])
+            assert read == {name: split.get(name) or 1 for name in read}
             assert config["model_spec"]["flavor"] == CATALOG[model][1]
             assert config["compile"]["components"] == ["model", "loss"]
     for _, linear, experts in EIGHT_BITS:

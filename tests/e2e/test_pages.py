@@ -1,0 +1,335 @@
+"""Pages beside the wizard's path, and what is taken from its end, in a real Chromium."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from recipe_core.base.documents import parse_yaml
+from recipe_core.request.edit import change, select_split
+from recipe_core.request.link import DEFAULT, from_query
+from recipe_core.request.open_hardware import size_request
+from recipe_core.request.shelf import Kept, keep, shelf_of, shelf_query
+from recipe_core.request.size import Market
+from recipe_core.sizing.size import size
+from tests.fixtures.wizard import (
+    LLAMA_70B,
+    MOST_TABS,
+    NO_PLAYWRIGHT,
+    OVER_TIME,
+    QUESTIONS,
+    SIDE,
+    SIZE,
+    TP8,
+    choose,
+    fill,
+    open_step,
+    open_tab,
+    query,
+    saved,
+    saved_bundle,
+    settled,
+    unfold,
+    upload,
+    wait_for_query,
+)
+
+expect = pytest.importorskip("playwright.sync_api", reason=NO_PLAYWRIGHT).expect
+pytestmark = [pytest.mark.browser, pytest.mark.nightly]
+
+MODEL = "meta-llama/Llama-3.1-70B-Instruct"
+LIMITED = f"{LLAMA_70B}&objective.limits.tpot_ms=40"
+
+
+def sized(page: Any) -> None:
+    """Wait until every device is sized and drawn."""
+    page.get_by_role("button", name="Take").wait_for()
+    settled(page, SIZE)
+
+
+def test_from_an_empty_wizard_to_the_bundle_of_the_cheapest_hardware(
+    page: Any, address: str, tmp_path: Path
+) -> None:
+    open_step(page, address, "")
+    choose(page, "Model", "llama3.170b", MODEL)
+    wait_for_query(page, "model", MODEL)
+    page.get_by_role("link", name="Any hardware: find it for me").click()
+    sized(page)
+    assert query(page)["model"] == MODEL
+    fill(page, "Requests in flight", "32")
+    wait_for_query(page, "workload.concurrency", "32")
+    settled(page, SIZE)
+    fill(page, "Per token", "40")
+    wait_for_query(page, "objective.limits.tpot_ms", "40")
+    sized(page)
+    request, _ = from_query(query(page))
+    cheapest = size(size_request(request, Market())).choice.hardware
+    page.get_by_role("button", name="Take").click()
+    settled(page, QUESTIONS["recipe"])
+    assert query(page)["objective.confidence"] == "0.9"
+    with zipfile.ZipFile(saved_bundle(page, tmp_path)) as archive:
+        written = parse_yaml(archive.read("recipe.yaml").decode(), "recipe.yaml")
+    assert cheapest.device in str(written)
+    assert query(page)["hardware.offer"] == cheapest.offer
+
+
+def test_the_hardware_is_taken_from_the_keyboard(page: Any, address: str) -> None:
+    page.goto(f"{address}/size?{LIMITED}")
+    sized(page)
+    page.get_by_role("slider", name="Confidence").focus()
+    for _ in range(MOST_TABS):
+        page.keyboard.press("Tab")
+        if "Take" in page.evaluate("document.activeElement.textContent"):
+            break
+    page.keyboard.press("Enter")
+    settled(page, QUESTIONS["recipe"])
+    assert query(page)["objective.optimize"] == "cost"
+
+
+def test_back_returns_to_what_was_chosen_from(page: Any, address: str) -> None:
+    page.goto(f"{address}/size?{LIMITED}&any=%7B%22vendors%22%3A%5B%22amd%22%5D%7D")
+    sized(page)
+    page.get_by_role("button", name="Compare its splits").click()
+    settled(page, QUESTIONS["compare"])
+    page.go_back()
+    sized(page)
+    assert query(page)["any"] == '{"vendors":["amd"]}'
+
+
+BOUND = "objective.limits.ttft_ms=2000&objective.limits.tpot_ms=50"
+SHORT = f"{BOUND}&workload.over_time.rates=1,4,2&workload.over_time.days=0.125"
+OBJECT = "targets/kubernetes-keda/scaledobject.yaml"
+
+
+def trace(path: Path) -> Path:
+    """A trace in Mooncake's form: an hour, busy in its middle."""
+    seconds = sorted([n * 4.0 for n in range(900)] + [1200.0 + n for n in range(1200)])
+    rows = (
+        {
+            "timestamp": round(1000 * at),
+            "input_length": 1024,
+            "output_length": 64 + n % 64,
+            "hash_ids": [0, n + 1],
+        }
+        for n, at in enumerate(seconds)
+    )
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def simulated(page: Any) -> None:
+    """Simulate KEDA alone, and wait until its answer is drawn."""
+    page.get_by_test_id("stButtonGroup").get_by_text("KEDA", exact=True).click()
+    page.get_by_role("button", name="Simulate", exact=True).click()
+    page.get_by_role("button", name="Use KEDA").wait_for()
+    settled(page, OVER_TIME)
+
+
+def test_from_a_trace_to_the_object_that_was_simulated(
+    page: Any, address: str, tmp_path: Path
+) -> None:
+    open_step(page, address, "over_time", BOUND)
+    page.get_by_role("radio", name="A trace").click()
+    page.locator("input[type=file]").first.wait_for(state="attached")
+    upload(page, trace(tmp_path / "mine.jsonl"))
+    page.get_by_role("button", name="Use this trace").click()
+    wait_for_query(page, "workload.mode", "open")
+    settled(page, OVER_TIME)
+    simulated(page)
+    page.get_by_role("button", name="Use KEDA").click()
+    wait_for_query(page, "options.scaling.policy", "keda")
+    settled(page, OVER_TIME)
+    asked = query(page)
+    page.get_by_role("link", name="To the recipe").click()
+    settled(page, QUESTIONS["recipe"])
+    with zipfile.ZipFile(saved_bundle(page, tmp_path)) as archive:
+        written = parse_yaml(archive.read(OBJECT).decode(), OBJECT)["spec"]
+    assert written["maxReplicaCount"] == int(asked["options.scaling.max_replicas"])
+    assert written["minReplicaCount"] == int(asked.get("options.scaling.min_replicas", 1))
+    behaviour = written["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    if "options.scaling.down_delay_s" in asked:
+        down_s = behaviour["scaleDown"]["stabilizationWindowSeconds"]
+        assert down_s == float(asked["options.scaling.down_delay_s"])
+    targets = [str(trigger["target"]) for trigger in json.loads(asked["options.scaling.triggers"])]
+    thresholds = [trigger["metadata"]["threshold"] for trigger in written["triggers"]]
+    assert [float(text) for text in thresholds] == [float(text) for text in targets]
+
+
+KEPT_IN_LINK = "n => (new URLSearchParams(location.search).get('kept') ?? '').length > n"
+TP4_ALONE = "vllm.bf16.bf16.tp4.pp1.dp1.ep1"
+TITAN = "torchtitan.bf16.tp1.pp1.v1.cp1.ep1.dp8.z3.mb2.full"
+
+
+def asked(key: str, **fields: Any) -> Any:
+    request = change(DEFAULT, fields)
+    return change(request, select_split(request, key))
+
+
+SERVING = (
+    Kept("Llama on H100", asked(TP8, model="meta-llama/Llama-3.1-70B-Instruct")),
+    Kept("Llama on MI300X", asked(TP4_ALONE, **{"hardware.device": "mi300x"})),
+)
+SEVERAL = urlencode(shelf_query(keep(SERVING, asked(TITAN, **{"workload.kind": "training"}))))
+
+
+def go(page: Any, name: str, question: str) -> None:
+    """Open a page of the navigation."""
+    page.get_by_role("link", name=name, exact=True).first.click()
+    settled(page, question)
+
+
+def keep_it(page: Any, longer_than: int) -> int:
+    """Keep the choice; how long the link's part for what is kept is then."""
+    page.get_by_role("button", name="Keep", exact=True).click()
+    page.get_by_role("button", name="Kept", exact=True).wait_for()
+    page.wait_for_function(KEPT_IN_LINK, arg=longer_than)
+    return len(query(page)["kept"])
+
+
+def test_two_models_on_two_devices_are_kept_named_and_compared(
+    open_page: Callable[..., Any], address: str
+) -> None:
+    page, other = (open_page(viewport={"width": 1440, "height": 1000}) for _ in range(2))
+    open_step(page, address, "compare", f"{LLAMA_70B}&pins={TP8}")
+    length = keep_it(page, 0)
+    go(page, "Model", QUESTIONS[""])
+    choose(page, "Model", "Qwen3-32B", "Qwen/Qwen3-32B")
+    page.get_by_text("Qwen3-32B · 8 ×").first.wait_for()
+    page.goto(f"{page.url}&hardware.device=mi300x")
+    settled(page, QUESTIONS[""])
+    go(page, "Recipe", QUESTIONS["recipe"])
+    keep_it(page, length)
+
+    go(page, "Side by side", SIDE)
+    page.get_by_role("button", name="MI300X").click()
+    name = page.get_by_role("textbox", name="Name").filter(visible=True)
+    name.fill("Qwen, two of them")
+    name.press("Enter")
+    page.get_by_role("columnheader", name="Qwen, two of them").first.wait_for()
+    settled(page, SIDE)
+    shelf, ignored = shelf_of(query(page))
+    assert (ignored, shelf[1].name) == ([], "Qwen, two of them")
+
+    other.goto(page.url)  # nothing but the link
+    settled(other, SIDE)
+    table = other.get_by_test_id("stTable").first
+    row = table.get_by_role("row").filter(has_text="Output per GPU")
+    expect(row.get_by_role("cell")).to_have_count(3)
+    assert "%" in row.get_by_role("cell").nth(2).inner_text()
+    expect(table.get_by_role("row").filter(has_text="MI300X").first).to_be_visible()
+    other.locator(".st-key-side-chart .main-svg").first.wait_for()
+
+
+def test_figures_and_the_chart_are_saved(page: Any, address: str, tmp_path: Path) -> None:
+    open_step(page, address, "side", SEVERAL)
+    for label, start in (("CSV", b"name,kind,state"), ("Parquet", b"PAR1")):
+        assert saved(page, label, tmp_path).read_bytes().startswith(start)
+    chart = page.locator(".st-key-side-chart .js-plotly-plot")
+    for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg")):
+        page.get_by_role("radio", name=kind).click()
+        settled(page, SIDE)
+        chart.hover()
+        picture = saved(page, chart.locator("[data-title*='Download plot']").click, tmp_path)
+        assert picture.name == f"side-by-side.{kind.lower()}"
+        assert picture.read_bytes().startswith(start)
+
+
+def test_a_choice_is_opened_and_removed(page: Any, address: str) -> None:
+    open_step(page, address, "side", SEVERAL)
+    page.get_by_role("button", name="Llama on MI300X").click()
+    page.get_by_role("button", name="Open in Compare").filter(visible=True).click()
+    settled(page, QUESTIONS["compare"])
+    assert query(page)["hardware.device"] == "mi300x"
+    go(page, "Side by side", SIDE)
+    page.get_by_role("button", name="Llama on H100").click()
+    page.get_by_role("button", name="Remove").filter(visible=True).click()
+    expect(page.get_by_role("columnheader", name="Llama on H100")).to_have_count(0)
+    settled(page, SIDE)
+    shelf, _ = shelf_of(query(page))
+    assert shelf[0].name == "Llama on MI300X"
+    page.go_back()
+    page.get_by_role("columnheader", name="Llama on H100").first.wait_for()
+
+
+def test_the_link_of_a_page_is_copied_from_its_frame(page: Any, address: str) -> None:
+    open_step(page, address, "hardware", f"{LLAMA_70B}&{SEVERAL}")
+    page.get_by_role("button", name="Link", exact=True).click()
+    shown = page.get_by_test_id("stPopoverBody").locator("code").inner_text()
+    assert shown == page.url
+
+
+EVERY_FIGURE_DRAWN = """
+[...document.querySelectorAll('figure')].every(f => f.querySelector('.js-plotly-plot .main-svg'))
+"""
+RUN = "workload.kind=training&workload.tokens=1e9&hardware.nodes=2"
+
+
+def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(
+    page: Any, address: str, tmp_path: Path
+) -> None:
+    open_step(page, address, "recipe", f"{LLAMA_70B}&hardware.device=mi300x")
+    unfold(page, "Deployment settings")
+    fill(page, "Namespace", "team-llm")
+    page.get_by_text("Set: namespace team-llm.").wait_for()
+    settled(page, QUESTIONS["recipe"])
+    fill(page, "Port", "9123")
+    page.get_by_text("--port 9123").first.wait_for()
+    settled(page, QUESTIONS["recipe"])
+    page.get_by_role("radio", name="Kubernetes", exact=True).click()
+    page.get_by_text("namespace: team-llm").first.wait_for()
+    settled(page, QUESTIONS["recipe"])
+    assert "team-llm" not in page.url
+    with zipfile.ZipFile(saved_bundle(page, tmp_path)) as archive:
+        assert b"namespace: team-llm" in archive.read("targets/kubernetes/deployment.yaml")
+        assert b'"port": 9123' in archive.read("launch.json")
+    report = saved(page, "Report with charts", tmp_path)
+    assert report.stat().st_size < 6_000_000
+
+
+@pytest.mark.parametrize("link", [LLAMA_70B, RUN], ids=["serving", "training"])
+def test_a_report_opens_from_a_file_without_any_request(
+    open_page: Callable[..., Any], address: str, tmp_path: Path, link: str
+) -> None:
+    page = open_page()
+    open_step(page, address, "recipe", link)
+    report = saved(page, "Report with charts", tmp_path)
+    alone = open_page(offline=True, viewport={"width": 390, "height": 844})
+    asked: list[str] = []
+    alone.on("request", lambda request: asked.append(request.url))
+    alone.goto(report.as_uri())
+    alone.wait_for_function(EVERY_FIGURE_DRAWN)
+    assert alone.locator("figure").count() >= 4
+    assert asked == [report.as_uri()]
+    assert alone.get_by_text("Edit in Chart Studio").count() == 0
+    assert alone.locator("[data-title*='Chart Studio'], [data-title*='cloud']").count() == 0
+    assert alone.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_file_is_found_and_read_from_the_keyboard(page: Any, address: str) -> None:
+    open_step(page, address, "recipe", LLAMA_70B)
+    open_tab(page, "Files", QUESTIONS["recipe"])
+    page.get_by_text("# llama-3.1-70b").first.wait_for()
+    page.get_by_role("radio", name="README.md").focus()
+    page.keyboard.press("ArrowDown")
+    page.get_by_text("schema_version").first.wait_for()
+    settled(page, QUESTIONS["recipe"])
+    fill(page, "Find", "sbatch job-name")
+    page.get_by_text("1 of ").wait_for()
+    page.get_by_text("#!/bin/bash").first.wait_for()
+
+
+def test_another_engine_is_one_click(page: Any, address: str) -> None:
+    open_step(page, address, "recipe", LLAMA_70B)
+    open_tab(page, "Other engines", QUESTIONS["recipe"])
+    page.get_by_role("button", name="Switch to SGLang").click()
+    wait_for_query(page, "candidate.engine", "sglang")
+    settled(page, QUESTIONS["recipe"])
+    assert query(page)["options.engines"] == "vllm,sglang"
+    open_tab(page, "Deploy", QUESTIONS["recipe"])
+    page.get_by_text("sglang serve").first.wait_for()

@@ -1,0 +1,99 @@
+"""The way of a first user, nothing faked: the wizard's pages, and a bundle that serves a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.fixtures.needs import TORCH, needs
+from tests.fixtures.patience import comes
+from tests.fixtures.ports import free_port
+from tests.fixtures.wizard import (
+    AXE,
+    LLAMA_70B,
+    PAGES,
+    QUESTIONS,
+    TP8,
+    fits_sideways,
+    open_step,
+    query,
+    saved_bundle,
+    settled,
+    violations,
+)
+
+pytestmark = pytest.mark.browser
+LEAST = {
+    "hardware.device": "cpu",
+    "hardware.per_node": "1",
+    "workload.input_tokens": "32",
+    "workload.output_tokens": "8",
+    "workload.concurrency": "2",
+    "options.engines": "transformers",
+}
+
+
+@pytest.mark.engine
+@needs("a bundle that serves", *TORCH)
+def test_a_bundle_of_the_wizard_starts_outlives_a_kill_answers_and_stops(
+    page: Any, address: str, untrained_model: Path, tmp_path: Path
+) -> None:
+    open_step(page, address, "", urlencode({"model": str(untrained_model)} | LEAST))
+    for question in list(QUESTIONS.values())[1:]:
+        page.get_by_role("button", name="Next").click()
+        settled(page, question)
+    archive = saved_bundle(page, tmp_path)
+    bundle = tmp_path / "bundle"
+    shutil.unpack_archive(archive, bundle)
+
+    def launch(*words: str) -> str:
+        command = [sys.executable, str(bundle / "launch.py"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def state() -> Any:
+        return json.loads((bundle / "run" / "state.json").read_text())
+
+    try:
+        launch("up", "--port", str(free_port()))
+        os.kill(state()["servers"][0]["pid"], signal.SIGKILL)
+        assert comes(lambda: state()["restarts"] == 1 and state()["ready"])
+        assert json.loads(launch("status"))["state"] == "up"
+        launch("bench")
+        measured = json.loads((bundle / "run" / "measurement.json").read_text())
+        assert measured["metrics"]["failed"] == 0
+        assert measured["metrics"]["requests"] >= 4
+        assert measured["ratio"]["tpot_s"] > 0
+    finally:
+        launch("down")
+    assert not (bundle / "run" / "state.json").exists()
+
+
+def test_a_link_opens_every_page(page: Any, address: str) -> None:
+    """Each in a wide and a narrow window; two are held against axe."""
+    pytest.importorskip("axe_playwright_python", reason=AXE)
+    wrong = {}
+    for step, question in PAGES.items():
+        page.set_viewport_size({"width": 1280, "height": 1000})
+        open_step(page, address, step, f"{LLAMA_70B}&hardware.device=mi300x&pins={TP8}")
+        if step in QUESTIONS:
+            page.get_by_text("Llama-3.1-70B-Instruct · 8 × MI300X").wait_for()
+        asked = query(page)
+        if (asked["pins"], asked["hardware.device"]) != (TP8, "mi300x"):
+            wrong[step, "link"] = [page.url]
+        if step in ("compare", "recipe"):
+            wrong[step, "axe"] = violations(page)
+        page.set_viewport_size({"width": 390, "height": 844})
+        settled(page, question)
+        fits_sideways(page)
+    assert not any(wrong.values()), wrong
