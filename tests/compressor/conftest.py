@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,36 +9,17 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.needs import needs
 from tests.fixtures.paths import ROOT
 
 TEXT = ROOT / "scripts" / "demo_corpus.txt"
-MODULES = {
-    "torch": "torch",
-    "transformers": "torch",
-    "compressed_tensors": "compress",
-    "gguf": "compress",
-    "nncf": "compress",
-    "onnx": "compress",
-    "onnxruntime": "compress",
-    "onnxscript": "compress",
-    "openvino": "compress",
-    "xllamacpp": "compress",
-}
-MISSING = [name for name in MODULES if importlib.util.find_spec(name) is None]
-EXTRAS = ",".join(sorted({MODULES[name] for name in MISSING}))
-needs_tools = pytest.mark.skipif(
-    bool(MISSING),
-    reason=f"NOT TESTED: compression, because {', '.join(MISSING)} is missing; "
-    f"pip install '.[{EXTRAS}]'",
+TOOLS = (
+    *("torch", "transformers", "compressed_tensors", "gguf", "nncf", "onnx", "onnxruntime"),
+    *("onnxscript", "openvino", "xllamacpp"),
 )
-VERIFY = {
-    "tokens": 512,
-    "window": 128,
-    "prompts": 2,
-    "prompt_tokens": 16,
-    "new_tokens": 12,
-    "runs": 1,
-}
+needs_tools = needs("compression", *TOOLS, extra="torch,compress")
+VERIFY = {"tokens": 512, "window": 128, "prompts": 2, "prompt_tokens": 16}
+VERIFY |= {"new_tokens": 12, "runs": 1}
 GROUP = 32
 """Divides the 352 inputs of the demo model's last matrices."""
 

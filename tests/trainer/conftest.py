@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import shutil
@@ -17,17 +16,10 @@ import pytest
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
 from recipe_core.launch.training.corpus import chats, preferences
+from tests.fixtures.needs import needs
 from tests.fixtures.ports import free_port
 
-MISSING = [
-    name
-    for name in ("torch", "transformers", "safetensors")
-    if importlib.util.find_spec(name) is None
-]
-needs_torch = pytest.mark.skipif(
-    bool(MISSING),
-    reason=f"NOT TESTED: training, because {', '.join(MISSING)} is missing; pip install '.[torch]'",
-)
+needs_torch = needs("training", "torch", "transformers", "safetensors")
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -106,52 +98,69 @@ class Job:
         (self.root / "train.json").write_text(json.dumps(settings(**parts)))
 
     def run(
-        self, processes: int, *words: str, script: str = "train.py", runs: int = 1
+        self, processes: int, *words: str, script: str = "train.py"
     ) -> subprocess.CompletedProcess[str]:
-        launch = [
-            str(Path(sys.executable).parent / "torchrun"),
-            "--nproc-per-node",
-            str(processes),
-            "--master-port",
-            str(free_port()),
-        ]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        launch = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", str(processes)]
+        launch += ["--master-port", str(free_port()), script]
         config = ("--config", "train.json") if script == "train.py" else ()
         return subprocess.run(
-            [*launch, script, *config, *words],
+            [*launch, *config, *words],
             cwd=self.root,
             capture_output=True,
             text=True,
-            timeout=240 * runs,
-            env=environment,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
 
+    def finish(self, processes: int, *words: str) -> str:
+        """What a run says that ends as it should."""
+        done = self.run(processes, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def fail(self, processes: int, *words: str) -> str:
+        """What a run says that does not."""
+        done = self.run(processes, *words)
+        assert done.returncode != 0
+        return done.stderr
+
+    def ask_to_stop(self) -> None:
+        self.run_folder.mkdir(exist_ok=True)
+        (self.run_folder / "stop").touch()
+
     @staticmethod
-    def run_several(jobs: list[Job], processes: int, *words: str, dies: bool = False) -> None:
+    def run_several(jobs: list[Job], processes: int, *words: str, dies: bool = False) -> str:
         """All of them in turn; where it ``dies``, the last one is killed in its third step."""
         root = jobs[0].root
         script = (root / "train.py").read_text().partition('if __name__ == "__main__":')[0]
         (root / "several.py").write_text(script + SEVERAL)
         runs = [
-            (
-                free_port(),
-                dies and job is jobs[-1],
-                ["--config", str(job.root / "train.json"), *words],
-            )
+            (free_port(), dies and job is jobs[-1], ["--config", f"{job.root}/train.json", *words])
             for job in jobs
         ]
-        done = jobs[0].run(processes, json.dumps(runs), script="several.py", runs=len(runs))
+        done = jobs[0].run(processes, json.dumps(runs), script="several.py")
         assert (done.returncode != 0) == dies, done.stderr
+        return done.stderr
+
+    def rows(self) -> list[dict[str, str]]:
+        with (self.run_folder / "metrics.csv").open() as file:
+            return list(csv.DictReader(file))
 
     def losses(self) -> list[float]:
-        with (self.run_folder / "metrics.csv").open() as file:
-            return [float(row["loss"]) for row in csv.DictReader(file)]
+        return [float(row["loss"]) for row in self.rows()]
+
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.run_folder / "checkpoints").iterdir())
+
+    def patch_script(self, text: str, trainer: str = "main") -> None:
+        """Put Python before the start of the trainer: what goes wrong in it."""
+        main = 'if __name__ == "__main__":'
+        script = train_py("train.py", trainer).replace(main, text + main)
+        (self.root / "train.py").write_text(script)
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """The run that every split must repeat: one process, to the end."""
     job = Job(tmp_path_factory.mktemp("whole") / "job")
-    done = job.run(1)
-    assert done.returncode == 0, done.stderr
+    job.finish(1)
     return job

@@ -95,27 +95,28 @@ def test_steps_take_every_batch_that_is_not_left_out_once_and_in_order(
 ) -> None:
     skips = Skips([(start, start + length) for start, length in stretches])
     left_out = {batch for start, length in stretches for batch in range(start, start + length)}
-    assert [skips.batch(step) for step in range(60)] == [
-        batch for batch in range(60 + len(left_out)) if batch not in left_out
-    ][:60]
+    kept = [batch for batch in range(60 + len(left_out)) if batch not in left_out]
+    assert [skips.batch(step) for step in range(60)] == kept[:60]
+
+
+def checkpoints(folder: Path, *steps: int) -> list[tuple[int, Path]]:
+    paths = [(step, folder / f"step-{step}") for step in steps]
+    for _, path in paths:
+        path.mkdir(parents=True)
+    return paths
 
 
 def test_a_rollback_goes_before_the_event_and_leaves_its_batches_out(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    paths = [(step, folder / f"step-{step}") for step in (5, 10, 13)]
-    for _, path in paths:
-        path.mkdir(parents=True)
+    paths = checkpoints(folder, 5, 10, 13)
     end = roll_back(tmp_path, SPIKE, paths, paths, Guard())
     assert isinstance(end, RolledBackError)
     assert str(end) == (
         "the loss of steps 12 to 14 is a spike (9.0000 after 4.0000);"
         " the next start goes on from step 10 and leaves out batches 10 to 13."
     )
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "rolled-back-step-13",
-        "step-10",
-        "step-5",
-    ]
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"rolled-back-step-13", "step-10", "step-5"}
     record = read_record(tmp_path)
     assert [record.skips.batch(step) for step in (9, 10, 11)] == [9, 14, 15]
     remove_left(folder)
@@ -123,13 +124,11 @@ def test_a_rollback_goes_before_the_event_and_leaves_its_batches_out(tmp_path: P
 
 
 def test_the_same_place_again_goes_further_back_and_at_last_gives_up(tmp_path: Path) -> None:
-    paths = [(step, tmp_path / f"step-{step}") for step in (5, 10)]
-    for _, path in paths:
-        path.mkdir()
-    roll_back(tmp_path, SPIKE, paths, paths, Guard(rollbacks=2))
-    roll_back(tmp_path, SPIKE, paths, paths, Guard(rollbacks=2))
-    assert [each.checkpoint for each in read_record(tmp_path).rollbacks] == [10, 5]
-    end = roll_back(tmp_path, SPIKE, paths[:1], paths[:1], Guard(rollbacks=2))
+    paths, guard = checkpoints(tmp_path, 5, 10), Guard(rollbacks=2)
+    for _ in range(2):
+        roll_back(tmp_path, SPIKE, paths, paths, guard)
+    assert [rollback.checkpoint for rollback in read_record(tmp_path).rollbacks] == [10, 5]
+    end = roll_back(tmp_path, SPIKE, paths[:1], paths[:1], guard)
     assert not isinstance(end, RolledBackError)
     assert "is a spike (9.0000 after 4.0000), after 2 rollbacks that did not help." in str(end)
     assert f"remove {tmp_path / FILE}." in str(end)
@@ -137,7 +136,9 @@ def test_the_same_place_again_goes_further_back_and_at_last_gives_up(tmp_path: P
         read_record(tmp_path).check(2)
 
 
-def test_rollbacks_far_apart_do_not_add_up(tmp_path: Path) -> None:
+def test_rollbacks_far_apart_do_not_add_up_and_leave_out_at_most_a_hundred_batches(
+    tmp_path: Path,
+) -> None:
     record = Record(tmp_path / FILE, ())
     for first in (20, 220, 420, 620, 820):
         event = Event("spike", first, first + 4, 9.0, 4.0)
@@ -145,24 +146,18 @@ def test_rollbacks_far_apart_do_not_add_up(tmp_path: Path) -> None:
         assert record.in_a_row == 1
     record.write()
     assert read_record(tmp_path).rollbacks == record.rollbacks
-
-
-def test_at_most_a_hundred_batches_before_the_event_are_left_out() -> None:
     event = Event("nan", 1500, 1500, None, 4.0)
     record, rollback = Record(Path(FILE), ()).roll_back(event, [1000])
     assert (rollback.checkpoint, rollback.skipped) == (1000, (1399, 1500))
-    _, again = record.roll_back(event, [1000])
-    assert again.skipped == (1500, 1601)
+    assert record.roll_back(event, [1000])[1].skipped == (1500, 1601)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"rollbacks": [{"first": -1}]}', '{"rollbacks": [{"first": "1"}]}', "[" * 9**5],
-)
-def test_a_damaged_record_stops_the_run(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(TrainError, match=r"rollbacks\.json cannot be read .* remove it"):
-        read_record(tmp_path)
+def test_a_damaged_record_stops_the_run(tmp_path: Path) -> None:
+    wrong = [json.dumps({"rollbacks": [{"first": first}]}) for first in (-1, "1")]
+    for record in ("", "[]", *wrong, "[" * 9**5):
+        (tmp_path / FILE).write_text(record)
+        with pytest.raises(TrainError, match=r"rollbacks\.json cannot be read .* remove it"):
+            read_record(tmp_path)
 
 
 def test_the_end_is_told_beside_the_record(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.conftest import CONFIG, needs_torch
 
 pytestmark = needs_torch
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from recipe_core.launch.training.corpus import chats, preferences
 from recipe_core.trainer.chats import CHATML, Reader
@@ -41,6 +41,11 @@ FORGETS = (  # as templates do that leave earlier thoughts out
 )
 
 
+def lines(path: Path, records: Any) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lines(tmp_path_factory.mktemp("data") / "chat.jsonl", chats()[:60])
@@ -51,11 +56,6 @@ def tokenizer(data: Path) -> Any:
     return get_tokenizer("data", None, (data,), 512, 256, "chat")
 
 
-def lines(path: Path, records: Any) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def learned(tokenizer: Any, example: list[int]) -> tuple[str, str]:
     """The text of an example with what is not learned left out, and all of it."""
     kept = [token for token in example if token >= 0]
@@ -63,7 +63,7 @@ def learned(tokenizer: Any, example: list[int]) -> tuple[str, str]:
     return tokenizer.decode(kept), tokenizer.decode(every)
 
 
-def made(tokenizer: Any, template: str, messages: Any) -> list[tuple[str, str]]:
+def made(tokenizer: Any, template: str, messages: Any = TALK) -> list[tuple[str, str]]:
     tokenizer.chat_template = template
     try:
         found = Reader(tokenizer).chat({"messages": messages})
@@ -74,70 +74,53 @@ def made(tokenizer: Any, template: str, messages: Any) -> list[tuple[str, str]]:
 
 def test_only_answers_and_their_ends_are_learned(tokenizer: Any) -> None:
     assert tokenizer.chat_template == CHATML
-    [(kept, every)] = made(tokenizer, CHATML, TALK)
+    [(kept, every)] = made(tokenizer, CHATML)
     assert kept == "Not yet.</s>\nYes.</s>\n"
     assert every == tokenizer.apply_chat_template(TALK, tokenize=False)
     assert every.startswith("<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n")
+    [(kept, every)] = made(tokenizer, CHATML, TALK[:4])  # what follows the last answer is left out
+    assert (kept, "And now?" in every) == ("Not yet.</s>\n", False)
 
 
-def test_a_template_that_marks_answers_is_believed(tokenizer: Any) -> None:
-    [(kept, every)] = made(tokenizer, MARKED, TALK)
-    assert kept == "Not yet.!Yes.!"
-    assert every.count("[assistant]") == 2
-
-
-def test_a_template_that_forgets_makes_an_example_of_each_answer(tokenizer: Any) -> None:
-    first, second = made(tokenizer, FORGETS, TALK)
-    assert first == (
-        "Not yet.",
-        "<system>Be short.<user>Is it done?<assistant>Not yet.",
-    )
+def test_a_template_that_marks_answers_is_believed_and_one_that_forgets_makes_several(
+    tokenizer: Any,
+) -> None:
+    [(kept, every)] = made(tokenizer, MARKED)
+    assert (kept, every.count("[assistant]")) == ("Not yet.!Yes.!", 2)
+    first, second = made(tokenizer, FORGETS)
+    assert first == ("Not yet.", "<system>Be short.<user>Is it done?<assistant>Not yet.")
     assert second[0] == "Yes."
     assert second[1].endswith("<assistant>…<user>And now?<assistant>Yes.")
 
 
-def test_what_follows_the_last_answer_is_left_out(tokenizer: Any) -> None:
-    [(kept, every)] = made(tokenizer, CHATML, [*TALK[:3], TALK[3]])
-    assert kept == "Not yet.</s>\n"
-    assert "And now?" not in every
+WRONG: dict[str, Any] = {
+    "line 1 is no chat that can be trained on: 'messages' is missing": {"text": "a"},
+    "is no list of messages": {"messages": []},
+    "message 1 has no role and content": {"messages": [{"role": "user", "content": 4}]},
+    "no message has the role assistant": {"messages": [{"role": "user", "content": "a"}]},
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ({"text": "a"}, "line 1 is no chat that can be trained on: 'messages' is missing"),
-        ({"messages": []}, "is no list of messages"),
-        ({"messages": [{"role": "user", "content": 4}]}, "message 1 has no role and content"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "no message has the role assistant"),
-    ],
-)
-def test_a_line_that_is_no_chat_is_named(
-    tokenizer: Any, tmp_path: Path, line: Any, said: str
-) -> None:
-    path = lines(tmp_path / "x.jsonl", [line])
-    with pytest.raises(TrainError) as error:
-        list(Reader(tokenizer).examples(path, "chat"))
-    assert said in str(error.value)
-    assert 'A line is {"messages": [' in str(error.value)
+def test_a_line_that_is_no_chat_is_named(tokenizer: Any, tmp_path: Path) -> None:
+    for words, line in WRONG.items():
+        path = lines(tmp_path / "x.jsonl", [line])
+        with pytest.raises(TrainError) as error:
+            list(Reader(tokenizer).examples(path, "chat"))
+        assert words in str(error.value)
+        assert 'A line is {"messages": [' in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
+def test_a_preference_learns_the_last_answers_alone(tokenizer: Any) -> None:
+    """With a prompt, with whole chats, or of plain text."""
+    for record in (
         {"prompt": TALK[:2], "chosen": [TALK[2]], "rejected": [TALK[4]]},
         {"chosen": TALK[:3], "rejected": [*TALK[:2], TALK[4]]},
-    ],
-    ids=["with a prompt", "with whole chats"],
-)
-def test_a_preference_learns_the_last_answers_alone(tokenizer: Any, record: Any) -> None:
-    good, bad = (learned(tokenizer, each) for each in Reader(tokenizer).preference(record))
-    assert (good[0], bad[0]) == ("Not yet.</s>\n", "Yes.</s>\n")
-    assert good[1].removesuffix(good[0]) == bad[1].removesuffix(bad[0])
-
-
-def test_a_preference_may_be_plain_text(tokenizer: Any) -> None:
-    record = {"prompt": "Is it done? ", "chosen": "Yes.", "rejected": "No."}
-    good, bad = (learned(tokenizer, each) for each in Reader(tokenizer).preference(record))
+    ):
+        good, bad = (learned(tokenizer, each) for each in Reader(tokenizer).preference(record))
+        assert (good[0], bad[0]) == ("Not yet.</s>\n", "Yes.</s>\n")
+        assert good[1].removesuffix(good[0]) == bad[1].removesuffix(bad[0])
+    plain = {"prompt": "Is it done? ", "chosen": "Yes.", "rejected": "No."}
+    good, bad = (learned(tokenizer, each) for each in Reader(tokenizer).preference(plain))
     assert good == ("Yes.</s>", "Is it done? Yes.</s>")
     assert bad[0] == "No.</s>"
 
@@ -155,12 +138,11 @@ def test_chats_that_share_a_sequence_do_not_see_each_other(tmp_path: Path) -> No
     assert item.positions.tolist() == [0, 1, 2, 0, 0, 1]
     alone = Chats(path, 6, 1, seed=0, packed=False)
     assert [alone.item(place)[0].positions for place in range(alone.count)] == [None, None]
+    assert best_fit([5, 3, 8, 2, 7, 1, 4], 8) == [[2], [4, 5], [0, 1], [6, 3]]
 
 
 def test_a_chat_has_the_same_loss_wherever_it_stands(tokenizer: Any, data: Path) -> None:
     """Together in sequences, or each alone with padding."""
-    import torch
-    from torch.nn.functional import cross_entropy
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -168,7 +150,7 @@ def test_a_chat_has_the_same_loss_wherever_it_stands(tokenizer: Any, data: Path)
     automatic: Any = AutoModelForCausalLM
     model = automatic.from_config(AutoConfig.for_model(**long))
     path = token_file((data,), tokenizer, data.parent / "tokens", "chat")
-    totals = []
+    counts, losses = [], []
     for packed in (True, False):
         rows = Chats(path, 384, 1, seed=0, packed=packed)
         total = torch.zeros(())
@@ -176,10 +158,13 @@ def test_a_chat_has_the_same_loss_wherever_it_stands(tokenizer: Any, data: Path)
             places = None if item.positions is None else item.positions[None]
             with torch.no_grad():
                 logits = model(item.inputs[None], position_ids=places, use_cache=False).logits[0]
-            total += cross_entropy(logits, item.targets, reduction="sum", ignore_index=IGNORED)
-        totals.append((rows.count, float(total)))
-    assert totals[0][0] < 0.5 * totals[1][0]
-    assert totals[0][1] == pytest.approx(totals[1][1], rel=1e-5)
+            total += torch.nn.functional.cross_entropy(
+                logits, item.targets, reduction="sum", ignore_index=IGNORED
+            )
+        counts.append(rows.count)
+        losses.append(float(total))
+    assert counts[0] < 0.5 * counts[1]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_long_example_loses_its_end(tmp_path: Path) -> None:
@@ -192,23 +177,16 @@ def test_a_long_example_loses_its_end(tmp_path: Path) -> None:
         Pairs(path, 2, 2, seed=0)
 
 
-def test_sizes_fill_sequences_best_and_always_alike() -> None:
-    rows = best_fit([5, 3, 8, 2, 7, 1, 4], 8)
-    assert rows == [[2], [4, 5], [0, 1], [6, 3]]
-
-
 @pytest.mark.parametrize("kind", ["chat", "preference"])
 def test_the_sample_data_of_bundles_are_read_once_and_split_over_replicas(
     tokenizer: Any, tmp_path: Path, kind: str
 ) -> None:
-    records = chats()[:40] if kind == "chat" else preferences()[:40]
-    data = lines(tmp_path / "data.jsonl", records)
+    records, make = {"chat": (chats, Chats), "preference": (preferences, Pairs)}[kind]
+    data = lines(tmp_path / "data.jsonl", records()[:40])
     path = token_file((data,), tokenizer, tmp_path / "tokens", kind)
     assert path == token_file((data,), tokenizer, tmp_path / "tokens", kind)
-    make: Any = Chats if kind == "chat" else Pairs
-    whole = make(path, 128, 8, 3).batch(2, 0, 1, 4)
+    found = make(path, 128, 8, 3)
+    whole = found.batch(2, 0, 1, 4)
     parts = [item for rank in range(2) for item in make(path, 128, 8, 3).batch(2, rank, 2, 2)]
     assert [item.inputs.tolist() for item in whole] == [item.inputs.tolist() for item in parts]
-    assert make(path, 128, 8, 3).learned(2) == sum(
-        int((item.targets != IGNORED).sum()) for item in whole
-    )
+    assert found.learned(2) == sum(int((item.targets != IGNORED).sum()) for item in whole)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipe_core.launch.entry import train_py
 from tests.trainer.conftest import Job, needs_torch
+from tests.trainer.test_trainer_runs import PIPELINE, PRETRAINED, SHARDED, TENSOR
 
-pytestmark = [pytest.mark.torchrun, needs_torch]
+pytestmark = [pytest.mark.torchrun, pytest.mark.nightly, needs_torch]
 
 CHAT: dict[str, Any] = {
     "data": ["chat.jsonl"],
@@ -20,26 +20,22 @@ CHAT: dict[str, Any] = {
     "batch": {"sequence_length": 128, "global_batch": 8, "micro_batch": 2},
 }
 PREFERENCE = CHAT | {"data": ["preference.jsonl"], "data_format": "preference"}
-TUNED: dict[str, Any] = {"model": {"weights": "pretrained", "tokenizer": "model"}}
-LORA = TUNED | {"lora": {"rank": 4, "alpha": 8}}
-QLORA = TUNED | {"lora": {"rank": 4, "alpha": 8, "targets": "all", "base": "nf4"}}
+LORA = PRETRAINED | {"lora": {"rank": 4, "alpha": 8}}
+QLORA = PRETRAINED | {"lora": {"rank": 4, "alpha": 8, "targets": "all", "base": "nf4"}}
 ALONE: dict[str, dict[str, Any]] = {
-    "tuned": CHAT | TUNED,
-    "padded": CHAT | TUNED | {"packed": False},
+    "tuned": CHAT | PRETRAINED,
+    "padded": CHAT | PRETRAINED | {"packed": False},
     "lora": CHAT | LORA,
     "qlora": CHAT | QLORA,
-    "dpo": PREFERENCE | TUNED,
+    "dpo": PREFERENCE | PRETRAINED,
     "dpo-lora": PREFERENCE | LORA,
 }
-FSDP = {"split": {"dp": 2, "shard": 2, "zero_stage": 3}, "recompute": "full"}
-TENSOR = {"split": {"tp": 2, "sequence_parallel": True}, "recompute": "selective"}
-PIPELINE = {"split": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "zero_stage": 2}}
 SPLIT: dict[str, dict[str, Any]] = {
-    "qlora by fsdp": ALONE["qlora"] | FSDP,
+    "qlora by fsdp": ALONE["qlora"] | SHARDED,
     "lora by a pipeline": ALONE["lora"] | PIPELINE,
     "dpo by tensors": ALONE["dpo"] | TENSOR,
-    "dpo by fsdp": ALONE["dpo"] | FSDP,
-    "dpo-lora by fsdp": ALONE["dpo-lora"] | FSDP,
+    "dpo by fsdp": ALONE["dpo"] | SHARDED,
+    "dpo-lora by fsdp": ALONE["dpo-lora"] | SHARDED,
     "chat by tensors": CHAT | TENSOR,
     "chat by a pipeline": CHAT | PIPELINE,
 }
@@ -49,18 +45,12 @@ SPLIT: dict[str, dict[str, Any]] = {
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Random weights trained on chats; the runs of the other methods start from them."""
     job = Job(tmp_path_factory.mktemp("chat") / "job", **CHAT)
-    done = job.run(1)
-    assert done.returncode == 0, done.stderr
+    job.finish(1)
     return job
 
 
 def several(
-    root: Path,
-    chat: Job,
-    processes: int,
-    named: dict[str, dict[str, Any]],
-    *,
-    dies: bool = False,
+    root: Path, chat: Job, processes: int, named: dict[str, dict[str, Any]], *, dies: bool = False
 ) -> dict[str, Job]:
     jobs = {name: Job(root / name.replace(" ", "-"), **parts) for name, parts in named.items()}
     words = ("--model", str(chat.run_folder / "model"))
@@ -76,38 +66,27 @@ def alone(chat: Job, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]
     return found | {"chat": chat}
 
 
-@pytest.fixture(scope="module")
-def split(chat: Job, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """The same by two."""
-    return several(tmp_path_factory.mktemp("split"), chat, 2, SPLIT)
-
-
-@pytest.mark.parametrize("name", SPLIT)
 def test_a_method_has_the_same_losses_however_it_is_split(
-    alone: dict[str, Job], split: dict[str, Job], name: str
+    chat: Job, alone: dict[str, Job], tmp_path: Path
 ) -> None:
-    whole, found = alone[name.partition(" ")[0]].losses(), split[name].losses()
-    assert len(whole) == 4
-    assert found == pytest.approx(whole, abs=2e-5)
-    assert found != found[:1] * 4
+    for name, found in several(tmp_path, chat, 2, SPLIT).items():
+        whole = alone[name.partition(" ")[0]].losses()
+        assert len(whole) == 4
+        assert found.losses() == pytest.approx(whole, abs=2e-5), name
+        assert len(set(whole)) > 1, name
 
 
 def test_a_killed_run_on_chats_goes_on_bit_by_bit(chat: Job, alone: dict[str, Job]) -> None:
     job = alone["killed"]
     assert len(job.losses()) == 2
-    done = job.run(1)
-    assert done.returncode == 0, done.stderr
-    assert "resuming after step" in done.stderr
+    assert "resuming after step" in job.finish(1)
     assert job.losses() == chat.losses()
 
 
-def test_preferences_start_at_the_reference_and_margins_are_recorded(
-    alone: dict[str, Job],
-) -> None:
+def test_preferences_start_at_the_reference_and_margins_are_recorded(alone: dict[str, Job]) -> None:
     """Before the first step model and reference are one, so the loss is ln 2 (equation 7)."""
     for name in ("dpo", "dpo-lora"):
-        with (alone[name].run_folder / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
+        rows = alone[name].rows()
         assert float(rows[0]["loss"]) == pytest.approx(0.693147, abs=1e-6)
         assert float(rows[0]["reward_margin"]) == 0
         assert all(0 <= float(row["reward_accuracy"]) <= 1 for row in rows)
@@ -146,32 +125,25 @@ def test_the_template_of_the_chats_comes_with_the_model(chat: Job, alone: dict[s
         assert text == "<|im_start|>user\na<|im_end|>\n"
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        (PREFERENCE, "preferences need the weights of a model"),
-        (ALONE["dpo"] | PIPELINE, "preferences are not trained in a pipeline (pp 2). Set pp: 1."),
-        (
-            ALONE["dpo"] | {"batch": CHAT["batch"] | {"micro_batch": 1}},
-            "micro_batch 1 is odd; answers of a pair come together.",
-        ),
-        (ALONE["qlora"] | TENSOR, "(tp 2) does not cut matrices in four bits. Set tp: 1."),
-    ],
-    ids=["no weights", "pipeline", "odd", "tensors in four bits"],
-)
-def test_what_a_method_cannot_do_is_refused_by_name(
-    tmp_path: Path, parts: dict[str, Any], said: str
-) -> None:
+REFUSED: dict[str, dict[str, Any]] = {
+    "preferences need the weights of a model": PREFERENCE,
+    "preferences are not trained in a pipeline (pp 2). Set pp: 1.": ALONE["dpo"] | PIPELINE,
+    "micro_batch 1 is odd; answers of a pair come together.": ALONE["dpo"]
+    | {"batch": CHAT["batch"] | {"micro_batch": 1}},
+    "(tp 2) does not cut matrices in four bits. Set tp: 1.": ALONE["qlora"] | TENSOR,
+}
+
+
+def test_what_a_method_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     from recipe_core.trainer.errors import TrainError
     from recipe_core.trainer.settings import load_settings
     from recipe_core.trainer.task import check
 
-    job = Job(tmp_path / "job", **parts)
-    settings = load_settings(job.root / "train.json")
-    model = "folder" if settings.model.weights == "pretrained" else None
-    with pytest.raises(TrainError) as error:
-        check(settings, model)
-    assert said in str(error.value)
+    for number, (words, parts) in enumerate(REFUSED.items()):
+        settings = load_settings(Job(tmp_path / str(number), **parts).root / "train.json")
+        model = "folder" if settings.model.weights == "pretrained" else None
+        with pytest.raises(TrainError, match=re.escape(words)):
+            check(settings, model)
 
 
 def test_transformers_trainer_has_the_same_loss_on_chats_and_refuses_adapters(
@@ -181,10 +153,9 @@ def test_transformers_trainer_has_the_same_loss_on_chats_and_refuses_adapters(
     pytest.importorskip("accelerate")
     from recipe_core.trainer import hf
 
-    job = Job(tmp_path / "job", **(CHAT | TUNED))
-    (job.root / "train.py").write_text(train_py("train.py", "hf"))
-    done = job.run(2, "--model", str(chat.run_folder / "model"))
-    assert done.returncode == 0, done.stderr
+    job = Job(tmp_path / "job", **(CHAT | PRETRAINED))
+    job.patch_script("", "hf")
+    job.finish(2, "--model", str(chat.run_folder / "model"))
     assert len(job.losses()) == 4
     assert job.losses()[0] == pytest.approx(alone["tuned"].losses()[0], rel=1e-4)
     refused = Job(tmp_path / "refused", **ALONE["lora"])
