@@ -21,33 +21,30 @@ class EnoughError(Exception):
     """What a watcher ends work with."""
 
 
-def test_every_simulated_split_is_a_step() -> None:
-    seen: list[tuple[int, int]] = []
-    with progress.watched(lambda *each: seen.append(each)):
-        table = plan(change(DEFAULT, P95))
-    simulated = sum(
-        int((block.simulation.means_s["tpot_s"] > 0).sum())
-        for block in table.blocks
-        if block.simulation is not None
-    )
+def watched(changes):
+    seen = []
+    with progress.watched(lambda *step: seen.append(step)):
+        table = plan(change(DEFAULT, P95 | changes))
+    return table, seen
+
+
+def test_every_simulated_split_is_a_step_and_a_search_of_loads_one_task():
+    table, seen = watched({})
+    simulations = [block.simulation for block in table.blocks if block.simulation is not None]
+    simulated = sum(int((each.means_s["tpot_s"] > 0).sum()) for each in simulations)
     assert simulated > 1
     assert seen == [(n, simulated) for n in range(simulated + 1)]
-
-
-def test_a_search_of_loads_is_one_task() -> None:
-    seen: list[tuple[int, int]] = []
-    with progress.watched(lambda *each: seen.append(each)):
-        table = plan(change(DEFAULT, P95 | {"workload.concurrency": None}))
+    table, seen = watched({"workload.concurrency": None})
     assert table.load_searched
     assert len({steps for _, steps in seen}) == 1
     assert [done for done, _ in seen] == list(range(len(seen)))
     assert seen[-1][0] <= seen[-1][1]
 
 
-def test_a_watcher_ends_the_work_at_the_next_step() -> None:
+def test_a_watcher_ends_the_work_at_the_next_step():
     seen: list[int] = []
 
-    def enough(done: int, _: int) -> None:
+    def enough(done: int, _: int):
         seen.append(done)
         if done == 2:
             raise EnoughError
@@ -55,12 +52,9 @@ def test_a_watcher_ends_the_work_at_the_next_step() -> None:
     with pytest.raises(EnoughError), progress.watched(enough):
         plan(change(DEFAULT, P95))
     assert seen == [0, 1, 2]
-    assert plan(
-        change(DEFAULT, P95)
-    ).order.size  # nobody watches any more, and nothing is left of what was ended
-
-
-def test_nobody_is_told_of_means() -> None:
+    # nobody watches any more, and nothing is left of what was ended
+    assert plan(change(DEFAULT, P95)).order.size
+    # means have no steps
     with progress.watched(lambda *_: pytest.fail("nothing is simulated")):
         plan(change(DEFAULT, {"model": P95["model"]}))
         progress.step()

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,12 +15,14 @@ from markdown_it import MarkdownIt
 
 from recipe_core.base import quoting
 from recipe_core.base.documents import parse_yaml, to_json, to_yaml
-from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.errors import NoAnswer
 from recipe_core.base.placeholders import PLACEHOLDER, pieces
 from recipe_core.base.texts import flaw_of_text
 from recipe_core.engines.spec import engine
 from recipe_core.launcher import plan as launcher_plan
 from recipe_core.targets.fill import IN_KUBERNETES, IN_SHELL, Variable, fill
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 from tests.nightly.attack import readers
 from tests.nightly.attack.readers import Shell
@@ -36,9 +37,8 @@ TEXT = st.text(
     max_size=30,
 )
 TEXTS = st.one_of(st.sampled_from(CARRIED), TEXT)
-PROPERTY = settings(
-    max_examples=examples(400), deadline=None, suppress_health_check=list(HealthCheck)
-)
+UNCHECKED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+PROPERTY = settings(max_examples=examples(400), **UNCHECKED)
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +46,16 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(tmp_path_factory.mktemp("shell"))
 
 
-def test_a_deliberate_injection_is_seen(shell: Shell) -> None:
+def test_a_deliberate_injection_is_seen(shell):
     shell.run("docker x; touch INJECTED\n")
     assert shell.injected == ["INJECTED"]
     (shell.folder / "INJECTED").unlink()
 
 
-@settings(
-    max_examples=examples(60, least=15), deadline=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=examples(60, least=15), **UNCHECKED)
 @given(words=st.lists(TEXTS, min_size=1, max_size=20))
 @example(words=CARRIED)
-def test_bash_passes_on_every_word(shell: Shell, words: list[str]) -> None:
+def test_bash_passes_on_every_word(shell, words):
     command = quoting.shell_command(["docker", *words])
     variable = f"SOME={quoting.shell(words[0])} docker\n"
     for script in (f"{command}\n", f"exec env {command}\n"):
@@ -70,44 +68,38 @@ def test_bash_passes_on_every_word(shell: Shell, words: list[str]) -> None:
 
 @PROPERTY
 @given(TEXTS)
-def test_a_shell_knows_texts_from_references(text: str) -> None:
+def test_a_shell_knows_texts_from_references(text):
     word = fill("${model}${head}", {"model": text, "head": Variable("head")}, IN_SHELL)
     assert shlex.split(word) == [f"{text}$head"]
 
 
-def test_docker_compose_reads_every_text_and_fills_in_none() -> None:
+def test_docker_compose_reads_every_text_and_fills_in_none():
     texts = {f"s{n}": text for n, text in enumerate(CARRIED)}
     files = {}
     for name, text in texts.items():
-        service = {
-            "image": "x:1",
-            "command": [quoting.compose(text)],
-            "environment": {"A": quoting.compose(text)},
-        }
+        word = quoting.compose(text)
+        service = {"image": "x:1", "command": [word], "environment": {"A": word}}
         files[name] = to_yaml({"services": {name: service}})
     services = readers.compose(files)
     for name, text in texts.items():
-        service = services[name][name]
-        assert service["command"] == [text]
-        assert service["environment"] == {"A": text}
+        assert services[name][name]["command"] == [text]
+        assert services[name][name]["environment"] == {"A": text}
+    # it does fill in what is not quoted
+    document = to_yaml({"services": {"a": {"image": "x:1", "command": ["${HF_TOKEN}"]}}})
+    assert readers.compose({"f": document})["f"]["a"]["command"] == ["substituted"]
 
 
 @settings(max_examples=examples(20, least=3), deadline=None)
 @given(st.lists(TEXT, min_size=30, max_size=60))
-def test_docker_compose_reads_any_text(texts: list[str]) -> None:
+def test_docker_compose_reads_any_text(texts):
     words = [quoting.compose(text) for text in texts]
     document = to_yaml({"services": {"a": {"image": "x:1", "command": words}}})
     assert readers.compose({"f": document})["f"]["a"]["command"] == texts
 
 
-def test_docker_compose_does_fill_in_what_is_not_quoted() -> None:
-    document = to_yaml({"services": {"a": {"image": "x:1", "command": ["${HF_TOKEN}"]}}})
-    assert readers.compose({"f": document})["f"]["a"]["command"] == ["substituted"]
-
-
 @PROPERTY
 @given(TEXTS, TEXTS)
-def test_kubernetes_expands_references_and_no_text(before: str, after: str) -> None:
+def test_kubernetes_expands_references_and_no_text(before, after):
     template = f"{before.replace('${', '')}${{self}}{after.replace('${', '')}"
     word = fill(template, {"self": Variable("POD_IP")}, IN_KUBERNETES)
     expected = f"{before.replace('${', '')}10.0.0.1{after.replace('${', '')}"
@@ -116,13 +108,8 @@ def test_kubernetes_expands_references_and_no_text(before: str, after: str) -> N
 
 @PROPERTY
 @given(TEXTS)
-def test_go_templates_render_no_text(text: str) -> None:
+def test_yaml_json_and_go_templates_hold_every_text(text):
     assert readers.go_template(quoting.go_template(text)) == text
-
-
-@PROPERTY
-@given(TEXTS)
-def test_yaml_and_json_hold_every_text(text: str) -> None:
     value = {"a": [text], text: 1}
     written = to_yaml(value)
     assert yaml.safe_load(written) == value
@@ -132,7 +119,7 @@ def test_yaml_and_json_hold_every_text(text: str) -> None:
 
 @PROPERTY
 @given(st.one_of(TEXTS, st.from_regex(r"\A[\w.:/@%+=,-]{1,20}\Z")))
-def test_a_line_of_sbatch_holds_one_value_or_is_refused(text: str) -> None:
+def test_a_line_of_sbatch_holds_one_value_or_is_refused(text):
     try:
         value = quoting.sbatch(text)
     except NoAnswer:
@@ -142,36 +129,28 @@ def test_a_line_of_sbatch_holds_one_value_or_is_refused(text: str) -> None:
         assert not set(value) & set(" \t\r\n#'\"\\")
 
 
-def inline(text: str) -> list[tuple[str, str]]:
+def inline(text):
     """The inline parts of the only paragraph of a Markdown text."""
     tokens = MarkdownIt("commonmark").parse(text)
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
     return [(token.type, token.content) for token in tokens[1].children or ()]
 
 
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 @PROPERTY
 @given(TEXTS)
-def test_markdown_shows_every_text_as_it_is(text: str) -> None:
-    if one_line(text):
+def test_markdown_shows_every_text_as_it_is(text):
+    if line := " ".join(text.split()):
         parts = inline(quoting.markdown(text))
         assert {kind for kind, _ in parts} <= {"text", "text_special"}
-        assert "".join(content for _, content in parts) == one_line(text)
-        assert inline(quoting.markdown_code(text)) == [("code_inline", one_line(text))]
-
-
-@PROPERTY
-@given(TEXTS)
-def test_a_block_of_code_ends_where_it_should(text: str) -> None:
+        assert "".join(content for _, content in parts) == line
+        assert inline(quoting.markdown_code(text)) == [("code_inline", line)]
+    # a block of code ends where it should
     (token,) = MarkdownIt("commonmark").parse(quoting.markdown_block(text))
     normal = text.replace("\r\n", "\n").replace("\r", "\n")
     assert (token.type, token.content) == ("fence", f"{normal}\n")
 
 
-def test_the_launcher_fills_no_other_placeholders_than_are_refused() -> None:
+def test_the_launcher_fills_no_other_placeholders_than_are_refused():
     """What travels in bundles has its own list, and may know fewer names but none more."""
     own = launcher_plan._PLACEHOLDER.pattern
     names = re.fullmatch(r"\\\$\\\{\((.*)\)\\\}", own)[1].split("|")
@@ -180,50 +159,32 @@ def test_the_launcher_fills_no_other_placeholders_than_are_refused() -> None:
 
 
 @given(st.lists(st.one_of(TEXT, st.sampled_from(["${model}", "${port3}", "${HOME}", "${x}"]))))
-def test_pieces_put_together_are_the_template(parts: list[str]) -> None:
+def test_pieces_put_together_are_the_template(parts):
     template = "".join(parts)
     again = "".join(f"${{{text}}}" if is_name else text for is_name, text in pieces(template))
     assert again == template
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "value", "words"),
-    [
-        ("vllm", "chat_template", "--trust-remote-code", ["--chat-template=--trust-remote-code"]),
-        ("vllm", "chat_template", "", ["--chat-template="]),
-        ("vllm", "chat_template", "a", ["--chat-template", "a"]),
-        ("vllm", "seed", -1, ["--seed=-1"]),
-        ("sglang", "chunked_prefill_size", -1, ["--chunked-prefill-size=-1"]),
-        ("llama-cpp", "chat_template", "-x", ["--chat-template", "-x"]),
-        ("vllm", "default_chat_template_kwargs", {"a": -1}, None),
-    ],
-)
-def test_no_value_becomes_an_option(name: str, option: str, value: Any, words: Any) -> None:
+@over("name, option, value, words", table("quoting", "no_value_becomes_an_option"))
+def test_no_value_becomes_an_option(name, option, value, words):
     argv = engine(name).argv({option: value})
     assert argv == (words or [f"--{option.replace('_', '-')}", json.dumps(value).replace(" ", "")])
 
 
-def test_a_list_whose_value_would_be_an_option_is_refused() -> None:
-    with pytest.raises(InputError, match="read it as an option") as refused:
-        engine("vllm").argv({"allowed_media_domains": ["a.example", "--x"]})
-    assert refused.value.field == "options.allowed_media_domains"
+def test_values_that_an_engine_would_read_otherwise_are_refused():
+    error = refusal(engine("vllm").argv, {"allowed_media_domains": ["a.example", "--x"]})
+    assert error.field == "options.allowed_media_domains"
+    assert "option" in error.message
+    for value in (float("nan"), float("inf"), -float("inf")):
+        refused = refusal(engine("vllm").argv, {"gpu_memory_utilization": value})
+        assert refused.field == "options.gpu_memory_utilization"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_number_of_an_option_is_finite(value: float) -> None:
-    with pytest.raises(InputError, match="takes"):
-        engine("vllm").argv({"gpu_memory_utilization": value})
-
-
-def test_no_other_module_quotes() -> None:
+def test_no_other_module_quotes():
     """One function for each language, in one place; the launcher travels alone and has its own."""
     package = Path(quoting.__file__).parents[1]
     own = {"base/quoting.py", "launcher/report.py"}
     # reading words is not writing them
     quotes = re.compile(r"shlex\.(quote|join)|replace\(\"\$|replace\(\"\{\{")
-    found = {
-        path.relative_to(package).as_posix()
-        for path in package.rglob("*.py")
-        if quotes.search(path.read_text(encoding="utf-8"))
-    }
-    assert found == own
+    paths = [path for path in package.rglob("*.py") if quotes.search(path.read_text("utf-8"))]
+    assert {path.relative_to(package).as_posix() for path in paths} == own

@@ -142,7 +142,7 @@ def test_node_and_fabric_are_said_apart(wanted, domain, beyond):
 
 @over(
     "said, wanted, per_node, nodes",
-    table("hardware", "a_node_holds_what_its_fabric_joins_and_in_a_rack_its_profile"),
+    table("hardware", "nodes_too_large"),
 )
 def test_a_node_holds_what_its_fabric_joins_and_in_a_rack_its_profile(
     said, wanted, per_node, nodes

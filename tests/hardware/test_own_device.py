@@ -128,7 +128,7 @@ def filled(value: Any) -> Any:
 
 
 WRONG = [
-    *table("own_device", "a_wrong_profile_names_field_value_and_fix"),
+    *table("own_device", "wrong_profiles"),
     ({"memory_bytes": figure(float("nan"))}, "memory_bytes.value", "nan"),
     ({"aliases": ["x" * 1000]}, "aliases.0", ""),
 ]

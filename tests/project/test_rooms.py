@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 from recipe_core.base.resources import PACKAGE
 from tests.fixtures.paths import ROOT
+from tests.fixtures.rows import over, table
 
 ORDER = (
-    "base",
-    "launcher",
-    "trainer",
-    "compressor",
-    "model",
-    "hardware",
-    "engines",
-    "request",
-    "traffic",
-    "measured",
-    "compression",
-    "space",
-    "physics",
-    "search",
-    "sizing",
-    "fleet",
-    "explain",
-    "formats",
-    "calibration",
-    "launch",
-    "commands",
-    "recipe",
-    "targets",
-    "bundle",
-    "trials",
-    "present",
-    "doors",
+    *("base", "launcher", "trainer", "compressor", "model", "hardware", "engines"),
+    *("request", "traffic", "measured", "compression", "space", "physics", "search"),
+    *("sizing", "fleet", "explain", "formats", "calibration", "launch", "commands"),
+    *("recipe", "targets", "bundle", "trials", "present", "doors"),
 )
 """A room imports itself and rooms before it."""
 
@@ -177,9 +153,7 @@ def carried(package: Package) -> list[str]:
 
 def circle(package: Package) -> list[str]:
     """Modules that import each other in a circle when they run; empty where there is none."""
-    graph: dict[str, set[str]] = {
-        module: set() for module in package.trees if module not in ("", *FACES)
-    }
+    graph: dict[str, set[str]] = {m: set() for m in package.trees if m not in ("", *FACES)}
     for found in package.imports:
         if not found.for_types and found.source in graph and found.target in graph:
             graph[found.source].add(found.target)
@@ -207,16 +181,12 @@ def stated(text: str) -> set[str] | None:
 
 def undescribed(package: Package) -> list[str]:
     """Rooms that do not say in three lines what they are for, or import what they do not say."""
-    texts: Mapping[str, str] = {
-        module: ast.get_docstring(tree) or ""
-        for module, tree in package.trees.items()
-        if module and package.is_folder(module)
+    packages = [m for m in package.trees if m and package.is_folder(m)]
+    texts = {module: ast.get_docstring(package.trees[module]) or "" for module in packages}
+    full = {
+        module: sum(map(bool, map(str.strip, text.splitlines()))) for module, text in texts.items()
     }
-    short = [
-        f"{module} says too little"
-        for module, text in texts.items()
-        if len([line for line in text.splitlines() if line.strip()]) < 3
-    ]
+    short = [f"{module} says too little" for module, lines in full.items() if lines < 3]
     out = []
     for name in sorted(rooms(package) - set(TRAVELLERS)):
         allowed = stated(texts.get(name, ""))
@@ -238,23 +208,28 @@ HERE = Package(PACKAGE)
 RULES = [upward, carried, circle, loose, undescribed, clashing]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@over("rule", RULES)
 def test_the_package_keeps_the_rule(rule):
     assert rule(HERE) == []
 
 
-def test_every_folder_is_a_room_of_the_order():
+def test_every_folder_is_a_room_of_the_order_that_the_document_prints():
     assert rooms(HERE) == set(ORDER)
     assert len(HERE.imports) > 1000
-
-
-def test_the_document_prints_the_same_order():
     rows = re.findall(r"^\| `(\w+)/` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert tuple(rows) == ORDER
 
 
-# --- the rules can be broken
-# ------------------------------------------------------------------------------------------------
+# The rules can be broken
+
+
+def written(folder, files):
+    """The package ``house`` with more files."""
+    for name, text in files.items():
+        (folder / "house" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "house" / name).write_text(text)
+    return Package(folder / "house")
+
 
 ROOM = '"""A room.\n\nThings.\nMay import {}.\n"""\n'
 SOUND = {
@@ -272,65 +247,15 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize(
-    ("rule", "files", "problem"),
-    [
-        (upward, {"base/units.py": "import house.model.spec"}, "base.units:1 imports model.spec"),
-        (
-            upward,
-            {"base/units.py": "def f():\n    from house.model import spec"},
-            "base.units:2 imports model.spec",
-        ),
-        (
-            upward,
-            {"base/units.py": "if TYPE_CHECKING:\n    from house.model.spec import Model"},
-            "base.units:2 imports model.spec",
-        ),
-        (upward, {"base/units.py": "from ..doors import cli"}, "base.units:1 imports doors.cli"),
-        (upward, {"model/spec.py": "from house import plan"}, "model.spec:1 imports "),
-        (carried, {"launcher/main.py": "from ..base import units"}, "launcher.main:1"),
-        (carried, {"launcher/main.py": "import house.launcher.state"}, "launcher.main names house"),
-        (
-            circle,
-            {
-                "model/a.py": "from house.model.b import b",
-                "model/b.py": "def f():\n    from house.model import a",
-            },
-            "model.a",
-        ),
-        (loose, {"api.py": ""}, "api"),
-        (undescribed, {"base/__init__.py": '"""Room."""'}, "base says too little"),
-        (
-            undescribed,
-            {"base/__init__.py": '"""A.\n\nB.\nC.\n"""'},
-            "base does not say what it may import",
-        ),
-        (
-            undescribed,
-            {"model/__init__.py": ROOM.format("no other room")},
-            "model imports base and does not say so",
-        ),
-        (undescribed, {"model/config/__init__.py": ""}, "model.config says too little"),
-        (clashing, {"plan/__init__.py": ""}, "plan"),
-        (clashing, {"check.py": ""}, "check"),
-    ],
-)
+@over("rule, files, problem", table("rooms", "a_broken_rule_is_seen"))
 def test_a_broken_rule_is_seen(tmp_path, rule, files, problem):
-    for name, text in SOUND.items():
-        (tmp_path / "house" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "house" / name).write_text(text)
-    assert [each for kept in RULES for each in kept(Package(tmp_path / "house"))] == []
-    for name, text in files.items():
-        (tmp_path / "house" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "house" / name).write_text(text)
-    assert any(problem in each for each in rule(Package(tmp_path / "house")))
+    package = written(tmp_path, SOUND)
+    assert [found for kept in RULES for found in kept(package)] == []
+    broken = globals()[rule](written(tmp_path, files))
+    assert any(problem in found for found in broken), broken
 
 
 def test_a_circle_for_types_is_none(tmp_path):
-    for name, text in {
-        "a.py": "from house.model import b",
-        "b.py": "if TYPE_CHECKING:\n    from house.model.a import A",
-    }.items():
-        (tmp_path / "house" / "model").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "house" / "model" / name).write_text(text)
-    assert circle(Package(tmp_path / "house")) == []
+    for_types = "if TYPE_CHECKING:\n    from house.model.a import A"
+    files = {"model/a.py": "from house.model import b", "model/b.py": for_types}
+    assert circle(written(tmp_path, files)) == []
