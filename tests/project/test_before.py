@@ -28,6 +28,7 @@ from recipe_core.request.link import from_query, link_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of, read_pins, split_key, split_of
 from tests.fixtures.paths import DATA
+from tests.fixtures.rows import over
 
 pytestmark = pytest.mark.usefixtures("no_workers")
 
@@ -36,7 +37,6 @@ LINKS = [json.loads(line) for line in (BEFORE / "links.jsonl").read_text().split
 DECIDED = [link for link in LINKS if link["split"]]
 MAX_PINS = 4
 RECIPES = sorted((BEFORE / "recipes").glob("*.yaml"))
-SERVING = [path for path in RECIPES if path.stem.startswith("serving")]
 BUNDLES = sorted((BEFORE / "bundles").glob("*.zip"))
 ESTIMATES = sorted((BEFORE / "estimates").glob("*.yaml"))
 SENTENCES = ("notes", "reasons")
@@ -69,14 +69,6 @@ PARTS = ("breakdown_s", "causes_s")
 """Of which even more may have changed: parts of a time go over into one another."""
 
 
-def titles(paths: list[Path]) -> list[str]:
-    return [path.stem for path in paths]
-
-
-def link_title(link: dict[str, Any]) -> str:
-    return f"{link['page']}-{link['split'] or link['link'][:40]}"
-
-
 def recipe(*words: str) -> Any:
     """The JSON answer of a command that ends well."""
     done = CliRunner().invoke(app, [*words, "--json"])
@@ -84,7 +76,7 @@ def recipe(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def assert_holds(now: Any, before: Any, where: str = "", *, refitted: bool = False) -> None:
+def assert_holds(now: Any, before: Any, where: str = "", *, refitted: bool = False):
     """All that was answered before is answered now, numbers to the digit; fields may join.
 
     Times, and what training keeps in memory, are ``refitted``, and near what they were.
@@ -108,9 +100,7 @@ def assert_holds(now: Any, before: Any, where: str = "", *, refitted: bool = Fal
         assert now == pytest.approx(before, rel=far, abs=0), where
 
 
-def assert_fields_hold(
-    now: dict[str, Any], before: dict[str, Any], where: str, *, refitted: bool
-) -> None:
+def assert_fields_hold(now: dict[str, Any], before: dict[str, Any], where: str, *, refitted: bool):
     missing = before.keys() - now.keys()
     assert not missing, f"{where}: {sorted(missing)}"
     refitted = refitted or not before.keys().isdisjoint(TIMED)
@@ -138,20 +128,19 @@ def at_price(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 # Links
 
 
-@pytest.mark.parametrize("link", LINKS, ids=link_title)
-def test_a_link_means_the_same_request(link: dict[str, Any]) -> None:
+@over("link", LINKS)
+def test_a_link_means_the_same_request(link):
     query = dict(parse_qsl(link["link"]))
     request, ignored = from_query(query)
-    assert ignored == []
-    assert request == PlanRequest.parse(link["request"])
+    assert (request, ignored) == (PlanRequest.parse(link["request"]), [])
     assert_holds(request.to_json(), link["request"])
     assert (key_of(request.candidate.model_dump()) if request.candidate else None) == link["split"]
     assert read_pins(query.get("pins", ""), MAX_PINS) == (link["pins"], [])
     assert link_query(request, link["pins"]) == query  # and a copy of it is the same link
 
 
-@pytest.mark.parametrize("link", DECIDED, ids=link_title)
-def test_the_splits_of_a_link_are_in_its_plan(link: dict[str, Any], tmp_path: Path) -> None:
+@over("link", DECIDED)
+def test_the_splits_of_a_link_are_in_its_plan(link, tmp_path):
     whole_plan = {name: value for name, value in link["request"].items() if name != "candidate"}
     stated = split_of(link["split"]) or {}
     if link["request"]["workload"].get("kind") == "training":  # what all of its splits share
@@ -172,8 +161,8 @@ def test_the_splits_of_a_link_are_in_its_plan(link: dict[str, Any], tmp_path: Pa
             decide(PlanRequest.parse({**whole_plan, "candidate": candidate})).started()
 
 
-@pytest.mark.parametrize("link", DECIDED[::4], ids=link_title)
-def test_a_page_opens_at_its_link(link: dict[str, Any]) -> None:
+@over("link", DECIDED[::4])
+def test_a_page_opens_at_its_link(link):
     page = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=60)
     page.query_params.update(parse_qsl(link["link"]))
     page.run()
@@ -189,9 +178,8 @@ def test_a_page_opens_at_its_link(link: dict[str, Any]) -> None:
         assert any("no longer fits" in caption.value for caption in page.caption)
         kept = {name: text for name, text in kept.items() if not _of_split(name)}
     if outside.pins:
-        pins = [pin for pin in link["pins"] if pin not in outside.pins]
-        kept = {**kept, "pins": ",".join(pins)}
-        kept = {name: text for name, text in kept.items() if text}
+        pins = ",".join(pin for pin in link["pins"] if pin not in outside.pins)
+        kept = {name: text for name, text in {**kept, "pins": pins}.items() if text}
     assert query == kept
 
 
@@ -208,8 +196,8 @@ def api() -> TestClient:
     return TestClient(create_api(folders=False))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=titles(RECIPES))
-def test_a_recipe_is_what_its_request_leads_to(path: Path, api: TestClient) -> None:
+@over("path", RECIPES)
+def test_a_recipe_is_what_its_request_leads_to_and_built_as_it_is(path, api):
     """Planned again with the split that it holds, it is the same: options, variables, figures."""
     before = yaml.safe_load(path.read_text())
     stated = before["request"] | {"candidate": before["candidate"]}
@@ -220,6 +208,7 @@ def test_a_recipe_is_what_its_request_leads_to(path: Path, api: TestClient) -> N
     # each device's own build is installed, which was the same for all
     installed = ("lock.engine.install", "lock.engine.packages.", "lock.engine.version")
     assert all(change["field"].startswith(installed) for change in changed.get("lock", []))
+    assert before["kind"] == "training" or api.post("/check", json=stated).json()["ok"] is True
     now = api.post("/recipe", json=stated).json()
     for part in ("kind", "name", "candidate", "estimate", "environment", "max_context"):
         assert_holds(now.get(part), before.get(part), part)
@@ -228,11 +217,7 @@ def test_a_recipe_is_what_its_request_leads_to(path: Path, api: TestClient) -> N
         assert now["engine"]["options"].items() >= options.items()
     else:
         assert now["engine"]["options"] == options
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=titles(RECIPES))
-def test_a_recipe_is_built_as_it_is(path: Path, api: TestClient) -> None:
-    before = yaml.safe_load(path.read_text())
+    # it is built as it is
     answer = api.post("/build", json=before)
     assert answer.status_code == 200, answer.text
     with zipfile.ZipFile(io.BytesIO(answer.content)) as bundle:
@@ -241,18 +226,11 @@ def test_a_recipe_is_built_as_it_is(path: Path, api: TestClient) -> None:
         assert_holds(built[part], before[part], part)
 
 
-@pytest.mark.parametrize("path", SERVING, ids=titles(SERVING))
-def test_the_request_of_a_recipe_is_found_good(path: Path, api: TestClient) -> None:
-    before = yaml.safe_load(path.read_text())
-    verdict = api.post("/check", json=before["request"] | {"candidate": before["candidate"]}).json()
-    assert verdict["ok"] is True
-
-
 # Bundles
 
 
-@pytest.mark.parametrize("path", BUNDLES, ids=titles(BUNDLES))
-def test_a_bundle_verifies(path: Path) -> None:
+@over("path", BUNDLES)
+def test_a_bundle_verifies(path):
     answer = recipe("check", str(path))
     assert answer["ok"]
     # this version builds other files from the same recipe, and says so of an unsigned bundle
@@ -276,8 +254,8 @@ def launched(bundle: Path, folder: Path) -> LaunchPlan:
     return replace(plan, root=Path("BUNDLE"), processes=tuple(processes))
 
 
-@pytest.mark.parametrize("path", BUNDLES, ids=titles(BUNDLES))
-def test_a_bundle_built_again_starts_the_same_processes(path: Path, tmp_path: Path) -> None:
+@over("path", BUNDLES)
+def test_a_bundle_built_again_starts_the_same_processes(path, tmp_path):
     with zipfile.ZipFile(path) as archive:
         before = yaml.safe_load(archive.read("recipe.yaml"))
     request = tmp_path / "request.yaml"
@@ -290,16 +268,12 @@ def test_a_bundle_built_again_starts_the_same_processes(path: Path, tmp_path: Pa
     assert [name.replace("-", "_") for name in now.engine.requires] == required
     engine = replace(plan.engine, requires=now.engine.requires, install=now.engine.install)
     assert now.startup_timeout_s >= plan.startup_timeout_s  # grows with the weights
-    joined = {
-        "startup_timeout_s": now.startup_timeout_s,
-        "needs": now.needs,
-        "fallbacks": now.fallbacks,
-        "supervision": now.supervision,
-    }
+    later = ("startup_timeout_s", "needs", "fallbacks", "supervision")
+    joined = {name: getattr(now, name) for name in later}
     assert now == replace(plan, engine=engine, **joined)
 
 
-def test_the_command_of_a_bundle_converts_to_its_recipe(tmp_path: Path) -> None:
+def test_the_command_of_a_bundle_converts_to_its_recipe(tmp_path):
     """The bundle's request has the lengths and the load that are taken where none are stated."""
     folder = tmp_path / "before"
     (process,) = launched(BEFORE / "bundles" / "serving-nvidia-one-node.zip", folder).processes
@@ -313,6 +287,6 @@ def test_the_command_of_a_bundle_converts_to_its_recipe(tmp_path: Path) -> None:
 # Estimates
 
 
-@pytest.mark.parametrize("path", ESTIMATES, ids=titles(ESTIMATES))
-def test_an_estimate_is_the_same(path: Path) -> None:
+@over("path", ESTIMATES)
+def test_an_estimate_is_the_same(path):
     assert_holds(recipe("estimate", str(path)), json.loads(path.with_suffix(".json").read_text()))

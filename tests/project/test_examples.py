@@ -22,7 +22,7 @@ def test_there_are_ten_and_they_differ():
     assert len(vendors) >= 3
 
 
-@over("name", examples())
+@over("name", examples(), share=4)
 def test_a_case_is_a_link_whose_best_split_holds_its_load_and_can_be_built(name):
     request = examples()[name].asked
     assert from_query(link_query(request)) == (request, [])
