@@ -30,13 +30,16 @@ from tests.fixtures.paths import ROOT
 from tests.fixtures.recipes import fallback_request, recipe_of
 
 OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
-TRAINING = {
-    "kind": "training",
-    "sequence_length": 4096,
-    "global_batch": 64,
-    "tokens": 1e9,
-} | dict.fromkeys(("mode", "input_tokens", "output_tokens", "concurrency"))
-SHORT = {"input_tokens": 64, "output_tokens": 64}
+TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
+TRAINING |= dict.fromkeys(("mode", "input_tokens", "output_tokens", "concurrency"))
+
+
+def training_request(**parts):
+    return make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, **parts)
+
+
+def qwen(count=1, **parts):
+    return make_request("Qwen/Qwen3-8B", "h100-sxm", count, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +55,9 @@ def test_the_fields_of_a_recipe_are_frozen():
     """What version 1 holds; a change of it is a new version with a migration."""
     fields = (
         "schema_version kind name built_by request model device engine environment candidate "
-        "provenance max_context estimate"
+        "provenance max_context estimate fallbacks variants parameters claims notes lock"
     )
-    assert list(Recipe.model_fields) == [
-        *fields.split(),
-        "fallbacks",
-        "variants",
-        "parameters",
-        "claims",
-        "notes",
-        "lock",
-    ]
+    assert list(Recipe.model_fields) == fields.split()
 
 
 def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
@@ -71,14 +66,8 @@ def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
         "from recipe_core.recipe import make_recipe\n"
         "print(make_recipe(make_request('Qwen/Qwen3-8B', 'h100-sxm', 4)).digest)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        check=True,
-    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
     assert done.stdout.strip() == recipe.digest
 
 
@@ -87,9 +76,8 @@ def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
 
 def test_every_fallback_is_what_its_changes_lead_to(recipe):
     """The changed request has exactly this split, can run, and does what the fallback says."""
-    assert {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"} == {
-        each.kind for each in recipe.fallbacks
-    }
+    kinds = {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"}
+    assert {each.kind for each in recipe.fallbacks} == kinds
     for fallback in recipe.fallbacks:
         table, row = plan_candidate(fallback_request(PlanRequest.parse(recipe.request), fallback))
         estimate = table.estimate(row).to_json()
@@ -100,14 +88,8 @@ def test_every_fallback_is_what_its_changes_lead_to(recipe):
 
 def test_fallbacks_can_be_started():
     """With the user's own options too, and on other devices."""
-    request = make_request(
-        "Qwen/Qwen3-8B",
-        "h100-sxm",
-        3,
-        2,
-        options={"engine_options": {"tool_call_parser": "hermes"}},
-    )
-    found = make_recipe(request)
+    options = {"engine_options": {"tool_call_parser": "hermes"}}
+    found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 3, 2, options=options))
     assert found.fallbacks
     for each in found.fallbacks:
         assert decide(fallback_request(PlanRequest.parse(found.request), each)).started().processes
@@ -129,16 +111,14 @@ def test_fallbacks_change_what_they_are_about(recipe):
 
 
 def test_a_request_that_names_hardware_falls_back_to_that():
-    request = make_request(
-        "Qwen/Qwen3-8B", "h100-sxm", 2, options={"hardware": [{"device": "l40s", "per_node": 4}]}
-    )
-    found = make_recipe(request)
+    hardware = [{"device": "l40s", "per_node": 4}]
+    found = make_recipe(qwen(2, options={"hardware": hardware}))
     others = {each.device for each in found.fallbacks if each.kind == "other-device"}
     assert {found.device.name} | others == {"h100-sxm", "l40s"}
 
 
 def test_training_has_fallbacks_too():
-    request = make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING)
+    request = training_request()
     decision = decide(request)
     found = fallbacks(decision, request)
     assert {"fewer-gpus", "lower-context", "other-device"} <= {each.kind for each in found}
@@ -190,15 +170,8 @@ def test_every_option_says_what_set_it(parts, option, layer):
     ],
 )
 def test_options_of_every_engine_say_what_set_them(name, device, option, layer):
-    found = make_recipe(
-        make_request(
-            "meta-llama/Llama-3.2-1B-Instruct",
-            device,
-            1,
-            options={"engines": [name]},
-            workload={"concurrency": 2},
-        )
-    )
+    parts = {"options": {"engines": [name]}, "workload": {"concurrency": 2}}
+    found = recipe_of("meta-llama/Llama-3.2-1B-Instruct", device, 1, **parts)
     assert found.provenance[f"options.{option}"] == layer
 
 
@@ -216,33 +189,21 @@ def test_what_hardware_asks_for_is_the_architectures():
 
 
 def test_what_a_user_adds_is_the_users():
-    options, environment = (
-        {"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"},
-        {"VLLM_LOGGING_LEVEL": "INFO"},
-    )
-    found = make_recipe(
-        passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, environment)
-    )
+    options = {"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"}
+    found = make_recipe(passing_on(qwen(), options, {"VLLM_LOGGING_LEVEL": "INFO"}))
     assert found.engine.options["enable_auto_tool_choice"] is True
-    assert {
-        found.provenance["options.tool_call_parser"],
-        found.provenance["environment.VLLM_LOGGING_LEVEL"],
-    } == {"user"}
+    for name in ("options.tool_call_parser", "environment.VLLM_LOGGING_LEVEL"):
+        assert found.provenance[name] == "user"
     (process,) = relaunch(found).processes
     assert process.argv[process.argv.index("--tool-call-parser") + 1] == "hermes"
     assert process.env["VLLM_LOGGING_LEVEL"] == "INFO"
 
 
 def test_the_request_alone_makes_the_recipe_again():
-    request = make_request(
-        "Qwen/Qwen3-8B@abc123",
-        "h100-sxm",
-        1,
-        options={"engine_options": {"seed": "1", "tool-call-parser": "qwen3"}},
-    )
-    found = make_recipe(
-        passing_on(request, {"seed": "7", "--max-loras": "2"}, {"NCCL_DEBUG": "WARN"})
-    )
+    options = {"engine_options": {"seed": "1", "tool-call-parser": "qwen3"}}
+    request = make_request("Qwen/Qwen3-8B@abc123", "h100-sxm", 1, options=options)
+    added = {"seed": "7", "--max-loras": "2"}
+    found = make_recipe(passing_on(request, added, {"NCCL_DEBUG": "WARN"}))
     assert found.request["options"]["engine_options"] == {
         "seed": 7,
         "tool_call_parser": "qwen3",
@@ -250,25 +211,16 @@ def test_the_request_alone_makes_the_recipe_again():
         "revision": "abc123",
     }
     again = make_recipe(recipe_request(found))
-    assert (again.engine, again.environment, again.candidate) == (
-        found.engine,
-        found.environment,
-        found.candidate,
-    )
+    for part in ("engine", "environment", "candidate"):
+        assert getattr(again, part) == getattr(found, part)
     assert again.engine.options["seed"] == 7
     assert again.environment["NCCL_DEBUG"] == "WARN"
 
 
 def test_training_says_that_it_takes_no_options_of_engines():
     for name in ("engine_options", "environment"):
-        request = make_request(
-            "meta-llama/Llama-3.1-8B",
-            "h100-sxm",
-            8,
-            workload=TRAINING,
-            options={name: {"seed": "1"}},
-        )
-        with pytest.raises(InputError, match="belongs to serving, not to training"):
+        request = training_request(options={name: {"seed": "1"}})
+        with pytest.raises(InputError, match="serving"):
             make_recipe(request)
 
 
@@ -283,7 +235,7 @@ def test_training_says_that_it_takes_no_options_of_engines():
 )
 def test_additions_do_not_change_what_was_estimated(options, field):
     with pytest.raises(InputError) as error:
-        make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, {}))
+        make_recipe(passing_on(qwen(), options, {}))
     assert field in str(error.value.field)
 
 
@@ -324,51 +276,34 @@ def test_wrong_parameters_are_named(values, field, says):
 )
 def test_secrets_are_refused_and_not_repeated(options, environment):
     with pytest.raises(InputError) as error:
-        make_recipe(passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), options, environment))
+        make_recipe(passing_on(qwen(), options, environment))
     for secret in ("correct horse", "swordfish", "a1B2", "mypassword"):
         assert secret not in str(error.value)
 
 
 def test_a_secret_in_a_models_config_is_refused(tiny_config):
     with pytest.raises(InputError, match="Hugging Face token"):
-        make_recipe(
-            make_request(
-                tiny_config | {"note": "hf_" + "x" * 34},
-                "h100-sxm",
-                1,
-                workload={"input_tokens": 64, "output_tokens": 64},
-            )
-        )
+        make_recipe(make_request(tiny_config | {"note": "hf_" + "x" * 34}, "h100-sxm", 1))
 
 
 # Older and newer forms
 
 
-def test_a_recipe_of_the_form_before_kinds_is_read():
+def test_a_recipe_of_the_form_before_kinds_is_read_and_starts_as_it_did():
     values = parse_yaml(OLD.read_text())
     migrated, said = migrate(values)
     found = Recipe.parse(values)
     assert (found.kind, found.schema_version, found.lock) == ("serving", 1, None)
     assert found.estimate == values["estimate"]
-    assert [each.candidate for each in found.fallbacks] == [
-        each["candidate"] for each in values["alternatives"]
-    ]
+    candidates = [each["candidate"] for each in values["alternatives"]]
+    assert [each.candidate for each in found.fallbacks] == candidates
     assert found.fallbacks[0].figures["tpot_s"] == values["alternatives"][0]["tpot_s"]
-    assert "predates recipe kinds" in said[0]
+    assert len(said) == 1
     assert migrate(migrated) == (migrated, [])
-
-
-def test_an_old_recipe_starts_as_it_did():
-    values = parse_yaml(OLD.read_text())
-    (process,) = relaunch(Recipe.parse(values)).processes
+    (process,) = relaunch(found).processes
     words = dict(zip(process.argv, process.argv[1:], strict=False))
-    for name in (
-        "tensor_parallel_size",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-    ):
+    sizes = "tensor_parallel_size max_model_len max_num_seqs max_num_batched_tokens"
+    for name in (*sizes.split(), "gpu_memory_utilization"):
         assert words[f"--{name.replace('_', '-')}"] == str(values["engine"]["options"][name])
 
 
@@ -376,10 +311,8 @@ def test_an_old_recipe_starts_as_it_did():
     ("change", "says"),
     [
         ({"schema_version": 2}, "reads up to 1"),
-        ({"schema_version": 0}, "is not a version of a recipe"),
-        ({"schema_version": "1"}, "is not a version of a recipe"),
-        ({"schema_version": True}, "is not a version of a recipe"),
-        ({"surprise": 1}, "surprise: is not a known field"),
+        *(({"schema_version": value}, "schema_version") for value in (0, "1", True)),
+        ({"surprise": 1}, "surprise"),
         ({"kind": "cooking"}, "kind"),
         ({"name": "../etc\nx"}, "name"),
         ({"candidate": 3}, "candidate"),
@@ -414,22 +347,15 @@ def _measurement(recipe: Recipe, parts: dict | None = None) -> dict:
 def test_a_measurement_becomes_a_claim_that_expires(recipe):
     found = with_claims(recipe, [_measurement(recipe)])
     (claim,) = found.claims
-    assert (claim.device, claim.count, claim.version, claim.metrics["tpot_s"]) == (
-        "h100-sxm",
-        recipe.device.count,
-        recipe.engine.version,
-        0.01,
-    )
+    measured = (claim.device, claim.count, claim.version, claim.metrics["tpot_s"])
+    assert measured == ("h100-sxm", recipe.device.count, recipe.engine.version, 0.01)
     assert claim.doubts(found, claim.date) == []
     assert "expired" in claim.doubts(found, claim.expires.replace(year=claim.expires.year + 1))[0]
     assert found.lock.recipe_digest == found.digest != recipe.digest
 
 
 def test_a_measured_training_run_is_a_claim_too():
-    request = make_request(
-        "meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": ["torch"]}
-    )
-    found = make_recipe(request)
+    found = make_recipe(training_request(options={"engines": ["torch"]}))
     measured = _measurement(found) | {
         "engine": {"version": found.engine.version},
         "metrics": {"step_s": 7.5},
@@ -441,9 +367,7 @@ def test_a_measured_training_run_is_a_claim_too():
 
 def test_a_claim_speaks_for_its_own_recipe_only(recipe):
     (claim,) = with_claims(recipe, [_measurement(recipe)]).claims
-    other = make_recipe(
-        make_request("Qwen/Qwen3-8B", "h100-sxm", 4, candidate={"tp": 2, "pp": 1, "dp": 1})
-    )
+    other = make_recipe(qwen(4, candidate={"tp": 2, "pp": 1, "dp": 1}))
     assert "of another split" in claim.doubts(other, claim.date)
 
 
@@ -468,10 +392,7 @@ def test_measurements_of_something_else_are_refused(recipe, parts, says):
 
 @pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
 def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
-    request = make_request(
-        "meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, options={"engines": [name]}
-    )
-    found = make_recipe(request)
+    found = make_recipe(training_request(options={"engines": [name]}))
     assert (found.kind, found.engine.name, found.max_context) == ("training", name, None)
     assert Recipe.parse(parse_yaml(to_yaml(found.model_dump(mode="json")))) == found
     assert {process.role for process in relaunch(found).processes} == {"trainer"}
