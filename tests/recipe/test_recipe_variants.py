@@ -66,16 +66,16 @@ def test_it_does_not_matter_how_changes_are_grouped(a, b, c, settings):
 def test_nothing_is_the_identity_and_a_change_twice_is_once(settings, change):
     nothing = Change()
     assert nothing.applied(settings) == settings
-    assert (
-        nothing.then(change).applied(settings)
-        == change.then(nothing).applied(settings)
-        == change.applied(settings)
-    )
-    again = change.applied(change.applied(settings))
-    assert again.model_dump(exclude={"notes"}) == change.applied(settings).model_dump(
-        exclude={"notes"}
-    )
-    assert set(again.notes) == set(change.applied(settings).notes)
+    once = change.applied(settings)
+    assert nothing.then(change).applied(settings) == once
+    assert change.then(nothing).applied(settings) == once
+    assert_same_but_for_order(change.applied(once), once)
+
+
+def assert_same_but_for_order(settings: Settings, other: Settings) -> None:
+    """Notes of settings have no order."""
+    first, second = (each.model_dump(exclude={"notes"}) for each in (settings, other))
+    assert (first, set(settings.notes)) == (second, set(other.notes))
 
 
 @given(SETTINGS, changes())
@@ -84,24 +84,15 @@ def test_what_is_removed_is_gone_and_what_is_set_is_there(settings, change):
     for name in ("candidate", "options", "environment"):
         assert not set(getattr(change.remove, name)) & set(getattr(after, name))
         assert getattr(change.set, name).items() <= getattr(after, name).items()
-        untouched = (
-            set(getattr(settings, name))
-            - set(getattr(change.remove, name))
-            - set(getattr(change.set, name))
-        )
-        assert all(getattr(after, name)[key] == getattr(settings, name)[key] for key in untouched)
+        before = getattr(settings, name)
+        untouched = set(before) - {*getattr(change.remove, name), *getattr(change.set, name)}
+        assert all(getattr(after, name)[key] == before[key] for key in untouched)
 
 
 @given(SETTINGS, SETTINGS)
 def test_a_difference_makes_one_of_the_other(before, after):
-    found = difference(before, after).applied(before)
-    assert found.model_dump(exclude={"notes"}) == after.model_dump(exclude={"notes"})
-    assert set(found.notes) == set(after.notes)
-
-
-@given(SETTINGS)
-def test_there_is_no_difference_to_itself(settings):
-    assert difference(settings, settings) == Change()
+    assert_same_but_for_order(difference(before, after).applied(before), after)
+    assert difference(before, before) == Change()
 
 
 def test_a_field_is_either_set_or_removed():
@@ -112,14 +103,11 @@ def test_a_field_is_either_set_or_removed():
 # Conditions
 
 MI300X = Machine(
-    vendor="amd",
-    architecture="gfx942",
-    device="mi300x",
-    count=8,
-    memory_bytes=206 << 30,
-    engine="vllm",
-    version="0.32.0",
+    **{"vendor": "amd", "architecture": "gfx942", "device": "mi300x", "count": 8},
+    **{"memory_bytes": 206 << 30, "engine": "vllm", "version": "0.32.0"},
 )
+GIB = 1 << 30
+CROSSED = {"at_least": 4, "at_most": 2}
 
 
 @pytest.mark.parametrize(
@@ -130,12 +118,9 @@ MI300X = Machine(
         ({"vendor": "nvidia"}, False),
         ({"architecture": "gfx942", "count": {"at_least": 8}}, True),
         ({"architecture": "gfx942", "count": {"at_least": 9}}, False),
-        (
-            {"device": "mi300x", "count": {"at_most": 8}, "memory_bytes": {"at_least": 1 << 30}},
-            True,
-        ),
+        ({"device": "mi300x", "count": {"at_most": 8}, "memory_bytes": {"at_least": GIB}}, True),
         ({"device": "mi325x"}, False),
-        ({"memory_bytes": {"at_most": 1 << 30}}, False),
+        ({"memory_bytes": {"at_most": GIB}}, False),
         ({"engine": "vllm"}, True),
         ({"engine": "vllm>=0.30,<0.33"}, True),
         ({"engine": "vllm<0.32"}, False),
@@ -153,7 +138,7 @@ def test_all_conditions_must_hold(when, holds):
         ([{"name": "x", "when": {"vendor": "voodoo"}}], "variants.0.when.vendor"),
         ([{"name": "x", "when": {"engine": "vllm >> 3"}}], "variants.0.when.engine"),
         (
-            [{"name": "x", "when": {"count": {"at_least": 4, "at_most": 2}}}],
+            [{"name": "x", "when": {"count": CROSSED}}],
             "variants.0.when.count",
         ),
         ([{"name": "x", "set": {"flags": {}}}], "variants.0.set.flags"),
@@ -167,17 +152,15 @@ def test_wrong_variants_are_named(value, field):
 
 
 def test_the_exact_device_goes_before_architecture_vendor_and_default():
-    names = ["device", "default", "architecture", "vendor"]
-    conditions = [{"device": "mi300x"}, {}, {"architecture": "gfx942"}, {"vendor": "amd"}]
-    variants = [
-        Variant(name=name, when=When(**when)) for name, when in zip(names, conditions, strict=True)
-    ]
-    assert [each.name for each in matching(variants, MI300X)] == [
-        "default",
-        "vendor",
-        "architecture",
-        "device",
-    ]
+    conditions = {
+        "device": {"device": "mi300x"},
+        "default": {},
+        "architecture": {"architecture": "gfx942"},
+        "vendor": {"vendor": "amd"},
+    }
+    variants = [Variant(name=name, when=When(**when)) for name, when in conditions.items()]
+    order = [each.name for each in matching(variants, MI300X)]
+    assert order == ["default", "vendor", "architecture", "device"]
 
 
 # Of a recipe
@@ -186,13 +169,8 @@ def test_the_exact_device_goes_before_architecture_vendor_and_default():
 @pytest.fixture(scope="module")
 def computed():
     request = make_request()
-    recipe = make_recipe(request)
-    return with_variants(
-        recipe,
-        request,
-        Additions(),
-        [hardware_named(each) for each in ("mi300x:8", "mi300x:2", "l40s:8")],
-    )
+    hardware = [hardware_named(each) for each in ("mi300x:8", "mi300x:2", "l40s:8")]
+    return with_variants(make_recipe(request), request, Additions(), hardware)
 
 
 @pytest.mark.parametrize(
@@ -204,11 +182,8 @@ def test_a_variant_is_the_recipe_of_that_hardware(computed, hardware, applied):
     there, found = recipe_for(computed, hardware_named(hardware))
     assert found.applied == (applied,)
     assert found.settings == settings_of(there)
-    assert all(
-        found.provenance[name] == layer
-        for name, layer in there.provenance.items()
-        if name.startswith("options.")
-    )
+    layers = {name: layer for name, layer in there.provenance.items() if name[:8] == "options."}
+    assert layers.items() <= found.provenance.items()
 
 
 def test_its_own_hardware_is_left_alone(computed):
@@ -222,26 +197,17 @@ def test_a_variant_for_hardware_that_is_too_small_is_refused():
         with_variants(make_recipe(request), request, Additions(), [hardware_named("l4:1")])
 
 
-def test_what_the_user_set_stays(computed):
-    written = read_variants(
-        [
-            {
-                "name": "mine",
-                "when": {"vendor": "amd"},
-                "set": {"options": {"max_num_seqs": 8, "tool_call_parser": "x"}},
-            }
-        ]
-    )
+def test_what_the_user_set_stays():
+    options = {"max_num_seqs": 8, "tool_call_parser": "x"}
+    mine = {"name": "mine", "when": {"vendor": "amd"}, "set": {"options": options}}
     request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1, candidate={"max_num_seqs": 64})
-    recipe = make_recipe(
-        passing_on(request, {"tool_call_parser": "hermes"}, {}), Additions(variants=written)
-    )
+    asked = passing_on(request, {"tool_call_parser": "hermes"}, {})
+    recipe = make_recipe(asked, Additions(variants=read_variants([mine])))
     found = resolve(recipe, machine_of(hardware_named("mi300x:1"), recipe))
     assert found.settings.options["max_num_seqs"] == 64
     assert found.settings.options["tool_call_parser"] == "hermes"
     assert len(found.kept) == 2
-    assert "set by" not in found.kept[0]
-    assert "user set it; mine would change it" in found.kept[0]
+    assert "mine" in found.kept[0]
 
 
 @pytest.mark.parametrize(
@@ -262,22 +228,25 @@ def test_what_names_the_own_device_does_not_travel(image, there):
 
 
 def test_a_written_variant_travels_into_the_bundle_of_its_hardware():
-    written = read_variants(
-        [
-            {
-                "name": "quiet",
-                "when": {"architecture": "gfx942"},
-                "set": {"environment": {"VLLM_LOGGING_LEVEL": "ERROR"}},
-            }
-        ]
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR"}
+    quiet = {
+        "name": "quiet",
+        "when": {"architecture": "gfx942"},
+        "set": {"environment": environment},
+    }
+    recipe = make_recipe(
+        make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(variants=read_variants([quiet]))
     )
-    recipe = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), Additions(variants=written))
     there, found = recipe_for(recipe, hardware_named("mi300x:1"))
     assert found.applied == ("quiet",)
-    assert there.environment["VLLM_LOGGING_LEVEL"] == "ERROR"
-    assert (
-        "VLLM_LOGGING_LEVEL" not in recipe_for(recipe, hardware_named("h200-sxm:1"))[0].environment
-    )
+    assert environment.items() <= there.environment.items()
+    elsewhere, _ = recipe_for(recipe, hardware_named("h200-sxm:1"))
+    assert environment.keys().isdisjoint(elsewhere.environment)
+
+
+def launch_machine(runtime: str, names: list[str]) -> LaunchMachine:
+    devices = tuple(LaunchDevice(index, name, None) for index, name in enumerate(names))
+    return LaunchMachine(runtime, devices, "", 1, None, None)
 
 
 @pytest.mark.parametrize("text", ["mi300x:", "mi300x:0", "mi300x:many", "nosuch:8"])
@@ -287,26 +256,16 @@ def test_hardware_that_is_none_is_named(text):
 
 
 def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
-    """On every catalogued device, several counts: what preflight names is what ``recipe resolve``
-    would apply, and its command works.
-    """
+    """Preflight names, on every device and several counts, what ``recipe resolve`` would apply."""
+    instinct = {"architecture": "gfx942", "count": {"at_least": 8}}
+    large = {"vendor": "nvidia", "memory_bytes": {"at_least": 140_000_000_000}}
+    older = {"device": "a100-sxm-80gb", "engine": "vllm<0.1"}
+    debug = {"set": {"environment": {"NCCL_DEBUG": "WARN"}}}
     written = [
-        {
-            "name": "instinct",
-            "when": {"architecture": "gfx942", "count": {"at_least": 8}},
-            "set": {"environment": {"NCCL_DEBUG": "WARN"}},
-        },
-        {
-            "name": "large",
-            "when": {"vendor": "nvidia", "memory_bytes": {"at_least": 140_000_000_000}},
-            "add": {"notes": ["large"]},
-        },
+        {"name": "instinct", "when": instinct, **debug},
+        {"name": "large", "when": large, "add": {"notes": ["large"]}},
         {"name": "many", "when": {"count": {"at_least": 16}}, "add": {"notes": ["many"]}},
-        {
-            "name": "older",
-            "when": {"device": "a100-sxm-80gb", "engine": "vllm<0.1"},
-            "add": {"notes": ["older"]},
-        },
+        {"name": "older", "when": older, "add": {"notes": ["older"]}},
     ]
     request = make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate={"tp": 2, "pp": 1, "dp": 1})
     recipe = make_recipe(request, Additions(variants=read_variants(written)))
@@ -315,29 +274,19 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
     for name in device_names():
         profile = device(name)
         for count in (1, 8, 16):
-            names = [
-                LaunchDevice(k, (profile.aliases or (name,))[0], None)
-                for k in range(count if profile.runtime != "cpu" else 0)
-            ]
-            here = LaunchMachine(profile.runtime, tuple(names), "", 1, None, None)
+            alias = (profile.aliases or (name,))[0]
+            names = [] if profile.runtime == "cpu" else [alias] * count
+            here = launch_machine(profile.runtime, names)
             hardware = hardware_named(f"{name}:{count if names else 1}")
             wanted = {v.name for v in matching(recipe.variants, machine_of(hardware, recipe))}
-            wanted -= (
-                {"many"} if name != "h100-sxm" else set()
-            )  # a number alone is said of the recipe's own kind
+            if name != "h100-sxm":  # a number alone is said of the recipe's own kind
+                wanted -= {"many"}
             found = {v.name for v in plan.variants if v.hardware(here, 1)}
             if profile.aliases or not names:
                 assert found == wanted, (name, count)
             seen |= found
     assert seen == {"instinct", "large", "many"}
-    here = LaunchMachine(
-        "rocm",
-        tuple(LaunchDevice(k, device("mi300x").aliases[0], None) for k in range(8)),
-        "",
-        1,
-        None,
-        None,
-    )
+    here = launch_machine("rocm", [device("mi300x").aliases[0]] * 8)
     said, how = advice(plan.variants, here, 1, tmp_path / "bundle") or ("", "")
     assert "instinct" in said
     words = how.partition(": recipe ")[2].replace("OTHER.zip", str(tmp_path / "other.zip")).split()
