@@ -16,7 +16,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import socket
 import stat
@@ -25,9 +24,10 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.manifest import MANIFEST
@@ -35,10 +35,10 @@ from recipe_core.bundle.replace import replace_folder
 from recipe_core.bundle.signing import SIGNATURE, new_key
 from recipe_core.bundle.verify import read_bundle, unpack
 from recipe_core.bundle.write import bundle_files
-from recipe_core.doors.cli import main as recipe_main
 from recipe_core.launcher.main import main as launcher_main
 from recipe_core.recipe import make_recipe
 from recipe_core.request.schema import PlanRequest
+from tests.fixtures.command_line import recipe as command_line
 from tests.nightly.attack import hostile_archives as archives
 from tests.nightly.attack import hostile_documents as documents
 from tests.nightly.attack.hostile_bundles import Hostile, Maker, Material
@@ -85,24 +85,24 @@ REQUESTS = (
 )
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A bundle that did what none may."""
-
-    case: str
-    reason: str
-
-
 @dataclass
 class Tally:
-    """What was tried, and what it cost at most."""
+    """What was tried and accepted by families, failures, and what a process took at most."""
 
-    tried: Counter[str]
-    accepted: Counter[str]
-    failures: list[Failure]
-    cpu_s: tuple[float, str] = (0.0, "")
-    wall_s: tuple[float, str] = (0.0, "")
-    memory: tuple[int, str] = (0, "")
+    tried: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    most: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def add(self, case: str, results: list[Ended | str]) -> None:
+        ends = [result for result in results if isinstance(result, Ended)]
+        family = case.partition(":")[0]
+        self.tried[family] += 1
+        self.accepted[family] += ends[0].code == 0
+        self.failures += [(case, result) for result in results if isinstance(result, str)]
+        for name in ("cpu_s", "wall_s", "memory"):
+            figures = [(float(getattr(end, name)), case) for end in ends]
+            self.most[name] = max([*figures, self.most.get(name, (0.0, ""))])
 
 
 def material() -> Material:
@@ -123,9 +123,6 @@ def cases(count: int) -> Iterator[tuple[str, int]]:
         name = order[number % len(order)]
         yield name, seen[name]
         seen[name] += 1
-
-
-# --- one bundle ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -188,19 +185,20 @@ def _limited(work: Callable[[], int], paths: list[Path]) -> int:
     return code
 
 
+def recipe(*words: str) -> int:
+    """The exit code of a command; its output becomes this process's."""
+    done = command_line(*words, cwd=Path.cwd())
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    return done.returncode
+
+
 def check(bundle: Hostile, key: Path | None) -> int:
     """``recipe check --json``; of an accepted bundle also the digests of its files."""
-    words = ["recipe", "check", str(bundle.path), "--json"]
-    sys.argv = [*words, "--public-key", str(key)] if key else words
-    code = 0
-    try:
-        recipe_main()
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else 0
+    public = ["--public-key", str(key)] if key else []
+    code = recipe("check", str(bundle.path), "--json", *public)
     if code == 0:
-        sys.stdout.flush()
-        files = read_bundle(bundle.path, bundle.key).files
-        print("\n===", json.dumps(digests(files)))
+        print("\n===", json.dumps(digests(read_bundle(bundle.path, bundle.key).files)))
     return code
 
 
@@ -211,29 +209,14 @@ def start(bundle: Hostile) -> int:
     """
     folder = unpack(bundle.path)
     os.environ["PATH"] = str(folder.parent.parent / "bin")
-    socket.getaddrinfo = _unresolved
+    unresolved = socket.gaierror(-2, "Name or service not known")
+    socket.getaddrinfo = Mock(side_effect=unresolved)
     node = ["--node", "0", "--head", "127.0.0.1"]
     codes = [
         launcher_main([command, *words], root=folder)
         for command in ("preflight", "status", "down")
         for words in ([], node)
     ]
-    return max(codes)
-
-
-def _unresolved(host: object, *_: object, **__: object) -> list[object]:
-    raise socket.gaierror(-2, f"Name or service not known: {host!r}"[:200])
-
-
-def look_after(bundle: Hostile) -> int:
-    """``recipe status`` and ``recipe down`` of a folder that `recipe check` refuses."""
-    codes = []
-    for command in ("status", "down"):
-        sys.argv = ["recipe", command, str(bundle.path)]
-        try:
-            recipe_main()
-        except SystemExit as left:
-            codes.append(left.code if isinstance(left.code, int) else 0)
     return max(codes)
 
 
@@ -254,9 +237,6 @@ def told(work: Callable[[], int]) -> Callable[[], int]:
             return error.exit_code
 
     return run
-
-
-# --- what must hold ------------------------------------------------------------------------------
 
 
 def digests(files: dict[str, bytes]) -> dict[str, str]:
@@ -281,18 +261,18 @@ def snapshot(root: Path, *, without: Path | None = None) -> Snapshot:
     return entries
 
 
-def judge_end(ended: Ended, step: str) -> str | None:
-    """Why a process ended as none may."""
+def judge_end(ended: Ended, step: str) -> list[str]:
+    """How a process ended as none may."""
     if ended.code not in (0, 1, 2):
-        return f"{step}: exit code {ended.code}: {ended.err[-400:]}"
+        return [f"{step}: exit code {ended.code}: {ended.err[-400:]}"]
     if "Traceback" in ended.err:
-        return f"{step}: traceback: {ended.err[-400:]}"
+        return [f"{step}: traceback: {ended.err[-400:]}"]
     if ended.code and not ended.err.strip() and not ended.out.strip():
-        return f"{step}: no word about exit code {ended.code}"
-    return None
+        return [f"{step}: no word about exit code {ended.code}"]
+    return []
 
 
-def judge_accepted(bundle: Hostile, ended: Ended) -> str | None:
+def judge_accepted(bundle: Hostile, ended: Ended) -> list[str]:
     """Why a bundle that `recipe check` accepts should not have been."""
     text, _, listed = ended.out.rpartition("\n===")
     answer, given = json.loads(text), json.loads(listed)
@@ -302,107 +282,75 @@ def judge_accepted(bundle: Hostile, ended: Ended) -> str | None:
     same = content == {n: d for n, d in wanted.items() if n not in (MANIFEST, SIGNATURE)}
     if bundle.key is not None:
         trusted = answer["signed"] and answer["signed"]["trusted"]
-        return None if same and manifest and trusted else "accepted, though its key did not sign it"
+        fine = same and manifest and trusted
+        return [] if fine else ["accepted, though its key did not sign it"]
     if not same and not bundle.sealed:
-        return "accepted with other content than its author's"
+        return ["accepted with other content than its author's"]
     if not same and answer["signed"] and manifest:
-        return "accepted as signed with other content"
+        return ["accepted as signed with other content"]
     if not any(answer["differs"].values()):
         changed = {n for n in content.keys() | wanted.keys() if content.get(n) != wanted.get(n)}
         # A recipe may say something else, and its files say it too.
         if untold := changed - {MANIFEST, SIGNATURE, "recipe.yaml"}:
-            return f"no difference is told of {sorted(untold)[:3]}"
+            return [f"no difference is told of {sorted(untold)[:3]}"]
     if answer["signed"] is None and not answer["verdict"].startswith("unsigned"):
-        return "accepted without being called unsigned"
-    return None
+        return ["accepted without being called unsigned"]
+    return []
 
 
 def run_case(name: str, index: int, seed: int, wealth: Material, root: Path) -> list[Ended | str]:
     """Make one bundle, do everything to it, and return the ends of processes and what is wrong."""
     case = root / "case"
     case.mkdir()
-    random_ = random.Random(f"{seed}:{name}:{index}")
-    bundle = FAMILIES[name][0](random_, case, wealth, index)
-    key = None
-    if bundle.key is not None:
-        key = root / "key.pem"
-        key.write_bytes(bundle.key)
-    folder = bundle.path.is_dir()
+    bundle = FAMILIES[name][0](random.Random(f"{seed}:{name}:{index}"), case, wealth, index)
+    key = root / "key.pem" if bundle.key is not None else None
+    if key is not None:
+        key.write_bytes(bundle.key or b"")
     results: list[Ended | str] = []
-    before = snapshot(root)
 
-    checked = in_a_process(told(lambda: check(bundle, key)), root / "output")
-    results.append(checked)
-    problem = judge_end(checked, "check")
-    if problem is None and checked.code == 0:
-        problem = judge_accepted(bundle, checked)
-    results += [problem] if problem else []
-    if changed := differences(before, snapshot(root)):
-        results.append(f"check wrote {changed[:3]}")
+    def step(what: str, work: Callable[[], int], without: Path | None = None) -> Ended:
+        """Do something; it may write nowhere but to ``without``."""
+        before = snapshot(root, without=without)
+        ended = in_a_process(told(work), root / "output")
+        wrong = judge_end(ended, what)
+        if changed := differences(before, snapshot(root, without=without), without):
+            wrong.append(f"{what} wrote {changed[:3]}")
+        results.extend([ended, *wrong])
+        return ended
 
-    target = bundle.path if folder else bundle.path.with_suffix("")
-    outside = snapshot(root, without=target)
-    started = in_a_process(told(lambda: start(bundle)), root / "output")
-    results.append(started)
-    if problem := judge_end(started, "start"):
-        results.append(problem)
-    after = snapshot(root, without=target)
-    changed = [path for path in differences(outside, after) if path != repr(os.fsencode(target))]
-    if changed:
-        results.append(f"start wrote {changed[:3]}")
-
+    folder = bundle.path.is_dir()
+    checked = step("check", lambda: check(bundle, key))
+    if checked.code == 0 and len(results) == 1:
+        results += judge_accepted(bundle, checked)
+    step("start", lambda: start(bundle), bundle.path if folder else bundle.path.with_suffix(""))
     if folder:
         precious = (case / "b" / "run" / "checkpoints" / "step-1" / "weights").exists()
-        others = snapshot(root, without=case)
-        if checked.code:
-            cared = in_a_process(told(lambda: look_after(bundle)), root / "output")
-            results.append(cared)
-            if problem := judge_end(cared, "status and down"):
-                results.append(problem)
-        build = told(lambda: build_over(bundle, wealth.bundles[0]))
-        built = in_a_process(build, root / "output")
-        results.append(built)
-        if problem := judge_end(built, "build"):
-            results.append(problem)
-        if changed := differences(others, snapshot(root, without=case)):
-            results.append(f"build wrote {changed[:3]}")
-        if precious and not any(
-            path.read_bytes() == PRECIOUS for path in case.rglob("step-1/weights")
-        ):
+        if checked.code:  # what is refused can be looked at and stopped
+            path = str(bundle.path)
+            step("status and down", lambda: max(recipe("status", path), recipe("down", path)), case)
+        step("build", lambda: build_over(bundle, wealth.bundles[0]), case)
+        left = (path.read_bytes() for path in case.rglob("step-1/weights"))
+        if precious and PRECIOUS not in left:
             results.append("build lost a run")
     return results
 
 
-def differences(
-    before: dict[str, tuple[object, ...]], after: dict[str, tuple[object, ...]]
-) -> list[str]:
+def differences(before: Snapshot, after: Snapshot, without: Path | None) -> list[str]:
     """Paths that were made, changed or removed, but for the output of our own processes."""
     paths = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    return sorted(path for path in paths if "/output/" not in path)
+    own = repr(os.fsencode(without)) if without else ""
+    return sorted(path for path in paths if "/output/" not in path and path != own)
 
 
-def attack(count: int, seed: int, only: str | None = None, *, verbose: bool = False) -> Tally:
-    """Make and judge ``count`` bundles, or the one named ``FAMILY:INDEX``."""
-    wealth = material()
-    tally = Tally(Counter(), Counter(), [])
-    chosen = list(cases(count))
-    if only:
-        family, _, index = only.partition(":")
-        chosen = [(family, int(index))]
+def attack(chosen: Iterable[tuple[str, int]], seed: int, *, verbose: bool = False) -> Tally:
+    """Make and judge bundles by their families and indices."""
+    wealth, tally = material(), Tally()
     for name, index in chosen:
         with sandbox() as root:
             results = run_case(name, index, seed, wealth, root)
-        ends = [result for result in results if isinstance(result, Ended)]
-        tally.tried[name] += 1
-        tally.accepted[name] += ends[0].code == 0
-        for end in ends:
-            tally.cpu_s = max(tally.cpu_s, (end.cpu_s, f"{name}:{index}"))
-            tally.wall_s = max(tally.wall_s, (end.wall_s, f"{name}:{index}"))
-            tally.memory = max(tally.memory, (end.memory, f"{name}:{index}"))
-        reasons = [result for result in results if isinstance(result, str)]
-        tally.failures += [Failure(f"{name}:{index}", reason) for reason in reasons]
-        if verbose:
-            for end in ends:
+        tally.add(f"{name}:{index}", results)
+        for end in results if verbose else ():
+            if isinstance(end, Ended):
                 print(f"exit {end.code}, {end.cpu_s:.2f} s\n{end.out[-2000:]}{end.err[-2000:]}")
     return tally
 
@@ -410,28 +358,17 @@ def attack(count: int, seed: int, only: str | None = None, *, verbose: bool = Fa
 @contextlib.contextmanager
 def sandbox() -> Iterator[Path]:
     """A folder with everything that a process of ours may see: home, programs, a secret."""
-    root = Path(tempfile.mkdtemp(prefix="hostile-"))
-    for name in ("home", "tmp", "bin", "outside", "output"):
-        (root / name).mkdir()
-    (root / "outside" / "secret").write_bytes(PRECIOUS)
-    kept = {name: os.environ.get(name) for name in ("HOME", "TMPDIR")}
-    os.environ.update(HOME=str(root / "home"), TMPDIR=str(root / "tmp"))
-    try:
-        with contextlib.chdir(root / "tmp"):
+    with tempfile.TemporaryDirectory(prefix="hostile-", ignore_cleanup_errors=True) as path:
+        root = Path(path)
+        for name in ("home", "tmp", "bin", "outside", "output"):
+            (root / name).mkdir()
+        (root / "outside" / "secret").write_bytes(PRECIOUS)
+        places = {"HOME": str(root / "home"), "TMPDIR": str(root / "tmp")}
+        with patch.dict(os.environ, places), contextlib.chdir(root / "tmp"):
             yield root
-    finally:
-        for name, value in kept.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
         for folder, _, _ in os.walk(root):
             with contextlib.suppress(OSError):
                 Path(folder).chmod(0o700)
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def _own_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def main() -> int:
@@ -441,17 +378,20 @@ def main() -> int:
     parser.add_argument("--only", metavar="FAMILY:INDEX")
     options = parser.parse_args()
     began = time.monotonic()
-    tally = attack(options.count, options.seed, options.only, verbose=bool(options.only))
+    family, _, index = (options.only or "").partition(":")
+    chosen = [(family, int(index))] if family else cases(options.count)
+    tally = attack(chosen, options.seed, verbose=bool(family))
     for name in FAMILIES:
         print(f"{name:14} {tally.tried[name]:5} tried, {tally.accepted[name]:5} accepted")
-    for failure in tally.failures:
-        print(f"FAILED --seed {options.seed} --only {failure.case}: {failure.reason}")
+    for case, reason in tally.failures:
+        print(f"FAILED --seed {options.seed} --only {case}: {reason}")
+    (cpu, slow), (wall, slower), (memory, large) = tally.most.values()
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{tally.tried.total()} bundles in {time.monotonic() - began:.0f} s, seed {options.seed}: "
-        f"{tally.accepted.total()} accepted, {len(tally.failures)} failures; "
-        f"at most {tally.cpu_s[0]:.1f} s of processor ({tally.cpu_s[1]}), "
-        f"{tally.wall_s[0]:.1f} s ({tally.wall_s[1]}) and {tally.memory[0] >> 20} MiB "
-        f"({tally.memory[1]}; the program alone has {_own_memory() >> 20})"
+        f"{tally.accepted.total()} accepted, {len(tally.failures)} failures; at most {cpu:.1f} s "
+        f"of processor ({slow}), {wall:.1f} s ({slower}) and {int(memory) >> 20} MiB ({large}; "
+        f"the program alone has {own})"
     )
     return 1 if tally.failures else 0
 

@@ -91,7 +91,7 @@ def _sparse(name: str, size: int) -> Change:
     return change
 
 
-def _linked_runs(at: Scene) -> None:
+def linked_runs(at: Scene) -> None:
     for name in ("lock", "state.json", "server-0.log"):
         (at.folder / "run" / name).symlink_to(at.outside)
 
@@ -114,12 +114,13 @@ def _undecodable(at: Scene) -> None:
     (at.folder / os.fsdecode(b"\xff\xfe")).touch()
 
 
+planted_code = _added("launcher/__pycache__/main.cpython-311.pyc")
 CHANGES: tuple[Change, ...] = (
     *(_link, _hard_link, _pipe, _pipes, _socket, _device, _folder_for_file, _deep),
-    *(_many("mkdir"), _many("touch"), _linked_runs, _linked_run, _undecodable),
+    *(_many("mkdir"), _many("touch"), linked_runs, _linked_run, _undecodable),
     *(_sparse("sparse", 1 << 40), _sparse("README.md", 1 << 36), _sparse("run/log", 1 << 40)),
     *(_sparse("run/state.json", 1 << 30), _sparse("recipe.yaml", 5 << 20)),
-    *(_added("launcher/__pycache__/main.cpython-311.pyc"), _added("launcher/__pycache__")),
+    *(planted_code, _added("launcher/__pycache__")),
     *(_added("json.pyc"), _added("launcher/x.so"), _added("\n\x1b[2J"), _added(".hidden")),
     *(_added("run/state.json"), _added("run/node-0/state.json"), _added("notes/mine.txt")),
     lambda at: (at.folder / "launcher" / "link").symlink_to(at.outside.parent),

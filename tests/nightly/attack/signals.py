@@ -14,15 +14,13 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,8 @@ from tests.fixtures.bundles import (
     usual_signals,
     with_variable,
 )
-from tests.fixtures.ports import free_port
+from tests.fixtures.patience import PATIENCE, comes
+from tests.fixtures.ports import free_port, is_free
 
 TOKEN = "RECIPE_ATTACK"
 """A variable that everything a trial starts inherits: what has it afterwards is an orphan."""
@@ -47,8 +46,6 @@ KINDS = ("one server", "two servers", "server on two nodes", "training", "traini
 COMMANDS = ("up", "up --foreground", "bench", "down")
 SPANS_S = {"up": 1.6, "up --foreground": 3.0, "bench": 4.0, "down": 0.8}
 """Within these seconds of its start a signal meets a command anywhere, and sometimes after it."""
-LIMIT_S = 60.0
-"""A process that nothing stops lives longer."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +104,14 @@ class Trial:
     def run(self) -> list[str]:
         """Send the signal and look; the faults, empty where all is well."""
         if self.case.command == "down":
-            self._start(["up", *self.node, *self.head]).communicate(timeout=LIMIT_S)
+            self._start(["up", *self.node, *self.head]).communicate(timeout=PATIENCE)
         words = self.case.command.split()
         measured = ["--steps", "5"] if "training" in self.case.kind else ["--requests", "12"]
         words += measured if words[0] == "bench" else []
         process = self._start([*words, *self.node, *self.head])
         try:
             self._send(process)
-            _, errors = process.communicate(timeout=LIMIT_S)
+            _, errors = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             self.faults.append("the launcher does not end")
             process.kill()
@@ -135,16 +132,13 @@ class Trial:
         )
 
     def _send(self, process: subprocess.Popen[str]) -> None:
-        moment = self.case.moment
-        reached: Callable[[], bool]
-        if isinstance(moment, str):
-            event = EVENTS[moment]
-            reached = lambda: event(self, process.pid)  # noqa: E731
-        else:
-            until = time.monotonic() + moment
-            reached = lambda: time.monotonic() >= until  # noqa: E731
-        deadline = time.monotonic() + 6.0
-        while not reached() and process.poll() is None and time.monotonic() < deadline:
+        moment, deadline = self.case.moment, time.monotonic() + 6.0
+        event = EVENTS[moment] if isinstance(moment, str) else None
+        if isinstance(moment, float):
+            deadline = time.monotonic() + moment
+        while process.poll() is None and time.monotonic() < deadline:
+            if event is not None and event(self, process.pid):
+                break
             time.sleep(0.0005)
         time.sleep(self.case.delay)
         self.hit = process.poll() is None
@@ -152,10 +146,6 @@ class Trial:
             if process.poll() is None:
                 process.send_signal(self.case.number)
                 time.sleep(0.002)
-        if self.case.command == "up --foreground" and not self.hit:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=LIMIT_S)
 
     def _look(self, code: int, errors: str) -> None:
         trace = re.search(r"(?:Traceback|Exception ignored).*", errors, re.DOTALL)
@@ -167,13 +157,10 @@ class Trial:
         except Exception as error:  # any is a fault to report
             self.faults.append(f"state: {error}")
             return
+        # What asked the engine for its version ends by itself.
+        if left is None and not comes(lambda: not self.processes()):
+            self.faults.append(f"no state, but running: {self.processes()}")
         alive = self.processes()
-        deadline = time.monotonic() + LIMIT_S
-        while alive and left is None and time.monotonic() < deadline:
-            time.sleep(0.05)  # what asked the engine for its version ends by itself
-            alive = self.processes()
-        if alive and left is None:
-            self.faults.append(f"no state, but running: {alive}")
         # `up` may have been done, and `down` not begun.
         began = {"up": code != 0, "down": left is None}.get(self.case.command, True)
         if self.hit and self.case.number in CLEAN and code >= 0 and began and (left or alive):
@@ -196,9 +183,8 @@ class Trial:
                 os.kill(pid, signal.SIGKILL)
         if (self.own / "state.json").exists():
             self.faults.append("state left after down")
-        for port in (self.port, self.port + 1):
-            if not _free(port):
-                self.faults.append(f"port {port} is not free")
+        taken = [port for port in (self.port, self.port + 1) if not is_free(port, reuse=True)]
+        self.faults += [f"port {port} is not free" for port in taken]
 
     def _in_process(self, *words: str) -> tuple[int, Any]:
         """The exit code and JSON of a command that nothing disturbs."""
@@ -231,16 +217,6 @@ def _bundle(kind: str, folder: Path, port: int) -> Bundle:
     return bundle
 
 
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 def _children(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -268,24 +244,18 @@ EVENTS: dict[str, Callable[[Trial, int], bool]] = {
 
 
 def attack(
-    count: int, seed: int, first: int = 0, tell: Callable[[str], None] = lambda _: None
+    cases: Iterable[Case], tell: Callable[[str], None] = lambda _: None
 ) -> tuple[Counter[str], list[str]]:
-    """``count`` trials: how many of which kind, and failures with the index that repeats each."""
+    """How many of which kind were tried, and failures with the index that repeats each."""
     tried: Counter[str] = Counter()
     failures: list[str] = []
-    for index in range(first, first + count):
-        case = Case.draw(seed, index)
-        folder = Path(tempfile.mkdtemp(prefix="recipe-attack-"))
-        try:
-            trial = Trial(case, folder)
+    for case in cases:
+        with tempfile.TemporaryDirectory(prefix="recipe-attack-", ignore_cleanup_errors=True) as at:
+            trial = Trial(case, Path(at))
             faults = trial.run()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        tried[case.number.name] += 1
-        tried[case.command] += 1
-        tried[case.kind] += 1
+        tried.update([case.number.name, case.command, case.kind])
         tried["met a live launcher"] += trial.hit
-        failures += [f"{index}: {case}: {fault}" for fault in faults]
+        failures += [f"{case.index}: {case}: {fault}" for fault in faults]
         if faults:
             tell(failures[-1])
     return tried, failures
@@ -297,8 +267,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="index of the first trial")
     options = parser.parse_args()
-    began = time.monotonic()
-    tried, failures = attack(options.count, options.seed, options.first, tell=print)
+    began, numbers = time.monotonic(), range(options.first, options.first + options.count)
+    tried, failures = attack((Case.draw(options.seed, index) for index in numbers), tell=print)
     print(f"{options.count} trials, seed {options.seed}, {time.monotonic() - began:.0f} s")
     print(", ".join(f"{name}: {times}" for name, times in tried.items()))
     print(f"{len(failures)} failures", *failures, sep="\n")

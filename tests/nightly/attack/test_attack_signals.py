@@ -1,4 +1,4 @@
-"""A few trials of the attack on the launcher; the script runs hundreds."""
+"""A few trials of the attack on the launcher; the command runs hundreds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.nightly.attack.signals import KINDS, Case, attack
 
 
 def test_signals_at_random_moments_leave_nothing_behind() -> None:
-    tried, failures = attack(300 if FULL else 12, seed=11)
+    tried, failures = attack(Case.draw(11, index) for index in range(300 if FULL else 12))
     assert failures == []
     assert tried["met a live launcher"]
 

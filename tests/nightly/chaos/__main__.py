@@ -20,20 +20,21 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from recipe_core.launcher.metrics import quantile
+from tests.fixtures.ports import is_free
 from tests.nightly.chaos import real
 from tests.nightly.chaos.deployments import KINDS, Deployment, make
 from tests.nightly.chaos.faults import FAULTS, Fault
@@ -41,6 +42,13 @@ from tests.nightly.chaos.play import Result, play
 from tests.nightly.chaos.trial import LateError, Trial
 
 REAL = ("embedded", "vllm")
+WORDS = {
+    "orphans": "orphan",
+    "lost_states": "lost state",
+    "unexplained": "unexplained",
+    "unexpected": "unexpected outcome",
+}
+"""What findings say, by the names of their counts."""
 MOST_AT_ONCE = 6
 """Faults that one deployment meets, one after the other."""
 FIRST_PORT, PORTS = 27_000, 4
@@ -101,6 +109,7 @@ def build(kind: str, folder: Path, port: int) -> Deployment:
     return real.make(kind, folder, port, Path(programs) if programs else None)
 
 
+@cache
 def _features(kind: str) -> frozenset[str]:
     if kind in REAL:
         return frozenset({"ranks"} if kind == "vllm" else ())
@@ -108,32 +117,18 @@ def _features(kind: str) -> frozenset[str]:
         return make(kind, Path(folder), FIRST_PORT).features
 
 
-_FEATURES: dict[str, frozenset[str]] = {}
-
-
 def _suits(fault: Fault, kind: str) -> bool:
-    if kind not in _FEATURES:
-        _FEATURES[kind] = _features(kind)
-    return fault.needs <= _FEATURES[kind]
+    return fault.needs <= _features(kind)
 
 
 def free_ports(start: int, taken: set[int]) -> int:
     """The first of a few ports from ``start`` on that nobody listens on."""
     for first in range(start, start + 900, PORTS):
-        if first not in taken and all(map(_is_free, range(first, first + PORTS))):
+        ports = range(first, first + PORTS)
+        if first not in taken and all(is_free(port, reuse=True) for port in ports):
             taken.add(first)
             return first
     raise RuntimeError("no ports are free")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def episode(record: Record, port: int, keep: Path | None) -> bool:
@@ -173,32 +168,26 @@ def summary(results: Iterable[Result]) -> dict[str, Any]:
     by_fault: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_fault[result.fault].append(result)
-    rows = {}
-    for name, group in sorted(by_fault.items()):
-        spent = [result.seconds for result in group if result.seconds is not None]
-        rows[name] = {
-            "count": len(group),
-            "outcomes": dict(Counter(result.outcome for result in group)),
-            "recovery_s": {
-                "p50": round(median(spent), 2),
-                "p90": round(quantile(spent, 0.9) or 0.0, 2),
-                "max": round(max(spent), 2),
-            }
-            if spent
-            else None,
-        }
-    findings = [finding for group in by_fault.values() for r in group for finding in r.findings]
-    tell: Callable[[str], int] = lambda word: sum(word in finding for finding in findings)  # noqa: E731
+    every = [result for group in by_fault.values() for result in group]
+    findings = [finding for result in every for finding in result.findings]
+    counts = {name: sum(word in f for f in findings) for name, word in WORDS.items()}
     return {
-        "faults": sum(len(g) for name, g in by_fault.items() if not name.startswith("(")),
-        "outcomes": dict(Counter(r.outcome for g in by_fault.values() for r in g)),
-        "orphans": tell("orphan"),
-        "lost_states": tell("lost state"),
-        "unexplained": tell("unexplained"),
-        "cause_not_known": sum(r.cause == "unknown" for g in by_fault.values() for r in g),
-        "unexpected": tell("unexpected outcome"),
-        "other": len([f for f in findings if not any(w in f for w in _WORDS)]),
-        "by_fault": rows,
+        "faults": sum(not result.fault.startswith("(") for result in every),
+        "outcomes": dict(Counter(result.outcome for result in every)),
+        **counts,
+        "cause_not_known": sum(result.cause == "unknown" for result in every),
+        "other": sum(not any(word in finding for word in WORDS.values()) for finding in findings),
+        "by_fault": {name: _row(group) for name, group in sorted(by_fault.items())},
+    }
+
+
+def _row(group: list[Result]) -> dict[str, Any]:
+    spent = [result.seconds for result in group if result.seconds is not None]
+    times = (median(spent), quantile(spent, 0.9) or 0.0, max(spent)) if spent else ()
+    return {
+        "count": len(group),
+        "outcomes": dict(Counter(result.outcome for result in group)),
+        "recovery_s": dict(zip(("p50", "p90", "max"), (round(t, 2) for t in times), strict=False)),
     }
 
 
@@ -206,14 +195,10 @@ def table(rows: dict[str, Any]) -> str:
     """The distribution by fault, for people."""
     lines = [f"{'fault':34} {'n':>4} {'p50 s':>7} {'p90 s':>7} {'max s':>7}  outcomes"]
     for name, row in rows.items():
-        spent = row["recovery_s"] or {}
-        figures = " ".join(f"{spent.get(key, ''):>7}" for key in ("p50", "p90", "max"))
+        figures = " ".join(f"{row['recovery_s'].get(key, ''):>7}" for key in ("p50", "p90", "max"))
         counts = ", ".join(f"{count} {word}" for word, count in row["outcomes"].items())
         lines.append(f"{name:34} {row['count']:>4} {figures}  {counts}")
     return "\n".join(lines)
-
-
-_WORDS = ("orphan", "lost state", "unexplained", "unexpected outcome")
 
 
 def main() -> int:

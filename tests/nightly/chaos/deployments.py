@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fixtures.bundles import Bundle
+from tests.fixtures.bundles import Bundle, launch_json
 
 ENGINE = Path(__file__).with_name("engine.py")
 LIMITS = {
@@ -83,22 +83,15 @@ def _program(path: Path, text: str) -> None:
 
 
 def _one(bundle: Bundle, folder: Path) -> set[str]:
-    _write(bundle.root, _launch(bundle, folder, [_server(folder, 0, 0)]))
+    _write(bundle.root, _launch(bundle, folder, _server(folder, 0, 0)))
     return {"fake", "ranks"}
 
 
 def _routed(bundle: Bundle, folder: Path) -> set[str]:
+    argv = [*_argv(folder, "route"), "--to", "${port1},${port2}"]
+    router = {"name": "router", "role": "router", "argv": argv, "port_offset": 0, "devices": []}
     servers = [_server(folder, number, number + 1) for number in (1, 2)]
-    router = {
-        "name": "router",
-        "role": "router",
-        "argv": [*_argv(folder, "route"), "--to", "${port1},${port2}"],
-        "env": {},
-        "port_offset": 0,
-        "devices": [],
-        "group": 0,
-    }
-    _write(bundle.root, _launch(bundle, folder, [router, *servers]))
+    _write(bundle.root, _launch(bundle, folder, router | {"env": {}, "group": 0}, *servers))
     return {"fake", "ranks", "router"}
 
 
@@ -116,8 +109,8 @@ def _devices(runtime: str) -> Callable[[Bundle, Path], set[str]]:
         fallback = {"name": "1-fewer-gpus", "kind": "fewer-gpus", "title": "one device"}
         for count, root in ((2, bundle.root), (1, bundle.root / "fallbacks" / fallback["name"])):
             root.mkdir(parents=True, exist_ok=True)
-            server = _server(folder, 0, 0, devices=count)
-            data = _launch(bundle, folder, [server]) | {"needs": {**needs, "count": count}}
+            data = _launch(bundle, folder, _server(folder, 0, 0, devices=count))
+            data["needs"] = {**needs, "count": count}
             _write(root, data | ({"fallbacks": [fallback]} if count == 2 else {}))
         return {"fake", "ranks", "devices"}
 
@@ -150,24 +143,13 @@ def _server(folder: Path, number: int, group: int, devices: int = 0) -> dict[str
     }
 
 
-def _launch(bundle: Bundle, folder: Path, processes: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "schema_version": 1,
-        "name": "chaos",
-        "engine": {
-            "name": "chaos",
-            "version": "1.0",
-            "program": str(folder / "bin" / "chaos-engine"),
-            "module": "chaos_engine",
-            "install": "pip install chaos==1.0",
-        },
+def _launch(bundle: Bundle, folder: Path, *processes: dict[str, Any]) -> dict[str, Any]:
+    data = launch_json(bundle.port, folder / "model")
+    data["engine"] |= {"version": "1.0", "program": str(folder / "bin" / "chaos-engine")}
+    return data | {
         "needs": {"runtime": "cpu", "device": "cpu", "title": "CPU", "names": [], "count": 1},
-        "parameters": {"model": str(folder / "model"), "host": "127.0.0.1", "port": bundle.port},
         "processes": processes,
-        "health": "/health",
         "startup_timeout_s": STARTUP_S,
-        "api": {"path": "/v1/completions", "model": "${model}", "body": {}},
-        "workload": {"mode": "closed", "input_tokens": 8, "output_tokens": 8, "concurrency": 4},
         "supervision": LIMITS,
     }
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from recipe_core.launcher import events, procs, state, supervisor
 from recipe_core.launcher.errors import LauncherError
-from recipe_core.launcher.plan import LaunchPlan, load_plan
+from recipe_core.launcher.plan import load_plan
 from tests.fixtures.bundles import usual_signals, with_variable
 
 from .deployments import Deployment
@@ -28,7 +28,6 @@ TRIAL = "CHAOS_TRIAL"
 """The variable by which everything of a trial is found, the launcher's processes too."""
 PATIENCE_S = 180.0
 """How long anything may take; a state that is not reached by then is a finding."""
-_POLL_S = 0.05
 
 
 class LateError(Exception):
@@ -44,17 +43,9 @@ class Trial:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    @property
-    def root(self) -> Path:
-        """The bundle."""
-        return self.deployment.bundle.root
-
-    @property
-    def own(self) -> Path:
-        """The folder of state, events and logs."""
-        return self.root / "run"
-
-    # The launcher's commands
+    def __post_init__(self) -> None:
+        self.root = self.deployment.bundle.root
+        self.own = self.root / "run"
 
     def spawn(self, *words: str, file_bytes: int | None = None) -> subprocess.Popen[str]:
         """Start a command of the bundle's launcher; ``file_bytes`` is the most a file may have."""
@@ -98,14 +89,7 @@ class Trial:
             raise LateError(f"{' '.join(words)} failed with {code}: {text[-800:]}")
         return text
 
-    # What runs
-
-    def plan(self, choice: str = "first") -> LaunchPlan:
-        """The bundle's plan."""
-        return load_plan(self.root, choice=choice)
-
     def state(self) -> state.State | None:
-        """The recorded state."""
         return state.load(self.own)
 
     def pids(self) -> list[int]:
@@ -122,7 +106,9 @@ class Trial:
         current = self.state()
         if current is None:
             return {}
-        names = {p.name for p in self.plan(current.choice).processes if p.role == role}
+        names = {
+            p.name for p in load_plan(self.root, choice=current.choice).processes if p.role == role
+        }
         return {s.name: s.pid for s in current.servers if s.name in names and s.alive}
 
     def ranks(self) -> list[int]:
@@ -143,7 +129,7 @@ class Trial:
             current = self.state()
             if current is None or not current.ready:
                 return False
-            plan = self.plan(current.choice)
+            plan = load_plan(self.root, choice=current.choice)
             alive = {server.name for server in current.servers if server.alive}
             return all(
                 process.name in alive
@@ -152,9 +138,7 @@ class Trial:
             )
         return False
 
-    # Waiting
-
-    def wait(self, what: str, holds: Any) -> None:
+    def wait(self, what: str, holds: Callable[[], object], poll_s: float = 0.05) -> None:
         """Until something holds.
 
         Raises:
@@ -163,22 +147,17 @@ class Trial:
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
             if time.monotonic() > deadline:
-                raise LateError(f"not in {PATIENCE_S:.0f} s: {what}; {self.recent()}")
-            time.sleep(_POLL_S)
-
-    def recent(self) -> str:
-        """The last events, for a report."""
-        return json.dumps([_brief(event) for event in self.events()[-6:]])
+                keys = ("event", "cause", "reason", "name", "choice")
+                recent = [{k: v for k, v in e.items() if k in keys} for e in self.events()[-6:]]
+                raise LateError(f"not in {PATIENCE_S:.0f} s: {what}; {json.dumps(recent)}")
+            time.sleep(poll_s)
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:
         """Events from a number on."""
         return events.read(self.own)[since:]
 
     def kinds(self, since: int) -> list[str]:
-        """Kinds of events from a number on."""
         return [str(event["event"]) for event in self.events(since)]
-
-    # Harm
 
     def send(self, pid: int | None, number: signal.Signals) -> None:
         """Signal a process, which may be gone."""
@@ -193,8 +172,6 @@ class Trial:
     def no_condition(self, name: str) -> None:
         """Tell it to work again."""
         (self.deployment.conditions / name).unlink(missing_ok=True)
-
-    # What must hold
 
     def lies(self) -> list[str]:
         """How what is recorded differs from what runs, once nothing changes any more."""
@@ -212,7 +189,7 @@ class Trial:
         dead = [server.name for server in current.servers if not server.alive]
         if dead and current.ready and not current.parked and self.keeper() is not None:
             found.append(f"lost state: recorded as running, but dead: {', '.join(dead)}")
-        keepers = [pid for pid in self.pids() if _is_keeper(pid)]
+        keepers = [pid for pid in self.pids() if b"keep" in _read(pid, "cmdline")]
         if set(keepers) - {self.keeper()}:
             found.append(f"lost state: keepers {keepers}, recorded {self.keeper()}")
         return found
@@ -220,17 +197,16 @@ class Trial:
     def end(self) -> list[str]:
         """Stop everything; what is left is a finding, and is killed."""
         found = []
-        for attempt in range(3):
-            code, text = self.run("down")
-            if code == 0:
-                break
-            if attempt == 2:
-                found.append(f"down failed with {code}: {text[-500:]}")
-            time.sleep(1.0)
-        deadline = time.monotonic() + 10  # a killed process's memory takes a moment to go
-        while (left := self.pids()) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        if left:
+        code, text = self.run("down")
+        for _ in range(2):  # another command may have held the lock
+            if code:
+                self.wait("commands end", lambda: all(p.poll() is not None for p in self.started))
+                code, text = self.run("down")
+        if code:
+            found.append(f"down failed with {code}: {text[-500:]}")
+        with suppress(LateError):  # a killed process's memory takes a moment to go
+            self.wait("nothing runs", lambda: not self.pids())
+        if left := self.pids():
             found.append(f"orphans after down: {_names(left)}")
         if (self.own / "state.json").exists():
             found.append("lost state: state.json is there after down")
@@ -269,29 +245,19 @@ def full_disk(pids: list[int]) -> Iterator[None]:
 
 def _mark_of(pid: int) -> str | None:
     """The launch that a process belongs to."""
+    entries = _read(pid, "environ")
+    name = f"{procs.MARK}=".encode()
+    marks = [entry.removeprefix(name) for entry in entries if entry.startswith(name)]
+    return marks[0].decode(errors="replace") if marks else None
+
+
+def _read(pid: int, name: str) -> list[bytes]:
     with suppress(OSError):
-        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            name, _, value = entry.partition(b"=")
-            if name.decode(errors="replace") == procs.MARK:
-                return value.decode(errors="replace")
-    return None
+        return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
+    return []
 
 
-def _is_keeper(pid: int) -> bool:
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return b"keep" in words
-    return False
-
-
-def _names(pids: Any) -> str:
-    shown = []
-    for pid in pids:
-        with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            shown.append(f"{pid} {b' '.join(words[1:4]).decode(errors='replace')}")
-    return ", ".join(shown) or ", ".join(map(str, pids))
-
-
-def _brief(event: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in event.items() if k in ("event", "cause", "reason", "name", "choice")}
+def _names(pids: Iterable[int]) -> str:
+    return ", ".join(
+        f"{pid} {b' '.join(_read(pid, 'cmdline')[1:4]).decode(errors='replace')}" for pid in pids
+    )
