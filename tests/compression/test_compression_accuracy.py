@@ -4,84 +4,53 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 import pytest
 
 from recipe_core.base.arrays import Bool
-from recipe_core.base.errors import InputError
 from recipe_core.compression.accuracy import combined, retained, retained_many
 from recipe_core.compression.band_counts import Losses, counted, held, held_by_others
 from recipe_core.compression.benchmark_name import named_benchmark
 from recipe_core.compression.effects import Known, fitted
-from recipe_core.compression.left_out import (
-    LeftOut,
-    Prepared,
-    as_strangers,
-    left_out,
-    relatives,
-)
+from recipe_core.compression.left_out import LeftOut, Prepared, as_strangers, left_out, relatives
 from recipe_core.compression.lines import answers
 from recipe_core.compression.model_name import named_model, size_in
 from recipe_core.compression.published import figures, keys
 from recipe_core.compression.technique import techniques
 from tests.fixtures.command_line import recipe
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
 UNKNOWN = "somebody/Weasel-9B-Instruct"
 
 
-@pytest.mark.parametrize(
-    ("name", "size_b"),
-    [
-        ("Qwen/Qwen3-0.6B", 0.6),
-        ("bigscience/bloom-1b7", 1.7),
-        ("Qwen/Qwen-1_8B-Chat", 1.8),
-        ("some/thing-30B-A3B", 30),
-        ("a/Mixtral-8x7B-v0.1", 43.1),
-        ("google/gemma-3-270m-it", 0.27),
-        ("no/size", None),
-    ],
-)
-def test_sizes_are_read_from_names(name: str, size_b: float | None) -> None:
-    assert size_in(name) == (None if size_b is None else pytest.approx(size_b, rel=0.01))
-
-
-@pytest.mark.parametrize(
-    ("name", "base", "generation", "line"),
-    [
+def test_sizes_kinds_and_bases_are_read_from_names():
+    sizes = {
+        "Qwen/Qwen3-0.6B": 0.6, "bigscience/bloom-1b7": 1.7, "Qwen/Qwen-1_8B-Chat": 1.8,
+        "some/thing-30B-A3B": 30, "a/Mixtral-8x7B-v0.1": 43.1, "google/gemma-3-270m-it": 0.27,
+    }  # fmt: skip
+    assert {name: size_in(name) for name in sizes} == pytest.approx(sizes, rel=0.01)
+    assert size_in("no/size") is None
+    kinds = {
+        "MBPP": "code", "aime_2025": "math", "ptb_ppl": "perplexity", "CMMLU": "knowledge",
+        "BoolQ": "commonsense", "RULER-128K": "long-context", "math": "math",
+        "SomethingElse": "composite",
+    }  # fmt: skip
+    assert {name: named_benchmark(name).kind for name in kinds} == kinds
+    for name, base, generation, line in (
         ("Meta-Llama-3.1-8B-FP8", "meta-llama/Llama-3.1-8B", "llama-3.1", "llama"),
         ("Qwen3-8B-Q4_K_M", "Qwen/Qwen3-8B", "qwen-3", "qwen"),
         ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct", "qwen-2.5", "qwen"),
         ("HuggingFaceH4/zephyr-7b-beta", "HuggingFaceH4/zephyr-7b-beta", "mistral", "mistral"),
         ("huggyllama/llama-7b", "huggyllama/llama-7b", "llama-1", "llama"),
-    ],
-)  # fmt: skip
-def test_names_tell_base_and_generation(name: str, base: str, generation: str, line: str) -> None:
-    model = named_model(name)
-    assert (model.name, model.generation, model.line) == (base, generation, line)
+    ):
+        model = named_model(name)
+        assert (model.name, model.generation, model.line) == (base, generation, line)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("MBPP", "code"),
-        ("aime_2025", "math"),
-        ("ptb_ppl", "perplexity"),
-        ("CMMLU", "knowledge"),
-        ("BoolQ", "commonsense"),
-        ("RULER-128K", "long-context"),
-        ("math", "math"),
-        ("SomethingElse", "composite"),
-    ],
-)
-def test_kinds_of_unknown_benchmarks(name: str, kind: str) -> None:
-    benchmark = named_benchmark(name)
-    assert benchmark is not None
-    assert benchmark.kind == kind
-
-
-def test_every_published_figure_refers_to_what_is_listed() -> None:
+def test_every_published_figure_refers_to_what_is_listed():
     for row in figures():
         assert row.model in keys().models
         assert row.benchmark in keys().benchmarks
@@ -89,49 +58,55 @@ def test_every_published_figure_refers_to_what_is_listed() -> None:
         assert 0 < row.retained < 2
 
 
-def test_fp8_loses_next_to_nothing() -> None:
+def test_fp8_loses_next_to_nothing():
     answer = retained("meta-llama/Llama-3.1-8B-Instruct", "fp8_w8a8", benchmark="MMLU")
     assert answer.value == pytest.approx(1, abs=0.01)
     assert answer.nearest[0].technique.startswith("fp8")
 
 
-@pytest.mark.parametrize("model", ["meta-llama/Llama-2-13b-hf", "Qwen/Qwen2.5-32B", UNKNOWN])
-@pytest.mark.parametrize("benchmark", ["", "MMLU", "wikitext2_ppl"])
-def test_more_bits_never_lose_more(model: str, benchmark: str) -> None:
-    for names in (
-        ["int8_weight_only", "int4_weight_only", "int3_weight_only", "int2_weight_only"],
-        ["gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k"],
-        ["mxfp8_w8a8", "mxfp4_w4a4"],
-        ["kv_int8", "kv_int4", "kv_int3", "kv_int2"],
-    ):
-        values = [retained(model, name, benchmark=benchmark).value for name in names]
-        assert values == sorted(values, reverse=True), names
+MODELS = ["meta-llama/Llama-2-13b-hf", "Qwen/Qwen2.5-32B", UNKNOWN]
+LESS_AND_LESS = [
+    ["int8_weight_only", "int4_weight_only", "int3_weight_only", "int2_weight_only"],
+    ["gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k"],
+    ["mxfp8_w8a8", "mxfp4_w4a4"],
+    ["kv_int8", "kv_int4", "kv_int3", "kv_int2"],
+]
 
 
-@pytest.mark.parametrize("technique", ["int4_weight_only", "gguf_q2_k", "sparse_2_4", "nvfp4_w4a4"])
-@pytest.mark.parametrize("benchmark", ["", "MMLU", "GSM8K", "wikitext2_ppl"])
-def test_larger_models_lose_no_more(technique: str, benchmark: str) -> None:
-    values = [
-        retained(f"somebody/Weasel-{size}B", technique, benchmark=benchmark).value
-        for size in (1, 8, 30, 70)
-    ]
+@over("model, names, benchmark", product(MODELS, LESS_AND_LESS, ("", "MMLU", "wikitext2_ppl")))
+def test_more_bits_never_lose_more(model, names, benchmark):
+    values = [retained(model, name, benchmark=benchmark).value for name in names]
+    assert values == sorted(values, reverse=True)
+
+
+TECHNIQUES = ("int4_weight_only", "gguf_q2_k", "sparse_2_4", "nvfp4_w4a4")
+
+
+@over("technique, benchmark", product(TECHNIQUES, ("", "MMLU", "GSM8K", "wikitext2_ppl")))
+def test_larger_models_lose_no_more(technique, benchmark):
+    models = [f"somebody/Weasel-{size}B" for size in (1, 8, 30, 70)]
+    values = [retained(model, technique, benchmark=benchmark).value for model in models]
     assert values == sorted(values)
+    small, large = (
+        retained(UNKNOWN, "int4_weight_only", parameters_b=size).value for size in (1, 70)
+    )
+    assert small < large  # a size that is given goes first
 
 
-@pytest.mark.parametrize("technique", sorted(techniques()))
-def test_bands_contain_the_value(technique: str) -> None:
+@over("technique", sorted(techniques()))
+def test_bands_contain_the_value(technique):
     for benchmark in ("", "MMLU", "AIME25", "wikitext2_ppl", "kl_divergence", "code"):
         answer = retained(UNKNOWN, technique, benchmark=benchmark)
         assert 0 < answer.low <= answer.value <= answer.high < 1.3
 
 
-def test_long_chains_are_less_certain() -> None:
+def test_long_chains_are_less_certain():
     chains = retained(UNKNOWN, "int4_weight_only", benchmark="AIME25")
     knowledge = retained(UNKNOWN, "int4_weight_only", benchmark="MMLU")
     assert chains.high - chains.low > 2 * (knowledge.high - knowledge.low)
 
 
-def test_a_published_figure_answers_its_own_question() -> None:
+def test_a_published_figure_answers_its_own_question():
     row = next(row for row in figures() if row.technique == "int2_weight_only")
     answer = retained(row.model, row.technique, method=row.method, benchmark=row.benchmark)
     assert answer.nearest[0].model == row.model
@@ -139,34 +114,24 @@ def test_a_published_figure_answers_its_own_question() -> None:
     assert answer.low < row.retained < answer.high
 
 
-def test_methods_are_known_in_any_letters() -> None:
+def test_methods_are_known_in_any_letters():
     model, technique, benchmark = "meta-llama/Llama-2-7b-hf", "sparse_2_4", "wikitext2_ppl"
     as_published = retained(model, technique, method="wanda", benchmark=benchmark)
     assert retained(model, technique, method="Wanda", benchmark=benchmark) == as_published
     assert retained(model, technique, benchmark=benchmark) != as_published
 
 
-def test_a_size_that_is_given_goes_first() -> None:
-    small, large = (
-        retained(UNKNOWN, "int4_weight_only", parameters_b=size).value for size in (1, 70)
-    )
-    assert small < large
+def test_what_is_unknown_is_named_or_has_no_value():
+    error = refusal(retained, UNKNOWN, "int4_weight_onli")
+    assert (error.field, "int4_weight_only" in error.hint) == ("technique", True)
+    assert "int4_weight_onli" in error.message
+    answer = retained(UNKNOWN, "fp8_w8a8", benchmark="FID")  # a benchmark of another nature
+    assert (answer.known, answer.to_json()["retained"]) == (False, None)
+    (answer,) = answers([{"model": "a", "technique": "fp8_w8a8", "bench": "MMLU"}])
+    assert answer["error"]["field"] == "bench"
 
 
-def test_an_unknown_technique_names_the_nearest() -> None:
-    with pytest.raises(InputError, match="int4_weight_onli") as error:
-        retained(UNKNOWN, "int4_weight_onli")
-    assert error.value.field == "technique"
-    assert "int4_weight_only" in str(error.value.hint)
-
-
-def test_a_benchmark_of_another_nature_is_unknown() -> None:
-    answer = retained(UNKNOWN, "fp8_w8a8", benchmark="FID")
-    assert not answer.known
-    assert answer.to_json()["retained"] is None
-
-
-def test_two_techniques_multiply() -> None:
+def test_two_techniques_multiply():
     weights = retained(UNKNOWN, "int4_weight_only", benchmark="MMLU")
     cache = retained(UNKNOWN, "kv_int4", benchmark="MMLU")
     both = combined([weights, cache])
@@ -175,7 +140,7 @@ def test_two_techniques_multiply() -> None:
     assert "multiplied" in both.basis
 
 
-def test_lines_answer_in_their_places(tmp_path: Path) -> None:
+def test_lines_answer_in_their_places(tmp_path):
     good = {"model": UNKNOWN, "technique": "int4_weight_only", "method": "GPTQ"}
     lines = [json.dumps(good), "{no json", json.dumps({"model": "a", "technique": "b"}), "[]"]
     (tmp_path / "ask.jsonl").write_text("\n".join([*lines, json.dumps(good)]))
@@ -187,13 +152,10 @@ def test_lines_answer_in_their_places(tmp_path: Path) -> None:
     assert replies[2]["error"]["field"] == "technique"
 
 
-def test_many_questions_answer_as_one_does() -> None:
+def test_many_questions_answer_as_one_does():
     asked = [(UNKNOWN, "int4_weight_only", "GPTQ", "MMLU"), (UNKNOWN, "fp8_w8a8", "", "")] * 2
-    many = retained_many(asked)
-    assert [one.value for one in many] == [
-        retained(model, name, method=method, benchmark=benchmark).value
-        for model, name, method, benchmark in asked
-    ]
+    alone = [retained(a, b, method=method, benchmark=mark).value for a, b, method, mark in asked]
+    assert [answer.value for answer in retained_many(asked)] == alone
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +174,13 @@ def inside(left: LeftOut, losses: Losses) -> Bool:
     """Which losses lie in the shipped bands of what was known of them."""
     bands = fitted().bands.by_known
     known = np.array(left.known)
-    return np.any([held(losses, bands[one]) & (known == one) for one in Known], axis=0)
+    return np.any([held(losses, bands[how]) & (known == how) for how in Known], axis=0)
+
+
+def check_coverage(left: LeftOut, losses: Losses) -> None:
+    texts = np.array(losses.measure) == "texts"
+    for measured in (texts, ~texts):
+        assert 0.75 < np.mean(inside(left, losses)[measured]) < 0.87
 
 
 @pytest.fixture(scope="module")
@@ -220,9 +188,8 @@ def without_model(prepared: Prepared) -> tuple[LeftOut, Losses]:
     return predicted(prepared, [row.model for row in prepared.rows])
 
 
-def test_models_left_out_are_predicted_within_their_bands(
-    prepared: Prepared, without_model: tuple[LeftOut, Losses]
-) -> None:
+@pytest.mark.nightly
+def test_models_left_out_are_predicted_within_their_bands(prepared, without_model):
     left, losses = without_model
     kept = np.exp(-prepared.data.loss)
     precise = [
@@ -232,23 +199,19 @@ def test_models_left_out_are_predicted_within_their_bands(
         for question in prepared.asked
     ]
     assert np.median(np.abs(np.exp(-losses.expected) - kept)[precise]) < 0.0105
-    texts = np.array(losses.measure) == "texts"
-    assert 0.75 < np.mean(inside(left, losses)[texts]) < 0.87
-    assert 0.75 < np.mean(inside(left, losses)[~texts]) < 0.87
+    check_coverage(left, losses)
 
 
-def test_new_lines_are_predicted_within_wider_bands(prepared: Prepared) -> None:
+@pytest.mark.nightly
+def test_new_lines_are_predicted_within_wider_bands(prepared: Prepared):
     strangers = as_strangers(prepared)
     left, losses = predicted(strangers, relatives(prepared))
     assert set(left.known) == {Known.NOTHING}
-    texts = np.array(losses.measure) == "texts"
-    assert 0.75 < np.mean(inside(left, losses)[texts]) < 0.87
-    assert 0.75 < np.mean(inside(left, losses)[~texts]) < 0.87
+    check_coverage(left, losses)
 
 
-def test_bands_hold_of_models_that_they_were_not_counted_on(
-    prepared: Prepared, without_model: tuple[LeftOut, Losses]
-) -> None:
+@pytest.mark.nightly
+def test_bands_hold_of_models_that_they_were_not_counted_on(prepared, without_model):
     keys = [row.model for row in prepared.rows]
     _, losses = without_model
     every = np.ones(len(keys), np.bool_)
@@ -256,33 +219,20 @@ def test_bands_hold_of_models_that_they_were_not_counted_on(
     assert 0.75 < by_others.mean() < held(losses, counted(losses, every)).mean()
 
 
-@pytest.mark.parametrize("technique", ["int4_weight_only", "gguf_q2_k", "kv_int4"])
-def test_less_is_known_of_new_lines(technique: str) -> None:
-    for benchmark in ("MMLU", "wikitext2_ppl"):
-        widths = [
-            (answer.high - answer.low) / (1 - answer.value)
-            for name in ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3-9B", UNKNOWN)
-            for answer in [retained(name, technique, benchmark=benchmark)]
-        ]
+def test_less_is_known_of_new_lines_and_told():
+    models = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3-9B", UNKNOWN)
+    techniques = ("int4_weight_only", "gguf_q2_k", "kv_int4")
+    for technique, benchmark in product(techniques, ("MMLU", "wikitext2_ppl")):
+        found = [retained(name, technique, benchmark=benchmark) for name in models]
+        widths = [(answer.high - answer.low) / (1 - answer.value) for answer in found]
         assert widths[2] > widths[1]
-
-
-def test_what_is_known_of_a_model_is_told() -> None:
-    told = [
-        retained(name, "kv_int2", benchmark="MMLU").basis
-        for name in ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3-9B", UNKNOWN)
-    ]
+    told = [retained(name, "kv_int2", benchmark="MMLU").basis for name in models]
     assert "none of this model" not in told[0]
     assert told[1].endswith("none of this model")
     assert told[2].endswith("none of this model or its series")
 
 
-def test_an_unknown_field_of_a_line_is_named() -> None:
-    (answer,) = answers([{"model": "a", "technique": "fp8_w8a8", "bench": "MMLU"}])
-    assert answer["error"]["field"] == "bench"
-
-
-def test_numbers_say_how_they_were_found() -> None:
+def test_numbers_say_how_they_were_found():
     numbers = fitted()
     assert numbers.figures == len(figures())
     assert set(numbers.bands.by_known) == set(Known)

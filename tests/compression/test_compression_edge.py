@@ -12,6 +12,7 @@ import pytest
 
 from recipe_core.compression.knowledge import rows, support_of
 from recipe_core.hardware.cluster import device, device_names
+from tests.fixtures.rows import over, table
 
 EDGE = ("orin", "thor", "apple", "rdna3", "rdna4", "intel-gpu", "intel-npu", "x86", "arm")
 
@@ -34,7 +35,7 @@ def _pieces(words: str) -> list[str]:
     return [part.strip() for part in parts if len(part.strip()) > 8]
 
 
-def test_what_quantizers_of_transformers_say_is_in_their_source() -> None:
+def test_what_quantizers_of_transformers_say_is_in_their_source():
     files = (_folder("transformers") / "quantizers").glob("quantizer_*.py")
     source = _joined("\n".join(file.read_text(encoding="utf-8") for file in files))
     said = [row for row in rows(engine="transformers") if row.url.endswith("quantizers")]
@@ -56,10 +57,9 @@ REFUSING = {
 """Quantizers of transformers that refuse a processor, with the technique of their rows."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", REFUSING)
-def test_quantizers_refuse_this_processor_in_the_words_of_the_row(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantizers_refuse_this_processor_in_the_words_of_the_row(method, monkeypatch):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available() or torch.xpu.is_available():
         pytest.skip("an accelerator is here")
@@ -67,38 +67,30 @@ def test_quantizers_refuse_this_processor_in_the_words_of_the_row(
     for name in vars(module):
         if name.startswith("is_") and name.endswith("_available") and "torch" not in name:
             monkeypatch.setattr(module, name, lambda *_: True)
-    quantizer = next(
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__ == module.__name__
-    )
+    own = [value for value in vars(module).values() if isinstance(value, type)]
+    quantizer = next(value for value in own if value.__module__ == module.__name__)
     asked = SimpleNamespace(quantization_config=SimpleNamespace(), pre_quantized=False)
     with pytest.raises((RuntimeError, ImportError, NotImplementedError)) as raised:
         quantizer.validate_environment(asked, device_map=None)
-    said = {
-        row.words
-        for row in rows(technique=REFUSING[method], engine="transformers", hardware="x86")
-        if row.variant == method and row.verdict == "refused"
-    }
+    where = {"technique": REFUSING[method], "engine": "transformers", "hardware": "x86"}
+    refused = [row for row in rows(**where) if row.verdict == "refused"]
+    said = {row.words for row in refused if row.variant == method}
     assert said == {str(raised.value)}
 
 
-def test_openvino_brings_plugins_of_intel_alone() -> None:
+def test_openvino_brings_plugins_of_intel_alone():
     plugins = {file.name for file in (_folder("openvino") / "libs").glob("*openvino_*_plugin*")}
     named = {name.split("openvino_")[1].split("_plugin")[0] for name in plugins}
-    assert {name for name in named if name.endswith(("cpu", "gpu", "npu"))} <= {
-        "intel_cpu",
-        "intel_gpu",
-        "intel_npu",
-        "arm_cpu",
-    }
+    processors = {name for name in named if name.endswith(("cpu", "gpu", "npu"))}
+    assert processors <= {"intel_cpu", "intel_gpu", "intel_npu", "arm_cpu"}
     refused = [row for row in rows(engine="openvino") if row.verdict == "refused"]
     assert {row.hardware for row in refused} >= {"nvidia", "amd"}
     assert all("openvino_intel_gpu_plugin" in row.note for row in refused)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["nf4", "mxfp4", "nvfp4", "codebook"])
-def test_nncf_refuses_for_onnx_what_rows_say(mode: str) -> None:
+def test_nncf_refuses_for_onnx_what_rows_say(mode):
     nncf = pytest.importorskip("nncf")
     helper: Any = pytest.importorskip("onnx.helper")
     value = helper.make_tensor_value_info("x", 1, [1, 8])
@@ -110,7 +102,7 @@ def test_nncf_refuses_for_onnx_what_rows_say(mode: str) -> None:
     assert {row.words for row in said} == {str(raised.value)}
 
 
-def test_every_edge_family_has_a_device_and_rows_of_several_runners() -> None:
+def test_every_edge_family_has_a_device_and_rows_of_several_runners():
     for hardware in EDGE:
         said = {row.engine for row in rows(hardware=hardware)} - {"any"}
         assert len(said) >= 3, hardware
@@ -118,23 +110,8 @@ def test_every_edge_family_has_a_device_and_rows_of_several_runners() -> None:
     assert set(EDGE) <= shipped
 
 
-@pytest.mark.parametrize(
-    ("technique", "engine", "name", "verdict"),
-    [
-        ("gguf_q4_0", "llama-cpp", "apple-m4-max-128gb", "weight-only kernel"),
-        ("gguf_q4_0", "llama-cpp", "arc-b580", "weight-only kernel"),
-        ("gguf_q4_0", "llama-cpp", "radeon-ai-pro-r9700", "weight-only kernel"),
-        ("fp8_w8a8", "tensorrt-rtx", "rtx-3090", "refused"),
-        ("nvfp4_w4a4", "tensorrt", "jetson-agx-orin-64gb", "refused"),
-        ("int4_weight_only", "openvino", "intel-npu-lunar-lake", "weight-only kernel"),
-        ("int4_weight_only", "openvino", "radeon-ai-pro-r9700", "refused"),
-        ("int8_weight_only", "executorch", "graviton4", "refused"),
-        ("int4_weight_only", "mlx", "apple-m3-ultra-512gb", "weight-only kernel"),
-        ("fp8_w8a8", "torchao", "jetson-orin-nano-8gb", "refused"),
-        ("nf4_weight_only", "bitsandbytes", "apple-m4-max-128gb", "weight-only kernel"),
-    ],
-)
-def test_what_edge_devices_run(technique: str, engine: str, name: str, verdict: str) -> None:
+@over("technique, engine, name, verdict", table("compression_edge", "what_edge_devices_run"))
+def test_what_edge_devices_run(technique, engine, name, verdict):
     answer = support_of(technique, engine, device(name))
     assert answer.verdict == verdict
     assert answer.url.startswith("https://")

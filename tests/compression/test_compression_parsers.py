@@ -34,24 +34,20 @@ def _source(package: str, path: str) -> ast.Module:
     return ast.parse((Path(found.origin).parent / path).read_text(encoding="utf-8"))
 
 
-def test_every_gguf_format_is_a_type_of_file() -> None:
+def test_every_gguf_format_is_a_type_of_file():
     gguf = pytest.importorskip("gguf")
-    types = {one.name.removeprefix("MOSTLY_").casefold() for one in gguf.LlamaFileType}
-    assert {
-        name.removeprefix("gguf_") for name in techniques() if name.startswith("gguf_")
-    } <= types
-
-
-def test_rows_of_llama_cpp_name_types_of_ggml() -> None:
-    gguf = pytest.importorskip("gguf")
-    types = {one.name for one in gguf.GGMLQuantizationType}
+    types = {kind.name.removeprefix("MOSTLY_").casefold() for kind in gguf.LlamaFileType}
+    named = {name for name in techniques() if name.startswith("gguf_")}
+    assert {name.removeprefix("gguf_") for name in named} <= types
+    # rows of llama.cpp name types of ggml
+    types = {kind.name for kind in gguf.GGMLQuantizationType}
     weights = [row for row in rows(engine="llama-cpp") if not row.technique.startswith("kv_")]
     named = {row.variant for row in weights if row.runs and row.variant}
     assert named
     assert named <= types
 
 
-def test_cache_types_of_llama_cpp_are_those_of_its_parser() -> None:
+def test_cache_types_of_llama_cpp_are_those_of_its_parser():
     choices = option_table("llama-cpp", "b11206").options["--cache-type-k"].choices
     cache = [row for row in rows(engine="llama-cpp") if row.technique.startswith("kv_")]
     assert {row.variant for row in cache if row.runs} <= set(choices)
@@ -60,22 +56,15 @@ def test_cache_types_of_llama_cpp_are_those_of_its_parser() -> None:
     assert support_of("kv_fp8", "llama-cpp", "cpu").verdict == "refused"
 
 
-def test_methods_of_transformers_are_those_that_it_loads() -> None:
+def test_methods_of_transformers_are_those_that_it_loads():
     tree = _source("transformers", "quantizers/auto.py")
-    [mapping] = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and ast.unparse(node.targets[0]) == "AUTO_QUANTIZATION_CONFIG_MAPPING"
-    ]
-    assert isinstance(mapping, ast.Dict)
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    name = "AUTO_QUANTIZATION_CONFIG_MAPPING"
+    [mapping] = [node.value for node in assigned if ast.unparse(node.targets[0]) == name]
     known = {key.value for key in mapping.keys if isinstance(key, ast.Constant)}
-    weights = [
-        row
-        for row in rows(engine="transformers")
-        if row.runs and row.variant and not row.technique.startswith("kv_")
-    ]
-    named = {row.variant for row in weights} - {"nf4", "int8"}  # of bitsandbytes
+    running = [row for row in rows(engine="transformers") if row.runs and row.variant]
+    named = {row.variant for row in running if not row.technique.startswith("kv_")}
+    named -= {"nf4", "int8"}  # of bitsandbytes
     assert len(named) >= 8
     assert named <= known
 
@@ -88,8 +77,9 @@ REFUSED_ON_A_PROCESSOR = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", REFUSED_ON_A_PROCESSOR)
-def test_transformers_refuses_on_a_processor_what_rows_say(method: str) -> None:
+def test_transformers_refuses_on_a_processor_what_rows_say(method):
     """Its own check of the environment, without a GPU."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -105,75 +95,49 @@ def test_transformers_refuses_on_a_processor_what_rows_say(method: str) -> None:
     assert not any(row.runs for row in said)
 
 
-def test_formats_of_openvino_are_modes_of_nncf() -> None:
+def test_formats_of_openvino_are_modes_of_nncf():
     tree = _source("nncf", "parameters.py")
-    [modes] = [
-        {ast.unparse(node.targets[0]) for node in one.body if isinstance(node, ast.Assign)}
-        for one in tree.body
-        if isinstance(one, ast.ClassDef) and one.name == "CompressWeightsMode"
-    ]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    [body] = [node.body for node in classes if node.name == "CompressWeightsMode"]
+    modes = {ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)}
     assert set(MODES.values()) <= modes
-    weights = {
-        row.technique
-        for row in rows(engine="openvino")
-        if row.runs and row.technique.endswith("weight_only")
-    }
+    running = {row.technique for row in rows(engine="openvino") if row.runs}
+    weights = {name for name in running if name.endswith("weight_only")}
     assert weights
     assert weights <= set(MODES)
 
 
-@pytest.mark.parametrize(
-    ("technique", "bits"),
-    [("int2_weight_only", 2), ("int4_weight_only", 4), ("int8_weight_only", 8)],
-)
-def test_onnx_runtime_multiplies_packed_weights_of_these_bits(technique: str, bits: int) -> None:
+def test_onnx_runtime_multiplies_packed_weights_of_these_bits():
     """One MatMulNBits of 32 by 32, in blocks of 32, computed by the CPU provider."""
     onnx = pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
     np = pytest.importorskip("numpy")
-    packed = np.zeros((32, 1, 32 * bits // 8), dtype=np.uint8)
-    model = _packed_product(onnx, packed, bits)
-    session = runtime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    [out] = session.run(None, {"A": np.ones((1, 32), dtype=np.float32)})
-    # Weights of zero stand for minus half the range, with a scale of one.
-    assert out.tolist() == [[-32.0 * 2 ** (bits - 1)] * 32]
-    answer = support_of(technique, "onnxruntime", "x86")
-    assert answer.verdict in ("weight-only kernel", "unknown")
 
+    def session(bits):
+        packed = np.zeros((32, 1, 32 * bits // 8), dtype=np.uint8)
+        model = _packed_product(onnx, packed, bits).SerializeToString()
+        return runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
 
-def test_onnx_runtime_refuses_other_widths() -> None:
-    onnx = pytest.importorskip("onnx")
-    runtime = pytest.importorskip("onnxruntime")
-    np = pytest.importorskip("numpy")
-    model = _packed_product(onnx, np.zeros((32, 1, 12), dtype=np.uint8), bits=3)
+    for bits in (2, 4, 8):
+        [out] = session(bits).run(None, {"A": np.ones((1, 32), dtype=np.float32)})
+        # Weights of zero stand for minus half the range, with a scale of one.
+        assert out.tolist() == [[-32.0 * 2 ** (bits - 1)] * 32]
+        answer = support_of(f"int{bits}_weight_only", "onnxruntime", "x86")
+        assert answer.verdict in ("weight-only kernel", "unknown")
     with pytest.raises(Exception, match=r"nbits_|bits"):
-        runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session(3)
     assert not support_of("int3_weight_only", "onnxruntime", "x86").runs
 
 
 def _packed_product(onnx: Any, packed: Any, bits: int) -> Any:
     """A model of one MatMulNBits: a row of 32 floats times packed weights."""
     helper, kinds = onnx.helper, onnx.TensorProto
-    node = helper.make_node(
-        "MatMulNBits",
-        ["A", "B", "scales"],
-        ["Y"],
-        domain="com.microsoft",
-        K=32,
-        N=32,
-        bits=bits,
-        block_size=32,
-    )
+    sizes = {"K": 32, "N": 32, "bits": bits, "block_size": 32}
+    ends = ["A", "B", "scales"], ["Y"]
+    node = helper.make_node("MatMulNBits", *ends, domain="com.microsoft", **sizes)
     weights = onnx.numpy_helper.from_array(packed, "B")
     scales = helper.make_tensor("scales", kinds.FLOAT, [32], [1.0] * 32)
-    graph = helper.make_graph(
-        [node],
-        "product",
-        [helper.make_tensor_value_info("A", kinds.FLOAT, [1, 32])],
-        [helper.make_tensor_value_info("Y", kinds.FLOAT, [1, 32])],
-        [weights, scales],
-    )
+    row_in, row_out = (helper.make_tensor_value_info(end, kinds.FLOAT, [1, 32]) for end in "AY")
+    graph = helper.make_graph([node], "product", [row_in], [row_out], [weights, scales])
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
