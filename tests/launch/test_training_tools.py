@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainingArguments
 
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.bundle.write import bundle_files
@@ -287,6 +286,8 @@ def fields_of(file: Path) -> set[str]:
 
 def test_unsloth_has_every_argument_that_it_is_given() -> None:
     """Importing it needs a GPU: signatures are read from sources, of TRL the newest it takes."""
+    from transformers import TrainingArguments  # imports torch
+
     models = package("unsloth", "2026.10.9") / "unsloth" / "models"
     load = arguments_of(models / "loader.py", "FastLanguageModel", "from_pretrained")
     adapters = arguments_of(models / "llama.py", "FastLlamaModel", "get_peft_model")
