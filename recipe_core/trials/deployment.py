@@ -6,7 +6,7 @@ import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -82,6 +82,7 @@ def deployed(
     model: str | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Deployment]:
     """Write a recipe's bundle to ``folder``, start it, and stop it however the block is left.
 
@@ -97,14 +98,14 @@ def deployed(
     words = ["--port", str(port), "--host", HOST]
     words += ["--model", model] if model else []
     words += ["--timeout", f"{timeout_s:.1f}"] if timeout_s else []
-    began = time.monotonic()
+    began = clock()
     try:
         words += _alone(folder)
         shown = _launcher(folder, folder.parent, "up", words, environment or {})
         served = str(shown.get("model") or "") if isinstance(shown, dict) else ""
         api = Api(launch["api"]["path"], served, _filled(launch["api"]["body"], served))
         port = _entrance(shown, port)
-        yield Deployment(folder, port, api, time.monotonic() - began, folder.parent)
+        yield Deployment(folder, port, api, clock() - began, folder.parent)
     finally:
         with uninterrupted():
             down(folder)

@@ -11,8 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,42 +31,14 @@ def environment_of(work: Path) -> dict[str, str]:
     return {**os.environ, MARK: work.name}
 
 
-def marked(work: Path) -> list[procs.Identity]:
+def marked(work: Path, processes: procs.Processes = procs.HERE) -> list[procs.Identity]:
     """Living processes that experiments of this folder started, by pid and start tick."""
-    entry = f"{MARK}={work.name}".encode()
-    return [identity for identity in _living() if entry in _bytes(identity[0], "environ")]
-
-
-def _living() -> Iterator[procs.Identity]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != os.getpid():
-            stat = procs.read_stat(int(path.name))
-            if stat is not None and stat.state not in "ZX":
-                yield stat.pid, stat.started
-
-
-def _bytes(pid: int, name: str) -> list[bytes]:
-    """The words of a process' command line or environment; none where it is gone or another's."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def stop_all(work: Path) -> int:
-    """Stop everything that experiments of a folder started; returns how many processes ran.
-
-    Launchers first, which stop what they are starting; then each bundle by its own `down`; then
-    whatever still has the mark.
-    """
-    running = marked(work)
-    if not running:
-        return 0
-    _end([identity for identity in running if _is_launcher(identity[0])], LAUNCHER_S)
-    for state in sorted(work.glob("*/run/state.json")) + sorted(work.glob("*/run/*/state.json")):
-        down(next(folder for folder in state.parents if (folder / "launch.py").is_file()))
-    _end(marked(work), GRACE_S)
-    return len(running)
+    running = [stat for stat in processes.running() if stat.pid != os.getpid()]
+    return [
+        (stat.pid, stat.started)
+        for stat in running
+        if processes.marked(stat.pid, work.name, variable=MARK)
+    ]
 
 
 def down(folder: Path) -> None:
@@ -83,25 +54,53 @@ def down(folder: Path) -> None:
 
 
 def _is_launcher(pid: int) -> bool:
-    return any(word.endswith(b"launch.py") for word in _bytes(pid, "cmdline"))
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it is gone, or another's
+        return False
+    return any(word.endswith(b"launch.py") for word in words)
 
 
-def _end(members: list[procs.Identity], grace_s: float) -> None:
+def stop_all(
+    work: Path,
+    *,
+    processes: procs.Processes = procs.HERE,
+    is_launcher: Callable[[int], bool] = _is_launcher,
+    take_down: Callable[[Path], None] = down,
+) -> int:
+    """Stop everything that experiments of a folder started; returns how many processes ran.
+
+    Launchers first, which stop what they are starting; then each bundle by its own `down`; then
+    whatever still has the mark.
+    """
+    running = marked(work, processes)
+    if not running:
+        return 0
+    launchers = [identity for identity in running if is_launcher(identity[0])]
+    _end(launchers, LAUNCHER_S, processes)
+    for state in sorted(work.glob("*/run/state.json")) + sorted(work.glob("*/run/*/state.json")):
+        folder = next(folder for folder in state.parents if (folder / "launch.py").is_file())
+        take_down(folder)
+    _end(marked(work, processes), GRACE_S, processes)
+    return len(running)
+
+
+def _end(members: list[procs.Identity], grace_s: float, processes: procs.Processes) -> None:
     """SIGTERM, and SIGKILL for those that are still there after ``grace_s`` seconds."""
-    procs.send(members, signal.SIGCONT)  # a stopped process takes no SIGTERM
-    procs.send(members, signal.SIGTERM)
-    if _gone(members, grace_s):
+    processes.send(members, signal.SIGCONT)  # a stopped process takes no SIGTERM
+    processes.send(members, signal.SIGTERM)
+    if _gone(members, grace_s, processes):
         return
-    procs.send(members, signal.SIGKILL)
-    _gone(members, procs.KILLED_S)
+    processes.send(members, signal.SIGKILL)
+    _gone(members, procs.KILLED_S, processes)
 
 
-def _gone(members: list[procs.Identity], wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while left := [member for member in members if procs.alive(*member)]:
+def _gone(members: list[procs.Identity], wait_s: float, processes: procs.Processes) -> bool:
+    deadline = processes.clock.monotonic() + wait_s
+    while left := [member for member in members if processes.alive(*member)]:
         for pid, _ in left:
-            procs.reap(pid)
-        if time.monotonic() >= deadline:
+            processes.reap(pid)
+        if processes.clock.monotonic() >= deadline:
             return False
-        time.sleep(0.05)
+        processes.clock.sleep(0.05)
     return True

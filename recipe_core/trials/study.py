@@ -38,11 +38,18 @@ class Search:
 
     study: optuna.Study
     space: tuple[Knob, ...]
+    seed: int = SEED
     _best_warm_up: float = field(default=float("inf"))
 
     @classmethod
     def opened(
-        cls, folder: Path, space: tuple[Knob, ...], identity: Mapping[str, Any], *, resume: bool
+        cls,
+        folder: Path,
+        space: tuple[Knob, ...],
+        identity: Mapping[str, Any],
+        *,
+        resume: bool,
+        seed: int = SEED,
     ) -> Search:
         """The search in a folder: a new one, or the one that was interrupted there.
 
@@ -63,13 +70,13 @@ class Search:
             lock = JournalFileOpenLock(str(journal))
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(journal), lock)),
-                sampler=_sampler(),
+                sampler=_sampler(seed),
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
                 study_name=NAME,
                 direction="minimize",
                 load_if_exists=True,
             )
-        search = cls(study, space)
+        search = cls(study, space, seed)
         search._identify(json.loads(json.dumps(dict(identity))))
         search._take_up()
         return search
@@ -154,7 +161,7 @@ class Search:
         sizes = [range(len(knob.values)) for knob in self.space]
         names = [knob.name for knob in self.space]
         places = list(itertools.islice(itertools.product(*sizes), MOST_POINTS))
-        random.Random(SEED).shuffle(places)  # noqa: S311 - which point comes next is no secret
+        random.Random(self.seed).shuffle(places)  # noqa: S311 - which point comes next is no secret
         place = next((place for place in places if place not in tried), None)
         return None if place is None else dict(zip(names, place, strict=True))
 
@@ -199,9 +206,9 @@ class Search:
         return len([t for t in self.started if best is None or t.number > best.number])
 
 
-def _sampler() -> optuna.samplers.BaseSampler:
+def _sampler(seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(
-        seed=SEED,
+        seed=seed,
         n_startup_trials=STARTED_BLIND,
         multivariate=True,
         constraints_func=lambda trial: (float(trial.user_attrs.get("excess", 0.0)),),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from recipe_core.trials.knobs import (
     values_at,
 )
 from recipe_core.trials.objective import Aim, aim_of
-from recipe_core.trials.study import Search
+from recipe_core.trials.study import SEED, Search
 from recipe_core.trials.verify import model_of, serving_recipe
 from recipe_core.trials.workplace import Workplace, workplace
 
@@ -49,6 +50,8 @@ REFUSED_MOST = 200
 """Points that the estimate may refuse before a search ends."""
 REPORT = "report.json"
 Tell = Callable[[str], None]
+Deploy = Callable[..., AbstractContextManager[Deployment]]
+"""Starts a recipe's bundle in a folder, as ``deployment.deployed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +138,12 @@ class _Bench:
     space: tuple[Knob, ...]
     budget: Budget
     tell: Tell
+    deploy: Deploy
+    clock: Callable[[], float]
 
-    def at(self, recipe: Recipe, name: str) -> Any:
+    def at(self, recipe: Recipe, name: str) -> AbstractContextManager[Deployment]:
         """A recipe as a running deployment."""
-        return deployed(
+        return self.deploy(
             recipe, self.place.clear(name), model=self.model, timeout_s=self.budget.timeout_s
         )
 
@@ -162,12 +167,17 @@ def tune(
     resume: bool = False,
     output: Path | None = None,
     tell: Tell = print,
+    seed: int = SEED,
+    clock: Callable[[], float] = time.monotonic,
+    deploy: Deploy = deployed,
+    alone: Callable[[Path, str], AbstractContextManager[Workplace]] = workplace,
 ) -> Tuned:
     """Search around a bundle's recommended point; ``output`` gets the better recipe's bundle.
 
     ``goal`` replaces the request's objective, whose limits stay. ``resume`` goes on with a search
     that was interrupted. ``tell`` gets a line for each step. What was tried stays in the bundle's
-    ``run/tune/``.
+    ``run/tune/``. ``seed`` decides which points come next; ``clock``, ``deploy`` and ``alone`` are
+    the machine's time, servers and folders.
 
     Raises:
         InputError: for a bundle of training or of several nodes, one that runs, a goal that is not
@@ -176,7 +186,7 @@ def tune(
     """
     budget = budget or Budget()
     budget.check()
-    deadline = time.monotonic() + budget.minutes * 60
+    deadline = clock() + budget.minutes * 60
     folder = unpack(bundle)
     if output is not None and output.resolve() == folder.resolve():
         raise InputError(
@@ -192,11 +202,13 @@ def tune(
             field="bundle",
         )
     outcome = Tuned(base, aim, space)
-    with workplace(folder, "tune") as place:
+    with alone(folder, "tune") as place:
         if place.stopped:
             tell(f"stopped {place.stopped} processes that an earlier run had left")
-        search = Search.opened(place.folder, space, _identity(base, aim, space), resume=resume)
-        bench = _Bench(place, base, model_of(base, folder), aim, space, budget, tell)
+        identity = _identity(base, aim, space)
+        search = Search.opened(place.folder, space, identity, resume=resume, seed=seed)
+        model = model_of(base, folder)
+        bench = _Bench(place, base, model, aim, space, budget, tell, deploy, clock)
         try:
             outcome.ended = _searched(search, bench, deadline)
         finally:
@@ -223,7 +235,7 @@ def _searched(search: Search, bench: _Bench, deadline: float) -> str:
     durations: list[float] = []
     while len(search.started) < budget.trials:
         spent = statistics.fmean(durations) if durations else 0.0
-        if durations and time.monotonic() + spent * (1 + 2 * budget.repeats) > deadline:
+        if durations and bench.clock() + spent * (1 + 2 * budget.repeats) > deadline:
             return f"{budget.minutes:g} minutes"
         if len(search.started) > budget.patience and search.since_best() >= budget.patience:
             return f"{budget.patience} trials without a better one"
@@ -232,9 +244,9 @@ def _searched(search: Search, bench: _Bench, deadline: float) -> str:
         asked = search.ask()
         if asked is None:
             return "every point was tried"
-        began = time.monotonic()
+        began = bench.clock()
         if _try(search, bench, *asked):
-            durations.append(time.monotonic() - began)
+            durations.append(bench.clock() - began)
     return f"{budget.trials} trials"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.trials.answers import Answer, Asker, Questions
 from recipe_core.trials.compare import Agreement, Distance, agreement, distance
-from recipe_core.trials.deployment import deployed
+from recipe_core.trials.deployment import Deployment, deployed
 from recipe_core.trials.errors import TrialError
 from recipe_core.trials.tolerances import EXACT, Verdict, formats, judge, kind_of, tolerance
 from recipe_core.trials.workplace import Workplace, workplace
@@ -32,6 +33,8 @@ PROMPTS, TOKENS = 32, 64
 AT_ONCE = 16
 """Requests at once where answers alone are held against answers in a batch."""
 Tell = Callable[[str], None]
+Deploy = Callable[..., AbstractContextManager[Deployment]]
+"""Starts a recipe's bundle in a folder, as ``deployment.deployed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +144,35 @@ class Asked:
     alone_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Where and how deployments are asked."""
+
+    place: Workplace
+    questions: Questions
+    choice: Choice
+    tell: Tell
+    clock: Callable[[], float]
+    deploy: Deploy
+    asker: Callable[[Deployment, Reproducibility], Asker]
+
+
 def verify(
-    bundle: Path, against: Sequence[Path] = (), choice: Choice | None = None, *, tell: Tell = print
+    bundle: Path,
+    against: Sequence[Path] = (),
+    choice: Choice | None = None,
+    *,
+    tell: Tell = print,
+    clock: Callable[[], float] = time.monotonic,
+    deploy: Deploy = deployed,
+    asker: Callable[[Deployment, Reproducibility], Asker] = Asker,
+    alone: Callable[[Path, str], AbstractContextManager[Workplace]] = workplace,
 ) -> Report:
     """Start a bundle and what it is held against, one after the other, and compare their outputs.
 
     ``against``: other bundles of the same model. ``tell`` gets a line for each step.
+    ``clock``, ``deploy``, ``asker`` and ``alone`` are the machine's time, servers, how they are
+    asked, and folders.
 
     Raises:
         InputError: for a bundle of training or of several nodes, one that runs, and one whose
@@ -158,21 +184,22 @@ def verify(
     recipe = serving_recipe(folder)
     others = [(path, unpack(path)) for path in against]
     report = Report(recipe, choice)
-    with workplace(folder, "verify") as place:
+    with alone(folder, "verify") as place:
         if place.stopped:
             tell(f"stopped {place.stopped} processes that an earlier run had left")
         base = Subject("base", recipe, model_of(recipe, folder))
         questions = _questions(recipe, choice)
-        whole = _ask(base, place, questions, choice, tell, everything=True)
+        table = _Table(place, questions, choice, tell, clock, deploy, asker)
+        whole = _ask(base, table, everything=True)
         _within(report, base, whole)
         if not base.engine.most_logprobs:
             report.left_out["log-probabilities"] = (
                 f"{recipe.engine.title} tells none; words of the answers are compared"
             )
         for subject, title, kind, full in _variants(report, base):
-            _hold(report, place, (base, whole), (subject, title, kind, full), questions, tell)
+            _hold(report, table, whole, (subject, title, kind, full))
         for path, other in others:
-            _against(report, place, (base, whole), (path, other), questions, tell)
+            _against(report, table, (base, whole), (path, other))
     return report
 
 
@@ -211,30 +238,23 @@ def _questions(recipe: Recipe, choice: Choice) -> Questions:
     return Questions.of(choice.prompts, tokens, (longest - tokens) // 4)
 
 
-def _ask(
-    subject: Subject,
-    place: Workplace,
-    questions: Questions,
-    choice: Choice,
-    tell: Tell,
-    *,
-    everything: bool,
-) -> Asked:
+def _ask(subject: Subject, table: _Table, *, everything: bool) -> Asked:
     """Start a deployment, ask it, and stop it."""
-    tell(f"{subject.name}: starting {subject.recipe.name}")
-    with deployed(
+    questions = table.questions
+    table.tell(f"{subject.name}: starting {subject.recipe.name}")
+    with table.deploy(
         subject.recipe,
-        place.clear(subject.name),
+        table.place.clear(subject.name),
         model=subject.model,
         environment=subject.switch.environment if subject.switch else {},
-        timeout_s=choice.timeout_s,
+        timeout_s=table.choice.timeout_s,
     ) as deployment:
-        asker = Asker(deployment, subject.engine)
-        tell(f"{subject.name}: asking {len(questions.prompts)} prompts")
+        asker = table.asker(deployment, subject.engine)
+        table.tell(f"{subject.name}: asking {len(questions.prompts)} prompts")
         asker.greedy(Questions(questions.prompts[:1], 1))  # builds lazily made kernels
-        began = time.monotonic()
+        began = table.clock()
         alone = asker.greedy(questions)
-        alone_s = time.monotonic() - began
+        alone_s = table.clock() - began
         reading = asker.read(questions)
         if not everything:
             return Asked(alone, reading=reading, alone_s=alone_s)
@@ -326,23 +346,18 @@ def _switched(recipe: Recipe, switch: Switch) -> Recipe:
 
 
 def _hold(
-    report: Report,
-    place: Workplace,
-    base: tuple[Subject, Asked],
-    other: tuple[Subject, str, str, bool],
-    questions: Questions,
-    tell: Tell,
+    report: Report, table: _Table, whole: Asked, other: tuple[Subject, str, str, bool]
 ) -> None:
     """Ask another deployment and compare it with the bundle; one that fails is left out."""
     subject, title, kind, everything = other
     try:
-        asked = _ask(subject, place, questions, report.choice, tell, everything=everything)
+        asked = _ask(subject, table, everything=everything)
     except TrialError as error:
         report.left_out[title] = error.message
         return
     if everything:
         _within(report, subject, asked)
-    _pair(report, subject.name, f"the bundle against {title}", kind, base[1], asked)
+    _pair(report, subject.name, f"the bundle against {title}", kind, whole, asked)
     report.seconds[subject.name] = round(asked.alone_s, 3)
 
 
@@ -354,12 +369,7 @@ def _pair(report: Report, name: str, title: str, kind: str, left: Asked, right: 
 
 
 def _against(
-    report: Report,
-    place: Workplace,
-    base: tuple[Subject, Asked],
-    other: tuple[Path, Path],
-    questions: Questions,
-    tell: Tell,
+    report: Report, table: _Table, base: tuple[Subject, Asked], other: tuple[Path, Path]
 ) -> None:
     """Compare with another bundle, where both serve the same model and the same lengths."""
     path, folder = other
@@ -367,16 +377,16 @@ def _against(
     title = str(path)
     try:
         recipe = serving_recipe(folder)
-        if doubt := _not_comparable(subject.recipe, recipe, questions):
+        if doubt := _not_comparable(subject.recipe, recipe, table.questions):
             raise NoAnswer(doubt)
     except RecipeError as error:
         report.left_out[title] = error.message
         return
     name = f"against-{1 + sum(c.name.startswith('against-') for c in report.comparisons)}"
     held = Subject(name, recipe, model_of(recipe, folder))
-    tell(f"{name}: {title}")
+    table.tell(f"{name}: {title}")
     kind = kind_of(subject.recipe, recipe)
-    _hold(report, place, (subject, whole), (held, title, kind, False), questions, tell)
+    _hold(report, table, whole, (held, title, kind, False))
 
 
 def _not_comparable(base: Recipe, other: Recipe, questions: Questions) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,36 +38,48 @@ class Workplace:
         return place
 
 
+def _new_name() -> str:
+    return uuid.uuid4().hex[:12]
+
+
 @contextmanager
-def workplace(bundle: Path, command: str) -> Iterator[Workplace]:
+def workplace(
+    bundle: Path,
+    command: str,
+    *,
+    name: Callable[[], str] = _new_name,
+    guard: Callable[[Path], AbstractContextManager[None]] = guarded,
+    stop: Callable[[Path], int] = stop_all,
+) -> Iterator[Workplace]:
     """``BUNDLE/run/COMMAND/``, for one process at a time; servers of a killed one are stopped.
 
     SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt inside. However it is left, what the
     experiments started is stopped; where this process is killed, a guard does it.
+    ``name`` marks a run, ``guard`` keeps watch over its folder, ``stop`` stops what one started.
 
     Raises:
         InputError: where the bundle runs, or another process experiments with it.
     """
     place = bundle / RUN_FOLDER / command
     with _alone(place, command), interruptible():
-        stopped = sum(_forgotten(work) for work in sorted(place.glob("work-*")))
+        stopped = sum(_forgotten(work, stop) for work in sorted(place.glob("work-*")))
         refuse_running(bundle)
-        work = place / f"work-{uuid.uuid4().hex[:12]}"
+        work = place / f"work-{name()}"
         work.mkdir()
         try:
-            with guarded(work):
+            with guard(work):
                 try:
                     yield Workplace(place, work, stopped)
                 finally:
                     with uninterrupted():
-                        stop_all(work)
+                        stop(work)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _forgotten(work: Path) -> int:
+def _forgotten(work: Path, stop: Callable[[Path], int]) -> int:
     """Stop what a killed run started and remove its bundles; returns how many processes ran."""
-    stopped = stop_all(work)
+    stopped = stop(work)
     shutil.rmtree(work, ignore_errors=True)
     return stopped
 

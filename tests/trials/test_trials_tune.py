@@ -8,13 +8,16 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.verify import read_bundle
-from recipe_core.recipe import make_recipe
+from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.diff import diff
 from recipe_core.trials import knobs as knobs_module
 from recipe_core.trials.confirm import gain_of, order
@@ -31,11 +34,12 @@ from recipe_core.trials.knobs import (
 from recipe_core.trials.leftovers import MARK
 from recipe_core.trials.objective import aim_of
 from recipe_core.trials.study import JOURNAL, Search
-from recipe_core.trials.tune import Budget, tune
+from recipe_core.trials.tune import Budget, Tuned, tune
 from tests.conftest import make_request
-from tests.fixtures.bundles import with_variable
-from tests.fixtures.command_line import ROOT
-from tests.fixtures.patience import comes
+from tests.fixtures.bundles import usual_signals, with_variable
+from tests.fixtures.experiments import ALONE, BENCH_S, Servers
+from tests.fixtures.paths import ROOT
+from tests.fixtures.patience import PATIENCE, comes
 
 QUICK = Budget(trials=6, repeats=2, splits=1)
 SPACE = (
@@ -43,13 +47,6 @@ SPACE = (
     Knob("max_batched_tokens", tuple(range(9)), 4, "candidate"),
     Knob(SPLIT, ({"tp": 1}, {"tp": 2}, {"tp": 4}), 0, SPLIT),
 )
-
-
-def silent(line: str) -> None:
-    pass
-
-
-# The search
 
 
 def score_of(point: dict[str, int]) -> float:
@@ -72,7 +69,7 @@ def run(search: Search, trials: int) -> None:
 
 def test_the_search_starts_at_the_recommended_point_and_finds_the_optimum(tmp_path):
     search = Search.opened(tmp_path, SPACE, {"recipe": "a"}, resume=False)
-    run(search, 60)
+    run(search, 40)
     assert search.done[0].params == recommended(SPACE)
     best = search.best()
     assert best is not None
@@ -183,8 +180,6 @@ def test_what_the_estimate_refuses_is_no_recipe(on_gpus):
 
 
 def test_limits_are_held_against_what_was_measured(on_gpus):
-    from recipe_core.recipe import recipe_request
-
     aim = aim_of(recipe_request(on_gpus))
     assert aim.limits == {"tpot_ms": 0.03}
     assert set(aim.unchecked) == {"watts"}
@@ -209,18 +204,32 @@ def test_a_gain_is_believed_beyond_the_noise_only():
     assert order(3) == ["base", "best", "best", "base", "base", "best"]
 
 
-# Real launchers and the fake engine
+# Whole searches
+
+
+def tuned(bundle: Path, servers: Servers, budget: Budget = QUICK, **options: Any) -> Tuned:
+    return tune(
+        bundle,
+        budget,
+        tell=lambda line: None,
+        clock=servers.clock,
+        deploy=servers.deploy,
+        alone=ALONE,
+        **options,
+    )
 
 
 def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(knobs_module, "LADDERS", {"max_num_seqs": (0.5, 1.0, 8.0, 16.0)})
-    monkeypatch.setenv("FAKE_BEST_SEQS", "128")  # three doublings from the recommended 16
-    monkeypatch.setenv("FAKE_DIES_AT", "8")
     bundle, output = vllm_bundle(), tmp_path / "better"
-    outcome = tune(bundle, QUICK, output=output, tell=silent)
+    servers = Servers(best_seqs=128, dies_at=8)  # three doublings from the recommended 16
+    outcome = tuned(bundle, servers, output=output)
+    assert servers.started[0] == 16
+    assert servers.started[-4:] == [16, 128, 128, 16]
     assert outcome.recipe is not None, outcome.to_json()
+    assert outcome.notes == []
     assert outcome.gain is not None
-    assert outcome.gain.low > 1
+    assert outcome.gain.low == pytest.approx(0.076 / 0.004)
     base, better = read_bundle(bundle).recipe, read_bundle(output).recipe
     assert better.candidate["max_num_seqs"] == 128
     assert base.candidate["max_num_seqs"] == 16
@@ -229,7 +238,8 @@ def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_p
     assert [row["values"]["max_num_seqs"] for row in failed] == [8]
     claim = better.claims[-1]
     assert claim.metrics["gain_ratio"] == pytest.approx(outcome.gain.mean)
-    assert claim.metrics["tpot_s"] < claim.metrics["recommended_tpot_s"]
+    assert claim.metrics["tpot_s"] == 0.004
+    assert claim.metrics["recommended_tpot_s"] == pytest.approx(0.076)
     assert claim.candidate == better.candidate
     changed = diff(base, better)["changed"]
     assert "candidate.max_num_seqs" in {row["field"] for row in changed["candidate"]}
@@ -241,19 +251,35 @@ def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_p
 
 
 def test_a_recommended_point_that_is_best_stays(vllm_bundle, tmp_path):
-    outcome = tune(
-        vllm_bundle(), Budget(trials=2, repeats=2, splits=1), output=tmp_path / "no", tell=silent
-    )
-    assert outcome.recipe is None
+    outcome = tuned(vllm_bundle(), Servers(), replace(QUICK, trials=2), output=tmp_path / "no")
+    assert (outcome.recipe, outcome.ended) == (None, "2 trials")
     assert not (tmp_path / "no").exists()
 
 
-def test_a_recommended_point_that_does_not_start_is_an_error(vllm_bundle, monkeypatch):
-    monkeypatch.setenv("FAKE_DIES_AT", "16")
+def test_a_search_ends_where_the_next_trial_and_the_pairs_would_be_too_late(
+    vllm_bundle, monkeypatch
+):
+    """A trial takes two measurements, and the end is reckoned as four trials."""
+    monkeypatch.setattr(knobs_module, "LADDERS", {"max_batched_tokens": (1.0, 2.0, 4.0)})
+    minutes = 12 * BENCH_S / 60
+    outcome = tuned(vllm_bundle(), Servers(), replace(QUICK, minutes=minutes))
+    assert (outcome.ended, len(outcome.trials)) == ("20 minutes", 2)
+
+
+def test_a_recommended_point_that_does_not_start_is_an_error(vllm_bundle):
     bundle = vllm_bundle()
     with pytest.raises(TrialError):
-        tune(bundle, QUICK, tell=silent)
+        tuned(bundle, Servers(dies_at=16))
     assert not list(bundle.glob("run/tune/work-*"))
+
+
+def test_two_searches_of_one_bundle_exclude_each_other(vllm_bundle):
+    bundle = vllm_bundle()
+    with ALONE(bundle, "tune"), pytest.raises(InputError, match="another `recipe tune`"):
+        tuned(bundle, Servers())
+
+
+# Real launchers and the fake engine
 
 
 def started(bundle: Path) -> subprocess.Popen[bytes]:
@@ -265,26 +291,31 @@ def started(bundle: Path) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=usual_signals,
     )
-    if not comes(lambda: child.poll() is not None or bool(servers(bundle))):
+    if not comes(lambda: child.poll() is not None or bool(servers_of(bundle))):
         child.kill()
-    assert servers(bundle), child.communicate()[1].decode()
+    assert servers_of(bundle), child.communicate()[1].decode()
     return child
 
 
-def servers(bundle: Path) -> list[int]:
+def servers_of(bundle: Path) -> list[int]:
     """Processes of the bundle's trials."""
     works = [path.name for path in bundle.glob("run/tune/work-*")]
     return [pid for work in works for pid in with_variable(MARK, work)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("fake_vllm")
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)],
+)
 def test_an_end_by_signal_leaves_nothing_running(vllm_bundle, number):
     bundle = vllm_bundle()
     child = started(bundle)
     mine = [path.name for path in bundle.glob("run/tune/work-*")]
     child.send_signal(number)
-    _, told = child.communicate(timeout=120)
+    _, told = child.communicate(timeout=PATIENCE)
     assert comes(lambda: not any(with_variable(MARK, work) for work in mine))
     if number != signal.SIGKILL:
         assert child.returncode == 130
@@ -292,6 +323,8 @@ def test_an_end_by_signal_leaves_nothing_running(vllm_bundle, number):
         assert not list(bundle.glob("run/tune/work-*"))
 
 
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fake_vllm")
 def test_the_next_start_stops_what_a_kill_of_tuner_and_guard_left(vllm_bundle):
     bundle = vllm_bundle()
     child = started(bundle)
@@ -300,13 +333,13 @@ def test_the_next_start_stops_what_a_kill_of_tuner_and_guard_left(vllm_bundle):
         os.kill(pid, signal.SIGKILL)
     child.kill()
     child.communicate()
-    left = with_variable(MARK, work.name)
-    assert left
+    assert with_variable(MARK, work.name)
     lines: list[str] = []
     outcome = tune(bundle, Budget(trials=1, repeats=2, splits=1), resume=True, tell=lines.append)
     assert not with_variable(MARK, work.name)
     assert "processes that an earlier run had left" in lines[0]
     assert outcome.trials[0]["values"]["max_num_seqs"] == 16
+    assert outcome.trials[0]["state"] == "measured"
     assert not work.exists()
 
 
@@ -314,21 +347,8 @@ def guards(work: Path) -> list[int]:
     """Guards of a folder of experiments."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):
             words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"recipe_core.trials.guard" in words and str(work).encode() in words:
-            found.append(int(path.parent.name))
+            if b"recipe_core.trials.guard" in words and str(work).encode() in words:
+                found.append(int(path.parent.name))
     return found
-
-
-def test_two_searches_of_one_bundle_exclude_each_other(vllm_bundle):
-    bundle = vllm_bundle()
-    child = started(bundle)
-    try:
-        with pytest.raises(InputError, match="another `recipe tune`"):
-            tune(bundle, QUICK, tell=silent)
-    finally:
-        child.terminate()
-        child.communicate(timeout=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from recipe_core.trials.answers import Answer, Questions, read_answer
 from recipe_core.trials.compare import agreement, distance, divergence, top_divergence
 from recipe_core.trials.errors import TrialError
 from recipe_core.trials.tolerances import EXACT, judge, kind_of, tolerance
-from recipe_core.trials.verify import Choice, verify
+from recipe_core.trials.verify import Choice, Report, verify
 from tests.conftest import make_request
+from tests.fixtures.experiments import ALONE, Servers, Words
 
 SMALL = Choice(prompts=6, tokens=12)
 
@@ -127,11 +129,12 @@ def test_prompts_are_the_same_in_every_run():
     assert len(set(Questions.of(50, 8, 100).prompts)) == 50
 
 
+@pytest.mark.usefixtures("fake_vllm")
 def test_an_engine_that_repeats_is_within_every_tolerance(vllm_bundle, tmp_path):
     other = vllm_bundle("other", weight_dtype="fp32")
     report = verify(vllm_bundle(), [other], SMALL, tell=lambda line: None)
     assert report.verdict == "within"
-    by_name = {one.name: one for one in report.comparisons}
+    by_name = {comparison.name: comparison for comparison in report.comparisons}
     assert by_name["repeat-greedy"].alike.share == 1
     assert by_name["batch"].alike.unit == "tokens"
     held = by_name["against-1-reading"]
@@ -143,8 +146,30 @@ def test_an_engine_that_repeats_is_within_every_tolerance(vllm_bundle, tmp_path)
     json.dumps(report.to_json())
 
 
+@pytest.mark.usefixtures("fake_vllm")
+def test_a_bundle_that_does_not_start_says_why(vllm_bundle, monkeypatch, tmp_path):
+    monkeypatch.setenv("FAKE_DIES_AT", "16")
+    with pytest.raises(TrialError) as failure:
+        verify(vllm_bundle(), (), SMALL, tell=lambda line: None)
+    assert "server-0" in failure.value.message
+    assert "out of memory" in failure.value.detail
+    assert not list(tmp_path.glob("bundle/run/verify/work-*"))
+
+
+def verified(bundle: Path, *against: Path, noise: str = "") -> Report:
+    """A report of answers without a server."""
+    return verify(
+        bundle,
+        against,
+        SMALL,
+        tell=lambda line: None,
+        deploy=Servers().deploy,
+        asker=partial(Words, noise=noise),
+        alone=ALONE,
+    )
+
+
 def test_noise_of_the_batch_is_seen_and_a_switch_ends_it(vllm_bundle, monkeypatch):
-    monkeypatch.setenv("FAKE_NOISE", "batch")
     switch = Switch(
         name="batch-invariant",
         title="VLLM_BATCH_INVARIANT=1",
@@ -156,48 +181,24 @@ def test_noise_of_the_batch_is_seen_and_a_switch_ends_it(vllm_bundle, monkeypatc
     )
     known = reproducibility("vllm").model_copy(update={"switches": (switch,)})
     monkeypatch.setattr(module, "reproducibility", lambda name: known)
-    report = verify(vllm_bundle(), (), SMALL, tell=lambda line: None)
-    by_name = {one.name: one for one in report.comparisons}
+    report = verified(vllm_bundle(), noise="batch")
+    by_name = {comparison.name: comparison for comparison in report.comparisons}
     assert by_name["repeat-greedy"].alike.share == 1
-    assert by_name["batch"].alike.share < 1
-    assert by_name["batch"].alike.first_divergence is not None
+    assert by_name["batch"].alike.share == 0
+    assert by_name["batch"].alike.first_divergence["least"] == 4
     assert by_name["batch-batch-invariant"].alike.share == 1
     assert by_name["batch-batch-invariant"].kind == EXACT
 
 
 def test_an_engine_that_never_repeats_is_outside(vllm_bundle, monkeypatch):
-    monkeypatch.setenv("FAKE_NOISE", "always")
     plain = Reproducibility(greedy={}, sampled={}, source="assumed", status="assumed")
     monkeypatch.setattr(module, "reproducibility", lambda name: plain)
-    report = verify(vllm_bundle(), (), SMALL, tell=lambda line: None)
+    report = verified(vllm_bundle(), noise="always")
     assert report.verdict == "outside"
     assert report.comparisons[0].alike.unit == "words"
     assert "tells none" in report.left_out["log-probabilities"]
 
 
-def test_another_model_cannot_be_compared(vllm_bundle, tiny_config, tmp_path):
-    bundle = vllm_bundle()
-    model = tmp_path / "larger"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(tiny_config | {"num_hidden_layers": 6}))
-    values = {
-        "model": str(model),
-        "hardware": {"device": "cpu", "per_node": 1},
-        "workload": {"input_tokens": 32, "output_tokens": 8, "concurrency": 2},
-        "candidate": {"engine": "vllm", "memory_fraction": 0.2},
-    }
-    from recipe_core.bundle.write import write_bundle
-    from recipe_core.request.schema import PlanRequest
-
-    other = write_bundle(make_recipe(PlanRequest.parse(values)), tmp_path / "b2")
-    report = verify(bundle, [other], SMALL, tell=lambda line: None)
-    assert "another model" in report.left_out[str(other)]
-
-
-def test_a_bundle_that_does_not_start_says_why(vllm_bundle, monkeypatch, tmp_path):
-    monkeypatch.setenv("FAKE_DIES_AT", "16")
-    with pytest.raises(TrialError) as failure:
-        verify(vllm_bundle(), (), SMALL, tell=lambda line: None)
-    assert "server-0" in failure.value.message
-    assert "out of memory" in failure.value.detail
-    assert not list(Path(tmp_path).glob("bundle/run/verify/work-*"))
+def test_another_model_cannot_be_compared(vllm_bundle):
+    other = vllm_bundle("other", layers=6)
+    assert "another model" in verified(vllm_bundle(), other).left_out[str(other)]
