@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import struct
 
-import pytest
-
 from recipe_core.model.catalog import load_model
 from recipe_core.model.checkpoint import checkpoint_bytes
 
@@ -19,28 +17,20 @@ def safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(start))
 
 
-def test_headers_are_added_up(tmp_path):
+def test_headers_are_added_up_and_the_index_comes_first(tmp_path):
+    assert checkpoint_bytes(tmp_path) is None
     safetensors(tmp_path / "a.safetensors", {"x": 10, "y": 20})
     safetensors(tmp_path / "b.safetensors", {"z": 5})
     assert checkpoint_bytes(tmp_path) == 35
-
-
-def test_the_index_comes_first(tmp_path):
-    safetensors(tmp_path / "a.safetensors", {"x": 10})
-    (tmp_path / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": 123}, "weight_map": {}})
-    )
+    index = {"metadata": {"total_size": 123}, "weight_map": {}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert checkpoint_bytes(tmp_path) == 123
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 8, struct.pack("<Q", 4) + b"{{{{"])
-def test_damaged_files_say_nothing(tmp_path, content):
-    (tmp_path / "a.safetensors").write_bytes(content)
-    assert checkpoint_bytes(tmp_path) is None
-
-
-def test_a_folder_without_weights_says_nothing(tmp_path):
-    assert checkpoint_bytes(tmp_path) is None
+def test_damaged_files_say_nothing(tmp_path):
+    for content in (b"", b"\xff" * 8, struct.pack("<Q", 4) + b"{{{{"):
+        (tmp_path / "a.safetensors").write_bytes(content)
+        assert checkpoint_bytes(tmp_path) is None
 
 
 def test_a_folder_whose_files_hold_something_else_says_so(tmp_path, tiny_config):

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.base.errors import InputError, ModelError
+from recipe_core.base.errors import ModelError
 from recipe_core.model.catalog import catalog_entry, load_model
 from recipe_core.model.own_models import MAX_BYTES, VARIABLE, file_of, is_id, own_ids
 from recipe_core.model.refresh import refresh
 from tests.fixtures.command_line import recipe
+from tests.fixtures.refusals import refusal
 
 CONFIG = dict(catalog_entry("Qwen/Qwen3-0.6B").config)
 
@@ -62,17 +63,13 @@ def test_what_is_kept_is_found_by_its_id(configs, tmp_path, monkeypatch):
     model = load_model("Me/One")
     assert (model.name, model.parameters) == ("me/one", load_model("Qwen/Qwen3-0.6B").parameters)
     assert load_model("they/three").weight_dtype == "fp8"
-    with pytest.raises(ModelError):
-        load_model("me/one", folders=False)  # public servers do not tell what this machine has
-
-
-def test_a_file_that_was_tampered_with_is_named(configs, tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "own"))
-    refresh(str(configs), tmp_path / "own")
+    # public servers do not tell what this machine has
+    refusal(load_model, "me/one", folders=False, kind=ModelError)
+    # a file that was tampered with is named
     path = file_of(tmp_path / "own", "me/one")
     path.write_text(json.dumps({"id": "you/two", "config": CONFIG}))
-    with pytest.raises(ModelError, match="does not hold the config of me/one"):
-        load_model("me/one")
+    error = refusal(load_model, "me/one", kind=ModelError)
+    assert "does not hold the config of me/one" in str(error)
     assert refresh(str(configs), tmp_path / "own").to_json()["changed"] == ["me/one"]
 
 
@@ -95,16 +92,11 @@ def test_the_hub_is_asked_for_ids(tmp_path):
     assert refresh("hub", tmp_path / "own", only="me/two", fetch=fetch).to_json()["new"]
 
 
-@pytest.mark.parametrize("text", ["a", "a/b/c", "../b", "a/..", "-a/b", "a/b\n", "a--b/c", ""])
-def test_an_id_is_safe_as_a_path(text):
-    assert not is_id(text)
-
-
-def test_an_origin_that_is_none_is_refused(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        refresh(str(tmp_path / "nowhere"), tmp_path)
-    with pytest.raises(InputError, match="no models to refresh"):
-        refresh("hub", tmp_path / "own")
+def test_ids_are_safe_as_paths_and_an_origin_that_is_none_refused(tmp_path):
+    for text in ("a", "a/b/c", "../b", "a/..", "-a/b", "a/b\n", "a--b/c", ""):
+        assert not is_id(text)
+    assert "does not exist" in str(refusal(refresh, str(tmp_path / "nowhere"), tmp_path))
+    assert "no models to refresh" in str(refusal(refresh, "hub", tmp_path / "own"))
 
 
 def test_the_command_tells_what_changed(configs, tmp_path):
