@@ -119,16 +119,17 @@ class _Forwarded(APIRoute):
         return handle
 
 
-def create_api(*, folders: bool, pool: Pool | None = None) -> FastAPI:
+def create_api(*, folders: bool, pool: Pool | None = None, jobs: Jobs | None = None) -> FastAPI:
     """The API as an ASGI app.
 
     Args:
         folders: whether a request may name a model by a path on this machine; only for a server
             that strangers cannot reach.
         pool: the worker processes; by default this process calculates.
+        jobs: calculations that are begun and fetched; by default of the pool.
     """
     pool = pool or own_process()
-    jobs = Jobs(pool)
+    jobs = jobs or Jobs(pool)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -48,11 +50,17 @@ class Guard:
     Args:
         app: what it protects.
         settings: who may call the server.
+        clock: seconds that only grow.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._app, self._settings = app, settings
-        self._visitors = Visitors(settings.token) if settings.token else None
+        self._visitors = Visitors(settings.token, clock) if settings.token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what may not pass, hand on the rest."""

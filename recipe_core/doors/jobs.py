@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from recipe_core.base import progress
@@ -64,16 +65,26 @@ class Job:
         return self.ended_s is not None
 
 
+def _in_a_thread(run: Callable[[], None]) -> None:
+    threading.Thread(target=run, name="job", daemon=True).start()
+
+
 class Jobs:
     """The jobs of one server.
 
     Args:
         pool: where they are calculated.
-        clock: seconds that only grow; for tests.
+        clock: seconds that only grow.
+        start: runs a job beside its caller.
     """
 
-    def __init__(self, pool: Pool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pool, self._clock = pool, clock
+    def __init__(
+        self,
+        pool: Pool,
+        clock: Callable[[], float] = time.monotonic,
+        start: Callable[[Callable[[], None]], None] = _in_a_thread,
+    ) -> None:
+        self._pool, self._clock, self._start = pool, clock, start
         self._jobs: dict[str, Job] = {}
         self._change = threading.Lock()
 
@@ -91,10 +102,7 @@ class Jobs:
             self._admit(owner)
             job = Job(secrets.token_urlsafe(ID_BYTES), owner)
             self._jobs[job.id] = job
-        thread = threading.Thread(
-            target=self._run, args=(job, client, function, args), name="job", daemon=True
-        )
-        thread.start()
+        self._start(partial(self._run, job, client, function, args))
         return job
 
     def find(self, job_id: str, owner: str) -> Job | None:

@@ -53,10 +53,11 @@ def nobody_told() -> None:
     """Nobody wants to know that a worker has taken a question up."""
 
 
-class _Worker:
+class Worker:
     """One process, and the socket to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         here, there = socket.socketpair()
         with there:
             self._process = subprocess.Popen(
@@ -84,29 +85,28 @@ class _Worker:
         raised.
         """
         self.usable = False
+        return self._ended(self._answer(call, abandoned))
+
+    def _answer(self, call: Call, abandoned: Callable[[], bool]) -> Answer:
+        """How a call ended; one that nobody waits for any longer is interrupted."""
         seconds = call.budget.seconds or float("inf")
-        deadline = time.monotonic() + seconds + GRACE_S
+        deadline = self._clock() + seconds + GRACE_S
         try:
             self._connection.send_bytes(pickled(call))
             while True:
                 if self._connection.poll(LOOK_EVERY_S):
                     message = self._receive()
                     if isinstance(message, Answer):
-                        return self._ended(message)
+                        return message
                     progress.tell(message.done, message.steps)
                 elif abandoned():
                     raise Cancelled
-                elif time.monotonic() > deadline:
+                elif self._clock() > deadline:
                     raise budget.over_time(Account(call.budget))
         except (EOFError, ConnectionError):
             raise self._died() from None
-        except (Cancelled, LimitError):
-            if not self.usable:
-                self._interrupt()
-            raise
-        except BaseException:  # of the page that waits, which Streamlit ends by raising
-            if not self.usable:
-                self._interrupt()
+        except BaseException:  # also of the page that waits, which Streamlit ends by raising
+            self._interrupt()
             raise
 
     def _ended(self, reply: Answer) -> Any:
@@ -129,10 +129,10 @@ class _Worker:
 
     def _interrupt(self) -> None:
         """End the call that runs, or where it reaches no end of a chunk, the process."""
-        deadline = time.monotonic() + GRACE_S
+        deadline = self._clock() + GRACE_S
         with suppress(EOFError, OSError):
             self._process.send_signal(signal.SIGUSR1)
-            while time.monotonic() < deadline:
+            while self._clock() < deadline:
                 if self._connection.poll(LOOK_EVERY_S):
                     message = self._receive()
                     if isinstance(message, Answer):
@@ -157,12 +157,17 @@ def _environment() -> dict[str, str]:
 
 
 class Pool:
-    """Workers, and the callers that wait for one in the order in which they came."""
+    """Workers, and the callers that wait for one in the order in which they came.
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self.settings = settings
+    Args:
+        settings: how many workers, how many callers may wait, what a call may cost.
+        hire: makes a worker.
+    """
+
+    def __init__(self, settings: ServerSettings, hire: Callable[[], Worker] = Worker) -> None:
+        self.settings, self._hire = settings, hire
         self._change = threading.Condition()
-        self._idle: list[_Worker] = []
+        self._idle: list[Worker] = []
         self._started = 0
         self._waiting: list[object] = []
         self._clients: Counter[str] = Counter()
@@ -264,7 +269,7 @@ class Pool:
         for worker in idle:
             worker.end()
 
-    def _take(self, abandoned: Callable[[], bool]) -> _Worker:
+    def _take(self, abandoned: Callable[[], bool]) -> Worker:
         """An idle worker, or a new one, when it is this caller's turn."""
         ticket = object()
         with self._change:
@@ -283,7 +288,7 @@ class Pool:
                 return self._idle.pop()
             self._started += 1
         try:
-            worker = _Worker()
+            worker = self._hire()
         except BaseException:
             self._forget()
             raise
@@ -297,7 +302,7 @@ class Pool:
     def _free(self) -> bool:
         return bool(self._idle) or self._started < self.settings.workers
 
-    def _give_back(self, worker: _Worker) -> None:
+    def _give_back(self, worker: Worker) -> None:
         if worker.usable and not self._closed:
             with self._change:
                 self._idle.append(worker)

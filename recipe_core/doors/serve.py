@@ -176,16 +176,22 @@ def read_first_page() -> None:
     _ = [example.asked for example in examples().values()]
 
 
-def get_ready(start_workers: Callable[[], None]) -> None:
+def get_ready(
+    start_workers: Callable[[], None],
+    *,
+    sent_within: Callable[[float], bool] = first_page_sent.wait,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Load what pages need, in the order in which readers miss it, and start the workers.
 
     The first page comes first. Until a browser has drawn it, or nobody has come for it, the rest
-    waits: on a small machine both would take twice as long side by side.
+    waits: on a small machine both would take twice as long side by side. ``sent_within`` waits so
+    many seconds for the page to be sent, ``sleep`` until it is drawn.
     """
     load_first_page()
     read_first_page()
-    if first_page_sent.wait(NOBODY_S):
-        time.sleep(DRAWING_S)
+    if sent_within(NOBODY_S):
+        sleep(DRAWING_S)
     load_pages()
     start_workers()
 

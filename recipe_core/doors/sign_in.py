@@ -9,6 +9,7 @@ import html
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from itsdangerous import BadSignature, TimestampSigner
@@ -27,8 +28,8 @@ MOST_BODY_BYTES = 4096
 class Visitors:
     """Callers of a server with a token."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
+    def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token, self._clock = token.encode(), clock
         self._signer = TimestampSigner(token, salt="recipe-builder visitor")
         self._wrong: deque[float] = deque(maxlen=MOST_TRIES)
 
@@ -67,7 +68,7 @@ class Visitors:
             text = f"Too many wrong tokens. Try again in {wait_s} s."
             return _page(onward, False, text, 429, {"Retry-After": str(wait_s)})
         if not self._right(fields.get("token", "")):
-            self._wrong.append(time.monotonic())
+            self._wrong.append(self._clock())
             return _page(onward, False, "That is not the token of this server.", 401)
         answer = RedirectResponse(onward, 303)
         answer.set_cookie(
@@ -87,7 +88,7 @@ class Visitors:
         """Seconds until another token is taken; 0 for now."""
         if len(self._wrong) < MOST_TRIES:
             return 0
-        return max(int(self._wrong[0] + TRIES_S - time.monotonic() + 1), 0)
+        return max(int(self._wrong[0] + TRIES_S - self._clock() + 1), 0)
 
 
 async def _fields(request: Request) -> dict[str, str]:

@@ -115,14 +115,20 @@ def _limit_memory(more_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def answer(call: Call, connection: Connection, interrupt: Callable[[], bool]) -> Answer:
+def answer(
+    call: Call,
+    connection: Connection,
+    interrupt: Callable[[], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Answer:
     """Make a call, and say how it ended; progress goes to the server on the way."""
-    before, said = resident_bytes(), 0.0
+    before, said = resident_bytes(), float("-inf")
 
     def report(done: int, steps: int) -> None:
         nonlocal said
-        if time.monotonic() - said >= SAID_EVERY_S:
-            said = time.monotonic()
+        if clock() - said >= SAID_EVERY_S:
+            said = clock()
             connection.send_bytes(pickled(Progress(done, steps)))
 
     account = Account(call.budget)

@@ -7,18 +7,16 @@ import sys
 from typing import Any
 
 import pytest
-from mcp import Client
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from recipe_core.base.described import DESCRIBED, field_of
 from recipe_core.doors.api import create_api
-from recipe_core.doors.mcp import create_mcp
 from recipe_core.present.schemas import schema
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.targets import form
-from tests.conftest import finished
+from tests.doors.test_mcp import tools_listed
 from tests.fixtures.paths import ROOT
 
 DOCUMENTS = ("request", "recipe", "manifest", "estimate", "simulate")
@@ -63,45 +61,28 @@ def units_of(field: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_field_has_a_description(name: str) -> None:
+def test_every_field_has_a_sentence_of_one_line_that_names_its_unit(name: str) -> None:
     fields = described(name)
     assert len(fields) >= 4
-    silent = [field for field, properties in fields.items() if not properties.get("description")]
-    assert silent == []
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_descriptions_are_sentences_of_one_line(name: str) -> None:
-    texts = {field: properties["description"] for field, properties in described(name).items()}
-    odd = [f for f, text in texts.items() if "\n" in text or "``" in text or text[-1] != "."]
-    assert odd == []
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_quantities_name_their_unit(name: str) -> None:
+    texts = {field: properties.get("description", "") for field, properties in fields.items()}
+    odd = [f for f, text in texts.items() if "\n" in text or "``" in text or text[-1:] != "."]
     unitless = [
         f"{field} lacks {unit!r}"
-        for field, properties in described(name).items()
+        for field, text in texts.items()
         for unit in units_of(field.rpartition(".")[2])
-        if unit.casefold() not in properties["description"].casefold()
+        if unit.casefold() not in text.casefold()
     ]
-    assert unitless == []
+    assert (odd, unitless) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("field", "units"),
-    [
-        ("restart_s", ["second"]),
-        ("storage_bytes_per_s", ["per second"]),
-        ("tokens_per_s_per_worker", ["token"]),
-        ("usd_per_million_output_tokens", ["token", "US dollar"]),
-        ("watts", ["watt"]),
-        ("tokens", ["token"]),
-        ("nodes", []),
-    ],
-)
-def test_names_tell_their_units(field: str, units: list[str]) -> None:
-    assert units_of(field) == units
+def test_names_tell_their_units() -> None:
+    assert units_of("restart_s") == ["second"]
+    assert units_of("storage_bytes_per_s") == ["per second"]
+    assert units_of("tokens_per_s_per_worker") == ["token"]
+    assert units_of("usd_per_million_output_tokens") == ["token", "US dollar"]
+    assert units_of("watts") == ["watt"]
+    assert units_of("tokens") == ["token"]
+    assert units_of("nodes") == []
 
 
 def test_a_field_without_a_string_stays_silent() -> None:
@@ -122,15 +103,9 @@ def test_a_field_without_a_string_stays_silent() -> None:
 
 
 def test_the_reference_is_fresh() -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/request_reference.py", "--check"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-    )
-    remedy = f"run python scripts/request_reference.py: {done.stdout}{done.stderr}"
-    assert done.returncode == 0, remedy
+    script = [sys.executable, "scripts/request_reference.py"]
+    done = subprocess.run([*script, "--check"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, f"run python {script[1]}: {done.stdout}{done.stderr}"
 
 
 def test_a_field_is_described_by_its_dotted_name() -> None:
@@ -141,12 +116,9 @@ def test_a_field_is_described_by_its_dotted_name() -> None:
     assert describe_field("options.hardware.0.nodes") == describe_field("hardware.nodes")
     training = fields["TrainingWorkload.global_batch"]["description"]
     assert describe_field("workload.global_batch") == training
-
-
-@pytest.mark.parametrize("path", ["objective.limits.tpot", "modle", "model.x", "", "0"])
-def test_no_such_field_is_an_error(path: str) -> None:
-    with pytest.raises(LookupError):
-        field_of(PlanRequest, path)
+    for path in ("objective.limits.tpot", "modle", "model.x", "", "0"):
+        with pytest.raises(LookupError):
+            field_of(PlanRequest, path)
 
 
 def test_the_api_bears_the_descriptions() -> None:
@@ -165,11 +137,7 @@ def test_the_api_bears_the_descriptions() -> None:
 
 
 def test_the_tools_of_agents_bear_the_descriptions() -> None:
-    async def listed() -> Any:
-        async with Client(create_mcp(folders=False)) as client:
-            return (await client.list_tools()).tools
-
-    tools = {tool.name: tool.input_schema for tool in finished(listed())}
+    tools = {tool.name: tool.input_schema for tool in tools_listed()}
     told = tools["plan"]["$defs"]["Limits"]["properties"]["tpot_ms"]["description"]
     assert told == describe_field("objective.limits.tpot_ms")
     assert "plan" in tools["estimate"]["properties"]["request"]["description"]

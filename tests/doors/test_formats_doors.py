@@ -6,14 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from mcp import Client
 from starlette.testclient import TestClient
 
 import recipe_core as rb
 from recipe_core.base.documents import to_yaml
 from recipe_core.doors.api import create_api
-from recipe_core.doors.mcp import create_mcp
-from tests.conftest import finished
+from tests.doors.test_mcp import answered
 from tests.fixtures.command_line import recipe
 
 REQUEST = {
@@ -34,8 +32,7 @@ def answer() -> dict[str, Any]:
 def test_the_command_line_says_what_the_library_says(answer: dict[str, Any]) -> None:
     words = [word for name in NAMES for word in ("--technique", name)]
     printed = recipe("compress", "-", *words, "--json", stdin=to_yaml(REQUEST))
-    assert printed.returncode == 0
-    assert json.loads(printed.stdout) == answer
+    assert (printed.returncode, json.loads(printed.stdout)) == (0, answer)
     text = recipe("compress", "-", *words, stdin=to_yaml(REQUEST), columns=200).stdout
     assert "FP8 weights and activations" in text
     assert "void. Zeros are stored" in text
@@ -52,13 +49,9 @@ def test_the_api_says_what_the_library_says(answer: dict[str, Any]) -> None:
 
 
 def test_agents_get_rows_without_the_matrix(answer: dict[str, Any]) -> None:
-    async def ask() -> Any:
-        async with Client(create_mcp(folders=False)) as client:
-            return await client.call_tool("compress", {"request": REQUEST, "techniques": NAMES})
-
-    said = finished(ask()).structured_content
-    assert said["formats"] == answer["formats"]
-    assert "matrix" not in said
+    rows = answered("compress", request=REQUEST, techniques=NAMES)
+    assert rows["formats"] == answer["formats"]
+    assert "matrix" not in rows
 
 
 def test_training_is_bad_input() -> None:

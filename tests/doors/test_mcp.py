@@ -8,6 +8,7 @@ import json
 import sys
 import zipfile
 import zlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -24,24 +25,34 @@ from tests.conftest import finished, request_values
 ASK = Answers(folders=False)
 
 
-def call(tool: str, /, *, server: Any = None, **arguments: Any) -> CallToolResult:
-    """What one tool answers to a real client."""
+def asked(question: Callable[[Client], Awaitable[Any]], server: Any = None) -> Any:
+    """What a real client gets."""
 
-    async def asked() -> CallToolResult:
+    async def ask() -> Any:
         async with Client(server or create_mcp(folders=False)) as client:
-            return await client.call_tool(tool, arguments)
+            return await question(client)
 
-    return finished(asked())
+    return finished(ask())
+
+
+def call(tool: str, /, *, server: Any = None, **arguments: Any) -> CallToolResult:
+    answer: CallToolResult = asked(lambda client: client.call_tool(tool, arguments), server)
+    return answer
+
+
+def answered(tool: str, /, **arguments: Any) -> dict[str, Any]:
+    answer = call(tool, **arguments).structured_content
+    assert answer is not None
+    return answer
 
 
 def read(uri: str) -> Any:
-    """The contents of one resource, as a real client gets them."""
+    """The contents of one resource."""
+    return asked(lambda client: client.read_resource(uri)).contents[0]
 
-    async def asked() -> Any:
-        async with Client(create_mcp(folders=False)) as client:
-            return (await client.read_resource(uri)).contents[0]
 
-    return finished(asked())
+def tools_listed() -> Any:
+    return asked(lambda client: client.list_tools()).tools
 
 
 def said(answer: CallToolResult) -> dict[str, Any]:
@@ -54,16 +65,8 @@ def said(answer: CallToolResult) -> dict[str, Any]:
 
 
 def test_every_public_method_is_a_tool_that_says_what_it_does() -> None:
-    async def listed() -> Any:
-        async with Client(create_mcp(folders=False)) as client:
-            return (await client.list_tools()).tools
-
-    tools = finished(listed())
-    assert (
-        {tool.name for tool in tools}
-        == set(TOOLS)
-        == {name for name in vars(Tools) if not name.startswith("_")}
-    )
+    tools, public = tools_listed(), {name for name in vars(Tools) if not name.startswith("_")}
+    assert {tool.name for tool in tools} == set(TOOLS) == public
     assert all(tool.description and tool.annotations.read_only_hint for tool in tools)
     described = {tool.name: tool.input_schema["properties"] for tool in tools}
     assert "PlanRequest" in described["plan"]["request"]["description"]
@@ -79,42 +82,32 @@ TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "to
     ids=["serving", "training"],
 )
 def test_plan_and_estimate_are_those_of_the_api(request_body: dict[str, Any]) -> None:
-    plan = call("plan", request=request_body, top=2, refused=1).structured_content
+    plan = answered("plan", request=request_body, top=2, refused=1)
     whole = ASK.plan(request_body)
-    assert plan is not None
     assert plan["candidates"] == whole["candidates"][:2]
     assert plan["refused"] == whole["refused"][:1]
     assert plan["counts"] == whole["counts"]
     candidate = plan["candidates"][1]["candidate"]
     stated = request_body | {"candidate": candidate}
-    assert call("estimate", request=stated).structured_content == ASK.estimate(stated)
+    assert answered("estimate", request=stated) == ASK.estimate(stated)
 
 
 def test_a_command_is_checked_or_converted_and_never_run() -> None:
     command = "vllm serve Qwen/Qwen3-32B -tp 2 --nope 1"
     body = {"command": command, "hardware": "h100-sxm:2"}
-    assert call("check", command=command, hardware="h100-sxm:2").structured_content == ASK.check(
-        body
-    )
-    found = call(
-        "check", command=command, hardware="h100-sxm", gpus=2, ground={"concurrency": 8}
-    ).structured_content
-    assert found == ASK.check(
-        {"command": command, "hardware": "h100-sxm", "gpus": 2, "concurrency": 8}
-    )
-    assert call(
-        "convert", command=command.split(), hardware="h100-sxm:2"
-    ).structured_content == ASK.convert(body | {"command": command.split()})
-    assert (
-        said(call("check", command="touch here; vllm", hardware="h100-sxm:2"))["field"] == "command"
-    )
+    assert answered("check", **body) == ASK.check(body)
+    where = {"command": command, "hardware": "h100-sxm", "gpus": 2}
+    found = answered("check", **where, ground={"concurrency": 8})
+    assert found == ASK.check(where | {"concurrency": 8})
+    split = body | {"command": command.split()}
+    assert answered("convert", **split) == ASK.convert(split)
+    assert said(call("check", **body | {"command": "touch here; vllm"}))["field"] == "command"
     assert said(call("check"))["message"] == "give either a request or a command."
 
 
 def test_a_bundle_is_described_and_read_as_a_resource() -> None:
     body = {"request": request_values(), "parameters": {"port": 9000}}
-    answer = call("build", recipe=body, files=["recipe.yaml"]).structured_content
-    assert answer is not None
+    answer = answered("build", recipe=body, files=["recipe.yaml"])
     contents = read(answer["zip"])
     assert isinstance(contents, BlobResourceContents)
     data = base64.b64decode(contents.blob)
@@ -127,26 +120,20 @@ def test_a_bundle_is_described_and_read_as_a_resource() -> None:
 
 def test_recipes_are_resolved_and_compared() -> None:
     body = {"request": request_values(), "for": ["mi300x:8"]}
-    recipe = call("recipe", recipe=body).structured_content
+    recipe = answered("recipe", recipe=body)
     assert recipe == ASK.recipe(body)
-    found = call("resolve", recipe=recipe, hardware="mi300x:8").structured_content
-    assert found is not None
-    assert found["applied"] == ["mi300x-8"]
-    after = request_values(candidate={"tp": 4, "pp": 1, "dp": 2})
-    assert call("diff", before=recipe, after=after).structured_content == ASK.diff(
-        {"before": recipe, "after": after}
-    )
+    assert answered("resolve", recipe=recipe, hardware="mi300x:8")["applied"] == ["mi300x-8"]
+    pair = {"before": recipe, "after": request_values(candidate={"tp": 4, "pp": 1, "dp": 2})}
+    assert answered("diff", **pair) == ASK.diff(pair)
 
 
 def test_what_is_known() -> None:
     for what, name in (("models", "Qwen/Qwen3-8B"), ("hardware", "mi300x"), ("engines", "vllm")):
-        assert call("known", what=what).structured_content
-        one = call("known", what=what, name=name).structured_content
-        assert one is not None
-        assert one["name"] == name
+        assert answered("known", what=what)
+        assert answered("known", what=what, name=name)["name"] == name
     schema = read("recipe://schema/recipe")
     assert isinstance(schema, TextResourceContents)
-    assert json.loads(schema.text) == call("known", what="schema", name="recipe").structured_content
+    assert json.loads(schema.text) == answered("known", what="schema", name="recipe")
 
 
 def test_errors_name_field_and_fix() -> None:
@@ -154,44 +141,23 @@ def test_errors_name_field_and_fix() -> None:
     assert error["field"] == "hardware.device"
     assert "h100-sxm" in error["hint"]
     assert "path" in said(call("plan", request=request_values(model="/etc")))["message"]
+    with pytest.raises(MCPError, match="Use the URI that `build` returned"):
+        read("recipe://bundle/AAAA")
 
 
-def test_a_resource_that_there_is_not_is_a_protocol_error() -> None:
-    async def asked() -> None:
-        async with Client(create_mcp(folders=False)) as client:
-            with pytest.raises(MCPError, match="Use the URI that `build` returned"):
-                await client.read_resource("recipe://bundle/AAAA")
-
-    finished(asked())
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "!",
-        base64.urlsafe_b64encode(b"plain").decode(),
-        base64.urlsafe_b64encode(zlib.compress(b"[1]")).decode(),
-        base64.urlsafe_b64encode(zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1))).decode(),
-        packed({"model": "x"})[:-8],
-    ],
-    ids=["alphabet", "unpacked", "list", "bomb", "cut"],
-)
-def test_foreign_words_are_refused(word: str) -> None:
-    with pytest.raises(InputError) as caught:
-        unpacked(word)
-    assert caught.value.field == "uri"
-
-
-def test_words_hold_what_was_packed() -> None:
+def test_words_hold_what_was_packed_and_foreign_ones_are_refused() -> None:
     body = {"request": request_values(), "parameters": {"namespace": "größe"}}
     assert unpacked(packed(body)) == body
+    bomb = zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1))
+    foreign = [
+        base64.urlsafe_b64encode(word).decode() for word in (b"plain", zlib.compress(b"[1]"), bomb)
+    ]
+    for word in ("!", *foreign, packed({"model": "x"})[:-8]):
+        with pytest.raises(InputError) as caught:
+            unpacked(word)
+        assert caught.value.field == "uri"
 
 
 def test_a_process_of_its_own_answers() -> None:
-    answer = call(
-        "known",
-        server=StdioServerParameters(command=sys.executable, args=["-m", "recipe_core", "mcp"]),
-        what="engines",
-        name="vllm",
-    )
-    assert answer.structured_content == engines("vllm")
+    own = StdioServerParameters(command=sys.executable, args=["-m", "recipe_core", "mcp"])
+    assert answered("known", server=own, what="engines", name="vllm") == engines("vllm")

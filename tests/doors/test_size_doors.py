@@ -21,26 +21,10 @@ from tests.fixtures.command_line import Done, recipe
 from tests.hardware.test_own_device import OURS
 
 KEYS = ["schema_version", "best", "devices", "unpriced", "refused"]
-OPEN = {"mode": "open", "input_tokens": 1024, "output_tokens": 256, "request_rate": 4.0}
-LOADS: dict[str, dict[str, Any]] = {
-    "open": OPEN,
-    "offline": {"mode": "offline", "input_tokens": 1024, "output_tokens": 256, "requests": 1000},
-    "static": {"mode": "static", "input_tokens": 1024, "output_tokens": 256, "batch": 16},
-}
-SMALL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 16,
-    "head_dim": 64,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
+LENGTHS = {"input_tokens": 1024, "output_tokens": 256}
+OPEN = {"mode": "open", "request_rate": 4.0} | LENGTHS
+OFFLINE = {"mode": "offline", "requests": 1000} | LENGTHS
+STATIC = {"mode": "static", "batch": 16} | LENGTHS
 
 
 def values(*devices: Any, **parts: Any) -> dict[str, Any]:
@@ -70,9 +54,6 @@ def answered(*devices: Any, **parts: Any) -> dict[str, Any]:
     assert list(answer) == KEYS
     json.dumps(answer, allow_nan=False)
     return answer
-
-
-# The command line
 
 
 def test_the_text_says_the_best_and_every_device() -> None:
@@ -112,22 +93,19 @@ def test_where_nothing_holds_the_exit_code_is_1() -> None:
     assert all(row["reasons"] and row["nearest"] for row in answer["refused"])
 
 
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
+def test_a_wrong_field_is_named_with_exit_code_2() -> None:
+    watts = OURS | {"tdp_watts": OURS["memory_bytes"]}
+    for request, field in (
         (WRONG, "objective.limits.tpot_ms"),
         (values("l40z"), "hardware.any.devices.0"),
-        (values("l40s", OURS | {"tdp_watts": OURS["memory_bytes"]}), "hardware.any.devices.1.tdp"),
+        (values("l40s", watts), "hardware.any.devices.1.tdp"),
         (values(options={"hardware": [{"device": "l4"}]}), "options.hardware"),
         (values(candidate={"zero_stage": 2}), "candidate.zero_stage"),
         (values(hardware={"any": {"colour": "red"}}), "hardware"),
-    ],
-)
-def test_a_wrong_field_is_named_with_exit_code_2(request_: dict[str, Any], field: str) -> None:
-    done = asked("size", request_)
-    assert done.returncode == 2
-    assert field in done.stderr
-    assert done.stdout == ""
+    ):
+        done = asked("size", request)
+        assert (done.returncode, done.stdout) == (2, ""), field
+        assert field in done.stderr
 
 
 def test_a_ladder_shows_every_count_of_a_device() -> None:
@@ -172,27 +150,22 @@ def test_the_plans_commands_choose_the_hardware_and_say_it(tmp_path: Path) -> No
     assert (tmp_path / "bundle" / "recipe.yaml").exists()
 
 
-@pytest.mark.parametrize("command", ["plan", "estimate", "check", "build"])
-def test_without_an_answer_the_plans_commands_say_why(command: str, tmp_path: Path) -> None:
-    words = ["--output", str(tmp_path / "bundle")] if command == "build" else []
-    done = asked(command, HOPELESS, *words, cwd=tmp_path)
-    assert done.returncode in (1, 2)
-    assert "no hardware keeps the limits" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+def test_without_an_answer_the_plans_commands_say_why(tmp_path: Path) -> None:
+    build = ("build", "--output", str(tmp_path / "bundle"))
+    for command, *words in (("plan",), ("estimate",), ("check",), build):
+        done = asked(command, HOPELESS, *words, cwd=tmp_path)
+        assert done.returncode in (1, 2)
+        assert "no hardware keeps the limits" in done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_devices_without_a_price_are_not_chosen_but_named() -> None:
     request = values("gh200-144gb")
-    assert asked("size", request).stdout.startswith(
-        "No hardware keeps the limits among devices with a price."
-    )
+    assert "keeps the limits among devices with a price." in asked("size", request).stdout
     with pytest.raises(NoAnswer) as refused:
         rb.plan(request)
     assert "NVIDIA GH200 Grace Hopper 144 GB" in refused.value.message
     assert "usd_per_device_hour" in (refused.value.hint or "")
-
-
-# The API and agents
 
 
 @pytest.fixture(scope="module")
@@ -221,20 +194,9 @@ def test_the_api_plans_what_is_open(client: TestClient) -> None:
     assert "no hardware keeps the limits" in refused.json()["error"]["message"]
 
 
-RUN = {
-    "id": "ours",
-    "model": "Qwen/Qwen3-8B",
-    "device": "l40s",
-    "per_node": 1,
-    "engine": "vllm",
-    "tp": 1,
-    "dp": 1,
-    "mode": "closed",
-    "input_tokens": 1024,
-    "output_tokens": 256,
-    "load": 32,
-    "tpot_ms": 90.0,
-}
+SPLIT = {"engine": "vllm", "tp": 1, "dp": 1}
+RUN = {"id": "ours", "model": "Qwen/Qwen3-8B", "device": "l40s", "per_node": 1} | SPLIT | LENGTHS
+RUN |= {"mode": "closed", "load": 32, "tpot_ms": 90.0}
 """Slower than estimated."""
 
 
@@ -294,9 +256,6 @@ def test_the_library_sizes_values_requests_and_files(tmp_path: Path) -> None:
         rb.size(WRONG)
 
 
-# What a request may state
-
-
 def test_a_candidate_holds_every_device_to_it() -> None:
     answer = answered(candidate={"tp": 2})
     assert {row["split"]["tp"] for row in answer["devices"]} == {2}
@@ -309,27 +268,28 @@ def test_a_candidate_holds_every_device_to_it() -> None:
     assert all("not divisible by tp 3" in row["reasons"][0] for row in none["refused"])
 
 
-@pytest.mark.parametrize("mode", ["offline", "static"])
-@pytest.mark.parametrize("extras", [False, True])
-def test_batches_are_sized(mode: str, extras: bool) -> None:
-    more: dict[str, Any] = {"growth": {"per_month": 0.1}, "availability": {}, "purchase": {}}
-    request = values(workload=LOADS[mode], objective={}, **(more if extras else {}))
+EXTRAS: dict[str, Any] = {"growth": {"per_month": 0.1}, "availability": {}, "purchase": {}}
+
+
+@pytest.mark.parametrize(("load", "field"), [(OFFLINE, "requests"), (STATIC, "batch")])
+@pytest.mark.parametrize("extras", [{}, EXTRAS], ids=["plain", "extras"])
+def test_batches_are_sized(load: dict[str, Any], field: str, extras: dict[str, Any]) -> None:
+    request = values(workload=load, objective={}, **extras)
     answer = Answer(rb.size(request)).to_json()
     assert len(answer["devices"]) == 2
     prices = [row["usd_per_million_output_tokens"] for row in answer["devices"]]
     assert prices == sorted(prices)
-    load = answer["best"]["largest_load"]
-    assert load["field"] == {"offline": "requests", "static": "batch"}[mode]
-    assert load["value"] is None or load["value"] >= 16
-    assert load["bounded"] == (mode == "static")
+    largest = answer["best"]["largest_load"]
+    assert (largest["field"], largest["bounded"]) == (field, field == "batch")
+    assert largest["value"] is None or largest["value"] >= 16
     assert asked("size", request).returncode == 0
 
 
 def test_an_offline_rate_decides_how_many() -> None:
     limits = {"output_tokens_per_s_at_least": 15_000}
-    few = answered("h100-sxm", workload=LOADS["offline"], objective={"limits": limits})["best"]
+    few = answered("h100-sxm", workload=OFFLINE, objective={"limits": limits})["best"]
     more = {"limits": limits, "confidence": 0.9}
-    sure = answered("h100-sxm", workload=LOADS["offline"], objective=more)["best"]
+    sure = answered("h100-sxm", workload=OFFLINE, objective=more)["best"]
     assert few["figures"]["output_tokens_per_s"] >= 15_000
     assert sure["confidence"] >= 0.9 > few["confidence"]
     assert sure["count"] > few["count"]
@@ -345,9 +305,7 @@ def test_pools_may_be_apart() -> None:
     )
     stated = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
     pools = {**stated, "prefill": {"tp": 1, "pp": 1, "replicas": 1}}
-    extras = {"growth": {"per_month": 0.1}, "availability": {}, "purchase": {}}
-    request = values("h100-sxm", candidate=pools, options=options, **extras)
-    best = Answer(rb.size(request)).to_json()["best"]
+    best = answered("h100-sxm", candidate=pools, options=options, **EXTRAS)["best"]
     assert best["count"] == 2
     assert best["split"]["prefill"]
 
@@ -369,15 +327,17 @@ def test_one_cluster_is_sized_for_what_it_carries() -> None:
     assert [row["device"] for row in unknown["unpriced"]] == ["gh200-144gb"]
 
 
-def test_a_model_may_be_an_inline_config() -> None:
-    best = answered("l40s", model=SMALL)["best"]
+def test_a_model_may_be_an_inline_config(tiny_config: dict[str, Any]) -> None:
+    best = answered("l40s", model=tiny_config)["best"]
     assert best["count"] == 1
-    assert best["largest_load"]["value"] > answered("l40s")["best"]["largest_load"]["value"]
-    assert asked("size", values("l40s", model=SMALL)).returncode == 0
+    large = answered("l40s")["best"]["largest_load"]["value"]
+    assert best["largest_load"]["value"] > large
+    assert asked("size", values("l40s", model=tiny_config)).returncode == 0
 
 
 def test_own_devices_are_chosen_from(tmp_path: Path) -> None:
     answer = answered(OURS, "l40s")
+    assert answered(OURS, "l40s", "l40s", OURS) == answer  # what is listed twice is sized once
     assert {row["device"] for row in answer["devices"]} == {"my-h100", "l40s"}
     (ours,) = (row for row in answer["devices"] if row["device"] == "my-h100")
     assert ours["offer"]["device"] == "h100-sxm"
@@ -403,11 +363,6 @@ def test_a_wrong_profile_names_its_field() -> None:
         with pytest.raises(HardwareError) as caught:
             rb.size(values(hardware={"any": {"devices": ["l40s"]} | market}))
         assert caught.value.field == field
-
-
-def test_a_device_that_is_listed_twice_is_sized_once() -> None:
-    twice = answered("l40s", OURS, "l40s", OURS)
-    assert twice == answered("l40s", OURS)
 
 
 def test_lots_of_one_device_keep_their_own_figures() -> None:
