@@ -141,8 +141,14 @@ def test_errors_name_field_and_fix() -> None:
     assert error["field"] == "hardware.device"
     assert "h100-sxm" in error["hint"]
     assert "path" in said(call("plan", request=request_values(model="/etc")))["message"]
-    with pytest.raises(MCPError, match="Use the URI that `build` returned"):
-        read("recipe://bundle/AAAA")
+
+
+def test_a_resource_that_there_is_not_is_a_protocol_error() -> None:
+    async def refused(client: Client) -> None:
+        with pytest.raises(MCPError, match="build"):
+            await client.read_resource("recipe://bundle/AAAA")
+
+    asked(refused)
 
 
 def test_words_hold_what_was_packed_and_foreign_ones_are_refused() -> None:

@@ -305,7 +305,8 @@ def test_pools_may_be_apart() -> None:
     )
     stated = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
     pools = {**stated, "prefill": {"tp": 1, "pp": 1, "replicas": 1}}
-    best = answered("h100-sxm", candidate=pools, options=options, **EXTRAS)["best"]
+    request = values("h100-sxm", candidate=pools, options=options, **EXTRAS)
+    best = Answer(rb.size(request)).to_json()["best"]
     assert best["count"] == 2
     assert best["split"]["prefill"]
 
