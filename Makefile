@@ -46,6 +46,14 @@ test-compressors: .venv/.test
 	@scripts/compressors_cpu .venv-compressors
 	$(PYTEST) -p no:xdist tests/e2e/test_compressors.py
 
+# Compares what is answered to some two hundred requests with the recorded answers (half a minute); see tests/corpus/__main__.py.
+corpus: .venv/.dev
+	$(BIN)/python -m tests.corpus compare
+
+# Records the answers that differ: make corpus-accept REASON="why they change".
+corpus-accept: .venv/.dev
+	@$(BIN)/python -m tests.corpus accept --reason "$$REASON"
+
 demo: .venv/.torch
 	$(BIN)/python scripts/demo.py
 

@@ -1,0 +1,147 @@
+"""The frozen corpus: what the product answers to some two hundred requests, held number by number.
+
+    make corpus                                   # compare all answers with the recorded ones
+    make corpus-accept REASON="…"                 # record those that differ, and say why
+    python -m tests.corpus compare --only plans   # those whose name holds a text
+
+A request stands in ``requests/FILE.yaml`` under a name of its own, with its operation; its answer
+in ``answers/FILE/NAME.json``: numbers to a part in 1e9, keys, names, flags and codes, and in place
+of words that there are some. Long lists, and all splits of a plan but the best, are held by sums,
+files of bundles by their digests. ``HISTORY.md`` has the date and the reason of each recording, and
+the names of the answers that it changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.corpus.comparing import NOTHING, Difference, differences
+from tests.corpus.world import settle
+
+if TYPE_CHECKING:
+    from tests.corpus.asking import Entry
+
+FOLDER = Path(__file__).parent
+HISTORY = FOLDER / "HISTORY.md"
+SHOWN = 20
+"""Differences of one answer that are printed."""
+PROCESSES = 2
+
+
+def main(words: list[str] | None = None) -> int:
+    """Compare or accept; the exit code is 1 where answers differ and 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="python -m tests.corpus")
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name in ("compare", "accept"):
+        action = actions.add_parser(name)
+        action.add_argument("--only", action="append", default=[], metavar="TEXT")
+        action.add_argument("--processes", type=int, default=PROCESSES)
+    actions.choices["accept"].add_argument("--reason", required=True)
+    arguments = parser.parse_args(words)
+    if arguments.action == "accept" and not arguments.reason.strip():
+        parser.error('an empty reason; say why answers change: REASON="…"')
+    settle()
+    now = answers_now(arguments.only, arguments.processes)
+    changed = compare(recorded(arguments.only), now)
+    _say(report(changed, len(now)))
+    if arguments.action == "compare":
+        return int(bool(changed))
+    if changed:
+        accept({name: now.get(name, NOTHING) for name in changed}, arguments.reason)
+    return 0
+
+
+def answers_now(only: Iterable[str] = (), processes: int = PROCESSES) -> dict[str, Any]:
+    """The answers of today to the requests whose names hold one of the texts, or to all."""
+    from tests.corpus.asking import answer, entries
+
+    asked = [entry for entry in entries().values() if _is_meant(entry.name, only)]
+    if processes < 2:
+        return {entry.name: answer(entry) for entry in asked}
+    with ProcessPoolExecutor(processes, initializer=settle) as pool:
+        return dict(zip([entry.name for entry in asked], pool.map(_answer, asked), strict=True))
+
+
+def _answer(entry: Entry) -> Any:
+    from tests.corpus.asking import answer
+
+    return answer(entry)
+
+
+def recorded(only: Iterable[str] = (), folder: Path = FOLDER / "answers") -> dict[str, Any]:
+    """The recorded answers by name."""
+    from recipe_core.base.documents import parse_json
+
+    found = {f"{path.parent.name}/{path.stem}": path for path in sorted(folder.glob("*/*.json"))}
+    return {
+        name: parse_json(path.read_text(encoding="utf-8"), name)
+        for name, path in found.items()
+        if _is_meant(name, only)
+    }
+
+
+def _is_meant(name: str, only: Iterable[str]) -> bool:
+    texts = tuple(only)
+    return not texts or any(text in name for text in texts)
+
+
+def compare(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Difference]]:
+    """The differences of each answer that has some."""
+    names = sorted(before.keys() | now.keys())
+    found = {
+        name: list(differences(before.get(name, NOTHING), now.get(name, NOTHING))) for name in names
+    }
+    return {name: found[name] for name in names if found[name]}
+
+
+def report(changed: dict[str, list[Difference]], count: int) -> str:
+    """What differs, for people: the first differences of each answer, and how many there are."""
+    lines = []
+    for name, found in changed.items():
+        lines.append(f"{name}: {len(found)} difference{'s' * (len(found) > 1)}")
+        lines += [f"  {difference}" for difference in islice(found, SHOWN)]
+        if len(found) > SHOWN:
+            lines.append(f"  … and {len(found) - SHOWN} more")
+    return "\n".join([*lines, f"{len(changed)} of {count} answers differ."])
+
+
+def accept(answers: dict[str, Any], reason: str, folder: Path = FOLDER) -> None:
+    """Record answers, remove those that are ``NOTHING``, and add to the history why."""
+    from recipe_core.base.documents import to_json
+
+    for name, answer in answers.items():
+        path = folder / "answers" / f"{name}.json"
+        if answer is NOTHING:
+            path.unlink()
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{to_json(_sorted(answer))}\n", encoding="utf-8")
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    history = folder / HISTORY.name
+    older = history.read_text(encoding="utf-8") if history.exists() else "# Recordings\n"
+    names = "\n".join(f"- {name}" for name in answers)
+    entry = f"\n## {today}: {reason.strip()}\n\n{names}\n"
+    history.write_text(older + entry, encoding="utf-8")
+    _say(f"{len(answers)} answers recorded.")
+
+
+def _sorted(value: Any) -> Any:
+    """The value with its keys in order, so that a recording shows what changed and no more."""
+    if isinstance(value, dict):
+        return {name: _sorted(value[name]) for name in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""The requests of the corpus, and the answers that the product's own doors give to them now."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from typer.main import get_command
+
+import recipe_core
+from recipe_core.base.documents import read_document
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.resources import PACKAGE
+from recipe_core.doors import answers, public
+from recipe_core.doors.answers import Answers
+from tests.corpus.reducing import reduced
+
+Json = dict[str, Any]
+
+FOLDER = Path(__file__).parent
+BEST = 3
+"""Splits that are recorded in full, of a plan's best and of its refused; the others by sums."""
+WIDTH = 100
+"""Columns of the command line's help."""
+SLOWEST = ("simulate", "size", "compress")
+"""Operations that are begun first, so that no process waits for a long one at the end."""
+DIGITS = 6
+"""Significant digits that a long fraction has in a digest: others are the processor's own.
+
+Answers hold the same figures far closer.
+"""
+_FRACTION = re.compile(r"(?<![\w.])\d+\.\d{6,}(?:[eE][-+]?\d+)?")
+_DIGEST = re.compile(r"recipe_digest: (\w+)")
+_PACKAGES = re.compile(r"(?<=^launcher)/.*|(?<=^trainer)/.*|(?<=^compressor)/.*")
+_SERIAL = r"urn:uuid:[0-9a-f-]{36}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request of the corpus: its name, what is asked, and with which values."""
+
+    name: str
+    operation: str
+    values: Json
+
+
+def entries() -> dict[str, Entry]:
+    """Every request by its name, ``file/name``; those that take longest first."""
+    found = [
+        Entry(f"{path.stem}/{name}", values["operation"], values)
+        for path in sorted((FOLDER / "requests").glob("*.yaml"))
+        for name, values in read_document(path).items()
+    ]
+    found.sort(key=lambda entry: entry.operation not in SLOWEST)
+    return {entry.name: entry for entry in found}
+
+
+def answer(entry: Entry) -> Any:
+    """What the product answers now, without words; an error by its code and field."""
+    try:
+        given = OPERATIONS[entry.operation](entry.values)
+    except RecipeError as error:
+        return reduced(error.to_json())
+    left_out = entry.values.get("without", ())
+    return {name: given[name] for name in given if name not in left_out} if left_out else given
+
+
+def _asked(method: str) -> Callable[[Json], Any]:
+    """An operation that the API and MCP have, by the name of its method."""
+    return lambda values: reduced(getattr(Answers(folders=False), method)(values["request"]))
+
+
+def _named(function: str) -> Callable[[Json], Any]:
+    """An operation on the catalog, which takes a name or none."""
+    return lambda values: reduced(getattr(answers, function)(values.get("name")))
+
+
+def _plan(values: Json) -> Any:
+    plan = public.plan(values["request"], folders=False)
+    given = {**plan.to_json(BEST, BEST), "rows": _columns(plan.to_frame())}
+    return reduced(given)
+
+
+def _columns(rows: pd.DataFrame) -> Json:
+    """Of every column of a plan its sums over all rows, or how often it has each value.
+
+    ``by_rank`` weighs each value with its row's rank, so that rows which change places show.
+    """
+    ranks = rows["rank"].fillna(0).astype(float)
+    columns = rows.drop(columns=["reasons"])
+    return {str(name): _column(column, ranks) for name, column in columns.items()}
+
+
+def _column(column: pd.Series[Any], ranks: pd.Series[float]) -> Json:
+    if not pd.api.types.is_numeric_dtype(column):
+        return {str(value): int(count) for value, count in column.value_counts().items()}
+    numbers = column.astype(float)
+    finite = numbers.map(math.isfinite)
+    known, places = numbers[finite].tolist(), ranks[finite].tolist()
+    by_rank = [value * place for value, place in zip(known, places, strict=True)]
+    return {"known": len(known), "sum": math.fsum(known), "by_rank": math.fsum(by_rank)}
+
+
+def _sensitivity(values: Json) -> Any:
+    plan = public.plan(values["request"], folders=False)
+    return reduced([flip.to_json() for flip in plan.sensitivity()])
+
+
+def _compress(values: Json) -> Any:
+    techniques = values.get("techniques")
+    return reduced(Answers(folders=False).compress(values["request"], techniques))
+
+
+def _bundle(values: Json) -> Any:
+    """Name, processes and the digest of every file of a bundle.
+
+    Left out are the manifest, which holds digests that are recorded here one by one, and what is in
+    files that the product copies from its own sources: of whole packages also their names.
+    """
+    name, data = Answers(folders=False).build(values["request"])
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    files = {path: archive.read(path) for path in archive.namelist() if path != "MANIFEST.json"}
+    started = json.loads(files["launch.json"])["processes"]
+    processes = [{key: process.get(key) for key in ("name", "argv", "env")} for process in started]
+    match = _DIGEST.search(files["recipe.yaml"].decode())
+    own = match.group(1) if match else ""
+    sources = {path for path, content in files.items() if _hash(content) in _sources()}
+    return {
+        "name": name,
+        "processes": reduced(processes),
+        "files": {path: digest(files[path], own) for path in sorted(files.keys() - sources)},
+        "sources": sorted({_PACKAGES.sub("", path) for path in sources}),
+    }
+
+
+def digest(content: bytes, recipe_digest: str) -> str:
+    """SHA-256 of a file of a bundle.
+
+    Put aside is what changes while nothing does: the recipe's digest, which is over every digit of
+    the estimate, and the serial number that is made of it; the last digits of long fractions; and
+    the version that built it.
+    """
+    version = re.escape(recipe_core.__version__)
+    own = f'{recipe_digest}|{recipe_digest[:12]}|recipe-builder {version}|"version": "{version}"'
+    text = re.sub(f"{own}|{_SERIAL}", "*", content.decode())
+    text = _FRACTION.sub(lambda match: f"{float(match[0]):.{DIGITS}g}", text)
+    return _hash(text.encode())
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@cache
+def _sources() -> frozenset[str]:
+    """Digests of the files of the package: bundles carry copies of some."""
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".txt")]
+    return frozenset(_hash(path.read_bytes()) for path in files)
+
+
+def _openapi(_: Json) -> Any:
+    from recipe_core.doors.api import create_api
+
+    return reduced(create_api(folders=False).openapi(), lists=False)
+
+
+def _schema(values: Json) -> Any:
+    return reduced(answers.schema(values["name"]), lists=False)
+
+
+def _help(_: Json) -> Mapping[str, list[str]]:
+    """The lines of ``--help`` of the program and of each command."""
+    from recipe_core.doors.cli import app
+
+    return dict(_help_of(get_command(app), "recipe", None))
+
+
+def _help_of(command: Any, name: str, parent: Any) -> Iterator[tuple[str, list[str]]]:
+    context = command.make_context(
+        name, [], parent, resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH
+    )
+    yield context.command_path, [line.rstrip() for line in context.get_help().splitlines()]
+    for inner_name, inner in sorted(getattr(command, "commands", {}).items()):
+        yield from _help_of(inner, inner_name, context)
+
+
+_ASKED = (
+    *("check", "convert", "diff", "estimate", "recipe", "reconcile", "resolve", "simulate", "size"),
+    "trace",
+)
+OPERATIONS: dict[str, Callable[[Json], Any]] = {
+    "bundle": _bundle,
+    "compress": _compress,
+    "help": _help,
+    "openapi": _openapi,
+    "plan": _plan,
+    "schema": _schema,
+    "sensitivity": _sensitivity,
+    **{name: _asked(name) for name in _ASKED},
+    **{name: _named(name) for name in ("engines", "hardware", "models", "offers")},
+}
+"""What a request may ask for, by the name of its operation."""

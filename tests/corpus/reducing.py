@@ -1,0 +1,97 @@
+"""An answer as it is recorded: numbers, keys and names stay, words go, long lists become sums."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+WORDS = "…"
+"""What stands for a text that is there, whatever it says."""
+DIGITS = 12
+"""Significant digits that are recorded; ``comparing.RELATIVE`` says which of them count."""
+LONG = 12
+"""Entries of a list of numbers, or of objects, from which on it is recorded as sums."""
+IN_FULL = 3
+"""Objects of a long list that are recorded all the same: its first ones."""
+FEW = 40
+"""Values of a name in a long list that are counted one by one."""
+LONGEST_NAME = 128
+COMMANDS = frozenset({"argv", "change", "command", "commands", "install", "split", "label"})
+"""Keys of texts that are kept with their spaces: words of commands and names of splits."""
+CODES = frozenset({"kind", "state", "verdict", "provider", "instance", "region", "aliases"})
+"""Keys of names that may have spaces."""
+UNSTABLE = frozenset({"recipe_digest", "built_by"})
+"""Keys of texts that change with every digit of an estimate, or with the version."""
+_KEPT = COMMANDS | CODES
+_SPACE = re.compile(r"\s")
+
+
+def reduced(value: Any, key: str = "", *, lists: bool = True) -> Any:
+    """A plain value without its words; with ``lists`` long lists as sums over all entries."""
+    if isinstance(value, Mapping):
+        return {str(name): reduced(item, str(name), lists=lists) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        entries = [reduced(item, key, lists=lists) for item in value]
+        return _summary(entries) if lists and _is_long(entries) else entries
+    if isinstance(value, float):
+        return _rounded(value)
+    return _text(value, key) if isinstance(value, str) else value
+
+
+def _text(text: str, key: str) -> str:
+    """The text where it is a name or a word of a command, else that there is one."""
+    if key in UNSTABLE:
+        return WORDS
+    is_name = len(text) <= LONGEST_NAME and not _SPACE.search(text)
+    return text if is_name or key in _KEPT else WORDS
+
+
+def _rounded(number: float) -> float | str:
+    return float(f"{number:.{DIGITS}g}") + 0.0 if math.isfinite(number) else str(number)
+
+
+def _is_long(entries: list[Any]) -> bool:
+    return len(entries) > LONG and not all(isinstance(entry, str) for entry in entries)
+
+
+def _summary(entries: list[Any]) -> dict[str, Any]:
+    """The first entries of a long list, and of each number in all of them the sums.
+
+    ``by_place`` weighs numbers with their places, so that entries which change places show.
+    """
+    numbers: dict[str, list[tuple[int, float]]] = {}
+    names: dict[str, Counter[str]] = {}
+    for place, entry in enumerate(entries, 1):
+        for path, leaf in _leaves(entry):
+            if isinstance(leaf, int | float) and not isinstance(leaf, bool):
+                numbers.setdefault(path, []).append((place, leaf))
+            else:
+                names.setdefault(path, Counter())[str(leaf)] += 1
+    sums = {
+        path: {
+            "known": len(found),
+            "sum": _rounded(math.fsum(number for _, number in found)),
+            "by_place": _rounded(math.fsum(place * number for place, number in found)),
+        }
+        for path, found in numbers.items()
+    }
+    counts = {
+        path: dict(count) if len(count) <= FEW else {"different": len(count)}
+        for path, count in names.items()
+    }
+    return {"entries": len(entries), "first": entries[:IN_FULL], "sums": sums, "counts": counts}
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that holds no others, with the names that lead to it."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for item in value:
+            yield from _leaves(item, f"{path}[]")
+    else:
+        yield path, value
