@@ -23,6 +23,9 @@ EACH = examples(300, least=60)
 LIMITS = ("max_num_seqs", "max_batched_tokens", "memory_fraction")
 
 
+ONE = dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
+
+
 def read_command(name, words, files):
     """The commands of vLLM, SGLang and TensorRT-LLM, read by the project's own reader."""
     meant = meaning_of(read_arguments(name, words))
@@ -30,30 +33,25 @@ def read_command(name, words, files):
     config = yaml.safe_load(files[path]) if path else {}
     if config.get("enable_attention_dp"):
         meant.candidate |= {"tp": 1, "dp": meant.candidate["tp"]}
-    cache = {"fp8": "fp8"}.get(
-        config.get("kv_cache_config", {}).get("dtype"), meant.candidate.get("kv_dtype")
-    )
+    stated = config.get("kv_cache_config", {}).get("dtype")
+    cache = "fp8" if stated == "fp8" else meant.candidate.get("kv_dtype")
     draft = meant.draft or _draft_of(config.get("speculative_config"))
-    return meant.candidate | {
-        "context": meant.max_context,
-        "kv": None if cache == "auto" else cache,
-        "draft": draft and draft["tokens"],
-    }
+    told = {"kv": None if cache == "auto" else cache, "draft": draft and draft["tokens"]}
+    return meant.candidate | {"context": meant.max_context} | told
 
 
 def _draft_of(config):
-    return config and {
-        "tokens": config.get("num_nextn_predict_layers") or config.get("max_draft_len")
-    }
+    names = ("num_nextn_predict_layers", "max_draft_len")
+    return config and {"tokens": config.get(names[0]) or config.get(names[1])}
 
 
 def read_vllm_file(values):
-    draft = values.get("speculative_config")
+    draft, tp = values.get("speculative_config"), values["tensor_parallel_size"]
     return {
-        "tp": values["tensor_parallel_size"],
+        "tp": tp,
         "pp": values["pipeline_parallel_size"],
         "dp": values.get("data_parallel_size", 1),
-        "ep": values["tensor_parallel_size"] if values.get("enable_expert_parallel") else 1,
+        "ep": tp if values.get("enable_expert_parallel") else 1,
         "context": values["max_model_len"],
         "max_num_seqs": values["max_num_seqs"],
         "max_batched_tokens": values["max_num_batched_tokens"],
@@ -81,11 +79,8 @@ def read_llmapi_file(values):
 
 def read_tgi(words, env):
     o = options(words)
-    return {
+    return ONE | {
         "tp": int(o["num_shard"]),
-        "pp": 1,
-        "dp": 1,
-        "ep": 1,
         "context": int(o["max_total_tokens"]),
         "max_num_seqs": int(o["max_batch_size"]),
         "max_batched_tokens": int(o["max_batch_prefill_tokens"]),
@@ -97,48 +92,32 @@ def read_tgi(words, env):
 
 def read_tei(words):
     o = options(words)
-    return {
-        "tp": 1,
-        "pp": 1,
-        "dp": 1,
-        "ep": 1,
-        "max_num_seqs": int(o["max_batch_requests"]),
-        "max_batched_tokens": int(o["max_batch_tokens"]),
-    }
+    tokens = int(o["max_batch_tokens"])
+    return ONE | {"max_num_seqs": int(o["max_batch_requests"]), "max_batched_tokens": tokens}
 
 
 def read_encoders(words, files):
     """One device a server; what its batches hold stands in the front's file."""
     batch = int(words[words.index("--max-batch") + 1])
     assert any(f"max_batch_size: {batch}\n" in text for text in files.values())
-    return dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
+    return ONE
 
 
 def read_llama(words):
     o = options(words)
-    slots = int(o["parallel"])
+    slots, context = int(o["parallel"]), int(o["ctx_size"])
     assert o["cache_type_k"] == o["cache_type_v"]
-    assert int(o["ctx_size"]) % slots == 0
+    assert context % slots == 0
+    cache = {"context": context // slots, "kv": CACHE[o["cache_type_k"]], "slots": slots}
     stages = o.get("tensor_split", "1").count(",") + 1
-    cache = {"context": int(o["ctx_size"]) // slots, "kv": CACHE[o["cache_type_k"]], "slots": slots}
-    return {
-        "tp": 1,
-        "pp": stages,
-        "dp": 1,
-        "ep": 1,
-        "max_batched_tokens": int(o["batch_size"]),
-        **cache,
-    }
+    return ONE | {"pp": stages, "max_batched_tokens": int(o["batch_size"])} | cache
 
 
 def read_dynamo(words):
     """The words of vLLM among those of its worker, without Dynamo's own."""
     own = engine("dynamo").options.by_spelling
-    kept = [
-        word
-        for k, word in enumerate(words)
-        if word not in own and (k == 0 or words[k - 1] not in own)
-    ]
+    pairs = zip([None, *words], words, strict=False)
+    kept = [word for before, word in pairs if word not in own and before not in own]
     return read_command("vllm", kept, {})
 
 
@@ -153,9 +132,8 @@ def server(name, process, files):
         case "dynamo":
             return read_dynamo(words[3:])
         case "triton":
-            return read_vllm_file(
-                json.loads(next(text for path, text in files.items() if path.endswith(".json")))
-            )
+            text = next(text for path, text in files.items() if path.endswith(".json"))
+            return read_vllm_file(json.loads(text))
         case "triton-tensorrt-llm":
             return read_llmapi_file(yaml.safe_load(next(iter(files.values()))))
         case "tgi":

@@ -26,11 +26,8 @@ RECIPES, DEEP = 2000, 150
 configuration, which takes longer.
 """
 CLASSES = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3"}
-EAGLE3 = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "num_hidden_layers": 1,
-    "draft_vocab_size": 32000,
-}
+EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+EAGLE3["draft_vocab_size"] = 32000
 PROGRAMS = {
     ("vllm", "serve"): "vllm",
     ("sglang", "serve"): "sglang",
@@ -67,22 +64,13 @@ def folders(tmp_path_factory):
 
 def filled(words, model):
     """Words with what a launch fills in."""
-    values = {
-        "model": model,
-        "host": "127.0.0.1",
-        "port": "8000",
-        "head": "127.0.0.1",
-        "root": "bundle",
-        "run": "bundle/run",
-    }
-    return [
-        re.sub(
-            r"\$\{(\w+?)(\d*)\}",
-            lambda m: values.get(m[1], "127.0.0.1" if m[1] == "node" else "8001"),
-            word,
-        )
-        for word in words
-    ]
+    here = dict.fromkeys(("host", "head", "node"), "127.0.0.1")
+    values = {"model": model, "root": "bundle", "run": "bundle/run", "port": "8001", **here}
+
+    def value(found):
+        return "8000" if found[0] == "${port}" else values.get(found[1], "8001")
+
+    return [re.sub(r"\$\{(\w+?)(\d*)\}", value, word) for word in words]
 
 
 def lines(engine, folders, count):
@@ -100,12 +88,10 @@ def lines(engine, folders, count):
                 continue
             words = filled(argv, folders[deployment.setting.model.name])
             words = [word.replace(DRAFT_CHECKPOINT, folders[DRAFT_CHECKPOINT]) for word in words]
-            size, program = next(
-                (len(p), name) for p, name in PROGRAMS.items() if tuple(words[: len(p)]) == p
-            )
-            deep = (
-                left > count - DEEP and process.role != "worker" and "ray" not in words
-            )  # which would look for a cluster
+            started_by = next(p for p in PROGRAMS if tuple(words[: len(p)]) == p)
+            size, program = len(started_by), PROGRAMS[started_by]
+            # Ray would look for a cluster
+            deep = left > count - DEEP and process.role != "worker" and "ray" not in words
             out[program].append({"argv": words[size:], "deep": deep})
         left -= 1
         if not left:
@@ -122,13 +108,8 @@ def engine_part(words):
 
 def run(engine, words):
     given = "".join(json.dumps(each) + "\n" for each in words)
-    done = subprocess.run(
-        [python_with(engine), str(SCRIPT), engine],
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [python_with(engine), str(SCRIPT), engine]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-2000:]
     *refusals, counts = done.stdout.splitlines()
     return [json.loads(each) for each in refusals], json.loads(counts)
@@ -147,8 +128,7 @@ def test_the_engines_own_parser_takes_every_command(engine, folders):
 def test_the_engines_own_parser_refuses_what_is_wrong(engine, folders):
     python_with(engine)
     flag = {"vllm": "--model", "sglang": "--model-path"}[engine]
-    refusals, counts = run(
-        engine, [{"argv": [flag, folders[MODELS[1]], "--tensor-paralel-size", "2"]}]
-    )
+    words = [flag, folders[MODELS[1]], "--tensor-paralel-size", "2"]
+    refusals, counts = run(engine, [{"argv": words}])
     assert counts == {"lines": 1, "refused": 1}
     assert "tensor" in refusals[0]["why"]

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.errors import NoAnswer
 from recipe_core.base.units import GIB
 from recipe_core.engines.history import Change, History, release_key
 from recipe_core.engines.spec import engine
@@ -14,6 +14,8 @@ from recipe_core.recipe.decision import decide
 from recipe_core.search.plans import estimate_batch, plan_candidate
 from tests.conftest import make_request
 from tests.fixtures.paths import DATA
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 with (DATA / "vllm-boots.csv").open(encoding="utf-8") as file:
     BOOTS = list(csv.DictReader(file))
@@ -38,16 +40,9 @@ def figures(row, release):
     limits = {"memory_fraction": float(row["memory_fraction"])}
     if row["max_num_seqs"]:
         limits["max_num_seqs"] = int(row["max_num_seqs"])
-    table, at = plan_candidate(
-        request(
-            row["model"],
-            row["device"],
-            int(row["tp"]),
-            release,
-            workload={"max_context": int(row["max_context"]), "concurrency": 1},
-            candidate=limits,
-        )
-    )
+    place = row["model"], row["device"], int(row["tp"]), release
+    workload = {"max_context": int(row["max_context"]), "concurrency": 1}
+    table, at = plan_candidate(request(*place, workload=workload, candidate=limits))
     memory = table.blocks[0].estimates.memory
     return {
         "weights": memory.weights_bytes[at] / GIB,
@@ -56,11 +51,7 @@ def figures(row, release):
     }
 
 
-def name(row):
-    return f"{row['release']}-{row['model']}-{row['max_context']}-{row['quantity']}"
-
-
-@pytest.mark.parametrize("row", BOOTS, ids=name)
+@over("row", BOOTS)
 def test_logged_figures(row):
     off = figures(row, row["release"])[row["quantity"]] / float(row["value"]) - 1
     if (row["model"], row["max_context"]) in UNEXPLAINED and row["quantity"] != "weights":
@@ -80,21 +71,7 @@ def test_rules_of_a_release_are_nearer_to_its_logs_than_todays():
     assert near(lambda row: None) < 0.8 < 0.85 < near(lambda row: row["release"])
 
 
-@pytest.mark.parametrize(
-    ("release", "longest", "tokens", "seqs", "chunked", "fraction"),
-    [
-        ("0.32.0", 8192, 16384, 1024, True, 0.92),
-        ("0.27.1", 8192, 8192, 1024, True, 0.92),
-        ("0.11", 8192, 8192, 1024, True, 0.9),
-        ("0.8.5", 8192, 2048, 256, True, 0.9),
-        ("0.8.3", 8192, 2048, 1024, True, 0.9),
-        ("0.7.3", 20_000, 20_000, 256, False, 0.9),
-        ("0.7.3", 1000, 2048, 256, False, 0.9),
-        ("0.7.3", 32_769, 2048, 256, True, 0.9),
-        ("0.6.4", 32_769, 512, 256, True, 0.9),
-        ("0.5.3", 131_072, 131_072, 256, False, 0.9),
-    ],
-)
+@over("release, longest, tokens, seqs, chunked, fraction", table("memory_history", "limits"))
 def test_default_limits(release, longest, tokens, seqs, chunked, fraction):
     """Of a B200, whose limits today are the largest."""
     then = engine("vllm").at(release, longest)
@@ -103,32 +80,22 @@ def test_default_limits(release, longest, tokens, seqs, chunked, fraction):
     assert (then.chunked_prefill, then.memory.fraction.value) == (chunked, fraction)
 
 
-@pytest.mark.parametrize(
-    ("release", "counted"),
-    [
-        ("0.32.0", 0),
-        ("0.16.0", 0),
-        ("0.9.1", 0),
-        ("0.9.0", 1),
-        ("0.8.0", 1),
-        ("0.7.3", 0),
-        ("0.6.5", 0),
-        ("0.6.4", 1),
-        ("0.6.3", 0),
-        ("0.2.0", 0),
-    ],
-)
-def test_context_counted(release, counted):
+COUNTED = {"0.9.0", "0.8.0", "0.6.4"}
+RELEASES = "0.32.0 0.16.0 0.9.1 0.9.0 0.8.0 0.7.3 0.6.5 0.6.4 0.6.3 0.2.0"
+
+
+@over("release", RELEASES.split())
+def test_context_counted(release):
     """0.6.4 logged 0.44 GiB outside torch (median of five logs), the releases after it 0.13."""
     now, then = engine("vllm").memory, engine("vllm").at(release, 4096).memory
     more = then.context_single_bytes.value - now.context_single_bytes.value
-    assert more / GIB == pytest.approx(0.31 * counted)
+    assert more / GIB == pytest.approx(0.31 if release in COUNTED else 0)
     between = then.context_parallel_bytes.value - then.context_single_bytes.value
     assert between / GIB == pytest.approx(1.57 if release == "0.32.0" else 0.42, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("release", "gib"),
+@over(
+    "release, gib",
     [("0.16.0", 5.64), ("0.17.0", 2.23), ("0.28.0", 2.23), ("0.32.0", 0.59), ("0.33.0", 2.03)],
 )
 def test_what_a_sampler_takes(release, gib):
@@ -147,26 +114,24 @@ def test_the_pinned_release_is_the_engine_itself():
     assert vllm.at("0.11.0", 8192).as_of == "0.11.0"
 
 
-@pytest.mark.parametrize("name", ["sglang", "tensorrt-llm", "dynamo", "triton"])
+@over("name", ["sglang", "tensorrt-llm", "dynamo", "triton"])
 def test_other_engines_have_no_history(name):
     spec = engine(name)
     assert spec.at(spec.version, 8192) is spec
-    with pytest.raises(InputError, match="are not known") as caught:
-        spec.at("0.0.1", 8192)
-    assert spec.version in caught.value.hint
+    error = refusal(spec.at, "0.0.1", 8192)
+    assert "are not known" in error.message
+    assert spec.version in error.hint
 
 
-@pytest.mark.parametrize("release", ["0.1.7", "0.33.1", "1.0", "latest", "v0.8.3", "0.8.3rc1"])
-def test_releases_without_rules_are_refused(release):
-    with pytest.raises(InputError) as caught:
-        plan_candidate(request("Qwen/Qwen3-32B", "h100-sxm", 1, release))
-    assert caught.value.field == "candidate.engine_version"
-    assert caught.value.hint == "Use 0.2.0 to 0.33.0, or leave it out."
-
-
-def test_it_goes_with_a_whole_split_and_with_serving():
-    with pytest.raises(InputError, match="stated in full"):
-        plan_candidate(request("Qwen/Qwen3-32B", "h100-sxm", 1, "0.8.3", candidate={"tp": None}))
+def test_releases_without_rules_or_of_part_of_a_split_are_refused():
+    for release in ("0.1.7", "0.33.1", "1.0", "latest", "v0.8.3", "0.8.3rc1"):
+        asked = request("Qwen/Qwen3-32B", "h100-sxm", 1, release)
+        error = refusal(plan_candidate, asked)
+        assert error.field == "candidate.engine_version"
+        assert error.hint == "Use 0.2.0 to 0.33.0, or leave it out."
+    whole = ("Qwen/Qwen3-32B", "h100-sxm", 1, "0.8.3")
+    error = refusal(lambda: plan_candidate(request(*whole, candidate={"tp": None})))
+    assert "stated in full" in str(error)
 
 
 def test_a_batch_keeps_releases_apart():
@@ -177,7 +142,7 @@ def test_a_batch_keeps_releases_apart():
         for release, context in [("0.6.4", 20_000), ("0.6.4", 33_000), (None, 20_000)]
     ]
     alone = [table.estimate(at).to_json() for table, at in map(plan_candidate, asked)]
-    together = estimate_batch([one.model_dump(mode="json", exclude_none=True) for one in asked])
+    together = estimate_batch([each.model_dump(mode="json", exclude_none=True) for each in asked])
     assert together == alone
     assert len({answer["memory"]["kv_cache_bytes"] for answer in together}) == 3
 
@@ -185,10 +150,8 @@ def test_a_batch_keeps_releases_apart():
 def test_a_row_says_its_release_and_asks_for_it_again():
     table, at = plan_candidate(request("Qwen/Qwen3-32B", "h200-sxm", 1, "0.8.3"))
     assert table.candidate(at)["engine_version"] == "0.8.3"
-    assert (
-        "Memory rules and default limits of vLLM 0.8.3; times of 0.32.0."
-        in (table.estimate(at).to_json()["notes"])
-    )
+    note = "Memory rules and default limits of vLLM 0.8.3; times of 0.32.0."
+    assert note in table.estimate(at).to_json()["notes"]
     again, row = plan_candidate(table.request_of(at))
     assert again.estimate(row).to_json() == table.estimate(at).to_json()
     today, row = plan_candidate(request("Qwen/Qwen3-32B", "h200-sxm", 1))
@@ -196,17 +159,16 @@ def test_a_row_says_its_release_and_asks_for_it_again():
 
 
 def test_only_the_pinned_release_is_built():
-    with pytest.raises(NoAnswer, match=r"bundles start vLLM 0\.32\.0, not 0\.8\.3") as caught:
-        decide(request("Qwen/Qwen3-32B", "h200-sxm", 1, "0.8.3"))
-    assert caught.value.field == "candidate.engine_version"
+    older = request("Qwen/Qwen3-32B", "h200-sxm", 1, "0.8.3")
+    error = refusal(decide, older, kind=NoAnswer)
+    assert "bundles start vLLM 0.32.0, not 0.8.3" in str(error)
+    assert error.field == "candidate.engine_version"
     assert decide(request("Qwen/Qwen3-32B", "h200-sxm", 1, "0.32.0")).version == "0.32.0"
 
 
 def test_changes_stand_newest_first():
-    changes = [
-        Change(before=before, fraction=0.9, source="x", status="published")
-        for before in ("0.9.0", "0.20.0")
-    ]
+    rest = {"fraction": 0.9, "source": "x", "status": "published"}
+    changes = [Change(before=before, **rest) for before in ("0.9.0", "0.20.0")]
     with pytest.raises(ValueError, match="newest first"):
         History(oldest="0.2.0", changes=changes)
     assert History(oldest="0.2.0", changes=changes[::-1]).changes[0].before == "0.20.0"

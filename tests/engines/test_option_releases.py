@@ -11,7 +11,6 @@ import subprocess
 import pytest
 import yaml
 
-from recipe_core.base.errors import InputError
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command, check_commands
 from recipe_core.engines import options
@@ -31,6 +30,8 @@ from recipe_core.engines.option_releases import (
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
 from tests.fixtures.paths import ROOT
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 READ = ["vllm", "sglang"]
 GROUND = Ground.of(hardware="b200-sxm:8")
@@ -46,6 +47,10 @@ def in_image(image, words):
     return f"docker run --gpus all --ipc=host {image} {words}"
 
 
+def of_release(version, words):
+    return check(in_image(f"vllm/vllm-openai:{version}", words))
+
+
 def levels(answer, code):
     return [finding["level"] for finding in answer["findings"] if finding["code"] == code]
 
@@ -53,12 +58,7 @@ def levels(answer, code):
 # Files
 
 
-def test_the_last_six_minor_releases_of_both_have_tables():
-    assert releases("vllm")[-6:] == ("0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
-    assert releases("sglang") == tuple(f"0.5.{patch}" for patch in range(18, 24))
-
-
-@pytest.mark.parametrize(("name", "version"), [(n, v) for n in READ for v in releases(n)])
+@over("name, version", [(name, version) for name in READ for version in releases(name)])
 def test_tables_of_other_releases_are_small_and_hold(name, version):
     """Every table reads, has what commands mean, and names no option twice."""
     table, spec = option_table(name, version), engine(name)
@@ -69,6 +69,9 @@ def test_tables_of_other_releases_are_small_and_hold(name, version):
     required = set(grammars()[name].means) & set(spec.options.by_name)
     missing = required - set(table.by_name)
     assert missing <= {"spec_tokens", "spec_method", "spec_model", "attn_dp_size"}
+    # the last six minor releases of both have tables
+    assert releases("vllm")[-6:] == tuple(f"0.{minor}.0" for minor in range(28, 34))
+    assert releases("sglang") == tuple(f"0.5.{patch}" for patch in range(18, 24))
 
 
 def test_what_differs_gives_the_older_rows_again():
@@ -96,33 +99,26 @@ def test_what_differs_gives_the_older_rows_again():
     assert laid_over(newer, changes) == older
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_differences_that_do_not_fit_or_lead_back_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(options, "FOLDER", tmp_path)
+
+    def refused(*, older, newer):
+        for version, fields in (("1.0.0", older), ("2.0.0", newer)):
+            document = {"schema_version": 1, "engine": "e", "version": version} | fields
+            (tmp_path / f"e-{version}.yaml").write_text(yaml.safe_dump(document))
+        return str(refusal(options.option_table.__wrapped__, "e", "1.0.0"))
+
+    full = {"options": {"--a": {"type": "json", "keys": ["k"]}}}
+    for changes in (
         {"drop": ["--missing"]},
         {"options": {"--a": {"type": "int"}}},
         {"change": {"--a": {"keys": {"drop": ["missing"]}}}},
         {"change": {"--missing": {"type": "int"}}},
-    ],
-)
-def test_differences_that_do_not_fit_are_refused(tmp_path, monkeypatch, changes):
-    monkeypatch.setattr(options, "FOLDER", tmp_path)
-    head = {"schema_version": 1, "engine": "e"}
-    full = head | {"version": "2.0.0", "options": {"--a": {"type": "json", "keys": ["k"]}}}
-    older = head | {"version": "1.0.0", "differs_from": "2.0.0"} | changes
-    (tmp_path / "e-2.0.0.yaml").write_text(yaml.safe_dump(full))
-    (tmp_path / "e-1.0.0.yaml").write_text(yaml.safe_dump(older))
-    with pytest.raises(InputError, match=r"does not fit e-2\.0\.0\.yaml"):
-        options.option_table.__wrapped__("e", "1.0.0")
-
-
-def test_tables_that_differ_from_each_other_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(options, "FOLDER", tmp_path)
-    for version, newer in (("1.0.0", "2.0.0"), ("2.0.0", "1.0.0")):
-        text = f"schema_version: 1\nengine: e\nversion: {version}\ndiffers_from: {newer}\n"
-        (tmp_path / f"e-{version}.yaml").write_text(text)
-    with pytest.raises(InputError, match="leads back to itself"):
-        options.option_table.__wrapped__("e", "1.0.0")
+    ):
+        said = refused(older={"differs_from": "2.0.0"} | changes, newer=full)
+        assert "does not fit e-2.0.0.yaml" in said
+    said = refused(older={"differs_from": "2.0.0"}, newer={"differs_from": "1.0.0"})
+    assert "leads back to itself" in said
 
 
 @pytest.mark.parametrize("name", READ)
@@ -140,34 +136,19 @@ def test_tables_are_those_of_the_engines_own_parser(name):
     for flag, option in theirs.options.items():
         row = ours.table.options[flag]
         for field in type(option).model_fields:
-            one, other = getattr(option, field), getattr(row, field)
-            same = set(one) == set(other) if isinstance(one, tuple) else one == other
-            assert same, (flag, field, one, other)
+            told, kept = getattr(option, field), getattr(row, field)
+            same = set(told) == set(kept) if isinstance(told, tuple) else told == kept
+            assert same, (flag, field, told, kept)
     assert set(theirs.options) == set(ours.table.options)
 
 
 # Which table judges
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "table", "exact"),
-    [
-        ("vllm", "0.32.0", "0.32.0", True),
-        ("vllm", "v0.25.0", "0.25.0", True),
-        ("vllm", "0.25.1", "0.25.0", True),  # compared: the same options
-        ("vllm", "0.20.1", "0.20.0", False),
-        ("vllm", "0.9.1", "0.20.0", False),
-        ("vllm", "0.40.0", "0.33.0", False),
-        ("vllm", "0.32.0rc1", "0.32.0", False),
-        ("vllm", None, "0.32.0", False),
-        ("sglang", "0.5.10.post1", "0.5.18", False),
-        ("sglang", "0.5.21", "0.5.21", True),
-        ("tensorrt-llm", "1.1.0", "1.2.0", False),
-    ],
-)
+@over("name, version, table, exact", table("option_releases", "the_table_of_a_release_is_its_own"))
 def test_the_table_of_a_release_is_its_own_or_the_nearest(name, version, table, exact):
-    one = judged(name, version)
-    assert (one.table.version, one.exact) == (table, exact)
+    found = judged(name, version)
+    assert (found.table.version, found.exact) == (table, exact)
 
 
 def test_without_an_image_the_pinned_release_judges():
@@ -179,7 +160,7 @@ def test_without_an_image_the_pinned_release_judges():
 
 def test_a_pinned_image_is_judged_by_its_own_table():
     """V4-Flash on B200, as published for vLLM 0.25.0, which 0.32.0 refuses as bare words."""
-    answer = check(in_image("vllm/vllm-openai:v0.25.0", FLASH))
+    answer = of_release("v0.25.0", FLASH)
     assert answer["verdict"] == "fits", answer["reasons"]
     assert answer["judged_with"] == {"version": "0.25.0", "table": "0.25.0", "exact": True}
     assert answer["engine"]["version"] == "0.25.0"
@@ -193,24 +174,20 @@ def test_a_pinned_image_is_judged_by_its_own_table():
 
 
 def test_what_an_images_release_does_not_have_yet_is_an_error():
-    answer = check(in_image("vllm/vllm-openai:v0.25.0", "Qwen/Qwen3-32B -tp 4 --log-level INFO"))
+    answer = of_release("v0.25.0", "Qwen/Qwen3-32B -tp 4 --log-level INFO")
     assert answer["verdict"] == "cannot start"
     assert "vLLM 0.25.0 has no --log-level; it came with 0.31.0." in answer["reasons"]
     assert check("vllm serve Qwen/Qwen3-32B -tp 4 --log-level INFO")["ok"]
 
 
-@pytest.mark.parametrize(
-    "image",
-    [
-        "vllm/vllm-openai:v0.9.1",
-        "vllm/vllm-openai:v0.34.0",
-        "vllm/vllm-openai:nightly",
-        "vllm/vllm-openai:v0.25.0rc2",
-        "vllm/vllm-openai@sha256:0123",
-        "rocm/vllm:rocm7.0_vllm_0.32.0_20261101",
-        "registry.example/serving:2.1.0",
-    ],
-)
+IMAGES = [
+    *(f"vllm/vllm-openai:{tag}" for tag in ("v0.9.1", "v0.34.0", "nightly", "v0.25.0rc2")),
+    *("vllm/vllm-openai@sha256:0123", "rocm/vllm:rocm7.0_vllm_0.32.0_20261101"),
+    "registry.example/serving:2.1.0",
+]
+
+
+@over("image", IMAGES)
 def test_a_release_without_a_table_makes_differences_warnings(image):
     words = f"vllm serve {FLASH} --not-yet-known 3 --dtype float8 --eplb-config.no-key 1"
     answer = check(in_image(f"--entrypoint '' {image}", words))
@@ -231,14 +208,12 @@ def test_the_moving_tag_is_taken_for_the_newest_release():
         wrong = check(in_image(image, "Qwen/Qwen3-32B --tensor-paralel-size 4"))
         assert wrong["verdict"] == "cannot start"
     assert not check(f"vllm serve {words}")["ok"]
-
-
-def test_what_another_release_has_is_a_warning_for_a_tag_that_moves():
+    # what another release has is a warning for a tag that moves
     gone = """Qwen/Qwen3-32B -tp 4 --attention-config '{"use_fp4_indexer_cache": false}'"""
-    moving = check(in_image("vllm/vllm-openai:latest", gone))
+    moving = of_release("latest", gone)
     assert moving["ok"], moving["reasons"]
     assert levels(moving, "key") == ["warning"]
-    assert levels(check(in_image("vllm/vllm-openai:v0.33.0", gone)), "key") == ["error"]
+    assert levels(of_release("v0.33.0", gone), "key") == ["error"]
 
 
 def test_a_stated_release_judges_and_counts_before_a_tag():
@@ -253,11 +228,10 @@ def test_a_stated_release_judges_and_counts_before_a_tag():
     assert nightly["verdict"] == "cannot start"
 
 
-@pytest.mark.parametrize("version", ["latest", "0.25", "", "0.25.0; rm", "9" * 50])
-def test_what_is_no_release_is_refused(version):
-    with pytest.raises(InputError, match="not a release") as error:
-        Ground.of(hardware="h100-sxm", engine_version=version or " ")
-    assert error.value.field == "engine_version"
+def test_what_is_no_release_is_refused():
+    for version in ("latest", "0.25", " ", "0.25.0; rm", "9" * 50):
+        error = refusal(Ground.of, hardware="h100-sxm", engine_version=version)
+        assert (error.field, "not a release" in str(error)) == ("engine_version", True)
 
 
 def test_many_commands_are_judged_each_by_its_release():
@@ -269,8 +243,8 @@ def test_many_commands_are_judged_each_by_its_release():
     assert "engine_version" not in second["candidate"]
 
 
-@pytest.mark.parametrize(
-    ("command", "releases_"),
+@over(
+    "command, releases_",
     [
         ("vllm serve Qwen/Qwen3-32B -tp 1 --max-model-len 8192", ("0.20.0", "0.27.0", "0.33.0")),
         ("sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 8", ("0.5.18", "0.5.21")),
@@ -284,20 +258,16 @@ def test_a_better_command_is_one_of_its_release(command, releases_):
         assert better["commands"], better.get("why_no_command")
         again = check(json.dumps(better["commands"][0]["argv"]), **ground)
         assert again["ok"], again["reasons"]
-        assert {k: again["candidate"][k] for k in ("tp", "pp", "dp")} == {
-            k: better["candidate"][k] for k in ("tp", "pp", "dp")
-        }
+        for degree in ("tp", "pp", "dp"):
+            assert again["candidate"][degree] == better["candidate"][degree]
 
 
 def test_a_switch_of_a_newer_release_is_turned_off_by_its_inverse():
-    answer = check(
-        "vllm serve Qwen/Qwen3-32B -tp 4 --disable-chunked-prefill --max-num-batched-tokens 40960",
-        engine_version="0.33.0",
-    )
+    words = "-tp 4 --disable-chunked-prefill --max-num-batched-tokens 40960"
+    answer = check(f"vllm serve Qwen/Qwen3-32B {words}", engine_version="0.33.0")
     assert answer["ok"], answer["reasons"]
-    assert option_table("vllm", "0.33.0").by_spelling["--disable-chunked-prefill"].flag == (
-        "--enable-chunked-prefill"
-    )
+    option = option_table("vllm", "0.33.0").by_spelling["--disable-chunked-prefill"]
+    assert option.flag == "--enable-chunked-prefill"
 
 
 # What is gone
@@ -315,21 +285,19 @@ def test_when_options_and_keys_came_and_went():
 
 def test_successors_of_what_is_gone():
     table, flag = engine("vllm").options, "--attention-config"
-    one = successor("vllm", flag, table, key="use_fp4_indexer_cache")
-    assert (one.option, one.path) == ("attention_config", "indexer_kv_dtype")
-    assert one.value(True) == "mxfp4"
-    assert one.value(False) is None
+    cache = successor("vllm", flag, table, key="use_fp4_indexer_cache")
+    assert (cache.option, cache.path) == ("attention_config", "indexer_kv_dtype")
+    assert (cache.value(True), cache.value(False)) == ("mxfp4", None)
     older = option_table("vllm", "0.23.0")  # which has neither the successor nor a reason to use it
     assert successor("vllm", flag, older, key="use_fp4_indexer_cache") is None
     assert successor("vllm", "--calculate-kv-scales", table) is None  # left out
     mori = successor("vllm", "--all2all-backend", table, value="mori")
     assert mori.value("mori") == "mori_high_throughput"
     prefill = successor("sglang", "--nsa-prefill-backend", engine("sglang").options)
-    assert prefill.option == "dsa_prefill_backend"
-    assert prefill.value("fa3") == "fa3"
+    assert (prefill.option, prefill.value("fa3")) == ("dsa_prefill_backend", "fa3")
 
 
-@pytest.mark.parametrize("name", READ)
+@over("name", READ)
 def test_every_successor_is_an_option_of_some_release(name):
     """And each gone key or value belongs to an option and is gone from the pinned release."""
     tables = [option_table(name, release) for release in releases(name)]
@@ -357,23 +325,18 @@ def test_gone_values_name_their_successor():
     assert replacement("vllm", "--foo", engine("vllm").options) is None
 
 
-@pytest.mark.parametrize(
-    ("command", "starts"),
+SGLANG = "sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 4"
+DOTTED = f"{FLASH.split(' --att')[0]} --attention-config.use_fp4_indexer_cache=true"
+
+
+@over(
+    "command, starts",
     [
         (f"vllm serve {FLASH}", '{"indexer_kv_dtype":"mxfp4"}'),
-        (
-            f"vllm serve {FLASH.split(' --att')[0]} --attention-config.use_fp4_indexer_cache=true",
-            "--attention-config.indexer_kv_dtype mxfp4",
-        ),
+        (f"vllm serve {DOTTED}", "--attention-config.indexer_kv_dtype mxfp4"),
         ("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --all2all-backend mori", "mori_high_throughput"),
-        (
-            "sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 4 --enable-breakable-cuda-graph",
-            "--cuda-graph-backend-prefill breakable",
-        ),
-        (
-            "sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 4 --nsa-prefill-backend fa3",
-            "--dsa-prefill-backend fa3",
-        ),
+        (f"{SGLANG} --enable-breakable-cuda-graph", "--cuda-graph-backend-prefill breakable"),
+        (f"{SGLANG} --nsa-prefill-backend fa3", "--dsa-prefill-backend fa3"),
     ],
 )
 def test_a_change_writes_the_successor_of_what_is_gone(command, starts):
@@ -382,10 +345,7 @@ def test_a_change_writes_the_successor_of_what_is_gone(command, starts):
     change = answer["changes"][0]
     assert starts in change["command"]
     assert check(json.dumps(change["argv"]))["ok"]
-
-
-def test_a_key_that_has_nothing_in_its_place_is_left_out():
-    """False was the model's default, which needs no word."""
+    # a key with nothing in its place is left out: False was the default, which needs no word
     words = """Qwen/Qwen3-32B -tp 4 --attention-config '{"use_fp4_indexer_cache": false}'"""
     change = check(f"vllm serve {words}")["changes"][0]
     assert "--attention-config" not in change["argv"]
@@ -394,43 +354,30 @@ def test_a_key_that_has_nothing_in_its_place_is_left_out():
 # Memory
 
 
+def candidate(command, release=None, **ground):
+    asked = {"engine_version": release} if release else {}
+    return check(f"vllm serve {command}", **asked, **ground)["candidate"]
+
+
 def test_the_estimate_of_an_image_takes_the_rules_of_its_release():
     """Before 0.28 B200 had the limits of an H100; 0.33 gives a DGX Spark those of small devices."""
-    words = "vllm serve Qwen/Qwen3-32B -tp 4"
-    older, now = check(words, engine_version="0.27.1"), check(words)
-    assert (older["candidate"]["max_batched_tokens"], now["candidate"]["max_batched_tokens"]) == (
-        8192,
-        16384,
-    )
+    split = "Qwen/Qwen3-32B -tp 4"
+    limits = [candidate(split, release)["max_batched_tokens"] for release in ("0.27.1", None)]
+    assert limits == [8192, 16384]
     spark = {"hardware": "dgx-spark:1"}
-    model = "vllm serve Qwen/Qwen3-8B"
-    newer, today = check(model, **spark, engine_version="0.33.0"), check(model, **spark)
-    assert (newer["candidate"]["max_num_seqs"], today["candidate"]["max_num_seqs"]) == (256, 1024)
+    seqs = [candidate("Qwen/Qwen3-8B", release, **spark) for release in ("0.33.0", None)]
+    assert [found["max_num_seqs"] for found in seqs] == [256, 1024]
+    # a share that a command leaves open is its release's
+    shares = [candidate(split, release)["memory_fraction"] for release in ("0.19.1", "0.20.0")]
+    assert shares == [0.9, 0.92]
+    # open degrees are chosen by its rules
+    opened = candidate("Qwen/Qwen3-32B -tp $TP", "0.27.0")
+    assert (opened["engine_version"], opened["max_batched_tokens"]) == ("0.27.0", 8192)
 
 
-def test_a_share_that_a_command_leaves_open_is_its_releases():
-    words = "vllm serve Qwen/Qwen3-32B -tp 4"
-    assert check(words, engine_version="0.19.1")["candidate"]["memory_fraction"] == 0.9
-    assert check(words, engine_version="0.20.0")["candidate"]["memory_fraction"] == 0.92
-
-
-def test_open_degrees_are_chosen_by_the_rules_of_the_release():
-    answer = check("vllm serve Qwen/Qwen3-32B -tp $TP", engine_version="0.27.0")
-    assert answer["candidate"]["engine_version"] == "0.27.0"
-    assert answer["candidate"]["max_batched_tokens"] == 8192
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "rules"),
-    [
-        ("vllm", "0.25.0", "0.25.0"),
-        ("vllm", "0.32.0", None),
-        ("vllm", "0.33.0", "0.33.0"),
-        ("vllm", "0.40.0", None),  # not known: those of the pinned one
-        ("vllm", "0.1.0", None),
-        ("vllm", None, None),
-        ("sglang", "0.5.18", None),
-    ],
-)
-def test_memory_rules_are_known_for_some_releases(name, version, rules):
-    assert memory_release(engine(name), version) == rules
+def test_memory_rules_are_known_for_some_releases():
+    """Of others, those of the pinned one."""
+    known = {"0.25.0": "0.25.0", "0.32.0": None, "0.33.0": "0.33.0", "0.40.0": None, "0.1.0": None}
+    assert {version: memory_release(engine("vllm"), version) for version in known} == known
+    assert memory_release(engine("vllm"), None) is None
+    assert memory_release(engine("sglang"), "0.5.18") is None
