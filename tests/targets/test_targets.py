@@ -97,19 +97,29 @@ def test_an_image_that_moves_is_refused(image):
     assert Parameters(image="registry.example:5000/vllm@sha256:00").image
 
 
+def deployment_of(value, name="deployment"):
+    return documents(value)[f"targets/kubernetes/{name}.yaml"]
+
+
+def containers_of(value, name="deployment"):
+    """The containers of a deployment's pods, by name."""
+    pod = deployment_of(value, name)["spec"]["template"]["spec"]
+    return {container["name"]: container for container in pod["containers"]}
+
+
+def container_of(value, name="deployment"):
+    (container,) = containers_of(value, name).values()
+    return container
+
+
+def after(words, flag):
+    return words[words.index(flag) + 1]
+
+
 def test_gaudi_is_asked_for_by_its_own_name():
-    gaudi = {
-        "device": "gaudi3",
-        "vendor": "intel",
-        "runtime": "hpu",
-        "architecture": "gaudi3",
-        "device_memory_bytes": 128 << 30,
-    }
-    value = context(hardware=gaudi)
-    (deployment,) = documents(value, "kubernetes/deployment.yaml").values()
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {
-        "habana.ai/gaudi": "8"
-    }
+    gaudi = {"device": "gaudi3", "architecture": "gaudi3", "device_memory_bytes": 128 << 30}
+    value = context(hardware=gaudi | {"vendor": "intel", "runtime": "hpu"})
+    assert container_of(value)["resources"]["limits"] == {"habana.ai/gaudi": "8"}
     assert "is not supported here" in refusals(value)["compose"]
 
 
@@ -121,28 +131,24 @@ def test_a_token_is_asked_for_where_one_is_named():
 
 
 def test_bounds_the_wrong_way_round_are_refused():
-    with pytest.raises(
-        ValidationError, match=r"min_replicas \(3\) is more than max_replicas \(2\)"
-    ):
+    with pytest.raises(ValidationError, match=r"min_replicas \(3\) .* max_replicas \(2\)"):
         Parameters(min_replicas=3, max_replicas=2)
+    zero = refusals(with_parameters(context(), min_replicas=0, max_replicas=2))
+    assert "min_replicas is 0" in zero["kubernetes-keda"]  # its own queue cannot wake it
 
 
 def test_replicas_become_copies_of_one_pod():
-    (deployment,) = documents(context(replicas(4, 2)), "kubernetes/deployment.yaml").values()
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert deployment["spec"]["replicas"] == 4
+    value = context(replicas(4, 2))
+    assert deployment_of(value)["spec"]["replicas"] == 4
+    container = container_of(value)
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}
-    assert container["command"][container["command"].index("--port") + 1] == "8000"
+    assert after(container["command"], "--port") == "8000"
 
 
 def test_pools_share_a_pod_with_ports_of_their_own():
-    (deployment,) = documents(context(pools()), "kubernetes/deployment.yaml").values()
-    containers = {c["name"]: c for c in deployment["spec"]["template"]["spec"]["containers"]}
-    assert {name: c["ports"][0]["containerPort"] for name, c in containers.items()} == {
-        "router": 8000,
-        "prefill-0": 8001,
-        "decode-0": 8002,
-    }
+    containers = containers_of(context(pools()))
+    ports = {name: each["ports"][0]["containerPort"] for name, each in containers.items()}
+    assert ports == {"router": 8000, "prefill-0": 8001, "decode-0": 8002}
     assert "nvidia.com/gpu" not in containers["router"]["resources"].get("limits", {})
     assert "http://127.0.0.1:8001" in containers["router"]["command"]
     (service,) = documents(context(pools()), "kubernetes/service.yaml").values()
@@ -150,30 +156,24 @@ def test_pools_share_a_pod_with_ports_of_their_own():
 
 
 def test_pools_on_nodes_of_their_own_are_workloads_that_find_each_other():
-    found = documents(context(pools(2)), ".yaml")
-    (router,) = found["targets/kubernetes/deployment-router.yaml"]["spec"]["template"]["spec"][
-        "containers"
-    ]
-    (decode,) = found["targets/kubernetes/deployment-decode-0.yaml"]["spec"]["template"]["spec"][
-        "containers"
-    ]
+    value = context(pools(2))
+    found = documents(value, ".yaml")
     service = found["targets/kubernetes/service-decode-0.yaml"]
-    assert router["command"][-1] == f"http://{service['metadata']['name']}:8002"
-    assert service["spec"]["selector"]["app.kubernetes.io/component"] == "decode-0"
-    assert {entry["name"]: entry.get("value") for entry in decode["env"]}[
-        "VLLM_NIXL_SIDE_CHANNEL_HOST"
-    ] == "$(POD_IP)"
-    assert (
-        found["targets/kubernetes/service.yaml"]["spec"]["selector"]["app.kubernetes.io/component"]
-        == "router"
-    )
+    command = container_of(value, "deployment-router")["command"]
+    assert command[-1] == f"http://{service['metadata']['name']}:8002"
+    component = "app.kubernetes.io/component"
+    assert service["spec"]["selector"][component] == "decode-0"
+    decode = container_of(value, "deployment-decode-0")
+    environment = {entry["name"]: entry.get("value") for entry in decode["env"]}
+    assert environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"
+    whole = found["targets/kubernetes/service.yaml"]
+    assert whole["spec"]["selector"][component] == "router"
 
 
 def test_servers_that_need_root_are_refused_on_kubernetes():
     leader, worker = spread(2).processes
-    value = context(
-        replace(spread(2), processes=(leader, replace(worker, argv=("/usr/sbin/sshd", "-D"))))
-    )
+    shell = replace(worker, argv=("/usr/sbin/sshd", "-D"))
+    value = context(replace(spread(2), processes=(leader, shell)))
     assert "sshd, which needs root" in refusals(value)["kubernetes"]
 
 
@@ -182,14 +182,13 @@ def test_workers_of_many_nodes_take_their_number_from_the_set():
     template = found["spec"]["leaderWorkerTemplate"]
     (worker,) = template["workerTemplate"]["spec"]["containers"]
     assert template["size"] == 4
-    assert worker["command"][worker["command"].index("--node-rank") + 1] == "$(LWS_WORKER_INDEX)"
+    assert after(worker["command"], "--node-rank") == "$(LWS_WORKER_INDEX)"
     assert "livenessProbe" not in worker
 
 
 def test_workers_that_differ_otherwise_are_refused():
-    processes = tuple(
-        replace(p, argv=(*p.argv, f"--start={8 * p.node}")) for p in spread(3).processes
-    )
+    ranks = spread(3).processes
+    processes = tuple(replace(p, argv=(*p.argv, f"--start={8 * p.node}")) for p in ranks)
     value = context(replace(spread(3), processes=processes))
     assert "one template for all workers" in refusals(value)["kubernetes"]
     assert "--start=16" in target_files(value)["targets/slurm/node.sh"]
@@ -203,13 +202,9 @@ def test_workers_that_differ_otherwise_are_refused():
     ],
 )
 def test_vendors_have_their_resources_and_labels(hardware, image, resource, label):
-    (deployment,) = documents(
-        context(hardware=hardware, image=image), "kubernetes/deployment.yaml"
-    ).values()
-    pod = deployment["spec"]["template"]["spec"]
-    (rule,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ][0]["matchExpressions"]
+    pod = deployment_of(context(hardware=hardware, image=image))["spec"]["template"]["spec"]
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (rule,) = required["nodeSelectorTerms"][0]["matchExpressions"]
     assert pod["containers"][0]["resources"]["limits"] == {resource: "8"}
     assert rule["key"] == label
     assert all(re.fullmatch(r"[\w.-]+", value) for value in rule["values"])
@@ -217,21 +212,15 @@ def test_vendors_have_their_resources_and_labels(hardware, image, resource, labe
 
 
 def test_startup_waits_for_the_engine_and_the_download():
-    (deployment,) = documents(context(), "kubernetes/deployment.yaml").values()
-    probe = deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
-    limit = probe["periodSeconds"] * probe["failureThreshold"]
-    assert limit == pytest.approx(1800 + 141e9 / 100e6 + 141e9 / 250e6, abs=10)
-    (folder,) = documents(
-        with_parameters(context(), model="/data/llama"), "kubernetes/deployment.yaml"
-    ).values()
-    probe = folder["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
-    limit = probe["periodSeconds"] * probe["failureThreshold"]
-    assert limit == pytest.approx(1800 + 141e9 / 250e6, abs=10)
+    folder = with_parameters(context(), model="/data/llama")
+    for value, download_s in ((context(), 141e9 / 100e6), (folder, 0)):
+        probe = container_of(value)["startupProbe"]
+        limit = probe["periodSeconds"] * probe["failureThreshold"]
+        assert limit == pytest.approx(1800 + download_s + 141e9 / 250e6, abs=10)
 
 
 def test_a_model_in_a_folder_is_mounted_and_nothing_is_downloaded():
-    value = with_parameters(context(), model="/data/llama")
-    files = target_files(value)
+    files = target_files(with_parameters(context(), model="/data/llama"))
     assert "targets/kubernetes/storage.yaml" not in files
     assert "path: /data/llama" in files["targets/kubernetes/deployment.yaml"]
     assert "port: 443" not in files["targets/kubernetes/network.yaml"]
@@ -248,16 +237,11 @@ def test_a_folder_that_is_not_absolute_is_refused_where_it_would_be_mounted():
 
 def test_files_that_processes_read_are_mounted():
     value = context(replace(single(), files={"engine/options.yaml": "tp: 8\n"}))
-    files = documents(value, "kubernetes/files.yaml", "kubernetes/deployment.yaml")
-    assert files["targets/kubernetes/files.yaml"]["data"] == {"engine..options.yaml": "tp: 8\n"}
-    (volume,) = [
-        v
-        for v in files["targets/kubernetes/deployment.yaml"]["spec"]["template"]["spec"]["volumes"]
-        if "configMap" in v
-    ]
-    assert volume["configMap"]["items"] == [
-        {"key": "engine..options.yaml", "path": "engine/options.yaml"}
-    ]
+    files = documents(value, "kubernetes/files.yaml")["targets/kubernetes/files.yaml"]
+    assert files["data"] == {"engine..options.yaml": "tp: 8\n"}
+    volumes = deployment_of(value)["spec"]["template"]["spec"]["volumes"]
+    (items,) = [volume["configMap"]["items"] for volume in volumes if "configMap" in volume]
+    assert items == [{"key": "engine..options.yaml", "path": "engine/options.yaml"}]
 
 
 def test_files_too_large_for_an_object_are_refused():
@@ -267,27 +251,17 @@ def test_files_too_large_for_an_object_are_refused():
 
 def test_autoscaling_knows_queue_cache_and_warm_up():
     value = with_parameters(context(replicas(4, 2)), min_replicas=1, max_replicas=3)
-    spec = documents(value, "scaledobject.yaml")["targets/kubernetes-keda/scaledobject.yaml"][
-        "spec"
-    ]
+    (document,) = documents(value, "scaledobject.yaml").values()
+    spec = document["spec"]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (4, 12)
-    assert [t["metadata"]["query"].split("{")[0] for t in spec["triggers"]] == [
-        "sum(vllm:num_requests_waiting",
-        "sum(vllm:kv_cache_usage_perc",
-    ]
+    queries = [trigger["metadata"]["query"].split("{")[0] for trigger in spec["triggers"]]
+    assert queries == ["sum(vllm:num_requests_waiting", "sum(vllm:kv_cache_usage_perc"]
     behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     (up,) = behavior["scaleUp"]["policies"]
     assert up == {"type": "Pods", "value": 4, "periodSeconds": warm_up_s(value)}
     ready = replace(value, start=Start(node="ready"))
     assert warm_up_s(value) > 2 * warm_up_s(ready)  # a node, its image, weights from the hub
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 600
-
-
-def test_zero_copies_cannot_wake_by_their_own_queue():
-    assert (
-        "min_replicas is 0"
-        in refusals(with_parameters(context(), min_replicas=0, max_replicas=2))["kubernetes-keda"]
-    )
 
 
 def test_training_finds_its_first_node_by_name():
@@ -304,12 +278,10 @@ def test_training_finds_its_first_node_by_name():
 
 def test_a_queue_goes_to_whoever_has_queues():
     found = documents(with_parameters(EXAMPLES["training-two-nodes"], queue="research"))
-    assert (
-        found["targets/jobset/jobset.yaml"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
-        == "research"
-    )
-    assert found["targets/volcano/job.yaml"]["spec"]["queue"] == "research"
-    assert found["targets/volcano/job.yaml"]["spec"]["minAvailable"] == 2
+    labels = found["targets/jobset/jobset.yaml"]["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "research"
+    job = found["targets/volcano/job.yaml"]["spec"]
+    assert (job["queue"], job["minAvailable"]) == ("research", 2)
 
 
 def test_ray_gets_the_engines_options_and_none_of_the_servers():
@@ -331,15 +303,10 @@ def test_long_names_are_cut_and_stay_apart():
 
 
 def test_layout_keeps_processes_that_know_each_other_together():
-    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(replicas(3))] == [
-        (3, 1, 1)
-    ]
-    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(pools())] == [
-        (1, 1, 3)
-    ]
-    assert [(unit.copies, len(unit.pods), len(unit.leader)) for unit in layout(spread(3))] == [
-        (1, 3, 1)
-    ]
+    shapes = ((replicas(3), (3, 1, 1)), (pools(), (1, 1, 3)), (spread(3), (1, 3, 1)))
+    for launch, shape in shapes:
+        (unit,) = layout(launch)
+        assert (unit.copies, len(unit.pods), len(unit.leader)) == shape
     assert [unit.name for unit in layout(pools(2))] == ["prefill-0", "decode-0", "router"]
 
 
@@ -352,13 +319,10 @@ def test_copies_over_several_nodes_have_leaders_of_their_own():
 
 @pytest.mark.parametrize(("role", "label"), [("server", "leader"), ("worker", "worker")])
 def test_a_service_asks_the_nodes_that_answer(role, label):
-    started = spread(2)
-    hybrid = replace(
-        started, processes=(started.processes[0], replace(started.processes[1], role=role))
-    )
-    found = documents(
-        context(hybrid), "kubernetes/leaderworkerset.yaml", "kubernetes/service.yaml"
-    ).values()
+    first, second = spread(2).processes
+    hybrid = replace(spread(2), processes=(first, replace(second, role=role)))
+    paths = ("kubernetes/leaderworkerset.yaml", "kubernetes/service.yaml")
+    found = documents(context(hybrid), *paths).values()
     group, service = sorted(found, key=lambda document: document["kind"])
     workers = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
     assert workers["app.kubernetes.io/component"] == label
@@ -368,20 +332,13 @@ def test_a_service_asks_the_nodes_that_answer(role, label):
 def test_a_word_that_counts_is_the_pods_number():
     (worker,) = same_pod(layout(spread(4))[0].pods[1:], first=1) or ()
     assert INDEX in worker.argv
-    assert (
-        same_pod(
-            [(Process("a", ("x", "1"), {}, 0, ()),), (Process("b", ("x", "5"), {}, 0, ()),)],
-            first=1,
-        )
-        is None
-    )
+    first, second = (Process(name, ("x", word), {}, 0, ()) for name, word in ("a1", "b5"))
+    assert same_pod([(first,), (second,)], first=1) is None
 
 
 def test_placeholders_are_filled_and_literals_kept():
-    assert (
-        fill("http://${head}:1/$(x)", {"head": Variable("LWS")}, IN_KUBERNETES)
-        == "http://$(LWS):1/$$(x)"
-    )
+    address = fill("http://${head}:1/$(x)", {"head": Variable("LWS")}, IN_KUBERNETES)
+    assert address == "http://$(LWS):1/$$(x)"
     assert fill("$HOME ${model}", {"model": "a$b"}, IN_COMPOSE) == "$$HOME a$$b"
     assert fill("${unknown}", {}, IN_KUBERNETES) == "$${unknown}"
     with pytest.raises(NoAnswer, match=r"\$\{head\}"):
