@@ -1,7 +1,5 @@
 """The envelope of every device over all loads."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -17,30 +15,30 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.serving_plan import ServingPlan
+from tests.conftest import LLAMA_70B
 
-LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
-BESIDE = (HardwareRequest(device="mi300x", per_node=8),)
+BESIDE = {"options.hardware": (HardwareRequest(device="mi300x", per_node=8),)}
+LIMITED = BESIDE | {"objective.limits.tpot_ms": 40.0}
+
+
+def planned(**changes: Any) -> ServingPlan:
+    return plan(change(DEFAULT, {"model": LLAMA_70B} | changes))
 
 
 @cache
-def planned(*changes: tuple[str, Any]) -> ServingPlan:
-    splits = plan(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
-    assert isinstance(splits, ServingPlan)
-    return splits
-
-
 def both() -> Frontier:
-    return frontier(planned(("options.hardware", BESIDE), ("objective.limits.tpot_ms", 40.0)))
+    return frontier(planned(**LIMITED))
 
 
-def test_there_is_an_envelope_for_each_device() -> None:
+@cache
+def free() -> Frontier:
+    return frontier(planned())
+
+
+def test_each_device_has_an_envelope_that_only_falls_and_nothing_lies_beyond_it() -> None:
     wide = both()
     assert [one.title for one in wide.envelopes] == ["H100 SXM5", "MI300X"]
     assert (wide.loads.min(), wide.loads.max()) == (1.0, 1024.0)
-
-
-def test_an_envelope_only_falls_and_nothing_lies_beyond_it() -> None:
-    wide = both()
     for number, envelope in enumerate(wide.envelopes):
         assert (np.diff(envelope.interactivity) > 0).all()
         assert (np.diff(envelope.per_gpu) < 0).all()
@@ -48,54 +46,47 @@ def test_an_envelope_only_falls_and_nothing_lies_beyond_it() -> None:
         own = wide.plan.runs & ~wide.plan.queues & (wide.plan.clusters_of_rows == number)
         for row in np.flatnonzero(own):
             place = envelope.at(float(wide.plan.raw("interactivity")[row]))
-            assert place is not None
             assert envelope.per_gpu[place] >= wide.plan.raw("per_gpu")[row]
 
 
-@pytest.mark.parametrize("mode", ["closed", "open", "static"])
-def test_points_agree_with_estimates_of_one_split(mode: str) -> None:
-    load = {
-        "closed": {"workload.concurrency": 64},
-        "open": {"workload.request_rate": 2.0, "workload.concurrency": None},
-        "static": {"workload.batch": 64, "workload.concurrency": None},
-    }[mode]
-    changes = {"workload.mode": mode, **load, "options.hardware": BESIDE}
-    wide = frontier(planned(*changes.items()))
+@pytest.mark.parametrize(
+    ("mode", "load"),
+    [
+        ("closed", {"workload.concurrency": 64}),
+        ("open", {"workload.request_rate": 2.0, "workload.concurrency": None}),
+        ("static", {"workload.batch": 64, "workload.concurrency": None}),
+    ],
+)
+def test_points_agree_with_estimates_of_one_split(mode: str, load: dict[str, Any]) -> None:
+    wide = frontier(planned(**{"workload.mode": mode}, **load, **BESIDE))
     assert wide.envelopes
     for envelope in wide.envelopes:
         for place in range(0, len(envelope.rows), 5):
-            row = int(envelope.rows[place])
-            alone, only = plan_candidate(wide.plan.request_of(row))
+            alone, only = plan_candidate(wide.plan.request_of(int(envelope.rows[place])))
             serving = alone.estimate(only).serving
             assert 1 / serving.tpot_s == pytest.approx(envelope.interactivity[place])
             assert serving.output_tokens_per_s_per_gpu == pytest.approx(envelope.per_gpu[place])
 
 
-def test_limits_on_time_leave_splits_in_and_limits_on_devices_do_not() -> None:
-    free = frontier(planned()).envelopes[0]
-    timed = frontier(planned(("objective.limits.tpot_ms", 5.0))).envelopes[0]
-    assert timed.per_gpu.tolist() == free.per_gpu.tolist()
-    few = frontier(planned(("objective.limits.gpus", 4)))
+def test_limits_on_time_leave_splits_in_and_large_plans_have_fewer_loads() -> None:
+    timed = frontier(planned(**{"objective.limits.tpot_ms": 5.0}))
+    assert timed.envelopes[0].per_gpu.tolist() == free().envelopes[0].per_gpu.tolist()
+    few = frontier(planned(**{"objective.limits.gpus": 4}))
     assert few.plan.raw("gpus")[few.envelopes[0].rows].max() <= 4
-
-
-def test_percentiles_are_not_simulated_for_it() -> None:
-    limits = (("objective.limits.tpot_ms", 60.0), ("objective.limits.percentile", 95.0))
-    wide = frontier(planned(*limits))
-    assert all(block.simulation is None for block in wide.plan.blocks)
-    assert wide.envelopes[0].per_gpu.tolist() == frontier(planned()).envelopes[0].per_gpu.tolist()
-
-
-def test_a_queue_that_is_worked_off_has_no_frontier() -> None:
-    queue = (("workload.mode", "offline"), ("workload.requests", 1000))
+    queue = {"workload.mode": "offline", "workload.requests": 1000, "workload.concurrency": None}
     with pytest.raises(InputError, match="no load to vary"):
-        frontier(planned(*queue, ("workload.concurrency", None)))
-
-
-def test_large_plans_are_followed_at_fewer_loads() -> None:
-    wide = frontier(planned(("hardware.nodes", 16), ("options.engines", ("vllm", "sglang"))))
+        frontier(planned(**queue))
+    wide = frontier(planned(**{"hardware.nodes": 16, "options.engines": ("vllm", "sglang")}))
     assert 5 < len(wide.loads) < len(both().loads)
     assert wide.loads.max() == 1024
+
+
+@pytest.mark.nightly
+def test_percentiles_are_not_simulated_for_it() -> None:
+    limits = {"objective.limits.tpot_ms": 60.0, "objective.limits.percentile": 95.0}
+    wide = frontier(planned(**limits))
+    assert all(block.simulation is None for block in wide.plan.blocks)
+    assert wide.envelopes[0].per_gpu.tolist() == free().envelopes[0].per_gpu.tolist()
 
 
 def test_devices_are_compared_at_round_interactivities() -> None:
@@ -116,14 +107,10 @@ def test_devices_are_compared_at_round_interactivities() -> None:
 
 
 def test_the_chart_has_a_line_a_device_the_limit_and_the_split() -> None:
-    wide = both()
-    splits = planned(("options.hardware", BESIDE), ("objective.limits.tpot_ms", 40.0))
-    figure = frontier_lines(wide, splits, splits.best_row)
-    assert [trace.name for trace in figure.data] == [
-        "H100 SXM5",
-        "MI300X",
-        "This split at its load",
-    ]
+    splits = planned(**LIMITED)
+    figure = frontier_lines(both(), splits, splits.best_row)
+    names = [trace.name for trace in figure.data]
+    assert names == ["H100 SXM5", "MI300X", "This split at its load"]
     assert figure.layout.shapes[0]["x0"] == 25.0
     assert {trace.line.shape for trace in figure.data[:2]} == {"vh"}
     assert figure.data[0].line.color == charts.palette(dark=False).groups[0]

@@ -103,7 +103,7 @@ def test_columns_do_not_see_each_other_and_seeds_repeat():
     assert together[0].replica_s > together[1].replica_s > together[2].replica_s
 
 
-def test_requests_wait_at_the_gateway_while_nothing_is_ready():
+def test_requests_wait_at_the_gateway_and_lost_replicas_cost_some():
     offered, run = load("small", "steps", 2.0), fleet("small")
     [flow] = flowed(run, offered, InFlight(6.0), 0.0)
     trace, span_s = arrivals(offered), offered.span_s
@@ -111,9 +111,6 @@ def test_requests_wait_at_the_gateway_while_nothing_is_ready():
     assert flow.series.kept[0] == exact.series.kept[0] == 0.0
     assert flow.delayed > 0
     assert flow.attainment == pytest.approx(exact.attainment, abs=0.05)
-
-
-def test_lost_replicas_cost_requests():
     offered, events = load("small", "waves", 4.0), Events(failures_per_hour=4.0)
     calm, lossy = (
         flowed(run, offered, Constant(7.0), 7.0)[0]

@@ -86,27 +86,14 @@ def test_policies_are_ordered_held_against_the_bounds_and_paid(answer: OverTimeA
     assert checked.attainment == pytest.approx(checked.flow, abs=0.25)
 
 
-def test_exactly_the_stated_policy_is_simulated_and_found_again() -> None:
-    scaling = {"policy": "keda", "min_replicas": 1, "max_replicas": 5}
-    scaling["triggers"] = [{"metric": "in-flight", "target": 31.0}]
-    asked = PlanRequest.parse(values() | {"options": {"scaling": scaling}})
-    first, again = over_time(asked), over_time(asked)
-    assert [policy.name for policy in first.policies] == ["keda"]
-    assert first.policies[0].scaling == asked.options.scaling
-    assert first == again
-
-
-def test_a_higher_share_is_never_cheaper_and_progress_is_told() -> None:
-    costs, told = [], []
+def test_a_higher_share_is_never_cheaper_progress_told_and_what_is_missing_named() -> None:
+    costs, progressed = [], []
     for attainment in (0.9, 0.999):
-        with progress.watched(lambda done, steps: told.append((done, steps))):
+        with progress.watched(lambda done, steps: progressed.append((done, steps))):
             found = over_time(request(attainment=attainment), policies=["fixed"])
         costs.append(found.policies[0].replica_hours)
-        assert told[-1][0] == told[-1][1] > 5
+        assert progressed[-1][0] == progressed[-1][1] > 5
     assert costs == sorted(costs)
-
-
-def test_what_is_missing_is_named() -> None:
     error = refusal(over_time, make_request())
     assert error.field == "objective.limits"
     assert "ttft_ms" in error.hint
@@ -163,7 +150,7 @@ def test_the_hardest_day_has_the_busiest_hour_and_keeps_its_hour_of_the_week() -
         assert warm_s % 3600 == 0
 
 
-def test_series_with_fewer_points_keep_sums_and_means() -> None:
+def test_series_keep_sums_and_ranges_grow_with_what_a_day_misses() -> None:
     n = 10_080
     ttft_s = np.where(np.arange(n) % 2, 0.5, np.nan)
     counts = (k * np.ones(n) for k in (3, 2, 1, 2, 3, 4, 5))
@@ -174,9 +161,6 @@ def test_series_with_fewer_points_keep_sums_and_means() -> None:
     assert set(short.ready) == {1.0}
     assert short.ttft_s[0] == 0.5
     assert load_answer(WEEK).interval_s == 3600.0
-
-
-def test_a_range_holds_its_value_and_grows_with_what_a_day_misses() -> None:
     whole, day, low, high = (
         Outcome(86_400.0, 1000.0, 1000.0 * share, 1.0, *[0] * 4, Series(60.0, *[np.zeros(0)] * 8))
         for share in (0.99, 0.98, 0.96, 0.99)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from recipe_core.fleet.policies import controller_of, dynamo, hpa
 from recipe_core.fleet.policies.forecasts import counts_of
@@ -14,7 +15,9 @@ from recipe_core.fleet.policies.windows import MovingMax, MovingMean, MovingRate
 from recipe_core.fleet.signals import Signals
 from recipe_core.request.scaling import Period, Policy, Scaling, Trigger
 from recipe_core.traffic.load import Lengths, Load
+from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
 DAY_S = 86_400.0
 SLOTS = 16
@@ -22,6 +25,7 @@ STEP_S, MINUTE = 5.0, 12
 HELD_S = 8.0
 """Seconds that a request is in a replica, in the fleet of these tests."""
 LENGTHS = Lengths(np.array([1000.0]), np.array([200.0]), np.array([1.0]))
+FILE = yaml.safe_load((DATA / "scalings.yaml").read_text())
 WORKDAY = (Period(from_hour=1, to_hour=3, replicas=4),)
 
 
@@ -89,32 +93,9 @@ def test_numbers_are_whole_and_within_bounds(policy: Policy) -> None:
     assert policy == "fixed" or numbers.max() > numbers.min()
 
 
-BATCHES: dict[Policy, list[dict[str, Any]]] = {
-    "predictive": [{"min_replicas": 0, "lead_s": 600}, {"headroom": 1.0}, {"down_delay_s": 900}],
-    "hpa": [
-        {"triggers": (Trigger(metric="kv-usage", target=0.5),), "up_delay_s": 60},
-        {"triggers": (Trigger(metric="in-flight", target=7),), "down_delay_s": 0},
-        {"triggers": (Trigger(metric="waiting", target=2),), "up_step": 1, "up_period_s": 90},
-        {"tolerance": 0.0, "window_s": 60},
-    ],
-    "keda": [
-        {"min_replicas": 0, "idle_s": 60},
-        {"triggers": (Trigger(metric="request-rate", target=1.5),), "down_step": 1},
-        {"down_delay_s": 900, "up_delay_s": 120},
-    ],
-    "kpa": [{"min_replicas": 0}, {"window_s": 120}, {"down_delay_s": 600, "min_replicas": 2}],
-    "skyserve": [{"min_replicas": 0, "down_delay_s": 60}, {"up_delay_s": 40}],
-    "ray-serve": [{"min_replicas": 0, "idle_s": 10}, {"window_s": 0.0}, {"down_delay_s": 60}],
-    "dynamo": [{"headroom": 0.5}, {"tolerance": 0.5}, {"min_replicas": 3}],
-    "llm-d": [{"min_replicas": 0, "idle_s": 300}, {"up_delay_s": 0}, {"tolerance": 0.0}],
-    "schedule": [{"min_replicas": 0}, {"min_replicas": 2}],
-    "fixed": [{"min_replicas": 2, "max_replicas": 2}, {}],
-}
-
-
 @pytest.mark.parametrize("policy", ROWS)
 def test_a_batch_equals_each_alone(policy: Policy) -> None:
-    scalings = [scaling(policy, **fields) for fields in BATCHES[policy]]
+    scalings = [scaling(policy, **fields) for fields in FILE["batches"][policy]]
     together = run(scalings, hill, hours=2)
     for column, one in enumerate(scalings):
         alone = run([one], hill, hours=2)
@@ -143,14 +124,12 @@ def test_the_last_replica_ends_and_a_request_wakes_one(policy: Policy) -> None:
     assert numbers[awake + 20, 0] >= 1
 
 
-def test_the_tolerance_of_an_hpa_hides_ten_percent() -> None:
+def test_an_hpa_hides_ten_percent_keeps_its_highest_and_is_held_back_by_steps() -> None:
     current, target, tolerance = np.array([4.0]), np.array([10.0]), np.array([0.1])
     for ratio, replicas in ((0.91, 4), (1.09, 4), (0.7, 3), (1.12, 5)):
         pods = hpa.Pods(current, current * target * ratio)
         assert hpa.by_pods(current, pods, target, tolerance) == replicas
-
-
-def test_an_hpa_keeps_the_highest_number_of_its_window_and_is_held_back_by_steps() -> None:
+    # it keeps the highest number of its window and is held back by steps
     waits = (Trigger(metric="in-flight", target=8),)
     scalings = [scaling("hpa", triggers=waits, down_delay_s=seconds) for seconds in (0, 300, 900)]
     numbers = run(scalings, lambda at_s: 6.0 if at_s < 600 else 1.0, hours=1)
@@ -162,9 +141,12 @@ def test_an_hpa_keeps_the_highest_number_of_its_window_and_is_held_back_by_steps
     assert set(np.diff(np.flatnonzero(changes)) * STEP_S) == {60}
 
 
-def test_a_schedule_follows_the_hours() -> None:
+def test_a_schedule_follows_the_hours_and_llm_d_behind_its_hpa_stays_at_eleven() -> None:
     by_hour = run([scaling("schedule")], partial(steady, 1.0))[:, 0].reshape(4, -1)
     assert by_hour.mean(axis=1).tolist() == [1, 4, 4, 1]
+    # One more is asked for at a time, and one of eleven is within the HPA's tolerance.
+    wide = [scaling("llm-d", max_replicas=20, tolerance=share) for share in (None, 0.0)]
+    assert run(wide, partial(steady, 100.0), hours=10)[-1].tolist() == [11, 20]
 
 
 def test_a_forecast_orders_before_the_load_comes() -> None:
@@ -191,12 +173,6 @@ def test_dynamo_holds_while_a_replica_starts() -> None:
     assert (np.diff(changes) >= 600).all()
     written = pytest.importorskip("recipe_core.targets.scale.dynamo")
     assert written.PREDICTOR == dynamo.PREDICTOR
-
-
-def test_llm_d_behind_its_hpa_stays_at_eleven() -> None:
-    # One more is asked for at a time, and one of eleven is within the HPA's tolerance.
-    wide = [scaling("llm-d", max_replicas=20, tolerance=share) for share in (None, 0.0)]
-    assert run(wide, partial(steady, 100.0), hours=10)[-1].tolist() == [11, 20]
 
 
 WINDOWS = np.array([0.0, 10.0, 25.0, 60.0, 61.0])
@@ -231,24 +207,7 @@ def test_an_idle_window_is_exactly_zero_and_a_rate_over_its_window() -> None:
     assert per_s.tolist() == [2.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"policy": "hpa", "lead_s": 60}, "lead_s"),
-        ({"policy": "hpa", "interval_s": 5}, "interval_s"),
-        ({"policy": "kpa", "tolerance": 0.1}, "tolerance"),
-        ({"policy": "skyserve", "window_s": 60}, "window_s"),
-        ({"policy": "keda", "periods": WORKDAY, "max_replicas": 4}, "periods"),
-        ({"policy": "keda", "idle_s": 60}, "idle_s"),
-        ({"policy": "keda", "up_period_s": 60}, "up_period_s"),
-        ({"policy": "keda", "down_delay_s": 7200}, "down_delay_s"),
-        ({"policy": "kpa", "window_s": 3}, "window_s"),
-        ({"policy": "fixed", "min_replicas": 1, "max_replicas": 4}, "min_replicas"),
-        ({"policy": "kpa", "triggers": [{"metric": "waiting", "target": 1}]}, "triggers.0.metric"),
-        ({"policy": "dynamo", "triggers": [{"metric": "waiting", "target": 1}]}, "triggers.0.met"),
-        ({"policy": "kpa", "triggers": [{"metric": "in-flight", "target": 1}] * 2}, "triggers"),
-    ],
-)
+@over("fields field", FILE["refused"])
 def test_what_a_policy_does_not_know_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
     error = refusal(check, Scaling.model_validate(fields))
     assert str(error.field).startswith(f"options.scaling.{field}")

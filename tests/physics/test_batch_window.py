@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from recipe_core.base.errors import InputError
 from recipe_core.physics.serving.batch_window import (
     Service,
     Window,
@@ -87,31 +86,25 @@ def test_a_lone_request_waits_the_window_out_and_without_batches_it_is_m_d_1():
     assert single.busy == pytest.approx(busy, rel=1e-6)
 
 
-def test_heavy_load_makes_full_batches_whatever_the_window():
+def test_heavy_load_makes_full_batches_and_a_second_instance_hides_the_hosts_work():
     most = capacity(service(16), window(16, 0.0))
     assert most == pytest.approx(16 / (FIXED_S + 16 * EACH_S))
     for window_s in (0.0, 0.05):
         batches = arriving(0.98 * most, service(16), window(16, window_s))
         assert batches.mean > 14
         assert batches.busy > 0.96
+    one, two = (capacity(service(8, 0.008), window(8, 0.0, count))[0] for count in (1, 2))
+    assert one == pytest.approx(8 / (0.008 + FIXED_S + 8 * EACH_S))
+    assert two == pytest.approx(8 / (FIXED_S + 8 * EACH_S))
 
 
-def test_a_longer_window_makes_larger_batches_and_keeps_the_device_less_busy():
+def test_a_longer_window_makes_larger_batches_and_a_row_is_the_same_among_others():
     windows = np.array([0.0, 0.002, 0.005, 0.01, 0.02])
     of = Window.of(windows, np.full(5, 32), np.ones(5, dtype=int))
     batches = arriving(np.full(5, 200.0), service(32, rows=5), of)
     assert np.all(np.diff(batches.mean) > 0)
     assert np.all(np.diff(batches.busy) < 0)
     assert batches.wait_s[-1] > batches.wait_s[0]
-
-
-def test_a_second_instance_hides_the_hosts_work():
-    one, two = (capacity(service(8, 0.008), window(8, 0.0, count))[0] for count in (1, 2))
-    assert one == pytest.approx(8 / (0.008 + FIXED_S + 8 * EACH_S))
-    assert two == pytest.approx(8 / (FIXED_S + 8 * EACH_S))
-
-
-def test_a_row_is_the_same_alone_and_among_others():
     rates = np.array([30.0, 300.0, 700.0])
     of = Window.of(np.full(3, 0.004), np.full(3, 16), np.ones(3, dtype=int))
     together = arriving(rates, service(16, rows=3), of)
@@ -170,15 +163,12 @@ def test_a_plan_judges_every_window_and_says_what_each_costs_and_saves():
     assert table.candidate(order[0]).get("batch_window_ms") in (0.0, None)
 
 
-def test_percentiles_of_random_arrivals_are_there():
+def test_percentiles_of_arrivals_are_there_and_little_s_law_holds_in_a_closed_loop():
     checked, row = planned(batch_window_ms=10)
     figures = checked.detailed(row).serving.to_json()
     middle, tail = (figures[f"request_latency_p{p}_s"] for p in (50, 99))
     assert figures["request_latency_s"] == pytest.approx(middle, rel=0.3)
     assert tail > 1.05 * figures["request_latency_s"]
-
-
-def test_little_s_law_and_parts_hold_in_a_closed_loop():
     for load in (1, 16, 500):
         closed = {"mode": "closed", "request_rate": None, "concurrency": load}
         result = estimate(closed, batch_window_ms=5)
@@ -187,28 +177,12 @@ def test_little_s_law_and_parts_hold_in_a_closed_loop():
         assert math.fsum(result.breakdown_s.prefill.values()) == pytest.approx(figures["ttft_s"])
 
 
-def test_lengths_are_padded_to_the_longest_and_instances_hold_their_own_weights():
+def test_lengths_are_padded_instances_hold_weights_and_queues_end_a_window_later():
     even, mixed = (estimate({"input_spread": spread, "request_rate": 120}) for spread in (0.0, 0.9))
     assert mixed.serving.request_latency_s > 1.1 * even.serving.request_latency_s
     one, two = (estimate(instances=count).memory.weights_bytes for count in (1, 2))
     shared = estimate(engine="triton-tensorrt", instances=2).memory.weights_bytes
     assert (two, shared) == (2 * one, one)
-
-
-@pytest.mark.parametrize(
-    ("engine", "candidate", "says"),
-    [
-        ("tei", {"batch_window_ms": 5}, "no batches by a window"),
-        ("vllm", {"instances": 2}, "no batches by a window"),
-        ("triton-tensorrt", {"instances": 9}, "takes 8 at most"),
-    ],
-)
-def test_what_an_engine_does_not_have_is_refused(engine, candidate, says):
-    with pytest.raises(InputError, match=says):
-        estimate(engine=engine, **candidate)
-
-
-def test_a_queue_ends_a_window_later_where_its_last_batch_is_not_full():
     queue = {"mode": "offline", "request_rate": None, "requests": 100}
     quick, slow = (estimate(queue, batch_window_ms=ms) for ms in (0, 1000))
     seconds = [100 / result.serving.requests_per_s for result in (quick, slow)]

@@ -12,6 +12,8 @@ from recipe_core.physics.serving.cache_groups import CacheKind, PageRules, group
 from recipe_core.physics.serving.memory import memory
 from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
+from tests.fixtures.catalogues import table
+from tests.fixtures.rows import over
 
 HYBRID, GEMMA, MIXED = "Qwen/Qwen3.5-27B", "google/gemma-4-31B-it", "Qwen/Qwen3.6-35B-A3B"
 
@@ -40,14 +42,7 @@ def request_blocks(setting, cases):
     return float((blocks.request_bytes(cases.max_context) / blocks.block_bytes)[0])
 
 
-@pytest.mark.parametrize(
-    ("device", "tp", "cache_format", "page"),
-    [
-        ("rtx-a6000", 1, "fp8", 1568),  # club-3090 issue 1047: "attention block size to 1568"
-        ("rtx-5090", 2, "bf16", 784),
-        ("rtx-5090", 2, "fp8", 1568),
-    ],
-)
+@over("device tp cache_format page", table("physics.yaml", "pages"))
 def test_a_page_of_attention_holds_a_state(device, tp, cache_format, page):
     setting, cases = boot(HYBRID, device, tp, 262_144, kv_dtype=cache_format)
     blocks = shared(setting, cases)
@@ -56,22 +51,8 @@ def test_a_page_of_attention_holds_a_state(device, tp, cache_format, page):
     assert request_blocks(setting, cases) == np.ceil(262_144 / page) + 3 * 2
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "max_context", "cache_format", "tokens", "blocks"),
-    [
-        # the recipe of Qwen3.8-27B and club-3090 issue 612, all on RTX 5090
-        (HYBRID, 2, 262_144, "bf16", 377_456, 491),
-        (HYBRID, 2, 262_144, "bf16", 445_875, 580),
-        (HYBRID, 2, 262_144, "fp8", 920_517, 611),
-        (HYBRID, 1, 32_768, "fp8", 91_022, 75),
-        (HYBRID, 1, 32_768, "fp8", 135_926, 112),
-        (HYBRID, 1, 32_768, "bf16", 76_458, 112),
-        (MIXED, 1, 131_072, "fp8", 567_978, 299),
-    ],
-)
-def test_logged_tokens_are_whole_numbers_of_blocks(
-    model, tp, max_context, cache_format, tokens, blocks
-):
+@over("model tp max_context cache_format tokens blocks", table("physics.yaml", "logged_blocks"))
+def test_logged_tokens_are_blocks(model, tp, max_context, cache_format, tokens, blocks):
     setting, cases = boot(model, "rtx-5090", tp, max_context, kv_dtype=cache_format)
     found = int(blocks / request_blocks(setting, cases) * max_context)
     assert found == pytest.approx(tokens, abs=1)
@@ -82,9 +63,7 @@ def test_a_logged_pool_is_that_number_of_blocks():
     assert 299 * float(shared(setting, cases).block_bytes[0]) / GIB == pytest.approx(5.98, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("release", "needed"), [("0.25.0", 45.79), ("0.26.0", 70.79), (None, 70.79)]
-)
+@over("release needed", [("0.25.0", 45.79), ("0.26.0", 70.79), (None, 70.79)])
 def test_windows_keep_what_is_in_flight(release, needed):
     """vllm#49878: since 0.26 two steps of 32,768 tokens are in flight, before it was one."""
     setting, cases = boot(GEMMA, "h200-sxm", 1, 262_144, release, max_batched_tokens=32_768)

@@ -62,13 +62,19 @@ def test_shipped_numbers_hold_the_published_starts():
         assert answer.low_s / 1.2 < seconds < answer.high_s * 1.2
 
 
-def test_phases_add_up_and_bands_hold_them():
+def test_phases_and_savings_add_up_and_bands_hold_them():
     answer = start(Start())
     assert sum(part.seconds for part in answer.phases) == pytest.approx(answer.seconds)
     assert all(part.low_s <= part.seconds <= part.high_s for part in answer.phases)
     names = [part.name for part in answer.phases]
     assert names.index("node") < names.index("image") < names.index("weights")
     assert set(names) - set(phases()) == {"node", "device plugin", "image", "download"}
+    whole = start(Start())
+    for saving in whole.savings:
+        field, value = saving.change.split(": ")
+        if field in ("weights", "loader", "wake"):
+            difference = whole.seconds - start(Start(**{field: value})).seconds
+            assert saving.seconds_saved == pytest.approx(difference)
 
 
 def test_faster_places_more_devices_and_fewer_weights_start_sooner():
@@ -81,23 +87,11 @@ def test_faster_places_more_devices_and_fewer_weights_start_sooner():
     assert phases(devices=8)["weights"] < phases(devices=1)["weights"]
 
 
-def test_every_saving_is_the_difference_of_two_starts():
-    whole = start(Start())
-    for saving in whole.savings:
-        field, value = saving.change.split(": ")
-        if field in ("weights", "loader", "wake"):
-            difference = whole.seconds - start(Start(**{field: value})).seconds
-            assert saving.seconds_saved == pytest.approx(difference)
-
-
-def test_eager_mode_and_caches_leave_out_what_they_should():
+def test_eager_mode_and_caches_leave_phases_out_and_what_is_assumed_says_so():
     assert not {"compilation", "graphs"} & set(phases(eager=True))
     cached = phases(Start(node="ready", compile_cache=True), weight_dtype="fp8")
     assert "kernels" not in cached
     assert "kernels" in phases(weight_dtype="fp8")
-
-
-def test_what_is_not_measured_of_an_engine_says_so():
     process = next(part for part in start(name="tensorrt-llm").phases if part.name == "process")
     assert process.basis.startswith("assumed")
     assert start_numbers().engines["vllm"].status == "measured"

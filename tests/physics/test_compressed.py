@@ -15,6 +15,8 @@ from recipe_core.physics.serving.cache_pages import packing
 from recipe_core.physics.serving.operators import Step, step_parts
 from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
+from tests.fixtures.catalogues import table
+from tests.fixtures.rows import over
 
 FLASH, PRO = "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"
 
@@ -39,20 +41,10 @@ def test_blocks_are_as_wide_as_the_widest_group(name, block_bytes):
     assert sum(count for _, count in packed(name).groups) == 5
 
 
-@pytest.mark.parametrize(
-    ("context", "in_flight", "blocks"),
-    [
-        (30_000, 16_384, 6800),
-        (13_528, 16_384, 5554),
-        (1_048_576, 16_384, 10_778),
-        (30_000, 2048, 976),
-        (131_072, 8192, 3866),
-    ],
-)
-@pytest.mark.parametrize("name", [FLASH, PRO])
-def test_a_request_needs_the_blocks_that_vllm_plans(name, context, in_flight, blocks):
-    found = packed(name)
-    assert found.request_bytes(np.array([context]), in_flight) == blocks * found.block_bytes
+@over("context in_flight blocks", table("physics.yaml", "compressed_blocks"))
+def test_a_request_needs_the_blocks_that_vllm_plans(context, in_flight, blocks):
+    for found in map(packed, (FLASH, PRO)):
+        assert found.request_bytes(np.array([context]), in_flight) == blocks * found.block_bytes
 
 
 def test_a_million_tokens_in_16_bit():
@@ -66,7 +58,7 @@ def fixed_bytes(memory):
     return (memory.weights_bytes + memory.activations_bytes + memory.runtime_bytes)[0]
 
 
-def test_a_start_needs_what_vllm_logged():
+def test_a_start_and_the_longest_request_need_what_vllm_logged():
     """Flash on two GH200, 30,000 tokens: 6.66 GiB by vLLM 0.22 (vllm#44376), which padded groups 5
     % wider than 0.32 does.
     """
@@ -74,12 +66,8 @@ def test_a_start_needs_what_vllm_logged():
     needed = m.start_bytes[0] - fixed_bytes(m)
     assert needed / GIB == pytest.approx(6.66, rel=0.1)
     assert needed == pytest.approx(6800 * 1_002_240)
-
-
-def test_the_longest_request_is_where_one_more_token_does_not_fit():
-    """By the log above, 5.44 GiB hold 13,528 tokens; 5 % more by the pinned version's narrower
-    blocks.
-    """
+    # By the log above, 5.44 GiB hold 13,528 tokens; 5 % more by the pinned version's narrower
+    # blocks
     m = one()[0].estimates.memory
 
     def with_pool(gib):

@@ -17,6 +17,7 @@ from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import every_split, one_case, settings
 from tests.conftest import LLAMA_70B, make_request, request_values
+from tests.fixtures.rows import over
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 ONE = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "ep": 1}
@@ -73,7 +74,7 @@ def test_a_named_offer_is_taken_and_said(machine, paid):
         cluster(HardwareRequest(device="h100-sxm", offer=named.name, usd_per_device_hour=1.0))
 
 
-def test_every_offer_is_dated_and_sourced_and_without_one_nothing_is_said_of_money():
+def test_offers_are_dated_and_sourced_missing_ones_silent_and_spot_prices_noted():
     for offer in offers():
         assert offer.usd_per_device_hour > 0
         assert offer.date[:4].isdigit()
@@ -83,9 +84,6 @@ def test_every_offer_is_dated_and_sourced_and_without_one_nothing_is_said_of_mon
     known = {name for name, value in found["cost"].items() if value is not None}
     assert known == {"prefill_share", "devices_rented"}
     assert found["energy"]["watts"] > 0
-
-
-def test_a_spot_price_is_noted_and_named_as_the_basis():
     usual, found = (estimate_of(hardware=more) for more in ({}, {"commitment": "spot"}))
     assert "spot" in found["basis"]["usd_per_hour"]
     assert any("reclaim the devices" in note for note in found["notes"])
@@ -93,10 +91,7 @@ def test_a_spot_price_is_noted_and_named_as_the_basis():
     assert not any("price" in note for note in usual["notes"])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "answer", "low", "high"),
-    [(8192, 1, 0.99, 1.0), (8192, 64, 0.5, 1.0), (16, 2048, 0.0, 0.05)],
-)
+@over("prompt answer low high", [(8192, 1, 0.99, 1.0), (8192, 64, 0.5, 1.0), (16, 2048, 0.0, 0.05)])
 def test_prompts_bear_their_share_of_the_busy_time(prompt, answer, low, high):
     found = small(input_tokens=prompt, output_tokens=answer)
     assert low <= found["cost"]["prefill_share"] <= high
@@ -126,24 +121,13 @@ def test_a_replica_that_waits_draws_little_and_prompts_more_than_decoding():
     assert prompts > 1.3 * tokens
 
 
-@pytest.mark.parametrize(("concurrency", "watts", "tolerance"), [(1, 300, 0.15), (128, 600, 0.25)])
-def test_an_h100_draws_what_was_measured(concurrency, watts, tolerance):
-    """ML.ENERGY 3.0, as vLLM's fleet simulator cites it."""
-    found = small(input_tokens=512, output_tokens=512, concurrency=concurrency)["energy"]
-    assert found["watts"] == pytest.approx(watts, rel=tolerance)
-    assert found["watts_limit"] == 700
-
-
-def test_energy_is_power_over_rate_and_says_its_basis():
+def test_energy_is_power_over_rate_and_can_be_the_objective():
     found = estimate_of(tp=8)
     energy, rate = found["energy"], found["serving"]["output_tokens_per_s"]
     assert energy["joules_per_token"] == pytest.approx(energy["watts"] / rate)
     assert energy["joules_per_request"] == pytest.approx(256 * energy["joules_per_token"])
     for words in ("70.0 W idle (assumed) to 700 W", "without hosts"):
         assert words in found["basis"]["watts"]
-
-
-def test_the_energy_objective_ranks_by_joules():
     table = plan(make_request(objective={"optimize": "energy"}))
     holding = table.order[~table.queues[table.order]]  # those that queue come after
     joules = table.columns["joules_per_token"][holding]

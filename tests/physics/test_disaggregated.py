@@ -1,14 +1,11 @@
 """Prefill and decode pools: their rates, what goes between them, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.labels import split_name
 from recipe_core.launch.serving.start import launch
 from recipe_core.physics.serving.continuous_batching import decode_step
@@ -25,7 +22,9 @@ from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
 from recipe_core.search.verdict import check_request
 from recipe_core.space.exchange import dispatching
-from tests.conftest import make_request, request_values
+from tests.conftest import request_values
+from tests.fixtures.catalogues import table
+from tests.fixtures.rows import over
 
 LLAMA, DEEPSEEK = "meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3"
 POOLS = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 2, "prefill": {"tp": 4, "replicas": 2}}
@@ -157,9 +156,7 @@ def test_with_nothing_to_wait_for_tpot_is_that_of_decoding_alone():
     assert serving.tpot_s[0] == pytest.approx(alone, rel=0.005)
     assert serving.tpot_s[0] <= alone
     assert serving.prefill["transfer"][0] < 1e-5
-
-
-def test_decoding_is_not_disturbed_by_prompts():
+    # prompts do not disturb decoding
     long_prompts = CLOSED | {"input_tokens": 8192, "concurrency": 32}
     shared, apart = (
         estimate_of(workload=long_prompts, **split)["serving"]["tpot_s"]
@@ -181,15 +178,12 @@ def test_the_queue_for_a_step_of_one_prompt_is_that_of_deterministic_service():
         assert wait == pytest.approx(busy / (2 * (1 - busy)) / most, rel=0.01)
 
 
-def test_an_arrival_rate_that_a_pool_cannot_serve_is_refused():
+def test_both_pools_are_counted_and_an_arrival_rate_that_they_cannot_serve_is_refused():
     most = min(estimate_of()["pools"][pool]["requests_per_s"] for pool in ("prefill", "decode"))
     for share, feasible in ((0.9, True), (1.1, False)):
         answer = estimate_of(workload=OPEN | {"request_rate": share * most})
         assert answer["feasible"] is feasible
     assert "requests/s arrive" in answer["reasons"][0]
-
-
-def test_both_pools_are_counted_and_shown():
     answer = estimate_of()
     assert answer["pools"]["prefill"]["gpus"] == answer["pools"]["decode"]["gpus"] == 8
     serving = answer["serving"]
@@ -203,7 +197,7 @@ def test_both_pools_are_counted_and_shown():
     assert split_name(table.candidate(row)) == "tp 4 · dp 2, prefill on 2 × tp 4"
 
 
-def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
+def test_what_is_left_open_is_chosen_beside_the_prefill_pool_and_drafts_go_with_it():
     request = PlanRequest.parse(values() | {"candidate": {"prefill": {"tp": 8}}})
     table, row = plan_candidate(request)
     best = table.candidate(row)
@@ -211,56 +205,12 @@ def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
     assert best["prefill"]["tp"] == 8
     assert best["tp"] * best["pp"] * best["dp"] <= 8
     assert max(table.columns["gpus"]) == 16
-
-
-def test_drafts_go_with_pools():
     plain, drafts = estimate_of(), estimate_of(speculative={"tokens": 3, "acceptance": 0.8})
     assert drafts["serving"]["tpot_s"] < 0.7 * plain["serving"]["tpot_s"]
     assert drafts["breakdown_s"]["decode"]["draft"] > 0
 
 
-@pytest.mark.parametrize(
-    ("candidate", "reason"),
-    [
-        ({"dp": 8}, "dp(8) + a prefill pool of 8 = 40 devices; only 16 available"),
-        ({"replicas": 3}, "3 replicas + a prefill pool of 8 = 32 devices; only 16 available"),
-        ({"prefill": {"tp": 1}}, "prefill pool: needs "),
-        ({"prefill": {"tp": 3}}, "prefill pool: 64 attention heads are not divisible by tp 3"),
-        ({"engine": "transformers"}, "cannot transfer KV caches"),
-    ],
-)
-def test_pools_that_cannot_run_say_why(candidate, reason):
-    answer = estimate_of(**candidate)
-    assert not answer["feasible"]
-    assert any(reason in said for said in answer["reasons"])
-
-
-LIMITS = {"limits": {"ttft_ms": 500, "percentile": 95}}
-
-
-@pytest.mark.parametrize(
-    ("parts", "field"),
-    [
-        ({"workload": {"mode": "static", "batch": 8, "concurrency": None}}, "candidate.prefill"),
-        ({"candidate": {"prefill": None, "replicas": 2}}, "candidate.replicas"),
-        ({"objective": LIMITS}, "objective.limits.percentile"),
-        ({"candidate": {"prefill": {"pp": 2}}}, "candidate.prefill.tp"),
-        ({"candidate": {"prefill": {"tp": 2, "zp": 2}}}, "candidate.prefill.zp"),
-    ],
-)
-def test_what_pools_do_not_go_with_is_an_error(parts, field):
-    split = {"candidate": POOLS | parts.get("candidate", {})}
-    with pytest.raises(InputError) as caught:
-        plan_candidate(PlanRequest.parse(request_values(nodes=2, **(parts | split))))
-    assert caught.value.field == field
-
-
-def test_a_prefill_pool_that_takes_every_device_leaves_no_split():
-    with pytest.raises(RecipeError, match="no split"):
-        plan_candidate(make_request(candidate={"prefill": {"tp": 8}}))
-
-
-def test_recipes_links_and_checks_keep_pools():
+def test_recipes_links_checks_and_descriptions_keep_pools():
     request = asked()
     assert from_query(to_query(request)) == (request, [])
     started = relaunch(make_recipe(request))
@@ -268,9 +218,6 @@ def test_recipes_links_and_checks_keep_pools():
     answer = check_request(request)
     assert answer["ok"]
     assert answer["candidate"]["prefill"]["replicas"] == 2
-
-
-def test_a_described_candidate_asks_for_the_same():
     request = asked(speculative={"tokens": 2, "acceptance": 0.6})
     table, row = plan_candidate(request)
     described = type(request.candidate).model_validate(table.candidate(row))
@@ -332,24 +279,7 @@ def started_with(request, *roles):
     return started, next(p for p in started.processes if p.role in roles)
 
 
-@pytest.mark.parametrize(
-    ("change", "dispatched"),
-    [
-        ({}, "nvfp4"),
-        ({"model": DEEPSEEK}, "fp8"),
-        ({"dp": 8, "ep": 8}, "nvfp4"),
-        ({"max_num_seqs": 1024}, "nvfp4"),
-        ({"max_num_seqs": 1025}, None),  # more than its kernels take
-        ({"dp": 4, "ep": 4}, None),  # in a node
-        ({"dp": 16, "tp": 2, "ep": 16}, None),  # experts are cut
-        ({"device": "b200-sxm"}, None),  # no fabric between nodes
-        ({"model": "moonshotai/Kimi-K2-Thinking"}, None),  # int4 experts
-        ({"model": "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8"}, None),  # ten experts a token
-        ({"speculative": {"tokens": 1, "acceptance": 0.8, "method": "mtp"}}, None),
-        ({"engine": "vllm"}, None),
-        ({"prefill": None}, None),
-    ],
-)
+@over("change dispatched", table("choices.yaml", "dispatched"))
 def test_a_decode_pool_over_a_rack_dispatches_what_it_is_launched_with(change, dispatched):
     """The estimate, the words and the variables say the same."""
     request = PlanRequest.parse(rack(**change))
@@ -377,7 +307,7 @@ def test_a_decode_pool_over_a_rack_dispatches_what_it_is_launched_with(change, d
     assert (decode.env.get("SGLANG_MOE_NVFP4_DISPATCH") == "1") == (dispatched == "nvfp4")
 
 
-def test_a_prefill_pool_gathers():
+def test_a_prefill_pool_gathers_and_a_dispatch_has_a_slot_for_each_token_and_expert():
     request = PlanRequest.parse(rack(prefill={"tp": 1, "dp": 8, "ep": 8}))
     setting, cases = exact(request)
     pool, prompts = cases.prefill_pool, np.array([4096.0])
@@ -387,27 +317,10 @@ def test_a_prefill_pool_gathers():
     assert prefill.argv[prefill.argv.index("--moe-a2a-backend") + 1] == "none"
     assert "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK" not in prefill.env
     assert "deep_ep" in started.requires
-
-
-def test_a_dispatch_has_a_slot_for_each_token_and_expert():
-    """DeepEP's layout: 2.1 GB for 128 tokens, 288 experts and a hidden size of 7168."""
+    # DeepEP's layout: 2.1 GB for 128 tokens, 288 experts and a hidden size of 7168
     setting, cases = exact(PlanRequest.parse(rack(max_num_seqs=128)))
     with_slots, without = (
         memory_of(of, cases, np.ones(1)).runtime_bytes[0] for of in (setting, gathering(setting))
     )
     assert with_slots - without == 4 * 128 * 256 * 7168 * 2
     assert (with_slots - without) * 288 / 256 == pytest.approx(2.116e9, rel=0.01)
-
-
-def test_decode_pools_of_a_rack_take_the_time_that_was_measured():
-    """InferenceX, SGLang 0.5.8 on GB200 and GB300, 1,024 + 1,024 tokens, 32 ranks decode."""
-    measured = {("gb200", 2048): 16.98, ("gb200", 4096): 21.67, ("gb300", 4096): 21.04}
-    requests = []
-    for device, concurrency in measured:
-        prefill = {"tp": 1, "dp": 4, "ep": 4, "replicas": 4}
-        request = rack(device=device, max_num_seqs=concurrency // 32, prefill=prefill)
-        load = {"mode": "closed", "concurrency": concurrency}
-        request["workload"] |= load | {"input_tokens": 1024, "output_tokens": 1024}
-        requests.append(request)
-    tpot_ms = [1e3 * answer["serving"]["tpot_s"] for answer in estimate_batch(requests)]
-    assert dict(zip(measured, tpot_ms, strict=True)) == pytest.approx(measured, rel=0.3)

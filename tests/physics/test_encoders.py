@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from recipe_core.base.errors import InputError, ModelError, NoAnswer
+from recipe_core.base.errors import ModelError, NoAnswer
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.explain.serving_time import serving_times
@@ -15,33 +15,17 @@ from recipe_core.present.charts.views import VIEWS, Focus
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
+from tests.fixtures.catalogues import table
 from tests.fixtures.command_line import recipe
 from tests.fixtures.rows import over
 
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
-LARGE |= {"intermediate_size": 4096}
-NOMIC = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072, "n_positions": 8192}
-NOMIC |= {"activation_function": "swiglu"}
-NOMIC |= dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False)
-XLM = {"vocab_size": 250002, "type_vocab_size": 1, "max_position_embeddings": 514}
-JINA = {"feed_forward_type": "geglu", "position_embedding_type": "alibi", "vocab_size": 30528}
-JINA |= {"max_position_embeddings": 8192}
 BGE, QWEN_8B, SMALL = "BAAI/bge-m3", "Qwen/Qwen3-8B", "Qwen/Qwen3-Embedding-0.6B"
 OPEN = {"mode": "open", "concurrency": None}
 OFFLINE = {"mode": "offline", "concurrency": None}
 STATIC = {"mode": "static", "concurrency": None}
 
 
-@pytest.mark.parametrize(
-    ("config", "parameters", "context"),
-    [  # totals of safetensors files on the hub, without stored numbers of positions
-        ({"model_type": "bert", **LARGE}, 335_141_888, 512),
-        ({"model_type": "xlm-roberta", **LARGE, **XLM}, 559_890_432, 512),
-        ({"model_type": "nomic_bert", **NOMIC}, 136_731_648, 8192),
-        ({"model_type": "modernbert"}, 149_014_272, 8192),
-        ({"model_type": "bert", **JINA}, 137_368_320, 8192),
-    ],
-)
+@over("config parameters context", table("encoders.yaml", "counted"))
 def test_every_parameter_of_an_encoder_is_counted(config, parameters, context):
     model = read_config(config, "x")
     assert model.parameters == parameters
@@ -63,16 +47,7 @@ def test_windows_and_tasks_are_read():
     assert (model.is_encoder, model.task) == (True, "embed")
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"model_type": "bert", "num_attention_heads": 7}, "does not divide"),
-        ({"model_type": "roberta", "max_position_embeddings": 2}, "no token"),
-        ({"model_type": "bert", "is_decoder": True, "type_vocab_size": 2}, "encoder models"),
-        ({"model_type": "bert", "num_hidden_layers": "24"}, "not a whole number"),
-        ({"model_type": "deberta", "type_vocab_size": 2, "hidden_size": 8}, "encoder models"),
-    ],
-)
+@over("config says", table("encoders.yaml", "refused"))
 def test_what_is_no_encoder_is_refused(config, says):
     with pytest.raises(ModelError, match=says):
         read_config(config, "x")
@@ -109,13 +84,10 @@ def test_an_encoder_has_no_cache_and_no_tokens(engine):
     assert "head" not in parts
 
 
-def test_little_s_law_holds_in_a_closed_loop():
+def test_little_s_law_holds_and_more_load_never_lowers_throughput():
     for load in (1, 3, 64, 5000):
         figures = estimate(workload={"concurrency": load}).serving.to_json()
         assert figures["requests_per_s"] * figures["request_latency_s"] == pytest.approx(load)
-
-
-def test_more_load_never_lowers_throughput_and_arrivals_meet_it():
     rates = [rate(concurrency=load) for load in (1, 2, 4, 16, 64, 256, 1024)]
     assert np.all(np.diff(rates) > -1e-6 * np.array(rates[1:]))
     assert rate(**OPEN, request_rate=rates[-1] * 0.9) == pytest.approx(rates[-1] * 0.9)
@@ -124,19 +96,6 @@ def test_more_load_never_lowers_throughput_and_arrivals_meet_it():
     closed = pytest.approx(rate(concurrency=4096), rel=0.02)
     assert rate(**OFFLINE, requests=100_000) == closed
     assert rate(**STATIC, batch=4096) == closed
-
-
-def test_a_published_run_is_within_the_band():
-    """TEI 0.6, BAAI/bge-large-en-v1.5 on an L4: 0.54 requests/s of 256 texts, 115,000 tokens.
-
-    Source: docs/docs/benchmarking.md of github.com/michaelfeil/infinity.
-    """
-    queue = OFFLINE | {"requests": 2560, "input_tokens": 449}
-    result = estimate("tei", "BAAI/bge-large-en-v1.5", queue)
-    measured = 0.54 * 256
-    assert result.serving.requests_per_s == pytest.approx(measured, rel=0.25)
-    low, high = result.bands["requests_per_s"]
-    assert low < measured < high
 
 
 def test_a_decoder_that_embeds_loses_its_head_and_keeps_its_cache_in_vllm_only():
@@ -149,50 +108,11 @@ def test_a_decoder_that_embeds_loses_its_head_and_keeps_its_cache_in_vllm_only()
     assert text - vectors == pytest.approx(151_936 * 4096 * 2, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("workload", "more", "says"),
-    [
-        ({"task": "generate"}, {}, "encoder"),
-        ({"task": "embed", "output_tokens": 5}, {}, "no output tokens"),
-        ({"prefix_hit": 0.5}, {}, "caches no prefix"),
-        ({}, {"objective": {"limits": {"tpot_ms": 10}}}, "no output tokens"),
-        ({}, {"objective": {"limits": {"request_latency_ms": 9, "percentile": 95}}}, "percentiles"),
-        ({}, {"options": {"disaggregated": True}}, "no output tokens"),
-    ],
-)
-def test_what_embeddings_do_not_have_is_refused(workload, more, says):
-    with pytest.raises(InputError, match=says):
-        plan(request(workload=workload, **more))
-
-
-def test_an_engine_that_makes_other_things_is_refused():
-    assert "not for text" in " ".join(estimate("tei", "Qwen/Qwen3-8B").reasons)
-    assert "not for embeddings" in " ".join(estimate("sglang").reasons)
+def test_an_engine_plans_beside_others_on_a_processor():
     assert plan(PlanRequest.parse({**request().to_json(), "hardware": {"device": "cpu"}}))
 
 
-TEI = "text-embeddings-router --model-id BAAI/bge-m3"
-POOLING = "vllm serve BAAI/bge-m3 --runner pooling"
-IMAGE = "docker run ghcr.io/huggingface/text-embeddings-inference:hopper-1.9.3"
-
-
-@pytest.mark.parametrize(
-    ("command", "verdict", "says"),
-    [
-        ("vllm serve jinaai/jina-embeddings-v5-text-small-retrieval --runner pooling", "fits", ""),
-        ("vllm serve jinaai/jina-reranker-m0 --gpu-memory-utilization 0.75", "fits", ""),
-        ("vllm serve Qwen/Qwen3-8B --runner pooling --convert embed", "fits", ""),
-        (f"{TEI} --dtype float16", "fits", ""),
-        (f"{IMAGE} --model-id BAAI/bge-m3", "fits", ""),
-        (
-            f"vllm serve {BGE} --runner pooling --max-num-batched-tokens 4096",
-            "cannot start",
-            "whole",
-        ),
-        (f"vllm serve {BGE} --task embed", "cannot start", "--runner"),
-        (f"{TEI} --max-batch-size 4", "cannot start", "no"),
-    ],
-)
+@over("command verdict says", table("encoders.yaml", "commands"))
 def test_commands_that_embed_are_judged(command, verdict, says):
     answer = check_command(command, Ground.of(hardware="h100-sxm:1"))
     assert answer["verdict"] == verdict
@@ -203,13 +123,13 @@ def test_commands_that_embed_are_judged(command, verdict, says):
 
 @over("load", [{"concurrency": 64}, OPEN | {"request_rate": 50}, STATIC | {"batch": 32}], share=3)
 def test_every_view_of_a_split_is_drawn(load):
-    table = plan(request(workload=load))
-    row = int(table.order[0])
+    board = plan(request(workload=load))
+    row = int(board.order[0])
     for view in VIEWS.values():
         if "serving" in view.kinds:
-            for measure in view.offered(table) or [""]:
-                assert list(view.draw(Focus(table, row, measure=measure))) is not None
-    lines = serving_times(table, row).lines["Parts of the request latency"]
+            for measure in view.offered(board) or [""]:
+                assert list(view.draw(Focus(board, row, measure=measure))) is not None
+    lines = serving_times(board, row).lines["Parts of the request latency"]
     assert {"Attention", "Feed-forward"} <= {line.name for line in lines}
 
 

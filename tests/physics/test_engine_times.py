@@ -8,12 +8,7 @@ import pytest
 from recipe_core.engines.spec import KernelTimes, engine, engine_names
 from recipe_core.model.catalog import catalog_model
 from recipe_core.physics.serving.memory import memory
-from recipe_core.physics.serving.operators import (
-    Step,
-    kernels_launched,
-    step_parts,
-    total,
-)
+from recipe_core.physics.serving.operators import Step, kernels_launched, step_parts, total
 from recipe_core.physics.serving.rates import serving
 from recipe_core.physics.serving.simulate import simulate
 from recipe_core.search.problem import resolve
@@ -79,13 +74,19 @@ def test_an_engine_s_kernel_scales_its_part_and_no_other(kernel, dtype, part):
     assert others <= products
 
 
-def test_a_dtype_without_a_time_takes_any_and_an_unknown_generation_the_profile_s():
+def test_a_dtype_without_a_time_takes_any_and_shipped_times_are_near_one():
     times = KernelTimes(times={"gemm": {"fp8": 0.8, "any": 1.1}}, source="s", status="fitted")
     spec = engine("vllm").model_copy(update={"kernels": {"sm_90": times}})
     assert spec.kernel_time("sm_90", "gemm", "fp8") == 0.8
     assert spec.kernel_time("sm_90", "gemm", "bf16") == 1.1
     assert spec.kernel_time("sm_90", "moe", "fp8") == 1.0
     assert spec.kernel_time("sm_75", "gemm", "fp8") == 1.0
+    # A kernel is a kernel: more than 3 × the profile's time is another cause
+    for name in engine_names():
+        for times in engine(name).kernels.values():
+            for kernel, by_dtype in times.times.items():
+                bound = 30 if kernel == "request" else 3
+                assert all(1 / bound < time < bound for time in by_dtype.values()), (name, kernel)
 
 
 def test_rows_of_experts_cost_more_the_more_there_are():
@@ -128,13 +129,11 @@ def test_prompts_that_start_together_move_waiting_from_tokens_to_first_tokens(na
         assert half.ttft_s == pytest.approx((spread.ttft_s + bunched.ttft_s) / 2)
 
 
-def test_late_steps_delay_the_first_token_by_steps():
+def test_late_steps_delay_the_first_token_and_the_simulator_runs_prompts_first():
     none, late = served(late_steps=(0.0, 4.0))
     assert 3 * none.step_s < late.ttft_s - none.ttft_s < 5 * none.tpot_s
     assert late.output_tokens_per_s < none.output_tokens_per_s
-
-
-def test_the_simulator_runs_prompts_first_where_the_engine_does():
+    # the simulator runs prompts first where the engine does
     means = {}
     for mixes in (True, False):
         setting, cases, room = asked(concurrency=64)
@@ -142,12 +141,3 @@ def test_the_simulator_runs_prompts_first_where_the_engine_does():
         means[mixes] = simulate(replace(setting, engine=changed), cases, room).means_s
     assert means[False]["ttft_s"][0] < means[True]["ttft_s"][0]  # no decoding beside the prompt
     assert means[False]["tpot_s"][0] != means[True]["tpot_s"][0]
-
-
-def test_every_shipped_kernel_time_is_near_one():
-    """A kernel is a kernel: more than 3 × the profile's time is another cause."""
-    for name in engine_names():
-        for times in engine(name).kernels.values():
-            for kernel, by_dtype in times.times.items():
-                bound = 30 if kernel == "request" else 3
-                assert all(1 / bound < time < bound for time in by_dtype.values()), (name, kernel)

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.base.units import GIB
 from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_model
 from recipe_core.physics.serving.weights import stage_layers
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.rows import pareto_front
-from tests.conftest import LLAMA_70B, make_request, request_values
+from tests.conftest import make_request, request_values
 from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 
@@ -32,30 +31,6 @@ def memory_of(model, workload=None, **candidate):
     return table.estimate(row).memory.to_json()
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "weights_gib"),
-    [
-        # vLLM's logs of one and two H100, and models traced with fake tensors
-        (LLAMA_8B, 1, 14.99),
-        (QWEN_32B, 1, 61.03),
-        (QWEN_32B, 2, 30.59),
-        (LLAMA_70B, 8, 16.429),
-        (LLAMA_8B, 4, 3.740),
-    ],
-)
-def test_weights_match_what_engines_logged(model, tp, weights_gib):
-    assert memory_of(model, tp=tp)["weights_bytes"] / GIB == pytest.approx(weights_gib, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("model", "tp", "kv_gib"), [(LLAMA_8B, 1, 51.38), (QWEN_32B, 1, 4.45), (QWEN_32B, 2, 34.49)]
-)
-def test_the_cache_pool_matches_what_vllm_logged(model, tp, kv_gib):
-    """On H100 at a utilisation of 0.9, with the peaks of a sampler that sorts, as before 0.17."""
-    then = memory_of(model, tp=tp, memory_fraction=0.9, engine_version="0.16.0")
-    assert then["kv_cache_bytes"] / GIB == pytest.approx(kv_gib, rel=0.03)
-
-
 def test_kv_heads_are_divided_until_one_is_left_and_a_latent_is_not():
     """Llama-3.1-8B: 32 layers × 8 KV heads × 2 × 128 × 2 bytes; 16 ranks store each head twice."""
     one = {"input_tokens": 1000, "output_tokens": 24, "concurrency": 1}
@@ -66,9 +41,8 @@ def test_kv_heads_are_divided_until_one_is_left_and_a_latent_is_not():
     assert latent == {64 * 1280 * 61 * 576 * 2}
 
 
-@pytest.mark.parametrize(
-    ("layers", "stages", "sizes"),
-    [(80, 8, [10] * 8), (61, 4, [15, 15, 16, 15]), (94, 4, [23, 24, 24, 23])],
+@over(
+    "layers stages sizes", [(80, 8, [10] * 8), (61, 4, [15, 15, 16, 15]), (94, 4, [23, 24, 24, 23])]
 )
 def test_layers_are_spread_over_stages_as_vllm_does(layers, stages, sizes):
     assert [end - start for start, end in stage_layers(layers, stages)] == sizes

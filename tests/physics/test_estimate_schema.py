@@ -154,17 +154,14 @@ def test_a_figure_comes_with_its_band():
         _ = estimate.tpot
 
 
-def test_a_split_that_cannot_run_has_no_figures():
+def test_a_split_that_cannot_run_has_no_figures_and_estimates_are_values():
     table = plan(make_request(LLAMA_70B, "rtx-4090", 1))
     estimate = table.estimate(table.nearest_row())
     assert not estimate.feasible
     assert estimate.predictions() == {}
     with pytest.raises(AttributeError, match="cannot run"):
         _ = estimate.tpot_s
-
-
-def test_estimates_are_values():
-    """Equal, copied and pickled as such; nothing changes one."""
+    # Equal, copied and pickled as such; nothing changes one
     table = plan(make_request())
     estimate = table.best.estimate
     assert estimate == table.best.estimate

@@ -26,6 +26,8 @@ from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.serving import cases
 from tests.conftest import LLAMA_70B, make_request
+from tests.fixtures.catalogues import table
+from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -43,33 +45,16 @@ def one(function, where, ranks, size, remote=1):
     return float(function(where, members(ranks, remote), np.array([float(size)]))[0])
 
 
-def assert_took(function, measured):
-    """Times in microseconds by device, ranks and bytes."""
-    found = {row: one(function, joined(row[0]), *row[1:]) * 1e6 for row in measured}
-    assert found == pytest.approx(measured, rel=0.3)
+@over("device ranks kib microseconds", table("physics.yaml", "all_reduce"))
+def test_all_reduces_take_what_was_measured(device, ranks, kib, microseconds):
+    found = one(all_reduce_s, joined(device), ranks, kib * KIB)
+    assert found * 1e6 == pytest.approx(microseconds, rel=0.3)
 
 
-def test_all_reduces_and_gathers_take_what_was_measured():
-    """Operator latencies collected by ai-dynamo/aiconfigurator; MI355X by vLLM pull request 39080,
-    MI300X by rccl-tests (hpc-ai-envs pull request 30).
-    """
-    reduced = {
-        ("h100-sxm", 2, 64 * KIB): 3.1,
-        ("h100-sxm", 8, 64 * KIB): 4.8,
-        ("h100-sxm", 8, 1 * MIB): 15,
-        ("h100-sxm", 8, 64 * MIB): 323,
-        ("b200-sxm", 8, 64 * KIB): 6.2,
-        ("b200-sxm", 8, 64 * MIB): 278,
-        ("a100-sxm-80gb", 4, 16 * MIB): 183,
-        ("rtx-pro-6000", 8, 4 * MIB): 346,
-        ("l40s", 2, 16 * MIB): 850,
-        ("mi355x", 8, 24 * KIB): 6.3,
-        ("mi300x", 8, 8 * MIB + 1): 91,
-    }
-    assert_took(all_reduce_s, reduced)
-    gathered = {("h100-sxm", 8, MIB): 17.1, ("h100-sxm", 2, 16 * MIB): 56}
-    gathered |= {("b200-sxm", 4, 16 * KIB): 11.9, ("a100-sxm-80gb", 8, 256 * MIB): 1217}
-    assert_took(all_gather_s, gathered)
+@over("device ranks kib microseconds", table("physics.yaml", "all_gather"))
+def test_gathers_take_what_was_measured(device, ranks, kib, microseconds):
+    found = one(all_gather_s, joined(device), ranks, kib * KIB)
+    assert found * 1e6 == pytest.approx(microseconds, rel=0.3)
 
 
 def sent(function, where, group, tokens, width, choices=8):
@@ -149,7 +134,7 @@ def test_two_of_a_mesh_have_one_link_and_groups_of_pairs_go_over_pcie():
     assert one(all_reduce_s, where, 4, MIB) == pytest.approx(one(all_reduce_s, plain, 4, MIB))
 
 
-def test_a_rack_is_one_island():
+def test_a_rack_is_one_island_and_leaving_the_node_costs_the_slower_network():
     names = ("input_tokens", "output_tokens", "max_context", "load", "max_batched_tokens")
     names += ("max_num_seqs", "memory_fraction", "block_tokens", "pp", "dp", "ep")
     columns = dict.fromkeys(names, 1) | {"per_node": 4, "nodes": 18, "prefix_hit": 0}
@@ -157,9 +142,7 @@ def test_a_rack_is_one_island():
     assert rank_group(WHERE["rack"], split, split.tp).remote.tolist() == [1, 1]
     eight = replace(split, per_node=np.array([8, 8]))
     assert rank_group(joined(nodes=2), eight, split.tp).remote.tolist() == [1, 2]
-
-
-def test_leaving_the_node_costs_at_least_the_slower_network():
+    # leaving the node costs at least the slower network
     inside, across = (one(all_reduce_s, joined(nodes=n), 8, MIB, n) for n in (1, 2))
     assert across > 2 * inside
     large = one(all_reduce_s, joined(nodes=8), 8, 8 << 30, 8)
@@ -211,7 +194,7 @@ def _parts(model="deepseek-ai/DeepSeek-V3", exchange=None, **candidate):
     return step_parts(chosen, case, Step(0 * batch, 0 * batch, batch, 1024 + 0 * batch, batch))
 
 
-def test_engines_hand_tokens_over_as_their_file_says():
+def test_engines_hand_tokens_over_as_their_file_says_and_only_nodes_use_the_network():
     gather, dispatch, either, narrow, half = (
         _parts(dp=32, ep=32, exchange=exchange)["all_to_all"][0]
         for exchange in (
@@ -227,9 +210,6 @@ def test_engines_hand_tokens_over_as_their_file_says():
     assert narrow < dispatch, "tokens that leave in fp8 are half as wide"
     assert half == pytest.approx(gather / 2)
     assert _parts(tp=8, ep=8)["all_to_all"][0] == 0, "tensor-parallel ranks hold the same tokens"
-
-
-def test_only_boundaries_between_nodes_use_the_network():
     near, far, both = (
         _parts(LLAMA_70B, **split)["pipeline"][0]
         for split in ({"tp": 4, "pp": 2}, {"tp": 8, "pp": 2}, {"tp": 4, "pp": 4})

@@ -1,7 +1,5 @@
 """A step of reinforcement learning: rollout, scoring, updates, weights; and memory by phase."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_candidates import one_case
-from tests.fixtures.refusals import refusal
 from tests.fixtures.training import training_request
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -107,25 +104,20 @@ def test_the_rollout_takes_its_tokens_and_the_longest_answers_tail() -> None:
     per_token = long.rollout_tail_s / (4096 - 768)
     # a decode step of one sequence reads all weights: 15.2 GB at 3.35 TB/s, and what comes on top
     assert 2 * PARAMETERS / 3.35e12 < per_token < 4 * PARAMETERS / 3.35e12
-
-
-def test_more_samples_take_longer() -> None:
+    # more samples take longer
     answers = [answer({"samples": n}) for n in (2, 4, 8, 16)]
     steps = [found.training.step_s for found in answers]
     rollouts = [found.reinforcement.phases_s["rollout"] for found in answers]
     assert (steps, rollouts) == (sorted(steps), sorted(rollouts))
 
 
-def test_apart_takes_the_longer_of_the_halves() -> None:
+def test_apart_takes_the_longer_of_the_halves_and_weights_are_sent_in_16_bits() -> None:
     for prompts in (128, 1024):
         found = answer(APART | {"prompts": prompts}, nodes=2, split={"dp": 8})
         phases = dict(found.reinforcement.phases_s)
         synced, rollout = phases.pop("weight_sync"), phases.pop("rollout")
         longer = max(rollout, sum(phases.values()))
         assert found.training.step_s == pytest.approx(longer + synced, rel=1e-3)
-
-
-def test_weights_are_sent_in_16_bits() -> None:
     beside, apart = loop(), loop(APART, nodes=2)
     assert beside.weight_sync_bytes == 2 * PARAMETERS
     # 7/8 of them come from the other devices of the node, at most at the links' 450 GB/s
@@ -155,7 +147,7 @@ def test_what_stays_on_the_device_leaves_the_rest_to_the_engine() -> None:
     assert ppo.activations_bytes == memory.activations_bytes
 
 
-def test_offloaded_states_wait_on_the_host_where_both_do_not_fit_and_are_moved() -> None:
+def test_offloaded_states_are_moved_and_the_longest_answer_counts_for_memory() -> None:
     stays, waits = loop({"offload": False}), loop({"offload": True})
     assert (stays.offloaded_bytes, stays.phases_s["state_moves"]) == (0.0, 0.0)
     assert waits.offloaded_bytes == pytest.approx(14 * PARAMETERS / 8, rel=0.01)
@@ -164,9 +156,6 @@ def test_offloaded_states_wait_on_the_host_where_both_do_not_fit_and_are_moved()
     assert waits.rollout_memory_share > stays.rollout_memory_share
     full = loop(method="ppo", split={"engine": "openrlhf", "zero_stage": 2})
     assert loop().offloaded_bytes == 0.0 < full.offloaded_bytes
-
-
-def test_the_longest_answer_counts_for_memory_and_the_mean_for_time() -> None:
     short, long = (answer({"max_response_tokens": n}) for n in (1024, 8192))
     assert long.memory.activations_bytes > short.memory.activations_bytes
     assert long.reinforcement.phases_s["update"] == short.reinforcement.phases_s["update"]
@@ -176,27 +165,10 @@ def test_the_longest_answer_counts_for_memory_and_the_mean_for_time() -> None:
     assert packed.micro_batches[0] == step.cases.micro_batches[0]
 
 
-@pytest.mark.parametrize(
-    ("rollout", "says"),
-    [
-        ({"memory_share": 0.95, "offload": False}, ("0.95", "workload.rollout.offload: true")),
-        ({"memory_share": 0.15}, ("weights alone are 14.2 GiB", "workload.rollout.tp")),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_what_to_change(rollout, says) -> None:
-    found = answer(rollout)
-    assert not found.feasible
-    reason = next(reason for reason in found.reasons if reason.startswith("rollout"))
-    assert all(words in reason for words in says), reason
-
-
-def test_without_a_degree_the_fastest_that_fits_is_taken() -> None:
+def test_the_fastest_degree_is_taken_and_the_run_counts_both_halves() -> None:
     stated = [answer({"tp": tp}) for tp in (1, 2, 4, 8)]
     times = [one.reinforcement.phases_s["rollout"] for one in stated if one.feasible]
     assert loop({"tp": None}).phases_s["rollout"] == pytest.approx(min(times))
-
-
-def test_the_run_counts_answers_devices_and_money_of_both_halves() -> None:
     found = answer(APART, nodes=2, tokens=1e9)
     tokens = 128 * 8 * 1024
     assert found.run.steps == np.ceil(1e9 / tokens)
@@ -230,63 +202,6 @@ def test_a_plan_shows_the_rollout_and_ranks_by_the_whole_step() -> None:
     assert table.columns["rollout_s"][best] == pytest.approx(rollout_s)
     steps = table.columns["step_s"][table.order[:20]]
     assert steps[0] == pytest.approx(steps.min(), rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("model", "nodes", "mean", "tp", "split", "apart", "measured_s"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", 2, 1060, 1, {"pp": 2, "dp": 8}, None, 97.7),
-        ("meta-llama/Llama-3.1-8B-Instruct", 2, 1129, 1, {"pp": 2, "dp": 4}, 8, 74.6),
-        ("Qwen/Qwen3-32B", 4, 3206, 4, {"tp": 4, "pp": 4, "dp": 2}, None, 393.0),
-        ("Qwen/Qwen3-32B", 8, 3207, 4, {"tp": 4, "pp": 4, "dp": 2}, 32, 215.0),
-    ],
-)
-def test_published_steps_of_dense_models(model, nodes, mean, tp, split, apart, measured_s) -> None:
-    """NeMo RL 0.4, GRPO on H100, steps with on-policy rollouts (docs/training.md)."""
-    rollout = {"prompts": 64, "samples": 32, "prompt_tokens": 160, "tp": tp}
-    rollout |= {"response_tokens": mean - 160, "max_response_tokens": 4096 - 160}
-    rollout |= {"placement": "apart", "devices": apart} if apart else {}
-    megatron = {"engine": "megatron", "tp": 1, "zero_stage": 1, "micro_batch": 1}
-    megatron |= {"recompute": "full"} if "32B" in model else {}
-    work = {"method": "grpo", "rollout": rollout, "sequence_length": None, "global_batch": 512}
-    table, row = plan_candidate(training_request(megatron | split, nodes, model, **work))
-    step_s = table.estimate(row).training.step_s
-    assert 0.5 < step_s / measured_s < 1.1  # as docs/training.md says
-
-
-@pytest.mark.parametrize(
-    ("work", "words"),
-    [
-        ({"rollout": None}, "method grpo needs rollout"),
-        ({"method": "finetune"}, "method finetune samples no answers"),
-        ({"global_batch": 1000}, "1024 answers are not divisible by global_batch 1000"),
-        ({"sequence_length": 512}, "sequence_length 512 is shorter than max_prompt_tokens"),
-        ({"document_tokens": 100}, "leave document_tokens out"),
-        ({"rollout": ROLLOUT | {"placement": "apart"}}, "placement apart needs devices"),
-        ({"rollout": ROLLOUT | {"devices": 4}}, "leave devices 4 out or set placement: apart"),
-        ({"rollout": ROLLOUT | {"max_response_tokens": 5}}, "max_response_tokens 5 is shorter"),
-        ({"rollout": ROLLOUT | {"samples": 0}}, "greater than or equal to 1"),
-    ],
-)
-def test_requests_that_contradict_themselves(work: dict[str, Any], words: str) -> None:
-    values = {"kind": "training", "method": "grpo", "rollout": ROLLOUT} | work
-    sizes = {"sequence_length": 4096, "global_batch": 64} if values["rollout"] is None else {}
-    asked = {"model": MODEL, "hardware": {"device": "h100-sxm"}, "workload": sizes | values}
-    assert words in refusal(PlanRequest.parse, asked).message
-
-
-@pytest.mark.parametrize(
-    ("rollout", "device", "field", "words"),
-    [
-        ({"engine": "vlm"}, "h100-sxm", "engine", "unknown engine"),
-        ({"engine": "tensorrt-llm"}, "mi300x", "engine", "does not run on"),
-        (APART, "h100-sxm", "devices", "8 of 8 devices leave none to train on"),
-    ],
-)
-def test_rollouts_that_cannot_be_on_the_hardware(rollout, device, field, words) -> None:
-    error = refusal(answer, rollout, device=device)
-    assert error.field == f"workload.rollout.{field}"
-    assert words in error.message
 
 
 def test_a_method_that_samples_brings_a_usual_rollout_and_takes_it_away() -> None:

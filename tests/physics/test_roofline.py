@@ -47,7 +47,7 @@ def test_kernels_that_widen_multiply_in_fp32_only_where_that_is_faster():
     assert operator_s(device("h100-sxm"), "gemm", "bf16", none, none) == 0
 
 
-def test_experts_take_their_products_and_what_runs_beside_them():
+def test_experts_take_their_products_and_many_tokens_touch_all():
     chip = device("h200-sxm")
     shape = roofline(chip, "moe", "bf16")
     flops, weights, rows, tokens = (np.array([v]) for v in (1e12, 1e9, 1e8, float(SORT_TOKENS)))
@@ -55,9 +55,6 @@ def test_experts_take_their_products_and_what_runs_beside_them():
     rate = chip.memory_bandwidth_bytes_per_s.value * shape.row_efficiency
     expected = products + shape.sort_s / 2 + 1e8 / rate
     assert experts_s(chip, "bf16", flops, weights, rows, tokens) == pytest.approx(expected)
-
-
-def test_one_token_touches_as_many_experts_as_it_picks_and_many_touch_all():
     touched = distinct_experts(MANY, TOKENS)
     assert touched[0] == pytest.approx(MANY.top_k)
     assert touched[-1] == pytest.approx(MANY.experts, rel=1e-3)
@@ -69,17 +66,14 @@ def test_one_token_touches_as_many_experts_as_it_picks_and_many_touch_all():
     assert np.all(distinct_experts(MoeMlp(experts=4, top_k=4, intermediate=64), TOKENS) == 4)
 
 
-def test_the_fullest_rank_has_more_rows_the_more_ranks_and_the_fewer_tokens():
+def test_the_fullest_rank_has_more_rows_as_drawn_routing_shows():
     assert np.all(crowding(MANY, TOKENS, np.ones(7)) == 1)
     ranks = np.array([2.0, 8.0, 32.0, 64.0])
     assert np.all(np.diff(crowding(MANY, np.full(4, 512.0), ranks)) > 0)
     at_eight = crowding(MANY, TOKENS, np.full(7, 8.0))
     assert np.all(np.diff(at_eight) < 0)
     assert np.all((at_eight > 1) & (at_eight <= 8))
-
-
-def test_crowding_is_what_drawn_routing_shows():
-    """Against draws: popularity Gamma distributed, tokens picking at random by it."""
+    # Against draws: popularity Gamma distributed, tokens picking at random by it
     random, ranks, tokens = np.random.default_rng(0), 8, 1024
     fullest = []
     for _ in range(200):

@@ -69,7 +69,7 @@ def test_longer_drafts_are_more_work_and_higher_acceptance_less_time(model):
     assert (np.diff(times, axis=1) < 0).all()
 
 
-def test_drafts_help_less_where_compute_is_already_busy():
+def test_drafts_help_less_where_compute_is_busy_and_deepseek_as_its_makers_say():
     """Verification is free while weights are what takes time, and is not once rows do."""
     drafts = {"tokens": 4, "acceptance": 0.8}
     alone, crowd = (
@@ -77,12 +77,8 @@ def test_drafts_help_less_where_compute_is_already_busy():
         for load in (STATIC | {"batch": batch} for batch in (1, 512))
     )
     assert alone > 2 > crowd
-
-
-def test_deepseek_drafts_one_token_nearly_as_profitably_as_its_makers_say():
-    """DeepSeek-V3's report: 85–90 % of second tokens accepted, 1.8 times the tokens per second; two
-    tokens touch more experts than one.
-    """
+    # DeepSeek-V3's report: 85–90 % of second tokens accepted, 1.8 times the tokens per second; two
+    # tokens touch more experts than one
     alone = {"mode": "closed", "concurrency": 1}
     plain, drafts = (tpot_s(DEEPSEEK, d, alone) for d in (None, {"tokens": 1, "acceptance": 0.875}))
     assert 1.5 < plain / drafts < 1.8
@@ -119,7 +115,7 @@ def test_memory_counts_draft_layers_and_their_cache():
     assert {n: v for n, v in ngram.items() if n.endswith("bytes") and v != plain[n]} == {}
 
 
-def test_the_method_left_out_is_what_the_model_has_and_the_candidate_goes_first():
+def test_the_method_left_out_is_the_model_s_and_a_plan_ranks_with_drafts():
     for model, method in ((DEEPSEEK, "mtp"), (LLAMA, "eagle")):
         left_out = estimate_of(model, {"tokens": 2, "acceptance": 0.7})
         assert left_out["serving"] == estimate_of(model, drafted(method))["serving"]
@@ -127,9 +123,6 @@ def test_the_method_left_out_is_what_the_model_has_and_the_candidate_goes_first(
     load = {"speculative": {"tokens": 5, "acceptance": 0.1}}
     table, row = plan_candidate(make_request(workload=load, candidate=stated))
     assert table.candidate(row)["speculative"] == drafted("ngram")
-
-
-def test_a_plan_ranks_with_the_workloads_drafts():
     plain, drafts = (
         plan(make_request(workload={"concurrency": 4, **more})).best.estimate.serving
         for more in ({}, {"speculative": {"tokens": 3, "acceptance": 0.8}})
@@ -137,32 +130,15 @@ def test_a_plan_ranks_with_the_workloads_drafts():
     assert drafts.output_tokens_per_s > 1.5 * plain.output_tokens_per_s
 
 
-MTP, LIMITS = {"speculative": drafted("mtp")}, {"limits": {"ttft_ms": 1, "percentile": 95}}
 EAGLE = {"speculative": drafted("eagle")}
-TREE = {"speculative": {"tokens": 2, "acceptance": 0.5, "tree": 3}}
 
 
-@pytest.mark.parametrize(
-    ("parts", "field", "says"),
-    [
-        ({"workload": MTP}, "workload.speculative.method", "no draft layers"),
-        ({"candidate": {"tp": 8} | MTP}, "candidate.speculative.method", "no draft layers"),
-        ({"workload": EAGLE, "objective": LIMITS}, "objective.limits.percentile", "not simulated"),
-        ({"workload": TREE}, "workload.speculative.tree", "not a known field"),
-    ],
-)
-def test_what_a_model_or_this_version_lacks_is_said(parts, field, says):
-    with pytest.raises(InputError, match=says) as caught:
-        plan_candidate(make_request(**parts))
-    assert caught.value.field == field
-
-
-def test_engines_that_verify_no_drafts_refuse_them_and_eagle_needs_its_checkpoint():
-    split = SPLIT | {"engine": "transformers", "tp": 1, "speculative": drafted("ngram")}
-    table, row = plan_candidate(make_request("Qwen/Qwen3-0.6B", candidate=split))
-    assert any("has no speculative decoding" in reason for reason in table.reasons(row))
+def test_an_eagle_draft_needs_its_checkpoint_and_links_keep_drafts():
     with pytest.raises(InputError, match="checkpoint of its own"):
         make_recipe(make_request(candidate={"engine": "vllm", "tp": 8} | EAGLE))
+    split = {"tp": 8, "speculative": drafted("ngram")}
+    request = make_request(workload=EAGLE, candidate=split)
+    assert from_query(to_query(request)) == (request, [])
 
 
 @pytest.mark.parametrize("split", [{"tp": 8, "pp": 1, "dp": 1}, {}])
@@ -175,9 +151,3 @@ def test_recipes_start_what_drafts(where, split):
     assert recipe.candidate["speculative"]["model"] == "org/eagle-draft"
     drafting = relaunch(recipe).options["speculative_config"]
     assert (drafting["model"], drafting["num_speculative_tokens"]) == ("org/eagle-draft", 2)
-
-
-def test_links_keep_drafts():
-    split = {"tp": 8, "speculative": drafted("ngram")}
-    request = make_request(workload=EAGLE, candidate=split)
-    assert from_query(to_query(request)) == (request, [])

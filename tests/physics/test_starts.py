@@ -10,18 +10,8 @@ from pydantic import ValidationError
 
 from recipe_core.model.catalog import by_convention, catalog_model, load_model
 from recipe_core.model.spec import NO_TOWER
+from recipe_core.physics.serving import starts
 from recipe_core.physics.serving.memory import memory
-from recipe_core.physics.serving.starts import (
-    StartErrors,
-    cannot_start,
-    is_uncertain,
-    longest_context,
-    memory_probability,
-    start_errors,
-    start_probability,
-    start_scale_bytes,
-    starts_with,
-)
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
@@ -47,7 +37,7 @@ def chances(table: Plan, contexts: np.ndarray) -> np.ndarray:
     cases = block.cases.take(np.zeros(len(contexts), dtype=np.int64))
     cases = replace(cases, max_context=contexts.astype(float))
     held = memory(block.setting, cases, np.ones(len(contexts)))
-    return start_probability(block.setting, cases, held)
+    return starts.start_probability(block.setting, cases, held)
 
 
 def test_memory_that_just_suffices_is_as_likely_as_not() -> None:
@@ -69,45 +59,47 @@ def test_the_scale_of_the_error_is_a_share_of_the_memory() -> None:
     """More where an engine has no logs, or a tower is left out."""
     logged, other = (of(engine=name).blocks[0].detail(0)[0] for name in ("vllm", "sglang"))
     setting, held = logged.setting, logged.memory
-    scale = float(start_scale_bytes(setting, held)[0])
-    alone = start_errors().share * float(held.usable_bytes[0])
+    scale = float(starts.start_scale_bytes(setting, held)[0])
+    alone = starts.start_errors().share * float(held.usable_bytes[0])
     assert alone < scale < 1.1 * alone
     # Student's t with two degrees of freedom has a fifth of its runs beyond 1.886 scales
     beyond = replace(held, start_bytes=held.usable_bytes + 1.8856 * scale)
-    assert float(memory_probability(setting, beyond)[0]) == pytest.approx(0.1, abs=0.001)
+    assert float(starts.memory_probability(setting, beyond)[0]) == pytest.approx(0.1, abs=0.001)
     shares = [
-        float(start_scale_bytes(found.setting, found.memory)[0] / found.memory.usable_bytes[0])
+        float(
+            starts.start_scale_bytes(found.setting, found.memory)[0] / found.memory.usable_bytes[0]
+        )
         for found in (logged, other)
     ]
     assert shares[1] > 1.3 * shares[0]
     note = f"The vision tower {NO_TOWER}"
     partial = replace(setting, model=replace(setting.model, notes=(note,)))
     assert (partial.model.partial, setting.model.partial) == (True, False)
-    assert start_scale_bytes(partial, held)[0] > scale
+    assert starts.start_scale_bytes(partial, held)[0] > scale
 
 
 def test_bounds_part_three_verdicts() -> None:
-    low, high = start_errors().bounds
+    low, high = starts.start_errors().bounds
     probability = np.array([0.0, low - 1e-9, low, 0.5, high - 1e-9, high, 1.0, np.nan])
-    assert cannot_start(probability).tolist() == [True, True, *[False] * 6]
-    assert is_uncertain(probability).tolist() == [False] * 2 + [True] * 3 + [False] * 3
-    values = start_errors().model_dump()
+    assert starts.cannot_start(probability).tolist() == [True, True, *[False] * 6]
+    assert starts.is_uncertain(probability).tolist() == [False] * 2 + [True] * 3 + [False] * 3
+    values = starts.start_errors().model_dump()
     for wrong in ({"bounds": (0.9, 0.1)}, {"bounds": (0.0, 0.9)}, {"sure": 0.5}):
         with pytest.raises(ValidationError, match="bounds must rise"):
-            StartErrors.model_validate(values | wrong)
+            starts.StartErrors.model_validate(values | wrong)
 
 
 def test_the_longest_context_is_the_last_that_starts() -> None:
     block = of().blocks[0]
-    case, sure = block.cases.take(np.array([0])), start_errors().sure
-    longest = longest_context(block.setting, case, 1_280, sure)
+    case, sure = block.cases.take(np.array([0])), starts.start_errors().sure
+    longest = starts.longest_context(block.setting, case, 1_280, sure)
     assert longest % int(case.block_tokens[0]) == 0
     one_more = np.array([longest, longest + int(case.block_tokens[0])])
     assert (chances(of(), one_more) >= sure).tolist() == [True, False]
-    assert longest_context(block.setting, case, 1_280, 0.5) > longest
+    assert starts.longest_context(block.setting, case, 1_280, 0.5) > longest
     large = of(model="moonshotai/Kimi-K2-Instruct").blocks[0]  # its weights alone are too large
-    assert longest_context(large.setting, large.cases, 1_280, 0.5) is None
-    assert not starts_with(large.setting, large.cases, 0.01)[0]
+    assert starts.longest_context(large.setting, large.cases, 1_280, 0.5) is None
+    assert not starts.starts_with(large.setting, large.cases, 0.01)[0]
 
 
 def test_rows_that_may_not_start_come_last_and_say_why() -> None:
@@ -154,7 +146,7 @@ def test_a_request_is_judged_in_three_ways() -> None:
     assert answer["memory"]["start_bytes"] > answer["memory"]["usable_bytes"]
 
 
-def test_a_format_by_name_refuses_no_split() -> None:
+def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not() -> None:
     assert load_model("acme/MiniMax-M2-FP8", folders=False).quantization.by_name
     values = MINIMAX | {"model": "acme/MiniMax-M2-FP8", "candidate": SPLIT | {"tp": 8}}
     values["hardware"] = {"device": "h200-sxm", "per_node": 8}
@@ -162,9 +154,6 @@ def test_a_format_by_name_refuses_no_split() -> None:
     assert table.state(row) == "uncertain"  # 1536 / 8 = 192 is no multiple of 128
     assert "only the checkpoint's config.json says" in table.doubt(row)
     assert "within the error" not in table.doubt(row)
-
-
-def test_a_config_that_states_blocks_refuses_and_a_name_does_not() -> None:
     name = "Qwen/Qwen3-235B-A22B-FP8"
     stated, named = catalog_model(name), by_convention(name)
     assert [spec.quantization.by_name for spec in (stated, named)] == [False, True]
@@ -181,6 +170,6 @@ def test_a_config_that_states_blocks_refuses_and_a_name_does_not() -> None:
     assert "block" in by_config
     assert by_convention_ == []
     held = memory(by_name, cases, np.ones(1))
-    chance = start_probability(by_name, cases, held)
-    assert is_uncertain(chance)[0]
-    assert chance[0] < memory_probability(by_name, held)[0]
+    chance = starts.start_probability(by_name, cases, held)
+    assert starts.is_uncertain(chance)[0]
+    assert chance[0] < starts.memory_probability(by_name, held)[0]

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recipe_core.base.errors import InputError
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command, read_command
 from recipe_core.engines.spec import engine, engine_names
@@ -22,7 +21,9 @@ from recipe_core.request.edit import change
 from recipe_core.search.changes import fixes
 from recipe_core.search.plans import plan, plan_candidate
 from tests.conftest import make_request
+from tests.fixtures.catalogues import table
 from tests.fixtures.recipes import recipe_of
+from tests.fixtures.rows import over
 from tests.physics.test_simulate import ran
 
 QWEN = "Qwen/Qwen3-32B"
@@ -33,7 +34,6 @@ OFFLINE = {"mode": "offline", "requests": 500, "concurrency": None}
 SGLANG = {"engine": "sglang", "tp": 8, "pp": 1, "dp": 1}
 SLOW = {"stream_interval": 30, "scheduler_recv_interval": 30}
 EVERY = dict.fromkeys(SLOW, 1)
-STATED = SGLANG | {"stream_interval": 5, "scheduler_recv_interval": 2}
 
 
 def request_of(workload=LONG, device="b200-sxm", candidate=SGLANG, **parts):
@@ -134,32 +134,12 @@ def test_a_scheduler_looks_every_so_many_decode_steps_after_prompts_and_when_idl
     assert ran([(1, 3), (1, 1)], sent=[0.0, 3.0], recv_interval=100).first == [1.0, 4.0]
 
 
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ({}, (30, 30)),
-        ({"objective": {"optimize": "cost"}}, (30, 30)),
-        ({"objective": {"limits": {"tpot_ms": 100}}}, (30, 30)),
-        ({"workload": LONG | {"concurrency": 8}}, (30, 10)),
-        ({"workload": OPEN}, (30, 10)),
-        ({"workload": {"output_tokens": 64}}, (1, 1)),
-        ({"device": "h100-sxm"}, (1, 1)),
-        ({"objective": {"optimize": "ttft"}}, (1, 1)),
-        ({"objective": {"optimize": "latency"}}, (1, 1)),
-        ({"objective": {"weights": {"cost": 1, "tpot": 1}}}, (1, 1)),
-        ({"objective": {"limits": {"ttft_ms": 9000}}}, (1, 1)),
-        ({"objective": {"limits": {"request_latency_ms": 90_000}}}, (1, 1)),
-        ({"workload": OFFLINE}, (1, 1)),
-        # what is stated goes before the objective
-        ({"candidate": STATED}, (5, 2)),
-        ({"candidate": STATED, "objective": {"optimize": "ttft"}}, (5, 2)),
-    ],
-)
+@over("parts expected", table("choices.yaml", "intervals"))
 def test_the_objective_chooses_what_is_left_open(parts, expected):
-    assert tuple(chosen(request_of(**parts)).values()) == expected
+    assert list(chosen(request_of(**parts)).values()) == expected
 
 
-def test_every_load_of_a_plan_has_its_own():
+def test_every_load_of_a_plan_has_its_own_and_intervals_are_options_of_engines():
     options = {"engines": ["sglang"], "loads": [64]}
     board = plan(request_of(LONG | {"concurrency": 8}, options=options))
     found = {
@@ -167,20 +147,11 @@ def test_every_load_of_a_plan_has_its_own():
         for row in map(int, board.order)
     }
     assert found == {(8.0, 10), (64.0, 30)}
-
-
-def test_intervals_are_options_of_their_engines_and_refused_where_an_engine_has_none():
     for name in engine_names():
         spec = engine(name)
         for field in spec.intervals.options if spec.intervals else ():
             # TensorRT-LLM is told in its file of options
             assert field in spec.options.by_name or name == "tensorrt-llm"
-    stream, receive = SLOW
-    for name, field in {"vllm": receive, "tgi": stream, "dynamo": stream}.items():
-        request = request_of(device="h100-sxm", candidate=SGLANG | {"engine": name, field: 10})
-        with pytest.raises(InputError) as refused:
-            plan_candidate(request)
-        assert refused.value.field == f"candidate.{field}"
 
 
 @pytest.mark.parametrize(
@@ -237,17 +208,6 @@ def test_a_command_is_read_and_written_again(options, expected):
         assert tuple(candidate[field] for field in SLOW) == expected
     case = read_command("sglang serve --model-path m --stream-interval 0")
     assert "range" in [finding.code for finding in case.meant.findings]
-
-
-def test_the_estimate_says_what_waits_and_for_how_long():
-    found, row = plan_candidate(request_of())
-    answer, notes = found.estimate(row), " ".join(found.estimate(row).notes)
-    assert "every 30 steps: time to first token" in notes
-    assert "set scheduler_recv_interval to 1" in notes
-    assert "streamed 30 at a time" in notes
-    assert answer.breakdown_s.prefill["receive"] > 0
-    quick = plan_candidate(request_of(objective={"optimize": "ttft"}))[0].estimate(0)
-    assert "steps" not in " ".join(quick.notes)
 
 
 def test_a_limit_that_an_interval_breaks_is_met_without_it():

@@ -17,7 +17,6 @@ from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_candidates import settings, shared_columns
 from recipe_core.space.training import SCHEDULES, training_cases
-from tests.fixtures.refusals import refusal
 from tests.fixtures.training import training_answer as answer
 from tests.fixtures.training import training_columns, training_request
 from tests.fixtures.training import training_values as values
@@ -60,17 +59,14 @@ def test_bubbles_are_those_of_the_schedules(schedule: str, chunks: int, expected
     assert bubble_micro_batches(training_columns(1, **sizes))[0] == pytest.approx(expected)
 
 
-def test_a_pipelines_bubble_shrinks_with_its_micro_batches() -> None:
+def test_bubbles_shrink_with_micro_batches_and_recomputation_is_never_faster() -> None:
     """(p - 1)/(m + p - 1) of the time of equal stages."""
     split = SPLIT | {"pp": 2, "dp": 16}
     answers = [answer(split, global_batch=batch)["training"] for batch in (16, 128, 1024)]
     shares = [step["bubble_share"] for step in answers]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(0.5, abs=0.12)
-
-
-def test_full_recomputation_is_never_faster() -> None:
-    """A forward pass more: about 30 % (Korthikanti et al.: 30 to 40 % with their overheads)."""
+    # A forward pass more: about 30 % (Korthikanti et al.: 30 to 40 % with their overheads)
     times = [answer(SPLIT | {"recompute": name})["training"]["step_s"] for name in ("none", "full")]
     assert 1.15 < times[1] / times[0] < 1.4
 
@@ -86,42 +82,7 @@ def test_young_dalys_interval_loses_least() -> None:
     assert pytest.approx(419, rel=0.01) == 54 * 86400 / (1.824e8 / 16384)
 
 
-@pytest.mark.parametrize(
-    ("candidate", "work", "said"),
-    [
-        ({"micro_batch": 3}, {}, "dp 8 × micro_batch 3 = 24; nearest: 240 or 264"),
-        ({"pp": 64, "dp": 1, "tp": 1}, {}, "64 chunks exceed the model's 32 layers"),
-        ({"tp": 3, "dp": 1}, {}, "32 attention heads are not divisible by tp 3"),
-        ({"dp": 16}, {}, "= 128 devices; only 64 available"),
-        ({"ep": 8}, {}, "leave ep out"),
-        ({"tp": 1, "pp": 1, "dp": 64, "micro_batch": 4}, {}, "short"),
-        ({"virtual_stages": 2, "schedule": "1f1b"}, {}, "schedule 1f1b has one chunk per stage"),
-        ({"shard": 3}, {}, "8 replicas are not divisible by shard 3"),
-        ({"cp": 2, "dp": 4}, {"sequence_length": 8190}, "not divisible by 2 × cp 2"),
-        ({"precision": "fp8"}, {"hardware": {"device": "a100-sxm-80gb"}}, "no fp8 matrix units"),
-    ],
-)
-def test_what_cannot_run_says_why(candidate, work, said) -> None:
-    got = answer(SPLIT | candidate, **work)
-    assert not got["feasible"]
-    assert any(said in reason for reason in got["reasons"]), got["reasons"]
-    assert "training" not in got
-
-
-def test_bad_input_names_its_field() -> None:
-    for part, field, value in (
-        ("workload", "sequence_length", 1_000_000),
-        ("workload", "optimizer", "adamm"),
-        ("candidate", "kv_dtype", "fp8"),
-        ("candidate", "engine", "vllm"),
-    ):
-        wrong = values(dict(SPLIT))
-        wrong[part] |= {field: value}
-        error = refusal(lambda wrong=wrong: plan_candidate(PlanRequest.parse(wrong)))
-        assert error.field == f"{part}.{field}"
-
-
-def test_many_lines_answer_in_order_and_as_one_does() -> None:
+def test_many_lines_answer_in_order_and_columns_do_not_change_each_other() -> None:
     splits = [SPLIT | {"tp": tp, "dp": 16 // tp} for tp in (1, 2, 4, 8)]
     others = [values({"tp": "two"}), values(SPLIT | {"precision": "fp8"})]
     got = estimate_batch([values(split) for split in splits] + others)
@@ -129,10 +90,7 @@ def test_many_lines_answer_in_order_and_as_one_does() -> None:
     assert steps == [answer(split).get("training", {}).get("step_s") for split in splits]
     assert got[4]["error"]["field"] == "candidate.tp"
     assert got[5]["training"]["step_s"] < got[1]["training"]["step_s"]
-
-
-def test_columns_do_not_change_each_other() -> None:
-    """A shallow pipeline beside a deep one keeps its time to the bit."""
+    # A shallow pipeline beside a deep one keeps its time to the bit
     setting = settings(resolve(training_request(SPLIT)))[0]
     pipelines = {"pp": np.array([2, 16]), "dp": np.array([16, 2])}
     sizes = {"zero_stage": 1, "tp": 2, "global_batch": 256, "nodes": 8}
@@ -155,13 +113,10 @@ def test_a_plan_ranks_by_throughput_and_refuses_with_reasons() -> None:
     assert again == pytest.approx(best["estimate"]["training"]["step_s"])
 
 
-def test_the_fewest_devices_that_train_a_model() -> None:
+def test_the_fewest_devices_that_train_a_model_are_found_or_the_nearest_is_named() -> None:
     value = values(nodes=2, global_batch=64) | {"objective": {"optimize": "gpus"}}
     first = plan(PlanRequest.parse(value)).to_json(1)["candidates"][0]["candidate"]
     assert 1 < first["tp"] * first["pp"] * first["cp"] * first["dp"] <= 4
-
-
-def test_when_nothing_fits_the_nearest_is_named() -> None:
     large = "meta-llama/Llama-3.1-405B-Instruct"
     view = plan(training_request(nodes=1, global_batch=64, model=large)).to_json(1)
     assert not view["candidates"]
@@ -176,7 +131,7 @@ def test_when_nothing_fits_the_nearest_is_named() -> None:
     assert max(nodes) > 1
 
 
-def test_no_row_of_the_front_is_beaten_in_both() -> None:
+def test_no_row_of_the_front_is_beaten_and_a_part_of_a_candidate_leaves_the_rest_open() -> None:
     table = plan(training_request(nodes=1, sequence_length=4096, global_batch=64))
     front = np.flatnonzero(table.front_of("peak_memory_bytes", "tokens_per_s"))
     memory, rate = (table.columns[name] for name in ("peak_memory_bytes", "tokens_per_s"))
@@ -184,9 +139,6 @@ def test_no_row_of_the_front_is_beaten_in_both() -> None:
     for i in front:
         assert not ((memory[table.order] < memory[i]) & (rate[table.order] > rate[i])).any()
     assert np.max(rate[front]) == np.max(rate[table.order])
-
-
-def test_a_part_of_a_candidate_leaves_the_rest_to_the_search() -> None:
     asked = training_request({"tp": 2, "recompute": "full"}, nodes=1, global_batch=64)
     table, row = plan_candidate(asked)
     chosen = table.candidate(row)

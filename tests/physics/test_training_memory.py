@@ -16,9 +16,11 @@ from recipe_core.physics.training.schedule import step_parts
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.search.plans import estimate_batch
 from recipe_core.space.training import SCHEDULES
-from tests.fixtures.training import LLAMA_8B, training_values
+from tests.fixtures.catalogues import table
+from tests.fixtures.rows import over
 from tests.fixtures.training import training_columns as cases
 from tests.fixtures.training import training_setting as setting
+from tests.fixtures.training import training_values
 
 
 def states(mem: Memory) -> np.ndarray:
@@ -27,20 +29,8 @@ def states(mem: Memory) -> np.ndarray:
     return np.asarray(sum(mem.parts[name][:, 0] for name in parts))
 
 
-@pytest.mark.parametrize(
-    ("engine", "stage", "fixed", "divided"),
-    [
-        ("megatron", 0, 18, 0),
-        ("megatron", 1, 6, 12),
-        ("deepspeed", 1, 4, 12),
-        ("deepspeed", 2, 2, 14),
-        ("deepspeed", 3, 0, 16),
-        ("torchtitan", 3, 0, 16),
-        ("torchtitan", 0, 16, 0),
-    ],
-)
-def test_states_are_those_of_zeros_table(engine: str, stage: int, fixed: int, divided: int) -> None:
-    """Table 1 of ZeRO, and Megatron's distributed optimizer: 6 + 12/d bytes a parameter."""
+@over("engine stage fixed divided", table("physics.yaml", "states"))
+def test_states_are_those_of_zeros_table(engine, stage, fixed, divided) -> None:
     chosen = setting(engine)
     kept = states(memory(chosen, cases(1, dp=8, zero_stage=stage)))[0]
     assert kept == pytest.approx(chosen.model.parameters * (fixed + divided / 8), rel=1e-6)
@@ -52,19 +42,8 @@ def test_fsdp_from_8_to_128_devices_frees_16_bytes_a_parameter_and_shard() -> No
     assert (few - many) / GIB == pytest.approx(14.0, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    ("model", "devices", "sequences", "tokens", "measured_gib"),
-    [
-        (LLAMA_8B, 32, 2, 8192, 47.96),
-        (LLAMA_8B, 64, 2, 8192, 46.97),
-        ("Qwen/Qwen3-8B", 4, 16, 2048, 112.88),
-        (LLAMA_8B, 4, 32, 2048, 179.94),
-    ],
-)
+@over("model devices sequences tokens measured_gib", table("physics.yaml", "torchtitan"))
 def test_torchtitans_published_rows(model, devices, sequences, tokens, measured_gib) -> None:
-    """Reserved memory of compiled models and losses with selective recomputation (torchtitan's
-    benchmarks of 2025-06 and 2026-08).
-    """
     shape = {"dp": devices, "zero_stage": 3, "recompute": 1, "micro_batch": sequences}
     peak = memory(setting(model=model), cases(1, sequence_length=tokens, **shape)).peak_bytes[0]
     assert float(peak) / GIB == pytest.approx(measured_gib, rel=0.09)
@@ -105,12 +84,7 @@ def test_a_layer_keeps_what_saved_tensors_hooks_count() -> None:
     layer = setting().model.layers[0]
     plain, eager, torch, deepspeed = (
         layer_bytes(chosen, cases(1), layer)[0]
-        for chosen in (
-            setting(),
-            setting(attention="eager"),
-            setting("torch"),
-            setting("deepspeed"),
-        )
+        for chosen in (setting(), setting(attention="eager"), *map(setting, ("torch", "deepspeed")))
     )
     assert plain == expected - 2 * f
     assert deepspeed == torch == expected + 8 * h
@@ -120,40 +94,25 @@ def test_a_layer_keeps_what_saved_tensors_hooks_count() -> None:
     assert both[1] - both[0] == 4 * 4096 * (1 - 1 / 8)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "first", "last"),
-    [
-        ("1f1b", 1, 4, 1),
-        ("interleaved", 2, 4 + 3 / 2, 2.5),
-        ("gpipe", 1, 64, 64),
-        ("zb-h1", 1, 4, 1),
-        ("zb-v", 2, 4, 4),
-    ],
-)
-def test_micro_batches_in_flight(schedule: str, chunks: int, first: float, last: float) -> None:
-    """1F1B p - i; interleaved p (1 + (p - 1)/(p v)) in the first stage (Korthikanti et al.); GPipe
-    all; ZB-V p everywhere.
-    """
+@over("schedule chunks first last", table("physics.yaml", "in_flight"))
+def test_micro_batches_in_flight(schedule, chunks, first, last) -> None:
     split = {"pp": 4, "dp": 8, "virtual_stages": chunks, "schedule": SCHEDULES.index(schedule)}
     assert in_flight(cases(1, **split))[0, [0, 3]] == pytest.approx([first, last])
 
 
-def test_interleaved_stages_hold_more_than_1f1b() -> None:
+def test_interleaved_stages_hold_more_than_1f1b_and_the_last_the_logits() -> None:
     """Measured by Primus: 16.26 GiB against 21.40."""
     chunks = np.array([1, 4])
     mem = memory(setting("deepspeed"), cases(2, pp=8, dp=8, virtual_stages=chunks, zero_stage=1))
     first = mem.parts["activations"][:, 0]
     assert 1.1 < first[1] / first[0] < 1.3
-
-
-def test_the_last_stage_holds_the_logits() -> None:
     mem = memory(setting("megatron"), cases(1, pp=4, dp=8))
     assert mem.parts["loss"][0, 3] == 10 * 8192 * 128256
     assert not mem.parts["loss"][0, :3].any()
     assert np.nanargmax(mem.parts["activations"][0]) == 0
 
 
-def test_a_fused_loss_and_less_state_save_memory() -> None:
+def test_a_fused_loss_less_state_and_adapters_save_memory() -> None:
     one = {"dp": 8, "zero_stage": 3}
     plain, fused = (
         memory(setting("deepspeed"), cases(1, **one, **more)).parts["loss"][0, 0]
@@ -165,35 +124,26 @@ def test_a_fused_loss_and_less_state_save_memory() -> None:
         for name in ("adafactor", "adamw-8bit", "sgd", "muon", "adamw")
     ]
     assert sizes == sorted(sizes)
-
-
-def test_adapters_train_a_fraction() -> None:
-    """Rank 16 beside every matrix of Llama 3.1 8B: 41.9 million parameters (the peft library prints
-    41,943,040), beside those of attention 13,631,488.
-    """
+    # Rank 16 beside every matrix of Llama 3.1 8B: 41.9 million parameters (the peft library prints
+    # 41,943,040), beside those of attention 13,631,488
+    few = {"method": "lora", "lora_targets": "attention"}
     lora, fewer, qlora = (
         memory(setting(**work), cases(1)).parts
-        for work in (
-            {"method": "lora"},
-            {"method": "lora", "lora_targets": "attention"},
-            {"method": "qlora"},
-        )
+        for work in ({"method": "lora"}, few, {"method": "qlora"})
     )
     assert lora["optimizer"][0, 0] / 8 == 41_943_040
     assert fewer["optimizer"][0, 0] / 8 == 13_631_488
     assert qlora["parameters"][0, 0] < 0.45 * lora["parameters"][0, 0]
 
 
-def test_more_devices_and_recomputation_never_take_more_memory_under_zero_3() -> None:
+def test_more_devices_and_recomputation_never_take_more_memory() -> None:
     sizes = np.array([2, 4, 8, 16, 64, 256])
     for split in ({"dp": sizes}, {"dp": np.full(3, 8), "recompute": np.arange(3)}):
         peaks = memory(setting(), cases(len(split["dp"]), zero_stage=3, **split)).peak_bytes
         assert (np.diff(peaks) < 0).all()
     hybrid = states(memory(setting(), cases(2, dp=64, shard=np.array([8, 64]), zero_stage=3)))
     assert hybrid[0] == pytest.approx(8 * hybrid[1])
-
-
-def test_experts_are_divided_over_the_ranks_that_share_them() -> None:
+    # experts are divided over the ranks that share them
     chosen = setting("megatron", "mistralai/Mixtral-8x7B-v0.1")
     mem = memory(chosen, cases(2, dp=8, ep=np.array([1, 8]), zero_stage=1))
     alone, shared = mem.parts["parameters"][:, 0]
@@ -225,23 +175,17 @@ def part(name: str, engine: str = "torchtitan", stage: int = 0, **columns) -> fl
     return float(memory(setting(engine), cases(1, **(FSDP | columns))).parts[name][0, stage])
 
 
-def test_one_micro_batch_has_no_gradients_when_the_loss_is_fullest() -> None:
+def test_the_fullest_moment_is_in_the_loss_the_embedding_or_the_optimizer() -> None:
     assert part("loss", "torch") == 12 * 4096 * 128256
     assert part("gradients", "torch") == 0
     shard = 4 * setting().model.parameters / 8
     assert part("gradients", "torch", global_batch=16) == pytest.approx(shard)
-
-
-def test_short_sequences_are_fullest_when_the_embeddings_gradient_is_scattered() -> None:
-    """The whole table in fp32 and its shard, and in 16 bits; no logits are left."""
+    # The whole table in fp32 and its shard, and in 16 bits; no logits are left
     short = {"sequence_length": 512, "recompute": 2}
     assert part("loss", **short) == 0
     assert part("gathered", **short) == pytest.approx(4 * TABLE * (1 + 1 / 8))
     assert part("temporary", **short) == 2 * TABLE
-
-
-def test_the_plain_optimizer_is_fullest_in_its_step() -> None:
-    """torch's unfused AdamW makes a root of every second moment: 20 bytes a parameter."""
+    # torch's unfused AdamW makes a root of every second moment: 20 bytes a parameter
     alone = {"engine": "torch", "zero_stage": 0, "dp": 1, "global_batch": 1, "recompute": 2}
     roots = part("temporary", **alone, sequence_length=128)
     assert roots == pytest.approx(4 * setting().model.parameters, rel=1e-6)
@@ -283,10 +227,7 @@ def test_resharded_parameters_are_gathered_twice_but_the_head_and_hybrids_reduce
     assert traffic("replicate")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("recompute", "sequence", "reductions"),
-    [(0, 0, 4), (0, 1, 4), (1, 1, 5), (2, 0, 5), (2, 1, 5.5)],
-)
+@over("recompute sequence reductions", [(0, 0, 4), (0, 1, 4), (1, 1, 5), (2, 0, 5), (2, 1, 5.5)])
 def test_recomputation_repeats_a_part_of_tensor_parallel_traffic(
     recompute: int, sequence: int, reductions: float
 ) -> None:
@@ -296,14 +237,12 @@ def test_recomputation_repeats_a_part_of_tensor_parallel_traffic(
     assert sent == 2 * 2 * 4096 * 4096 * (32 * reductions + 2)
 
 
-WIDE = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}
-WIDE |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32}
 PIPELINE = {"sequence_length": 4096, "global_batch": 256}
 
 
 def wide(engine: str, vocabulary: int = 131072, **work):
     """The 8B model of nanotron's published runs, and the same with a small vocabulary."""
-    config = WIDE | {"vocab_size": vocabulary, "max_position_embeddings": 4096}
+    config = table("small_models.yaml", "nanotron") | {"vocab_size": vocabulary}
     return setting(engine, config, **work)
 
 
@@ -311,7 +250,7 @@ def staged(chosen, n: int = 1, **columns):
     return stage_layers(chosen, cases(n, **(PIPELINE | columns)))
 
 
-def test_a_stage_ends_with_the_layer_that_passes_its_share() -> None:
+def test_stages_end_with_the_layer_that_passes_their_share_or_are_even() -> None:
     """The head is worth 2.2 layers, so a stage of p has 34.2/p layers' work and ends with the first
     layer beyond.
     """
@@ -322,9 +261,7 @@ def test_a_stage_ends_with_the_layer_that_passes_its_share() -> None:
     assert both[0, :2].tolist() == [18, 14]
     assert np.isnan(both[0, 2:]).all()
     assert both[1].sum() == 32
-
-
-def test_stages_are_even_without_a_heavy_head_and_in_chunks() -> None:
+    # stages are even without a heavy head and in chunks
     for engine, vocabulary, chunks in (
         ("torchtitan", 131072, 1),
         ("megatron", 131072, 1),
@@ -335,12 +272,8 @@ def test_stages_are_even_without_a_heavy_head_and_in_chunks() -> None:
         assert (count[0] == 8).all()
         assert first[0].tolist() == [1, 0, 0, 0]
         assert last[0].tolist() == [0, 0, 0, 1]
-
-
-def test_embedding_and_loss_count_as_layers_where_chunks_come_out_even_so() -> None:
-    """126 layers and both ends are 128: 16 stages of 8 chunks, as Llama 3 405B was trained
-    (arXiv:2407.21783, section 3.3.2).
-    """
+    # 126 layers and both ends are 128: 16 stages of 8 chunks, as Llama 3 405B was trained
+    # (arXiv:2407.21783, section 3.3.2)
     llama = setting("megatron", "meta-llama/Llama-3.1-405B", 1024, global_batch=2048)
     count, _, _ = staged(llama, pp=16, virtual_stages=8, nodes=1024)
     assert count[0].tolist() == [7, *[8] * 14, 7]

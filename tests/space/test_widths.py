@@ -1,7 +1,5 @@
 """What tensor parallelism can cut, by the format of each kind of tensor."""
 
-from __future__ import annotations
-
 import pytest
 
 from recipe_core.model.catalog import catalog_model, load_model
@@ -19,9 +17,8 @@ def split(model, tp, engine="vllm", release=None, dp=1, ep=1, nodes=1, device="h
     candidate = {"engine": engine, "tp": tp, "pp": 1, "dp": dp, "ep": ep}
     candidate |= {"engine_version": release} if release else {}
     work = {"input_tokens": 512, "output_tokens": 512, "concurrency": 1, "max_context": 2048}
-    table, row = plan_candidate(
-        make_request(model, device, 8, nodes, workload=work, candidate=candidate)
-    )
+    request = make_request(model, device, 8, nodes, workload=work, candidate=candidate)
+    table, row = plan_candidate(request)
     return table.reasons(row), table.blocks[0].setting, table.blocks[0].cases
 
 
@@ -40,26 +37,23 @@ def test_shared_experts_are_asked_by_their_own_format(engine, release, device, r
     assert any(SHARED in reason for reason in reasons) is refused
 
 
-def test_routed_experts_of_four_bits_have_no_blocks():
-    """Of DeepSeek-V4-Pro only the shared experts, attention and head are in blocks."""
+def test_whole_blocks_of_shared_experts_cost_memory_and_routed_ones_have_none():
+    """Of DeepSeek-V4-Pro only the shared experts, attention and head are in blocks: 24 of them over
+    16 ranks, two on each, 256 values instead of 192.
+    """
     stored = catalog_model(PRO).quantization
-    assert (stored.block_of("experts"), stored.block_of("shared")) == (None, 128)
-    assert stored.block_of("router") is None
-
-
-def test_whole_blocks_cost_memory():
-    """24 blocks over 16 ranks: two on each, 256 values instead of 192."""
+    blocks = [stored.block_of(kind) for kind in ("experts", "shared", "router")]
+    assert blocks == [None, 128, None]
     _, setting, cases = split(PRO, 16, nodes=2)
     layer = setting.model.kinds[-1][0]
-    tensors = {item.name: item for item in layer.tensors(setting.model.hidden)}
-    shared = tensors["moe.shared"].numel * setting.tensor_bytes(tensors["moe.shared"])
+    sizes = {
+        item.name: item.numel * setting.tensor_bytes(item) / cut
+        for item in layer.tensors(setting.model.hidden)
+        for cut in (16 if item.shard in ("tensor", "experts") else 1,)
+    }
+    shared = sizes.pop("moe.shared") * 16
     sixteen = layer_weight_bytes(setting, layer, cases)[0]
-    without = [item for item in tensors.values() if item.name != "moe.shared"]
-    cut = [
-        item.numel * setting.tensor_bytes(item) / (16 if item.shard in ("tensor", "experts") else 1)
-        for item in without
-    ]
-    assert sixteen - sum(cut) == pytest.approx(shared * 256 / 3072, rel=0.02)
+    assert sixteen - sum(sizes.values()) == pytest.approx(shared * 256 / 3072, rel=0.02)
 
 
 @pytest.mark.parametrize(("dp", "ep", "nodes", "refused"), [(1, 8, 1, True), (2, 16, 2, False)])
@@ -69,30 +63,18 @@ def test_data_parallel_attention_holds_shared_experts_whole(dp, ep, nodes, refus
     assert any("shared expert share 512/8 = 64" in reason for reason in reasons) is refused
 
 
-HYBRID = "Qwen/Qwen3.8-27B"
-
-
-@pytest.mark.parametrize(
-    ("model", "gigabytes"),
-    [
-        # the files (26.38 GB) less the draft layer's 0.85
-        ("Inferact/Qwen3.8-27B-NVFP4", 25.53),
-        # 10.64 GiB on each of two devices
-        ("unsloth/Qwen3.8-27B-NVFP4", 22.85),
-        # 19.75 GiB on one device (club-3090 issue 1047)
-        ("nvidia/Qwen3.8-27B-NVFP4", 21.21),
-    ],
-)
-def test_publishers_leave_different_parts_of_hybrids_unquantised(model, gigabytes):
-    spec = load_model(model, folders=False)
-    assert spec.counted_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
-    assert any("its name is read as" in note for note in spec.notes)
-
-
-def test_layers_of_a_kind_may_be_stored_differently():
-    """The last eighth of the feed-forward layers is fp8 where the others are in four bits."""
-    spec = load_model("unsloth/Qwen3.8-27B-NVFP4", folders=False)
-    eight = [layer for layer in spec.layers if dict(layer.stored).get("mlp")]
+def test_publishers_leave_different_parts_of_hybrids_unquantised():
+    """Gigabytes: the files (26.38) less the draft layer's 0.85; 10.64 GiB on each of two devices;
+    19.75 GiB on one device (club-3090 issue 1047).
+    """
+    published = {"Inferact": 25.53, "unsloth": 22.85, "nvidia": 21.21}
+    specs = {name: load_model(f"{name}/Qwen3.8-27B-NVFP4", folders=False) for name in published}
+    counted = {name: spec.counted_bytes / 1e9 for name, spec in specs.items()}
+    assert counted == pytest.approx(published, rel=0.02)
+    for spec in specs.values():
+        assert any("its name is read as" in note for note in spec.notes)
+    # the last eighth of the feed-forward layers is fp8 where the others are in four bits
+    eight = [layer for layer in specs["unsloth"].layers if dict(layer.stored).get("mlp")]
     assert len(eight) == 8
     assert {dict(layer.stored)["mlp"].dtype for layer in eight} == {"fp8"}
 
@@ -102,12 +84,10 @@ def test_bytes_of_all_kinds_add_up(model):
     """On one rank the layers, embedding and head are what the checkpoint counts, norms aside."""
     _, setting, cases = split(model, 1)
     spec = setting.model
-    layers = sum(
-        count * float(layer_weight_bytes(setting, layer, cases)[0]) for layer, count in spec.kinds
-    )
-    ends = float(vocabulary_bytes(setting, cases, "embedding")[0])
-    ends += 0 if spec.tied_embeddings else float(vocabulary_bytes(setting, cases, "head")[0])
-    assert layers + ends == pytest.approx(spec.serving(()).counted_bytes, rel=0.02)
+    held = sum(n * float(layer_weight_bytes(setting, kind, cases)[0]) for kind, n in spec.kinds)
+    for end in ("embedding",) if spec.tied_embeddings else ("embedding", "head"):
+        held += float(vocabulary_bytes(setting, cases, end)[0])
+    assert held == pytest.approx(spec.serving(()).counted_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -115,10 +95,9 @@ def test_cut_tensors_add_up_over_the_ranks(tp):
     """What tp cuts is a tp-th on each rank, by every kind's own format."""
     _, setting, cases = split("unsloth/Qwen3.8-27B-NVFP4", tp)
     for layer, _ in setting.model.kinds:
-        whole = {
-            item.role: item.numel * setting.tensor_bytes(item)
+        whole = sum(
+            item.numel * setting.tensor_bytes(item)
             for item in layer.tensors(setting.model.hidden)
             if item.role in MATRIX_ROLES and item.shard == "tensor"
-        }
-        rank = float(layer_weight_bytes(setting, layer, cases)[0])
-        assert rank * tp >= sum(whole.values())
+        )
+        assert float(layer_weight_bytes(setting, layer, cases)[0]) * tp >= whole

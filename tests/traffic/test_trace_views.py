@@ -1,7 +1,5 @@
 """``recipe trace``, its text, and figures of a trace."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,29 +16,25 @@ from recipe_core.traffic.trace import Trace
 from tests.fixtures.command_line import recipe
 
 ROWS = [
-    {
-        "timestamp": 250 * n,
-        "input_length": 600 + n % 400,
-        "output_length": 5 + n % 7,
-        "hash_ids": [0, 1 + n % 9],
-    }
+    {"timestamp": 250 * n, "input_length": 600 + n % 400, "output_length": 5 + n % 7}
+    | {"hash_ids": [0, 1 + n % 9]}
     for n in range(1, 900)
 ]
+TEXT = "\n".join(map(json.dumps, ROWS))
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(map(json.dumps, ROWS)))
-    return path
+def shown(*words: str, stdin: str = TEXT) -> str:
+    return str(recipe("trace", *words, stdin=stdin).stdout)
 
 
 def trace() -> Trace:
-    return read_trace("\n".join(map(json.dumps, ROWS)).encode(), "made")
+    return read_trace(TEXT.encode(), "made")
 
 
-def test_json_has_what_the_contract_names(file: Path) -> None:
-    answer = json.loads(recipe("trace", str(file), "--json").stdout)
+def test_json_and_text_have_what_the_contract_names(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(TEXT)
+    answer = json.loads(shown(str(file), "--json"))
     assert answer["requests"] == len(ROWS)
     assert answer["rate_per_s"] == pytest.approx(answer["requests"] / answer["span_s"])
     for side in ("input_tokens", "output_tokens"):
@@ -48,34 +42,22 @@ def test_json_has_what_the_contract_names(file: Path) -> None:
     hits = answer["prefix_hit"]["by_cache_tokens"]
     assert list(map(int, hits)) == [512 << n for n in range(len(hits))]
     assert max(hits.values()) == pytest.approx(answer["prefix_hit"]["unlimited"])
-
-
-def test_text_says_the_same(file: Path) -> None:
-    text = recipe("trace", str(file)).stdout
+    text = shown(str(file))
     assert "899 requests in 3.74 minutes: 4.00 per second" in text
     assert "blocks of 512 tokens, 10 different" in text
     assert "times are rounded" not in text
 
 
-def test_the_workload_of_a_trace_is_one(file: Path) -> None:
-    done = recipe("trace", str(file), "--workload", "--shape", "azure-code", "--json")
-    workload = ServingWorkload(**json.loads(done.stdout))
-    assert workload.over_time is not None
+def test_a_workload_rates_and_shapes_are_shown() -> None:
+    values = json.loads(shown("-", "--workload", "--shape", "azure-code", "--json"))
+    workload = ServingWorkload(**values)
     assert workload.over_time.shape == "azure-code"
     assert workload.prefix_reuse
-
-
-def test_standard_input_is_read_and_rates_too() -> None:
-    rates = "t_s,rate_rps\n0,1\n600,3\n1200,2\n"
-    done = recipe("trace", "-", stdin=rates)
-    assert "rates in 3 intervals of 10.0 minutes" in done.stdout
-    assert "2.00 requests per second, 1.00 to 3.00" in done.stdout
-
-
-def test_shapes_are_listed() -> None:
-    shapes = json.loads(recipe("trace", "--shapes", "--json").stdout)
+    rates = shown("-", stdin="t_s,rate_rps\n0,1\n600,3\n1200,2\n")
+    assert "rates in 3 intervals of 10.0 minutes" in rates
+    assert "2.00 requests per second, 1.00 to 3.00" in rates
+    shapes, text = json.loads(shown("--shapes", "--json")), shown("--shapes")
     assert all(len(one["relative_rates"]) == 168 and one["source"] for one in shapes)
-    text = recipe("trace", "--shapes").stdout
     assert all(one["name"] in text for one in shapes)
 
 
@@ -106,15 +88,12 @@ def test_figures_show_the_trace() -> None:
     assert alt_text(made).startswith("Requests per second over")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_gaps_stand_beside_a_poisson_process(dark: bool) -> None:
-    own, poisson = charts.gaps(trace(), dark=dark).data
-    assert (np.diff(own.y) <= 0).all()
-    assert (np.diff(poisson.y) < 0).all()
-    assert own.name == "this trace"
-
-
-def test_figures_of_little() -> None:
+def test_gaps_stand_beside_a_poisson_process_and_little_is_drawn() -> None:
+    for dark in (False, True):
+        own, poisson = charts.gaps(trace(), dark=dark).data
+        assert (np.diff(own.y) <= 0).all()
+        assert (np.diff(poisson.y) < 0).all()
+        assert own.name == "this trace"
     ones = np.ones(1, dtype=np.int64)
     single = Trace(np.zeros(1), ones, ones)
     assert len(charts.gaps(single).data) == 0

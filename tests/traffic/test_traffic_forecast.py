@@ -1,13 +1,12 @@
 """Predictors: what they know, how they carry on, and what they do on a day that repeats."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError
 from recipe_core.traffic.forecast import KINDS, Kalman, predictor
+from recipe_core.traffic.seasonal import Seasonal
 
 DAY = 24
 
@@ -29,27 +28,16 @@ def error_of(kind: str, series: Float, ahead: int, first: int) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_seen_is_nothing_expected(kind: str) -> None:
+def test_forecasts_begin_at_nothing_keep_a_level_stay_positive_and_repeat(kind: str) -> None:
+    def forecast(history, ahead):
+        return predictor(kind, season=DAY, history=history).predict(ahead)
+
     assert predictor(kind, season=DAY).predict(3).tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_level_stays(kind: str) -> None:
-    made = predictor(kind, season=DAY, history=np.full(5 * DAY, 40.0))
-    np.testing.assert_allclose(made.predict(6), 40, rtol=1e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_forecast_is_negative(kind: str) -> None:
+    np.testing.assert_allclose(forecast(np.full(5 * DAY, 40.0), 6), 40, rtol=1e-3)
     fall = np.maximum(200.0 - 2 * np.arange(101), 0)
-    assert (predictor(kind, season=DAY, history=fall).predict(50) >= 0).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_series_gives_the_same_bits(kind: str) -> None:
+    assert (forecast(fall, 50) >= 0).all()
     series = days(4, noise=0.1)
-    one, same = (predictor(kind, season=DAY, history=series) for _ in range(2))
-    assert one.predict(5).tobytes() == same.predict(5).tobytes()
+    assert forecast(series, 5).tobytes() == forecast(series, 5).tobytes()
 
 
 def test_a_kalman_filter_repeats_until_it_has_five_values() -> None:
@@ -59,11 +47,8 @@ def test_a_kalman_filter_repeats_until_it_has_five_values() -> None:
         assert made.predict(2).tolist() == [value, value]
     made.observe(18.0)
     assert made.predict(2)[1] > made.predict(2)[0] > 16
-
-
-def test_a_kalman_filter_follows_a_line() -> None:
-    made = predictor("kalman", history=10 + 3 * np.arange(200.0))
-    np.testing.assert_allclose(made.predict(3), 10 + 3 * np.arange(200, 203), rtol=1e-3)
+    line = predictor("kalman", history=10 + 3 * np.arange(200.0))
+    np.testing.assert_allclose(line.predict(3), 10 + 3 * np.arange(200, 203), rtol=1e-3)
 
 
 def test_a_kalman_filter_is_the_one_of_its_equations() -> None:
@@ -80,40 +65,26 @@ def test_a_kalman_filter_is_the_one_of_its_equations() -> None:
     assert made.predict(1)[0] == pytest.approx((move @ state)[0])
 
 
-def test_a_season_is_learnt_and_the_last_value_is_not_enough() -> None:
+def test_a_season_is_learnt_and_goes_on_between_fits() -> None:
     series = days(8, noise=0.03)
     seasonal = error_of("seasonal", series, 4, 4 * DAY)
     assert seasonal < 0.06
     assert error_of("constant", series, 4, 4 * DAY) > 4 * seasonal
+    series, expected = days(9, noise=0.03), days(9)[8 * DAY + 7 : 8 * DAY + 13]
+    for made in (Seasonal(DAY, 10_000), Seasonal(DAY, DAY)):
+        for value in series[: 8 * DAY + 7]:
+            made.observe(float(value))
+        np.testing.assert_allclose(made.predict(6), expected, rtol=0.1)
 
 
-def test_a_season_goes_on_between_fits() -> None:
-    from recipe_core.traffic.seasonal import Seasonal
-
-    series = days(9, noise=0.03)
-    seldom, often = Seasonal(DAY, 10_000), Seasonal(DAY, DAY)
-    for value in series[: 8 * DAY + 7]:
-        seldom.observe(float(value))
-        often.observe(float(value))
-    expected = days(9)[8 * DAY + 7 : 8 * DAY + 13]
-    np.testing.assert_allclose(seldom.predict(6), expected, rtol=0.1)
-    np.testing.assert_allclose(often.predict(6), expected, rtol=0.1)
-
-
-def test_arima_finds_an_autoregression() -> None:
-    random = np.random.default_rng(2)
-    series = np.empty(300)
-    series[0] = 50
+def test_arima_finds_an_autoregression_and_unknown_forecasts_are_named() -> None:
+    random, series = np.random.default_rng(2), np.full(300, 50.0)
     for n in range(1, len(series)):
         series[n] = 50 + 0.8 * (series[n - 1] - 50) + random.normal()
-    made = predictor("arima", history=series, refit=100)
-    ahead = made.predict(3)
-    last = series[-1] - 50
-    np.testing.assert_allclose(ahead, 50 + last * 0.8 ** np.arange(1, 4), atol=0.7)
-
-
-def test_an_unknown_forecast_is_named() -> None:
-    with pytest.raises(InputError, match="unknown forecast 'prophet'"):
+    ahead = predictor("arima", history=series, refit=100).predict(3)
+    expected = 50 + (series[-1] - 50) * 0.8 ** np.arange(1, 4)
+    np.testing.assert_allclose(ahead, expected, atol=0.7)
+    with pytest.raises(InputError, match="'prophet'"):
         predictor("prophet")
     with pytest.raises(InputError, match="season 0 is too short"):
         predictor("seasonal")

@@ -1,7 +1,5 @@
 """What a prefix cache holds of a trace, against a cache that is played block by block."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np
@@ -40,12 +38,9 @@ def played(requests: list[list[int]], size: int) -> list[bool]:
 
 
 def trace_of(requests: list[list[int]], lengths: list[int]) -> Trace:
-    return Trace(
-        np.arange(len(requests), dtype=np.float64),
-        np.asarray(lengths, dtype=np.int64),
-        np.ones(len(requests), dtype=np.int64),
-        blocks_of(requests),
-    )
+    count = len(requests)
+    columns = np.asarray(lengths, dtype=np.int64), np.ones(count, dtype=np.int64)
+    return Trace(np.arange(float(count)), *columns, blocks_of(requests))
 
 
 @given(REQUESTS, st.sampled_from([1, 2, 3, 5, 8, 100]))
@@ -68,23 +63,13 @@ def test_a_larger_cache_never_holds_less(requests: list[list[int]]) -> None:
     assert (np.diff(curve.cache_tokens) > 0).all()
 
 
-def test_a_hit_ends_at_the_first_block_that_is_missing() -> None:
+def test_a_hit_ends_at_the_first_missing_block_and_the_last_is_not_full() -> None:
     needed = needed_blocks(blocks_of([[1, 2, 3], [1, 9, 3], [1, 2, 3]]))
-    assert needed[3:6].tolist() == [1, NEVER, NEVER]
-    assert needed[6] == 1
-    assert needed[7:].tolist() == [4, 4]
-
-
-def test_the_last_block_of_a_prompt_is_not_full() -> None:
+    assert needed[3:].tolist() == [1, NEVER, NEVER, 1, 4, 4]
     trace = trace_of([[1, 2], [1, 2, 3]], [20, 40])
-    assert trace.blocks is not None
     assert tokens_in_blocks(trace.blocks, trace.input_tokens).tolist() == [16, 4, 16, 16, 8]
     curve = reuse_curve(trace)
-    assert curve is not None
     assert curve.unlimited == pytest.approx(32 / 60)
     assert curve.block_unlimited == pytest.approx(2 / 5)
-
-
-def test_without_hashes_nothing_is_known() -> None:
     ones = np.ones(3, dtype=np.int64)
     assert reuse_curve(Trace(np.arange(3.0), ones, ones)) is None
