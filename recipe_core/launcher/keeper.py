@@ -98,10 +98,10 @@ class Keeper(Kept):
             reason = "failed"
             try:
                 while True:
-                    reason = self._round()
-                    if reason or (done is not None and done(self)):
+                    if (ended := self.step()) or (done is not None and done(self)):
+                        reason = ended or "done"
                         return 0
-                    self._rest()
+                    self.rest()
             except Gone:
                 reason = "another launcher stopped the servers"
                 return 0
@@ -116,7 +116,7 @@ class Keeper(Kept):
         self.machine.close()
         self.observer.close()
 
-    def _round(self) -> str:
+    def step(self) -> str:
         """One look and what follows from it; why this keeper is to end, else nothing."""
         if self.asked and (reason := self._heed()):
             return reason
@@ -147,7 +147,7 @@ class Keeper(Kept):
         self.teller.tell()
         return ""
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """Until the next look is due, or a signal is to be heeded."""
         pause = self.limits.poll_s
         if (period := notify.watchdog_period()) is not None:

@@ -23,6 +23,7 @@ from .errors import LauncherError, StartError, file_error
 from .files import read_object, tail, write_json
 from .interrupts import uninterrupted
 from .plan import LaunchPlan
+from .procs import Processes
 from .state import Keeper, State
 from .world import HERE, World
 
@@ -235,12 +236,15 @@ def remains(pids: Sequence[int]) -> dict[str, Any]:
     return {"left_behind": left, "fix": "`down` ends them."}
 
 
-def described(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
+def described(
+    plan: LaunchPlan, current: State | None, *, processes: Processes = procs.HERE
+) -> dict[str, Any]:
     """What ``status`` says about supervision."""
     known = events.read(plan.own)
     failures = [event for event in known if event["event"] in _FAILURES]
     keeper = current.keeper if current is not None else None
-    alive = keeper is not None and current is not None and current.here and keeper.alive
+    here = current is not None and current.here
+    alive = here and keeper is not None and processes.alive(keeper.pid, keeper.started)
     shown: dict[str, Any] | None = None
     if keeper is not None:
         port = keeper.metrics_port

@@ -11,6 +11,7 @@ from . import keeping
 from .errors import InputError
 from .files import read_object, write_json
 from .plan import LaunchPlan
+from .procs import HERE, Processes
 from .running import as_started, recorded
 from .state import State
 from .steps import metrics_file, planned_steps, read_steps
@@ -152,7 +153,9 @@ def world_size(plan: LaunchPlan) -> int:
     )
 
 
-def status_data(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
+def status_data(
+    plan: LaunchPlan, current: State | None, *, processes: Processes = HERE
+) -> dict[str, Any]:
     """Step, loss, speed and remaining time, from the run's own record; and who keeps it."""
     if current is not None:
         plan = as_started(plan, current)
@@ -162,15 +165,15 @@ def status_data(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
     if planned and last and (seconds := last.get("step_s")):
         left = (planned - last.number) * seconds
     servers = current.servers if current else ()
-    processes = [
-        {"name": server.name, "pid": server.pid, "alive": server.alive, "log": server.log}
-        for server in servers
+    listed = [
+        {"name": s.name, "pid": s.pid, "alive": processes.alive(*s.identity), "log": s.log}
+        for s in servers
     ]
     names = ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
     figures = {name: last.get(name) if last else None for name in names}
     model, checkpoint = plan.run / "model", newest_checkpoint(plan)
     return {
-        "state": _word(plan, current),
+        "state": _word(plan, current, processes),
         "step": last.number if last else 0,
         "steps": planned,
         **figures,
@@ -180,23 +183,24 @@ def status_data(plan: LaunchPlan, current: State | None) -> dict[str, Any]:
         "choice": plan.choice,
         "world_size": world_size(plan),
         "rollbacks": len(read_rollbacks(plan)),
-        **keeping.described(plan, current),
-        "processes": processes,
-        **keeping.remains(current.left_behind() if current else []),
+        **keeping.described(plan, current, processes=processes),
+        "processes": listed,
+        **keeping.remains(current.left_behind(processes) if current else []),
     }
 
 
-def _word(plan: LaunchPlan, current: State | None) -> str:
+def _word(plan: LaunchPlan, current: State | None, here: Processes) -> str:
     """The state of the run in one word."""
-    if current and current.here and any(server.alive for server in current.servers):
+    if current and current.here and any(here.alive(*s.identity) for s in current.servers):
         return "up"
-    if current and current.left_behind():
+    if current and current.left_behind(here):
         return "degraded"  # workers outlive their parent
-    if current and not recorded(plan, current) and current.unrecorded():
+    if current and not recorded(plan, current) and current.unrecorded(here):
         return "degraded"  # its launcher was killed before it noted the process
     if finished(plan):
         return "finished"
     if current is None:
         return "down"
-    waits = current.here and current.keeper is not None and current.keeper.alive
+    keeper = current.keeper
+    waits = current.here and keeper is not None and here.alive(keeper.pid, keeper.started)
     return "restarting" if waits else "failed"

@@ -1,46 +1,31 @@
-"""Devices that get lost and are found again, by a vendor's tool that lies on PATH."""
+"""Devices that get lost and are found again, in a fake world."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipe_core.launcher import machine_watch
 from recipe_core.launcher.choices import choices
+from recipe_core.launcher.errors import StartError
 from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.machine_watch import MachineWatch, freed
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.supervision import Supervision
-from tests.fixtures.bundles import Bundle
-from tests.fixtures.kept import happened, kept, kill, servers, serves, status, until
+from tests.fixtures.fake_world import GIB, MACHINE, Deployment, FakeWorld
 
-GIB = 1 << 30
 NAME = "NVIDIA H100 80GB HBM3"
-TOOL = """#!/bin/sh
-n=$(cat {count})
-while [ "$n" -gt 0 ]; do echo "{name}, 81559, 81000"; n=$((n - 1)); done
-"""
+LOST = f"1 x {NAME}; the recipe needs 2 x H100"
 
 
-@pytest.fixture
-def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets how many devices the machine has."""
-    tools, count = tmp_path / "tools", tmp_path / "count"
-    tools.mkdir()
-    (tools / "nvidia-smi").write_text(TOOL.format(count=count, name=NAME))
-    (tools / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+def gpus(*free_bytes: int | None) -> Machine:
+    """A machine with these devices."""
+    devices = tuple(Device(n, NAME, 80 * GIB, free) for n, free in enumerate(free_bytes))
+    return Machine("cuda", devices, "CPU", 2, 64 * GIB, 32 * GIB)
 
-    def put(number: int) -> None:
-        count.with_name("new").write_text(str(number))
-        count.with_name("new").replace(count)
 
-    put(2)
-    return put
+ONE, TWO = gpus(None), gpus(None, None)
 
 
 def on_devices(count: int) -> Callable[[dict[str, Any]], None]:
@@ -53,88 +38,72 @@ def on_devices(count: int) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.fixture
-def gpus(make_bundle: Callable[..., Bundle], devices: Callable[[int], None]) -> Bundle:
+def on_two(world: FakeWorld, deployed: Callable[..., Deployment]) -> Deployment:
     """Two devices, or one with the fallback."""
-    bundle = make_bundle()
-    bundle.edit(on_devices(2))
-    return bundle
+    up, world.machine = deployed(), TWO
+    up.bundle.edit(on_devices(2))
+    return up
 
 
-def test_a_lost_device_takes_the_fallback_until_it_is_found(
-    gpus: Bundle, devices: Callable[[int], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept(gpus, stable_s=0.5, poll_s=0.05)
-    gpus.add_fallback("1-fewer-gpus", on_devices(1))
-    assert gpus.run("up") == 0
-    devices(1)
-    kill(servers(gpus)["server-0"])
-    until(lambda: serves(gpus) and gpus.state()["choice"] == "1-fewer-gpus")
-    (fallback,) = happened(gpus, "fallback")
-    assert fallback["reason"] == f"1 x {NAME}; the recipe needs 2 x H100"
-    assert happened(gpus, "device_lost")
-    answer = status(gpus, capsys)
-    assert (answer["state"], answer["choice"]) == ("up", "1-fewer-gpus")
-    devices(2)
-    until(lambda: serves(gpus) and gpus.state()["choice"] == "first")
-    assert happened(gpus, "device_found")
-    (event,) = happened(gpus, "first_choice")
+def fails_on_one(up: Deployment) -> None:
+    up.world.machine = ONE
+    up.world.kill("server-0")
+
+
+def test_a_lost_device_takes_the_fallback_until_it_is_found(world, on_two):
+    on_two.bundle.add_fallback("1-fewer-gpus", on_devices(1))
+    up = on_two.up()
+    fails_on_one(up)
+    up.until(lambda: up.state.choice == "1-fewer-gpus" and up.state.ready)
+    (fallback,) = up.happened("fallback")
+    assert fallback["reason"] == LOST
+    assert up.kinds[:5] == ["died", "device_lost", "fallback", "start", "ready"]
+    world.machine = TWO
+    world["server-0"].running = 1
+    world.after(400, lambda: setattr(world["server-0"], "running", 0))
+    up.until(lambda: up.state.choice == "first" and up.state.ready)
+    found = ["device_found", "drain", "drained", "first_choice", "start", "ready"]
+    assert up.kinds[-6:] == found
+    (event,) = up.happened("first_choice")
     assert (event["from"], event["to"]) == ("1-fewer-gpus", "first")
-    assert happened(gpus, "drained")
+    assert up.happened("drain")[0]["reason"] == "the first choice fits again"
+    assert up.keeper.refusing == ""
 
 
-def test_without_a_fallback_it_stops_and_says_which_device_is_missing(
-    gpus: Bundle, devices: Callable[[int], None]
-) -> None:
-    kept(gpus).run("up")
-    devices(1)
-    kill(servers(gpus)["server-0"])
-    until(lambda: not gpus.up)
-    (event,) = happened(gpus, "gave_up")
-    assert event["reason"] == f"1 x {NAME}; the recipe needs 2 x H100"
-    assert not happened(gpus, "restart")
+@pytest.mark.parametrize("strict", [False, True])
+def test_without_a_fallback_it_stops_and_says_which_device_is_missing(on_two, strict):
+    if strict:
+        on_two.bundle.add_fallback("1-fewer-gpus", on_devices(1))
+    up = on_two.up(strict=strict)
+    fails_on_one(up)
+    with pytest.raises(StartError):
+        up.keeper.run()
+    assert up.happened("gave_up")[0]["reason"] == LOST
+    assert not {"restart", "fallback"} & set(up.kinds)
+    assert not up.recorded
 
 
-def test_strict_takes_no_fallback(gpus: Bundle, devices: Callable[[int], None]) -> None:
-    kept(gpus)
-    gpus.add_fallback("1-fewer-gpus", on_devices(1))
-    gpus.run("up", "--strict")
-    devices(1)
-    kill(servers(gpus)["server-0"])
-    until(lambda: not gpus.up)
-    assert not happened(gpus, "fallback")
+def test_a_device_that_is_lost_while_all_serves_is_only_noted(world, on_two):
+    up = on_two.up()
+    before = world.pids()
+    world.machine = ONE
+    up.until(lambda: up.happened("device_lost"))
+    world.machine = TWO
+    up.until(lambda: up.happened("device_found"))
+    assert (world.pids(), up.kinds) == (before, ["device_lost", "device_found"])
 
 
-def test_a_device_that_is_lost_while_all_serves_is_only_noted(
-    gpus: Bundle, devices: Callable[[int], None]
-) -> None:
-    kept(gpus, poll_s=0.05).run("up")
-    before = servers(gpus)
-    devices(1)
-    until(lambda: happened(gpus, "device_lost"))
-    devices(2)
-    until(lambda: happened(gpus, "device_found"))
-    assert servers(gpus) == before
+def test_memory_of_what_runs_counts_as_free(on_two):
+    needs = load_plan(on_two.bundle.root).needs
+    assert freed(gpus(15 * GIB), needs).devices[0].free_bytes == 75 * GIB
+    assert freed(gpus(50 * GIB), needs).devices[0].free_bytes == 80 * GIB
 
 
-def test_memory_of_what_runs_counts_as_free(gpus: Bundle) -> None:
-    needs = load_plan(gpus.root).needs
-    device = Device(0, NAME, 80 * GIB, 15 * GIB)
-    here = Machine("cuda", (device,), "CPU", 2, 64 * GIB, 32 * GIB)
-    assert freed(here, needs).devices[0].free_bytes == 75 * GIB
-    full = Machine("cuda", (Device(0, NAME, 80 * GIB, 50 * GIB),), "CPU", 2, 64 * GIB, 32 * GIB)
-    assert freed(full, needs).devices[0].free_bytes == 80 * GIB
-
-
-def test_a_tool_that_fails_once_is_asked_again(
-    gpus: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = load_plan(gpus.root)
-    whole = tuple(Device(n, NAME, 80 * GIB) for n in range(2))
-    answers = [
-        Machine("cpu", (), "CPU", 2, 64 * GIB, 32 * GIB, ("nvidia-smi: timed out",)),
-        Machine("cuda", whole, "CPU", 2, 64 * GIB, 32 * GIB),
-    ]
-    monkeypatch.setattr(machine_watch, "detect", lambda: answers.pop(0))
-    watch = MachineWatch(choices(plan), Supervision())
+def test_a_tool_that_fails_once_is_asked_again(world, on_two):
+    plan = load_plan(on_two.bundle.root)
+    watch = MachineWatch(choices(plan), Supervision(), world=world)
+    world.machine = MACHINE
+    world.after(0.5, lambda: setattr(world, "machine", TWO))
     assert watch.misfit_now(plan, choices(plan)) is None
-    watch.close()
+    world.machine = ONE
+    assert watch.misfit_now(plan, choices(plan)) == LOST

@@ -1,408 +1,558 @@
-"""A keeper and real processes: what fails is restarted, left for a fallback, or explained."""
+"""A keeper in a fake world: what fails is restarted, left for a fallback, or explained."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Callable
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipe_core.launcher import procs
-from tests.fixtures.bundles import FAKE_SERVER, Bundle, usual_signals, with_variable
-from tests.fixtures.kept import (
-    Client,
-    happened,
-    keeper,
-    kept,
-    kill,
-    kinds,
-    page,
-    runs,
-    servers,
-    serves,
-    status,
-    until,
-)
+from recipe_core.launcher import events, keep, keeping, state, supervisor
+from recipe_core.launcher.errors import BusyError, LateError, LauncherError, StartError
+from recipe_core.launcher.keeper import Log
+from recipe_core.launcher.plan import load_plan
+from recipe_core.launcher.request import Request
+from recipe_core.launcher.world import HERE
+from tests.fixtures.fake_world import FakeWorld, Killed, Said, dies, serves, silent
+from tests.fixtures.ports import free_port
 
-Make = Callable[..., Bundle]
+WRONG_FLAG = "api_server.py: error: unrecognized arguments: --no-such-flag"
 
 
-@pytest.fixture
-def orders(tmp_path: Path) -> Path:
-    """A word in this file tells every fake server what to do."""
-    return tmp_path / "orders"
+def test_a_server_that_is_killed_is_restarted(world, deployed):
+    up = deployed().up()
+    before = world["server-0"]
+    world.kill("server-0")
+    up.settled(1)
+    assert (up.state.choice, up.keeper.serves()) == ("first", True)
+    assert world.pids() != {"server-0": before.pid}
+    assert up.kinds == ["died", "restart", "start", "ready"]
+    assert up.happened("restart")[0]["attempt"] == 1
+    told = keeping.described(load_plan(up.bundle.root), up.state)
+    assert (told["restarts"], told["last_event"]["event"]) == (1, "ready")
+    assert told["last_failure"]["event"] == "died"
 
 
-def marked(bundle: Bundle) -> list[int]:
-    return with_variable(procs.MARK, bundle.state()["mark"])
+def test_who_started_it_knows_its_signal_and_all_know_its_log(world, deployed):
+    up = deployed().up()
+    for restarts in (1, 2):  # the first server is another process's child, the second the keeper's
+        world["server-0"].ends(-9, "fatal: the oven exploded")
+        up.settled(restarts)
+    assert [e["reason"] for e in up.happened("died")] == [
+        "server-0 ended",
+        "server-0 was ended by signal 9",
+    ]
+    assert "fatal: the oven exploded" in (up.own / "server-0.log.1").read_text()
 
 
-def second(bundle: Bundle) -> Bundle:
-    """Another replica, a group of its own."""
-
-    def change(data: dict[str, Any]) -> None:
-        first = data["processes"][0]
-        data["processes"].append(first | {"name": "server-1", "port_offset": 1, "group": 1})
-
-    bundle.edit(change)
-    return bundle
-
-
-def test_a_server_that_is_killed_is_restarted(bundle, capsys):
-    assert kept(bundle).run("up") == 0
-    before = servers(bundle)["server-0"]
-    assert status(bundle, capsys)["supervision"] == "supervised"
-    kill(before)
-    until(lambda: serves(bundle, 1))
-    answer = status(bundle, capsys)
-    assert answer["state"] == "up"
-    assert answer["restarts"] == 1
-    assert answer["choice"] == "first"
-    assert answer["last_event"]["event"] == "ready"
-    assert answer["last_failure"]["event"] == "died"
-    assert (answer["keeper"]["alive"], answer["keeper"]["pid"]) == (True, keeper(bundle))
-    assert servers(bundle)["server-0"] != before
-    assert (bundle.root / "run" / "server-0.log.1").is_file()
-    assert bundle.run("down") == 0
-    assert not runs(answer["keeper"]["pid"])
-    wanted = ["start", "ready", "keeper_start", "died", "restart", "start", "ready"]
-    assert kinds(bundle)[:7] == wanted
+def test_what_hangs_is_ended_and_restarted(world, deployed):
+    up = deployed(hang_s=10).up()
+    server = world["server-0"]
+    world.kill("server-0", signal.SIGSTOP)
+    up.settled(1)
+    (event,) = up.happened("hung")
+    assert (event["cause"], server.code) == ("hang", -signal.SIGTERM)
+    assert 10 <= float(event["reason"].removeprefix("no answer for ").removesuffix(" s")) < 20
+    world["server-0"].sick = True  # 503 is no answer
+    up.settled(2)
+    assert len(up.happened("hung")) == 2
 
 
-def test_a_crash_of_its_own_child_has_its_signal_and_log(make_bundle, orders):
-    bundle = kept(make_bundle("--orders", str(orders)))
-    bundle.run("up")
-    for count in (1, 2):  # the first server is another process's child, the second the keeper's
-        orders.write_text("exit")
-        until(lambda count=count: serves(bundle, count))
-    first, last = happened(bundle, "died")
-    assert last["reason"] == "server-0 was ended by signal 9"
-    assert first["reason"] == "server-0 ended"
+def test_requests_without_new_tokens_are_a_hang(world, deployed):
+    up = deployed().up()
+    world["server-0"].figures = True
+    world["server-0"].running = 1
+    up.rounds(100)
+    assert not up.kinds
+    world["server-0"].stuck = True
+    up.settled(1)
+    (event,) = up.happened("hung")
+    assert event["reason"].startswith("1 request, no new token for ")
 
 
-def test_a_stopped_process_is_a_hang(bundle):
-    assert kept(bundle, hang_s=2).run("up") == 0
-    before = servers(bundle)["server-0"]
-    kill(before, signal.SIGSTOP)
-    until(lambda: serves(bundle, 1))
-    (event,) = happened(bundle, "hung")
-    assert event["cause"] == "hang"
-    assert event["reason"].startswith("no answer for ")
-    assert not runs(before)
+def test_a_start_that_never_answers_is_late(world, deployed):
+    up = deployed().up()
+    world.scripts["server-0"] = [silent(), serves()]
+    world.kill("server-0")
+    up.settled(2)
+    assert up.kinds[:4] == ["died", "restart", "start", "hung"]
+    assert up.happened("hung")[0]["reason"] == "not ready after 20 s"
 
 
-def test_requests_without_new_tokens_are_a_hang(make_bundle, orders):
-    bundle = kept(make_bundle("--metrics", "--orders", str(orders)), hang_s=2)
-    bundle.run("up")
-    orders.write_text("stuck")
-    client = Client(bundle.port)
-    client.start()
-    until(lambda: happened(bundle, "hung"))
-    orders.unlink()
-    until(lambda: serves(bundle, 1))
-    client.stop()
-    assert happened(bundle, "hung")[0]["reason"].startswith("1 request, no new token for ")
+def test_a_slow_server_is_restarted_once(world, deployed):
+    world.scripts["server-0"] = [serves(figures=True, running=1, tpot_s=0.02)]  # the band ends at 4
+    up = deployed().up()
+    up.until(lambda: len(up.happened("slow")) == 2)
+    up.rounds(400)
+    assert len(up.happened("slow")) == 2
+    assert [e["cause"] for e in up.happened("restart")] == ["slow"]
+    assert up.keeper.serves()  # no choice is left: slow is better than stopped
+    assert "no other choice fits: slow is better than stopped" in up.said.lines
 
 
-def test_a_slow_server_is_restarted_once(make_bundle, orders):
-    bundle = kept(make_bundle("--metrics", "--orders", str(orders)), hang_s=30)
-    bundle.run("up")
-    orders.write_text("slow")  # 20 ms a token; the band ends at 4
-    client = Client(bundle.port)
-    client.start()
-    until(lambda: len(happened(bundle, "slow")) == 2)
-    client.stop()
-    assert serves(bundle, 1)
-    assert [e["cause"] for e in happened(bundle, "restart")] == ["slow"]
-    assert runs(servers(bundle)["server-0"])  # no choice is left: slow is better than stopped
+def test_kills_for_want_of_memory_are_told_apart(world, deployed):
+    up = deployed().up()
+    up.rounds(1)
+    world.oom["machine"] = 1
+    world.kill("server-0")
+    up.settled(1)
+    (event,) = up.happened("killed")
+    assert event["cause"] == "host-memory-killed"
 
 
-def test_a_budget_that_is_spent_takes_the_fallback_then_stops(make_bundle, tmp_path, capsys):
-    """The first choice dies at every start, the fallback after a while."""
-    bundle = make_bundle("--behave", "die-later")
-    kept(bundle)
+def test_restarts_rest_longer_each_time_and_by_chance(world, deployed):
+    up = deployed(crash_budget=9, backoff_s=2, backoff_most_s=16).up()
+    for restarts in range(1, 7):
+        world.kill("server-0")
+        up.settled(restarts)
+    rests = [event["in_s"] for event in up.happened("restart")]
+    for rest, most in zip(rests, (2, 4, 8, 16, 16, 16), strict=True):
+        assert most / 2 <= rest <= most
+    assert len(set(rests)) == 6
+    up.until(lambda: up.keeper.tracks[0].attempt == 0)  # it served for long enough
+    world.kill("server-0")
+    up.settled(7)
+    assert up.happened("restart")[-1]["in_s"] <= 2
 
-    def change(data: dict[str, Any]) -> None:
-        data["processes"][0]["argv"][-1] = "ok"
 
-    bundle.add_fallback("1-lower-context", change)
-    assert bundle.run("up") == 0
-    until(lambda: serves(bundle) and bundle.state()["choice"] == "1-lower-context")
-    (event,) = happened(bundle, "fallback")
+def test_a_budget_that_is_spent_takes_the_fallback(world, deployed):
+    up = deployed()
+    up.bundle.add_fallback("1-lower-context", lambda data: None)
+    world.scripts["server-0"] = [*[dies(5)] * 4, serves()]
+    up.up().until(lambda: up.state.choice == "1-lower-context" and up.state.ready)
+    (event,) = up.happened("fallback")
     assert (event["from"], event["to"]) == ("first", "1-lower-context")
-    answer = status(bundle, capsys)
-    assert answer["choice"] == "1-lower-context"
-    assert answer["state"] == "up"
-    assert len(happened(bundle, "restart")) == 3
+    assert len(up.happened("restart")) == 3
+    assert up.keeper.tried == {"first"}
+    up.until(lambda: not up.keeper.tried)  # stable service forgives
+    assert up.kinds[-3:] == ["fallback", "start", "ready"]
 
 
-def test_without_a_fallback_it_stops_with_a_diagnosis(make_bundle, capsys):
-    bundle = kept(make_bundle("--behave", "die-later"), crash_budget=1)
-    assert bundle.run("up") == 0
-    watcher = keeper(bundle)
-    mark = bundle.state()["mark"]
-    until(lambda: not bundle.up)
-    until(lambda: not runs(watcher))
-    assert with_variable(procs.MARK, mark) == []
-    (event,) = happened(bundle, "gave_up")
+def test_a_fallback_that_does_not_fit_the_machine_is_passed_over(world, deployed):
+    up = deployed(crash_budget=1)
+    up.bundle.add_fallback("1-large", lambda data: data["needs"].update(runtime="cuda"))
+    up.bundle.add_fallback("2-small", lambda data: None)
+    world.scripts["server-0"] = [dies(5), dies(5), serves()]
+    up.up().until(lambda: up.state.choice == "2-small" and up.state.ready)
+    assert [event["to"] for event in up.happened("fallback")] == ["2-small"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_without_a_fallback_it_stops_with_a_diagnosis(world, deployed, strict):
+    up = deployed(crash_budget=1)
+    if strict:
+        up.bundle.add_fallback("1-lower-context", lambda data: None)
+    world.scripts["server-0"] = [dies(5)]
+    up.up(strict=strict)
+    with pytest.raises(StartError) as caught:
+        up.keeper.run()
+    assert "the oven went out" in str(caught.value.detail)
+    (event,) = up.happened("gave_up")
     assert any("the oven went out" in line for line in event["lines"])
     assert event["fix"]
-    answer = status(bundle, capsys)
-    assert answer["state"] == "down"
-    assert answer["last_failure"]["event"] == "gave_up"
-    assert "the oven went out" in (bundle.root / "run" / "keeper.log").read_text()
+    assert (world.living(), up.recorded) == ([], False)
+    assert keeping.described(load_plan(up.bundle.root), None)["last_failure"]["event"] == "gave_up"
+    assert up.kinds[-3:] == ["died", "gave_up", "keeper_stop"]
+    assert up.happened("keeper_stop")[0]["reason"] == "failed"
 
 
-def test_a_cause_that_lasts_is_not_tried_again(make_bundle, tmp_path):
-    """Weights that went missing: a restart cannot cure that."""
-    starts = tmp_path / "starts"
-    script = tmp_path / "engine.py"
-    script.write_text(
-        "import runpy, sys\n"
-        f"sys.argv[0] = {str(FAKE_SERVER)!r}\n"
-        f"if open({str(starts)!r}, 'a').write('x') and open({str(starts)!r}).read() > 'x':\n"
-        "    sys.exit('api_server.py: error: unrecognized arguments: --no-such-flag')\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    bundle = kept(make_bundle())
-
-    def change(data: dict[str, Any]) -> None:
-        data["processes"][0]["argv"][1] = str(script)
-
-    bundle.edit(change)
-    assert bundle.run("up") == 0
-    kill(servers(bundle)["server-0"])
-    until(lambda: not bundle.up)
-    (event,) = happened(bundle, "gave_up")
+def test_a_cause_that_lasts_is_not_tried_again(world, deployed):
+    world.scripts["server-0"] = [serves(), dies(text=WRONG_FLAG)]
+    up = deployed().up()
+    world.kill("server-0")
+    with pytest.raises(StartError):
+        up.keeper.run()
+    (event,) = up.happened("gave_up")
     assert any("unrecognized arguments" in line for line in event["lines"])
-    assert starts.read_text() == "xx"
+    assert len(up.happened("start")) == 1
 
 
-def test_only_the_group_that_failed_is_restarted(bundle, capsys):
-    kept(second(bundle)).run("up")
-    before = servers(bundle)
-    kill(before["server-1"])
-    until(lambda: serves(bundle, 1))
-    after = servers(bundle)
+def test_a_program_that_is_gone_is_named(world, deployed):
+    up = deployed().up()
+    world.missing.add("server-0")
+    world.kill("server-0")
+    with pytest.raises(StartError):
+        up.keeper.run()
+    assert [event["cause"] for event in up.happened("died")][-1] == "program"
+    assert up.happened("gave_up")[0]["fix"] == "Install it: pip install fake==1"
+
+
+def test_only_the_group_that_failed_is_restarted(world, deployed):
+    up = deployed(2).up()
+    before = world.pids()
+    world.kill("server-1")
+    up.settled(1)
+    after = world.pids()
     assert after["server-0"] == before["server-0"]
     assert after["server-1"] != before["server-1"]
-    assert sorted(marked(bundle)) == sorted(after.values())
-    assert happened(bundle, "died")[0]["name"] == "server-1"
+    assert {s.name: s.pid for s in up.state.servers} == after
+    assert up.happened("died")[0]["name"] == "server-1"
 
 
-def test_a_group_that_cannot_be_kept_leaves_the_others(make_bundle, capsys):
-    bundle = make_bundle()
-
-    def change(data: dict[str, Any]) -> None:
-        second(bundle)
-        data.update(json.loads((bundle.root / "launch.json").read_text()))
-        data["processes"][1]["argv"] = [*data["processes"][1]["argv"], "--behave", "die-later"]
-
-    bundle.edit(change)
-    kept(bundle, crash_budget=1).run("up")
-    before = servers(bundle)["server-0"]
-    until(lambda: happened(bundle, "gave_up"))
-    assert happened(bundle, "gave_up")[0]["name"] == "server-1"
-    assert bundle.state()["parked"] == [1]
-    assert servers(bundle) == {"server-0": before}
-    assert status(bundle, capsys)["state"] == "degraded"
-    assert page(bundle, "/healthz")[0] == 200
-    assert bundle.run("up") == 0  # nothing is started twice, nor waited for
-    assert servers(bundle) == {"server-0": before}
+def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
+    world.scripts["server-1"] = [*[dies(5)] * 4, serves()]
+    up = deployed(2, crash_budget=1).up()
+    before = world.pids()["server-0"]
+    (event,) = up.until(lambda: up.happened("gave_up"))
+    assert (event["name"], up.state.parked) == ("server-1", (1,))
+    assert world.pids() == {"server-0": before}
+    assert up.keeper.teller.snapshot().up
+    # `up` waits for nothing that is parked, and asks for it once more.
+    plan, current = load_plan(up.bundle.root), replace(up.state, keeper=keeping.me())
+    state.save(up.own, current)
+    assert keep.wait_kept(plan, timeout_s=1, progress=Said(), world=world).parked == (1,)
+    up.until(lambda: not up.state.parked and up.state.ready)  # its failures are old by then
+    assert world.pids()["server-0"] == before
 
 
-def test_servers_outlive_their_keeper_and_are_adopted(bundle, capsys):
-    kept(second(bundle)).run("up")
-    before, first = servers(bundle), keeper(bundle)
-    kill(first)
-    until(lambda: not runs(first))
-    answer = status(bundle, capsys)
-    assert (answer["state"], answer["supervision"]) == ("up", "unsupervised")
-    assert answer["keeper"]["alive"] is False
-    kill(before["server-1"])  # nobody is there to restart it
-    until(lambda: not runs(before["server-1"]))
-    assert bundle.run("up") == 0
-    assert servers(bundle)["server-0"] == before["server-0"]
-    assert servers(bundle)["server-1"] != before["server-1"]
-    answer = status(bundle, capsys)
-    assert (answer["state"], answer["supervision"]) == ("up", "supervised")
-    assert keeper(bundle) != first
+def test_workers_that_outlive_their_server_are_ended(world, deployed):
+    up = deployed().up()
+    worker = world["server-0"].forks(bare=True)
+    world.processes.known[up.state.servers[0].pid].ends(-9)
+    assert up.state.left_behind(world.processes) == [worker.pid]
+    up.settled(1)
+    assert worker.code == -signal.SIGTERM
 
 
-def test_a_keeper_killed_while_it_restarts_leaves_nothing_behind(make_bundle, tmp_path):
-    starts = tmp_path / "starts"
-    bundle = kept(make_bundle("--starts", str(starts)), backoff_s=3, backoff_most_s=3)
-    bundle.run("up")
-    mark, first = bundle.state()["mark"], keeper(bundle)
-    kill(servers(bundle)["server-0"])
-    until(lambda: happened(bundle, "restart"))
-    kill(first)
-    until(lambda: not runs(first))
-    assert bundle.run("up") == 0
-    assert len(with_variable(procs.MARK, bundle.state()["mark"])) == 1
-    assert bundle.run("down") == 0
-    assert with_variable(procs.MARK, mark) == []
+def test_a_port_that_somebody_took_is_named(world, deployed):
+    taken = "OSError: [Errno 98] error while attempting to bind: address already in use"
+    world.scripts["server-0"] = [serves(), dies(text=taken), serves()]
+    up = deployed().up()
+    world.kill("server-0")
+    up.settled(2)
+    assert up.happened("died")[1]["cause"] == "port"
 
 
-def test_no_keep_leaves_no_keeper(bundle, capsys):
-    assert kept(bundle).run("up", "--no-keep") == 0
-    assert bundle.state()["keeper"] is None
-    assert status(bundle, capsys)["supervision"] == "unsupervised"
-    pid = servers(bundle)["server-0"]
-    assert bundle.run("up") == 0  # later one can be had
-    assert status(bundle, capsys)["supervision"] == "supervised"
-    assert servers(bundle)["server-0"] == pid
+# Its end, and that of its launcher
 
 
-def test_its_own_pages(make_bundle):
-    bundle = kept(make_bundle("--metrics"), hang_s=1)
-    bundle.run("up")
-    until(lambda: page(bundle, "/healthz") == (200, "serving\n"))
-    client = Client(bundle.port)
-    client.start()
-    until(lambda: "recipe_tokens_total" in page(bundle, "/metrics")[1])
-    kill(servers(bundle)["server-0"])
-    until(lambda: 'recipe_restarts_total{cause="' in page(bundle, "/metrics")[1])
-    until(lambda: page(bundle, "/healthz")[0] == 200)
-    client.stop()
-    text = page(bundle, "/metrics")[1]
-    assert "recipe_predicted_tpot_seconds 0.002" in text
-    assert 'recipe_choice_info{recipe="fake-cpu",choice="first"} 1' in text
+def test_it_is_the_only_keeper(world, deployed):
+    up = deployed().up()
+    with keeping.only_keeper(up.own), pytest.raises(LauncherError) as caught:
+        up.keeper.run()
+    assert "another keeper" in caught.value.message
+    assert not up.kinds
 
 
-def test_a_port_for_metrics_that_is_taken_stops_nothing(bundle):
-    kept(bundle)
-    assert bundle.run("up", "--metrics-port", str(bundle.port)) == 0
-    kill(servers(bundle)["server-0"])
-    until(lambda: serves(bundle, 1))
+@pytest.mark.parametrize(
+    ("number", "reason", "runs"),
+    [
+        (keeping.LEAVE, "dismissed", True),
+        (keeping.DRAIN, "drained", False),
+        (signal.SIGINT, "stopped", False),
+    ],
+)
+def test_a_signal_ends_it(world, deployed, number, reason, runs):
+    up = deployed().up()
+    world.after(20, lambda: up.keeper.asked.append(number))
+    assert up.keeper.run() == 0
+    assert up.happened("keeper_stop")[0]["reason"] == reason
+    assert (bool(world.living()), up.recorded) == (runs, runs)
+    if runs:
+        assert world.pids() == {s.name: s.pid for s in up.state.servers}
 
 
-@pytest.mark.parametrize("how", ["down", "signal", "unkept"])
-@pytest.mark.parametrize("figures", [[], ["--metrics"]], ids=["connections", "figures"])
-def test_a_drain_lets_requests_finish(make_bundle, orders, how, figures):
-    bundle = kept(make_bundle("--orders", str(orders), *figures), hang_s=600)
-    bundle.run("up", *(["--no-keep"] if how == "unkept" else []))
-    url = f"http://127.0.0.1:{bundle.port}/v1/completions"
-    body = json.dumps({"prompt": "a", "max_tokens": 30}).encode()
-    pid = servers(bundle)["server-0"]
-    orders.write_text("stuck")  # the request runs until the word is gone
-    with urllib.request.urlopen(url, body, timeout=120) as answer, ExitStack() as stack:
-        if how == "signal":
-            kill(keeper(bundle), signal.SIGTERM)
+def test_what_another_launcher_stopped_is_kept_no_more(world, deployed):
+    up = deployed().up()
+    world.after(20, lambda: state.remove(up.own))
+    assert up.keeper.run() == 0
+    assert up.happened("keeper_stop")[0]["reason"] == "another launcher stopped the servers"
+
+
+def test_a_keeper_is_noted_before_it_looks(world, deployed):
+    up = deployed().up(metrics_port=free_port())
+    world.after(5, lambda: up.keeper.asked.append(keeping.LEAVE))
+    with state.exclusive(up.own):
+        world.after(1, lambda: None)
+        with pytest.raises(BusyError):
+            up.keeper.run()  # it waits for a minute
+    assert up.state.keeper is None
+    up.adopt()
+    world.after(5, lambda: up.keeper.asked.append(keeping.LEAVE))
+    up.keeper.run()
+    assert up.state.keeper == keeping.me()
+
+
+def test_a_command_at_work_is_waited_for(world, deployed):
+    up = deployed().up()
+    world.kill("server-0")
+    with state.exclusive(up.own):
+        up.rounds(30)
+    assert not up.kinds
+    up.settled(1)
+
+
+def test_a_full_disk_is_told_and_outlived(world, deployed, monkeypatch):
+    up = deployed().up()
+    world.kill("server-0")
+
+    def full(_path: Path, _data: object) -> None:
+        raise LauncherError("state.json: No space left on device.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "write_json", full)
+        up.rounds(60)
+    assert 1 <= up.said.text.count("No space left on device") < 10  # with each try, not each look
+    up.until(lambda: up.keeper.serves() and up.state.ready)
+    assert len(world.living()) == 1
+
+
+def test_a_process_that_a_driver_holds_is_told(world, deployed):
+    up = deployed(hang_s=10).up()
+    server = world["server-0"]
+    server.sick = server.stubborn = server.held = True
+    up.until(lambda: "do not end" in up.said.text)
+    assert world.living() == [server]
+    server.held = False
+    up.settled(1)
+    assert server.code == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("writes_are_steps")
+@pytest.mark.parametrize("story", ["restart", "fallback", "park", "roll"])
+def test_a_launcher_may_be_killed_at_any_step(world, deployed, story):
+    """Whatever was done: the next keeper brings all back, nothing twice, and `down` ends all."""
+    replicas = 2 if story in ("park", "roll") else 1
+    router = [] if story == "roll" else None
+    up = deployed(replicas, router, crash_budget=2 if story == "restart" else 0)
+    if story == "fallback":
+        up.bundle.add_fallback("1-lower-context", lambda data: None)
+    ends = {
+        "restart": lambda: up.state.restarts == 2,
+        "fallback": lambda: up.state.choice == "1-lower-context",
+        "park": lambda: up.state.parked,
+        "roll": lambda: not up.keeper.rolling.groups,
+    }
+
+    def tell() -> None:
+        """What happens, up to its end or the launcher's."""
+        if story == "roll":
+            up.keeper.rolling.ask([])
         else:
-            command = [sys.executable, "-c", DRAIN, str(bundle.root)]
-            draining = subprocess.Popen(command)
-            stack.callback(draining.wait, 120)
-        until(lambda: happened(bundle, "drain"))
-        if how == "down":
-            assert page(bundle, "/healthz") == (503, "draining\n")
-        assert runs(pid)
-        orders.unlink()
-        assert answer.read().rstrip().endswith(b"data: [DONE]")
-    until(lambda: not bundle.up)
-    assert happened(bundle, "drained")[0]["finished"] is True
-    assert not runs(pid)
+            world.kill("server-0")
+        up.until(lambda: ends[story]() and (up.state.ready or up.state.parked))
+
+    usual, nth, kept, whole = up.limits, 0, False, False
+    while not whole:
+        nth += 1
+        again = [dies(0.3), serves(0.2)] if story == "restart" else [serves(0.2)]
+        world.scripts = {"server-0": [serves(0.2), *again], "router": [serves(0.2, workers=[])]}
+        world.steps, world.dies_at = 0, nth
+        try:
+            kept, up.limits = False, usual
+            up.start()
+            kept, before = True, world.steps
+            up.adopt()
+            world.steps, world.dies_at = before, nth
+            tell()
+            whole = True
+        except Killed:
+            pass
+        world.next_launcher()
+        if kept and not whole:
+            up.limits = replace(usual, crash_budget=9)
+            up.adopt().rounds(2)
+            up.until(lambda: up.keeper.serves() and (up.state.ready or up.state.parked))
+            parked = {f"server-{group}" for group in up.state.parked}
+            names = {process.name for process in up.keeper.plan.processes} - parked
+            assert (nth, sorted(p.name for p in world.living())) == (nth, sorted(names))
+        if up.recorded:  # else it was killed before it began
+            supervisor.stop(up.own, up.state, progress=Said(), world=world)
+        assert (nth, world.living(), up.recorded) == (nth, [], False)
+        world.processes.known.clear()
+        world.clock.plans.clear()
+    assert nth >= 10
 
 
-DRAIN = """
-import sys
-from pathlib import Path
-from recipe_core.launcher.main import main
-sys.exit(main(["down", "--drain", "90"], root=Path(sys.argv[1])))
-"""
+def test_a_keeper_killed_while_it_restarts_is_followed_by_another(world, deployed):
+    up = deployed(backoff_s=30).up()
+    mark = up.state.mark
+    world.kill("server-0")
+    up.until(lambda: up.happened("restart"))
+    up.adopt()  # its successor finds a server that is not there
+    up.settled(1)
+    assert (up.state.mark, len(world.living())) == (mark, 1)
 
 
-def test_a_drain_has_a_deadline(make_bundle):
-    bundle = kept(make_bundle("--delay", "60"))
-    bundle.run("up")
-    url = f"http://127.0.0.1:{bundle.port}/v1/completions"
-    body = json.dumps({"prompt": "a", "max_tokens": 100}).encode()
-    with urllib.request.urlopen(url, body, timeout=120):
-        assert bundle.run("down", "--drain", "0.5") == 0
-    assert happened(bundle, "drained")[0]["finished"] is False
+# Commands that wait for a keeper, or dismiss it
 
 
-def test_in_the_foreground_it_keeps_and_tells_systemd(bundle, tmp_path):
-    kept(bundle)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(90)
-        command = [*bundle.stand_alone(), "up", "--foreground"]
-        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
-        shown = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            preexec_fn=usual_signals,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        words: set[str] = set()
-
-        def told(*wanted: str) -> bool:
-            words.update(systemd.recv(4096).decode().split("\n"))
-            return set(wanted) <= words
-
-        until(lambda: told("READY=1", "WATCHDOG=1"))
-        assert keeper(bundle) == shown.pid
-        kill(servers(bundle)["server-0"])
-        until(lambda: serves(bundle, 1))
-        shown.send_signal(signal.SIGTERM)
-        until(lambda: told("STOPPING=1"))
-        assert shown.wait(90) == 0
-    assert not bundle.up
+def kept_by(world: FakeWorld, up: Any, **heeds: Any) -> Any:
+    """A process that is recorded as the keeper."""
+    process = world.add("keeper", [], {}, up.own / "keeper.log")
+    process.heeds = {getattr(signal, name): action for name, action in heeds.items()}
+    state.save(up.own, replace(up.state, keeper=state.Keeper(process.pid, process.started)))
+    return process
 
 
-def test_a_foreground_takes_over_from_the_background(bundle):
-    kept(bundle).run("up")
-    before, first = servers(bundle), keeper(bundle)
-    shown = subprocess.Popen(
-        [*bundle.stand_alone(), "up", "--foreground"],
-        preexec_fn=usual_signals,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    until(lambda: bundle.up and keeper(bundle) == shown.pid)
-    assert not runs(first)
-    assert servers(bundle) == before
-    shown.send_signal(signal.SIGINT)
-    assert shown.wait(90) == 0
-    assert not bundle.up
+def test_a_keeper_is_dismissed_or_ended(world, deployed):
+    up = deployed().up()
+    heeds = kept_by(world, up, SIGUSR1=lambda: heeds.ends(0))
+    keeping.dismiss(up.state.keeper, world=world)
+    assert heeds.code == 0
+    deaf = kept_by(world, up, SIGUSR1=lambda: None)
+    began = world.clock.at
+    keeping.dismiss(up.state.keeper, world=world)
+    assert deaf.code == -signal.SIGKILL
+    assert world.clock.at - began > 39  # it may be ending a server
+    stopped = kept_by(world, up, SIGUSR1=lambda: None)
+    stopped.paused, began = True, world.clock.at
+    keeping.dismiss(up.state.keeper, world=world)
+    assert stopped.code == -signal.SIGKILL
+    assert world.clock.at - began < 1  # it cannot hear
+    keeping.dismiss(up.state.keeper, world=world)
+    keeping.dismiss(None, world=world)
 
 
-def test_down_is_not_kept_waiting_by_a_stopped_keeper(bundle):
-    kept(bundle).run("up")
-    kill(keeper(bundle), signal.SIGSTOP)
-    watcher = keeper(bundle)
-    assert bundle.run("down") == 0
-    assert not runs(watcher)
+def test_up_waits_for_what_the_keeper_brings_back(world, deployed):
+    up = deployed().up()
+    keeper = kept_by(world, up)
+    plan = load_plan(up.bundle.root)
+    world["server-0"].sick = True
+    with pytest.raises(LateError):
+        keep.wait_kept(plan, timeout_s=30, progress=up.said, world=world)
+    assert "waiting for the keeper: 6 s of 30" in up.said.text
+    world.after(30, lambda: setattr(world["server-0"], "sick", False))
+    assert keep.wait_kept(plan, timeout_s=60, progress=Said(), world=world).ready
+    events.append(up.own, "gave_up", reason="weights", fix="Get them.")
+    keeper.ends(1)
+    with pytest.raises(StartError) as caught:
+        keep.wait_kept(plan, timeout_s=30, progress=Said(), world=world)
+    assert ("weights" in caught.value.message, caught.value.hint) == (True, "Get them.")
 
 
-def test_a_port_that_somebody_took_is_named(bundle):
-    kept(bundle, backoff_s=0.5, backoff_most_s=0.5).run("up")
-    pid = servers(bundle)["server-0"]
-    kill(pid, signal.SIGSTOP)
-    until(lambda: happened(bundle, "hung"), 120)
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def test_a_keeper_that_does_not_start_is_told(world, deployed):
+    up = deployed().up()
+    plan = load_plan(up.bundle.root)
+    world.scripts["keeper"] = [dies(text="it has no business")]
+    with pytest.raises(StartError) as caught:
+        keeping.spawn(plan, [], world=world)
+    assert "it ended" in caught.value.message
+    assert caught.value.detail == "it has no business"
+    world.scripts["keeper"] = [silent()]
+    with pytest.raises(StartError, match="60 s"):
+        keeping.spawn(plan, [], world=world)
+    assert world["keeper"].code == -signal.SIGKILL
 
-        def took() -> bool:
-            try:
-                taken.bind(("127.0.0.1", bundle.port))
-            except OSError:
-                return False
-            taken.listen()
-            return True
+    def notes(process: Any) -> None:
+        me = state.Keeper(process.pid, process.started)
+        world.after(3, lambda: state.save(up.own, replace(up.state, keeper=me)))
 
-        until(took)
-        until(lambda: happened(bundle, "died"))
-    until(lambda: serves(bundle) or not bundle.up)
-    assert happened(bundle, "died")[0]["cause"] != "unknown"
+    world.scripts["keeper"] = [notes]
+    assert keeping.spawn(plan, ["--strict"], world=world).pid == world["keeper"].pid
+    words = list(world["keeper"].argv)
+    assert words[words.index("keep") :] == ["keep", "--strict"]
+
+
+# Drains
+
+
+@pytest.mark.parametrize("figures", [False, True], ids=["connections", "figures"])
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "unkept"])
+def test_a_drain_lets_requests_finish(world, deployed, figures, kept):
+    up = deployed(hang_s=600).up()
+    server = world["server-0"]
+    server.figures, server.running = figures, 1
+    up.rounds(6)
+    world.after(20, lambda: setattr(server, "running", 0))
+    if kept:
+        up.keeper.asked.append(keeping.DRAIN)
+        world.after(10, lambda: told.append(up.keeper.teller.snapshot()))
+        told: list[Any] = []
+        up.keeper.run()
+        assert [(now.up, now.reason) for now in told] == [(False, "draining")]
+    else:
+        request = Request(up.bundle.root, "down", drain=90)
+        plan = load_plan(up.bundle.root)
+        assert keep.drain(request, plan, up.state, up.said, world=world) == ["server-0"]
+    (event,) = up.happened("drained")
+    assert event["finished"] is True
+    assert 20 <= event["after_s"] < 25
+    assert up.happened("drain")[0]["limit_s"] == (30 if kept else 90)
+    assert (world.living(), up.recorded) == ([], False)
+
+
+def test_a_drain_has_a_deadline_of_its_own(world, deployed):
+    up = deployed().up()
+    world["server-0"].running = 1
+    keeping.ask(up.own, keeping.me(), keeping.DRAIN, world=world, drain_s=5)
+    up.keeper.asked.append(keeping.DRAIN)
+    up.keeper.run()
+    assert up.happened("drain")[0]["limit_s"] == 5
+    assert up.happened("drained")[0]["finished"] is False
+    assert not world.living()
+
+
+def test_a_second_signal_cuts_a_drain_short(world, deployed):
+    up = deployed(drain_s=900).up()
+    world["server-0"].running = 1
+    up.keeper.asked.append(keeping.DRAIN)
+    world.after(9, lambda: up.keeper.asked.append(signal.SIGINT))
+    up.keeper.run()
+    (event,) = up.happened("drained")
+    assert (event["finished"], event["after_s"] < 20) == (False, True)
+
+
+def test_a_kept_bundle_is_drained_by_its_keeper(world, deployed):
+    up = deployed().up()
+    asked: list[dict[str, Any]] = []
+
+    def drains() -> None:
+        asked.append(keeping.requested(up.own))
+        world.after(12, lambda: keeper.ends(0))
+
+    keeper = kept_by(world, up, SIGTERM=drains)
+    request = Request(up.bundle.root, "down", drain=25)
+    keep.drain(request, load_plan(up.bundle.root), up.state, up.said, world=world)
+    assert (asked, keeper.code) == ([{"drain_s": 25}], 0)
+
+
+# What it tells
+
+
+def test_its_own_figures(world, deployed):
+    world.scripts["server-0"] = [serves(figures=True)]
+    up = deployed().up()
+    up.rounds(1)
+    world["server-0"].running = 2
+    up.rounds(400)
+    before = up.keeper.teller.snapshot()
+    assert (before.up, before.name, before.choice) == (True, "fake-cpu", "first")
+    assert (before.servers, before.running) == ({"server-0": True}, 2)
+    assert (before.predicted_tpot_s, before.tpot_s) == (0.002, pytest.approx(0.002))
+    world.kill("server-0")
+    up.until(lambda: up.happened("died"))
+    down = up.keeper.teller.snapshot()
+    assert (down.up, down.restarts) == (False, {"unknown": 1})
+    assert down.reason == "not serving: 0 of 1 groups serve, choice first"
+    up.settled(1)
+    world["server-0"].running = 1
+    up.rounds(10)
+    after = up.keeper.teller.snapshot()
+    assert after.up
+    assert after.tokens > before.tokens > 0  # counters that began anew are added
+
+
+def test_a_port_for_metrics_that_is_taken_stops_nothing(world, deployed):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        up = deployed().up(metrics_port=taken.getsockname()[1])
+        world.kill("server-0")
+        up.settled(1)
+        up.rounds(100)
+    assert sum("in use" in line for line in up.said.lines) == 1
+    up.keeper.close()
+
+
+def test_every_line_of_its_log_has_its_time(world, capsys):
+    Log(clock=world.clock).say("keeping")
+    assert capsys.readouterr().err == "2030-01-01T00:16:40+00:00 keeping\n"
+
+
+def test_this_machine_is_the_usual_world(bundle):
+    assert HERE.processes.alive(os.getpid(), keeping.me().started)
+    assert HERE.ask("127.0.0.1", bundle.port, "/health", timeout_s=1) == (None, b"")
+    assert HERE.clock.now().tzinfo is not None

@@ -1,98 +1,179 @@
-"""up, status, down: real processes of a fake engine."""
+"""Starts and stops in a fake world, and what commands refuse before they start anything."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from recipe_core.launcher import procs, state
-from tests.fixtures.bundles import Bundle
+from recipe_core.launcher import procs, state, supervisor
+from recipe_core.launcher.errors import LateError, LauncherError, StartError
+from recipe_core.launcher.interrupts import interruptible
+from recipe_core.launcher.plan import load_plan
+from tests.fixtures.fake_world import Said, dies, serves, silent
+from tests.fixtures.patience import PATIENCE, comes
 
 
-def test_up_status_down(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bundle.run("up") == 0
-    assert f"http://127.0.0.1:{bundle.port}/v1/completions" in capsys.readouterr().out
-    assert bundle.run("status") == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["state"] == "up"
-    assert answer["servers"][0]["healthy"]
-    pid = bundle.state()["servers"][0]["pid"]
-    assert bundle.run("down") == 0
-    assert procs.read_stat(pid) is None
-    assert not bundle.up
+def test_a_server_that_dies_shows_its_log(world, deployed):
+    up = deployed()
+    world.scripts["server-0"] = [dies(text="fatal: no weights on this shelf")]
+    with pytest.raises(StartError) as caught:
+        up.start()
+    assert caught.value.message == "server-0 ended before it was ready."
+    assert caught.value.detail == "fatal: no weights on this shelf"
+    assert not up.recorded
 
 
-def test_up_twice_says_so_and_starts_nothing(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle.run("up")
-    before = bundle.state()["servers"]
-    capsys.readouterr()
-    assert bundle.run("--json", "up") == 0
-    assert json.loads(capsys.readouterr().out)["already"] is True
-    assert bundle.state()["servers"] == before
+@pytest.mark.parametrize("how", [silent(), serves(sick=True)], ids=["silent", "sick"])
+def test_a_server_that_never_answers_is_stopped(world, deployed, how):
+    up = deployed()
+    world.scripts["server-0"] = [how]
+    world.after(1, lambda: world["server-0"].writes("loading"))
+    with pytest.raises(LateError) as caught:
+        up.start()
+    assert caught.value.message == "server-0 was not ready after 20 s."
+    assert caught.value.detail == "loading"
+    assert "waiting for server-0: 3 s of 20; loading" in up.said.lines
+    assert up.said.lines[-1] == "stopped server-0"
+    assert (world.living(), up.recorded) == ([], False)
 
 
-def test_down_twice_and_status_when_down(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bundle.run("down") == 0
-    assert bundle.run("down") == 0
-    assert "nothing was running" in capsys.readouterr().out
-    assert bundle.run("status") == 1
-    assert json.loads(capsys.readouterr().out)["state"] == "down"
+def test_what_cannot_be_started_stops_the_others(world, deployed):
+    up = deployed(2)
+    world.missing.add("server-1")
+    with pytest.raises(StartError) as caught:
+        up.start()
+    assert caught.value.hint == "Install it: pip install fake==1"
+    assert (world["server-0"].code, up.recorded) == (-signal.SIGTERM, False)
 
 
-def test_port_on_the_command_line(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        other = probe.getsockname()[1]
-    assert bundle.run("up", "--port", str(other)) == 0
-    with urllib.request.urlopen(f"http://127.0.0.1:{other}/health") as answer:
-        assert answer.status == 200
-    assert bundle.run("status") == 0  # without --port: the state knows
-    assert str(other) in capsys.readouterr().out
+@pytest.mark.usefixtures("writes_are_steps")
+def test_a_signal_at_any_step_of_a_start_leaves_nothing(world, deployed):
+    up = deployed(2)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs this may ignore it
+    try:
+        for nth in range(1, 30):
+            world.steps, world.signalled_at = 0, nth
+            try:
+                with interruptible(world.clock):
+                    up.start()
+            except KeyboardInterrupt:
+                assert (nth, world.living(), up.recorded) == (nth, [], False)
+                world.clock.sleep(2)  # the next signal is another one
+            else:
+                break
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert nth > 7
+    assert len(world.living()) == 2
 
 
-def test_server_that_dies_shows_its_log(
-    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = make_bundle("--behave", "die")
-    assert bundle.run("up") == 1
-    error = capsys.readouterr().err
-    assert "server-0 ended before it was ready" in error
-    assert "fatal: no weights on this shelf" in error
-    assert not bundle.up
+# Whose processes they are
 
 
-def test_server_that_never_answers_is_stopped(
-    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = make_bundle("--behave", "hang")
-    assert bundle.run("up", "--timeout", "1") == 1
-    error = capsys.readouterr().err
-    assert "was not ready after 1 s" in error
-    assert "fake engine starting" in error
-    pid = int(error.split("pid ")[1].split(",")[0])
-    assert procs.read_stat(pid) is None
-    assert not bundle.up
+def test_a_recycled_pid_is_not_signalled(world, deployed):
+    up = deployed()
+    current = up.start()
+    (server,) = current.servers
+    for changes in (
+        {"servers": (replace(server, started=server.started - 100),), "mark": "another"},
+        {"boot": "another"},
+    ):
+        other = replace(current, logs=(), **changes)
+        other = replace(other, servers=tuple(replace(s, log="/none") for s in other.servers))
+        assert supervisor.stop(up.own, other, progress=Said(), world=world) == []
+        assert world["server-0"].code is None
 
 
-def test_unhealthy_is_not_ready(make_bundle: Callable[..., Bundle]) -> None:
-    assert make_bundle("--behave", "sick").run("up", "--timeout", "1") == 1
+def test_workers_of_a_dead_parent_are_found(world, tmp_path):
+    log = tmp_path / "server-0.log"
+    marked = world.add("marked", [], {procs.MARK: "mark-1"}, tmp_path / "other.log")
+    writer = world.add("writer", [], {}, log)
+    other = world.add("other", [], {procs.MARK: "mark-2"}, tmp_path / "another.log")
+    leader = [(2**22 + 1, 5)]
+    here = world.processes
+    assert here.family(leader, "mark-1") == {(marked.pid, marked.started)}
+    assert here.left_behind(leader, "mark-1", logs=[str(log)]) == [marked.pid, writer.pid]
+    ended, left = here.terminate(leader, "mark-1", grace_s=5, logs=[str(log)])
+    assert (len(ended), left, other.code) == (2, set(), None)
+    assert {marked.code, writer.code} == {-signal.SIGTERM}
+    assert here.terminate(leader, "mark-1", grace_s=1) == (set(), set())
 
 
-def test_busy_port(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_that_was_given_away_again_is_left_alone(world, tmp_path):
+    bystander = world.add("bystander", [], {}, tmp_path / "bystander.log")
+    leaders = [(bystander.pid, 1)]  # another start tick: not the one we knew
+    assert world.processes.family(leaders, "mark", logs=["server-0.log"]) == set()
+    assert world.processes.left_behind(leaders, "mark", logs=["server-0.log"]) == []
+
+
+def test_who_ignores_sigterm_is_killed_and_who_outlives_that_is_told(world, deployed):
+    up = deployed()
+    server, current = world, up.start()
+    server = world["server-0"]
+    server.stubborn = server.held = True
+    with pytest.raises(LauncherError) as caught:
+        supervisor.stop(up.own, current, progress=Said(), world=world)
+    assert str(server.pid) in caught.value.message
+    assert up.recorded
+    server.held, began = False, world.clock.at
+    assert supervisor.stop(up.own, current, progress=Said(), world=world) == ["server-0"]
+    assert (server.code, up.recorded) == (-signal.SIGKILL, False)
+    assert world.clock.at - began >= supervisor.GRACE_S
+
+
+def test_strays_are_found_by_their_logs(world, deployed):
+    up = deployed()
+    up.start()
+    state.remove(up.own)
+    plan, said = load_plan(up.bundle.root), Said()
+    assert len(supervisor.strays(plan, world=world)) == 1
+    assert supervisor.stop_strays(plan, said, world=world) == [f"pid {world['server-0'].pid}"]
+    assert (world.living(), supervisor.stop_strays(plan, said, world=world)) == ([], [])
+
+
+def test_the_kernel_shows_who_writes_a_log_and_who_ignores_a_signal(tmp_path):
+    """Real processes: a reader of the log, and a writer that shows no variable."""
+    log = tmp_path / "server-0.log"
+    log.write_text("line\n")
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('x', flush=True); time.sleep(600)"
+    )
+    with log.open() as lines, log.open("ab") as output:
+        reader = subprocess.Popen(["sleep", "600"], stdin=lines, start_new_session=True)
+        here = procs.Processes()
+        writer, started = here.start(
+            [sys.executable, "-c", code], cwd=tmp_path, env={}, output=output
+        )
+    try:
+        assert comes(lambda: b"x" in log.read_bytes())
+        assert here.family([], "mark", logs=[str(log)]) == {(writer, started)}
+        log.unlink()  # as a clean-up does
+        assert here.family([], "mark", logs=[str(log)]) == {(writer, started)}
+        ended, left = here.terminate([(writer, started)], "none", grace_s=0.2, logs=[str(log)])
+        assert (ended, left) == ({(writer, started)}, set())
+        assert (here.reap(writer), here.alive(writer, started)) == (-signal.SIGKILL, False)
+        marked = {**os.environ, procs.MARK: "mark-1"}
+        with (tmp_path / "other.log").open("wb") as output:
+            worker = here.start(["sleep", "600"], cwd=tmp_path, env=marked, output=output)
+        assert comes(lambda: here.marked(worker[0], "mark-1"))  # once its program is loaded
+        assert here.terminate([(2**22 + 1, 5)], "mark-1", grace_s=PATIENCE)[0] == {worker}
+        assert here.reap(worker[0]) == -signal.SIGTERM
+    finally:
+        reader.kill()
+        reader.wait()
+
+
+# Commands
+
+
+def test_busy_port(bundle, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", bundle.port))
         taken.listen()
@@ -103,93 +184,7 @@ def test_busy_port(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert not bundle.up
 
 
-def test_two_servers_share_the_machine(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle.edit(
-        lambda data: data["processes"].append(
-            {**data["processes"][0], "name": "server-1", "port_offset": 1}
-        )
-    )
-    assert bundle.run("up") == 0
-    servers = bundle.state()["servers"]
-    assert [server["port"] for server in servers] == [bundle.port, bundle.port + 1]
-    os.kill(servers[1]["pid"], signal.SIGKILL)
-    time.sleep(0.2)
-    capsys.readouterr()
-    assert bundle.run("status") == 1
-    assert json.loads(capsys.readouterr().out)["state"] == "degraded"
-    assert bundle.run("up") == 0  # what was left is replaced
-    assert bundle.run("status") == 0
-
-
-def test_recycled_pid_is_not_killed(bundle: Bundle) -> None:
-    bystander = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
-    )
-    try:
-        stat = procs.read_stat(bystander.pid)
-        assert stat is not None
-        server = state.Server(
-            "server-0", bystander.pid, stat.started - 100, bundle.port, "server.log"
-        )
-        run = bundle.root / "run"
-        state.save(
-            run,
-            state.State(
-                "no-such-mark", state.boot_id(), "m", "127.0.0.1", bundle.port, True, (server,)
-            ),
-        )
-        assert bundle.run("status") == 1
-        assert bundle.run("down") == 0
-        assert bystander.poll() is None
-        state.save(
-            run,
-            state.State(
-                "no-such-mark", "another-boot", "m", "127.0.0.1", bundle.port, True, (server,)
-            ),
-        )
-        assert bundle.run("down") == 0
-        assert bystander.poll() is None
-    finally:
-        bystander.kill()
-        bystander.wait()
-
-
-def test_workers_of_a_dead_parent_are_found_by_their_mark(tmp_path: Path) -> None:
-    worker = subprocess.Popen(
-        ["sleep", "60"], env={**os.environ, procs.MARK: "mark-1"}, start_new_session=True
-    )
-    try:
-        while not Path(
-            f"/proc/{worker.pid}/environ"
-        ).read_bytes():  # just after exec the kernel shows none yet
-            time.sleep(0.01)
-        assert procs.terminate([(2**22 + 1, 5)], "mark-1", grace_s=5)[0]
-        assert worker.wait(5) == -signal.SIGTERM
-        assert not procs.terminate([(2**22 + 1, 5)], "mark-1", grace_s=1)[0]
-    finally:
-        worker.kill()
-        worker.wait()
-
-
-def test_sigterm_ignored_then_killed() -> None:
-    code = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        "print('x', flush=True); time.sleep(60)"
-    )
-    stubborn = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert stubborn.stdout is not None
-    stubborn.stdout.readline()
-    stat = procs.read_stat(stubborn.pid)
-    assert stat is not None
-    stubborn.returncode = -9  # procs reaps it; keep Popen from doing so too
-    assert procs.terminate([(stubborn.pid, stat.started)], "none", grace_s=0.5)[0]
-    assert not procs.alive(stubborn.pid, stat.started)
-    stubborn.stdout.close()
-
-
-def test_damaged_state_kills_nothing(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_state_kills_nothing(bundle, capsys):
     (bundle.root / "run").mkdir()
     (bundle.root / "run" / "state.json").write_text('{"servers": [{"pid": 1}]}')
     assert bundle.run("down") == 1
@@ -197,63 +192,7 @@ def test_damaged_state_kills_nothing(bundle: Bundle, capsys: pytest.CaptureFixtu
     (bundle.root / "run" / "state.json").unlink()
 
 
-def test_foreground_stops_on_sigterm(bundle: Bundle) -> None:
-    command = bundle.stand_alone()
-    shown = subprocess.Popen(
-        [*command, "up", "--foreground"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd="/",
-    )
-    assert shown.stdout is not None
-    assert "ready" in shown.stdout.readline()
-    pid = bundle.state()["servers"][0]["pid"]
-    shown.send_signal(signal.SIGTERM)
-    shown.communicate(timeout=20)
-    assert shown.returncode == 0
-    assert procs.read_stat(pid) is None
-    assert not bundle.up
-
-
-def test_foreground_ends_when_a_server_dies(
-    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = make_bundle("--behave", "die-later")
-    assert bundle.run("up", "--foreground") == 1
-    assert "the oven went out" in capsys.readouterr().err
-    assert not bundle.up
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_launcher_ended_while_it_waits(
-    make_bundle: Callable[..., Bundle], number: signal.Signals
-) -> None:
-    bundle = make_bundle("--behave", "hang")
-    waiting = subprocess.Popen(
-        [*bundle.stand_alone(), "up"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    assert waiting.stderr is not None
-    line = next(line for line in waiting.stderr if line.startswith("started server-0"))
-    pid = int(line.split("pid ")[1].split(",")[0])
-    deadline = time.monotonic() + 5
-    while not bundle.up and time.monotonic() < deadline:
-        time.sleep(0.02)
-    waiting.send_signal(number)
-    waiting.communicate(timeout=20)
-    if number == signal.SIGTERM:
-        assert waiting.returncode == 130
-    else:
-        assert bundle.run("status") == 1
-        assert (
-            bundle.run("down") == 0
-        )  # the state was written before health, so nothing is left behind
-    stat = procs.read_stat(pid)
-    assert stat is None or stat.state == "Z"
-    assert not bundle.up
-
-
-def test_one_launcher_at_a_time(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_launcher_at_a_time(bundle, capsys):
     with state.exclusive(bundle.root / "run"):
         assert bundle.run("up") == 1
         assert "another launcher" in capsys.readouterr().err

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,44 +17,33 @@ from recipe_core.launcher.fields import Fields
 from recipe_core.launcher.observe import Observer
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.supervision import OPTIONS, USUAL, option_of, read_supervision
+from recipe_core.launcher.world import HERE
 from tests.fixtures.bundles import Bundle
-from tests.fixtures.kept import keeper, kept
-from tests.fixtures.ports import free_port
 
 
 def test_connections_to_a_port_are_counted() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", free_port()))
-        server.listen()
+    with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert observe.connections([port]) == 0
+        assert HERE.connections([port]) == 0
         with socket.create_connection(("127.0.0.1", port)):
             accepted, _ = server.accept()
-            assert observe.connections([port]) == 1
+            assert HERE.connections([port]) == 1
             accepted.close()
 
 
-def test_a_kill_for_want_of_memory_counts_once(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = {"machine": 3}
-    monkeypatch.setattr(observe, "oom_kills", lambda _: dict(counts))
-    observer, plan = Observer(), load_plan(bundle.root)
+def test_a_kill_for_want_of_memory_counts_once(bundle, world):
+    observer, plan = Observer(world), load_plan(bundle.root)
 
     def killed() -> bool:
         return observer.look(plan, (), [0]).seen[0].out_of_memory
 
     assert not killed()
-    counts["machine"] = 4
+    world.oom["machine"] += 1
     assert killed()
     assert not killed()
-    counts["/a.slice"] = 9  # seen for the first time: nobody knows since when
+    world.oom["/a.slice"] = 9  # seen for the first time: nobody knows since when
     assert not killed()
-    observer.close()
-
-
-def test_the_kernels_own_count_is_read() -> None:
-    assert all(count >= 0 for count in observe.oom_kills(()).values())
+    assert all(count >= 0 for count in HERE.oom_kills([os.getpid()]).values())
 
 
 def workload(**changes: object) -> Callable[[dict[str, Any]], None]:
@@ -120,15 +109,6 @@ def test_every_limit_is_an_option_of_up(bundle: Bundle, capsys: pytest.CaptureFi
         assert f"{option_of(name)} " in text
         assert f"(usually {getattr(USUAL, name):g})" in " ".join(text.split())
     assert " keep " not in text
-
-
-def test_limits_of_the_command_line_reach_the_keeper(bundle: Bundle) -> None:
-    assert kept(bundle).run("up", "--hang", "77", "--crash-budget", "2", "--metrics-port", "0") == 0
-    words = Path(f"/proc/{keeper(bundle)}/cmdline").read_text().split("\0")
-    assert words[words.index("keep") :][:-1] == [
-        *("keep", "--crash-budget", "2", "--hang", "77.0", "--metrics-port", "0")
-    ]
-    assert bundle.state()["keeper"]["metrics_port"] is None
 
 
 def test_the_keepers_port_is_none_of_the_bundles(bundle: Bundle) -> None:

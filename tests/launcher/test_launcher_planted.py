@@ -58,13 +58,16 @@ PLACES = (
 )
 
 
-@pytest.mark.parametrize("where", PLACES)
-def test_nothing_planted_in_a_bundle_runs(
-    standing: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+EACH = [PLACES, *(pytest.param([where], marks=pytest.mark.nightly) for where in PLACES)]
+"""All at once, and each alone in the nightly tier: any that runs leaves the marker."""
+
+
+@pytest.mark.parametrize("places", EACH)
+def test_nothing_planted_in_a_bundle_runs(standing, tmp_path, monkeypatch, places):
     marker = tmp_path / "marker"
     monkeypatch.setenv("MARKER", str(marker))
-    plant(standing.root, "launcher", where.replace("PACKAGE", "launcher"), tmp_path)
+    for where in places:
+        plant(standing.root, "launcher", where.replace("PACKAGE", "launcher"), tmp_path)
     for command in ("preflight", "up", "status"):
         done = run(standing, command, cwd=standing.root)
         assert done.returncode == 1
@@ -75,15 +78,14 @@ def test_nothing_planted_in_a_bundle_runs(
     assert not standing.up
 
 
-@pytest.mark.parametrize("where", PLACES)
-def test_nothing_planted_beside_the_trainer_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+@pytest.mark.parametrize("places", EACH)
+def test_nothing_planted_beside_the_trainer_runs(tmp_path, monkeypatch, places):
     root, marker = tmp_path / "bundle", tmp_path / "marker"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE / "trainer", root / "trainer", ignore=ignored)
     (root / "train.py").write_text(train_py("train.py", "main"))
-    plant(root, "trainer", where.replace("PACKAGE", "trainer"), tmp_path)
+    for where in places:
+        plant(root, "trainer", where.replace("PACKAGE", "trainer"), tmp_path)
     monkeypatch.setenv("MARKER", str(marker))
     program = [sys.executable, "train.py", "--help"]
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=root)
@@ -92,18 +94,15 @@ def test_nothing_planted_beside_the_trainer_runs(
     assert not marker.exists()
 
 
-def test_a_measured_bundle_is_refused_once_it_was_changed(standing: Bundle) -> None:
-    assert run(standing, "up").returncode == 0
+def test_commands_leave_a_bundle_as_it_was_built_and_refuse_one_that_was_changed(standing):
+    before = sorted(path for path in standing.root.rglob("*"))
+    for command in ("preflight", "up", "bench", "status"):
+        assert run(standing, command, cwd=standing.root).returncode == 0
+    after = [p for p in standing.root.rglob("*") if "run" not in p.relative_to(standing.root).parts]
+    assert sorted(after) == before
     (standing.root / "notes.txt").write_text("mine")
     done = run(standing, "bench", "--requests", "3")
     assert done.returncode == 1
     assert "preflight: bundle: added: notes.txt" in done.stderr
     assert standing.up
-
-
-def test_commands_leave_a_bundle_as_it_was_built(standing: Bundle) -> None:
-    before = sorted(path for path in standing.root.rglob("*"))
-    for command in ("preflight", "up", "bench", "status", "down"):
-        run(standing, command, cwd=standing.root)
-    after = [p for p in standing.root.rglob("*") if "run" not in p.relative_to(standing.root).parts]
-    assert sorted(after) == before
+    assert run(standing, "down").returncode == 0

@@ -1,143 +1,152 @@
-"""``restart``: replicas behind a router, one after the other, without a request that fails."""
+"""``restart`` in a fake world: replicas behind a router, one after the other."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from recipe_core.launcher import balancer
+from recipe_core.launcher import balancer, keep, keeping
+from recipe_core.launcher.errors import InputError, LauncherError, StartError
 from recipe_core.launcher.plan import load_plan
-from tests.fixtures.bundles import Bundle
-from tests.fixtures.kept import Client, happened, keeper, kept, kill, runs, servers, until
-from tests.fixtures.paths import FIXTURES
-
-FAKE_ROUTER = FIXTURES / "fake_router.py"
+from recipe_core.launcher.request import Request
+from tests.fixtures.fake_world import Deployment, dies, serves
 
 
 @pytest.fixture
-def routed(make_bundle: Callable[..., Bundle]) -> Callable[..., Bundle]:
-    """Two replicas behind a router, whose options are ``words``."""
+def routed(world, deployed):
+    """Two replicas behind a router, whose interface for its workers may be ``blind``."""
 
-    def make(*words: str) -> Bundle:
-        bundle = make_bundle("--metrics", "--delay", "0.01")
-
-        def change(data: dict[str, Any]) -> None:
-            (first,) = data["processes"]
-            data["processes"] = [
-                {
-                    "name": "router",
-                    "argv": [
-                        *(sys.executable, str(FAKE_ROUTER), "--port", "${port}", *words),
-                        *(f"http://127.0.0.1:${{port{n}}}" for n in (1, 2)),
-                    ],
-                    "env": {},
-                    "port_offset": 0,
-                    "devices": [],
-                    "role": "router",
-                    "group": 2,
-                },
-                *(
-                    first | {"name": f"server-{n}", "port_offset": n + 1, "group": n}
-                    for n in (0, 1)
-                ),
-            ]
-
-        bundle.edit(change)
-        return kept(bundle)
+    def make(*, blind: bool = False) -> Deployment:
+        workers = None if blind else [f"http://127.0.0.1:{20_001 + n}" for n in (0, 1)]
+        world.scripts["router"] = [serves(workers=workers)]
+        return deployed(2, []).up()
 
     return make
 
 
-@pytest.mark.parametrize("how", ["kept", "unkept"])
-def test_replicas_are_restarted_without_a_failed_request(
-    routed: Callable[..., Bundle], capsys: pytest.CaptureFixture[str], how: str
-) -> None:
-    bundle = routed()
-    assert bundle.run("up", *(["--no-keep"] if how == "unkept" else [])) == 0
-    before = servers(bundle)
-    clients = [Client(bundle.port, tokens=10) for _ in range(3)]
-    for client in clients:
-        client.start()
-    until(lambda: all(client.answers for client in clients))
-    capsys.readouterr()
-    assert bundle.run("restart") == 0
+def restart(up: Deployment, *names: str) -> int:
+    request = Request(up.bundle.root, "restart", names=list(names), metrics_port=0)
+    return keep.run_restart(request, world=up.world)
+
+
+def told(up: Deployment) -> list[str]:
+    """What happened to which server."""
+    return [f"{event['event']} {event['name']}" for event in up.events if "name" in event]
+
+
+ROLLED = ["drain", "drained", "restart", "start", "ready"]
+
+
+def test_replicas_are_restarted_one_after_the_other(world, routed, capsys):
+    up = routed()
+    before = world.pids()
+    busy = world["server-0"]
+    busy.running = 1
+    world.after(20, lambda: setattr(busy, "running", 0))
+    world.after(10, lambda: seen.append(list(world["router"].workers)))
+    seen: list[list[str]] = []
+    assert restart(up) == 0
     assert "restarted server-0, server-1" in capsys.readouterr().out
-    after = servers(bundle)
-    served = [client.answers for client in clients]
-    until(
-        lambda: all(client.answers > count for client, count in zip(clients, served, strict=True))
-    )
-    for client in clients:
-        client.stop()
-    assert [client.errors for client in clients] == [[], [], []]
+    assert told(up) == [f"{kind} server-{n}" for n in (0, 1) for kind in ROLLED]
+    assert [event["finished"] for event in up.happened("drained")] == [True, True]
+    after = world.pids()
     assert after["router"] == before["router"]
-    assert {name for name in before if before[name] != after[name]} == {"server-0", "server-1"}
-    assert not any(runs(before[name]) for name in ("server-0", "server-1"))
-    drained = happened(bundle, "drained")
-    assert [(event["name"], event["finished"]) for event in drained] == [
-        ("server-0", True),
-        ("server-1", True),
+    assert all(after[name] != before[name] for name in ("server-0", "server-1"))
+    assert seen == [["http://127.0.0.1:20002"]]  # nothing new for the one that drains
+    assert sorted(world["router"].workers) == [
+        f"http://127.0.0.1:{port}" for port in (20001, 20002)
     ]
-    # The second was drained only after the first was back.
-    order = [e["name"] + e["event"] for e in (*happened(bundle, "drain"),)]
-    assert order == ["server-0drain", "server-1drain"]
 
 
-def test_one_replica_by_name(
-    routed: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = routed()
-    bundle.run("up")
-    before = servers(bundle)
-    assert bundle.run("restart", "server-1") == 0
-    after = servers(bundle)
+def test_requests_that_do_not_end_are_waited_for_up_to_a_limit(world, routed):
+    up = routed()
+    world["server-0"].running = 1
+    up.keeper.rolling.ask(["server-0"])
+    up.until(lambda: not up.keeper.rolling.groups)
+    assert up.happened("drain")[0]["limit_s"] == 30
+    assert up.happened("drained")[0]["finished"] is False
+
+
+def test_one_replica_by_name(world, routed):
+    up = routed()
+    before = world.pids()
+    assert restart(up, "server-1") == 0
+    after = world.pids()
     assert {name for name in before if before[name] != after[name]} == {"server-1"}
-    assert bundle.run("restart", "server-7") == 2
-    assert "the bundle has no process 'server-7'" in capsys.readouterr().err
+    with pytest.raises(InputError) as caught:
+        restart(up, "server-7")
+    assert (caught.value.field, "'server-7'" in caught.value.message) == ("NAME", True)
 
 
-def test_a_single_replica_says_that_it_interrupts(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept(bundle).run("up")
-    before = servers(bundle)
-    assert bundle.run("restart") == 0
+def test_a_keeper_restarts_what_it_is_asked_for(world, routed):
+    up = routed()
+    keeping.ask(up.own, keeping.me(), keeping.READ, world=world, restart=["server-1"])
+    up.keeper.asked.append(keeping.READ)
+    up.rounds(1)
+    up.until(lambda: not up.keeper.rolling.groups)
+    assert told(up) == [f"{kind} server-1" for kind in ROLLED]
+    assert up.happened("restart")[0]["cause"] == "requested"
+
+
+def test_a_single_replica_says_that_it_interrupts(world, deployed, capsys):
+    up = deployed().up()
+    before = world.pids()
+    assert restart(up) == 0
     assert "restarting it interrupts the service" in capsys.readouterr().err
-    assert servers(bundle) != before
-    assert runs(keeper(bundle))
+    assert world.pids() != before
 
 
-def test_nothing_to_restart(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bundle.run("restart") == 1
-    assert "nothing is running" in capsys.readouterr().err
+def test_a_replica_that_does_not_come_back_ends_it(world, routed):
+    up = routed()
+    world.scripts["server-0"] = [dies(), serves()]
+    with pytest.raises(StartError):
+        restart(up)
+    assert (
+        up.happened("restart")[-1] | {"finished": False, "cause": "requested"}
+        == (up.happened("restart")[-1])
+    )
+    assert "drain server-1" not in told(up)
+    assert up.state.ready  # later it did, and the other was left alone
 
 
-def test_the_router_alone_is_restarted_when_it_dies(routed: Callable[..., Bundle]) -> None:
-    bundle = routed()
-    bundle.run("up")
-    before = servers(bundle)
-    kill(before["router"])
-    until(lambda: bundle.state()["ready"] and bundle.state()["restarts"] == 1)
-    after = servers(bundle)
+def test_a_parked_replica_is_started_on_request(world, deployed):
+    world.scripts["server-1"] = [dies(5), dies(5), dies(5), serves()]
+    up = deployed(2, crash_budget=0, window_s=3000).up()
+    up.until(lambda: up.state.parked)
+    up.keeper.rolling.ask(["server-1"])
+    world.scripts["server-1"] = [serves()]
+    up.until(lambda: up.state.ready and not up.keeper.rolling.groups)
+    assert up.happened("restart")[-1]["cause"] == "requested"
+
+
+def test_nothing_to_restart(deployed):
+    with pytest.raises(LauncherError, match="nothing is running"):
+        restart(deployed())
+
+
+def test_the_router_alone_is_restarted_when_it_dies(world, routed):
+    up = routed()
+    before = world.pids()
+    world.kill("router")
+    up.settled(1)
+    after = world.pids()
     assert {name for name in before if before[name] != after[name]} == {"router"}
 
 
-def test_a_router_without_an_interface_is_left_alone(routed: Callable[..., Bundle]) -> None:
-    bundle = routed("--blind")
-    bundle.run("up", "--no-keep")
-    assert balancer.withdraw(load_plan(bundle.root), 0) == ()
+def test_a_router_without_an_interface_gets_time_to_find_a_replica(world, routed):
+    up = routed(blind=True)
+    assert balancer.withdraw(load_plan(up.bundle.root), 0, world=world) == ()
+    ready: dict[str, float] = {}
+    world.when(lambda: up.happened("ready"), lambda: ready.update(first=world.clock.at))
+    world.when(lambda: len(up.happened("drain")) == 2, lambda: ready.update(next=world.clock.at))
+    restart(up)
+    assert 10 <= ready["next"] - ready["first"] < 15
 
 
-def test_a_worker_is_taken_out_and_put_back(routed: Callable[..., Bundle]) -> None:
-    bundle = routed()
-    bundle.run("up", "--no-keep")
-    plan = load_plan(bundle.root)
-    taken = balancer.withdraw(plan, 0)
+def test_a_worker_is_taken_out_and_put_back(world, routed):
+    plan = load_plan(routed().bundle.root)
+    taken = balancer.withdraw(plan, 0, world=world)
     assert [worker.path for worker in taken] == ["/workers"]
-    assert balancer.withdraw(plan, 0) == ()  # it is out
-    assert not balancer.admit(plan, taken)  # it was put back just now
-    assert balancer.admit(plan, taken)
-    assert balancer.withdraw(plan, 0) == taken
+    assert balancer.withdraw(plan, 0, world=world) == ()  # it is out
+    assert not balancer.admit(plan, taken, world=world)  # it was put back just now
+    assert balancer.admit(plan, taken, world=world)
+    assert balancer.withdraw(plan, 0, world=world) == taken

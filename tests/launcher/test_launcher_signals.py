@@ -1,4 +1,8 @@
-"""Signals and lost terminals: a launcher that is ended leaves nothing that cannot be found."""
+"""Signals and lost terminals: a launcher that is ended leaves nothing that cannot be found.
+
+Real processes. The fast tier has one signal for each phase, the nightly one the rest; a signal at
+any step of a start is in ``test_launcher_life.py``.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,7 @@ import pty
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +21,13 @@ import pytest
 
 from recipe_core.launcher.interrupts import interruptible, uninterrupted
 from tests.fixtures.bundles import Bundle, training_bundle, usual_signals, with_variable
+from tests.fixtures.fake_world import FakeClock
+from tests.fixtures.kept import until
+from tests.fixtures.patience import PATIENCE
 from tests.fixtures.ports import free_port
 
-Make = Callable[..., Bundle]
+HUP, INT, KILL, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM
+BENCH = ["bench", "--requests", "500"]
 KILLED_AT = """
 import os, sys
 from pathlib import Path
@@ -41,11 +48,8 @@ sys.exit(main(sys.argv[4:], root=Path(sys.argv[3])))
 """A launcher that a signal meets the moment before it writes its state for the n-th time."""
 
 
-def until(reached: Callable[[], object], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def nightly(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def signalled_at(nth: int, number: signal.Signals, bundle: Bundle, *words: str) -> int:
@@ -57,10 +61,6 @@ def signalled_at(nth: int, number: signal.Signals, bundle: Bundle, *words: str) 
     return done.returncode
 
 
-def killed_at(nth: int, bundle: Bundle, *words: str) -> None:
-    assert signalled_at(nth, signal.SIGKILL, bundle, *words) == -signal.SIGKILL
-
-
 @pytest.fixture
 def token(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
     """A variable that all that a test starts inherits; what has it at the end is killed."""
@@ -68,99 +68,68 @@ def token(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     monkeypatch.setenv("RECIPE_TEST", value)
     yield value
     for pid in alive(value):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, KILL)
 
 
 def alive(token: str) -> list[int]:
     return with_variable("RECIPE_TEST", token)
 
 
-def second_server(bundle: Bundle, **more: object) -> Bundle:
-    second = {"name": "server-1", "port_offset": 1, **more}
+def stand_alone(bundle: Bundle, *words: str, **settings: object) -> subprocess.Popen[str]:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": usual_signals}
+    program = [*bundle.stand_alone(), *words]
+    return subprocess.Popen(program, text=True, **(options | settings))  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("nth", "remedy"),
+    [(2, "down"), *(nightly(n, how) for n, how in [(1, "up"), (1, "down"), (2, "up"), (3, "up")])],
+)
+def test_what_a_killed_start_left_is_found_by_its_mark(bundle, token, capsys, nth, remedy):
+    second = {"name": "server-1", "port_offset": 1}
     bundle.edit(lambda data: data["processes"].append(data["processes"][0] | second))
-    return bundle
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-@pytest.mark.parametrize("remedy", ["up", "down"])
-def test_what_a_killed_start_left_is_found_by_its_mark(
-    bundle: Bundle, token: str, capsys: pytest.CaptureFixture[str], nth: int, remedy: str
-) -> None:
-    second_server(bundle)
-    killed_at(nth, bundle, "up")
+    assert signalled_at(nth, KILL, bundle, "up") == -KILL
     started = nth - 1
     until(lambda: len(alive(token)) == started)  # the variable shows once the program is loaded
+    left = alive(token)
     assert bundle.run("status") == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["state"] == ("degraded" if started else "down")
-    assert answer.get("unrecorded", []) == alive(token)[-1:]
-    assert bundle.run(*(["up", "--no-keep"] if remedy == "up" else ["down"])) == 0
-    assert len(alive(token)) == (2 if remedy == "up" else 0)
-    assert bundle.run("status") == (0 if remedy == "up" else 1)
+    assert answer.get("unrecorded", []) == left[-1:]
+    if remedy == "up":
+        assert bundle.run("up", "--no-keep") == 0
+        assert len(alive(token)) == 2
+        assert bundle.run("status") == 0
+    else:
+        assert bundle.run("--json", "down") == 0
+        stopped = json.loads(capsys.readouterr().out)["stopped"]
+        assert stopped[-1:] == [f"pid {pid}" for pid in left[-1:]]
     assert bundle.run("down") == 0
-    assert alive(token) == []
-    assert not bundle.up
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-@pytest.mark.parametrize("words", [["up"], ["bench", "--requests", "3"]], ids=["up", "bench"])
-def test_a_hangup_at_any_step_of_a_start_leaves_nothing(
-    bundle: Bundle, token: str, nth: int, words: list[str]
-) -> None:
-    assert signalled_at(nth, signal.SIGHUP, bundle, *words) == 130
     assert (alive(token), bundle.up) == ([], False)
 
 
-def test_an_interrupted_up_leaves_what_ran_before(bundle: Bundle, token: str) -> None:
-    """It asks a server that another launcher started, and waits for an answer."""
-    assert bundle.run("up", "--no-keep") == 0
-    state_file = bundle.root / "run" / "state.json"
-    state_file.write_text(state_file.read_text().replace('"ready": true', '"ready": false'))
-    (pid,) = alive(token)
-    os.kill(pid, signal.SIGSTOP)
-    waiting = stand_alone(bundle, "up")
-    until(lambda: _locked(bundle.root / "run" / "lock"))
-    waiting.send_signal(signal.SIGTERM)
-    waiting.communicate(timeout=60)
-    assert alive(token) == [pid]
-    os.kill(pid, signal.SIGCONT)
-    assert bundle.run("down") == 0
+@pytest.mark.nightly
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("words", [["up"], ["bench", "--requests", "3"]], ids=["up", "bench"])
+def test_a_hangup_at_any_step_of_a_start_leaves_nothing(bundle, token, nth, words):
+    assert signalled_at(nth, HUP, bundle, *words) == 130
+    assert (alive(token), bundle.up) == ([], False)
 
 
-def _locked(path: Path) -> bool:
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def test_bench_starts_again_what_a_killed_bench_left(bundle: Bundle, token: str) -> None:
-    killed_at(2, bundle, "bench", "--requests", "3")
+@pytest.mark.nightly
+def test_bench_starts_again_what_a_killed_bench_left(bundle, token):
+    assert signalled_at(2, KILL, bundle, "bench", "--requests", "3") == -KILL
     until(lambda: alive(token))
     assert bundle.run("bench", "--requests", "3") == 0
-    assert alive(token) == []
-    assert not bundle.up
+    assert (alive(token), bundle.up) == ([], False)
 
 
-def test_down_names_what_its_state_does_not(
-    bundle: Bundle, token: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    killed_at(2, bundle, "up")
-    until(lambda: alive(token))
-    (pid,) = alive(token)
-    assert bundle.run("--json", "down") == 0
-    assert json.loads(capsys.readouterr().out)["stopped"] == [f"pid {pid}"]
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_run_whose_launcher_was_killed_is_found_on_its_node(
-    tmp_path: Path, token: str, capsys: pytest.CaptureFixture[str], nodes: int
-) -> None:
+def test_a_run_whose_launcher_was_killed_is_found_on_its_node(tmp_path, token, capsys, nodes):
     bundle = training_bundle(tmp_path / "bundle", tmp_path, free_port(), 5000, nodes=nodes)
     node = ["--node", "1", "--head", "127.0.0.1"] if nodes > 1 else []
-    killed_at(2, bundle, "up", *node)
+    assert signalled_at(2, KILL, bundle, "up", *node) == -KILL
     until(lambda: alive(token))
     assert bundle.run("status", *node) == 1
     assert json.loads(capsys.readouterr().out)["state"] == "degraded"
@@ -170,73 +139,90 @@ def test_a_run_whose_launcher_was_killed_is_found_on_its_node(
     assert alive(token) == []
 
 
-def stand_alone(bundle: Bundle, *words: str, **settings: object) -> subprocess.Popen[str]:
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": usual_signals}
-    program = [*bundle.stand_alone(), *words]
-    return subprocess.Popen(program, text=True, **(options | settings))  # type: ignore[call-overload, no-any-return]
+def test_an_interrupted_up_leaves_what_ran_before(bundle, token):
+    """It asks a server that another launcher started, and waits for an answer."""
+    assert bundle.run("up", "--no-keep") == 0
+    state_file = bundle.root / "run" / "state.json"
+    state_file.write_text(state_file.read_text().replace('"ready": true', '"ready": false'))
+    (pid,) = alive(token)
+    os.kill(pid, signal.SIGSTOP)
+    waiting = stand_alone(bundle, "up")
+
+    def locked() -> bool:
+        with (bundle.root / "run" / "lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    until(locked)
+    waiting.send_signal(TERM)
+    waiting.communicate(timeout=PATIENCE)
+    assert alive(token) == [pid]
+    os.kill(pid, signal.SIGCONT)
+    assert bundle.run("down") == 0
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-def test_a_followed_server_stops_cleanly(
-    bundle: Bundle, token: str, number: signal.Signals, times: int
-) -> None:
+@pytest.mark.parametrize(
+    ("number", "times"),
+    [(INT, 2), *(nightly(n, t) for n, t in [(INT, 1), (HUP, 1), (HUP, 2), (TERM, 1), (TERM, 2)])],
+)
+def test_a_followed_server_stops_cleanly(bundle, token, number, times):
     shown = stand_alone(bundle, "up", "--foreground")
-    assert shown.stdout is not None
     assert "ready" in shown.stdout.readline()
     for _ in range(times):
         shown.send_signal(number)
-    _, errors = shown.communicate(timeout=60)
+    _, errors = shown.communicate(timeout=PATIENCE)
     assert (shown.returncode, alive(token), bundle.up) == (0, [], False), errors
     assert "Traceback" not in errors
 
 
-def test_a_hangup_stops_a_start_that_waits(make_bundle: Make, token: str) -> None:
-    bundle = make_bundle("--behave", "hang")
-    waiting = stand_alone(bundle, "up")
-    until(lambda: bundle.up and bundle.state()["servers"])
-    waiting.send_signal(signal.SIGHUP)
-    waiting.communicate(timeout=60)
+@pytest.mark.parametrize("number", [HUP, nightly(TERM), nightly(INT)])
+@pytest.mark.parametrize(
+    ("words", "server", "ready"),
+    [(["up"], ["--behave", "hang"], False), (BENCH, ["--delay", "0.2"], True)],
+    ids=["up", "bench"],
+)
+def test_a_signal_stops_what_was_started(make_bundle, token, number, words, server, ready):
+    bundle = make_bundle(*server)
+    waiting = stand_alone(bundle, *words)
+    until(lambda: bundle.up and bundle.state()["servers"] and bundle.state()["ready"] == ready)
+    waiting.send_signal(number)
+    waiting.communicate(timeout=PATIENCE)
     assert (waiting.returncode, alive(token), bundle.up) == (130, [], False)
 
 
-def test_a_hangup_stops_what_bench_started(make_bundle: Make, token: str) -> None:
-    bundle = make_bundle("--delay", "0.2")
-    measuring = stand_alone(bundle, "bench", "--requests", "500")
-    until(lambda: bundle.up and bundle.state()["ready"])
-    measuring.send_signal(signal.SIGHUP)
-    measuring.communicate(timeout=60)
-    assert (measuring.returncode, alive(token), bundle.up) == (130, [], False)
+def ignored(pid: int) -> int:
+    """The signals that a process ignores, a bit each."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.split("SigIgn:")[1].split()[0], 16)
 
 
-def test_nohup_is_respected(bundle: Bundle, token: str) -> None:
-    def ignored() -> None:
+def test_nohup_is_respected(bundle, token):
+    def nohup() -> None:
         usual_signals()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(HUP, signal.SIG_IGN)
 
-    shown = stand_alone(bundle, "up", "--foreground", preexec_fn=ignored)
-    assert shown.stdout is not None
+    shown = stand_alone(bundle, "up", "--foreground", preexec_fn=nohup)
     assert "ready" in shown.stdout.readline()
-    shown.send_signal(signal.SIGHUP)
-    time.sleep(0.5)  # nothing is to happen, so there is no state to wait for
-    assert shown.poll() is None
+    assert ignored(shown.pid) & 1 << (HUP - 1)  # the kernel drops it
+    shown.send_signal(HUP)
     assert bundle.run("status") == 0
-    shown.send_signal(signal.SIGTERM)
-    shown.communicate(timeout=60)
+    shown.send_signal(TERM)
+    shown.communicate(timeout=PATIENCE)
     assert (shown.returncode, alive(token)) == (0, [])
 
 
-def test_servers_of_a_background_job_take_interrupts(bundle: Bundle) -> None:
+def test_servers_of_a_background_job_take_interrupts(bundle):
     """A shell starts such jobs with SIGINT ignored, which programs they start would inherit."""
-    job = stand_alone(bundle, "up", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
-    job.communicate(timeout=60)
-    status = Path(f"/proc/{bundle.state()['servers'][0]['pid']}/status").read_text()
-    ignored = int(status.split("SigIgn:")[1].split()[0], 16)
-    assert not ignored & 1 << (signal.SIGINT - 1)
+    job = stand_alone(bundle, "up", preexec_fn=lambda: signal.signal(INT, signal.SIG_IGN))
+    job.communicate(timeout=PATIENCE)
+    assert not ignored(bundle.state()["servers"][0]["pid"]) & 1 << (INT - 1)
 
 
-@pytest.mark.parametrize("words", [["up", "--foreground"], ["bench", "--requests", "500"]])
-def test_a_lost_terminal_stops_everything(make_bundle: Make, token: str, words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["up", "--foreground"], nightly(BENCH)])
+def test_a_lost_terminal_stops_everything(make_bundle, token, words):
     """The kernel sends SIGHUP, and every write to the terminal fails from then on."""
     bundle = make_bundle("--delay", "0.2")
     program = [*bundle.stand_alone(), *words]
@@ -251,23 +237,21 @@ def test_a_lost_terminal_stops_everything(make_bundle: Make, token: str, words: 
     assert (alive(token), bundle.up) == ([], False)
 
 
-def test_a_reader_that_left_does_not_end_what_is_followed(bundle: Bundle, token: str) -> None:
+def test_a_reader_that_left_does_not_end_what_is_followed(bundle, token):
     shown = stand_alone(bundle, "up", "--foreground")
-    assert shown.stdout is not None
     shown.stdout.close()
     until(lambda: bundle.up and bundle.state()["ready"])
-    assert shown.stderr is not None
-    until(lambda: "ready after" in shown.stderr.readline())  # type: ignore[union-attr]
-    shown.send_signal(signal.SIGTERM)
+    until(lambda: "ready after" in shown.stderr.readline())
+    shown.send_signal(TERM)
     errors = shown.stderr.read()
     shown.stderr.close()
-    assert shown.wait(timeout=60) in (0, 1)
+    assert shown.wait(timeout=PATIENCE) in (0, 1)
     assert "Traceback" not in errors
     assert "Exception ignored" not in errors
     assert (alive(token), bundle.up) == ([], False)
 
 
-def test_ctrl_c_while_python_imports_is_quiet(bundle: Bundle) -> None:
+def test_ctrl_c_while_python_imports_is_quiet(bundle):
     program = bundle.stand_alone()
     module = bundle.root / "launcher" / "errors.py"
     module.unlink()
@@ -283,42 +267,46 @@ def test_ctrl_c_while_python_imports_is_quiet(bundle: Bundle) -> None:
         return bool(writing)
 
     until(imports)
-    importing.send_signal(signal.SIGINT)
+    importing.send_signal(INT)
     os.close(writing[0])  # ends the read that a signal came too early to interrupt
-    assert importing.communicate(timeout=60)[1] == ""
+    assert importing.communicate(timeout=PATIENCE)[1] == ""
     assert importing.returncode == 130
 
 
-def stop_in_the_middle(done: list[str]) -> None:
-    with interruptible():
-        with uninterrupted():
-            os.kill(os.getpid(), signal.SIGTERM)
-            done.append("stopped")
-        done.append("never")
-
-
-def test_a_part_that_must_not_be_cut_in_two_is_finished() -> None:
-    done: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        stop_in_the_middle(done)
-    assert done == ["stopped"]
+# In this process
 
 
 @pytest.fixture
 def hangup_ends() -> Iterator[None]:
     """Whoever runs the tests may ignore it, as nohup does."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = signal.signal(HUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(HUP, before)
+
+
+def test_a_part_that_must_not_be_cut_in_two_is_finished():
+    done: list[str] = []
+
+    def stop_in_the_middle() -> None:
+        with interruptible():
+            with uninterrupted():
+                os.kill(os.getpid(), TERM)
+                done.append("stopped")
+            done.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_in_the_middle()
+    assert done == ["stopped"]
 
 
 @pytest.mark.usefixtures("hangup_ends")
-def test_a_second_signal_at_once_is_the_same_end() -> None:
-    done = []
-    with interruptible():
-        try:
-            os.kill(os.getpid(), signal.SIGHUP)
-        except KeyboardInterrupt:
-            os.kill(os.getpid(), signal.SIGHUP)
-            done.append("stopped")
-    assert done == ["stopped"]
+def test_a_second_signal_at_once_is_the_same_end():
+    clock, ends = FakeClock(), []
+    with interruptible(clock):
+        for passed in (2, 0.5, 2):
+            clock.at += passed
+            try:
+                os.kill(os.getpid(), HUP)
+            except KeyboardInterrupt:
+                ends.append(passed)
+    assert ends == [2, 2]

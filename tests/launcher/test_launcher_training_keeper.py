@@ -1,296 +1,270 @@
-"""Training runs that break, kept by their launcher: real processes, a trainer that pretends."""
+"""Training runs that break, kept by their launcher in a fake world."""
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import signal
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipe_core.launcher import procs, supervisor
-from recipe_core.launcher.events import read
-from tests.fixtures.bundles import FAKE_TRAINER, TRAINING, Bundle, training_bundle, with_variable
-from tests.fixtures.ports import free_port
-
-QUICK = {"backoff_s": 0.05, "backoff_most_s": 0.1, "poll_s": 0.1, "crash_budget": 3}
-PATIENCE_S = 120.0
-Make = Callable[..., Bundle]
-
-
-def until(holds: Callable[[], Any]) -> Any:
-    """Wait for a state, however slow the machine is."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := holds()):
-        assert time.monotonic() < deadline, "the state did not come"
-        time.sleep(0.05)
-    return value
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    made: list[Bundle] = []
-    monkeypatch.setattr(supervisor, "GRACE_S", 5.0)
-
-    def bundle(
-        steps: int, faults: list[dict[str, Any]], limits: dict[str, Any] = QUICK, **scenario: Any
-    ) -> Bundle:
-        found = training_bundle(tmp_path / "bundle", tmp_path, free_port(), steps)
-        found.edit(lambda data: data.update(supervision=limits))
-        (found.root / "run").mkdir()
-        values = {"every": 2, "faults": faults} | scenario
-        (found.root / "run" / "fake.json").write_text(json.dumps(values))
-        made.append(found)
-        return found
-
-    yield bundle
-    for each in made:
-        each.run("down")
+from recipe_core.launcher import run_look, state, supervisor
+from recipe_core.launcher.errors import LauncherError, PreflightError, StartError
+from recipe_core.launcher.machine import Device, Machine
+from recipe_core.launcher.plan import load_plan
+from tests.fixtures.fake_world import GIB, Killed, Said, Training
 
 
 def fault(step: int, kind: str, times: int = 1, **more: Any) -> dict[str, Any]:
     return {"step": step, "kind": kind, "times": times, **more}
 
 
-def kinds(bundle: Bundle) -> list[str]:
-    return [event["event"] for event in read(bundle.root / "run")]
-
-
-def event(bundle: Bundle, kind: str) -> dict[str, Any]:
-    return next(each for each in reversed(read(bundle.root / "run")) if each["event"] == kind)
-
-
-def status(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    capsys.readouterr()
-    bundle.run("status")
-    return dict(json.loads(capsys.readouterr().out))
+def gives_up(run: Training, **options: Any) -> StartError:
+    run.up(**options)
+    with pytest.raises(StartError) as caught:
+        run.runner.keep()
+    assert (run.world.living(), run.recorded) == ([], False)
+    assert run.happened("keeper_stop")[0]["reason"] == "gave up"
+    return caught.value
 
 
 @pytest.mark.parametrize("kind", ["crash", "kill"])
-def test_a_run_that_crashed_goes_on_from_its_checkpoint(
-    make: Make, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
-    bundle = make(12, [fault(6, kind)])
-    assert bundle.run("up", "--foreground") == 0
-    assert kinds(bundle) == ["start", "keeper_start", "died", "restart", "finished", "keeper_stop"]
-    assert event(bundle, "restart")["step"] == 4
-    told = capsys.readouterr().err
-    assert told.count("step 5 of 12: loss") == 2
-    assert "step 12 of 12" in told
-    assert status(bundle, capsys)["state"] == "finished"
-    assert not bundle.up
+def test_a_run_that_crashed_goes_on_from_its_checkpoint(trained, kind):
+    run = trained(12, fault(6, kind)).up(shown=0)
+    run.keep()
+    assert run.kinds == ["keeper_start", "died", "restart", "finished", "keeper_stop"]
+    assert run.happened("restart")[0]["step"] == 4
+    assert run.said.text.count("step 5 of 12: loss") == 2
+    assert "step 12 of 12" in run.said.text
+    assert (run.shown["state"], run.recorded) == ("finished", False)
 
 
-def test_a_hang_is_ended_and_the_run_goes_on(make: Make) -> None:
-    bundle = make(12, [fault(6, "hang")], QUICK | {"hang_s": 1.0})
-    assert bundle.run("up", "--foreground") == 0
-    assert kinds(bundle)[2:5] == ["hung", "restart", "finished"]
-    assert "a step takes 0.02 s" in event(bundle, "hung")["reason"]
+def test_a_hang_is_ended_and_the_run_goes_on(trained):
+    run = trained(12, fault(6, "hang")).up()
+    run.keep()
+    assert run.kinds[1:4] == ["hung", "restart", "finished"]
+    assert run.happened("hung")[0]["reason"].endswith("; a step takes 1 s")
 
 
-def test_a_stopped_process_is_a_hang_too(make: Make) -> None:
-    bundle = make(40, [], QUICK | {"hang_s": 2.0}, step_s=0.1)
-    assert bundle.run("up") == 0
-    os.kill(bundle.state()["servers"][0]["pid"], signal.SIGSTOP)
-    until(lambda: "finished" in kinds(bundle))
-    assert "hung" in kinds(bundle)
+def test_a_stopped_process_is_a_hang_too(world, trained):
+    run = trained(40).up()
+    world.after(10, lambda: world.kill("trainer-0", signal.SIGSTOP))
+    run.keep()
+    assert run.kinds[1:4] == ["hung", "restart", "finished"]
 
 
-def test_a_rollback_is_no_failure(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle = make(8, [fault(5, "rollback")], QUICK | {"crash_budget": 1})
-    assert bundle.run("up", "--foreground") == 0
-    assert kinds(bundle)[2:5] == ["rollback", "restart", "finished"]
-    assert event(bundle, "rollback")["skipped"] == [4, 5]
-    assert status(bundle, capsys)["rollbacks"] == 1
+def test_a_rollback_is_no_failure(trained):
+    run = trained(8, fault(5, "rollback"), crash_budget=1).up()
+    run.keep()
+    assert run.kinds[1:4] == ["rollback", "restart", "finished"]
+    assert run.happened("rollback")[0]["skipped"] == [4, 5]
+    assert run.shown["rollbacks"] == 1
 
 
-def test_what_a_person_must_change_is_not_tried_again(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = make(8, [fault(3, "refuse", 9)])
-    assert bundle.run("up", "--foreground") == 1
+def test_what_a_person_must_change_is_not_tried_again(trained):
+    run = trained(8, fault(3, "refuse", 9))
     said = "trainer-0 ended before its last step: train.json.steps is '4', not int."
-    assert said in capsys.readouterr().err
-    assert kinds(bundle) == ["start", "keeper_start", "died", "gave_up", "keeper_stop"]
-    assert not bundle.up
+    assert gives_up(run).message == said
+    assert run.kinds == ["keeper_start", "died", "gave_up", "keeper_stop"]
+    assert run.happened("gave_up")[0]["cause"] == "refused"
 
 
-def test_a_run_that_always_fails_is_given_up_with_a_diagnosis(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_always_fails_is_given_up_with_a_diagnosis(trained):
     log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    bundle = make(12, [fault(6, "crash", 99, log=log)])
-    assert bundle.run("up", "--foreground") == 1
-    told = capsys.readouterr().err
-    assert "ended with exit code 1; it is not started again. Diagnosis: " in told
-    assert kinds(bundle).count("restart") == 3
-    last = event(bundle, "gave_up")
+    run = trained(12, fault(6, "crash", 99, log=log))
+    error = gives_up(run)
+    assert "ended with exit code 1; it is not started again" in error.message
+    assert error.hint is not None
+    assert error.hint.startswith("Diagnosis: ")
+    assert run.kinds.count("restart") == 3
+    (last,) = run.happened("gave_up")
     assert (last["cause"], last["lines"], last["restarts"]) == ("device-memory", [log], 3)
 
 
-def test_up_leaves_a_keeper_that_ends_with_the_run(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = make(100_000, [], step_s=0.05)
-    assert bundle.run("up") == 0
-    shown = status(bundle, capsys)
-    assert (shown["state"], shown["supervision"], shown["world_size"]) == ("up", "supervised", 2)
-    keeper = bundle.state()["keeper"]
-    os.kill(bundle.state()["servers"][0]["pid"], signal.SIGKILL)
-    until(lambda: "restart" in kinds(bundle))
-    (bundle.root / "run" / "stop").touch()
-    until(lambda: not procs.alive(keeper["pid"], keeper["started"]))
-    assert kinds(bundle)[-3:] == ["restart", "stopped", "keeper_stop"]
-    assert status(bundle, capsys)["state"] == "down"
-    assert not bundle.up
+def test_a_run_that_never_made_a_step_is_not_tried_again(trained):
+    run = trained(8, fault(1, "crash", 99))
+    assert "RuntimeError: the loss is not a number" in str(gives_up(run).detail)
+    assert "restart" not in run.kinds
 
 
-def test_a_run_that_ended_unseen_is_finished_all_the_same(make: Make) -> None:
+def test_a_kill_for_want_of_memory_is_named(world, trained):
+    run = trained(12, fault(6, "kill")).up()
+    world.after(5.5, lambda: world.oom.update(machine=1))
+    run.keep()
+    assert run.happened("killed")[0]["cause"] == "host-memory-killed"
+
+
+def test_a_rank_that_torchrun_names_is_diagnosed(world, trained):
+    run = trained(12)
+    current = run.start()
+    world["trainer-0"].ends(1, "  exitcode  : -11 (pid: 77)")
+    observer = run_look.Observer(load_plan(run.bundle.root), Said(), None, world=world)
+    assert observer.diagnosis(load_plan(run.bundle.root), current, proven=True).cause == "crashed"
+
+
+def test_a_run_stops_with_a_checkpoint_when_somebody_asks(world, trained):
+    run = trained(1000).up()
+    assert (run.shown["state"], run.shown["world_size"]) == ("up", 2)
+    world["trainer-0"].child = True  # kept by who started it
+    world.after(7.5, lambda: (run.own / "stop").touch())
+    run.keep()
+    assert run.kinds == ["keeper_start", "stopped", "keeper_stop"]
+    assert (run.shown["checkpoint"], run.recorded) == (
+        str(run.own / "checkpoints" / "step-8"),
+        False,
+    )
+
+
+def test_a_run_that_ended_unseen_is_finished_all_the_same(world, trained):
     """Its exit code is known to nobody: the launcher that started it is gone."""
-    bundle = make(3, [])
-    assert bundle.run("up", "--no-keep") == 0
-    until(lambda: not any(procs.alive(s["pid"], s["started"]) for s in bundle.state()["servers"]))
-    assert bundle.run("up", "--foreground") == 0
-    assert "restart" not in kinds(bundle)
+    run = trained(3)
+    run.start()
+    world.clock.sleep(60)
+    run.adopt().keep()
+    assert run.kinds == ["keeper_start", "finished", "keeper_stop"]
 
 
-def test_up_says_why_a_run_never_made_a_step(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = make(8, [fault(1, "crash", 99)])
-    assert bundle.run("up") == 1
-    told = capsys.readouterr().err
-    assert "trainer-0 ended before its first step: ended" in told
-    assert "RuntimeError: the loss is not a number" in told
-    assert "restart" not in kinds(bundle)
+def test_a_keeper_leaves_the_run_alone_when_it_is_dismissed(world, trained):
+    run = trained(600).up()
+    before = world.pids()
+    run.keep(lambda: world.clock.at > 1020)
+    assert (world.pids(), run.happened("keeper_stop")[0]["reason"]) == (before, "left")
+    run.adopt()
+    world.kill("trainer-0")
+    run.keep(lambda: "restart" in run.kinds)
+    assert run.state.restarts == 1
 
 
-def test_a_keeper_that_was_killed_leaves_the_run_and_the_next_up_keeps_it(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = make(600, [], step_s=0.1)
-    bundle.run("up")
-    before = bundle.state()
-    os.kill(before["keeper"]["pid"], signal.SIGKILL)
-    until(lambda: not procs.alive(before["keeper"]["pid"], before["keeper"]["started"]))
-    shown = status(bundle, capsys)
-    assert (shown["state"], shown["supervision"]) == ("up", "unsupervised")
-    assert bundle.run("up") == 0
-    assert bundle.state()["servers"] == before["servers"]
-    os.kill(before["servers"][0]["pid"], signal.SIGKILL)
-    until(lambda: "restart" in kinds(bundle))
+def test_it_leaves_while_it_rests_and_where_another_stopped_the_run(world, trained):
+    run = trained(600, fault(6, "crash"), backoff_s=600, backoff_most_s=600).up()
+    run.keep(lambda: run.recorded and not run.state.servers and "died" in run.kinds)
+    assert "restart" not in run.kinds
+    assert supervisor.stop(run.own, run.state, progress=Said(), world=world) == []
+    run = run.up()
+    world.after(20, lambda: state.remove(run.own))
+    run.keep()
+    assert not run.recorded
 
 
-def test_down_while_the_keeper_rests_ends_everything(make: Make) -> None:
-    limits = QUICK | {"backoff_s": 600.0, "backoff_most_s": 600.0}
-    bundle = make(600, [fault(6, "crash")], limits, step_s=0.05)
-    bundle.run("up")
-    keeper = bundle.state()["keeper"]
-    until(lambda: "died" in kinds(bundle))
-    until(lambda: bundle.up and bundle.state()["servers"] == [])
-    assert bundle.run("down") == 0
-    assert not procs.alive(keeper["pid"], keeper["started"])
-    assert not bundle.up
+def test_a_command_that_holds_the_lock_for_long_is_left_to_it(world, trained):
+    run = trained().up()
+    with state.exclusive(run.own):
+        run.keep()
+    assert run.kinds == ["keeper_stop"]
 
 
-def test_down_with_a_checkpoint_is_not_answered_with_a_restart(make: Make) -> None:
-    bundle = make(600, [], step_s=0.05)
-    bundle.run("up")
-    mark = bundle.state()["mark"]
-    assert bundle.run("down", "--checkpoint") == 0
-    assert "restart" not in kinds(bundle)
-    assert with_variable(procs.MARK, mark) == []
+@pytest.mark.parametrize(
+    ("error", "restarts"),
+    [
+        (PreflightError("port", "port 20000 is in use", ""), 1),
+        (PreflightError("bundle", "added: notes.txt", ""), 0),
+        (LauncherError("No space left on device."), 1),
+    ],
+)
+def test_a_check_before_a_restart_that_may_pass_is_waited_for(trained, error, restarts):
+    run, errors = trained(12, fault(6, "crash")), [error]
+
+    def checked(*_: object) -> None:
+        if errors:
+            raise errors.pop()
+
+    if restarts:
+        run.up(checked=checked).keep()
+    else:
+        assert error.message in gives_up(run, checked=checked).message
+    assert run.kinds.count("restart") == restarts
 
 
-SMI = """#!{python} -I
-for device in range(int(open({count!r}).read())):
-    print("Pretend GPU, 81559, 81000")
-"""
+def test_a_program_that_is_gone_is_named(world, trained):
+    run = trained(12, fault(6, "crash"))
+    world.when(lambda: "died" in run.kinds, lambda: world.missing.add("trainer-0"))
+    assert "cannot be started" in gives_up(run).message
 
 
-def with_fallback(bundle: Bundle, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two devices and a fallback for one, as a tool lists them; the file with their number."""
-    count = tools / "count"
-    count.write_text("2")
-    tool = tools / "nvidia-smi"
-    tool.write_text(SMI.format(python=sys.executable, count=str(count)))
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+@pytest.mark.usefixtures("writes_are_steps")
+def test_a_keeper_may_be_killed_at_any_step(world, trained):
+    """Wherever it is killed, the next one brings the run to its end, and never two at once."""
+    run, whole, nth = trained(8), False, 0
+    scenario = {"every": 2, "faults": [fault(5, "crash")]}
+    while not whole:
+        nth += 1
+        (run.own / "fake.json").write_text(json.dumps(scenario))
+        run.up()
+        world.steps, world.dies_at = 0, nth
+        try:
+            run.keep()
+            whole = True
+        except Killed:
+            assert len(world.living()) <= 1
+            world.next_launcher()
+            if run.recorded:
+                run.adopt().keep()
+        assert (nth, world.living(), run.shown["state"]) == (nth, [], "finished")
+        for folder in ("checkpoints", "model"):
+            shutil.rmtree(run.own / folder)
+        (run.own / "metrics.csv").unlink()
+    assert nth > 8
+
+
+# Devices
+
+
+def gpus(count: int) -> Machine:
+    devices = tuple(Device(n, "Pretend GPU", 80 * GIB, 80 * GIB) for n in range(count))
+    return Machine("cuda", devices, "CPU", 2, 64 * GIB, 32 * GIB)
+
+
+@pytest.fixture
+def on_two(world, trained):
+    """A run on two devices, with a fallback for one."""
+    run = trained(100_000)
+    world.machine = gpus(2)
 
     def needs(data: dict[str, Any], devices: int) -> None:
         data["needs"] |= {"runtime": "cuda", "names": ["Pretend GPU"], "count": devices}
         data["processes"][0]["devices"] = list(range(devices))
-        words = [*data["processes"][0]["argv"][:5], f"devices={devices}"]
-        data["processes"][0]["argv"] = words
+        data["processes"][0]["argv"][5:] = [f"devices={devices}"]
 
-    def first(data: dict[str, Any]) -> None:
-        needs(data, 2)
-        title = "fewer gpus: 1 x Pretend GPU, one device"
-        data["fallbacks"] = [{"name": "1-fewer-gpus", "kind": "fewer-gpus", "title": title}]
-
-    data = json.loads((bundle.root / "launch.json").read_text())
-    needs(data, 1)
-    folder = bundle.root / "fallbacks" / "1-fewer-gpus"
-    folder.mkdir(parents=True)
-    (folder / "launch.json").write_text(json.dumps(data))
-    steps = json.loads((bundle.root / "expected.json").read_text())["run"]["steps"]
-    expected = {"schema_version": 1, "run": {"steps": steps}, "training": TRAINING, "bands": {}}
-    (folder / "expected.json").write_text(json.dumps(expected))
-    bundle.edit(first)
-    return count
+    run.bundle.edit(lambda data: needs(data, 2))
+    run.bundle.add_fallback("1-fewer-gpus", lambda data: needs(data, 1))
+    return run
 
 
-def test_a_lost_device_is_done_without_until_it_is_back(
-    make: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert FAKE_TRAINER.is_file()
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    bundle = make(100_000, [], step_s=0.05)
-    count = with_fallback(bundle, tools, monkeypatch)
-    assert bundle.run("up") == 0
-    assert status(bundle, capsys)["choice"] == "first"
-    count.write_text("1")
-    os.kill(bundle.state()["servers"][0]["pid"], signal.SIGKILL)
-    until(lambda: "restart" in kinds(bundle))
-    assert kinds(bundle)[2:] == ["died", "device_lost", "fallback", "restart"]
-    shown = status(bundle, capsys)
+def lose_one(world):
+    world.machine = gpus(1)
+    world.kill("trainer-0")
+
+
+def test_a_lost_device_is_done_without_until_it_is_back(world, on_two):
+    run = on_two.up()
+    world.after(5, lambda: lose_one(world))
+    run.keep(lambda: "restart" in run.kinds)
+    assert run.kinds[1:-1] == ["died", "device_lost", "fallback", "restart"]
+    shown = run.shown
     assert (shown["choice"], shown["world_size"], shown["restarts"]) == ("1-fewer-gpus", 1, 1)
-    lost = event(bundle, "device_lost")["reason"]
-    assert lost == "1 x Pretend GPU; the recipe needs 2 x CPU"
-    log = bundle.root / "run" / "trainer-0.log"
-    until(lambda: "devices=1" in log.read_text())
-    count.write_text("2")
-    until(lambda: kinds(bundle).count("restart") == 2)
-    assert kinds(bundle)[6:] == ["device_found", "first_choice", "restart"]
-    until(lambda: "devices=2" in log.read_text())
-    shown = status(bundle, capsys)
-    assert (shown["choice"], shown["world_size"]) == ("first", 2)
-    assert event(bundle, "restart")["step"] > 0
+    assert run.happened("device_lost")[0]["reason"] == "1 x Pretend GPU; the recipe needs 2 x CPU"
+    assert world["trainer-0"].argv[-1] == "devices=1"
+    run.adopt()
+    world.after(60, lambda: setattr(world, "machine", gpus(2)))
+    run.keep(lambda: run.kinds.count("restart") == 2)
+    assert run.kinds[-4:] == ["device_found", "first_choice", "restart", "keeper_stop"]
+    assert world["trainer-0"].argv[-1] == "devices=2"
+    assert (run.shown["choice"], run.shown["world_size"]) == ("first", 2)
+    assert run.happened("restart")[-1]["step"] > 0
 
 
-def test_strict_waits_for_a_lost_device_and_gives_up_at_last(
-    make: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    bundle = make(100_000, [], step_s=0.05)
-    count = with_fallback(bundle, tools, monkeypatch)
-    assert bundle.run("up", "--strict") == 0
-    count.write_text("1")
-    os.kill(bundle.state()["servers"][0]["pid"], signal.SIGKILL)
-    until(lambda: "keeper_stop" in kinds(bundle))
-    assert "fallback" not in kinds(bundle)
-    assert "gave_up" in kinds(bundle)
-    assert status(bundle, capsys)["state"] == "down"
+def test_strict_waits_for_a_lost_device_and_gives_up_at_last(world, on_two):
+    world.after(5, lambda: lose_one(world))
+    gives_up(on_two, fixed=True)
+    assert "fallback" not in on_two.kinds
+    assert on_two.said.text.count("no choice fits what is left of the machine") == 2
+    assert on_two.shown["state"] == "down"
+
+
+def test_a_device_that_comes_back_in_time_is_waited_for(world, on_two):
+    run = on_two.up(fixed=True)
+    world.after(5, lambda: lose_one(world))
+    world.after(6.2, lambda: setattr(world, "machine", gpus(2)))
+    run.keep(lambda: "restart" in run.kinds)
+    assert run.state.choice == "first"

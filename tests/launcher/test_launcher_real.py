@@ -1,0 +1,379 @@
+"""Real processes, once for each fact that only an operating system shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from recipe_core.launcher import procs
+from tests.fixtures.bundles import training_bundle, usual_signals, with_variable
+from tests.fixtures.kept import (
+    Client,
+    happened,
+    keeper,
+    kept,
+    kill,
+    kinds,
+    members,
+    page,
+    runs,
+    servers,
+    serves,
+    status,
+    until,
+)
+from tests.fixtures.patience import PATIENCE
+from tests.fixtures.ports import free_port
+
+
+def collected(pid: int) -> bool:
+    """Whether a process has ended; what this test started ends only once it is collected."""
+    procs.reap(pid)
+    return not runs(pid)
+
+
+# Serving
+
+
+def test_up_status_and_down(bundle, capsys):
+    bundle.put_replicas()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert bundle.run("up", "--no-keep", "--port", str(port)) == 0
+    assert f"http://127.0.0.1:{port}/v1/completions" in capsys.readouterr().out
+    answer = status(bundle, capsys)  # without --port: the state knows
+    assert (answer["state"], answer["supervision"]) == ("up", "unsupervised")
+    assert [(s["port"], s["healthy"]) for s in answer["servers"]] == [
+        (port, True),
+        (port + 1, True),
+    ]
+    before = servers(bundle)
+    assert bundle.run("--json", "up", "--no-keep", "--port", str(port)) == 0
+    assert json.loads(capsys.readouterr().out)["already"] is True
+    assert (servers(bundle), bundle.state()["keeper"]) == (before, None)
+    kill(before["server-1"])
+    until(lambda: collected(before["server-1"]))
+    assert bundle.run("status") == 1
+    assert status(bundle, capsys)["state"] == "degraded"
+    assert bundle.run("up", "--no-keep") == 0  # what was left is replaced
+    assert not runs(before["server-0"])
+    pids = servers(bundle).values()
+    assert bundle.run("up") == 0  # a keeper can be had later
+    assert status(bundle, capsys)["supervision"] == "supervised"
+    assert bundle.run("status") == 0
+    assert list(servers(bundle).values()) == list(pids)
+    assert bundle.run("down") == 0
+    assert not any(runs(pid) for pid in pids)
+    assert not bundle.up
+    capsys.readouterr()
+    assert bundle.run("down") == 0
+    assert "nothing was running" in capsys.readouterr().out
+    assert bundle.run("status") == 1
+    assert status(bundle, capsys)["state"] == "down"
+
+
+def test_a_server_that_is_killed_is_restarted_without_its_workers(make_bundle, capsys):
+    bundle = kept(make_bundle("--worker"))
+    assert bundle.run("up") == 0
+    before = servers(bundle)["server-0"]
+    (worker,) = members(before) - {before}
+    until(lambda: page(bundle, "/healthz") == (200, "serving\n"))
+    kill(before)
+    until(lambda: serves(bundle, 1))
+    answer = status(bundle, capsys)
+    assert (answer["state"], answer["supervision"], answer["choice"]) == (
+        "up",
+        "supervised",
+        "first",
+    )
+    assert (answer["restarts"], answer["last_event"]["event"]) == (1, "ready")
+    assert answer["last_failure"]["event"] == "died"
+    assert (answer["keeper"]["alive"], answer["keeper"]["pid"]) == (True, keeper(bundle))
+    assert servers(bundle)["server-0"] != before
+    assert not runs(worker)
+    assert (bundle.root / "run" / "server-0.log.1").is_file()
+    assert "server-0 died: server-0 ended" in (bundle.root / "run" / "keeper.log").read_text()
+    assert bundle.run("down") == 0
+    assert not runs(answer["keeper"]["pid"])
+    wanted = ["start", "ready", "keeper_start", "died", "restart", "start", "ready"]
+    assert kinds(bundle)[:7] == wanted
+
+
+def test_a_stopped_server_is_a_hang_and_a_stopped_keeper_keeps_nobody_waiting(bundle):
+    assert kept(bundle, hang_s=2).run("up") == 0
+    before = servers(bundle)["server-0"]
+    kill(before, signal.SIGSTOP)
+    until(lambda: serves(bundle, 1))
+    assert happened(bundle, "hung")[0]["cause"] == "hang"
+    watcher = keeper(bundle)
+    kill(watcher, signal.SIGSTOP)
+    assert bundle.run("down") == 0
+    assert not any(runs(pid) for pid in (before, watcher))
+
+
+def test_servers_outlive_their_keeper_and_are_adopted(bundle, capsys):
+    options = ("--hang", "77", "--crash-budget", "2", "--metrics-port", "0")
+    kept(bundle.put_replicas()).run("up", *options)
+    before, first = servers(bundle), keeper(bundle)
+    words = Path(f"/proc/{first}/cmdline").read_text().split("\0")
+    assert words[words.index("keep") :][:-1] == [
+        *("keep", "--crash-budget", "2", "--hang", "77.0", "--metrics-port", "0")
+    ]
+    assert bundle.state()["keeper"]["metrics_port"] is None
+    kill(first)
+    until(lambda: collected(first))
+    answer = status(bundle, capsys)
+    assert (answer["state"], answer["supervision"]) == ("up", "unsupervised")
+    assert answer["keeper"]["alive"] is False
+    kill(before["server-1"])  # nobody is there to restart it
+    until(lambda: collected(before["server-1"]))
+    assert bundle.run("up") == 0
+    assert servers(bundle)["server-0"] == before["server-0"]
+    assert servers(bundle)["server-1"] != before["server-1"]
+    answer = status(bundle, capsys)
+    assert (answer["state"], answer["supervision"]) == ("up", "supervised")
+    assert keeper(bundle) != first
+    assert sorted(with_variable(procs.MARK, bundle.state()["mark"])) == sorted(
+        servers(bundle).values()
+    )
+
+
+def test_a_foreground_takes_over_keeps_and_tells_systemd(bundle, tmp_path):
+    kept(bundle).run("up")
+    before, first = servers(bundle), keeper(bundle)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
+        shown = subprocess.Popen(
+            [*bundle.stand_alone(), "up", "--foreground"],
+            env={**os.environ, **environment},
+            preexec_fn=usual_signals,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        words: set[str] = set()
+
+        def told(*wanted: str) -> bool:
+            words.update(systemd.recv(4096).decode().split("\n"))
+            return set(wanted) <= words
+
+        until(lambda: told("READY=1", "WATCHDOG=1"))
+        assert (keeper(bundle), runs(first)) == (shown.pid, False)
+        assert servers(bundle) == before
+        kill(before["server-0"])
+        until(lambda: serves(bundle, 1))
+        shown.send_signal(signal.SIGTERM)
+        until(lambda: told("STOPPING=1"))
+        assert shown.wait(PATIENCE) == 0
+    assert not bundle.up
+
+
+DRAIN = """
+import sys
+from pathlib import Path
+from recipe_core.launcher.main import main
+sys.exit(main(["down", "--drain", "90"], root=Path(sys.argv[1])))
+"""
+
+
+def test_a_drain_lets_a_request_finish(make_bundle, tmp_path):
+    orders = tmp_path / "orders"
+    bundle = kept(make_bundle("--orders", str(orders)), hang_s=600)
+    bundle.run("up")
+    url = f"http://127.0.0.1:{bundle.port}/v1/completions"
+    body = json.dumps({"prompt": "a", "max_tokens": 30}).encode()
+    pid = servers(bundle)["server-0"]
+    orders.write_text("stuck")  # the request runs until the word is gone
+    with urllib.request.urlopen(url, body, timeout=PATIENCE) as answer, ExitStack() as stack:
+        draining = subprocess.Popen([sys.executable, "-c", DRAIN, str(bundle.root)])
+        stack.callback(draining.wait, PATIENCE)
+        until(lambda: happened(bundle, "drain"))
+        assert page(bundle, "/healthz") == (503, "draining\n")
+        assert runs(pid)
+        orders.unlink()
+        assert answer.read().rstrip().endswith(b"data: [DONE]")
+    until(lambda: not bundle.up)
+    assert happened(bundle, "drained")[0]["finished"] is True
+    assert not runs(pid)
+
+
+def test_replicas_are_restarted_without_a_failed_request(make_bundle, capsys):
+    bundle = kept(make_bundle("--metrics", "--delay", "0.01").put_replicas(2, []))
+    assert bundle.run("up") == 0
+    before = servers(bundle)
+    clients = [Client(bundle.port, tokens=10) for _ in range(3)]
+    for client in clients:
+        client.start()
+    until(lambda: all(client.answers for client in clients))
+    assert bundle.run("restart") == 0
+    assert "restarted server-0, server-1" in capsys.readouterr().out
+    until(lambda: serves(bundle, 2))
+    after, served = servers(bundle), [client.answers for client in clients]
+    until(lambda: all(c.answers > count for c, count in zip(clients, served, strict=True)))
+    for client in clients:
+        client.stop()
+    assert [client.errors for client in clients] == [[], [], []]
+    assert {name for name in before if before[name] != after[name]} == {"server-0", "server-1"}
+    assert not any(runs(before[name]) for name in ("server-0", "server-1"))
+    assert [(e["name"], e["finished"]) for e in happened(bundle, "drained")] == [
+        ("server-0", True),
+        ("server-1", True),
+    ]
+
+
+def test_what_outlives_its_server_is_seen_and_ended(make_bundle, capsys):
+    bundle = make_bundle("--worker")
+
+    def orphan() -> int:
+        """The worker of a server that was killed while nobody kept it."""
+        assert bundle.run("up", "--no-keep") == 0
+        leader = servers(bundle)["server-0"]
+        (worker,) = members(leader) - {leader}
+        kill(leader)
+        until(lambda: collected(leader))
+        return worker
+
+    worker = orphan()
+    assert bundle.run("status") == 1
+    answer = status(bundle, capsys)
+    assert (answer["state"], [left["pid"] for left in answer["left_behind"]]) == (
+        "degraded",
+        [worker],
+    )
+    assert "time.sleep" in answer["left_behind"][0]["name"]
+    second = orphan()  # `up` ended the first
+    until(lambda: not runs(worker))
+    capsys.readouterr()
+    assert bundle.run("--json", "down") == 0
+    assert json.loads(capsys.readouterr().out)["stopped"] == [f"pid {second}"]
+    assert "left_behind" not in status(bundle, capsys)
+    third = orphan()
+    (bundle.root / "run" / "state.json").unlink()  # the logs still tell
+    assert [left["pid"] for left in status(bundle, capsys)["left_behind"]] == [third]
+    assert bundle.run("down") == 0
+    until(lambda: not runs(third))
+    assert f"pid {third}" in capsys.readouterr().out
+
+
+def test_a_worker_of_a_server_is_started_without_being_asked(bundle, capsys):
+    sleeper = {
+        "argv": [sys.executable, "-c", "import time; time.sleep(600)"],
+        "env": {},
+        "port_offset": 0,
+        "devices": [0],
+    }
+    worker = {"name": "worker-1", "node": 1, "role": "worker", **sleeper}
+    bundle.edit(lambda data: data["processes"].append(worker))
+    assert bundle.run("up", "--node", "1", "--head", "127.0.0.1") == 0
+    assert "started: worker-1" in capsys.readouterr().out
+    assert bundle.run("bench", "--node", "1") == 2
+    assert "no server answers on node 1" in capsys.readouterr().err
+    assert bundle.run("down", "--node", "1") == 0
+
+
+# Training
+
+
+@pytest.fixture
+def train(tmp_path):
+    """A training bundle; what runs of it at the end is ended."""
+    made = []
+
+    def make(steps, nodes=1, **scenario):
+        found = training_bundle(tmp_path / "bundle", tmp_path, free_port(), steps, nodes=nodes)
+        limits = {"backoff_s": 0.05, "backoff_most_s": 0.1, "poll_s": 0.1, "crash_budget": 3}
+        found.edit(lambda data: data.update(supervision=limits))
+        (found.root / "run").mkdir()
+        (found.root / "run" / "fake.json").write_text(json.dumps(scenario))
+        made.append(found)
+        return found
+
+    yield make
+    for found in made:
+        if found.up:
+            found.run("down")
+
+
+def test_a_run_is_restarted_and_its_keeper_ends_with_it(train, capsys):
+    bundle = train(100_000, step_s=0.05, every=2)
+    assert bundle.run("up") == 0
+    shown = status(bundle, capsys)
+    assert (shown["state"], shown["supervision"], shown["world_size"]) == ("up", "supervised", 2)
+    first = keeper(bundle)
+    kill(first)
+    until(lambda: collected(first))
+    assert status(bundle, capsys)["supervision"] == "unsupervised"
+    before = servers(bundle)
+    assert bundle.run("up") == 0
+    assert servers(bundle) == before
+    kill(before["trainer-0"])
+    until(lambda: "restart" in kinds(bundle))
+    watcher = keeper(bundle)
+    (bundle.root / "run" / "stop").touch()
+    until(lambda: collected(watcher))
+    assert kinds(bundle)[-4:] == ["died", "restart", "stopped", "keeper_stop"]
+    assert status(bundle, capsys)["state"] == "down"
+    assert not bundle.up
+
+
+def test_a_run_ends_with_a_checkpoint_from_which_the_next_goes_on(train, capsys):
+    bundle = train(60, step_s=60)
+    assert bundle.run("up", "--data", "/tmp/mine.txt") == 0
+    assert capsys.readouterr().out.startswith("up: step ")
+    assert "data: /tmp/mine.txt" in (bundle.root / "run" / "trainer-0.log").read_text()
+    mark = bundle.state()["mark"]
+    assert bundle.run("down", "--checkpoint") == 0
+    assert "restart" not in kinds(bundle)
+    assert with_variable(procs.MARK, mark) == []
+    stopped = status(bundle, capsys)
+    place = bundle.root / "run" / "checkpoints" / f"step-{stopped['step']}"
+    assert (stopped["state"], stopped["checkpoint"]) == ("down", str(place))
+    (bundle.root / "run" / "fake.json").write_text('{"step_s": 0.001}')
+    assert bundle.run("up") == 0
+    until(lambda: status(bundle, capsys)["state"] == "finished")
+    shown = status(bundle, capsys)
+    assert (shown["step"], shown["steps"], shown["loss"]) == (60, 60, pytest.approx(5 / 60))
+    assert shown["model"] == str(bundle.root / "run" / "model")
+    assert shown["step"] > stopped["step"]
+
+
+def test_bench_compares_steps_with_the_prediction(train, capsys):
+    bundle = train(500)
+    assert bundle.run("bench", "--steps", "6") == 0
+    data = json.loads((bundle.root / "run" / "measurement.json").read_text())
+    assert data["metrics"]["step_s"] == 0.02
+    assert data["ratio"] == {
+        "step_s": 0.5,
+        "tokens_per_s": 2.0,
+        "tokens_per_s_per_gpu": 2.0,
+        "mfu": None,
+        "peak_memory_bytes": data["ratio"]["peak_memory_bytes"],
+    }
+    assert data["steps"]["first"] > 2
+    assert data["steps"]["count"] == 6
+    assert "step time, median" in capsys.readouterr().out
+    assert not bundle.up
+    assert list((bundle.root / "run" / "checkpoints").iterdir())
+
+
+def test_each_node_starts_its_own_processes_and_knows_the_first(train, capsys):
+    bundle = train(300, 2, step_s=60)
+    assert bundle.run("up", "--node", "1", "--head", "127.0.0.1") == 0
+    found = status(bundle, capsys, "--node", "1")
+    assert [each["name"] for each in found["processes"]] == ["trainer-1"]
+    command = Path(f"/proc/{found['processes'][0]['pid']}/cmdline").read_text().split("\0")
+    assert command[command.index("--master-addr") + 1] == "127.0.0.1"
+    assert status(bundle, capsys, "--node", "0")["processes"] == []
+    assert bundle.run("down", "--node", "1") == 0
+    assert not (bundle.root / "run" / "node-1" / "state.json").exists()
