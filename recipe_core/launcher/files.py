@@ -13,12 +13,14 @@ from .errors import InputError, file_error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """The JSON object in a file; a pipe or a device in its place is not waited for.
 
     Raises:
         InputError: for anything else.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a plain file")
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(

@@ -110,7 +110,7 @@ def marked() -> Iterator[tuple[Server, str]]:
         process.kill()
 
 
-def test_runs_are_carried_into_the_new_bundle(target: Path, way: str) -> None:
+def test_runs_are_carried_into_the_new_bundle(target, way):
     write(target, {"launcher/__pycache__/main.cpython-311.pyc": b"compiled by Python"})
     replace_folder(target, bundle("new"))
     assert own(target) == bundle("new")
@@ -123,14 +123,14 @@ def test_runs_are_carried_into_the_new_bundle(target: Path, way: str) -> None:
     assert own(target) == bundle("newer")
 
 
-def test_a_bundle_that_never_ran_has_no_run_folder(tmp_path: Path, way: str) -> None:
+def test_a_bundle_that_never_ran_has_no_run_folder(tmp_path, way):
     for text, nodes in (("old", 1), ("new", 3), ("newer", 2)):
         replace_folder(tmp_path / "b", bundle(text, nodes=nodes))
     assert content(tmp_path / "b") == bundle("newer", nodes=2)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
-def test_a_running_bundle_is_not_replaced(target: Path, marked: tuple[Server, str]) -> None:
+def test_a_running_bundle_is_not_replaced(target, marked):
     server, mark = marked
     for place in ("run", "run/node-1", "run/elsewhere/deep"):
         record(target / place, servers=(server,))
@@ -141,7 +141,7 @@ def test_a_running_bundle_is_not_replaced(target: Path, marked: tuple[Server, st
     assert beside(target) == ["b"]
 
 
-def test_a_state_of_what_has_ended_is_kept(target: Path, marked: tuple[Server, str]) -> None:
+def test_a_state_of_what_has_ended_is_kept(target, marked):
     # A process of an earlier boot is another one; another program may call a file so.
     write(target, {"run/checkpoints/step-100/state.json": b"{}"})
     for changes in ({}, {"boot": "earlier"}, {"boot": "earlier", "servers": marked[:1]}):
@@ -152,13 +152,13 @@ def test_a_state_of_what_has_ended_is_kept(target: Path, marked: tuple[Server, s
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"servers": 3}', "\0"])
-def test_a_damaged_state_counts_as_running(target: Path, text: str) -> None:
+def test_a_damaged_state_counts_as_running(target, text):
     (target / "run" / "state.json").write_text(text)
     refused(target, r"state\.json is damaged")
 
 
 @pytest.mark.parametrize("place", ["run", "run/node-0", "run/node-2"])
-def test_a_launcher_at_work_is_waited_for_by_its_user(target: Path, place: str) -> None:
+def test_a_launcher_at_work_is_waited_for_by_its_user(target, place):
     write(target, bundle("old", nodes=3))
     with state.exclusive(target / place):
         refused(target, "another launcher is starting or stopping")
@@ -167,16 +167,14 @@ def test_a_launcher_at_work_is_waited_for_by_its_user(target: Path, place: str) 
 @pytest.mark.parametrize(
     "name", ["notes.txt", "launcher/mine.py", "launcher/__pycache__/notes.txt", ".env"]
 )
-def test_a_users_own_file_is_named_and_stays(target: Path, name: str) -> None:
+def test_a_users_own_file_is_named_and_stays(target, name):
     write(target, {name: b"years of work"})
     refused(target, f"{name} is not a file of the bundle")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/hosts")])
 @pytest.mark.parametrize("name", ["run/lock", "run/state.json", "run/node-1/state.json"])
-def test_odd_files_in_run_are_neither_followed_nor_waited_for(
-    target: Path, name: str, make: Callable[[Path], None]
-) -> None:
+def test_odd_files_in_run_are_neither_followed_nor_waited_for(target, name, make):
     (target / name).unlink(missing_ok=True)
     make(target / name)
     with pytest.raises(Exception, match=f"{name} is not a plain file"):
@@ -184,7 +182,14 @@ def test_odd_files_in_run_are_neither_followed_nor_waited_for(
     assert own(target) == bundle("old")
 
 
-def test_runs_of_two_builds_are_never_mixed_and_other_leftovers_stay(target: Path) -> None:
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(target):
+    (target / "launch.json").unlink()
+    os.mkfifo(target / "launch.json")
+    replace_folder(target, bundle("new"))
+    assert own(target) == bundle("new")
+
+
+def test_runs_of_two_builds_are_never_mixed_and_other_leftovers_stay(target):
     others = [target.with_name(name) for name in (".b.c.swap-12345678", ".b.zip.k3j2h1g0", ".b")]
     for folder in others:
         write(folder, {"new/file": b"x"})
@@ -305,9 +310,7 @@ def builds_again(target: Path) -> None:
 
 @SHARES
 @pytest.mark.parametrize("mode", ["before", "after"])
-def test_a_build_killed_anywhere_loses_nothing(
-    tmp_path: Path, way: str, mode: str, step: int
-) -> None:
+def test_a_build_killed_anywhere_loses_nothing(tmp_path, way, mode, step):
     for count in changes(tmp_path / "count", step):
         target = tmp_path / str(count) / "b"
         code = struck_build(target, count, mode)
@@ -322,9 +325,7 @@ def test_a_build_killed_anywhere_loses_nothing(
 
 
 @SHARES
-def test_a_build_that_fails_anywhere_leaves_a_whole_bundle(
-    tmp_path: Path, way: str, step: int
-) -> None:
+def test_a_build_that_fails_anywhere_leaves_a_whole_bundle(tmp_path, way, step):
     for count in changes(tmp_path / "count", step):
         target = tmp_path / str(count) / "b"
         struck_build(target, count, "fail")
@@ -333,7 +334,7 @@ def test_a_build_that_fails_anywhere_leaves_a_whole_bundle(
 
 
 @SHARES
-def test_a_recovery_killed_anywhere_loses_nothing(tmp_path: Path, way: str, step: int) -> None:
+def test_a_recovery_killed_anywhere_loses_nothing(tmp_path, way, step):
     displaced = 0
     for count in changes(tmp_path / "count", 1):
         for second in range(1, 40, step):
@@ -351,7 +352,7 @@ def test_a_recovery_killed_anywhere_loses_nothing(tmp_path: Path, way: str, step
     assert displaced > 0
 
 
-def test_a_first_build_killed_anywhere_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_first_build_killed_anywhere_is_no_obstacle(tmp_path):
     for count in range(1, 12):
         target = tmp_path / str(count) / "b"
         target.parent.mkdir()
@@ -361,10 +362,10 @@ def test_a_first_build_killed_anywhere_is_no_obstacle(tmp_path: Path) -> None:
         assert beside(target) == ["b"], count
 
 
-def test_builds_at_once_leave_one_whole_bundle_and_readers_always_see_one(target: Path) -> None:
+def test_builds_at_once_leave_one_whole_bundle_and_readers_always_see_one(target):
     """The manifest at the name is always there."""
     pids = [
-        forked(lambda text=text: [replace_folder(target, bundle(text)) for _ in range(20)])  # type: ignore[misc]
+        forked(lambda text=text: [replace_folder(target, bundle(text)) for _ in range(20)])
         for text in ("one", "two")
     ]
     missing, codes = 0, list[int]()

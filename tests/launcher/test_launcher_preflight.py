@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ def on(machine: Machine, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, **chan
     bundle.edit(lambda data: data.update(needs={**NEEDS, **change}))
 
 
-def test_whole_tampered_missing_and_added(bundle: Bundle, capsys: Capture) -> None:
+def test_whole_tampered_missing_and_added(bundle, capsys):
     code, found = checks(bundle, capsys)
     assert code == 0
     assert {check["status"] for check in found.values()} == {"ok"}
@@ -82,9 +82,7 @@ MI300X = replace(
 )
 
 
-def test_another_machine_is_told_which_variant_is_for_it(
-    bundle: Bundle, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_is_told_which_variant_is_for_it(bundle, capsys, monkeypatch):
     on(MI300X, monkeypatch, bundle)
     assert "variant" not in checks(bundle, capsys)[1]  # the bundle has none
     bundle.edit(lambda data: data.update(variants=VARIANTS))
@@ -104,7 +102,7 @@ def test_another_machine_is_told_which_variant_is_for_it(
     assert "variant" not in checks(bundle, capsys)[1]
 
 
-def test_wrong_runtime(bundle: Bundle, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_runtime(bundle, capsys, monkeypatch):
     on(replace(CPU, notes=("nvidia-smi: driver not loaded",)), monkeypatch, bundle)
     code, found = checks(bundle, capsys)
     assert code == 1
@@ -132,16 +130,7 @@ def test_wrong_runtime(bundle: Bundle, capsys: Capture, monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_devices_and_memory(
-    bundle: Bundle,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-    machine: Machine,
-    change: dict[str, Any],
-    name: str,
-    status: str,
-    text: str,
-) -> None:
+def test_devices_and_memory(bundle, capsys, monkeypatch, machine, change, name, status, text):
     monkeypatch.setattr(preflight, "holders", lambda _: [])
     on(machine, monkeypatch, bundle, **change)
     check = checks(bundle, capsys)[1][name]
@@ -149,7 +138,7 @@ def test_devices_and_memory(
     assert text in f"{check['detail']} {check['hint']}"
 
 
-def test_missing_engine_names_the_command(bundle: Bundle, capsys: Capture) -> None:
+def test_missing_engine_names_the_command(bundle, capsys):
     missing = {"program": "no-such-engine", "install": "pip install no-such-engine==1"}
     bundle.edit(lambda data: data["engine"].update(missing))
     code, found = checks(bundle, capsys)
@@ -159,9 +148,7 @@ def test_missing_engine_names_the_command(bundle: Bundle, capsys: Capture) -> No
     assert "pip install no-such-engine==1" in capsys.readouterr().err
 
 
-def test_engine_versions_and_missing_modules(
-    bundle: Bundle, capsys: Capture, tmp_path: Path
-) -> None:
+def test_engine_versions_and_missing_modules(bundle, capsys, tmp_path):
     script = tmp_path / "bin" / "pytest-like"
     script.parent.mkdir()
     script.write_text(f"#!{sys.executable}\n")
@@ -177,7 +164,7 @@ def test_engine_versions_and_missing_modules(
     assert "it needs no_such_module" in checks(bundle, capsys)[1]["engine"]["detail"]
 
 
-def test_interpreter_of_scripts(tmp_path: Path) -> None:
+def test_interpreter_of_scripts(tmp_path):
     script = tmp_path / "tool"
     for text, expected in [
         ("#!/opt/venv/bin/python3\n", "/opt/venv/bin/python3"),
@@ -192,9 +179,7 @@ def test_interpreter_of_scripts(tmp_path: Path) -> None:
     assert not engine.same_version("0.33.0", "0.32.0")
 
 
-def test_models_and_hosts(
-    bundle: Bundle, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_and_hosts(bundle, capsys, tmp_path, monkeypatch):
     def check(name: str, *words: str) -> str:
         found = checks(bundle, capsys, *words)[1][name]
         return f"{found['status']}: {found['detail']} {found['hint']}"
@@ -213,7 +198,7 @@ def test_models_and_hosts(
         assert check("port").startswith(f"FAIL: port {bundle.port} on 127.0.0.1 is in use")
 
 
-def test_devices_of_several_servers(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_several_servers(bundle, monkeypatch):
     def change(data: dict[str, Any]) -> None:
         (process,) = data["processes"]
         pairs = {f"server-{n}": {"port_offset": n, "devices": [2 * n, 2 * n + 1]} for n in (0, 1)}
@@ -230,7 +215,7 @@ def test_devices_of_several_servers(bundle: Bundle, monkeypatch: pytest.MonkeyPa
         assert [found["CUDA_VISIBLE_DEVICES"] for found in environments] == shown
 
 
-def test_placeholders(bundle: Bundle, tmp_path: Path) -> None:
+def test_placeholders(bundle, tmp_path):
     def change(data: dict[str, Any]) -> None:
         data["processes"][0].update(
             argv=["x", "${host}:${port}", "${other}", "${root}/engine.yaml"], port_offset=3
@@ -262,9 +247,7 @@ def test_placeholders(bundle: Bundle, tmp_path: Path) -> None:
         ("engine", None, "launch.json.engine: expected an object"),
     ],
 )
-def test_bad_launch_json(
-    bundle: Bundle, capsys: Capture, path: str, value: object, text: str
-) -> None:
+def test_bad_launch_json(bundle, capsys, path, value, text):
     def change(data: Any) -> None:
         *folders, last = path.split(".")
         for folder in folders:
@@ -278,7 +261,7 @@ def test_bad_launch_json(
     assert error.count("\n") == 1
 
 
-def test_bad_command_lines(bundle: Bundle, capsys: Capture) -> None:
+def test_bad_command_lines(bundle, capsys):
     for line, text in (
         ("", "COMMAND"),
         ("explode", "explode"),
@@ -295,7 +278,7 @@ def test_bad_command_lines(bundle: Bundle, capsys: Capture) -> None:
         assert error.count("\n") == 1
 
 
-def test_no_bundle_and_not_json(bundle: Bundle, capsys: Capture) -> None:
+def test_no_bundle_and_not_json(bundle, capsys):
     assert bundle.run("--json", "status", "--port", "1") in (0, 1)
     capsys.readouterr()
     (bundle.root / "launch.json").write_text("{")
@@ -304,3 +287,6 @@ def test_no_bundle_and_not_json(bundle: Bundle, capsys: Capture) -> None:
     (bundle.root / "launch.json").unlink()
     assert bundle.run("up") == 2
     assert "launch.json does not exist" in capsys.readouterr().err
+    os.mkfifo(bundle.root / "launch.json")
+    assert bundle.run("up") == 2
+    assert "launch.json cannot be read as JSON: it is not a plain file" in capsys.readouterr().err
