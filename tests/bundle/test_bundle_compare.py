@@ -12,7 +12,7 @@ import pytest
 from recipe_core.bundle.signing import new_key
 from recipe_core.bundle.verify import check_bundle, read_bundle
 from recipe_core.bundle.write import bundle_files, write_bundle
-from recipe_core.recipe import Recipe, make_recipe
+from recipe_core.recipe import make_recipe
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe as run
@@ -33,7 +33,7 @@ def sealed(files: Mapping[str, bytes], path: Path, **changes: Any) -> Path:
     return pack(seal({name: data for name, data in changed.items() if data is not None}), path)
 
 
-def test_an_unsigned_bundle_is_called_so(archive: Path) -> None:
+def test_an_unsigned_bundle_is_called_so(archive):
     answer = check_bundle(archive)
     assert answer["signed"] is None
     assert answer["verdict"].startswith("unsigned: anyone may have changed it")
@@ -41,9 +41,7 @@ def test_an_unsigned_bundle_is_called_so(archive: Path) -> None:
     assert run("check", str(archive)).stdout.startswith("ok, unsigned: anyone may have changed it")
 
 
-def test_what_was_sealed_anew_is_held_against_its_recipe(
-    files: Mapping[str, bytes], tmp_path: Path
-) -> None:
+def test_what_was_sealed_anew_is_held_against_its_recipe(files, tmp_path):
     path = tmp_path / "b.zip"
     differs: dict[str, Any] = {"changed": [], "missing": [], "added": [], "refusal": None}
     for kind, changes in {
@@ -66,13 +64,13 @@ def test_what_was_sealed_anew_is_held_against_its_recipe(
     assert json.loads(run("check", str(path), "--json").stdout)["differs"]["missing"] == names
 
 
-def test_another_version_is_expected_to_differ(recipe: Recipe, tmp_path: Path) -> None:
+def test_another_version_is_expected_to_differ(recipe, tmp_path):
     older = recipe.model_copy(update={"built_by": "recipe-builder 0.0.1"}).locked()
     path = sealed(bundle_files(older), tmp_path / "b.zip", **{"launch.py": b"older"})
     assert "recipe-builder 0.0.1" in " ".join(check_bundle(path)["warnings"])
 
 
-def test_only_a_given_key_makes_a_bundle_its_authors(recipe: Recipe, tmp_path: Path) -> None:
+def test_only_a_given_key_makes_a_bundle_its_authors(recipe, tmp_path):
     private, public = new_key()
     path = write_bundle(recipe, tmp_path / "b.zip", private)
     answer = check_bundle(path)
@@ -83,9 +81,7 @@ def test_only_a_given_key_makes_a_bundle_its_authors(recipe: Recipe, tmp_path: P
     assert answer["differs"] is None
 
 
-def test_a_recipe_that_this_version_refuses_is_not_compared(
-    recipe: Recipe, files: Mapping[str, bytes], tmp_path: Path
-) -> None:
+def test_a_recipe_that_this_version_refuses_is_not_compared(recipe, files, tmp_path):
     refused = recipe.model_copy(update={"candidate": {**recipe.candidate, "tp": 7}})
     text = json.dumps(refused.model_dump(mode="json")).encode()
     answer = check_bundle(sealed(files, tmp_path / "b.zip", **{"recipe.yaml": text}))
@@ -94,9 +90,7 @@ def test_a_recipe_that_this_version_refuses_is_not_compared(
 
 
 @pytest.mark.parametrize("place", ["b", pytest.param("b.zip", marks=pytest.mark.nightly)])
-def test_bundles_of_all_kinds_differ_in_nothing(
-    tmp_path: Path, tiny_config: dict[str, Any], place: str
-) -> None:
+def test_bundles_of_all_kinds_differ_in_nothing(tmp_path, tiny_config, place):
     """Also those of a folder that is gone, of a configuration, of a training run, of variables."""
     folder = tmp_path / "model"
     folder.mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +51,7 @@ def recipe(tiny_config: dict[str, Any]) -> Recipe:
     return recipe_for_request(request(tiny_config | {"_name_or_path": "tiny"}, split))
 
 
-def test_a_training_bundle_has_the_trainer_its_settings_and_a_text(recipe: Recipe) -> None:
+def test_a_training_bundle_has_the_trainer_its_settings_and_a_text(recipe):
     files = bundle_files(recipe)
     assert {
         "train.py",
@@ -74,7 +73,7 @@ def test_a_training_bundle_has_the_trainer_its_settings_and_a_text(recipe: Recip
     "name",
     ["torch", "torchtitan", *(pytest.param(n, marks=NIGHTLY) for n in ("deepspeed", "accelerate"))],
 )
-def test_a_framework_without_an_image_comes_with_what_one_is_built_from(name: str) -> None:
+def test_a_framework_without_an_image_comes_with_what_one_is_built_from(name):
     """Exact packages, on torch's own image, within the versions that the recipe is locked to."""
     asked = request(LLAMA, sharded(16, name), **TWO_NODES)
     found = make_recipe(asked)
@@ -94,14 +93,12 @@ def test_a_framework_without_an_image_comes_with_what_one_is_built_from(name: st
     assert b"registry.example/trainer:1" in named["targets/jobset/jobset.yaml"]
 
 
-def test_no_image_is_built_where_no_base_is_known() -> None:
+def test_no_image_is_built_where_no_base_is_known():
     asked = request(LLAMA, sharded(8), device="mi300x", per_node=8)
     assert "container/Containerfile" not in bundle_files(make_recipe(asked))
 
 
-def test_a_training_bundle_verifies_and_its_launcher_reads_it(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_training_bundle_verifies_and_its_launcher_reads_it(recipe, tmp_path):
     folder = write_bundle(recipe, tmp_path / "bundle")
     assert read_bundle(folder).recipe == recipe
     plan = load_plan(folder)
@@ -113,7 +110,7 @@ def test_a_training_bundle_verifies_and_its_launcher_reads_it(
     assert not process.answers
 
 
-def test_a_model_with_a_home_is_asked_for_when_it_starts(tmp_path: Path) -> None:
+def test_a_model_with_a_home_is_asked_for_when_it_starts(tmp_path):
     found = recipe_for_request(request(LLAMA, sharded(16), **TWO_NODES))
     folder = write_bundle(found, tmp_path / "bundle")
     plan = load_plan(folder, node=1, head="10.0.0.7")
@@ -123,9 +120,7 @@ def test_a_model_with_a_home_is_asked_for_when_it_starts(tmp_path: Path) -> None
     assert json.loads((folder / "train.json").read_text())["model"]["config"] is None
 
 
-def test_adapters_are_trained_beside_the_weights_of_a_folder(
-    tiny_config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_adapters_are_trained_beside_the_weights_of_a_folder(tiny_config, tmp_path):
     """Rank and factor as asked, at the rate of pre-training; `tests/trainer` runs such settings."""
     model = tmp_path / "model"
     model.mkdir()
@@ -144,7 +139,7 @@ def test_adapters_are_trained_beside_the_weights_of_a_folder(
     assert rates["lora"] == rates["pretrain"]
 
 
-def test_an_open_request_gets_the_best_split_that_can_be_started() -> None:
+def test_an_open_request_gets_the_best_split_that_can_be_started():
     asked = request(LLAMA, nodes=1, device="h100-sxm", per_node=8)
     table = plan(asked)
     chosen = make_recipe(asked).candidate

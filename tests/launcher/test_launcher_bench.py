@@ -31,7 +31,7 @@ def measurement(bundle: Bundle) -> dict[str, Any]:
     return dict(json.loads((bundle.root / "run" / "measurement.json").read_text()))
 
 
-def test_bench_on_a_running_server(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_on_a_running_server(bundle, capsys):
     bundle.run("up")
     capsys.readouterr()
     assert bundle.run("bench") == 0
@@ -50,9 +50,7 @@ def test_bench_on_a_running_server(bundle: Bundle, capsys: pytest.CaptureFixture
     assert bundle.up  # it was running before, it runs on
 
 
-def test_bench_starts_and_stops_its_own(
-    make_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_starts_and_stops_its_own(make_bundle, capsys):
     bundle = make_bundle()
     assert bundle.run("--json", "bench", "--requests", "4", "--concurrency", "2") == 0
     data = json.loads(capsys.readouterr().out)
@@ -103,16 +101,12 @@ def measured(bundle: Bundle) -> Iterator[Callable[..., dict[str, Any]]]:
         ({"path": "/v1/chat/completions"}, {"requests": 10}),
     ],
 )
-def test_modes(
-    measured: Callable[..., Any], change: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_modes(measured, change, expected):
     work = measured(Options(requests=10), **change)["workload"]
     assert {key: work[key] for key in expected} == expected
 
 
-def test_failures_limits_and_other_lengths_are_counted_and_noted(
-    measured: Callable[..., Any],
-) -> None:
+def test_failures_limits_and_other_lengths_are_counted_and_noted(measured):
     data = measured(Options(requests=40), behave={"behave": "flaky"}, input_tokens=60)
     assert data["metrics"]["failed"] > 0
     assert data["metrics"]["failed"] + data["metrics"]["requests"] == 40
@@ -137,7 +131,7 @@ def test_failures_limits_and_other_lengths_are_counted_and_noted(
         ({"mode": "open", "request_rate": 2.0}, 40, 40),
     ],
 )
-def test_how_many_requests(change: dict[str, Any], requests: int, in_flight: int) -> None:
+def test_how_many_requests(change, requests, in_flight):
     unset = dict.fromkeys(("request_rate", "batch", "requests"))
     usual = {"mode": "closed", "input_tokens": 1, "output_tokens": 1, "concurrency": 4, **unset}
     traffic = plan_traffic(Workload(**{**usual, **change}), Options())
@@ -148,7 +142,7 @@ def sample(started: float, first: float, last: float, tokens: int) -> Sample:
     return Sample(started, first, last, 10, tokens, "")
 
 
-def test_figures() -> None:
+def test_figures():
     found = metrics.figures([sample(0.0, 1.0, 3.0, 11), sample(1.0, 3.0, 5.0, 5)])
     assert found["ttft_s"] == found["ttft_p50_s"] == 1.5
     assert found["tpot_s"] == pytest.approx((0.2 + 0.5) / 2)
@@ -160,9 +154,9 @@ def test_figures() -> None:
     assert metrics.bands({"bands": bands}) == {"a": (1.0, 2.0)}
 
 
-def test_calibration_meets_the_target() -> None:
+def test_calibration_meets_the_target():
     for fixed, per_word in ((0, 1.0), (12, 1.0), (3, 1.37), (0, 3.9), (25, 0.8)):
-        found = calibrate(lambda words, f=fixed, p=per_word: f + round(words * p), 512)  # type: ignore[misc]
+        found = calibrate(lambda words, f=fixed, p=per_word: f + round(words * p), 512)
         assert found.tokens is not None
         assert abs(found.tokens - 512) <= max(2, per_word)
     assert calibrate(lambda words: None, 100).tokens is None
@@ -174,7 +168,7 @@ def test_calibration_meets_the_target() -> None:
         calibrate(refuse, 2)
 
 
-def test_prompts_differ_and_repeat() -> None:
+def test_prompts_differ_and_repeat():
     texts = [Prompts(20, seed=1).text(index) for index in range(50)]
     assert len({" ".join(text.split()[:4]) for text in texts}) == 50
     assert texts[3] == Prompts(20, seed=1).text(3)
@@ -191,7 +185,7 @@ class Clock:
         self.naps.append(seconds)
 
 
-def test_requests_arrive_at_random_at_the_rate_that_is_asked_for() -> None:
+def test_requests_arrive_at_random_at_the_rate_that_is_asked_for():
     clock, again, lines = Clock(), Clock(), list[str]()
 
     def send(index: int) -> Sample:
@@ -209,7 +203,7 @@ def test_requests_arrive_at_random_at_the_rate_that_is_asked_for() -> None:
     assert again.naps == clock.naps
 
 
-def test_a_bug_in_sending_is_a_failed_request() -> None:
+def test_a_bug_in_sending_is_a_failed_request():
     def broken(index: int) -> Sample:
         raise KeyError("oops")
 

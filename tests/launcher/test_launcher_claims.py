@@ -6,9 +6,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from recipe_core.launcher import holders, machine_watch, preflight
 from recipe_core.launcher.claims import Claim, Memory, node_memories, refused
@@ -21,10 +18,9 @@ from recipe_core.launcher.holders import (
 from recipe_core.launcher.machine import Machine, parse_amd_usage
 from recipe_core.launcher.plan import load_plan
 from tests.conftest import make_request
-from tests.fixtures.bundles import Bundle
 from tests.fixtures.recipes import bundle_for_request
 
-from .test_launcher_preflight import H100, NEEDS, Capture, checks, on
+from .test_launcher_preflight import H100, NEEDS, checks, on
 
 GIB = 1 << 30
 NODE = Memory("memory node 0", round(21.84 * GIB), round(17.64 * GIB))
@@ -32,9 +28,7 @@ SMALL_CPU = Machine("cpu", (), "EPYC", 2, 24 * GIB, 18 * GIB, memories=(NODE,))
 ON_CPU = {"runtime": "cpu", "names": [], "count": 1, "used_bytes": GIB // 7}
 
 
-def test_a_share_of_the_cpu_that_is_not_free_fails_in_words(
-    bundle: Bundle, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_of_the_cpu_that_is_not_free_fails_in_words(bundle, capsys, monkeypatch):
     """0.92 of 21.84 GiB were claimed while 17.64 were free: the engine refused after minutes."""
     monkeypatch.setattr(preflight, "holders", lambda _: [Holder(812, "python3 train.py", 4 * GIB)])
     on(SMALL_CPU, monkeypatch, bundle, **ON_CPU, claim={"share": 0.92})
@@ -50,9 +44,7 @@ def test_a_share_of_the_cpu_that_is_not_free_fails_in_words(
     assert "memory_fraction" in capsys.readouterr().err
 
 
-def test_a_lower_share_or_a_stated_size_passes(
-    bundle: Bundle, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lower_share_or_a_stated_size_passes(bundle, capsys, monkeypatch):
     monkeypatch.setattr(preflight, "holders", lambda _: [])
     for claim, environment, status in (
         ({"share": 0.79}, "", "ok"),
@@ -68,9 +60,7 @@ def test_a_lower_share_or_a_stated_size_passes(
         assert checks(bundle, capsys)[1]["memory"]["status"] == status, claim
 
 
-def test_a_device_that_another_process_fills(
-    bundle: Bundle, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_another_process_fills(bundle, capsys, monkeypatch):
     monkeypatch.setattr(preflight, "holders", lambda _: [Holder(99, "python3", 8 * GIB)])
     idle, busy = ((81559 - used) << 20 for used in (600, 9000))
     first, second = H100.devices
@@ -97,7 +87,7 @@ def test_a_device_that_another_process_fills(
     assert "needs.claim.share" in capsys.readouterr().err
 
 
-def test_what_runs_does_not_count_against_itself(bundle: Bundle) -> None:
+def test_what_runs_does_not_count_against_itself(bundle):
     """A keeper that looks at its own machine sees the share that its engine holds as free."""
     claim = {**NEEDS, "used_bytes": GIB, "claim": {"share": 0.92}}
     bundle.edit(lambda data: data.update(needs=claim))
@@ -111,7 +101,7 @@ def test_what_runs_does_not_count_against_itself(bundle: Bundle) -> None:
     assert "FAIL" in [check.status for check in preflight.check_machine(needs, full)]
 
 
-def test_the_share_in_the_fix_passes() -> None:
+def test_the_share_in_the_fix_passes():
     claim = Claim(0.92, programs_bytes=GIB)
     refusal = refused(claim, NODE, GIB, exact=True)
     assert refusal is not None
@@ -127,14 +117,14 @@ def test_the_share_in_the_fix_passes() -> None:
     assert refusal.hint.startswith("Free 62.00 GiB")  # no share would help
 
 
-def test_a_bundle_of_vllm_states_its_claim() -> None:
+def test_a_bundle_of_vllm_states_its_claim():
     launch = json.loads(bundle_for_request(make_request()).files["launch.json"])
     words = launch["processes"][0]["argv"]
     share = float(words[words.index("--gpu-memory-utilization") + 1])
     assert launch["needs"]["claim"] == {"share": share}
 
 
-def test_nodes_of_memory(tmp_path: Path) -> None:
+def test_nodes_of_memory(tmp_path):
     for number, cpus in ((0, "0-3,8"), (1, "4-7")):
         node = tmp_path / f"node{number}"
         node.mkdir()
@@ -152,7 +142,7 @@ def test_nodes_of_memory(tmp_path: Path) -> None:
     assert node_memories(frozenset({1}), tmp_path / "none") == ()
 
 
-def test_processes_on_devices_as_tools_print_them() -> None:
+def test_processes_on_devices_as_tools_print_them():
     nothing = 2**22 + 7  # no such process: the tool's name stands
     assert parse_compute_apps(f"{nothing}, 38912, /usr/bin/python3\n{nothing}, 1024, x\n") == [
         Holder(nothing, "x", 39936 << 20)
@@ -169,7 +159,7 @@ def test_processes_on_devices_as_tools_print_them() -> None:
     assert parse_rocm_pids(json.dumps(pids)) == [Holder(nothing, "python3", 40802189312)]
 
 
-def test_free_memory_as_amd_smi_tells_it() -> None:
+def test_free_memory_as_amd_smi_tells_it():
     sizes = {"total_vram": 196592, "used_vram": 592}
     usage = {name: {"value": size, "unit": "MB"} for name, size in sizes.items()}
     listed = [{"gpu": 0, "mem_usage": usage}]
@@ -178,7 +168,7 @@ def test_free_memory_as_amd_smi_tells_it() -> None:
     assert parse_amd_usage(json.dumps({"gpu_data": listed})) == {0: 195000 << 20}
 
 
-def test_who_holds_memory_of_the_machine() -> None:
+def test_who_holds_memory_of_the_machine():
     code = "import time; held = bytearray(200 << 20); print('x', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -22,7 +22,7 @@ def events(stream: bytes, size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_any_chunking_gives_the_same_events(size: int) -> None:
+def test_any_chunking_gives_the_same_events(size):
     stream = (
         ': hello\n\ndata: {"a": "é€"}\r\n\r\nevent: x\ndata: one\ndata:two\n\n\n'
         "id: 3\n\ndata: [DONE]\n\n"
@@ -62,7 +62,7 @@ LAST = piece("", finish_reason="length")
 OPENING = delta(role="assistant", content="")
 
 
-def test_tokens_are_those_of_the_server_or_else_pieces() -> None:
+def test_tokens_are_those_of_the_server_or_else_pieces():
     _, sample = read(piece("ab"), piece("c"), usage(5), "[DONE]")
     assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("abc", 4, 5)
     assert (sample.ttft_s, sample.latency_s, sample.tpot_s) == (4.0, 7.0, 0.75)
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_the_server_or_else_pieces() -> None:
     assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("hihm", None, 2)
 
 
-def test_tokens_without_text_are_tokens() -> None:
+def test_tokens_without_text_are_tokens():
     """Special tokens, and parts of a character that takes several, have no text."""
     stream, sample = read(piece(""), piece(""), LAST, usage(3), "[DONE]")
     assert (sample.text, sample.output_tokens, stream.chunks) == ("", 3, 2)
@@ -81,7 +81,7 @@ def test_tokens_without_text_are_tokens() -> None:
     assert (sample.output_tokens, sample.first) == (1, sample.last)
 
 
-def test_what_opens_a_chat_is_no_token() -> None:
+def test_what_opens_a_chat_is_no_token():
     empty = delta(content="")
     assert read(OPENING, empty, empty, usage(2))[0].chunks == 2
     stream, sample = read(OPENING, empty, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
@@ -103,12 +103,12 @@ def test_what_opens_a_chat_is_no_token() -> None:
         ([piece("a"), piece("b")], "broke off after 2"),
     ],
 )
-def test_bad_streams(data: list[object], message: str) -> None:
+def test_bad_streams(data, message):
     with pytest.raises(RequestError, match=message):
         read(*data)
 
 
-def test_body_fields_of_the_recipe_win_and_null_removes() -> None:
+def test_body_fields_of_the_recipe_win_and_null_removes():
     fields = {"ignore_eos": True, "stream_options": None, "temperature": 1.0}
     assert request_body(Api("/v1/completions", "m", fields), "hello", 7) == {
         "model": "m",

@@ -80,9 +80,7 @@ def half_written(bundle: Bundle) -> bool:
     return (output(bundle).parent / ".small.part" / "a.safetensors").exists()
 
 
-def test_it_makes_checks_and_keeps(
-    compressing: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_makes_checks_and_keeps(compressing, capsys):
     bundle = compressing()
     assert bundle.run("compress") == 0
     record = json.loads((output(bundle) / "recipe-compression.json").read_text())
@@ -104,9 +102,7 @@ def test_it_makes_checks_and_keeps(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_half_way_nothing_is_taken_for_a_result(
-    compressing: Callable[..., Bundle], number: signal.Signals
-) -> None:
+def test_killed_half_way_nothing_is_taken_for_a_result(compressing, number):
     """What a killed launcher leaves runs on, and is ended before the next one writes."""
     bundle = compressing("slow")
     words = [sys.executable, "-c", LAUNCH, str(bundle.root), "compress"]
@@ -125,7 +121,7 @@ def test_killed_half_way_nothing_is_taken_for_a_result(
     assert (output(bundle) / "b.safetensors").read_bytes() == b"b" * 100
 
 
-def test_a_tool_that_works_for_long_is_told_of(tmp_path: Path) -> None:
+def test_a_tool_that_works_for_long_is_told_of(tmp_path):
     process, progress = Mock(), Mock()
     late = subprocess.TimeoutExpired("tool", 0.2)
     process.wait.side_effect = [late, late, late, 7]
@@ -145,12 +141,9 @@ def test_a_tool_that_works_for_long_is_told_of(tmp_path: Path) -> None:
         ({"source": "/no/such/folder"}, "config.json"),
     ],
 )
-def test_a_tool_that_fails_or_lacks_what_it_needs_leaves_nothing_and_says_why(
-    compressing: Callable[..., Bundle],
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    message: str,
-) -> None:
+def test_a_tool_that_fails_or_lacks_something_leaves_nothing_and_says_why(
+    compressing, capsys, changes, message
+):
     bundle = compressing(**changes)
     assert bundle.run("compress") != 0
     assert message in capsys.readouterr().err
@@ -159,9 +152,7 @@ def test_a_tool_that_fails_or_lacks_what_it_needs_leaves_nothing_and_says_why(
         assert bundle.run("compress", "--anyway") == 0
 
 
-def test_up_says_that_it_has_to_be_made_or_makes_it(
-    compressing: Callable[..., Bundle], bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_up_says_that_it_has_to_be_made_or_makes_it(compressing, bundle, capsys):
     assert bundle.run("compress") == 2  # nothing is to be made
     assert "makes no checkpoint" in capsys.readouterr().err
     compressing()

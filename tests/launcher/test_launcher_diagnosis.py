@@ -16,7 +16,7 @@ ENDS = yaml.safe_load((DATA / "ends_of_logs.yaml").read_text())
 LOGS = ENDS["logs"]
 
 
-def test_ends_of_logs() -> None:
+def test_ends_of_logs():
     wrong = []
     for case in ENDS["cases"]:
         log, kernel = (LOGS.get(name, name) for name in (case["log"], case.get("kernel", "")))
@@ -28,7 +28,7 @@ def test_ends_of_logs() -> None:
     assert wrong == []
 
 
-def test_lines() -> None:
+def test_lines():
     wrong = []
     for cause, lines in ENDS["lines"].items():
         for line in lines:
@@ -39,7 +39,7 @@ def test_lines() -> None:
     assert wrong == []
 
 
-def test_causes_are_sound_and_have_examples_and_a_document() -> None:
+def test_causes_are_sound_and_have_examples_and_a_document():
     ids = [cause.id for cause in causes.KNOWN]
     assert len(set(ids)) == len(ids)
     assert set(ids) <= set(ENDS["lines"]) | {case["cause"] for case in ENDS["cases"]}
@@ -57,7 +57,7 @@ def test_causes_are_sound_and_have_examples_and_a_document() -> None:
         assert any(fields == group for group in groups) or not fields
 
 
-def test_out_of_memory_before_the_first_answer_comes_again() -> None:
+def test_out_of_memory_before_the_first_answer_comes_again():
     assert diagnose(LOGS["trt memory"], 1).transient
     assert diagnose(LOGS["trt memory"], 1, ready=True).transient
     assert not diagnose(LOGS["trt memory"], 1, ready=False).transient
@@ -82,7 +82,7 @@ def test_out_of_memory_before_the_first_answer_comes_again() -> None:
         ("RuntimeError: Connection closed by peer [127.0.0.1]:29500", -9, "killed"),
     ],
 )
-def test_what_is_not_the_cause(log: str, code: int, cause: str) -> None:
+def test_what_is_not_the_cause(log, code, cause):
     assert diagnose(log, code).cause == cause
 
 
@@ -103,20 +103,20 @@ def test_what_is_not_the_cause(log: str, code: int, cause: str) -> None:
         (None, "unknown", "does not say"),
     ],
 )
-def test_an_end_without_words(code: int | None, cause: str, title: str) -> None:
+def test_an_end_without_words(code, cause, title):
     diagnosis = diagnose("loading\n\nserving", code)
     assert (diagnosis.cause, diagnosis.lines) == (cause, ("loading", "serving"))
     assert title in diagnosis.title
 
 
-def test_an_error_that_nobody_knows_is_shown() -> None:
+def test_an_error_that_nobody_knows_is_shown():
     log = "Traceback (most recent call last):\n  File 'x.py', line 1\nKeyError: 'rope_theta'\n"
     diagnosis = diagnose(log + "WorkerProc hit an exception.", 1)
     assert (diagnosis.cause, diagnosis.lines) == ("worker-died", ("KeyError: 'rope_theta'",))
     assert diagnose(log, 1).cause == "exception"
 
 
-def test_lines_are_few_short_and_plain() -> None:
+def test_lines_are_few_short_and_plain():
     line = "\x1b[31mtorch.OutOfMemoryError: CUDA out of memory.\x1b[0m " + "x" * 5000
     log = "\n".join(f"rank {n}: {line}" for n in range(50)) + "\rdone\x07"
     diagnosis = diagnose(log, 1)
@@ -128,11 +128,11 @@ def test_lines_are_few_short_and_plain() -> None:
     assert diagnose("", -9).lines == ()
 
 
-def test_odd_text_takes_no_time() -> None:
+def test_odd_text_takes_no_time():
     for piece in ("x", "{", "(", "Error ", "No space ", "memory mismatch for ", "a.b.", "\\"):
         diagnose(piece * 200_000, 1)
 
 
-def test_signals() -> None:
+def test_signals():
     codes = (None, 0, 1, 128, 255, -9, 143)
     assert [signal_of(code) for code in codes] == [None, None, None, None, None, 9, 15]

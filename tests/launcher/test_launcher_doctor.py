@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ HARMLESS = [
 ]
 
 
-def test_secrets_are_taken_out_and_other_words_stay() -> None:
+def test_secrets_are_taken_out_and_other_words_stay():
     wrong = []
     for text in SECRETS:
         redactor = Redactor({})
@@ -69,7 +68,7 @@ def test_secrets_are_taken_out_and_other_words_stay() -> None:
         assert not is_secret_name(f"{name}izer_count")
 
 
-def test_people_and_machines_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_people_and_machines_are_not_named(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "node7.example.org")
     homes = "/".join(["", "home"])
     redactor = Redactor({"HOME": f"{homes}/jane", "USER": "jane"})
@@ -77,7 +76,7 @@ def test_people_and_machines_are_not_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert redactor.text(text) == f"~/models {homes}/USER/x HOST USER@HOST: janet {homes}s"
 
 
-def test_prompts_in_logs_are_taken_out() -> None:
+def test_prompts_in_logs_are_taken_out():
     line = "INFO Received request cmpl-1: prompt: 'my \\'own\\' \"words\"', params: max_tokens=16"
     assert Redactor({}).text(line, of_log=True) == (
         f"INFO Received request cmpl-1: prompt: {HIDDEN}, params: max_tokens=16"
@@ -99,16 +98,12 @@ def packed(bundle: Bundle, capsys: pytest.CaptureFixture[str], *words: str) -> d
         for member in archive.getmembers():
             above, _, name = member.name.partition("/")
             assert above == folder
-            texts[name] = archive.extractfile(member).read().decode()  # type: ignore[union-attr]
+            texts[name] = archive.extractfile(member).read().decode()
     assert set(answer["holds"]) == set(texts) - {"about.json"}
     return texts
 
 
-def test_the_archive_of_what_runs(
-    make_bundle: Callable[..., Bundle],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_archive_of_what_runs(make_bundle, capsys, monkeypatch):
     bundle = make_bundle("--metrics")
     monkeypatch.setenv("HF_TOKEN", HUB)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
@@ -137,9 +132,7 @@ def test_the_archive_of_what_runs(
 
 
 @pytest.mark.parametrize("damage", ["launch", "state", "manifest", "run"])
-def test_broken_bundles(
-    bundle: Bundle, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_bundles(bundle, tmp_path, damage, capsys):
     own = bundle.root / "run"
     own.mkdir()
     if damage == "launch":
@@ -159,9 +152,7 @@ def test_broken_bundles(
     assert any("launch.json" in problem for problem in problems) == (damage == "launch")
 
 
-def test_nothing_of_a_changed_bundle_is_run(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_of_a_changed_bundle_is_run(bundle, tmp_path, capsys):
     planted = tmp_path / "engine"
     planted.write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
     planted.chmod(0o755)
@@ -173,9 +164,7 @@ def test_nothing_of_a_changed_bundle_is_run(
     assert not (tmp_path / "was-run").exists()
 
 
-def test_targets_that_can_and_cannot_be_written(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_targets_that_can_and_cannot_be_written(bundle, tmp_path, capsys):
     assert bundle.run("doctor", "-o", str(tmp_path / "report.zip")) == 2
     assert ".tar.gz" in capsys.readouterr().err
     assert bundle.run("doctor", "-o", str(tmp_path / "no" / "report.tar.gz")) == 1
@@ -188,12 +177,7 @@ def test_targets_that_can_and_cannot_be_written(
     assert "read it all the same" in shown
 
 
-def test_fake_tools_are_asked(
-    bundle: Bundle,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fake_tools_are_asked(bundle, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
     tool = folder / "nvidia-smi"

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.fixtures.paths import ROOT
 from tests.fixtures.patience import PATIENCE
 
 
-def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_events_are_read_as_they_were_written(tmp_path):
     own = tmp_path / "run"
     events.append(own, "died", server="server-0", code=-9, reason=None)
     events.append(own, "restart", server="server-0", wait_s=float("inf"), path=tmp_path)
@@ -29,14 +28,14 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert [json.loads(line)["event"] for line in lines] == ["died", "restart"]
 
 
-def test_letters_that_are_no_text_are_kept_apart(tmp_path: Path) -> None:
+def test_letters_that_are_no_text_are_kept_apart(tmp_path):
     assert events.read(tmp_path / "run") == []
     events.append(tmp_path, "died", log=os.fsdecode(b"caf\xe9"), end="\n")
     assert events.read(tmp_path)[0]["log"] == os.fsdecode(b"caf\xe9")
     assert (tmp_path / "events.jsonl").read_bytes().count(b"\n") == 1
 
 
-def test_a_torn_line_loses_only_itself(tmp_path: Path) -> None:
+def test_a_torn_line_loses_only_itself(tmp_path):
     events.append(tmp_path, "start")
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(b'{"time": "2026-01-01T00:00:00Z", "event": "di')
@@ -45,13 +44,13 @@ def test_a_torn_line_loses_only_itself(tmp_path: Path) -> None:
     assert [event["event"] for event in events.read(tmp_path)] == ["start", "restart"]
 
 
-def test_what_is_no_event_is_left_out(tmp_path: Path) -> None:
+def test_what_is_no_event_is_left_out(tmp_path):
     lines = ["[1]", '{"event": 3}', '{"event": "stop"}', "[" * 100_000]
     (tmp_path / "events.jsonl").write_text("\n".join(lines))
     assert events.read(tmp_path) == [{"event": "stop"}]
 
 
-def test_a_long_file_is_moved_aside_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_file_is_moved_aside_once(tmp_path, monkeypatch):
     monkeypatch.setattr(events, "LIMIT_BYTES", 1000)
     for number in range(100):
         events.append(tmp_path, "restart", number=number)
@@ -73,7 +72,7 @@ for number in range(200):
 
 
 @pytest.mark.parametrize("limit", [1 << 30, 50_000])
-def test_lines_of_several_processes_do_not_mix(tmp_path: Path, limit: int) -> None:
+def test_lines_of_several_processes_do_not_mix(tmp_path, limit):
     """Also where they move a file aside: what was moved is not itself written over."""
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen([*command, name, str(limit)], cwd=ROOT) for name in "abc"]
@@ -88,7 +87,7 @@ def test_lines_of_several_processes_do_not_mix(tmp_path: Path, limit: int) -> No
             assert [e["number"] for e in written if e["writer"] == name] == list(range(200))
 
 
-def test_a_full_disk_stops_nothing_and_what_it_refused_is_written_later(tmp_path: Path) -> None:
+def test_a_full_disk_stops_nothing_and_what_it_refused_is_written_later(tmp_path):
     """No file may grow: as on a disk without space, without needing one."""
     text = """
 import resource, sys
@@ -107,7 +106,7 @@ for most in (0, 30, 5000):
 
 
 @pytest.mark.parametrize("odd", ["folder", "link", "pipe"])
-def test_odd_files_are_left_alone(tmp_path: Path, odd: str) -> None:
+def test_odd_files_are_left_alone(tmp_path, odd):
     own, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     own.mkdir()
     elsewhere.write_text('{"event": "mine"}\n')

@@ -50,7 +50,7 @@ def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
         connection.close()
 
 
-def test_every_metric_has_its_kind_and_labels() -> None:
+def test_every_metric_has_its_kind_and_labels():
     text = render(WHOLE)
     samples = parse(text)
     restarts = {s.labels["cause"]: s.value for s in samples["recipe_restarts_total"]}
@@ -72,7 +72,7 @@ def test_every_metric_has_its_kind_and_labels() -> None:
     assert "recipe_tpot_seconds" not in parse(render(replace(WHOLE, tpot_s=float("nan"))))
 
 
-def test_health_follows_the_source(serve: Callable[..., Exporter]) -> None:
+def test_health_follows_the_source(serve):
     now = [WHOLE]
     exporter = serve(lambda: now[0])
     assert get(exporter.port, "/healthz") == (200, "serving\n")
@@ -86,7 +86,7 @@ def test_health_follows_the_source(serve: Callable[..., Exporter]) -> None:
     assert get(exporter.port, "/metrics", "POST")[0] == 501
 
 
-def test_a_source_that_fails_is_an_answer_too(serve: Callable[..., Exporter]) -> None:
+def test_a_source_that_fails_is_an_answer_too(serve):
     def fail() -> Snapshot:
         raise RuntimeError("no state")
 
@@ -95,7 +95,7 @@ def test_a_source_that_fails_is_an_answer_too(serve: Callable[..., Exporter]) ->
         assert get(exporter.port, "/healthz") == (500, "RuntimeError: no state\n")
 
 
-def test_a_taken_port_names_the_option_and_is_free_afterwards() -> None:
+def test_a_taken_port_names_the_option_and_is_free_afterwards():
     exporter = Exporter("127.0.0.1", 0, lambda: WHOLE)
     with pytest.raises(LauncherError) as raised:
         Exporter("127.0.0.1", exporter.port, lambda: WHOLE)

@@ -13,7 +13,7 @@ from tests.fixtures.paths import DATA
 ENGINES = yaml.safe_load((DATA / "engine_metrics.yaml").read_text())
 
 
-def test_lines_become_samples() -> None:
+def test_lines_become_samples():
     text = r"""
 # HELP http_requests_total The total number of HTTP requests.
 # TYPE http_requests_total counter
@@ -43,13 +43,13 @@ foo_bucket{le="0.1"} 8 # {trace_id="KOO5S4vxi0o"} 0.067
     "text",
     ["", "<html>502 Bad Gateway</html>", "a{b 1", 'a{b="c} 1', "a", "1 2", "a one", '{"a": 1}'],
 )
-def test_what_is_no_sample_is_left_out(text: str) -> None:
+def test_what_is_no_sample_is_left_out(text):
     assert parse(text) == {}
     assert engine_figures(text) == Figures()
     assert not engine_figures(text).published
 
 
-def test_odd_text_takes_no_time() -> None:
+def test_odd_text_takes_no_time():
     """A parser that is quadratic in it would not come to an end."""
     for text in (
         'a{b="' + "\\" * 200_000,
@@ -61,7 +61,7 @@ def test_odd_text_takes_no_time() -> None:
     assert parse("a" * MAX_CHARS + "\nb 1\n") == {}
 
 
-def test_each_engines_figures() -> None:
+def test_each_engines_figures():
     for engine in ENGINES.values():
         assert engine_figures(engine["text"]) == Figures(*engine["figures"])
     later = ENGINES["tensorrt-llm"]["text"] + 'trtllm_generation_tokens_total{model_name="m"} 70\n'
@@ -69,7 +69,7 @@ def test_each_engines_figures() -> None:
     assert (figures.generation_tokens, figures.running) == (70, 3)
 
 
-def test_other_names_of_vllm() -> None:
+def test_other_names_of_vllm():
     # Speculation makes steps of several tokens.
     figures = engine_figures(
         ENGINES["vllm"]["text"] + 'vllm:spec_decode_num_drafts_total{engine="0"} 40\n'

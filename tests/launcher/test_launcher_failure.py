@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from recipe_core.launcher.diagnosis import diagnose
 from recipe_core.launcher.failure import failure_text, last_failure, shown, without_questions
-from tests.fixtures.bundles import Bundle
 
 REASON = (
     "ValueError: Available memory on node 0 (17.64/21.84 GiB) on startup is less than desired CPU"
@@ -42,7 +38,7 @@ def start_log(reason: str) -> list[str]:
     ]
 
 
-def test_the_reason_150_lines_above_the_end(tmp_path: Path) -> None:
+def test_the_reason_150_lines_above_the_end(tmp_path):
     log = tmp_path / "server-0.log"
     log.write_text("\n".join(start_log(REASON)))
     diagnosis = diagnose(failure_text(log, 20), 1, ready=False)
@@ -51,13 +47,13 @@ def test_the_reason_150_lines_above_the_end(tmp_path: Path) -> None:
     assert diagnosis.fix.startswith("Only 17.64 of 21.84 GiB were free")
 
 
-def test_an_unknown_reason_is_shown_before_what_passes_it_on() -> None:
+def test_an_unknown_reason_is_shown_before_what_passes_it_on():
     text = "\n".join(last_failure(start_log("KeyError: 'rope_mystery'"), 20))
     diagnosis = diagnose(text, 1, ready=False)
     assert diagnosis.lines[0].endswith("KeyError: 'rope_mystery'")
 
 
-def test_lines_before_the_failure_and_an_earlier_one_are_no_reason() -> None:
+def test_lines_before_the_failure_and_an_earlier_one_are_no_reason():
     calm = [f"INFO serving request {number}" for number in range(200)]
     log = ["ERROR torch.OutOfMemoryError: of another day", *calm, *start_log(REASON)]
     text = "\n".join(last_failure(log, 20))
@@ -66,20 +62,18 @@ def test_lines_before_the_failure_and_an_earlier_one_are_no_reason() -> None:
 
 
 @pytest.mark.parametrize("last", ["ValueError: bad", "done"])
-def test_a_log_that_refers_to_nothing_keeps_its_tail(last: str) -> None:
+def test_a_log_that_refers_to_nothing_keeps_its_tail(last):
     log = [*start_log(REASON)[:-1], *[f"INFO line {number}" for number in range(40)], last]
     assert last_failure(log, 20) == log[-20:]
 
 
-def test_the_evidence_is_shown_once() -> None:
+def test_the_evidence_is_shown_once():
     log = [str(number) for number in range(50)]
     assert shown(log, ("3", "49"), 5).splitlines() == ["3", "...", "45", "46", "47", "48", "49"]
     assert shown(log, ("49",), 2).splitlines() == ["48", "49"]
 
 
-def test_up_names_the_reason(
-    make_bundle: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_up_names_the_reason(make_bundle, tmp_path, capsys):
     text = tmp_path / "failed.log"
     text.write_text("\n".join(start_log(REASON)) + "\n")
     bundle = make_bundle()

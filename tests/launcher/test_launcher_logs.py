@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ def logged(bundle: Bundle) -> Bundle:
     return bundle
 
 
-def test_the_ends_of_logs(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ends_of_logs(logged, capsys):
     assert logged.run("logs", "--lines", "3") == 0
     assert capsys.readouterr().out.splitlines() == [
         "keeper | kept",
@@ -52,7 +51,7 @@ def test_the_ends_of_logs(logged: Bundle, capsys: pytest.CaptureFixture[str]) ->
     assert words[1:] == ["died", "server=server-0", "code=-9", "cause=killed"]
 
 
-def test_what_is_no_log(logged: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_log(logged, tmp_path, capsys):
     (tmp_path / "secret.log").write_text("secret")
     (logged.root / "run" / "elsewhere.log").symlink_to(tmp_path / "secret.log")
     for name in ("nobody", "../secret", "/etc/passwd", "elsewhere"):
@@ -67,7 +66,7 @@ def test_what_is_no_log(logged: Bundle, tmp_path: Path, capsys: pytest.CaptureFi
         assert count in capsys.readouterr().err
 
 
-def test_nothing_was_started(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_was_started(bundle, capsys):
     assert bundle.run("logs") == 0
     assert capsys.readouterr().out == ""
     assert bundle.run("logs", "server-0") == 2
@@ -90,12 +89,12 @@ def follow(
             raise KeyboardInterrupt
         change()
 
-    request = Request(bundle.root, "logs", follow=True, **asked)  # type: ignore[arg-type]
+    request = Request(bundle.root, "logs", follow=True, **asked)
     assert run_logs(request, sleep=sleep) == 0
     return shown
 
 
-def test_following(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_following(logged, capsys):
     own = logged.root / "run"
     assert follow(
         logged,
@@ -120,7 +119,7 @@ def test_following(logged: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class TestFollower:
-    def test_lines_as_they_become_whole(self, tmp_path: Path) -> None:
+    def test_lines_as_they_become_whole(self, tmp_path):
         path = tmp_path / "a.log"
         path.write_text("before\n")
         follower = Follower(path)
@@ -133,7 +132,7 @@ class TestFollower:
         assert follower.lines() == ["two"]
 
     @pytest.mark.parametrize("how", ["cut short", "replaced", "removed"])
-    def test_a_file_that_begins_again(self, tmp_path: Path, how: str) -> None:
+    def test_a_file_that_begins_again(self, tmp_path, how):
         path = tmp_path / "a.log"
         path.write_text("a long line before\n")
         follower = Follower(path)
@@ -145,7 +144,7 @@ class TestFollower:
         path.write_text("after\n")
         assert follower.lines() == ["after"]
 
-    def test_odd_files(self, tmp_path: Path) -> None:
+    def test_odd_files(self, tmp_path):
         endless, pipe = tmp_path / "a.log", tmp_path / "b.log"
         endless.write_text("x" * 200_000)
         assert [len(line) for line in Follower(endless, from_start=True).lines()] == [200_000]
@@ -153,9 +152,7 @@ class TestFollower:
         assert Follower(pipe).lines() == []  # it is not waited for
 
 
-def test_what_failed_to_start_shows_its_logs_until_interrupted(
-    make_bundle: Callable[..., Bundle],
-) -> None:
+def test_what_failed_to_start_shows_its_logs_until_interrupted(make_bundle):
     """A shell's job in the background ignores Ctrl-C: the follower must start without that."""
     bundle = make_bundle("--behave", "die")
     command = bundle.stand_alone()

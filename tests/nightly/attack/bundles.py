@@ -36,9 +36,9 @@ from recipe_core.bundle.signing import SIGNATURE, new_key
 from recipe_core.bundle.verify import read_bundle, unpack
 from recipe_core.bundle.write import bundle_files
 from recipe_core.launcher.main import main as launcher_main
-from recipe_core.recipe import make_recipe
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.command_line import recipe as command_line
+from tests.fixtures.recipes import recipe_for_request, recipe_of
 from tests.nightly.attack import hostile_archives as archives
 from tests.nightly.attack import hostile_documents as documents
 from tests.nightly.attack.hostile_bundles import Hostile, Maker, Material
@@ -66,23 +66,6 @@ FAMILIES: dict[str, tuple[Maker, int]] = {
     "keys": (documents.keys, 4),
 }
 """Makers by name, each with its share of the cases."""
-REQUESTS = (
-    {
-        "model": "Qwen/Qwen3-8B",
-        "hardware": {"device": "h100-sxm", "per_node": 2},
-        "workload": {"input_tokens": 512, "output_tokens": 128, "concurrency": 16},
-    },
-    {
-        "model": "meta-llama/Llama-3.1-8B-Instruct",
-        "hardware": {"device": "h100-sxm", "per_node": 4, "nodes": 2},
-        "workload": {
-            "kind": "training",
-            "sequence_length": 1024,
-            "global_batch": 64,
-            "tokens": 10**7,
-        },
-    },
-)
 
 
 @dataclass
@@ -108,7 +91,20 @@ class Tally:
 def material() -> Material:
     """A serving and a training bundle, both signed, and the key."""
     private, public = new_key()
-    recipes = [make_recipe(PlanRequest.parse(request)) for request in REQUESTS]
+    request = {
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "hardware": {"device": "h100-sxm", "per_node": 4, "nodes": 2},
+        "workload": {
+            "kind": "training",
+            "sequence_length": 1024,
+            "global_batch": 64,
+            "tokens": 1e7,
+        },
+    }
+    recipes = [
+        recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2),
+        recipe_for_request(PlanRequest.parse(request)),
+    ]
     bundles = tuple(bundle_files(recipe, private) for recipe in recipes)
     return Material(bundles, private, public)
 

@@ -7,6 +7,7 @@ import random
 import stat
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from recipe_core.bundle.write import zipped
@@ -47,42 +48,25 @@ def file_changed(r: random.Random, place: Path, material: Material, index: int) 
     return Hostile(path, files, key)
 
 
+_PRINTABLE = r"""
+../outside ../../outside a/../../outside launcher/../../outside /tmp/outside /etc/passwd
+//outside ./outside a//b a/./b a/ .. . C:outside C:/outside C:\outside \\host\share\x
+a\..\..\outside ..\outside a. ~ ~/.bashrc $HOME/x ${HOME}/x `id` $(id) -rf --help a;b a|b a*b
+Launch.py LAUNCH.PY launch.py. RECIPE.yaml manifest.json Run/x %2e%2e/x ..%2fx CON NUL aux.txt
+COM1 launch.py::$DATA a:b LPT1.json desktop.ini launch.py/x recipe.yaml/y launcher
+launcher/main.py/x MANIFEST.json/x SIGNATURE/x .git/config .env run run/state.json run/lock
+RUN/state.json run/checkpoints/step-9/x run/../x __pycache__/launch.cpython-311.pyc
+launcher/__pycache__/main.cpython-311.pyc json.pyc launcher/main.pyc launcher/_x.so
+x.cpython-311-x86_64-linux-gnu.so x.pyd x.pth json.py launcher/json.py sitecustomize.py
+usercustomize.py encodings/utf_8.py launcher/__init__.pyw launcher.py trainer.py
+launcher/__main__.py os.py
+"""
 NAMES = (
-    *("../outside", "../../outside", "a/../../outside", "launcher/../../outside", "/tmp/outside"),
-    *("/etc/passwd", "//outside", "./outside", "a//b", "a/./b", "a/", "..", ".", "", "C:outside"),
-    *("C:/outside", "C:\\outside", "\\\\host\\share\\x", "a\\..\\..\\outside", "..\\outside"),
-    *("a\0b", "launch.py\0.txt", "\0", "a\nb", "a\rb", "\x1b[31m", "a\tb", " ", "a ", "a.", "~"),
-    *("~/.bashrc", "$HOME/x", "${HOME}/x", "`id`", "$(id)", "-rf", "--help", "a;b", "a|b", "a*b"),
-    *(
-        "Launch.py",
-        "LAUNCH.PY",
-        "launch.py.",
-        "launch.py ",
-        "RECIPE.yaml",
-        "manifest.json",
-        "Run/x",
-    ),
-    *("lau\u200bnch.py", "\u202eyp.hcnual", "ｌaunch.py", "launch\u0441.py", "\ufeffx", "e\u0301"),
-    *("\u2025/x", "\uff0e\uff0e/x", "%2e%2e/x", "..%2fx", "\u2215etc", "a\u2044b", "\ud83d\ude00"),
-    *("CON", "NUL", "aux.txt", "COM1", "launch.py::$DATA", "a:b", "LPT1.json", "desktop.ini"),
-    *("launch.py/x", "recipe.yaml/y", "launcher", "launcher/main.py/x", "x" * 199, "x" * 5000),
-    *("/".join("a" * 60), "a/" * 90 + "b", "MANIFEST.json/x", "SIGNATURE/x", ".git/config", ".env"),
-    *(
-        "run",
-        "run/state.json",
-        "run/lock",
-        "RUN/state.json",
-        "run/checkpoints/step-9/x",
-        "run/../x",
-    ),
-    *(
-        "__pycache__/launch.cpython-311.pyc",
-        "launcher/__pycache__/main.cpython-311.pyc",
-        "json.pyc",
-    ),
-    *("launcher/main.pyc", "launcher/_x.so", "x.cpython-311-x86_64-linux-gnu.so", "x.pyd", "x.pth"),
-    *("json.py", "launcher/json.py", "sitecustomize.py", "usercustomize.py", "encodings/utf_8.py"),
-    *("launcher/__init__.pyw", "launcher.py", "trainer.py", "launcher/__main__.py", "os.py"),
+    *_PRINTABLE.split(),
+    *("", "a\0b", "launch.py\0.txt", "\0", "a\nb", "a\rb", "\x1b[31m", "a\tb", " ", "a "),
+    *("launch.py ", "lau\u200bnch.py", "\u202eyp.hcnual", "ｌaunch.py", "launch\u0441.py"),
+    *("\ufeffx", "e\u0301", "\u2025/x", "\uff0e\uff0e/x", "\u2215etc", "a\u2044b"),
+    *("\ud83d\ude00", "x" * 199, "x" * 5000, "/".join("a" * 60), "a/" * 90 + "b"),
 )
 
 
@@ -135,41 +119,36 @@ def odd_member(r: random.Random, place: Path, material: Material, _: int) -> Hos
 
 def bomb(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
     """Archives that are small and would be large."""
-    files = material.files(r)
-    path = place / "b.zip"
-    kind = index % 10
-    big: dict[str | zipfile.ZipInfo, bytes] = dict(files)
-    if kind == 0:
-        big |= {f"z{n}": bytes(4 << 20) for n in range(20)}
-    elif kind == 1:
-        big["big"] = bytes(64 << 20)
-    elif kind == 2:
-        inner = b"\0" * (8 << 20)
-        for _ in range(4):
-            buffer = io.BytesIO()
-            with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-                for n in range(4):
-                    archive.writestr(f"{n}.zip", inner)
-            inner = buffer.getvalue()
-        big["nested.zip"] = inner
-    elif kind == 3:
-        big |= {f"f{n}": b"" for n in range(70_000)}
-    elif kind == 4:
-        return _lying(r, path, files)
-    elif kind == 5:
-        return _overlapping(path, files)
-    elif kind == 6:
-        big["packed"] = bytes(3 << 20)
-        return Hostile(pack(seal(big), path, method=zipfile.ZIP_LZMA), files, sealed=True)
-    elif kind == 7:
-        big["packed"] = bytes(3 << 20)
-        return Hostile(pack(seal(big), path, method=zipfile.ZIP_BZIP2), files, sealed=True)
-    elif kind == 8:
+    files, path = material.files(r), place / "b.zip"
+    more: tuple[Callable[[], dict[str, bytes]], ...] = (
+        lambda: {f"z{n}": bytes(4 << 20) for n in range(20)},
+        lambda: {"big": bytes(64 << 20)},
+        lambda: {"nested.zip": _nested()},
+        lambda: {f"f{n}": b"" for n in range(70_000)},
+        lambda: {f"d{n}/" + "x" * 60: bytes(100_000) for n in range(400)},
+        lambda: {"packed": bytes(3 << 20)},
+        lambda: {"packed": bytes(3 << 20)},
+    )
+    kind = index % (len(more) + 3)
+    if kind < len(more):
+        method = {5: zipfile.ZIP_LZMA, 6: zipfile.ZIP_BZIP2}.get(kind, zipfile.ZIP_DEFLATED)
+        pack(seal({**files, **more[kind]()}), path, method=method)
+        return Hostile(path, files, sealed=True)
+    if kind == len(more):
         path.write_bytes(bytes(40 << 20) + zipped(files))
         return Hostile(path, files)
-    else:
-        big |= {f"d{n}/" + "x" * 60: bytes(100_000) for n in range(400)}
-    return Hostile(pack(seal(big), path), files, sealed=True)
+    return _lying(r, path, files) if kind == len(more) + 1 else _overlapping(path, files)
+
+
+def _nested() -> bytes:
+    inner = b"\0" * (8 << 20)
+    for _ in range(4):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for n in range(4):
+                archive.writestr(f"{n}.zip", inner)
+        inner = buffer.getvalue()
+    return inner
 
 
 def _lying(r: random.Random, path: Path, files: Files) -> Hostile:

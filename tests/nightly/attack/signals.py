@@ -8,10 +8,7 @@ or absent, `status` answers, `down` ends everything, and no process, port or sta
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
-import os
 import random
 import re
 import signal
@@ -21,24 +18,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe_core.launcher import state
-from recipe_core.launcher.main import main as launcher
-from tests.fixtures.bundles import (
-    Bundle,
-    serving_bundle,
-    training_bundle,
-    usual_signals,
-    with_variable,
-)
-from tests.fixtures.patience import PATIENCE, comes
+from tests.fixtures.bundles import Bundle, serving_bundle, training_bundle
+from tests.fixtures.patience import PATIENCE
 from tests.fixtures.ports import free_port, is_free
+from tests.nightly.chaos.deployments import Deployment
+from tests.nightly.chaos.trial import LateError, Trial
 
-TOKEN = "RECIPE_ATTACK"
-"""A variable that everything a trial starts inherits: what has it afterwards is an orphan."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGQUIT)
 CLEAN = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals after which the launcher itself leaves nothing behind."""
@@ -83,122 +73,83 @@ class Case:
         return f"{self.kind}: {self.command}, {self.number.name}{times} at {moment}"
 
 
-@dataclass
-class Trial:
-    """A bundle of its own, one signal, and what is wrong afterwards."""
+def met(case: Case, folder: Path) -> tuple[bool, list[str]]:
+    """Whether the signal met a living launcher of a bundle of its own, and what is wrong then."""
+    several = "nodes" in case.kind
+    bundle = _bundle(case.kind, folder, free_port())
+    bundle.stand_alone()
+    options, node = (("--node", "0"), "node-0") if several else ((), "")
+    trial = Trial(Deployment(case.kind, bundle, folder), random.Random(0), options, node)
+    head = ["--head", "127.0.0.1"] if several else []
+    faults: list[str] = []
+    hit = False
+    try:
+        if case.command == "down":
+            trial.run("up", *head)
+        words = case.command.split()
+        if words[0] == "bench":
+            words += ["--steps", "5"] if "training" in case.kind else ["--requests", "12"]
+        process = trial.spawn(*words, *head)
+        hit = _send(case, trial, process)
+        _, errors = process.communicate(timeout=PATIENCE)
+        faults += _look(case, trial, process.returncode, errors, hit=hit)
+        faults += _clean_up(trial)
+    except (LateError, subprocess.TimeoutExpired) as error:
+        faults.append(str(error))
+    faults += trial.end()
+    ports = [port for port in (bundle.port, bundle.port + 1) if not is_free(port, reuse=True)]
+    return hit, faults + [f"port {port} is not free" for port in ports]
 
-    case: Case
-    folder: Path
-    port: int = field(default_factory=free_port)
-    faults: list[str] = field(default_factory=list)
-    hit: bool = False
 
-    def __post_init__(self) -> None:
-        self.token = f"{os.getpid()}-{self.case.index}-{time.monotonic_ns()}"
-        self.bundle = _bundle(self.case.kind, self.folder, self.port)
-        self.program = self.bundle.stand_alone()
-        self.node = ["--node", "0"] if "nodes" in self.case.kind else []
-        self.head = ["--head", "127.0.0.1"] if self.node else []
-        self.own = self.bundle.root / "run" / ("node-0" if self.node else "")
+def _send(case: Case, trial: Trial, process: subprocess.Popen[str]) -> bool:
+    """Send the signal at its moment, or when it has not come for a while; whether it was met."""
+    moment, deadline = case.moment, time.monotonic() + 6.0
+    event = EVENTS[moment] if isinstance(moment, str) else None
+    if isinstance(moment, float):
+        deadline = time.monotonic() + moment
+    while process.poll() is None and time.monotonic() < deadline:
+        if event is not None and event(trial.own, process.pid):
+            break
+        time.sleep(0.0005)
+    time.sleep(case.delay)
+    hit = process.poll() is None
+    for _ in range(1 + case.twice):
+        if process.poll() is None:
+            process.send_signal(case.number)
+            time.sleep(0.002)
+    return hit
 
-    def run(self) -> list[str]:
-        """Send the signal and look; the faults, empty where all is well."""
-        if self.case.command == "down":
-            self._start(["up", *self.node, *self.head]).communicate(timeout=PATIENCE)
-        words = self.case.command.split()
-        measured = ["--steps", "5"] if "training" in self.case.kind else ["--requests", "12"]
-        words += measured if words[0] == "bench" else []
-        process = self._start([*words, *self.node, *self.head])
-        try:
-            self._send(process)
-            _, errors = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.faults.append("the launcher does not end")
-            process.kill()
-            _, errors = process.communicate()
-        self._look(process.returncode, errors)
-        self._clean_up()
-        return self.faults
 
-    def _start(self, words: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*self.program, *words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, TOKEN: self.token},
-            start_new_session=True,
-            preexec_fn=usual_signals,
-        )
+def _look(case: Case, trial: Trial, code: int, errors: str, *, hit: bool) -> list[str]:
+    trace = re.search(r"(?:Traceback|Exception ignored).*", errors, re.DOTALL)
+    # Before the first line of launch.py, a traceback is Python's own.
+    own = trace is not None and re.search(r"bundle/(launch\.py|launcher/)", trace[0])
+    faults = [trace[0][:3000]] if trace and own else []
+    try:
+        left = trial.state()
+    except Exception as error:  # any is a fault to report
+        return [*faults, f"state: {error}"]
+    if left is None:  # what asked the engine for its version ends by itself
+        trial.wait("nothing runs without a state", lambda: not trial.pids())
+    alive = trial.pids()
+    # `up` may have been done, and `down` not begun.
+    began = {"up": code != 0, "down": left is None}.get(case.command, True)
+    if hit and case.number in CLEAN and code >= 0 and began and (left or alive):
+        faults.append(f"after {case.number.name} and exit code {code} are left: {left}, {alive}")
+    return faults
 
-    def _send(self, process: subprocess.Popen[str]) -> None:
-        moment, deadline = self.case.moment, time.monotonic() + 6.0
-        event = EVENTS[moment] if isinstance(moment, str) else None
-        if isinstance(moment, float):
-            deadline = time.monotonic() + moment
-        while process.poll() is None and time.monotonic() < deadline:
-            if event is not None and event(self, process.pid):
-                break
-            time.sleep(0.0005)
-        time.sleep(self.case.delay)
-        self.hit = process.poll() is None
-        for _ in range(1 + self.case.twice):
-            if process.poll() is None:
-                process.send_signal(self.case.number)
-                time.sleep(0.002)
 
-    def _look(self, code: int, errors: str) -> None:
-        trace = re.search(r"(?:Traceback|Exception ignored).*", errors, re.DOTALL)
-        # Before the first line of launch.py, a traceback is Python's own.
-        if trace and re.search(r"bundle/(launch\.py|launcher/)", trace[0]):
-            self.faults.append(trace[0][:3000])
-        try:
-            left = state.load(self.own)
-        except Exception as error:  # any is a fault to report
-            self.faults.append(f"state: {error}")
-            return
-        # What asked the engine for its version ends by itself.
-        if left is None and not comes(lambda: not self.processes()):
-            self.faults.append(f"no state, but running: {self.processes()}")
-        alive = self.processes()
-        # `up` may have been done, and `down` not begun.
-        began = {"up": code != 0, "down": left is None}.get(self.case.command, True)
-        if self.hit and self.case.number in CLEAN and code >= 0 and began and (left or alive):
-            name = self.case.number.name
-            self.faults.append(f"after {name} and exit code {code} are left: {left}, {alive}")
-
-    def _clean_up(self) -> None:
-        """`status` answers, `down` ends everything and `up` works again."""
-        code, answer = self._in_process("status")
-        if code not in (0, 1) or not isinstance(answer, dict):
-            self.faults.append(f"status: exit code {code}, {answer}")
-        elif self.processes() and answer["state"] in ("down", "finished", "failed"):
-            self.faults.append(f"status says {answer['state']}, but {self.processes()} run")
-        code, answer = self._in_process("--json", "down")
-        if code != 0:
-            self.faults.append(f"down: exit code {code}, {answer}")
-        if alive := self.processes():
-            self.faults.append(f"orphans after down: {alive}")
-            for pid in alive:
-                os.kill(pid, signal.SIGKILL)
-        if (self.own / "state.json").exists():
-            self.faults.append("state left after down")
-        taken = [port for port in (self.port, self.port + 1) if not is_free(port, reuse=True)]
-        self.faults += [f"port {port} is not free" for port in taken]
-
-    def _in_process(self, *words: str) -> tuple[int, Any]:
-        """The exit code and JSON of a command that nothing disturbs."""
-        output, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-            code = launcher([*words, *self.node], root=self.bundle.root)
-        try:
-            return code, json.loads(output.getvalue())
-        except ValueError:
-            return code, output.getvalue() + errors.getvalue()
-
-    def processes(self) -> list[int]:
-        """Living processes of this trial."""
-        return with_variable(TOKEN, self.token)
+def _clean_up(trial: Trial) -> list[str]:
+    """`status` answers, and `down` ends everything at once."""
+    process = trial.spawn("status")
+    answer, errors = process.communicate(timeout=PATIENCE)
+    fine = process.returncode in (0, 1) and answer.startswith("{")
+    faults = [] if fine else [f"status: exit code {process.returncode}, {answer}{errors}"]
+    state = json.loads(answer)["state"] if fine else ""
+    if (alive := trial.pids()) and state in ("down", "finished", "failed"):
+        faults.append(f"status says {state}, but {alive} run")
+    code, answer = trial.run("--json", "down")
+    return [*faults, f"down: exit code {code}, {answer}"] if code else faults
 
 
 def _bundle(kind: str, folder: Path, port: int) -> Bundle:
@@ -218,28 +169,24 @@ def _bundle(kind: str, folder: Path, port: int) -> Bundle:
 
 
 def _children(pid: int) -> list[str]:
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
+    return []
 
 
-def _ready(trial: Trial, _pid: int) -> bool:
-    path = trial.own / "state.json"
-    return path.exists() and '"ready": true' in path.read_text()
+def _recorded(own: Path) -> str:
+    with suppress(OSError):
+        return (own / "state.json").read_text()
+    return ""
 
 
-EVENTS: dict[str, Callable[[Trial, int], bool]] = {
-    "its state appears": lambda trial, _: (trial.own / "state.json").exists(),
-    "a log appears": lambda trial, _: any(trial.own.glob("*.log")),
-    "a process of its own starts": lambda trial, pid: (
-        (trial.own / "state.json").exists() and bool(_children(pid))
-    ),
-    "it is ready": _ready,
-    "a state is being written": lambda trial, _: any(trial.own.glob(".state.json.*")),
-    "its state goes": lambda trial, _: (
-        (trial.own / "lock").exists() and not (trial.own / "state.json").exists()
-    ),
+EVENTS: dict[str, Callable[[Path, int], bool]] = {
+    "its state appears": lambda own, _: bool(_recorded(own)),
+    "a log appears": lambda own, _: any(own.glob("*.log")),
+    "a process of its own starts": lambda own, pid: bool(_recorded(own) and _children(pid)),
+    "it is ready": lambda own, _: '"ready": true' in _recorded(own),
+    "a state is being written": lambda own, _: any(own.glob(".state.json.*")),
+    "its state goes": lambda own, _: (own / "lock").exists() and not _recorded(own),
 }
 
 
@@ -251,10 +198,9 @@ def attack(
     failures: list[str] = []
     for case in cases:
         with tempfile.TemporaryDirectory(prefix="recipe-attack-", ignore_cleanup_errors=True) as at:
-            trial = Trial(case, Path(at))
-            faults = trial.run()
+            hit, faults = met(case, Path(at))
         tried.update([case.number.name, case.command, case.kind])
-        tried["met a live launcher"] += trial.hit
+        tried["met a live launcher"] += hit
         failures += [f"{case.index}: {case}: {fault}" for fault in faults]
         if faults:
             tell(failures[-1])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.fixtures.sizes import examples
 from tests.nightly.attack.bundles import FAMILIES, Ended, attack, cases, judge_accepted, judge_end
 from tests.nightly.attack.hostile_bundles import Hostile
 
 
-def test_no_hostile_bundle_is_accepted_or_writes_elsewhere() -> None:
+def test_no_hostile_bundle_is_accepted_or_writes_elsewhere():
     tally = attack(cases(examples(250, least=25)), seed=7)
     assert tally.failures == []
     assert set(tally.tried) == set(FAMILIES)
 
 
-def test_what_ends_as_none_may_or_is_accepted_wrongly_is_seen(tmp_path: Path) -> None:
+def test_what_ends_as_none_may_or_is_accepted_wrongly_is_seen(tmp_path):
     for code, err in ((99, "Traceback (most"), (1, "Traceback (most"), (-9, "error: x"), (1, "")):
         assert judge_end(Ended(code, "", err, 0, 0, 0), "check")
     assert judge_end(Ended(1, "", "error: x", 0, 0, 0), "check") == []

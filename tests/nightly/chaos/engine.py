@@ -77,8 +77,8 @@ class Engine:
 
     def _step(self, rank: subprocess.Popen[bytes]) -> None:
         try:
-            rank.stdin.write(b"x")  # type: ignore[union-attr]
-            answer = rank.stdout.read(1)  # type: ignore[union-attr]
+            rank.stdin.write(b"x")
+            answer = rank.stdout.read(1)
         except OSError:
             answer = b""
         if not answer:

@@ -44,7 +44,7 @@ FAULTS: dict[str, Fault] = {}
 
 def _fault(name: str, *needs: str, **settings: object) -> Callable[[Harm], Harm]:
     def register(harm: Harm) -> Harm:
-        FAULTS[name] = Fault(name, harm, needs=frozenset(needs), **settings)  # type: ignore[arg-type]
+        FAULTS[name] = Fault(name, harm, needs=frozenset(needs), **settings)
         return harm
 
     return register

@@ -6,7 +6,6 @@ States are waited for, not times. Each deployment meets its faults one after the
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ EPISODES = {
 
 
 @pytest.mark.parametrize("kind", EPISODES)
-def test_faults_are_outlasted_and_explained(kind: str, tmp_path: Path) -> None:
+def test_faults_are_outlasted_and_explained(kind, tmp_path):
     trial = Trial(make(kind, tmp_path, free_port()), random.Random(18))
     findings = []
     try:
@@ -50,7 +49,7 @@ def test_faults_are_outlasted_and_explained(kind: str, tmp_path: Path) -> None:
     assert not findings
 
 
-def test_every_fault_has_somewhere_to_be_done(tmp_path: Path) -> None:
+def test_every_fault_has_somewhere_to_be_done(tmp_path):
     kinds = {kind: make(kind, tmp_path / kind, 30_000).features for kind in EPISODES}
     for name, fault in FAULTS.items():
         assert any(fault.needs <= features for features in kinds.values()), name

@@ -36,16 +36,21 @@ class LateError(Exception):
 
 @dataclass
 class Trial:
-    """A deployment, everything that was started of it, and chance."""
+    """A deployment, everything that was started of it, and chance.
+
+    ``options`` are those of every command; ``node`` is the one of several that is looked at.
+    """
 
     deployment: Deployment
     chance: random.Random
+    options: tuple[str, ...] = ()
+    node: str = ""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.root = self.deployment.bundle.root
-        self.own = self.root / "run"
+        self.own = self.root / "run" / self.node
 
     def spawn(self, *words: str, file_bytes: int | None = None) -> subprocess.Popen[str]:
         """Start a command of the bundle's launcher; ``file_bytes`` is the most a file may have."""
@@ -56,7 +61,7 @@ class Trial:
                 limit_files(os.getpid(), file_bytes)
 
         process = subprocess.Popen(
-            [sys.executable, str(self.root / "launch.py"), *words],
+            [sys.executable, str(self.root / "launch.py"), *words, *self.options],
             env={**os.environ, **self.deployment.environment, TRIAL: self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
