@@ -32,6 +32,7 @@ from recipe_core.engines.spec import engine
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
+from tests.fixtures.verdicts import assert_says, levels_of
 
 READ = ["vllm", "sglang"]
 GROUND = Ground.of(hardware="b200-sxm:8")
@@ -45,14 +46,6 @@ def check(command, **ground):
 
 def in_image(image, words):
     return f"docker run --gpus all --ipc=host {image} {words}"
-
-
-def of_release(version, words):
-    return check(in_image(f"vllm/vllm-openai:{version}", words))
-
-
-def levels(answer, code):
-    return [finding["level"] for finding in answer["findings"] if finding["code"] == code]
 
 
 # Files
@@ -151,33 +144,16 @@ def test_the_table_of_a_release_is_its_own_or_the_nearest(name, version, table, 
     assert (found.table.version, found.exact) == (table, exact)
 
 
-def test_without_an_image_the_pinned_release_judges():
-    answer = check("vllm serve Qwen/Qwen3-32B -tp 4")
-    assert answer["judged_with"] == {"version": "0.32.0", "table": "0.32.0", "exact": True}
+@over("command, judged_on, wanted", table("option_releases", "answers"))
+def test_answers_are_those_of_the_release(command, judged_on, wanted):
+    assert_says(check(command.replace("FLASH", FLASH), **judged_on), wanted)
+
+
+def test_the_pinned_and_the_newest_release_have_tables():
     assert pinned("vllm").table is engine("vllm").options
-    assert not levels(answer, "version")
-
-
-def test_a_pinned_image_is_judged_by_its_own_table():
-    """V4-Flash on B200, as published for vLLM 0.25.0, which 0.32.0 refuses as bare words."""
-    answer = of_release("v0.25.0", FLASH)
-    assert answer["verdict"] == "fits", answer["reasons"]
-    assert answer["judged_with"] == {"version": "0.25.0", "table": "0.25.0", "exact": True}
-    assert answer["engine"]["version"] == "0.25.0"
-    assert not levels(answer, "key")
-
-    bare = check(f"vllm serve {FLASH}")
-    assert bare["verdict"] == "cannot start"
-    assert levels(bare, "key") == ["error"]
-    assert "went with 0.30.0" in bare["reasons"][0]
-    assert "Use --attention-config.indexer_kv_dtype" in bare["reasons"][0]
-
-
-def test_what_an_images_release_does_not_have_yet_is_an_error():
-    answer = of_release("v0.25.0", "Qwen/Qwen3-32B -tp 4 --log-level INFO")
-    assert answer["verdict"] == "cannot start"
-    assert "vLLM 0.25.0 has no --log-level; it came with 0.31.0." in answer["reasons"]
-    assert check("vllm serve Qwen/Qwen3-32B -tp 4 --log-level INFO")["ok"]
+    assert newest("vllm").table.version == releases("vllm")[-1]
+    option = option_table("vllm", "0.33.0").by_spelling["--disable-chunked-prefill"]
+    assert option.flag == "--enable-chunked-prefill"
 
 
 IMAGES = [
@@ -194,38 +170,8 @@ def test_a_release_without_a_table_makes_differences_warnings(image):
     assert answer["ok"], answer["reasons"]
     assert answer["judged_with"]["exact"] is False
     for code in ("key", "unknown", "value"):
-        assert set(levels(answer, code)) == {"warning"}, code
-    assert levels(answer, "version") == ["note"]
-
-
-def test_the_moving_tag_is_taken_for_the_newest_release():
-    assert newest("vllm").table.version == releases("vllm")[-1]
-    words = "Qwen/Qwen3-32B -tp 4 --watchdog-config '{}'"
-    for image in ("vllm/vllm-openai:latest", "vllm/vllm-openai"):
-        answer = check(in_image(image, words))
-        assert answer["ok"], answer["reasons"]
-        assert levels(answer, "unpinned") == ["note"]
-        wrong = check(in_image(image, "Qwen/Qwen3-32B --tensor-paralel-size 4"))
-        assert wrong["verdict"] == "cannot start"
-    assert not check(f"vllm serve {words}")["ok"]
-    # what another release has is a warning for a tag that moves
-    gone = """Qwen/Qwen3-32B -tp 4 --attention-config '{"use_fp4_indexer_cache": false}'"""
-    moving = of_release("latest", gone)
-    assert moving["ok"], moving["reasons"]
-    assert levels(moving, "key") == ["warning"]
-    assert levels(of_release("v0.33.0", gone), "key") == ["error"]
-
-
-def test_a_stated_release_judges_and_counts_before_a_tag():
-    words = f"vllm serve {FLASH}"
-    stated = check(words, engine_version="0.25.0")
-    assert stated["ok"]
-    assert stated["judged_with"]["table"] == "0.25.0"
-    other = check(in_image("vllm/vllm-openai:v0.25.0", FLASH), engine_version="0.32.0")
-    assert other["verdict"] == "cannot start"
-    assert levels(other, "version") == ["warning"]
-    nightly = check(in_image("vllm/vllm-openai:nightly", FLASH), engine_version="0.32.0")
-    assert nightly["verdict"] == "cannot start"
+        assert set(levels_of(answer, code)) == {"warning"}, code
+    assert levels_of(answer, "version") == ["note"]
 
 
 def test_what_is_no_release_is_refused():
@@ -260,14 +206,6 @@ def test_a_better_command_is_one_of_its_release(command, releases_):
         assert again["ok"], again["reasons"]
         for degree in ("tp", "pp", "dp"):
             assert again["candidate"][degree] == better["candidate"][degree]
-
-
-def test_a_switch_of_a_newer_release_is_turned_off_by_its_inverse():
-    words = "-tp 4 --disable-chunked-prefill --max-num-batched-tokens 40960"
-    answer = check(f"vllm serve Qwen/Qwen3-32B {words}", engine_version="0.33.0")
-    assert answer["ok"], answer["reasons"]
-    option = option_table("vllm", "0.33.0").by_spelling["--disable-chunked-prefill"]
-    assert option.flag == "--enable-chunked-prefill"
 
 
 # What is gone
@@ -352,27 +290,6 @@ def test_a_change_writes_the_successor_of_what_is_gone(command, starts):
 
 
 # Memory
-
-
-def candidate(command, release=None, **ground):
-    asked = {"engine_version": release} if release else {}
-    return check(f"vllm serve {command}", **asked, **ground)["candidate"]
-
-
-def test_the_estimate_of_an_image_takes_the_rules_of_its_release():
-    """Before 0.28 B200 had the limits of an H100; 0.33 gives a DGX Spark those of small devices."""
-    split = "Qwen/Qwen3-32B -tp 4"
-    limits = [candidate(split, release)["max_batched_tokens"] for release in ("0.27.1", None)]
-    assert limits == [8192, 16384]
-    spark = {"hardware": "dgx-spark:1"}
-    seqs = [candidate("Qwen/Qwen3-8B", release, **spark) for release in ("0.33.0", None)]
-    assert [found["max_num_seqs"] for found in seqs] == [256, 1024]
-    # a share that a command leaves open is its release's
-    shares = [candidate(split, release)["memory_fraction"] for release in ("0.19.1", "0.20.0")]
-    assert shares == [0.9, 0.92]
-    # open degrees are chosen by its rules
-    opened = candidate("Qwen/Qwen3-32B -tp $TP", "0.27.0")
-    assert (opened["engine_version"], opened["max_batched_tokens"]) == ("0.27.0", 8192)
 
 
 def test_memory_rules_are_known_for_some_releases():
