@@ -12,7 +12,6 @@ from recipe_core.model.catalog import catalog_model
 from recipe_core.model.config.read import read_config
 from recipe_core.model.spec import (
     DenseMlp,
-    GroupedAttention,
     LatentAttention,
     LinearAttention,
     MoeMlp,
@@ -21,16 +20,11 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 
-def test_a_gated_delta_net_keeps_a_convolution_and_a_matrix_a_head():
-    model = catalog_model("Qwen/Qwen3-Next-80B-A3B-Instruct")
-    linear, full = model.layers[0].attention, model.layers[3].attention
-    assert isinstance(linear, LinearAttention)
-    assert (linear.heads, linear.kv_heads, linear.kv_values_per_head) == (32, 16, 0)
-    assert linear.window is None
-    assert linear.state_values == (2 * 16 * 128 + 32 * 128) * 3 + 32 * 128 * 128
-    assert linear.state_bytes_per_value is None
-    assert full.gate == 16 * 256
-    assert full.state_values == 0
+@over("name, layer, half, kind, fields", table("model_config", "layers"))
+def test_layers_are_read_from_their_fields(name, layer, half, kind, fields):
+    found = getattr(catalog_model(name).layers[layer], half)
+    assert type(found).__name__ == kind
+    assert {field: getattr(found, field) for field in fields} == fields
 
 
 def test_a_stated_state_dtype_counts_for_the_recurrent_part_only():
@@ -45,11 +39,6 @@ def test_a_stated_state_dtype_counts_for_the_recurrent_part_only():
 def test_nemotron_layers_are_one_half_each():
     model = catalog_model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16")
     assert all((layer.attention is None) != (layer.mlp is None) for layer in model.layers)
-    mamba, moe = model.layers[0].attention, model.layers[1].mlp
-    assert isinstance(mamba, LinearAttention)
-    assert mamba.state_values == (128 * 64 + 2 * 8 * 128) * 3 + 128 * 64 * 128
-    assert isinstance(moe, MoeMlp)
-    assert (moe.latent, moe.gated, moe.shared_intermediate) == (1024, False, 5376)
     assert model.draft_layers == 1
     assert any("multi-token" in note for note in model.notes)
 
@@ -59,17 +48,6 @@ def test_searched_architectures_differ_by_layer():
     assert sum(layer.attention is None for layer in model.layers) == 31
     dense = [layer.mlp for layer in model.layers if isinstance(layer.mlp, DenseMlp)]
     assert len({mlp.intermediate for mlp in dense}) > 3
-
-
-def test_gemma_4_has_wider_heads_and_one_projection_where_it_sees_everything():
-    model = catalog_model("google/gemma-4-26B-A4B-it")
-    local, full = model.layers[0].attention, model.layers[5].attention
-    assert (local.head_dim, local.kv_heads, local.window, local.shared_kv) == (256, 8, 1024, False)
-    assert (full.head_dim, full.kv_heads, full.window, full.shared_kv) == (512, 2, None, True)
-    assert full.kv_values_per_head == 1024
-    mlp = model.layers[0].mlp
-    assert isinstance(mlp, MoeMlp)
-    assert mlp.shared_intermediate == 2112
 
 
 def test_layers_that_share_a_cache_keep_none(tiny_config):
@@ -84,27 +62,7 @@ def test_layers_that_share_a_cache_keep_none(tiny_config):
     assert extra == 512 * 4 * 16 + 256 * 4 * 16 + 4 * 2 * 256 * 16
 
 
-def test_the_sparse_indexer_is_counted_where_a_layer_has_its_own():
-    model = catalog_model("zai-org/GLM-5.2")
-    first, fourth = model.layers[0].attention, model.layers[3].attention
-    assert (first.index_heads, first.index_bytes_per_token) == (32, 132)
-    assert fourth.index_bytes_per_token == 0
-    assert first.attends == fourth.attends == 2048
-
-
-def test_window_layers_may_have_heads_of_their_own():
-    layers = catalog_model("XiaomiMiMo/MiMo-V2-Flash").layers
-    heads = [
-        (a.kv_heads, a.head_dim, a.v_head_dim, a.window) for a in (x.attention for x in layers[:2])
-    ]
-    assert heads == [(4, 192, 128, None), (8, 192, 128, 128)]
-
-
 def test_fields_may_stand_in_an_object_for_each_half_of_a_layer(tiny_config):
-    layer = catalog_model("databricks/dbrx-instruct").layers[0]
-    assert isinstance(layer.attention, GroupedAttention)
-    assert layer.attention.kv_heads == 8
-    assert layer.mlp == MoeMlp(experts=16, top_k=4, intermediate=10752)
     mpt = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 1, "vocab_size": 8}
     told = ({"alibi": True}, {"attn_type": "multiquery_attention"})
     alone, shared = (read_config(mpt | {"attn_config": each}, "x").layers[0] for each in told)
@@ -122,9 +80,6 @@ def test_what_is_left_out_is_said_aloud(tiny_config):
 
 
 def test_a_dense_block_may_run_beside_the_experts():
-    grok = catalog_model("xai-org/grok-2").layers[0].mlp
-    assert isinstance(grok, MoeMlp)
-    assert (grok.intermediate, grok.shared_intermediate, grok.gated) == (16384, 32768, True)
     arctic = catalog_model("Snowflake/snowflake-arctic-instruct")
     mixed = [mlp for mlp, _ in arctic.mlps if isinstance(mlp, MoeMlp)]
     assert {(mlp.experts, mlp.shared_intermediate) for mlp in mixed} == {(128, 7168)}
@@ -197,28 +152,6 @@ def test_lists_fit_the_layers_and_may_go_on_to_the_draft_layers(tiny_config):
         assert re.search(r"layers|whole number|not divisible|not between", said)
 
 
-def test_heads_may_be_listed_by_layer():
-    """Laguna: windows have more heads than full attention, gates are by head or by channel."""
-    model = catalog_model("poolside/Laguna-S-2.1")
-    full, window = model.layers[0].attention, model.layers[1].attention
-    assert (full.heads, full.gate, full.window) == (48, 48, None)
-    assert (window.heads, window.gate, window.window) == (72, 72, 512)
-    assert len(model.mixers) == 2
-    by_channel = catalog_model("poolside/Laguna-M.1").layers[0].attention
-    assert isinstance(by_channel, GroupedAttention)
-    assert by_channel.gate == 64 * 128
-
-
-def test_a_window_may_have_a_latent_of_its_own():
-    """dots3-note: three of four layers keep a wider latent, of the last 512 tokens alone."""
-    model = catalog_model("dots-studio/dots3-note-prev")
-    full, window = model.layers[1].attention, model.layers[2].attention
-    assert (full.kv_values_per_head, full.window, full.attends) == (512 + 64, None, 2048)
-    assert (window.kv_values_per_head, window.window, window.attends) == (1024 + 64, 512, None)
-    assert (full.heads, window.heads, window.nope_head_dim) == (128, 64, 192)
-    assert sum(layer.attention == full for layer in model.layers) == 13
-
-
 def test_groups_of_layers_end_in_full_attention():
     """Ling 2.6 has lightning attention between latent layers, Ling 3 delta attention."""
     lightning = catalog_model("inclusionAI/Ling-2.6-flash").layers
@@ -226,23 +159,18 @@ def test_groups_of_layers_end_in_full_attention():
     for layers, group in ((lightning, 8), (delta, 6)):
         latent = [isinstance(layer.attention, LatentAttention) for layer in layers]
         assert latent == [(i + 1) % group == 0 for i in range(len(layers))]
-    first, second = lightning[0].attention, delta[0].attention
-    assert (first.in_columns, first.conv_kernel, first.state_values) == (4 * 4096, 0, 32 * 128**2)
-    assert (second.in_columns, second.conv_kernel) == (5 * 4096 + 32, 4)
-    assert second.state_values == 3 * (3 * 4096) + 32 * 128**2
+    # heads may be listed by layer, and a window have a latent of its own
+    assert len(catalog_model("poolside/Laguna-S-2.1").mixers) == 2
+    layers = catalog_model("dots-studio/dots3-note-prev").layers
+    assert sum(layer.attention == layers[1].attention for layer in layers) == 13
 
 
 def test_windows_may_be_listed_by_their_layers():
     model = catalog_model("thinkingmachines/Inkling")
-    full, window = model.layers[5].attention, model.layers[0].attention
-    assert (full.kv_heads, full.window, window.kv_heads, window.window) == (8, None, 16, 512)
-    assert full.gate == 64 * 16  # relative positions beside the queries
     assert [isinstance(layer.mlp, MoeMlp) for layer in model.layers[:3]] == [False, False, True]
     assert model.max_context == 1 << 20
     assert any("Short convolutions" in note for note in model.notes)
-
-
-def test_mamba_may_alternate_with_attention():
+    # Mamba may alternate with attention
     layers = catalog_model("pfnet/plamo-2-1b").layers
     assert [isinstance(layer.attention, LinearAttention) for layer in layers] == [True, False] * 8
     assert all(isinstance(layer.mlp, DenseMlp) for layer in layers)
