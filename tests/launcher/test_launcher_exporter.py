@@ -12,6 +12,7 @@ import pytest
 from recipe_core.launcher.errors import LauncherError
 from recipe_core.launcher.exporter import Exporter, Snapshot, render
 from recipe_core.launcher.exposition import parse
+from tests.fixtures.patience import PATIENCE
 
 WHOLE = Snapshot(
     up=True,
@@ -41,7 +42,7 @@ def serve() -> Iterator[Callable[..., Exporter]]:
 
 
 def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request(method, path)
         answer = connection.getresponse()

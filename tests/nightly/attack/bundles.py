@@ -41,7 +41,7 @@ from tests.fixtures.command_line import recipe as command_line
 from tests.fixtures.recipes import recipe_for_request, recipe_of
 from tests.nightly.attack import hostile_archives as archives
 from tests.nightly.attack import hostile_documents as documents
-from tests.nightly.attack.hostile_bundles import Hostile, Maker, Material
+from tests.nightly.attack.hostile_bundles import Draw, Hostile, Maker, Material
 from tests.nightly.attack.hostile_folders import odd_folder
 
 CPU_S, WALL_S, MEMORY = 60, 120.0, 1 << 30
@@ -298,7 +298,8 @@ def run_case(name: str, index: int, seed: int, wealth: Material, root: Path) -> 
     """Make one bundle, do everything to it, and return the ends of processes and what is wrong."""
     case = root / "case"
     case.mkdir()
-    bundle = FAMILIES[name][0](random.Random(f"{seed}:{name}:{index}"), case, wealth, index)
+    draw = Draw(random.Random(f"{seed}:{name}:{index}"), case, wealth, index)
+    bundle = FAMILIES[name][0](draw)
     key = root / "key.pem" if bundle.key is not None else None
     if key is not None:
         key.write_bytes(bundle.key or b"")

@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 import io
-import random
 import stat
 import struct
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 from recipe_core.bundle.write import zipped
-from tests.nightly.attack.hostile_bundles import Files, Hostile, Material, lay, mutate, pack, seal
+from tests.nightly.attack.hostile_bundles import Draw, Files, Hostile, mutate, seal
 
 
-def zip_bytes_changed(r: random.Random, place: Path, material: Material, _: int) -> Hostile:
-    files = material.files(r)
-    (place / "b.zip").write_bytes(mutate(r, zipped(files)))
-    return Hostile(place / "b.zip", files, r.choice((None, material.public)))
+def zip_bytes_changed(draw: Draw) -> Hostile:
+    return draw.zip(mutate(draw.r, zipped(draw.files)), draw.key())
 
 
-def zip_directory_changed(r: random.Random, place: Path, material: Material, _: int) -> Hostile:
-    """Changes where the archive describes itself, whose bytes are few among those of contents."""
-    files = material.files(r)
-    data = zipped(files)
+def _directory(data: bytes | bytearray) -> int:
+    """Where an archive describes itself."""
     start = data.rindex(b"PK\x05\x06")
-    (directory,) = struct.unpack("<L", data[start + 16 : start + 20])
-    (place / "b.zip").write_bytes(data[:directory] + mutate(r, data[directory:]))
-    return Hostile(place / "b.zip", files, r.choice((None, material.public)))
+    return int.from_bytes(data[start + 16 : start + 20], "little")
 
 
-def zip_cut(r: random.Random, place: Path, material: Material, _: int) -> Hostile:
-    files = material.files(r)
-    data = zipped(files)
+def zip_directory_changed(draw: Draw) -> Hostile:
+    """Changes where the archive describes itself, whose bytes are few among those of contents."""
+    data = zipped(draw.files)
+    at = _directory(data)
+    return draw.zip(data[:at] + mutate(draw.r, data[at:]), draw.key())
+
+
+def zip_cut(draw: Draw) -> Hostile:
+    data, r = zipped(draw.files), draw.r
     at = r.choice((r.randrange(len(data)), len(data) - r.randrange(1, 64)))
-    (place / "b.zip").write_bytes(data[:at] if r.random() < 0.8 else data[at:])
-    return Hostile(place / "b.zip", files)
+    return draw.zip(data[:at] if r.random() < 0.8 else data[at:])
 
 
-def file_changed(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
+def file_changed(draw: Draw) -> Hostile:
     """Every file in turn, in a folder or a zip, its digest left as it was."""
-    files = material.files(r)
-    name = sorted(files)[index % len(files)]
-    changed = {**files, name: mutate(r, files[name])}
-    key = r.choice((None, material.public))
-    path = lay(changed, place / "b") if r.random() < 0.5 else pack(changed, place / "b.zip")
-    return Hostile(path, files, key)
+    name = sorted(draw.files)[draw.index % len(draw.files)]
+    return draw.either({**draw.files, name: mutate(draw.r, draw.files[name])}, draw.key())
 
 
 _PRINTABLE = r"""
@@ -70,22 +63,18 @@ NAMES = (
 )
 
 
-def name_added(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
+def name_added(draw: Draw) -> Hostile:
     """A hostile name in an archive, mostly listed in a manifest made anew."""
-    files = material.files(r)
-    name = NAMES[index % len(NAMES)]
-    sealed = r.random() < 0.7
+    name = NAMES[draw.index % len(NAMES)]
+    sealed = draw.r.random() < 0.7
     try:
-        added = {**files, name: r.choice((b"x", b"import os\n", b""))}
-        added = seal(added) if sealed else added
-        return Hostile(pack(added, place / "b.zip"), files, sealed=sealed)
+        added = {**draw.files, name: draw.r.choice((b"x", b"import os\n", b""))}
+        return draw.packed(seal(added) if sealed else added, sealed=sealed)
     except (ValueError, UnicodeError):  # zipfile writes no such name: put it in by its bytes
-        short = {**files, "Q" * max(1, min(len(name.encode(errors="replace")), 60)): b"x"}
-        data = zipped(short)
-        old = list(short)[-1].encode()
-        new = name.encode(errors="replace")[: len(old)].ljust(len(old), b"_")
-        (place / "b.zip").write_bytes(data.replace(old, new))
-        return Hostile(place / "b.zip", files)
+        wanted = name.encode(errors="replace")
+        old = b"Q" * max(1, min(len(wanted), 60))
+        data = zipped({**draw.files, old.decode(): b"x"})
+        return draw.zip(data.replace(old, wanted[: len(old)].ljust(len(old), b"_")))
 
 
 FIELDS = (
@@ -95,13 +84,10 @@ FIELDS = (
 """Places and sizes of what the directory says of a member."""
 
 
-def odd_member(r: random.Random, place: Path, material: Material, _: int) -> Hostile:
+def odd_member(draw: Draw) -> Hostile:
     """Random attributes, flags, methods, versions, sizes and places of a member."""
-    files = material.files(r)
-    data = bytearray(zipped(files))
-    start = data.rindex(b"PK\x05\x06")
-    (at,) = struct.unpack("<L", data[start + 16 : start + 20])
-    entries = []
+    r, data = draw.r, bytearray(zipped(draw.files))
+    at, entries = _directory(data), []
     while data[at : at + 4] == b"PK\x01\x02":
         entries.append(at)
         lengths = struct.unpack("<HHH", data[at + 28 : at + 34])
@@ -113,14 +99,12 @@ def odd_member(r: random.Random, place: Path, material: Material, _: int) -> Hos
     data[entry + offset : entry + offset + size] = number.to_bytes(4, "little")[:size]
     if offset == 40:
         data[entry + 38 : entry + 42] = ((r.choice(kinds) | 0o777) << 16).to_bytes(4, "little")
-    (place / "b.zip").write_bytes(bytes(data))
-    return Hostile(place / "b.zip", files, r.choice((None, material.public)))
+    return draw.zip(bytes(data), draw.key())
 
 
-def bomb(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
+def bomb(draw: Draw) -> Hostile:
     """Archives that are small and would be large."""
-    files, path = material.files(r), place / "b.zip"
-    more: tuple[Callable[[], dict[str, bytes]], ...] = (
+    more: tuple[Callable[[], Files], ...] = (
         lambda: {f"z{n}": bytes(4 << 20) for n in range(20)},
         lambda: {"big": bytes(64 << 20)},
         lambda: {"nested.zip": _nested()},
@@ -129,15 +113,14 @@ def bomb(r: random.Random, place: Path, material: Material, index: int) -> Hosti
         lambda: {"packed": bytes(3 << 20)},
         lambda: {"packed": bytes(3 << 20)},
     )
-    kind = index % (len(more) + 3)
+    kind = draw.index % (len(more) + 3)
     if kind < len(more):
         method = {5: zipfile.ZIP_LZMA, 6: zipfile.ZIP_BZIP2}.get(kind, zipfile.ZIP_DEFLATED)
-        pack(seal({**files, **more[kind]()}), path, method=method)
-        return Hostile(path, files, sealed=True)
+        return draw.packed(seal({**draw.files, **more[kind]()}), method=method)
     if kind == len(more):
-        path.write_bytes(bytes(40 << 20) + zipped(files))
-        return Hostile(path, files)
-    return _lying(r, path, files) if kind == len(more) + 1 else _overlapping(path, files)
+        return draw.zip(bytes(40 << 20) + zipped(draw.files))
+    lies = _lying if kind == len(more) + 1 else _overlapping
+    return draw.zip(lies(draw), sealed=True)
 
 
 def _nested() -> bytes:
@@ -151,28 +134,25 @@ def _nested() -> bytes:
     return inner
 
 
-def _lying(r: random.Random, path: Path, files: Files) -> Hostile:
+def _lying(draw: Draw) -> bytes:
     """A member whose declared size is not that of its content."""
-    data = bytearray(zipped(seal({**files, "big": bytes(64 << 20)})))
+    data = bytearray(zipped(seal({**draw.files, "big": bytes(64 << 20)})))
     for signature, offset in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
         at = data.rindex(b"big") - (46 if signature == b"PK\x01\x02" else 30)
         at = at if data[at : at + 4] == signature else data.index(b"big") - 30
-        data[at + offset : at + offset + 4] = r.choice((0, 1, 100, 4 << 20)).to_bytes(4, "little")
-    path.write_bytes(bytes(data))
-    return Hostile(path, files, sealed=True)
+        size = draw.r.choice((0, 1, 100, 4 << 20))
+        data[at + offset : at + offset + 4] = size.to_bytes(4, "little")
+    return bytes(data)
 
 
-def _overlapping(path: Path, files: Files) -> Hostile:
+def _overlapping(draw: Draw) -> bytes:
     """Many entries of the directory that point at one and the same content."""
-    data = zipped(seal({**files, "z" * 10: bytes(3 << 20)}))
+    data = zipped(seal({**draw.files, "z" * 10: bytes(3 << 20)}))
     start = data.rindex(b"PK\x05\x06")
     at = data.rindex(b"z" * 10) - 46
     entry = data[at : at + 56]
     more = b"".join(entry.replace(b"z" * 10, b"%010d" % n) for n in range(400))
-    (size, offset) = struct.unpack("<LL", data[start + 12 : start + 20])
-    (count,) = struct.unpack("<H", data[start + 10 : start + 12])
+    count, size, offset = struct.unpack("<HLL", data[start + 10 : start + 20])
     end = bytearray(data[start:])
-    end[8:12] = struct.pack("<HH", count + 400, count + 400)
-    end[12:20] = struct.pack("<LL", size + len(more), offset)
-    path.write_bytes(data[:start] + more + bytes(end))
-    return Hostile(path, files, sealed=True)
+    end[8:20] = struct.pack("<HHLL", count + 400, count + 400, size + len(more), offset)
+    return data[:start] + more + bytes(end)

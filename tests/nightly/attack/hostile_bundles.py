@@ -17,6 +17,7 @@ from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.signing import SIGNATURE
 
 Files = dict[str, bytes]
+DEFLATED = zipfile.ZIP_DEFLATED
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,6 @@ class Material:
     bundles: tuple[Files, ...]
     private: bytes
     public: bytes
-
-    def files(self, random_: random.Random) -> Files:
-        """The files of a bundle, to change."""
-        return dict(random_.choice(self.bundles))
 
 
 @dataclass(frozen=True)
@@ -46,19 +43,48 @@ class Hostile:
     sealed: bool = False
 
 
-Maker = Callable[[random.Random, Path, Material, int], Hostile]
+@dataclass
+class Draw:
+    """What a maker draws from and writes to: ``files`` are those of one of the bundles."""
+
+    r: random.Random
+    place: Path
+    material: Material
+    index: int
+
+    def __post_init__(self) -> None:
+        self.files = dict(self.r.choice(self.material.bundles))
+
+    def key(self) -> bytes | None:
+        """The public key, or none."""
+        return self.r.choice((None, self.material.public))
+
+    def zip(self, data: bytes, key: bytes | None = None, *, sealed: bool = False) -> Hostile:
+        """An archive of these bytes."""
+        path = self.place / "b.zip"
+        path.write_bytes(data)
+        return Hostile(path, self.files, key, sealed)
+
+    def packed(self, files: Files, *, sealed: bool = True, method: int = DEFLATED) -> Hostile:
+        """An archive of these files."""
+        return Hostile(pack(files, self.place / "b.zip", method), self.files, sealed=sealed)
+
+    def either(self, files: Files, key: bytes | None, *, sealed: bool = False) -> Hostile:
+        """A folder or an archive of these files."""
+        zipped = self.r.random() < 0.5
+        path = pack(files, self.place / "b.zip") if zipped else lay(files, self.place / "b")
+        return Hostile(path, self.files, key, sealed)
 
 
-def seal(files: Mapping[str, Any], recipe: str = "sealed") -> Files:
+Maker = Callable[[Draw], Hostile]
+
+
+def seal(files: Mapping[str, Any]) -> Files:
     """The files with a manifest made anew, as anybody can."""
     listed = {name: data for name, data in files.items() if name not in (MANIFEST, SIGNATURE)}
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(listed.items())}
-    manifest = {
-        "schema_version": 1,
-        "recipe": recipe,
-        "recipe_digest": "0" * 64,
-        "files": digests,
-    }
+    about = {"schema_version": 1, "recipe": "sealed", "recipe_digest": "0" * 64}
+    manifest = {**about, "files": digests}
     return {**listed, MANIFEST: json.dumps(manifest).encode()}
 
 
@@ -74,13 +100,13 @@ def lay(files: Mapping[str, bytes], folder: Path) -> Path:
     return folder
 
 
-def pack(files: Mapping[str | zipfile.ZipInfo, bytes], path: Path, **settings: Any) -> Path:
+def pack(files: Mapping[str | zipfile.ZipInfo, bytes], path: Path, method: int = DEFLATED) -> Path:
     """The files as a zip, whatever they are called."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", settings.pop("compression", zipfile.ZIP_DEFLATED)) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
             info = zipfile.ZipInfo(name) if isinstance(name, str) else name
-            info.compress_type = settings.get("method", info.compress_type or zipfile.ZIP_DEFLATED)
+            info.compress_type = method
             archive.writestr(info, data)
     path.write_bytes(buffer.getvalue())
     return path

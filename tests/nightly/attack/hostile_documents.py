@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Callable
-from pathlib import Path
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.signing import SIGNATURE, new_key, sign
 from tests.nightly.attack.hostile_archives import NAMES
-from tests.nightly.attack.hostile_bundles import Hostile, Material, edit, lay, mutate, pack, seal
+from tests.nightly.attack.hostile_bundles import Draw, Hostile, edit, lay, mutate, seal
 
 JSON_TEXTS = (
     *(b"", b"{", b"[]", b"null", b"0", b'""', b"\xff\xfe{}", b"\xef\xbb\xbf{}", b"NaN", b"{}{}"),
@@ -32,12 +30,12 @@ JSON_TEXTS = (
 )
 
 
-def odd_manifest(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
-    files = material.files(r)
+def odd_manifest(draw: Draw) -> Hostile:
+    r, files = draw.r, draw.files
     manifest = json.loads(files[MANIFEST])
-    kind = index % 4
+    kind = draw.index % 4
     if kind == 0:
-        data = JSON_TEXTS[index // 4 % len(JSON_TEXTS)]
+        data = JSON_TEXTS[draw.index // 4 % len(JSON_TEXTS)]
     elif kind == 1:
         data = json.dumps(edit(r, manifest)).encode(errors="replace")
     elif kind == 2:
@@ -47,16 +45,12 @@ def odd_manifest(r: random.Random, place: Path, material: Material, index: int) 
     else:
         first = f'"launch.py": "{"0" * 64}", '.encode()
         data = files[MANIFEST].replace(b'"files": {', b'"files": {' + first)
-    changed = {**files, MANIFEST: data}
-    key = r.choice((None, material.public))
-    path = lay(changed, place / "b") if r.random() < 0.5 else pack(changed, place / "b.zip")
-    return Hostile(path, files, key, sealed=True)
+    return draw.either({**files, MANIFEST: data}, draw.key(), sealed=True)
 
 
-def yaml_bomb(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
+def yaml_bomb(draw: Draw) -> Hostile:
     """A recipe.yaml that costs more than it weighs."""
-    files = material.files(r)
-    start = files["recipe.yaml"]
+    start = draw.files["recipe.yaml"]
     modulus = 2**61 - 1
     texts: tuple[Callable[[], bytes], ...] = (
         lambda: b"a: &a [x]\n" + b"".join(b"b%d: *a\n" % n for n in range(1000)),
@@ -84,40 +78,37 @@ def yaml_bomb(r: random.Random, place: Path, material: Material, index: int) -> 
         lambda: b"x: .nan\ny: .inf\n" + start,
         lambda: start.replace(b": ", b":\t", 40),
     )
-    changed = seal({**files, "recipe.yaml": texts[index % len(texts)]()})
-    return Hostile(pack(changed, place / "b.zip"), files, sealed=True)
+    text = texts[draw.index % len(texts)]()
+    return draw.packed(seal({**draw.files, "recipe.yaml": text}))
 
 
-def recipe_values(r: random.Random, place: Path, material: Material, _: int) -> Hostile:
-    files = material.files(r)
-    values = edit(r, parse_yaml(files["recipe.yaml"].decode()))
+def recipe_values(draw: Draw) -> Hostile:
+    values = edit(draw.r, parse_yaml(draw.files["recipe.yaml"].decode()))
     try:
         text = to_yaml(values).encode()
     except UnicodeError:
         text = json.dumps(values).encode()
-    changed = seal({**files, "recipe.yaml": text})
-    return Hostile(pack(changed, place / "b.zip"), files, sealed=True)
+    return draw.packed(seal({**draw.files, "recipe.yaml": text}))
 
 
-def launch_values(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
+def launch_values(draw: Draw) -> Hostile:
     """Random values in what the launcher reads: launch.json, expected.json, train.json."""
-    files = material.files(r)
+    r, files = draw.r, draw.files
     name = r.choice([n for n in ("launch.json", "launch.json", "expected.json") if n in files])
-    if index % 10 == 0:
+    if draw.index % 10 == 0:
         data = r.choice(JSON_TEXTS)
     else:
         data = json.dumps(edit(r, json.loads(files[name]))).encode(errors="replace")
-    changed = seal({**files, name: data})
-    return Hostile(lay(changed, place / "b"), files, sealed=True)
+    return Hostile(lay(seal({**files, name: data}), draw.place / "b"), files, sealed=True)
 
 
-def keys(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
+def keys(draw: Draw) -> Hostile:
     """Signatures that are missing, foreign, of something else, or no signatures."""
-    files = material.files(r)
+    r, files, material = draw.r, draw.files, draw.material
     signed = {**files, SIGNATURE: sign(files[MANIFEST], material.private)}
     other_private, other_public = new_key()
     other = {**seal({**files, "launch.py": b"import os\n"})}
-    kind = index % 12
+    kind = draw.index % 12
     key: bytes | None = material.public
     document = json.loads(signed[SIGNATURE])
     if kind == 0:  # stripped
@@ -149,6 +140,5 @@ def keys(r: random.Random, place: Path, material: Material, index: int) -> Hosti
         document["signature"] = document["signature"][:-4] + "AAA="
         document["extra"] = {"signature": document["signature"]}
         signed[SIGNATURE] = json.dumps(document).encode()
-    original = {**files, SIGNATURE: sign(files[MANIFEST], material.private)}
-    path = lay(signed, place / "b") if r.random() < 0.5 else pack(signed, place / "b.zip")
-    return Hostile(path, original, key, sealed=kind in (1, 2, 3, 5, 8))
+    draw.files = {**files, SIGNATURE: sign(files[MANIFEST], material.private)}
+    return draw.either(signed, key, sealed=kind in (1, 2, 3, 5, 8))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import stat
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe_core.bundle.manifest import MANIFEST
-from tests.nightly.attack.hostile_bundles import Hostile, Material, lay, mutate
+from tests.nightly.attack.hostile_bundles import Draw, Hostile, lay, mutate
 
 
 @dataclass(frozen=True)
@@ -135,13 +134,12 @@ CHANGES: tuple[Change, ...] = (
 )
 
 
-def odd_folder(r: random.Random, place: Path, material: Material, index: int) -> Hostile:
+def odd_folder(draw: Draw) -> Hostile:
     """One change of a folder, sometimes two."""
-    files = material.files(r)
-    folder = lay(files, place / "b")
-    outside = place.parent / "outside" / "secret"
-    some = folder / r.choice(("launch.json", "launcher/main.py", "README.md", MANIFEST))
-    CHANGES[index % len(CHANGES)](Scene(folder, some, outside))
-    if r.random() < 0.2 and (state := folder / "run" / "state.json").is_file():
-        state.write_bytes(mutate(r, b'{"schema_version": 1, "servers": [], "mark": "x"}'))
-    return Hostile(folder, files, r.choice((None, material.public)))
+    folder = lay(draw.files, draw.place / "b")
+    outside = draw.place.parent / "outside" / "secret"
+    some = folder / draw.r.choice(("launch.json", "launcher/main.py", "README.md", MANIFEST))
+    CHANGES[draw.index % len(CHANGES)](Scene(folder, some, outside))
+    if draw.r.random() < 0.2 and (state := folder / "run" / "state.json").is_file():
+        state.write_bytes(mutate(draw.r, b'{"schema_version": 1, "servers": [], "mark": "x"}'))
+    return Hostile(folder, draw.files, draw.key())
