@@ -369,6 +369,9 @@ def alternatives() -> Callable[[], None]:
             choices = common.alternatives()
         except RecipeError:  # the server is busy: the page does without
             choices = []
+        if not choices:
+            place.empty()  # a container without content would keep what it had
+            return
         with place.container(horizontal=True, key="alternatives"):
             for n, choice in enumerate(choices):
                 tip = (

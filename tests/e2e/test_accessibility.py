@@ -42,7 +42,7 @@ STATES = {
     "training": TRAINING,
     "nothing-fits": f"{LLAMA_70B}&hardware.per_node=1",
 }
-WITHOUT_REQUEST = ("measured", "check", "side")
+WITHOUT_REQUEST = ("measured", "check")
 TABS = ("Deploy", "Files", "Option provenance", "Other engines", "Fallbacks", "API and CLI")
 CUT = """
 () => {

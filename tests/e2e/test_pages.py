@@ -65,7 +65,7 @@ def test_from_an_empty_wizard_to_the_bundle_of_the_cheapest_hardware(
     fill(page, "Requests in flight", "32")
     wait_for_query(page, "workload.concurrency", "32")
     settled(page, SIZE)
-    fill(page, "Per token", "40")
+    fill(page, "Per token", "40", exact=False)
     wait_for_query(page, "objective.limits.tpot_ms", "40")
     sized(page)
     request, _ = from_query(query(page))

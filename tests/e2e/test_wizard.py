@@ -426,12 +426,13 @@ def test_a_wide_window_shows_tiles_and_half_of_the_tradeoff(
 
 
 def test_no_hardware_is_judged_before_it_is_chosen_or_found(page: Any, address: str) -> None:
-    open_step(page, address, "", f"{LLAMA_70B}&{TPOT}=40")
+    open_step(page, address, "", LLAMA_70B)
     page.get_by_text("No hardware is chosen yet").wait_for()
     page.get_by_text("8 × H100 SXM5 assumed until you choose").wait_for()
     page.get_by_role("link", name="Hardware").first.click()
     settled(page, QUESTIONS["hardware"])
     page.get_by_text("hold the load").first.wait_for()
+    open_step(page, address, "hardware", f"{LLAMA_70B}&{TPOT}=40")
     page.get_by_role("link", name="Any hardware: find it for me").click()
     settled(page, PAGES["size"])
     page.get_by_role("button", name="Take").first.click()
