@@ -58,7 +58,8 @@ def deployed(tmp_path: Path, world: FakeWorld) -> Callable[..., Deployment]:
     """A bundle in a fake world, of one server or some replicas."""
 
     def make(replicas: int = 1, router: list[str] | None = None, **limits: Any) -> Deployment:
-        found = serving_bundle(tmp_path / "deployed", tmp_path / "model", 20_000)
+        root = tmp_path / f"deployed-{world.clock.at}"
+        found = serving_bundle(root, tmp_path / "model", 20_000)
         if replicas > 1:
             found.put_replicas(replicas, router)
         return Deployment(found, world, **limits)

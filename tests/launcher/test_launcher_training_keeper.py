@@ -224,7 +224,7 @@ def on_two(world, trained):
     def needs(data: dict[str, Any], devices: int) -> None:
         data["needs"] |= {"runtime": "cuda", "names": ["Pretend GPU"], "count": devices}
         data["processes"][0]["devices"] = list(range(devices))
-        data["processes"][0]["argv"][5:] = [f"devices={devices}"]
+        data["processes"][0]["argv"][4:] = [f"devices={devices}"]
 
     run.bundle.edit(lambda data: needs(data, 2))
     run.bundle.add_fallback("1-fewer-gpus", lambda data: needs(data, 1))

@@ -79,7 +79,7 @@ def bundle_of(job: Job, tools: Path) -> Bundle:
 
 
 def launch(job: Job, port: int, devices: int) -> dict[str, Any]:
-    data = training_json(port, job.root, STEPS, 0, 1)
+    data = training_json(port, job.root, STEPS, 1)
     data["needs"] |= {"runtime": "cuda", "names": ["Pretend GPU"], "count": devices}
     data["supervision"] = {"backoff_s": 0.1, "poll_s": 0.1, "hang_s": 600}
     config = "${root}/train.json" if devices == 2 else "${root}/fallbacks/1-fewer-gpus/train.json"
