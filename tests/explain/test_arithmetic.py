@@ -162,7 +162,7 @@ def test_what_own_runs_teach_is_a_factor_of_the_lines(mode: str) -> None:
     parts_hold(times, STARTING, breakdown_s.prefill)
 
 
-def test_every_number_says_where_it_is_from() -> None:
+def test_numbers_say_where_they_are_from_and_refused_splits_show_memory_alone() -> None:
     board = served(LLAMA)
     constants = {one.name: one for one in arithmetic(board, int(board.order[0])).constants}
     products = constants["Matrix products, bf16"]
@@ -172,9 +172,6 @@ def test_every_number_says_where_it_is_from() -> None:
     assert constants["Memory bandwidth"].status == "datasheet"
     assert any("own time" in name and one.source for name, one in constants.items())
     assert all(one.source and one.value and one.status for one in constants.values())
-
-
-def test_cost_and_energy_are_of_the_same_rate() -> None:
     board = served({})
     shown = lines(arithmetic(board, int(board.order[0])))
     hourly, rate, million = (
@@ -182,9 +179,7 @@ def test_cost_and_energy_are_of_the_same_rate() -> None:
         for name in ("Cost per hour", "Output", "Cost per million output tokens")
     )
     assert hourly / (3600 * rate) * 1e6 == pytest.approx(million, rel=0.01)
-
-
-def test_a_refused_split_shows_its_memory_alone() -> None:
+    # a refused split shows its memory alone
     board = served(LLAMA)
     short = next(int(row) for row in board.refused_rows() if board.codes(int(row)) == {"memory"})
     times = arithmetic(board, short)

@@ -52,7 +52,7 @@ def test_a_tornado_moves_one_assumption_at_a_time(measure: str) -> None:
     assert widths == sorted(widths, reverse=True)
 
 
-def test_a_tornado_knows_which_way_things_go_and_between_what_values() -> None:
+def test_a_tornado_knows_which_way_things_go_and_a_limit_may_be_crossed_at_no_load() -> None:
     base, swings = tornado(*serving(), "usd")
     found = {swing.name: swing for swing in swings}
     price, bandwidth = found["Price of a device"], found["Memory bandwidth"]
@@ -63,6 +63,11 @@ def test_a_tornado_knows_which_way_things_go_and_between_what_values() -> None:
     ends |= {"Memory bandwidth": ("2.68 TB/s", "4.02 TB/s")}
     assert {name: (found[name].low, found[name].high) for name in ends} == ends
     assert price.high.endswith("/h")
+    board, row = serving()
+    assert crossing(board, row, 1e-6) is None
+    slow = crossing(board, row, 1e6)
+    assert slow.within
+    assert slow.load == 16 * board.columns["load"][row]
 
 
 @pytest.mark.parametrize("mode", ["closed", "open"])
@@ -80,11 +85,3 @@ def test_a_crossing_is_the_largest_load_within_the_limit(mode: str) -> None:
     more = at.load + 1 if mode == "closed" else at.load * 1.02
     beyond = estimate(block.setting, replace(block.cases.take([i]), load=np.array([more])))
     assert beyond.serving.tpot_s[0] > limit_s or not beyond.feasible[0]
-
-
-def test_a_limit_may_be_crossed_at_no_load() -> None:
-    board, row = serving()
-    assert crossing(board, row, 1e-6) is None
-    slow = crossing(board, row, 1e6)
-    assert slow.within
-    assert slow.load == 16 * board.columns["load"][row]

@@ -197,7 +197,7 @@ def test_windows_equal_what_they_stand_for(columns: np.ndarray) -> None:
             assert maxima[column] == held.max()
 
 
-def test_an_idle_window_is_exactly_zero_and_a_rate_over_its_window() -> None:
+def test_idle_windows_are_zero_rates_over_theirs_and_a_batch_has_one_policy() -> None:
     mean, rate = MovingMean(np.array([30.0, 60.0])), MovingRate(np.array([60.0, 60.0]))
     for at_s in range(200):
         last = mean.add(float(at_s), np.full(2, 0.1 if at_s < 100 else 0.0))
@@ -205,6 +205,13 @@ def test_an_idle_window_is_exactly_zero_and_a_rate_over_its_window() -> None:
     for at_s in range(0, 300, 15):
         per_s = rate.add(float(at_s), np.array([2.0, 3.0]) * at_s)[1]
     assert per_s.tolist() == [2.0, 3.0]
+    # a batch has one policy and one interval
+    given = {"capacity_per_s": 1, "start_s": 0}
+    with pytest.raises(ValueError, match="one policy"):
+        controller_of([scaling("hpa"), scaling("kpa")], slots=4, **given)
+    with pytest.raises(ValueError, match="intervals"):
+        controller_of([scaling("keda", interval_s=n) for n in (10, 30)], slots=4, **given)
+    assert "trigger" in str(refusal(controller_of, [scaling("hpa")], **given))
 
 
 @over("fields field", FILE["refused"])
@@ -212,12 +219,3 @@ def test_what_a_policy_does_not_know_is_refused_by_name(fields: dict[str, Any], 
     error = refusal(check, Scaling.model_validate(fields))
     assert str(error.field).startswith(f"options.scaling.{field}")
     assert error.hint
-
-
-def test_a_batch_has_one_policy_and_one_interval() -> None:
-    given = {"capacity_per_s": 1, "start_s": 0}
-    with pytest.raises(ValueError, match="one policy"):
-        controller_of([scaling("hpa"), scaling("kpa")], slots=4, **given)
-    with pytest.raises(ValueError, match="intervals"):
-        controller_of([scaling("keda", interval_s=n) for n in (10, 30)], slots=4, **given)
-    assert "trigger" in str(refusal(controller_of, [scaling("hpa")], **given))

@@ -76,7 +76,7 @@ def test_all_policies_are_columns_of_one_simulation_a_round_and_the_best_always_
     assert batches[0] > 300
 
 
-def test_a_large_grid_is_thinned_and_a_search_told_and_ended() -> None:
+def test_a_large_grid_is_thinned_a_search_ended_and_controllers_decide_for_their_own() -> None:
     values = tuple(map(float, range(7)))
     points = first_points([Axis(name, values) for name in "abcd"], most=60)
     assert len(points) == len(set(points)) == 60
@@ -88,6 +88,12 @@ def test_a_large_grid_is_thinned_and_a_search_told_and_ended() -> None:
     assert steps[-1] == (2, 2)
     with budget.limited(budget.Budget(), lambda: True), pytest.raises(Cancelled):
         search(space, fixed_outcomes, 0.99)
+    # controllers together decide each for its own columns
+    together = Together([(_Says(15.0, 1.0), 2), (_Says(2.0, 5.0), 1)])
+    assert together.interval_s == 2.0
+    ready, zeros = np.array([1.0, 2.0, 3.0]), np.zeros(3)
+    seen = Signals(0.0, 0.0, ready, *[zeros] * 5, lambda: (zeros, zeros))
+    assert together.decide(seen).tolist() == [2.0, 3.0, 8.0]
 
 
 def by_hour(scaling: Any) -> np.ndarray:
@@ -122,11 +128,3 @@ class _Says:
 
     def decide(self, seen: Signals) -> np.ndarray[Any, Any]:
         return seen.ready + self.more
-
-
-def test_controllers_together_decide_each_for_its_own_columns() -> None:
-    together = Together([(_Says(15.0, 1.0), 2), (_Says(2.0, 5.0), 1)])
-    assert together.interval_s == 2.0
-    ready, zeros = np.array([1.0, 2.0, 3.0]), np.zeros(3)
-    seen = Signals(0.0, 0.0, ready, *[zeros] * 5, lambda: (zeros, zeros))
-    assert together.decide(seen).tolist() == [2.0, 3.0, 8.0]

@@ -56,7 +56,7 @@ def test_int4_weights_take_a_quarter_and_formats_without_units_save_no_products(
     assert ratio(ampere, "fp8_w8a8", "ttft_s") > 0.95
 
 
-def test_zeros_save_nothing_in_no_pattern_and_nothing_on_amd() -> None:
+def test_zeros_save_nothing_in_no_pattern_and_smaller_shapes_what_they_name() -> None:
     for device in ("h100-sxm", "a100-80gb-sxm", "mi300x", "b200-sxm"):
         row = advice(device, "sparse_unstructured", model=LLAMA_8B).row("sparse_unstructured")
         assert (row.own, row.best) == (None, None)
@@ -65,6 +65,13 @@ def test_zeros_save_nothing_in_no_pattern_and_nothing_on_amd() -> None:
         row = advice(device, "sparse_2_4", model=LLAMA_8B).row("sparse_2_4")
         assert row.state in ("refused", "void", "unknown")
         assert row.own is None
+    given = advice("h100-sxm", "layer_pruning", "structured_pruning", "distilled_sibling")
+    assert 0.75 < ratio(given, "layer_pruning", "weights_bytes") < 0.82
+    assert 0.78 < ratio(given, "structured_pruning", "weights_bytes") < 0.82
+    sibling = given.row("distilled_sibling")
+    assert sibling.fields is not None
+    assert sibling.kept.value < 0.85
+    assert sibling.kept.low < 0.7
 
 
 def every() -> Advice:
@@ -100,16 +107,6 @@ def test_rows_within_the_limit_come_first_and_weights_and_cache_multiply() -> No
     assert pair.effect == "multiply"
     assert pair.both["tpot_s"] == pytest.approx(ratio(every(), "fp8_w8a8_kv_fp8", "tpot_s"))
     assert pair.both["cache_tokens"] == pytest.approx(pair.product["cache_tokens"], rel=0.01)
-
-
-def test_smaller_shapes_lose_the_share_they_name() -> None:
-    given = advice("h100-sxm", "layer_pruning", "structured_pruning", "distilled_sibling")
-    assert 0.75 < ratio(given, "layer_pruning", "weights_bytes") < 0.82
-    assert 0.78 < ratio(given, "structured_pruning", "weights_bytes") < 0.82
-    sibling = given.row("distilled_sibling")
-    assert sibling.fields is not None
-    assert sibling.kept.value < 0.85
-    assert sibling.kept.low < 0.7
 
 
 def test_published_checkpoints_are_taken_and_quantised_requests_compared_with_theirs() -> None:

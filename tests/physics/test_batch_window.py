@@ -86,7 +86,7 @@ def test_a_lone_request_waits_the_window_out_and_without_batches_it_is_m_d_1():
     assert single.busy == pytest.approx(busy, rel=1e-6)
 
 
-def test_heavy_load_makes_full_batches_and_a_second_instance_hides_the_hosts_work():
+def test_heavy_load_keeps_batches_full_and_a_second_instance_hides_the_hosts_work():
     most = capacity(service(16), window(16, 0.0))
     assert most == pytest.approx(16 / (FIXED_S + 16 * EACH_S))
     for window_s in (0.0, 0.05):
@@ -96,6 +96,11 @@ def test_heavy_load_makes_full_batches_and_a_second_instance_hides_the_hosts_wor
     one, two = (capacity(service(8, 0.008), window(8, 0.0, count))[0] for count in (1, 2))
     assert one == pytest.approx(8 / (0.008 + FIXED_S + 8 * EACH_S))
     assert two == pytest.approx(8 / (FIXED_S + 8 * EACH_S))
+    for window_s in (0.0, 0.02):
+        sent, outside = np.array([500.0]), np.array([0.001])
+        batches = circulating(sent, outside, service(16), window(16, window_s))
+        assert batches.rate == pytest.approx(capacity(service(16), window(16, 0.0)), rel=1e-3)
+        assert batches.wait_s + batches.service_s + 0.001 == pytest.approx(500 / batches.rate)
 
 
 def test_a_longer_window_makes_larger_batches_and_a_row_is_the_same_among_others():
@@ -118,14 +123,6 @@ def test_a_closed_loop_that_cannot_fill_a_batch_waits_in_every_round(clients):
     outside = np.array([1e-9])  # all come back at once
     batches = circulating(sent, outside, service(16), window(16, 0.02))
     assert batches.rate == pytest.approx(clients / (0.02 + FIXED_S + clients * EACH_S), rel=1e-3)
-
-
-def test_a_closed_loop_of_many_keeps_batches_full():
-    for window_s in (0.0, 0.02):
-        sent, outside = np.array([500.0]), np.array([0.001])
-        batches = circulating(sent, outside, service(16), window(16, window_s))
-        assert batches.rate == pytest.approx(capacity(service(16), window(16, 0.0)), rel=1e-3)
-        assert batches.wait_s + batches.service_s + 0.001 == pytest.approx(500 / batches.rate)
 
 
 ONE = {"tp": 1, "pp": 1, "dp": 1}

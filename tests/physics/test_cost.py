@@ -154,7 +154,7 @@ def test_columns_are_many_cases_of_one():
             assert getattr(alone, name)[0] == pytest.approx(together, rel=1e-9), name
 
 
-def test_a_full_replica_is_busy_all_the_time_and_at_work_only_compute_and_memory_count():
+def test_a_full_replica_is_busy_all_the_time_and_each_pool_pays_for_its_own():
     full, block = (
         estimate(*one_case(resolve(request), request.candidate))
         for request in (
@@ -173,9 +173,7 @@ def test_a_full_replica_is_busy_all_the_time_and_at_work_only_compute_and_memory
     assert [free[name][0] for name in ("all_reduce", "engine", "launch")] == [0, 0, 0]
     assert 0 < total(free)[0] < total(real)[0]
     assert free["qkv"][0] > 0
-
-
-def test_each_pool_pays_and_draws_for_its_own():
+    # each pool pays and draws for its own
     split = ONE | {"tp": 2, "prefill": {"tp": 4, "pp": 1, "dp": 1}}
     work = {"input_tokens": 8192, "output_tokens": 64, "concurrency": 4}
     found = estimate_of(per_node=8, workload=work, candidate=split)

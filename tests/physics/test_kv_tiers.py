@@ -63,7 +63,7 @@ def with_host(gib, model=LLAMA_8B, **more):
     return estimate(model, lengths(8000, 256, 16, POINTS), {"host_gib": gib}, **more)
 
 
-def test_more_host_memory_than_the_devices_finds_more_until_the_curve_ends():
+def test_more_host_memory_finds_more_and_its_tokens_are_bytes_over_the_link():
     """Blocks are written through, so that a smaller host holds only what the devices hold too."""
     answers = [with_host(gib) for gib in (10, 100, 400, 1200)]
     hits = [answer["prefix_cache"]["hit"] for answer in answers]
@@ -73,10 +73,7 @@ def test_more_host_memory_than_the_devices_finds_more_until_the_curve_ends():
     assert host["capacity_tokens"] < answers[0]["prefix_cache"]["free_tokens"]
     assert host["hit_added"] == 0
     assert "nothing" in host["because"]
-
-
-def test_a_token_of_the_host_is_its_bytes_over_the_link_by_every_rank_that_copies_a_head():
-    """Llama 3.1 8B: 32 layers of 8 heads, 128 wide, keys and values in 16 bits: 128 KiB."""
+    # Llama 3.1 8B: 32 layers of 8 heads, 128 wide, keys and values in 16 bits: 128 KiB
     whole, qwen = 100 * 2**30 / 2**17, {"model": "Qwen/Qwen3-4B", "tp": 8}
     alone, split, copied, more = (
         with_host(100, **split)["kv_tiers"][0]

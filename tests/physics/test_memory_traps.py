@@ -63,7 +63,7 @@ def test_windows_bound_the_cache_and_sglang_starts_where_vllm_refuses():
     assert verdict(model, workload=long, tp=2, engine="sglang")[0] == []
 
 
-def test_pipeline_stages_are_reported_and_the_fullest_counts():
+def test_the_fullest_stage_counts_and_the_longest_context_is_where_one_more_fails():
     memory = verdict("meta-llama/Llama-3.1-70B-Instruct", tp=2, pp=4)[1]
     stages = memory["stages"]
     assert len(stages) == 4
@@ -71,6 +71,13 @@ def test_pipeline_stages_are_reported_and_the_fullest_counts():
     assert stages[0]["weights_bytes"] > stages[1]["weights_bytes"]  # the embedding
     for stage in stages:
         assert sum(stage.values()) == 2 * stage["total_bytes"]  # the total and its parts
+    # the longest context at a load is where one more token does not fit
+    load = {"concurrency": 32, "input_tokens": 1000, "output_tokens": 24}
+    memory = verdict(LLAMA_8B, workload=load)[1]
+    longest = memory["max_context_at_load"]
+    assert longest * 32 * 131_072 <= memory["kv_cache_bytes"] < (longest + 16) * 32 * 131_072
+    assert memory["max_context"] > longest
+    assert memory["largest_part"] == "weights"
 
 
 def test_hybrid_layers_keep_a_state_and_no_cache():
@@ -85,12 +92,3 @@ def test_hybrid_layers_keep_a_state_and_no_cache():
         needs[length] = verdict(config, workload=work)[1]["kv_needed_bytes"]
     page = 144 * 2 * 256 * 2  # one layer: 2 KV heads of 128 + 128, 16 bit
     assert needs == {1024: (8 + 6) * page, 2048: (15 + 6) * page}
-
-
-def test_the_longest_context_at_a_load_is_where_one_more_token_does_not_fit():
-    load = {"concurrency": 32, "input_tokens": 1000, "output_tokens": 24}
-    memory = verdict(LLAMA_8B, workload=load)[1]
-    longest = memory["max_context_at_load"]
-    assert longest * 32 * 131_072 <= memory["kv_cache_bytes"] < (longest + 16) * 32 * 131_072
-    assert memory["max_context"] > longest
-    assert memory["largest_part"] == "weights"

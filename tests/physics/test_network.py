@@ -155,7 +155,7 @@ def test_a_rack_is_one_island_and_leaving_the_node_costs_the_slower_network():
     assert far == pytest.approx(1e9 / rate, rel=0.01)
 
 
-def test_tokens_are_sent_to_distant_experts_and_in_bulk_without_direct_kernels():
+def test_tokens_go_to_distant_experts_and_direct_kernels_send_one_copy_an_expert():
     where, width = joined(nodes=8), 7168 * 2.0
     gathered = float(all_gather_s(where, members(8, 8), np.array([64 * 512.0]) * width)[0])
     assert sent(dispatch_s, where, members(8, 8), 512.0, width) < 0.7 * gathered
@@ -164,13 +164,7 @@ def test_tokens_are_sent_to_distant_experts_and_in_bulk_without_direct_kernels()
         sent(dispatch_s, each, members(8), 1.0, 1e4) for each in (without_kernels(where), where)
     )
     assert slow > 1.5 * fast
-
-
-def without_kernels(where):
-    return replace(where, fabric=where.fabric.model_copy(update={"direct": None}))
-
-
-def test_direct_kernels_send_one_copy_an_expert():
+    # direct kernels send one copy an expert
     where, group = joined("gb200", 4, 8), members(32)
     direct = where.fabric.direct
     rate = where.fabric.bandwidth_bytes_per_s.value * direct.efficiency.value
@@ -180,6 +174,10 @@ def test_direct_kernels_send_one_copy_an_expert():
     assert seconds == pytest.approx(EXCHANGE_STARTS * start + copied)
     assert sent(dispatch_s, where, group, 64.0, 1e4) <= seconds
     assert np.isinf(sent(low_latency_s, without_kernels(where), group, 64.0, 1e4))
+
+
+def without_kernels(where):
+    return replace(where, fabric=where.fabric.model_copy(update={"direct": None}))
 
 
 def _parts(model="deepseek-ai/DeepSeek-V3", exchange=None, **candidate):

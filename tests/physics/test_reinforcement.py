@@ -58,15 +58,12 @@ def loop(*args: Any, **more: Any) -> Any:
     return found.reinforcement
 
 
-def test_parts_and_phases_add_up_to_the_step() -> None:
+def test_phases_add_up_and_updates_are_those_of_training_at_the_mean_length() -> None:
     for rollout, more in (({}, {}), ({}, {"method": "ppo"}), ({"reward": "model"}, {})):
         found = answer(rollout | ({"reward_s": 3.0} if rollout else {}), **more)
         step_s = found.training.step_s
         assert sum(found.breakdown_s.step.values()) == pytest.approx(step_s)
         assert sum(found.reinforcement.phases_s.values()) == pytest.approx(step_s, rel=1e-6)
-
-
-def test_updates_are_those_of_training_at_the_mean_length() -> None:
     found, step = answer(global_batch=256).reinforcement, estimates(global_batch=256)
     trained = step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
     assert found.updates == 4
@@ -179,7 +176,7 @@ def test_the_fastest_degree_is_taken_and_the_run_counts_both_halves() -> None:
     assert found.reinforcement.usd_per_step == pytest.approx(per_step)
 
 
-def test_text_and_arithmetic_have_phases_memory_and_price() -> None:
+def test_text_and_plans_show_phases_and_rank_by_the_whole_step() -> None:
     table, row = plan_candidate(request(method="ppo", tokens=1e9))
     found = table.estimate(row)
     text = estimate_text(table.candidate(row), found.to_json())
@@ -190,9 +187,6 @@ def test_text_and_arithmetic_have_phases_memory_and_price() -> None:
         assert (REINFORCEMENT_PHASES[name] in lines) is (seconds > 0)
         assert (REINFORCEMENT_PHASES[name] in text) is (seconds > 0)
     assert lines["Rollout"].numbers.startswith(f"{128 * 8 * 768:,}")
-
-
-def test_a_plan_shows_the_rollout_and_ranks_by_the_whole_step() -> None:
     values = request(nodes=1).to_json() | {"candidate": None}
     values["options"] |= {"engines": ["verl"], "nodes": "all"}
     table = plan(PlanRequest.parse(values))

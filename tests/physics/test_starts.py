@@ -55,7 +55,7 @@ def test_a_longer_request_never_makes_a_start_more_likely(contexts: list[int]) -
     assert ((falling >= 0) & (falling <= 1)).all()
 
 
-def test_the_scale_of_the_error_is_a_share_of_the_memory() -> None:
+def test_the_scale_of_the_error_is_a_share_of_memory_and_bounds_part_three_verdicts() -> None:
     """More where an engine has no logs, or a tower is left out."""
     logged, other = (of(engine=name).blocks[0].detail(0)[0] for name in ("vllm", "sglang"))
     setting, held = logged.setting, logged.memory
@@ -76,9 +76,6 @@ def test_the_scale_of_the_error_is_a_share_of_the_memory() -> None:
     partial = replace(setting, model=replace(setting.model, notes=(note,)))
     assert (partial.model.partial, setting.model.partial) == (True, False)
     assert starts.start_scale_bytes(partial, held)[0] > scale
-
-
-def test_bounds_part_three_verdicts() -> None:
     low, high = starts.start_errors().bounds
     probability = np.array([0.0, low - 1e-9, low, 0.5, high - 1e-9, high, 1.0, np.nan])
     assert starts.cannot_start(probability).tolist() == [True, True, *[False] * 6]
@@ -102,7 +99,7 @@ def test_the_longest_context_is_the_last_that_starts() -> None:
     assert not starts.starts_with(large.setting, large.cases, 0.01)[0]
 
 
-def test_rows_that_may_not_start_come_last_and_say_why() -> None:
+def test_rows_that_may_not_start_come_last_say_why_and_are_on_no_front() -> None:
     table = plan(PlanRequest.parse(LLAMA))
     assert {table.state(row) for row in table.order} == {"uncertain"}
     view = table.to_json(top=2)
@@ -114,9 +111,6 @@ def test_rows_that_may_not_start_come_last_and_say_why() -> None:
     assert f"{first['doubt']}." in first["estimate"]["notes"]
     # what does start is found although rows are ranked
     assert {"workload.max_context"} in [set(change.fields) for change in table.changes()]
-
-
-def test_uncertain_rows_are_on_no_front_and_tie_with_nothing_sure() -> None:
     table = plan(PlanRequest.parse(LLAMA | {"hardware": H100S | {"per_node": 8}}))
     assert table.uncertain.any()
     assert table.holds.any()

@@ -57,7 +57,7 @@ def test_prompts_of_several_chunks_take_a_step_each() -> None:
     assert in_flight == pytest.approx(requests, rel=1e-9)
 
 
-def test_a_root_is_found_past_a_corner_near_the_low_end_and_its_bound_where_there_is_none():
+def test_roots_are_found_past_corners_and_near_ends_and_rows_end_as_alone():
     corner = np.array([1e-6, 0.1, 0.5, 0.999])
 
     def bent(x):
@@ -69,6 +69,14 @@ def test_a_root_is_found_past_a_corner_near_the_low_end_and_its_bound_where_ther
     at, most = np.array([1e-7, 3e-7, 1e-5]), np.full(3, 42.0)
     found = root(lambda x: most * (x - at) / (x + at), np.zeros(3), -most, most)
     assert found == pytest.approx(at, rel=1e-8)
+    # rows that search on end as alone
+    setting, cases = legal("openai/gpt-oss-120b")
+    rate = np.full(len(cases), 1.5)
+    together = Loop(setting, cases, cases.max_num_seqs, np.ones(len(cases))).settle(rate)[0]
+    for row in range(0, len(cases), 7):
+        one = cases.take(np.array([row]))
+        alone = Loop(setting, one, one.max_num_seqs, np.ones(1)).settle(rate[:1])[0]
+        assert alone[0] == together[row]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -93,13 +101,3 @@ def test_an_open_loop_decodes_what_serves_its_rate(model, engine):
     balance = loop.balance(decoding, total(decode), total(prompt))
     off = np.abs(balance.rate / rate - 1)
     assert (off[decoding < loop.capacity] < 0.011).all()
-
-
-def test_rows_that_search_on_end_as_alone():
-    setting, cases = legal("openai/gpt-oss-120b")
-    rate = np.full(len(cases), 1.5)
-    together = Loop(setting, cases, cases.max_num_seqs, np.ones(len(cases))).settle(rate)[0]
-    for row in range(0, len(cases), 7):
-        one = cases.take(np.array([row]))
-        alone = Loop(setting, one, one.max_num_seqs, np.ones(1)).settle(rate[:1])[0]
-        assert alone[0] == together[row]

@@ -99,7 +99,7 @@ def test_many_lines_answer_in_order_and_columns_do_not_change_each_other() -> No
     assert together[0] == pytest.approx(alone[0], rel=1e-12)
 
 
-def test_a_plan_ranks_by_throughput_and_refuses_with_reasons() -> None:
+def test_a_plan_ranks_by_throughput_has_a_front_and_chooses_what_is_left_open() -> None:
     view = plan(training_request(nodes=1, global_batch=64)).to_json(5)
     rates = [each["estimate"]["training"]["tokens_per_s"] for each in view["candidates"]]
     assert len(rates) == 5
@@ -111,6 +111,18 @@ def test_a_plan_ranks_by_throughput_and_refuses_with_reasons() -> None:
     best = view["candidates"][0]
     again = answer(best["candidate"], nodes=1, global_batch=64)["training"]["step_s"]
     assert again == pytest.approx(best["estimate"]["training"]["step_s"])
+    table = plan(training_request(nodes=1, sequence_length=4096, global_batch=64))
+    front = np.flatnonzero(table.front_of("peak_memory_bytes", "tokens_per_s"))
+    memory, rate = (table.columns[name] for name in ("peak_memory_bytes", "tokens_per_s"))
+    assert len(front) > 2
+    for i in front:
+        assert not ((memory[table.order] < memory[i]) & (rate[table.order] > rate[i])).any()
+    assert np.max(rate[front]) == np.max(rate[table.order])
+    asked = training_request({"tp": 2, "recompute": "full"}, nodes=1, global_batch=64)
+    table, row = plan_candidate(asked)
+    chosen = table.candidate(row)
+    assert (chosen["tp"], chosen["recompute"]) == (2, "full")
+    assert table.feasible[row]
 
 
 def test_the_fewest_devices_that_train_a_model_are_found_or_the_nearest_is_named() -> None:
@@ -129,21 +141,6 @@ def test_the_fewest_devices_that_train_a_model_are_found_or_the_nearest_is_named
     assert all("memory" in reason or "needs" in reason for reason in view["nearest"]["reasons"])
     nodes = [change["set"].get("hardware.nodes", 1) for change in view["nearest"]["changes"]]
     assert max(nodes) > 1
-
-
-def test_no_row_of_the_front_is_beaten_and_a_part_of_a_candidate_leaves_the_rest_open() -> None:
-    table = plan(training_request(nodes=1, sequence_length=4096, global_batch=64))
-    front = np.flatnonzero(table.front_of("peak_memory_bytes", "tokens_per_s"))
-    memory, rate = (table.columns[name] for name in ("peak_memory_bytes", "tokens_per_s"))
-    assert len(front) > 2
-    for i in front:
-        assert not ((memory[table.order] < memory[i]) & (rate[table.order] > rate[i])).any()
-    assert np.max(rate[front]) == np.max(rate[table.order])
-    asked = training_request({"tp": 2, "recompute": "full"}, nodes=1, global_batch=64)
-    table, row = plan_candidate(asked)
-    chosen = table.candidate(row)
-    assert (chosen["tp"], chosen["recompute"]) == (2, "full")
-    assert table.feasible[row]
 
 
 def test_the_command_line_answers_and_exits(tmp_path) -> None:
@@ -168,7 +165,7 @@ LONG = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "mic
 LONG |= {"recompute": "full"}
 
 
-def test_a_loss_that_nobody_stated_is_made_in_pieces_where_nothing_else_fits() -> None:
+def test_a_loss_is_made_in_pieces_where_nothing_else_fits_beside_rows_that_fit() -> None:
     """Logits of 16 × 8,192 tokens are 62.6 GiB; torchtitan's configurations use eight chunks."""
     left, whole, cut = (
         answer(LONG, 1, **stated) for stated in ({}, {"fused_loss": False}, {"fused_loss": True})
@@ -181,10 +178,7 @@ def test_a_loss_that_nobody_stated_is_made_in_pieces_where_nothing_else_fits() -
     assert answer(small, 1)["memory"] == answer(small, 1, fused_loss=False)["memory"]
     plain = LONG | {"engine": "torch"}  # cannot cut them
     assert answer(plain, 1) == answer(plain, 1, fused_loss=False)
-
-
-def test_rows_that_fit_keep_their_memory_beside_those_that_are_decided() -> None:
-    """Columns with and without a pipeline: only what did not fit is computed again."""
+    # Columns with and without a pipeline: only what did not fit is computed again
     asked = resolve(training_request({"engine": "torchtitan"}, 1))
     columns = {"pp": np.array([1, 2, 1]), "dp": np.array([8, 4, 8]), "recompute": 2}
     columns |= {"micro_batch": np.array([16, 1, 1]), "zero_stage": 3}

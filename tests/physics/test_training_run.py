@@ -18,7 +18,7 @@ def step_s(answers):
     return [each["training"]["step_s"] for each in answers]
 
 
-def test_a_step_waits_for_slow_loaders_storage_and_prefetch() -> None:
+def test_steps_wait_for_slow_data_and_checkpoints_behind_training_stall_less() -> None:
     """64 replicas with one worker of 2,000 tokens/s each: 128,000 tokens/s bound the run."""
     slow = answer(loading={"workers": 1, "tokens_per_s_per_worker": 2000})
     assert slow["training"]["tokens_per_s"] == pytest.approx(128_000)
@@ -29,9 +29,6 @@ def test_a_step_waits_for_slow_loaders_storage_and_prefetch() -> None:
     assert read["run"]["data_bytes_per_s"] == pytest.approx(4e5)
     waits = answer(loading={"prefetch": 0})["breakdown_s"]["step"]["data_loading"]
     assert waits == pytest.approx(256 * 8192 / (64 * 2 * 2e6))
-
-
-def test_checkpoints_behind_training_and_at_the_best_interval_stall_less() -> None:
     plain, behind = answer()["run"], answer(checkpoints="asynchronous")["run"]
     assert behind["checkpoint_stall_s"] < 0.2 * plain["checkpoint_stall_s"]
     assert behind["checkpoint_s"] == plain["checkpoint_s"]
@@ -43,7 +40,7 @@ def test_checkpoints_behind_training_and_at_the_best_interval_stall_less() -> No
         assert answer(checkpoint_interval_s=stated_s)["run"]["goodput"] < plain["goodput"]
 
 
-def test_an_elastic_run_keeps_its_batch_even() -> None:
+def test_an_elastic_run_keeps_its_batch_even_and_spot_asks_how_long_it_is_kept() -> None:
     """256 sequences over 8 replicas a node: 8, 4, 2 or 1 nodes, and no others."""
     cases = training_columns(1, dp=64, global_batch=256, nodes=8)
     assert elastic_nodes(cases, 1, 0) == [1, 2, 4, 8]
@@ -56,10 +53,7 @@ def test_an_elastic_run_keeps_its_batch_even() -> None:
         for more in ({}, {"min_nodes": 1}, {"repair_s": 0.0})
     )
     assert rigid < elastic < spare
-
-
-def test_spot_capacity_asks_how_long_it_is_kept() -> None:
-    """Nodes of 8 devices that are kept for 12 hours: one of 8 goes every 1.5 hours."""
+    # Nodes of 8 devices that are kept for 12 hours: one of 8 goes every 1.5 hours
     spot = {"hardware": {"commitment": "spot"}, "tokens": 1e10}
     usual, unsaid, said = (
         answer(**work) for work in ({"tokens": 1e10}, spot, spot | {"device_mtbf_hours": 8 * 12.0})

@@ -53,7 +53,7 @@ def test_page_is_current():
     assert text == worked_example.renewed(text), "run python scripts/worked_example.py"
 
 
-def test_memory():
+def test_memory_and_products():
     setting, cases, judged = library()
     data, memory = read(), judged.memory
     held = example.memory(data)
@@ -74,9 +74,6 @@ def test_memory():
     fewer = activation_bytes(setting, replace(cases, max_num_seqs=np.full(1, 64.0)))
     assert few.workspace == near(fewer[0])
     assert few.workspace == few.layer_workspace
-
-
-def test_product():
     setting, data = library()[0], read()
     device, engine = setting.cluster.device, setting.engine
     kernel = engine.kernel_time(device.architecture, "gemm", "bf16")

@@ -38,7 +38,7 @@ def even(count: int, gap_s: float = 1.0, **more: Any) -> Trace:
     return Trace(np.arange(count) * gap_s, 100 * ones, 10 * ones, **more)
 
 
-def test_even_gaps_have_no_variation_and_burstiness_is_what_arrivals_had() -> None:
+def test_gaps_burstiness_and_sessions_are_described_and_one_request_is_a_trace() -> None:
     trace = even(601)
     answer = describe(trace)
     assert answer["interarrival_cv"] == 0
@@ -52,6 +52,15 @@ def test_even_gaps_have_no_variation_and_burstiness_is_what_arrivals_had() -> No
     assert burstiness(trace, 60.0) == pytest.approx(1, abs=0.05)
     for burst in (0.5, 2.0, 4.0):
         assert burstiness(made(rate=30, burst=burst), 600.0) == pytest.approx(burst, rel=0.1)
+    trace = even(6, 10.0, sessions=np.asarray([0, 1, 0, 1, 0, 2]))
+    found = describe(trace)["sessions"]
+    assert found["number"] == 3
+    assert found["turns"] == {"mean": 2, "p50": 2, "max": 3}
+    assert found["gap_s"]["p50"] == 20
+    answer = describe(even(1))
+    names = ("requests", "rate_per_s", "interarrival_cv")
+    assert [answer[name] for name in names] == [1, 0, None]
+    ServingWorkload(**{"request_rate": 1.0, **from_trace.workload_fields(even(1))})
 
 
 @pytest.mark.parametrize("burst", [1.0, 2.0])
@@ -62,18 +71,6 @@ def test_rounded_stamps_do_not_look_like_bursts(burst: float) -> None:
     assert rounding_s(exact) is None
     assert interarrival_cv(rounded) > 2.5
     assert burstiness(rounded, 600.0) == pytest.approx(burst, rel=0.15)
-
-
-def test_sessions_have_turns_and_gaps_and_one_request_is_a_trace() -> None:
-    trace = even(6, 10.0, sessions=np.asarray([0, 1, 0, 1, 0, 2]))
-    found = describe(trace)["sessions"]
-    assert found["number"] == 3
-    assert found["turns"] == {"mean": 2, "p50": 2, "max": 3}
-    assert found["gap_s"]["p50"] == 20
-    answer = describe(even(1))
-    names = ("requests", "rate_per_s", "interarrival_cv")
-    assert [answer[name] for name in names] == [1, 0, None]
-    ServingWorkload(**{"request_rate": 1.0, **from_trace.workload_fields(even(1))})
 
 
 def test_lengths_keep_means_percentiles_and_correlation() -> None:
@@ -106,7 +103,7 @@ def test_rates_of_a_trace_keep_its_requests(hours: float) -> None:
     assert lost <= 2 * rates.max() * interval_s if hours > 24 else lost < 1e-6
 
 
-def test_a_trace_becomes_a_load_of_as_many_requests() -> None:
+def test_a_trace_becomes_a_load_or_is_spread_over_a_published_week() -> None:
     trace = made(rate=3, burst=2)
     workload = ServingWorkload(**from_trace.workload_fields(trace))
     load = load_of(workload.over_time, workload)
@@ -115,9 +112,7 @@ def test_a_trace_becomes_a_load_of_as_many_requests() -> None:
     assert len(arrivals(load, 1)) == pytest.approx(len(trace), rel=0.1)
     with pytest.raises(InputError, match="too many"):
         from_trace.over_time_of(made(rate=0.01, hours=24 * 30), interval_s=60)
-
-
-def test_an_hour_is_spread_over_a_published_week() -> None:
+    # an hour is spread over a published week
     trace = made(rate=4)
     dated = Trace(trace.arrival_s, trace.input_tokens, trace.output_tokens, began_s=MONDAY_S)
     week = from_trace.over_time_of(dated, shape="azure-code")
