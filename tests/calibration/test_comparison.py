@@ -29,41 +29,29 @@ def compared() -> RunsCompared:
     return compare_runs(runs_of())
 
 
-def test_formulas_are_what_an_estimate_says(compared):
+def test_formulas_are_what_an_estimate_says_and_a_run_without_one_is_left_out(compared):
     for run in runs_of():
         row = next(r for r in compared.figures if (r.run, r.figure) == (run.name, "tpot_s"))
         estimate = estimate_batch([dict(run.request)])[0]
         assert row.formulas.value == estimate["serving"]["tpot_s"]
         assert row.measured == run.tpot_s
         assert sum(row.parts.values()) == pytest.approx(row.formulas.value, rel=1e-6)
+    good, other = runs_of()[:2]
+    unknown = replace(other, name="odd", request={**other.request, "model": "nobody/nothing"})
+    compared = compare_runs([good, unknown])
+    assert {row.run for row in compared.figures} == {good.name}
+    assert "nobody/nothing" in compared.left_out["odd"]
 
 
-def test_no_run_is_predicted_with_itself():
+def test_runs_that_agree_bring_each_other_nearer_and_none_is_predicted_with_itself():
     run = runs_of()[0]
-    alone = compare_runs([run])
-    for row in alone.figures:
-        assert row.corrected == row.formulas
-
-
-def test_runs_that_agree_bring_each_other_nearer():
-    run = runs_of()[0]
-    workload = dict(run.request["workload"])
-    others = [
-        replace(
-            run,
-            name=f"run {n}",
-            request={**run.request, "workload": {**workload, "concurrency": 4 * 2**n}},
-            ttft_s=None,
-            request_latency_s=None,
-            output_tokens_per_s=None,
-        )
-        for n in range(3)
-    ]
-    estimates = estimate_batch([dict(one.request) for one in others])
-    slow = [
-        replace(one, tpot_s=1.5 * estimate["serving"]["tpot_s"])
-        for one, estimate in zip(others, estimates, strict=True)
-    ]
+    assert all(row.corrected == row.formulas for row in compare_runs([run]).figures)
+    unknown = dict.fromkeys(("ttft_s", "request_latency_s", "output_tokens_per_s"))
+    slow = []
+    for load in (4, 8, 16):
+        request = {**run.request, "workload": {**run.request["workload"], "concurrency": load}}
+        tpot_s = 1.5 * estimate_batch([request])[0]["serving"]["tpot_s"]
+        slow.append(replace(run, name=f"{load}", request=request, tpot_s=tpot_s, **unknown))
     rows = [row for row in compare_runs(slow).figures if row.figure == "tpot_s"]
     assert len(rows) == 3
     for row in rows:
@@ -72,49 +60,32 @@ def test_runs_that_agree_bring_each_other_nearer():
         assert "own run" in row.corrected.basis
 
 
-def test_a_run_that_cannot_be_estimated_is_left_out_with_its_reason():
-    good, other = runs_of()[:2]
-    unknown = replace(other, name="odd", request={**other.request, "model": "nobody/nothing"})
-    compared = compare_runs([good, unknown])
-    assert {row.run for row in compared.figures} == {good.name}
-    assert "nobody/nothing" in compared.left_out["odd"]
-
-
-@pytest.mark.parametrize("which", ["formulas", "corrected"])
-def test_the_scatter_has_every_run_in_or_outside_its_band(compared, which):
+def test_charts_show_every_run_its_group_and_its_parts(compared):
     rows = view.rows_of(compared, "tpot_s")
-    figure = charts.measured_against(rows, which)
-    _, inside, outside = figure.data
-    assert len(inside.x) + len(outside.x) == len(rows)
-    for trace in (inside, outside):
-        for x, y, plus, minus in zip(
-            trace.x, trace.y, trace.error_x.array, trace.error_x.arrayminus, strict=True
-        ):
-            assert (x - minus <= y <= x + plus) == (trace is inside)
-
-
-def test_ratios_show_a_median_for_each_group(compared):
-    rows = view.rows_of(compared, "tpot_s")
+    for which in ("formulas", "corrected"):
+        _, inside, outside = charts.measured_against(rows, which).data
+        assert len(inside.x) + len(outside.x) == len(rows)
+        for trace in (inside, outside):
+            ends = (trace.error_x.array, trace.error_x.arrayminus)
+            for x, y, plus, minus in zip(trace.x, trace.y, *ends, strict=True):
+                assert (x - minus <= y <= x + plus) == (trace is inside)
     groups = [view.GROUPS["Model"](row) for row in rows]
     points, medians, *_ = charts.ratios_by_group(rows, groups).data
     assert sorted(medians.y) == sorted(set(groups))
     assert list(points.x) == [row.measured / row.formulas.value for row in rows]
-
-
-def test_parts_add_up_to_the_prediction(compared):
-    row = next(row for row in compared.figures if row.figure == "tpot_s")
-    *parts, measured = charts.parts_against(row).data
-    assert sum(part.x[0] for part in parts) == pytest.approx(row.formulas.value * 1e3)
-    assert measured.x[0] == pytest.approx(row.measured * 1e3)
+    *parts, measured = charts.parts_against(rows[0]).data
+    assert sum(part.x[0] for part in parts) == pytest.approx(rows[0].formulas.value * 1e3)
+    assert measured.x[0] == pytest.approx(rows[0].measured * 1e3)
 
 
 def test_the_tables_say_what_counts(compared, tmp_path: Path):
     added = Overlay.at(tmp_path).add([Incoming(run, "runs.csv", "table") for run in runs_of()])
-    frame = view.runs_frame(added.overlay.entries, sources=True)
+    entries = added.overlay.entries
+    frame = view.runs_frame(entries, sources=True)
     assert len(frame) == RUNS
     assert set(frame["source"]) == {"runs.csv"}
-    assert "source" not in view.runs_frame(added.overlay.entries, sources=False)
-    counting = sum(entry.counts for entry in added.overlay.entries)
+    assert "source" not in view.runs_frame(entries, sources=False)
+    counting = sum(entry.counts for entry in entries)
     assert view.verdict(added.overlay, compared).startswith(f"{counting} of {RUNS} runs count;")
     errors = view.errors_frame(compared)
     assert list(errors["figure"]) == [view.TITLES[name] for name in view.figures_of(compared)]

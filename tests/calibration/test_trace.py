@@ -7,28 +7,24 @@ import importlib.util
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
 from recipe_core.base.documents import to_yaml
-from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
+from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
-from tests.conftest import make_request, request_values
+from tests.conftest import request_values
 from tests.fixtures.command_line import recipe
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
-QWEN_MOE, MIXTRAL, GPT_OSS = (
-    "Qwen/Qwen3-30B-A3B",
-    "mistralai/Mixtral-8x7B-Instruct-v0.1",
-    "openai/gpt-oss-20b",
-)
-DEEPSEEK_V4 = "deepseek-ai/DeepSeek-V4-Flash"
-GEMMA_2, GEMMA_3, DEEPSEEK = (
-    "google/gemma-2-9b-it",
-    "google/gemma-3-1b-it",
-    "deepseek-ai/DeepSeek-V3",
-)
+QWEN_MOE, MIXTRAL = "Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-Instruct-v0.1"
+GPT_OSS, DEEPSEEK_V4 = "openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V4-Flash"
+GEMMA_2, GEMMA_3 = "google/gemma-2-9b-it", "google/gemma-3-1b-it"
+DEEPSEEK = "deepseek-ai/DeepSeek-V3"
 
 BLOCK_TOKENS = 16
 
@@ -41,64 +37,30 @@ pytestmark = [
     ),
 ]
 
-SPLITS = [  # model, tp, pp, dp, ep
-    (LLAMA_8B, 1, 1, 1, 1),
-    (LLAMA_8B, 2, 1, 1, 1),
-    (LLAMA_8B, 4, 1, 1, 1),
-    (LLAMA_8B, 8, 1, 1, 1),
-    (LLAMA_8B, 16, 1, 1, 1),  # twice as many ranks as KV heads
-    (LLAMA_8B, 2, 3, 1, 1),  # 32 layers over 3 stages: 11, 11, 10
-    (LLAMA_70B, 8, 1, 1, 1),
-    (LLAMA_70B, 4, 2, 1, 1),
-    ("Qwen/Qwen3-32B", 2, 1, 1, 1),
-    ("Qwen/Qwen3-32B", 8, 2, 1, 1),
-    (QWEN_MOE, 1, 1, 1, 1),
-    (QWEN_MOE, 4, 1, 1, 1),
-    (QWEN_MOE, 8, 1, 1, 1),  # 4 KV heads
-    (QWEN_MOE, 8, 1, 1, 8),
-    (QWEN_MOE, 2, 1, 4, 8),  # data-parallel attention
-    (QWEN_MOE, 1, 1, 8, 8),
-    (MIXTRAL, 2, 1, 1, 1),
-    (MIXTRAL, 4, 2, 1, 4),
-    (GPT_OSS, 1, 1, 1, 1),
-    (GPT_OSS, 4, 1, 1, 1),
-    (GPT_OSS, 8, 1, 1, 8),
-    (GEMMA_2, 1, 1, 1, 1),
-    (GEMMA_2, 2, 2, 1, 1),  # tied: the last stage holds a copy of the embedding
-    (GEMMA_3, 1, 1, 1, 1),
-    (GEMMA_3, 4, 1, 1, 1),  # one KV head on four ranks
-    (DEEPSEEK, 8, 1, 1, 1),
-    (DEEPSEEK, 8, 2, 1, 8),
-    (DEEPSEEK, 1, 1, 16, 16),
-]
+
+@cache
+def trace_of(request):
+    from recipe_core.calibration.trace import trace
+
+    return trace(*plan_candidate(PlanRequest.parse(json.loads(request))))
 
 
 def traced(model, tp=1, pp=1, dp=1, ep=1, **parts):
-    from recipe_core.calibration.trace import trace
-
+    """The trace of a split, made once."""
     workload = {"input_tokens": 1000, "output_tokens": 24, "concurrency": 4}
-    candidate = {
-        "engine": "vllm",
-        "tp": tp,
-        "pp": pp,
-        "dp": dp,
-        "ep": ep,
-        "max_num_seqs": 256,
-    } | parts
-    return trace(
-        *plan_candidate(
-            make_request(model, "h200-sxm", 8, 2, workload=workload, candidate=candidate)
-        )
-    )
+    candidate = {"engine": "vllm", "tp": tp, "pp": pp, "dp": dp, "ep": ep, "max_num_seqs": 256}
+    place = request_values(model, "h200-sxm", 8, 2, workload=workload, candidate=candidate | parts)
+    return trace_of(json.dumps(place, sort_keys=True))
 
 
-@pytest.mark.parametrize(("model", "tp", "pp", "dp", "ep"), SPLITS)
+@over("model tp pp dp ep", table("trace", "splits"), share=11)
 def test_the_formulas_agree_with_the_traced_model(model, tp, pp, dp, ep):
     found = traced(model, tp, pp, dp, ep)
     assert found["differences"]["weights"] == pytest.approx(0, abs=0.01), found
     assert found["differences"]["kv"] == pytest.approx(0, abs=0.01), found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", [LLAMA_8B, QWEN_MOE, DEEPSEEK, GPT_OSS, GEMMA_2, GEMMA_3])
 def test_a_request_holds_what_the_real_cache_holds(model):
     """Engines keep whole blocks, one more in a sliding window; without windows nothing differs."""
@@ -109,88 +71,67 @@ def test_a_request_holds_what_the_real_cache_holds(model):
     assert -1 <= above <= (2 * block if windowed else 1)
 
 
-@pytest.mark.parametrize(
-    ("split", "weights_gib", "kv_bytes_per_token"),
-    [
-        ({"model": LLAMA_8B}, 14.958, 131_072),
-        ({"model": LLAMA_8B, "tp": 4}, 3.740, 32_768),
-        ({"model": LLAMA_70B, "tp": 8}, 16.429, 40_960),
-    ],
-)
-def test_the_trace_repeats_what_was_traced_by_hand(split, weights_gib, kv_bytes_per_token):
+@pytest.mark.nightly
+def test_the_trace_repeats_what_was_traced_by_hand():
     """Source: torch's MemTracker on DTensor-parallel models, byte-equal to a two-process run."""
-    found = traced(**split)
-    assert found["weights_bytes"] / GIB == pytest.approx(weights_gib, abs=5e-4)
-    assert found["kv_bytes_per_token"] == kv_bytes_per_token
+    for model, tp, weights_gib, kv_bytes_per_token in (
+        (LLAMA_8B, 1, 14.958, 131_072),
+        (LLAMA_8B, 4, 3.740, 32_768),
+        (LLAMA_70B, 8, 16.429, 40_960),
+    ):
+        found = traced(model, tp)
+        assert found["weights_bytes"] / GIB == pytest.approx(weights_gib, abs=5e-4)
+        assert found["kv_bytes_per_token"] == kv_bytes_per_token
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "heads"),
-    [(LLAMA_8B, 8, 1), (LLAMA_8B, 16, 1), (QWEN_MOE, 2, 2), (QWEN_MOE, 8, 1)],
-)
-def test_kv_heads_are_repeated_once_ranks_outnumber_them(model, tp, heads):
-    found = traced(model, tp)
-    assert found["kv_bytes_per_token"] == found["layers"] * heads * 2 * 128 * 2
-    assert ("replicate them" in found["method"]) == (tp > {LLAMA_8B: 8, QWEN_MOE: 4}[model])
+def test_kv_heads_are_repeated_once_ranks_outnumber_them():
+    for model, kv_heads, tp, heads in (
+        (LLAMA_8B, 8, 8, 1),
+        (LLAMA_8B, 8, 16, 1),
+        (QWEN_MOE, 4, 2, 2),
+        (QWEN_MOE, 4, 8, 1),
+    ):
+        found = traced(model, tp)
+        assert found["kv_bytes_per_token"] == found["layers"] * heads * 2 * 128 * 2
+        assert ("replicate them" in found["method"]) == (tp > kv_heads)
 
 
-def test_the_latent_cache_is_whole_on_every_rank():
-    assert {traced(DEEPSEEK, tp)["kv_bytes_per_token"] for tp in (1, 8, 16)} == {61 * 576 * 2}
-
-
-@pytest.mark.parametrize(
-    "split", [{}, {"tp": 2}, {"tp": 8}, {"dp": 8, "ep": 8}, {"tp": 4, "pp": 2, "ep": 4}]
-)
-def test_a_compressed_past_is_whole_on_every_rank(split):
+@pytest.mark.nightly
+def test_a_latent_cache_and_a_compressed_past_are_whole_on_every_rank():
     """What the real cache grows by a token is the formula; engines round pages up to 576 bytes."""
-    found = traced(DEEPSEEK_V4, **split)
-    assert found["differences"]["weights"] == pytest.approx(0, abs=1e-5), found
-    if "pp" not in split:
-        assert found["kv_bytes_per_token"] == pytest.approx(21 * (584 + 132) / 4 + 20 * 584 / 128)
-        assert 0 < found["differences"]["kv"] < 0.02
+    assert {traced(DEEPSEEK, tp)["kv_bytes_per_token"] for tp in (1, 8, 16)} == {61 * 576 * 2}
+    for split in ({}, {"tp": 2}, {"tp": 8}, {"dp": 8, "ep": 8}, {"tp": 4, "pp": 2, "ep": 4}):
+        found = traced(DEEPSEEK_V4, **split)
+        assert found["differences"]["weights"] == pytest.approx(0, abs=1e-5), found
+        if "pp" not in split:
+            grown = 21 * (584 + 132) / 4 + 20 * 584 / 128
+            assert found["kv_bytes_per_token"] == pytest.approx(grown)
+            assert 0 < found["differences"]["kv"] < 0.02
 
 
-def test_output_groups_must_divide():
-    with pytest.raises(InputError, match="8 output groups are not divisible by tp 16"):
-        traced(DEEPSEEK_V4, tp=16)
+def test_the_method_says_what_is_traced_and_what_cannot_be(tiny_config):
+    method = traced(tiny_config | {"model_type": "phi3"}, tp=2)["method"]
+    assert "transformers gathers" in method
+    assert "model.layers.*.self_attn.qkv_proj" in method
+    found = traced(DEEPSEEK, tp=8)
+    assert found["weight_dtype"] == "bf16"
+    assert "fp8-block weights are traced, and compared, as bf16." in found["method"]
+    unknown = refusal(traced, tiny_config | {"model_type": "own_make"})
+    assert "no model_type 'own_make'" in str(unknown)
+    said = str(refusal(traced, DEEPSEEK_V4, tp=16))
+    assert "8 output groups are not divisible by tp 16" in said
+    found = traced(table("trace", "configs")["multimodal"], tp=2)
+    assert found["method"].startswith("Gemma3ForCausalLM")
+    assert found["layers_traced"] == 2
+    assert abs(found["differences"]["weights"]) < 0.01
 
 
+@pytest.mark.nightly
 def test_the_state_of_linear_layers_is_counted_once_a_sequence():
     """Qwen3-Next, 3 linear layers and 1 full: 32 fp32 or bf16 states of 128 × 128 a linear layer,
     whatever the length.
     """
-    shape = {
-        "num_hidden_layers": 4,
-        "hidden_size": 512,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-    }
-    linear = {
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-    }
-    experts = {
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 128,
-        "shared_expert_intermediate_size": 128,
-    }
-    more = {
-        "model_type": "qwen3_next",
-        "vocab_size": 1024,
-        "intermediate_size": 256,
-        "max_position_embeddings": 4096,
-    }
-    found = traced(
-        more
-        | shape
-        | linear
-        | experts
-        | {"full_attention_interval": 4, "linear_conv_kernel_dim": 4}
-    )
+    found = traced(table("trace", "configs")["linear"])
     state = found["kv_request_bytes"] - 1024 * found["kv_bytes_per_token"]
     assert found["kv_bytes_per_token"] == 2 * 2 * 64 * 2
     assert 3 * 32 * 128 * 128 * 2 < state < 3 * 32 * 128 * 128 * 4 * 1.2
@@ -224,45 +165,7 @@ def test_heads_are_cut_where_transformers_would_gather_them(tiny_config, tp):
     assert abs(found["differences"]["weights"]) < 0.01
 
 
-def test_a_fused_projection_that_is_gathered_is_said(tiny_config):
-    method = traced(tiny_config | {"model_type": "phi3"}, tp=2)["method"]
-    assert "transformers gathers" in method
-    assert "model.layers.*.self_attn.qkv_proj" in method
-
-
-def test_a_multimodal_config_is_traced_by_its_language_model():
-    text = {
-        "model_type": "gemma3_text",
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-    }
-    text |= {
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": 1024,
-        "sliding_window": 64,
-        "max_position_embeddings": 4096,
-    }
-    found = traced({"model_type": "gemma3", "text_config": text}, tp=2)
-    assert found["method"].startswith("Gemma3ForCausalLM")
-    assert found["layers_traced"] == 2
-    assert abs(found["differences"]["weights"]) < 0.01
-
-
-def test_quantised_weights_are_traced_as_their_base_format_and_say_so():
-    found = traced(DEEPSEEK, tp=8)
-    assert found["weight_dtype"] == "bf16"
-    assert "fp8-block weights are traced, and compared, as bf16." in found["method"]
-
-
-def test_an_unknown_model_type_is_one_clear_error(tiny_config):
-    with pytest.raises(InputError, match="no model_type 'own_make'"):
-        traced(tiny_config | {"model_type": "own_make"})
-
-
-def test_without_torch_the_error_names_the_install_command(monkeypatch):
+def test_without_torch_the_error_names_the_install_command_and_importing_needs_none(monkeypatch):
     real = builtins.__import__
 
     def without_torch(name, *args, **kwargs):
@@ -271,11 +174,8 @@ def test_without_torch_the_error_names_the_install_command(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_torch)
-    with pytest.raises(InputError, match="pip install"):
-        traced(LLAMA_8B)
-
-
-def test_importing_the_package_does_not_import_torch():
+    trace_of.cache_clear()
+    assert "pip install" in str(refusal(traced, LLAMA_8B))
     code = (
         "import sys, recipe_core.calibration.trace; "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
@@ -284,13 +184,11 @@ def test_importing_the_package_does_not_import_torch():
 
 
 def test_the_command_line_adds_the_trace():
-    request = to_yaml(
-        request_values(LLAMA_8B, candidate={"engine": "vllm", "tp": 2, "pp": 1, "dp": 1})
-    )
+    split = {"engine": "vllm", "tp": 2, "pp": 1, "dp": 1}
+    request = to_yaml(request_values(LLAMA_8B, candidate=split))
     done = recipe("estimate", "-", "--trace", "--json", stdin=request)
-    answer = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert answer["trace"]["weights_bytes"] == pytest.approx(
-        answer["memory"]["weights_bytes"], rel=0.01
-    )
+    answer = json.loads(done.stdout)
+    weights = answer["memory"]["weights_bytes"]
+    assert answer["trace"]["weights_bytes"] == pytest.approx(weights, rel=0.01)
     assert "traced in" in recipe("estimate", "-", "--trace", stdin=request, columns=200).stdout

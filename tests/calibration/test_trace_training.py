@@ -9,33 +9,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
 from recipe_core.calibration.trace.text import training_trace_text
 from recipe_core.calibration.trace.training import trace_many, trace_training
-from recipe_core.doors.cli import app
 from recipe_core.model.catalog import load_model
 from recipe_core.physics.training.memory import PARTS
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
-from tests.fixtures.sizes import FULL
+from tests.fixtures.command_line import recipe
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B-Instruct"
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
-PLAIN = {
-    "engine": "torchtitan",
-    "tp": 1,
-    "pp": 1,
-    "dp": 8,
-    "zero_stage": 3,
-    "micro_batch": 1,
-    "recompute": "none",
-}
-
-GPIPE = {"engine": "torch", "schedule": "gpipe", "recompute": "full"}
-SIX_LAYERS = {"layers": 6, "recompute": "selective"}
+PLAIN = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 1}
+PLAIN |= {"recompute": "none"}
 
 pytestmark = [
     pytest.mark.engine,
@@ -46,90 +35,9 @@ pytestmark = [
     ),
 ]
 
-CASES: dict[str, dict[str, Any]] = {
-    "FSDP 8": {},
-    "FSDP 8, selective recomputation": {"recompute": "selective"},
-    "FSDP 8, full recomputation": {"recompute": "full"},
-    "FSDP 8, full recomputation, 512 tokens": {"recompute": "full", "sequence_length": 512},
-    "FSDP 8, parameters stay gathered (ZeRO-2)": {"zero_stage": 2},
-    "FSDP 8, plain torch, 2 micro-batches": {"engine": "torch", "global_batch": 16},
-    "FSDP 64, Llama 3.1 70B, full recomputation": {
-        "model": LLAMA_70B,
-        "dp": 64,
-        "recompute": "full",
-    },
-    "HSDP 4 × 8, 2 micro-batches": {"dp": 32, "shard": 8, "global_batch": 64},
-    "8 replicas, 4 layers, 512 tokens, 2 micro-batches": {
-        "zero_stage": 0,
-        "layers": 4,
-        "global_batch": 16,
-        "sequence_length": 512,
-    },
-    "TP 8": {"tp": 8, "dp": 1, "sequence_parallel": False},
-    "TP 8, sequence parallel": {"tp": 8, "dp": 1},
-    "TP 4 × FSDP 4, sequence parallel, full recomputation": {"tp": 4, "dp": 4, "recompute": "full"},
-    "TP 4 × FSDP 4, selective recomputation, plain torch": {
-        "engine": "torch",
-        "tp": 4,
-        "dp": 4,
-        "recompute": "selective",
-        "sequence_parallel": False,
-    },
-    "PP 4 × FSDP 4, 1F1B, 8 layers": {"pp": 4, "dp": 4, "layers": 8, "global_batch": 24},
-    "PP 2 × FSDP 8, 1F1B, ZeRO-2, 2 layers": {
-        "pp": 2,
-        "layers": 2,
-        "global_batch": 32,
-        "zero_stage": 2,
-    },
-    "PP 2 × FSDP 4, GPipe, full recomputation, 4 layers, plain torch": {
-        "pp": 2,
-        "dp": 4,
-        "layers": 4,
-        "global_batch": 16,
-    }
-    | GPIPE,
-    "PP 2 × FSDP 4, 2 chunks a stage, 8 layers": {
-        "pp": 2,
-        "dp": 4,
-        "layers": 8,
-        "global_batch": 16,
-        "virtual_stages": 2,
-    },
-    "PP 2 × TP 2 × FSDP 2, 1F1B, 4 layers": {
-        "pp": 2,
-        "tp": 2,
-        "dp": 2,
-        "layers": 4,
-        "global_batch": 8,
-    },
-    "MoE: Mixtral 8x7B, FSDP 64, full recomputation": {
-        "model": MIXTRAL,
-        "dp": 64,
-        "recompute": "full",
-    },
-    "MoE: Mixtral 8x7B, 4 layers, FSDP 8": {"model": MIXTRAL, "layers": 4},
-    "MoE: Qwen3-30B-A3B, FSDP 16, full recomputation": {
-        "model": QWEN_MOE,
-        "dp": 16,
-        "recompute": "full",
-    },
-    "FSDP 8, 6 layers, selective recomputation": SIX_LAYERS,
-}
+CASES = table("trace", "training")
 """Llama 3.1 8B, 4096 tokens, one micro-batch a replica, torchtitan, unless it says otherwise."""
-ONE_A_KIND = (
-    "FSDP 8",
-    "FSDP 8, parameters stay gathered (ZeRO-2)",
-    "HSDP 4 × 8, 2 micro-batches",
-    "8 replicas, 4 layers, 512 tokens, 2 micro-batches",
-    "TP 8, sequence parallel",
-    "PP 4 × FSDP 4, 1F1B, 8 layers",
-    "PP 2 × FSDP 4, 2 chunks a stage, 8 layers",
-    "MoE: Mixtral 8x7B, 4 layers, FSDP 8",
-    "FSDP 8, 6 layers, selective recomputation",
-)
-TRACED = tuple(CASES) if FULL else ONE_A_KIND
-"""A case of each way to split, or all in the full run (tests/fixtures/sizes.py)."""
+SIX = "FSDP 8, 6 layers, selective recomputation"
 
 
 def request(
@@ -146,15 +54,11 @@ def request(
     candidate = PLAIN | split
     config = dict(load_model(model).config) | ({"num_hidden_layers": layers} if layers else {})
     devices = candidate["tp"] * candidate["pp"] * candidate["dp"]
-    workload = {
-        "kind": "training",
-        "sequence_length": sequence_length,
-        "global_batch": global_batch or candidate["dp"],
-    }
-    hardware = {"device": "h200-sxm", "per_node": 8, "nodes": max(1, devices // 8)}
+    workload = {"kind": "training", "sequence_length": sequence_length}
+    workload |= {"global_batch": global_batch or candidate["dp"]}
     return {
         "model": config if layers else model,
-        "hardware": hardware,
+        "hardware": {"device": "h200-sxm", "per_node": 8, "nodes": max(1, devices // 8)},
         "workload": workload | more,
         "candidate": candidate,
     }
@@ -172,13 +76,14 @@ def planned(asked: dict[str, Any]) -> tuple[Any, int]:
     return plan.detail(row)
 
 
-def traced(names: Sequence[str] = TRACED) -> dict[str, dict[str, Any]]:
+def traced(names: Sequence[str] = tuple(CASES)) -> dict[str, dict[str, Any]]:
     """The trace of each case."""
     asked = [planned(request(**CASES[name])) for name in names]
     return dict(zip(names, trace_many(asked), strict=True))
 
 
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
 def test_the_formulas_agree_with_the_traced_step(
     traces: dict[str, dict[str, Any]], name: str
 ) -> None:
@@ -188,17 +93,16 @@ def test_the_formulas_agree_with_the_traced_step(
     assert all(abs(share) <= 0.05 for share in differences.values()), traces[name]
 
 
+@pytest.mark.nightly
 def test_all_but_one_in_a_hundred_is_explained_without_pipelines(
     traces: dict[str, dict[str, Any]],
 ) -> None:
-    shares = [
-        abs(found["differences"]["peak_memory"])
-        for found in traces.values()
-        if len(found["stages"]) == 1
-    ]
-    assert sorted(shares)[len(shares) // 2] < 0.01
+    alone = [found["differences"] for found in traces.values() if len(found["stages"]) == 1]
+    shares = sorted(abs(difference["peak_memory"]) for difference in alone)
+    assert shares[len(shares) // 2] < 0.01
 
 
+@pytest.mark.nightly
 def test_the_steady_state_is_four_copies_of_a_shard(traces: dict[str, dict[str, Any]]) -> None:
     """fp32 parameters and AdamW's two moments stay; gradients come and go with a micro-batch."""
     stage = traces["FSDP 8"]["stages"][0]
@@ -206,11 +110,11 @@ def test_the_steady_state_is_four_copies_of_a_shard(traces: dict[str, dict[str, 
     assert stage["parameters_bytes"] == pytest.approx(shard, rel=1e-3)
     assert stage["optimizer_bytes"] == pytest.approx(2 * shard, rel=1e-3)
     assert stage["gradients_bytes"] == 0
-    assert traces["HSDP 4 × 8, 2 micro-batches"]["stages"][0]["gradients_bytes"] == pytest.approx(
-        shard, rel=1e-3
-    )
+    hybrid = traces["HSDP 4 × 8, 2 micro-batches"]["stages"][0]
+    assert hybrid["gradients_bytes"] == pytest.approx(shard, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_parameters_that_stay_are_gathered_once(traces: dict[str, dict[str, Any]]) -> None:
     """14.96 GiB a step; resharded ones twice, but the head."""
     stays, again = (
@@ -219,67 +123,35 @@ def test_parameters_that_stay_are_gathered_once(traces: dict[str, dict[str, Any]
     )
     assert stays["all_gather"] / GIB == pytest.approx(14.958, abs=5e-3)
     assert again["all_gather"] / GIB == pytest.approx(2 * 14.958 - 0.979, abs=5e-3)
-    assert (
-        stays["reduce_scatter"]
-        == again["reduce_scatter"]
-        == pytest.approx(2 * stays["all_gather"], rel=1e-6)
-    )
+    assert stays["reduce_scatter"] == again["reduce_scatter"]
+    assert stays["reduce_scatter"] == pytest.approx(2 * stays["all_gather"], rel=1e-6)
 
 
+@pytest.mark.nightly
 def test_early_stages_hold_more_micro_batches(traces: dict[str, dict[str, Any]]) -> None:
     """The two stages between the ends hold three and two: a micro-batch of two layers (Korthikanti
     et al.) more or less.
     """
-    first, second = (
-        stage["activations_bytes"]
-        for stage in traces["PP 4 × FSDP 4, 1F1B, 8 layers"]["stages"][1:3]
-    )
+    stages = traces["PP 4 × FSDP 4, 1F1B, 8 layers"]["stages"]
+    first, second = (stage["activations_bytes"] for stage in stages[1:3])
     layer = 8 * 4096 + 4 * 32 * 128 + 4 * 8 * 128 + 4 * 32 + 6 * 14336
     assert first - second == pytest.approx(2 * layer * 4096, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_extending_a_few_layers_is_tracing_them_all(traces: dict[str, dict[str, Any]]) -> None:
     """Six layers: from three and four, and one by one."""
-    extended = traces["FSDP 8, 6 layers, selective recomputation"]
-    whole = trace_training(*planned(request(**SIX_LAYERS)), every_layer=True)
+    extended = traces[SIX]
+    whole = trace_training(*planned(request(**CASES[SIX])), every_layer=True)
     assert (extended["layers_traced"], whole["layers_traced"]) == ([4], [6])
     assert extended["peak_bytes"] == pytest.approx(whole["peak_bytes"], rel=1e-3)
-    assert extended["stages"][0]["sent_bytes"]["shard"] == pytest.approx(
-        whole["stages"][0]["sent_bytes"]["shard"], rel=1e-6
-    )
+    few, all_ = (found["stages"][0]["sent_bytes"]["shard"] for found in (extended, whole))
+    assert few == pytest.approx(all_, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("split", "said"),
-    [
-        ({"engine": "megatron"}, "engine megatron cannot be traced"),
-        ({"precision": "fp8"}, "precision fp8 cannot be traced"),
-        ({"cp": 2, "dp": 4}, "cp 2 cannot be traced"),
-        ({"model": MIXTRAL, "ep": 8}, "ep 8 cannot be traced"),
-        ({"zero_stage": 1}, "zero_stage 1 cannot be traced"),
-        (
-            {"pp": 2, "dp": 4, "virtual_stages": 2, "schedule": "zb-v"},
-            "schedule zb-v cannot be traced",
-        ),
-        ({"pp": 2, "dp": 4, "global_batch": 128}, "micro_batches 32 cannot be traced"),
-        ({"offload": "optimizer"}, "offload optimizer cannot be traced"),
-        ({"recompute": "full", "recompute_layers": 16}, "recompute_layers 16 cannot be traced"),
-        ({"gradient_sync": "step", "global_batch": 16}, "gradient_sync step cannot be traced"),
-        ({"more": {"method": "dpo"}}, "method dpo cannot be traced"),
-        ({"more": {"method": "lora"}}, "method lora cannot be traced"),
-        ({"more": {"attention": "eager"}}, "attention eager cannot be traced"),
-        ({"more": {"fused_loss": True}}, "fused_loss true cannot be traced"),
-        ({"tp": 3, "dp": 2}, "the split cannot run: 32 attention heads"),
-    ],
-)
+@over("split said", table("trace", "untraced"))
 def test_what_cannot_be_traced_is_named(split: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        trace_training(*planned(request(**split)))
-
-
-def test_a_model_without_a_plan_for_tensor_parallelism_is_one_clear_error() -> None:
-    with pytest.raises(InputError, match="only colwise and rowwise can be traced"):
-        trace_training(*planned(request(MIXTRAL, tp=2, dp=4)))
+    assert said in str(refusal(trace_training, *planned(request(**split))))
 
 
 def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
@@ -306,11 +178,8 @@ def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
 
     def forward(graph: torch.fx.GraphModule, _inputs: Any) -> torch.fx.GraphModule:
         answer = next(node for node in graph.graph.nodes if node.op == "output").args[0][1:]
-        kept["compiled"] = {
-            node
-            for node in answer
-            if node.op != "placeholder" and tuple(node.meta["val"].shape) == (32, 48)
-        }
+        made = {node for node in answer if node.op != "placeholder"}
+        kept["compiled"] = {node for node in made if tuple(node.meta["val"].shape) == (32, 48)}
         return graph
 
     def pack(item: torch.Tensor) -> torch.Tensor:
@@ -331,20 +200,17 @@ def test_a_compiled_block_keeps_gate_up_and_their_product() -> None:
 def test_the_command_line_prints_formula_beside_trace(tmp_path: Any) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(request(layers=2)))
-    answer = json.loads(
-        CliRunner().invoke(app, ["estimate", str(file), "--trace", "--json"]).stdout
-    )
+    answer = json.loads(recipe("estimate", str(file), "--trace", "--json").stdout)
     formula = sum(answer["memory"][f"{part}_bytes"] for part in PARTS if part != "reserve")
-    assert answer["trace"]["peak_bytes"] == pytest.approx(formula, rel=0.05)
-    assert answer["trace"]["differences"]["peak_memory"] == pytest.approx(
-        formula / answer["trace"]["peak_bytes"] - 1
-    )
-    assert "exchanged bytes, formula against trace: shard +0.00%" in training_trace_text(
-        answer["trace"]
-    )
+    trace = answer["trace"]
+    assert trace["peak_bytes"] == pytest.approx(formula, rel=0.05)
+    difference = formula / trace["peak_bytes"] - 1
+    assert trace["differences"]["peak_memory"] == pytest.approx(difference)
+    exchanged = "exchanged bytes, formula against trace: shard +0.00%"
+    assert exchanged in training_trace_text(trace)
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def listed(found: dict[str, dict[str, Any]]) -> str:
     """The cases as the documentation lists them."""
     out = [
         "| case | devices | formula | trace | difference | exchanged |",
@@ -359,4 +225,4 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{table(traced(tuple(CASES)))}\n")
+    sys.stdout.write(f"{listed(traced())}\n")

@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from recipe_core.base.documents import read_document
-from recipe_core.base.errors import InputError
 from recipe_core.calibration.training_validate import (
     compare_training,
     training_sections,
     training_validation_text,
 )
-from recipe_core.doors.cli import app
 from recipe_core.measured.training_runs import (
     TRAINING_RUNS,
     TrainingRun,
@@ -23,15 +20,20 @@ from recipe_core.measured.training_runs import (
     published_training_runs,
     read_training_runs,
 )
+from tests.fixtures.command_line import recipe
+from tests.fixtures.refusals import refusal
 
 ONE = next(run for run in published_training_runs() if run.source == "torchtitan")
 
 
-def test_each_source_says_whose_it_is() -> None:
+def test_each_source_says_whose_it_is_and_an_unknown_column_is_refused() -> None:
     known = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
     runs = (*published_training_runs(), *known_training_runs())
     assert {run.source for run in runs} <= set(known)
     assert all(run.reference for run in runs)
+    found = compare_training(published_training_runs()[:20])
+    assert published_training_runs()[0].source in training_validation_text(found)
+    assert "unknown column" in str(refusal(training_sections, found, by="colour"))
 
 
 def test_shipped_runs_are_met() -> None:
@@ -47,13 +49,8 @@ def test_a_run_is_asked_for_as_it_ran() -> None:
     request = ONE.request()
     assert request["candidate"]["dp"] == ONE.dp
     assert request["model"]["intermediate_size"] == ONE.ffn
-    assert ONE.measured_step_s == pytest.approx(
-        ONE.global_batch
-        * ONE.sequence_length
-        / (ONE.tokens_per_s_per_gpu * ONE.nodes * ONE.per_node)
-        if ONE.tokens_per_s_per_gpu
-        else 0
-    )
+    rate = ONE.tokens_per_s_per_gpu * ONE.nodes * ONE.per_node
+    assert ONE.measured_step_s == pytest.approx(ONE.global_batch * ONE.sequence_length / rate)
 
 
 def test_what_the_driver_shows_is_more_than_what_is_allocated() -> None:
@@ -82,25 +79,13 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     table.write_text(",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values()) + "\n")
     assert read_training_runs(table) == [ONE]
-    done = CliRunner().invoke(app, ["validate", "--training", str(table), "--json"])
-    assert json.loads(done.output)["runs"] == 1
+    done = recipe("validate", "--training", str(table), "--json")
+    assert json.loads(done.stdout)["runs"] == 1
     table.write_text("id,model\n1,x\n")
-    with pytest.raises(InputError, match="columns are missing"):
-        read_training_runs(table)
-
-
-def test_nothing_measured_is_no_run() -> None:
+    assert "columns are missing" in str(refusal(read_training_runs, table))
+    nothing = dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "peak_memory_gib"))
     with pytest.raises(ValueError, match="nothing was measured"):
-        TrainingRun.model_validate(
-            ONE.model_dump() | dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "peak_memory_gib"))
-        )
-
-
-def test_the_text_names_sources_and_refuses_unknown_columns() -> None:
-    found = compare_training(published_training_runs()[:20])
-    assert published_training_runs()[0].source in training_validation_text(found)
-    with pytest.raises(InputError, match="unknown column"):
-        training_sections(found, by="colour")
+        TrainingRun.model_validate(ONE.model_dump() | nothing)
 
 
 def test_runs_that_everybody_knows_are_accepted_at_their_speed() -> None:

@@ -21,8 +21,6 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.search.training_plan import TrainingPlan
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 TRAIN = ("workload.kind", "training")
@@ -137,7 +135,7 @@ def test_no_chart_needs_webgl(make: Any) -> None:
     assert not [name for name in types if name.endswith("gl") or name == "parcoords"]
 
 
-def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
+def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused() -> None:
     splits = planned(("hardware.per_node", 1))
     assert not len(splits.order)
     rows = tables.memory_rows(splits, [])
@@ -149,6 +147,11 @@ def test_memory_is_drawn_with_its_capacity_when_it_is_exceeded() -> None:
     short = f"{splits.short_bytes(0) / GIB:,.1f}"
     assert figure.data[-1]["text"][0].endswith(f"{short} short")
     assert f"{short} GiB short" in splits.reasons(0)[0]
+    splits = planned()
+    rows = tables.memory_rows(splits, [key(4, 2)], best=2, refused=1)
+    assert splits.key(rows[0]) == key(4, 2)
+    assert splits.best_row in rows
+    assert not splits.feasible[rows[-1]]
 
 
 @both
@@ -162,15 +165,7 @@ def test_memory_parts_add_to_the_total(make: Any) -> None:
     assert len(looks) == len(bars)
 
 
-def test_memory_rows_hold_pinned_best_and_nearest_refused() -> None:
-    splits = planned()
-    rows = tables.memory_rows(splits, [key(4, 2)], best=2, refused=1)
-    assert splits.key(rows[0]) == key(4, 2)
-    assert splits.best_row in rows
-    assert not splits.feasible[rows[-1]]
-
-
-def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
+def test_stages_of_a_pipeline_have_their_capacity_and_every_pass_a_bar() -> None:
     splits = training()
     row = next(int(row) for row in splits.order if splits.degree("pp")[row] == 4)
     stages = [
@@ -183,11 +178,13 @@ def test_stages_of_a_pipeline_are_drawn_with_the_capacity() -> None:
     assert max(totals) == pytest.approx(splits.values("memory")[row])
     lines_at = [shape["y0"] for shape in figure.layout.shapes]
     assert lines_at == pytest.approx([end / GIB for end in ends])
+    forward, backward = charts.pipeline(timeline("1f1b", 4, 8, 1.0, 2.0)).data
+    assert len(forward["x"]) == len(backward["x"]) == 32
+    assert forward["marker"]["pattern"]["shape"] != backward["marker"]["pattern"]["shape"]
 
 
 def test_parts_of_a_time_end_at_the_whole_time() -> None:
     splits = planned()
-    assert isinstance(splits, ServingPlan)
     parts = splits.estimate(splits.best_row).to_json()["breakdown_s"]["decode"]
     bars = charts.waterfall(parts, labels.CAUSES).data[0]
     assert list(bars["x"])[:-1] == sorted(
@@ -202,25 +199,20 @@ def test_parts_of_a_time_end_at_the_whole_time() -> None:
     assert len({bar["marker"]["pattern"]["shape"] for bar in stacked}) == len(stacked)
 
 
-def test_a_pipeline_has_a_bar_for_every_pass() -> None:
-    forward, backward = charts.pipeline(timeline("1f1b", 4, 8, 1.0, 2.0)).data
-    assert len(forward["x"]) == len(backward["x"]) == 32
-    assert forward["marker"]["pattern"]["shape"] != backward["marker"]["pattern"]["shape"]
-
-
-def test_load_curves_mark_the_request_and_the_limit() -> None:
+def test_load_curves_mark_the_request_and_half_as_busy_costs_twice_as_much() -> None:
     splits = planned()
-    assert isinstance(splits, ServingPlan)
     curve = curves.load_curve(splits, splits.best_row)
     figure = charts.load_curves({"best": curve}, 64.0, "in flight", 40.0)
     assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
     largest = int(np.argmax(figure.data[0]["marker"]["size"]))
     assert figure.data[0]["customdata"][largest][0] == "64 in flight"
+    curve = charts.use_curves({"best": (25.6, 1000.0)}).data[0]
+    price = dict(zip(np.round(curve["x"], 6), curve["y"], strict=True))
+    assert price[50.0] == pytest.approx(2 * price[100.0]) == pytest.approx(2 * 25.6 / 3.6)
 
 
 def test_labels_of_loads_are_whole_and_never_on_each_other() -> None:
     saturated = plan(change(DEFAULT, {"model": "Qwen/Qwen3-32B", "hardware.device": "l40s"}))
-    assert isinstance(saturated, ServingPlan)
     rows = {saturated.label(int(row)): int(row) for row in saturated.order[:3]}
     loads = {name: curves.load_curve(saturated, row) for name, row in rows.items()}
     spots = {name: curves.crossing(saturated, row, 0.06) for name, row in rows.items()}
@@ -242,16 +234,8 @@ def test_labels_of_loads_are_whole_and_never_on_each_other() -> None:
     assert any(f"{first.load:,.0f} in flight, " in text and "tok/s" in text for text in said)
 
 
-def test_half_as_busy_costs_twice_as_much() -> None:
-    curve = charts.use_curves({"best": (25.6, 1000.0)}).data[0]
-    price = dict(zip(np.round(curve["x"], 6), curve["y"], strict=True))
-    assert price[50.0] == pytest.approx(2 * price[100.0]) == pytest.approx(2 * 25.6 / 3.6)
-
-
 def test_scaling_is_drawn_beside_proportion_and_a_tornado_starts_at_the_figure() -> None:
     run, splits = training(), planned()
-    assert isinstance(run, TrainingPlan)
-    assert isinstance(splits, ServingPlan)
     scaled = curves.scaling(run)
     ideal, best = charts.scaling_curve(scaled, [run.label(row) for row in scaled.rows]).data
     assert ideal["y"][0] == best["y"][0]
@@ -321,14 +305,11 @@ def test_boxes_keep_what_passes_through_all_marked_axes() -> None:
     assert charts.passing(splits, names, [between]) == list(map(int, splits.order))
 
 
-def test_dark_and_light_differ() -> None:
+def test_dark_and_light_differ_and_a_view_is_registered_once(registered_chart: View) -> None:
     assert charts.palette(dark=True) != charts.palette(dark=False)
     dark, light = (charts.tradeoff(planned(), "tpot", "per_gpu", dark=on) for on in (True, False))
     assert dark != light
     assert charts.parts_bars({"mlp": 10, "head": 20}).data[0]["y"][0] == "Language-model head"
-
-
-def test_a_view_is_registered_once_and_belongs_to_its_kinds(registered_chart: View) -> None:
     assert all(registered_chart in views.views_of(splits) for splits in (planned(), training()))
     with pytest.raises(ValueError, match="devices"):
         views.view("devices", "Again")(registered_chart.draw)

@@ -55,12 +55,9 @@ def test_files_are_named_after_the_request_in_letters_digits_and_dashes() -> Non
     assert len(name) <= exports.LONGEST_NAME + len("-splits")
 
 
-def test_a_picture_is_of_a_known_format() -> None:
+def test_a_picture_is_of_a_known_format_and_a_chart_one_file_without_a_network() -> None:
     assert exports.picture_config("a", "svg")["toImageButtonOptions"]["format"] == "svg"
     assert exports.picture_config("a", "../exe")["toImageButtonOptions"]["format"] == "png"
-
-
-def test_a_chart_is_one_file_without_a_network() -> None:
     splits = plan(REQUEST)
     page = exports.chart_page(charts.tradeoff(splits, *splits.axes), "chart").decode()
     assert page.startswith("<!doctype html>")

@@ -59,7 +59,7 @@ def test_limits_are_lines_and_hours_without_requests_are_gaps() -> None:
     assert charts.within_limits(WEEK, HPA, WHOLE).layout.shapes[0].y0 == 99.0
 
 
-def test_cost_so_far_ends_at_the_whole_cost() -> None:
+def test_cost_so_far_ends_at_the_whole_cost_and_without_a_price_at_the_hours() -> None:
     paid = (WEEK["bounds"]["always_peak"], KEDA, WEEK["bounds"]["clairvoyant"])
     for cost, trace in zip(paid, charts.money_so_far(WEEK, KEDA, WHOLE).data, strict=True):
         assert trace.y[0] == 0
@@ -67,9 +67,16 @@ def test_cost_so_far_ends_at_the_whole_cost() -> None:
         assert list(trace.y) == sorted(trace.y)
     _, paid = so_far(KEDA["series"], KEDA["usd"], DAY)
     assert 0 < paid[0] < paid[-1] < KEDA["usd"]
+    found = without_price(answer())
+    assert charts.policy_costs(found).layout.xaxis.title.text == "GPU-hours"
+    hours = [KEDA["gpu_hours"], FIXED["gpu_hours"]]
+    assert list(charts.cost_against_share(found).data[0].y) == hours
+    assert "GPU-hours" in view.verdict(found)[1]
+    money = charts.money_so_far(found, found["policies"][0], WHOLE)
+    assert money.data[1].y[-1] == pytest.approx(KEDA["gpu_hours"])
 
 
-def test_many_intervals_are_drawn_as_fewer_that_keep_counts_and_means() -> None:
+def test_many_intervals_and_hours_of_a_week_are_drawn_as_fewer_that_keep_counts_and_means() -> None:
     count = 10_080
     series = {"interval_s": 60.0, "arrived": [2] * count, "ready": [3] * count}
     seconds, arrived, step = part(series, "arrived", (0.0, count * 60.0))
@@ -77,9 +84,20 @@ def test_many_intervals_are_drawn_as_fewer_that_keep_counts_and_means() -> None:
     assert arrived.sum() == pytest.approx(2 * count)
     assert set(part(series, "ready", (0.0, count * 60.0))[1]) == {3.0}
     assert seconds[1] == step
+    half_hours = np.repeat(rates(14), 2)
+    means = weekly(half_hours, 1800.0, 0)
+    assert means.shape == (7, 24)
+    assert means[0, 12] == pytest.approx(9.0)
+    assert means[6, 12] == pytest.approx(4.5)
+    tuesday = weekly(np.ones(24), 3600.0, 24)
+    assert np.isnan(tuesday[0]).all()
+    assert (tuesday[1] == 1).all()
+    drawn = charts.hours_of_week([1.0] * 24, 3600.0, 24).data[0]
+    assert drawn.z[0][0] is None
+    assert drawn.z[1][0] == 1.0
 
 
-def test_bars_are_costs_and_policies_that_miss_are_hatched() -> None:
+def test_bars_are_costs_and_names_that_find_no_room_are_left_to_the_hover() -> None:
     figure = charts.policy_costs(WEEK, "keda")
     keeps, misses = figure.data[:2]
     assert list(keeps.x) == [KEDA["usd_per_month"], FIXED["usd_per_month"]]
@@ -94,39 +112,12 @@ def test_bars_are_costs_and_policies_that_miss_are_hatched() -> None:
     assert figure.layout.shapes[0].x0 == missed(0.99)
     assert figure.layout.xaxis.range[0] > figure.layout.xaxis.range[1]  # more to the right
     assert keeps.marker.size[0] > keeps.marker.size[1]
-
-
-def test_names_that_find_no_room_are_left_to_the_hover() -> None:
     crowd = [{**KEDA, "name": name} for name in ("keda", "kpa", "hpa", "skyserve")]
     points = charts.cost_against_share(answer(policies=crowd), "skyserve").data[0]
     named = dict(zip(points.text, points.textposition, strict=True))
     named.pop("")
     assert named == {"<b>SkyServe</b>": "top center", "KEDA": "bottom center"}
     assert {names[0] for names in points.customdata} >= {"Kubernetes HPA", "Knative KPA"}
-
-
-def test_without_a_price_policies_are_compared_by_hours() -> None:
-    found = without_price(answer())
-    assert charts.policy_costs(found).layout.xaxis.title.text == "GPU-hours"
-    hours = [KEDA["gpu_hours"], FIXED["gpu_hours"]]
-    assert list(charts.cost_against_share(found).data[0].y) == hours
-    assert "GPU-hours" in view.verdict(found)[1]
-    money = charts.money_so_far(found, found["policies"][0], WHOLE)
-    assert money.data[1].y[-1] == pytest.approx(KEDA["gpu_hours"])
-
-
-def test_hours_of_a_week_are_means_of_their_intervals() -> None:
-    half_hours = np.repeat(rates(14), 2)
-    means = weekly(half_hours, 1800.0, 0)
-    assert means.shape == (7, 24)
-    assert means[0, 12] == pytest.approx(9.0)
-    assert means[6, 12] == pytest.approx(4.5)
-    tuesday = weekly(np.ones(24), 3600.0, 24)
-    assert np.isnan(tuesday[0]).all()
-    assert (tuesday[1] == 1).all()
-    drawn = charts.hours_of_week([1.0] * 24, 3600.0, 24).data[0]
-    assert drawn.z[0][0] is None
-    assert drawn.z[1][0] == 1.0
 
 
 def test_phases_of_a_start_are_one_bar_with_the_band_of_the_whole() -> None:

@@ -51,16 +51,13 @@ def test_memory_adds_up_and_figures_have_a_basis(name: str) -> None:
     assert all(row.basis and row.value for row in overview.expected(built))
 
 
-def test_cost_per_token_has_the_range_of_output() -> None:
+def test_cost_per_token_has_the_range_of_output_and_pools_are_said() -> None:
     rows = {row.label: row for row in overview.expected(recipe("serving"))}
     cost, output = rows["Cost per million output tokens"], rows["Output per device"]
     low, value, high = (float(text.lstrip("$")) for text in (cost.low, cost.value, cost.high))
     assert low < value < high
     least, most = (float(text.split()[0]) for text in (output.low, output.high))
     assert high / low == pytest.approx(most / least, rel=0.02)
-
-
-def test_pools_are_said() -> None:
     built = recipe("pools")
     assert overview.facts(built)["Split"] == "tp 4, prefill on tp 4"
     assert "Prefill pool" in overview.memory(built)

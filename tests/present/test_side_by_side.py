@@ -118,11 +118,10 @@ def test_facts_say_what_each_choice_is() -> None:
     assert frame(several)["state"][1] == state(LOST)
 
 
-def test_figures_are_the_plans_with_their_bands_and_differences_to_the_baseline() -> None:
+def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline() -> None:
     several = choices("eight", "four")
     lines = figures(several)
     for n, kept in enumerate(several):
-        assert kept.plan is not None
         for name, measure in kept.plan.measures.items():
             if name not in ("gpus", "load"):
                 cell = line(lines, measure.title).cells[n]
@@ -136,9 +135,6 @@ def test_figures_are_the_plans_with_their_bands_and_differences_to_the_baseline(
         assert cells[baseline].difference == ""
         shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix("%"))
         assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)
-
-
-def test_a_difference_in_words() -> None:
     rows = [(85, 100, "−15%"), (137, 100, "+37%"), (100.4, 100, "same"), (99.6, 100, "same")]
     rows += [(1234, 100, "× 12"), (0, 100, "−100%"), (100, 0, "")]
     rows += [(np.nan, 100, ""), (100, np.nan, "")]
@@ -158,7 +154,7 @@ def test_only_what_holds_its_load_is_best() -> None:
         assert not any(cell.best for shown in figures(alone) for cell in shown.cells)
 
 
-def test_serving_and_training_share_few_figures_and_none_is_best() -> None:
+def test_serving_and_training_share_few_figures_and_cautions_name_what_differs() -> None:
     several = choices("eight", "run")
     shared = [
         shown for shown in figures(several) if all(cell.text != NOTHING for cell in shown.cells)
@@ -167,9 +163,6 @@ def test_serving_and_training_share_few_figures_and_none_is_best() -> None:
     assert titles == {"Cost per hour", "Cost per month", "Power of the devices"}
     assert not any(cell.best for shown in shared for cell in shown.cells)
     assert "are of different things" in cautions(several)[0]
-
-
-def test_cautions_name_what_of_the_question_differs() -> None:
     assert cautions(choices("eight", "four")) == []
     assert "differ in model:" in cautions(choices("eight", "amd"))[0]
     other = evaluated("other", change(REQUESTS["eight"], {"workload.concurrency": 8}))
@@ -183,8 +176,6 @@ def test_cautions_name_what_of_the_question_differs() -> None:
 def test_the_chance_is_that_of_the_plans() -> None:
     several = choices("eight", "four", "queues", "run")
     row, swapped = chances(several), chances(several, baseline=1)
-    assert row is not None
-    assert swapped is not None
     assert row.title == "Measures better by: throughput"
     assert [row.cells[n].text for n in (0, 2, 3)] == ["baseline", NOTHING, NOTHING]
     ahead, behind = (float(cell.text.strip("<>%")) for cell in (swapped.cells[0], row.cells[1]))
@@ -207,14 +198,13 @@ def test_commands_are_compared_option_by_option() -> None:
         "--y": ["2", NOTHING],
     }
     for kept in choices("eight", "amd", "run"):
-        assert kept.plan is not None
         typed = start_command(kept.plan, kept.row).replace("\\\n", " ").split()
         assert " ".join(start_words(kept.request)).split() == typed
     groups = side_by_side.by_engine(choices("eight", "amd", "four"))
     assert [len(group) for group in groups.values()] == [2, 1]
 
 
-def test_files_hold_every_figure_with_its_band() -> None:
+def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula() -> None:
     names = ["eight", "queues", "refused", "amd", "run"]
     several = choices(*names)
     table = frame(several)
@@ -229,9 +219,6 @@ def test_files_hold_every_figure_with_its_band() -> None:
     assert table["usd_per_month"].to_numpy() == pytest.approx(months.to_numpy(), nan_ok=True)
     again = pd.read_csv(io.BytesIO(to_csv(table)))
     assert again["tpot_s"].to_numpy() == pytest.approx(table["tpot_s"].to_numpy(), nan_ok=True)
-
-
-def test_no_spreadsheet_takes_a_name_for_a_formula() -> None:
     names = ["=1+1", "+1", "-1", "@x", '=HYPERLINK("http://e.example")', "plain"]
     several = [Choice(name, REQUESTS["eight"], error="=cmd") for name in names]
     read = pd.read_csv(io.BytesIO(to_csv(frame(several))))

@@ -63,13 +63,10 @@ def test_idle_devices_are_hatched() -> None:
     assert "idle" in bars[1].text[0]
 
 
-def test_a_frontier_is_what_nothing_beats() -> None:
+def test_cost_falls_along_the_frontier_which_nothing_beats() -> None:
     points = [(1.0, 9.0, {}), (2.0, 5.0, {}), (3.0, 6.0, {}), (4.0, 1.0, {})]
     assert [x for x, _, _ in frontier(points)] == [1.0, 2.0, 4.0]
     assert [x for x, _, _ in frontier(points, higher=True)] == [4.0]
-
-
-def test_cost_falls_along_the_frontier_of_all_devices() -> None:
     for axis in charts.axes_of(answer()):
         figure = charts.cost_against(answer(), axis, limit=40.0)
         front = next(trace for trace in figure.data if trace.name == "Cheapest of all devices")
@@ -86,7 +83,7 @@ def test_cost_falls_along_the_frontier_of_all_devices() -> None:
     assert best["wall_s"] / 3600 in [x for trace in figure.data for x in trace.x]
 
 
-def test_confidence_leaves_out_counts_that_cost_more_for_nothing() -> None:
+def test_confidence_leaves_out_counts_that_cost_more_for_nothing_and_curves_differ() -> None:
     figure = charts.confidence_curves(answer(), "mi300x", confidence=0.9)
     assert figure.layout.shapes[0].y0 == 90.0
     curves = {trace.name: trace for trace in figure.data}
@@ -98,9 +95,6 @@ def test_confidence_leaves_out_counts_that_cost_more_for_nothing() -> None:
         assert list(curve.x) == [rung["devices_rented"] for rung in kept]
     widest = max(figure.data, key=lambda trace: trace.line.width)
     assert widest.name == "Instinct MI300X 192 GB"
-
-
-def test_devices_with_a_name_differ_in_colour_symbol_and_dash() -> None:
     for dark in (False, True):
         figure = charts.confidence_curves(answer(), dark=dark)
         named = [trace for trace in figure.data if trace.showlegend]
@@ -109,7 +103,7 @@ def test_devices_with_a_name_differ_in_colour_symbol_and_dash() -> None:
         assert len({trace.marker.symbol for trace in named}) == len(named)
 
 
-def test_growth_marks_the_month_of_the_next_unit() -> None:
+def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do() -> None:
     figure = charts.growth_costs(answer(), "mi300x")
     marks = [trace for trace in figure.data if trace.mode == "markers"]
     for row in answer()["devices"]:
@@ -120,9 +114,6 @@ def test_growth_marks_the_month_of_the_next_unit() -> None:
         assert month is None or f"Month {month} needs" in said
     cheapest = size_later.cheapest_sentence(answer()["growth"], answer()["devices"])
     assert "Cheapest over all months" in cheapest
-
-
-def test_owning_and_renting_meet_where_the_curves_do() -> None:
     bought = answer()["best"]["purchase"]
     figure = charts.owned_or_rented(bought)
     rented, up_front, written_off = figure.data

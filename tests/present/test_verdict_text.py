@@ -40,7 +40,7 @@ def planned(query: dict[str, str] | None = None, **limits: str) -> Plan:
     return _planned(tuple(((query or {}) | stated).items()))
 
 
-def test_splits_that_divide_nothing_are_not_counted() -> None:
+def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run() -> None:
     every = planned({"workload.max_context": "24576"})
     never = ~legal(every)
     assert set(every.degree("tp")[never].tolist()) == {3, 5, 6, 7}
@@ -52,6 +52,8 @@ def test_splits_that_divide_nothing_are_not_counted() -> None:
     assert counts(every) == said
     assert set(planned().titles) | set(planned(RUN).titles) >= NEVER
     assert not any(code == "memory" or code.startswith("limit") for code in NEVER)
+    run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
+    assert re.fullmatch(r"[\d,]+ of [\d,]+ legal splits can run", counts(run))
 
 
 def test_the_best_says_devices_figures_and_how_sure_it_is() -> None:
@@ -106,18 +108,13 @@ def test_nothing_that_runs_names_the_nearest() -> None:
         assert said.line.startswith(none.reasons(none.nearest_row())[0])
 
 
-def test_a_run_is_counted_as_what_can_run() -> None:
-    run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
-    assert re.fullmatch(r"[\d,]+ of [\d,]+ legal splits can run", counts(run))
-
-
 def test_money_is_by_the_hour_and_the_month_of_the_devices_used() -> None:
     cheap = planned(COST)
     row = cheap.best_row
     hour = float(cheap.raw("usd_hour")[row])
     text = money_text(cheap, row)
     assert text.startswith(f"{cheap.devices_text(row)}: ${hour:.3g} an hour, $")
-    month = float(re.search(r"\$([\d,]+) a month", text)[1].replace(",", ""))  # type: ignore[index]
+    month = float(re.search(r"\$([\d,]+) a month", text)[1].replace(",", ""))
     assert month == pytest.approx(hour * HOURS_PER_MONTH, rel=0.01)
     unpriced = planned({"hardware.device": "gh200-144gb", "hardware.per_node": "4"})
     assert money_text(unpriced, unpriced.best_row) == ""

@@ -63,14 +63,11 @@ def test_the_count_of_a_step_is_what_the_plan_then_has(name: str) -> None:
     )
 
 
-def test_the_stated_limit_is_a_step_and_does_not_count_against_itself() -> None:
+def test_steps_of_a_limit_are_round_its_own_and_the_stated_one() -> None:
     board = plan(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
     assert 7.777 in limit_steps("tpot_ms", devices=8, stated=7.777)
     assert keeping(board, "tpot", 7.777) == len(board.order)
     assert keeping(board, "tpot", None) > len(board.order)
-
-
-def test_steps_of_a_limit_are_round_and_its_own() -> None:
     for name in Limits.model_fields.keys() - {"percentile"}:
         steps = limit_steps(name, devices=12)
         assert 4 <= len(steps) <= 90, name
@@ -95,16 +92,13 @@ def test_owning_refuses_what_makes_no_sense() -> None:  # its sums: tests/sizing
         assert name in str(refusal(OwnershipCost.of, **{name: value}))
 
 
-def test_a_device_says_how_well_it_is_known() -> None:
+def test_a_device_says_how_well_it_is_known_and_a_request_is_one_line() -> None:
     levels = {name: support(device(name)).level for name in device_names()}
     assert levels["h100-sxm"] == "measured"
     assert levels["rtx-5090"] == "computed"
     assert support(device("h100-sxm")).runs > 10
     assert "vllm" in support(device("mi300x")).engines
     assert set(levels.values()) <= {"measured", "calibrated", "computed", "unsupported"}
-
-
-def test_a_request_in_one_line() -> None:
     said = "Llama-3.1-8B-Instruct · 8 × H100 SXM5 · 64 requests in flight, 1,024 → 256 tokens"
     assert summary(DEFAULT) == f"{said} · throughput"
     beside = (HardwareRequest(device="mi300x", per_node=8, nodes=2),)

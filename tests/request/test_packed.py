@@ -138,17 +138,14 @@ def test_a_link_with_a_profile_of_ones_own_or_a_config_of_a_known_model_stays_sh
     assert long == []
 
 
-def test_short_values_stay_legible() -> None:
+def test_short_values_stay_legible_and_texts_that_look_packed_are_no_names() -> None:
     small = {"model_type": "llama", "hidden_size": 64}
     assert json.loads(shorter(small)) == small
     large = plain(device("h100-sxm"))
     assert is_packed(shorter(large))
     scrambled = random.Random(0).randbytes(600).hex()
     assert len(shorter(scrambled)) <= len(scrambled) + 2
-
-
-def test_texts_that_look_packed_are_no_names() -> None:
-    """A model of such a name, though nobody has one, would still be the same in a link."""
+    # A model of such a name, though nobody has one, would still be the same in a link.
     request = change(DEFAULT, {"model": "~1.odd"})
     assert from_query(to_query(request)) == (request, [])
     read, ignored = from_query({"model": "~1.odd"})

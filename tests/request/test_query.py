@@ -24,6 +24,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import read_pins
 from recipe_core.request.training_workload import Loading
+from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 
 numbers = st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
@@ -154,48 +155,20 @@ def test_only_what_differs_from_the_default_is_written() -> None:
     assert to_query(request) == {"v": "1", "workload.kind": "training"}
 
 
-BAD: list[tuple[dict[str, str], str]] = [
-    ({"hardware.device": "h100-smx"}, "Did you mean 'h100-sxm'"),
-    ({"hardware.per_node": "-3"}, "greater than or equal to 1"),
-    ({"hardware.per_node": "lots"}, "valid integer"),
-    ({"hardware.offer": "nobody"}, "unknown offer"),
-    ({"workload.mode": "sideways"}, "'closed', 'open', 'static' or 'offline'"),
-    ({"workload.mode": "open", "workload.concurrency": "5"}, "mode open takes request_rate"),
-    ({"workload.max_context": "10"}, "shorter than"),
-    ({"workload.kind": "training", "workload.sequence_length": "0"}, "greater than or equal to 1"),
-    ({"options.hardware": '[{"device":"abacus"}]'}, "unknown device"),
-    ({"options.engines": "vlm"}, "unknown engine"),
-    ({"options.weight_dtypes": "fp8,fp7"}, "fp7"),
-    ({"candidate.engine": "vlm"}, "unknown engine"),
-    ({"model": "{not json"}, "not valid JSON"),
-    ({"model": "x" * 70_000}, "the limit is 65,536"),
-    ({"wheels": "4"}, "not a field"),
-    ({"v": "9"}, "version 1"),
-    ({"options.engine_options": '{"A": "b"}'}, "is not read from links"),  # may be private
-    ({"options.environment": '{"A": "b"}'}, "is not read from links"),
-]
+@over("query said", [*table("request", "links"), ({"model": "x" * 70_000}, "the limit is 65,536")])
+def test_a_bad_parameter_is_dropped_and_named(query: dict[str, str], said: str) -> None:
+    request, (ignored,) = from_query({**query, "hardware.nodes": "2"})
+    assert request.hardware.nodes == 2  # the rest is kept
+    assert said in ignored
+    assert ignored.startswith(tuple(query))
 
 
-def test_a_bad_parameter_is_dropped_and_named() -> None:
-    wrong = []
-    for query, named in BAD:
-        request, ignored = from_query({**query, "hardware.nodes": "2"})
-        kept = request.hardware.nodes == 2  # as the rest is
-        if not kept or len(ignored) != 1 or named not in ignored[0]:
-            wrong.append((query, ignored))
-        assert ignored[0].startswith(tuple(query))
-    assert wrong == []
-
-
-def test_several_bad_parameters_are_all_named() -> None:
+def test_several_bad_parameters_and_pins_are_all_named() -> None:
     query = {"hardware.device": "abacus", "workload.input_tokens": "-1"}
     query |= {"objective.limits.tpot_ms": "nan"}
     request, ignored = from_query(query)
     assert request == DEFAULT
     assert sorted(line.split("=")[0] for line in ignored) == sorted(query)
-
-
-def test_pins_are_checked_and_bounded() -> None:
     good = [f"vllm.bf16.bf16.tp{n}.pp1.dp1.ep1" for n in range(1, 7)]
     pins, ignored = read_pins(",".join([good[0], "tp8", *good]), 4)
     assert pins == good[:4]
@@ -203,34 +176,13 @@ def test_pins_are_checked_and_bounded() -> None:
     assert link_query(DEFAULT, pins)["pins"] == ",".join(pins)
 
 
-def test_data_loading_is_plain_values_of_a_link() -> None:
+def test_loading_clusters_loads_over_time_policies_and_starts_are_plain_values() -> None:
     request, ignored = from_query({"workload.kind": "training", "workload.loading.workers": "8"})
     assert not ignored
     assert request.workload == TRAINING.model_copy(update={"loading": Loading(workers=8)})
     assert to_query(request)["workload.loading.workers"] == "8"
     _, ignored = from_query({"workload.loading.workers": "8"})
     assert ignored == ["workload.loading.workers=8: workload.loading is not a known field."]
-
-
-def test_a_link_leaves_out_what_may_be_private_and_says_so() -> None:
-    private = {
-        "options.engine_options": {"tool_call_parser": "hermes"},
-        "options.environment": {"NCCL_SOCKET_IFNAME": "eth1.private"},
-    }
-    request = change(DEFAULT, private)
-    assert request.options.environment == private["options.environment"]
-    assert to_query(request) == {"v": "1"}
-    sentence = left_out(request) or ""
-    assert "leaves out tool_call_parser, NCCL_SOCKET_IFNAME" in sentence
-    assert "eth1" not in sentence
-    assert left_out(DEFAULT) is None
-    options = {"limit_mm_per_prompt.image": 2}  # whose names have dots
-    request = change(DEFAULT, {"options.engine_options": options})
-    assert change(request, {"hardware.nodes": 2}).options.engine_options == options
-    assert change(request, {"options.engine_options": {}}).options.engine_options == {}
-
-
-def test_clusters_loads_over_time_policies_and_starts_are_plain_values_of_a_link() -> None:
     periods = ({"from_hour": 8, "to_hour": 18, "replicas": 4},)
     request = change(
         DEFAULT,
@@ -249,6 +201,24 @@ def test_clusters_loads_over_time_policies_and_starts_are_plain_values_of_a_link
     beside = (HardwareRequest(device="mi300x", per_node=8, nodes=2),)
     request = change(DEFAULT, {"options.hardware": beside})
     assert from_query(to_query(request)) == (request, [])
+
+
+def test_a_link_leaves_out_what_may_be_private_and_says_so() -> None:
+    private = {
+        "options.engine_options": {"tool_call_parser": "hermes"},
+        "options.environment": {"NCCL_SOCKET_IFNAME": "eth1.private"},
+    }
+    request = change(DEFAULT, private)
+    assert request.options.environment == private["options.environment"]
+    assert to_query(request) == {"v": "1"}
+    sentence = left_out(request) or ""
+    assert "leaves out tool_call_parser, NCCL_SOCKET_IFNAME" in sentence
+    assert "eth1" not in sentence
+    assert left_out(DEFAULT) is None
+    options = {"limit_mm_per_prompt.image": 2}  # whose names have dots
+    request = change(DEFAULT, {"options.engine_options": options})
+    assert change(request, {"hardware.nodes": 2}).options.engine_options == options
+    assert change(request, {"options.engine_options": {}}).options.engine_options == {}
 
 
 def test_a_week_of_rates_is_packed_and_a_bad_one_is_named() -> None:

@@ -23,6 +23,7 @@ from recipe_core.doors.answers import Answers
 from recipe_core.hardware.cluster import device, fabric
 from recipe_core.model.catalog import load_model
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
 # pairs of what exists here and what does not, alike in form; the first is made by the fixture
 PAIRS = [
@@ -110,7 +111,7 @@ MODELS = ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "Qwen/Qwen3-8B@main", "unsloth/Qwen3
 MODELS += ["a-gpt [h=2048,L=24,heads=16,vocab=32000]"]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@over("model", MODELS, share=4)
 def test_a_bundle_is_built_without_a_look(
     model: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

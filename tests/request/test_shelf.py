@@ -138,7 +138,7 @@ UNREAD: list[tuple[Any, str]] = [
 ]
 
 
-def test_what_cannot_be_read_of_a_link_is_left_out_and_said() -> None:
+def test_what_cannot_be_read_of_a_link_or_is_too_much_is_left_out_and_said() -> None:
     """A choice with one bad field would be another choice under the same name."""
     for value, said in UNREAD:
         values = [*value, ["good", FIELDS]] if isinstance(value, list) else value
@@ -149,9 +149,6 @@ def test_what_cannot_be_read_of_a_link_is_left_out_and_said() -> None:
         shelf, (ignored,) = shelf_of({"kept": text})
         assert shelf == ()
         assert ignored.startswith("kept ")
-
-
-def test_too_many_are_said() -> None:
     many = [[str(n), {**FIELDS, "workload.concurrency": str(n)}] for n in range(1, 2000)]
     shelf, ignored = shelf_of({"kept": pack(many)})
     assert len(shelf) == MAX_KEPT

@@ -25,6 +25,7 @@ from recipe_core.search.serving_candidates import engine_of, setting
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.space.applied import ROUNDED
 from tests.conftest import make_request
+from tests.fixtures.rows import over, table
 
 SMALL = "Qwen/Qwen3-0.6B"
 MIDDLE = "Qwen/Qwen3-8B"
@@ -55,75 +56,45 @@ def at_least(share: float) -> Any:
     return (("accuracy_recovery", share),)
 
 
-# Which techniques formats are
+@over("device weights technique", table("accuracy_in_plans", "formats"))
+def test_formats_are_techniques_by_what_the_engine_does_on_the_device(
+    device: str, weights: str, technique: str
+) -> None:
+    assert applied(formats_of(MIDDLE, weights, device=device)).techniques == (technique,)
 
 
-def test_formats_are_techniques_by_what_the_engine_does_on_the_device() -> None:
-    rows = [
-        ("h100-sxm", "fp8", "fp8_w8a8"),
-        ("a100-sxm-80gb", "fp8", "fp8_weight_only"),  # Ampere has no fp8 units
-        ("h100-sxm", "nvfp4", "nvfp4_weight_only"),  # nor Hopper fp4 ones: Marlin
-        ("b200-sxm", "nvfp4", "nvfp4_w4a4"),
-        ("b200-sxm", "int4", "int4_weight_only"),
-        ("h100-sxm", "int8", "int8_w8a8"),
-        ("mi355x", "mxfp4", "mxfp4_w4a4"),
-        ("mi300x", "mxfp4", "mxfp4_w4a4"),  # no fp4 units: vLLM rounds activations all the same
-    ]
-    assert [
-        (device, weights, *applied(formats_of(MIDDLE, weights, device=device)).techniques)
-        for device, weights, _ in rows
-    ] == rows
-    gptq = formats_of("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "auto")  # 16-bit activations
-    assert applied(gptq).techniques == ("int8_weight_only",)
-
-
-def test_a_cache_is_a_technique_of_its_own_unless_tables_have_both_as_one() -> None:
+def test_a_cache_is_a_technique_unless_tables_have_both_and_what_loading_makes_is_rounded() -> None:
     for weights, techniques in (
         ("auto", ("kv_fp8",)),
         ("fp8", ("fp8_w8a8_kv_fp8",)),
         ("int4", ("int4_weight_only", "kv_fp8")),
     ):
         assert applied(formats_of(MIDDLE, weights, "fp8")).techniques == techniques
+    assert applied(formats_of(MIDDLE, "fp8")).method == ROUNDED
+    made = applied(formats_of(MIDDLE, "int4", device="rtx-4090", engine="llama-cpp"))
+    assert made.techniques == ("gguf_q4_k_m",)
 
 
-def test_a_checkpoint_says_its_base_and_how_it_was_made() -> None:
-    for model, base, method in (
-        ("Qwen/Qwen3-8B-AWQ", MIDDLE, "AWQ"),
-        ("RedHatAI/Qwen3-8B-FP8-dynamic", MIDDLE, "dynamic"),
-        ("nvidia/Qwen3-8B-NVFP4", MIDDLE, "ModelOpt"),
-        ("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "Qwen/Qwen2.5-32B-Instruct", "GPTQ"),
-        ("google/gemma-4-31B-it-qat-w4a16-ct", "google/gemma-4-31B-it", "QAT"),
-    ):
-        done = applied(formats_of(model, "auto"))
-        assert (done.base, done.method) == (base, method)
-        assert done.techniques
+@over("model base method", table("accuracy_in_plans", "checkpoints"))
+def test_a_checkpoint_says_its_base_and_how_it_was_made(model: str, base: str, method: str) -> None:
+    done = applied(formats_of(model, "auto"))
+    assert (done.base, done.method) == (base, method)
+    assert done.techniques
+    if method == "GPTQ":  # with 16-bit activations on any device
+        assert done.techniques == ("int8_weight_only",)
 
 
-def test_the_technique_that_is_made_counts_and_not_the_usual_one_of_its_format() -> None:
-    for engine, weights, technique, method, techniques in (
-        ("tensorrt-llm", "int8", "int8_weight_only", "GPTQ", "int8_weight_only"),
-        ("tensorrt-llm", "int4", "w4a8_fp8", "RTN", "w4a8_fp8"),
-        ("llama-cpp", "int4", "gguf_q5_k_m", "auto", "gguf_q5_k_m"),
-        ("tensorrt-llm", "fp8", "fp8_w8a8_kv_fp8", "auto", "fp8_w8a8_kv_fp8"),
-        ("vllm", "nvfp4", "int4_weight_only", "AWQ", "nvfp4_weight_only"),  # of another format
-    ):
-        options = {"compression": {"technique": technique, "method": method}}
-        problem = resolve(make_request(MIDDLE, "h100-sxm", 1, options=options))
-        done = applied(setting(problem, engine_of(engine, problem.cluster), weights, "auto"))
-        expected = "" if method == "auto" or technique != techniques else method
-        assert (done.techniques, done.method) == ((techniques,), expected)
+@over("engine weights technique method counts by", table("accuracy_in_plans", "made"))
+def test_the_technique_that_is_made_counts_and_not_the_usual_one_of_its_format(
+    engine: str, weights: str, technique: str, method: str, counts: str, by: str
+) -> None:
+    options = {"compression": {"technique": technique, "method": method}}
+    problem = resolve(make_request(MIDDLE, "h100-sxm", 1, options=options))
+    done = applied(setting(problem, engine_of(engine, problem.cluster), weights, "auto"))
+    assert (done.techniques, done.method) == ((counts,), by)
 
 
-@pytest.mark.parametrize(
-    ("device", "technique", "reason"),
-    [
-        ("b200-sxm", "int8_w8a8", "vLLM does not run INT8 weights and activations on"),
-        ("rtx-5090", "int8_w8a8", "“Int8 not supported on SM120."),
-        ("b200-sxm", "int8_w8a8", "INT8 weights alone run"),
-        ("h100-sxm", "int8_w8a8", ""),
-        ("b200-sxm", "int8_weight_only", ""),
-    ],
-)
+@over("device technique reason", table("accuracy_in_plans", "run"))
 def test_a_plan_refuses_what_the_engine_refuses_in_its_words(
     device: str, technique: str, reason: str
 ) -> None:
@@ -132,12 +103,6 @@ def test_a_plan_refuses_what_the_engine_refuses_in_its_words(
     nearest = made.nearest_row()
     assert (nearest is None) == (not reason)
     assert nearest is None or any(reason in sentence for sentence in made.reasons(nearest))
-
-
-def test_what_an_engine_makes_while_loading_is_rounded() -> None:
-    assert applied(formats_of(MIDDLE, "fp8")).method == ROUNDED
-    made = applied(formats_of(MIDDLE, "int4", device="rtx-4090", engine="llama-cpp"))
-    assert made.techniques == ("gguf_q4_k_m",)
 
 
 def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base() -> None:
@@ -157,10 +122,7 @@ def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base() -> Non
     assert not accuracy_of(vectors).known  # figures are of models that generate text
 
 
-# The limit
-
-
-def test_a_limit_refuses_int4_of_a_small_model_and_keeps_fp8() -> None:
+def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band() -> None:
     fp8, int4 = (accuracy_of(formats_of(SMALL, name)).value for name in ("fp8", "int4"))
     made = planned(SMALL, limits=at_least(round((fp8 + int4) / 2, 3)))
     formats = {made.setting(int(row)).weight_dtype for row in made.order}
@@ -171,6 +133,12 @@ def test_a_limit_refuses_int4_of_a_small_model_and_keeps_fp8() -> None:
     (sentence,) = made.reasons(int(refused[-1]))
     assert "is below the required 9" in sentence
     assert "INT4 weights" in sentence
+    likely = planned(limits=at_least(0.98))
+    sure = planned(limits=at_least(0.98), confidence=0.95)
+    assert set(sure.order) < set(likely.order)
+    certain = [row for row in likely.order if likely.columns["accuracy_low"][row] == 1.0]
+    assert set(certain) <= set(sure.order)
+    assert (sure.confidence(sure.order) >= 0.95).all()
 
 
 def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch: Any) -> None:
@@ -193,15 +161,6 @@ def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch: Any) -> 
     assert free.best.estimate.to_json()["accuracy"]["value"] is None
 
 
-def test_a_confidence_holds_the_band_against_the_limit() -> None:
-    likely = planned(limits=at_least(0.98))
-    sure = planned(limits=at_least(0.98), confidence=0.95)
-    assert set(sure.order) < set(likely.order)
-    certain = [row for row in likely.order if likely.columns["accuracy_low"][row] == 1.0]
-    assert set(certain) <= set(sure.order)
-    assert (sure.confidence(sure.order) >= 0.95).all()
-
-
 def test_a_refused_format_is_helped_by_the_smallest_one_that_keeps_the_limit() -> None:
     request = make_request("Qwen/Qwen3-8B-AWQ", per_node=1, options={"kv_dtypes": ["auto"]})
     made = plan(change(request, {"objective.limits.accuracy_recovery": 0.9999}))
@@ -209,9 +168,6 @@ def test_a_refused_format_is_helped_by_the_smallest_one_that_keeps_the_limit() -
     assert first.fields["model"] in (MIDDLE, stored_as(MIDDLE, "fp8"))
     assert len(plan(change(made.request, first.fields)).order)
     assert "model" in fixes(made, 0)[0].fields
-
-
-# The goal
 
 
 def test_weights_move_the_choice_from_cost_to_accuracy() -> None:
@@ -229,14 +185,10 @@ def test_weights_move_the_choice_from_cost_to_accuracy() -> None:
     assert set(chosen.objective.goals) == {"accuracy", "cost", "tpot"}
 
 
-# The front of three axes
-
-
-def test_the_front_of_three_axes_has_no_dominated_row_and_all_others_are() -> None:
+def test_the_front_of_three_axes_has_no_dominated_row_and_one_accuracy_has_two_axes() -> None:
     made = planned(optimize="cost")
     names = ("usd_per_million_output_tokens", "tpot_s", "accuracy_lost")
     on = made.accuracy_front
-    assert on is not None
     axes = np.stack([made.columns[name] for name in names], axis=1)
     held = np.flatnonzero(made.holds)
     for row in held:
@@ -245,18 +197,11 @@ def test_the_front_of_three_axes_has_no_dominated_row_and_all_others_are() -> No
         same = (others == axes[row]).all(axis=1).any()
         assert on[row] == (not beaten) or same
     assert on.sum() > made.front_of(*names[:2]).sum()
-
-
-def test_a_plan_of_one_accuracy_has_two_axes() -> None:
     made = plan(make_request(MIDDLE, per_node=1))
-    assert isinstance(made, ServingPlan)
     assert made.accuracy_front is None
     assert "pareto_accuracy" not in made.to_json(top=1)["candidates"][0]
     marks = [case["pareto_accuracy"] for case in planned().to_json(top=50)["candidates"]]
     assert any(marks)
-
-
-# Checkpoints that already are a format
 
 
 def test_a_sibling_of_the_catalog_is_named_and_a_missing_one_too() -> None:
@@ -280,13 +225,9 @@ def test_alternatives_say_what_other_formats_keep() -> None:
     changed = [choice for choice in offered if choice.formats]
     assert changed
     for choice in changed:
-        assert choice.accuracy is not None
         assert choice.accuracy.value >= 0.98
         assert choice.accuracy_text.startswith("Keeps ")
         assert choice.to_json()["accuracy"]["value"] == choice.accuracy.value
-
-
-# One row and many
 
 
 def row_in(made: ServingPlan, dtype: str) -> int:
@@ -321,9 +262,6 @@ def test_a_split_is_estimated_with_its_nearest_figures_of_the_benchmark() -> Non
     assert made.band_ends("accuracy", [row]) == ([answer["low"]], [answer["high"]])
     row = next(int(row) for row in made.order if made.setting(int(row)).weight_dtype == "int4")
     assert made.columns["accuracy"][row] != perplexity.columns["accuracy"][row]
-
-
-# Charts
 
 
 def test_formats_are_points_joined_by_their_cache_and_splits_have_three_axes() -> None:

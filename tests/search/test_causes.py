@@ -6,31 +6,20 @@ import pytest
 
 from recipe_core.search.plans import plan, plan_candidate
 from tests.conftest import LLAMA_70B, make_request
+from tests.fixtures.rows import over, table
 
 CAUSES = {"compute", "memory", "network", "overhead", "queue"}
 
 
 def estimate_of(model=LLAMA_70B, **parts):
     candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {"tp": 8})
-    table, row = plan_candidate(make_request(model, "h100-sxm", candidate=candidate, **parts))
-    answer = table.detailed(row).to_json()
+    splits, row = plan_candidate(make_request(model, "h100-sxm", candidate=candidate, **parts))
+    answer = splits.detailed(row).to_json()
     assert answer["feasible"], answer["reasons"]
     return answer
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {},
-        {"workload": {"concurrency": 1}},
-        {"workload": {"concurrency": 512, "input_tokens": 8000, "output_tokens": 200}},
-        {"model": "openai/gpt-oss-120b", "candidate": {"tp": 4, "dp": 2, "ep": 8}},
-        {"model": "deepseek-ai/DeepSeek-V3.2", "candidate": {"tp": 16}, "nodes": 2}
-        | {"workload": {"concurrency": 16}},
-        {"workload": {"mode": "static", "concurrency": None, "batch": 8}},
-        {"workload": {"mode": "open", "concurrency": None, "request_rate": 2}},
-    ],
-)
+@over("parts", table("search", "causes"))
 def test_causes_add_up_to_the_time(parts):
     answer = estimate_of(**parts)
     for name, whole in (("decode", "tpot_s"), ("prefill", "ttft_s")):
@@ -51,7 +40,7 @@ def test_causes_are_those_of_physics_and_of_the_row():
     assert "network" not in decode  # of one device
     interference = answer["breakdown_s"]["decode"]["prefill_interference"]
     assert decode["queue"] == pytest.approx(interference)
-    table = plan(make_request(LLAMA_70B, "h100-sxm"))
-    answer = table.detailed(int(table.order[0])).to_json()  # not of the plan's first row
+    splits = plan(make_request(LLAMA_70B, "h100-sxm"))
+    answer = splits.detailed(int(splits.order[0])).to_json()  # not of the plan's first row
     causes = answer["causes_s"]["decode"].values()
     assert sum(causes) == pytest.approx(answer["serving"]["tpot_s"], rel=1e-9)

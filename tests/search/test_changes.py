@@ -13,29 +13,17 @@ from recipe_core.search.changes import fixes, helpful_changes, looser_limits, ne
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 from recipe_core.search.serving_plan import ServingPlan
+from tests.fixtures.rows import over, table
 
 LLAMA_70B = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
-LLAMA_405B = {"model": "meta-llama/Llama-3.1-405B-Instruct"}
 TRAINING = {"workload.kind": "training"}
-ALONE = {"hardware.per_node": 1}
 
 
 def planned(changes: dict[str, Any]) -> Plan:
     return plan(change(DEFAULT, changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        (ALONE | {"model": "Qwen/Qwen3-32B", "hardware.device": "l40s"}, "memory"),
-        (LLAMA_70B | {"objective.limits.tpot_ms": 20.0}, "limit-tpot"),
-        (LLAMA_70B | {"objective.limits.gpus": 4}, "limit-gpus"),
-        ({"workload.mode": "open", "workload.request_rate": 200.0}, "rate"),
-        ({"workload.mode": "static", "workload.batch": 4000}, "batch"),
-        ({"workload.concurrency": 2}, "idle-replicas"),
-        ({"model": "EleutherAI/pythia-12b", "workload.input_tokens": 4000}, "context"),
-    ],
-)
+@over("changes code", table("search", "fixed"))
 def test_a_change_that_is_offered_lets_the_split_run(changes: dict[str, Any], code: str) -> None:
     board = planned(changes)
     rows = [int(row) for row in board.refused_rows() if code in board.codes(int(row))]
@@ -53,7 +41,6 @@ def test_the_nearest_split_that_fits_differs_least(changes: dict[str, Any]) -> N
     board = planned(changes)
     row = int(board.refused_rows()[0])
     near = nearest_feasible(board, row)
-    assert near is not None
     assert board.feasible[near]
     assert fixes(board, row)[-1].key == board.key(near)
     assert fixes(board, near) == []
@@ -62,18 +49,7 @@ def test_the_nearest_split_that_fits_differs_least(changes: dict[str, Any]) -> N
         assert board.key(odd) == "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        LLAMA_405B | ALONE,
-        LLAMA_405B | {"hardware.per_node": 2},
-        LLAMA_70B | ALONE,
-        TRAINING | ALONE,
-        TRAINING | LLAMA_70B,
-        TRAINING | LLAMA_70B | ALONE,
-        TRAINING | LLAMA_405B,
-    ],
-)
+@over("changes", table("search", "nothing_fits"))
 def test_where_nothing_fits_changes_let_something_in(changes: dict[str, Any]) -> None:
     board = planned(changes)
     assert board.best is None
@@ -82,11 +58,10 @@ def test_where_nothing_fits_changes_let_something_in(changes: dict[str, Any]) ->
     assert [remedy.fields for remedy in board.changes()] == [remedy.fields for remedy in offered]
     for remedy in offered:
         after = plan(change(board.request, remedy.fields))
-        assert after.best is not None
         assert after.best.candidate == remedy.candidate
         assert remedy.split == after.label(after.best_row) or isinstance(after, ServingPlan)
         assert str(remedy).startswith(next(iter(remedy.fields)))
-        if changes == LLAMA_70B | ALONE:  # only weights that the engine can load
+        if changes == LLAMA_70B | {"hardware.per_node": 1}:  # only weights that the engine can load
             assert remedy.fields.get("options.weight_dtypes") in (None, ("fp8",))
 
 
@@ -95,20 +70,9 @@ def test_nothing_is_proposed_where_something_fits() -> None:
     assert helpful_changes(plan(DEFAULT)) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "limits"),
-    [
-        ({}, {"tpot_ms": 0.01}),
-        ({}, {"ttft_ms": 0.01}),
-        ({}, {"usd_per_hour": 0.01}),
-        ({}, {"request_latency_ms": 0.01}),
-        ({}, {"tpot_ms": 0.5, "ttft_ms": 5}),  # neither alone is enough
-        (TRAINING, {"joules_per_token": 1e-4, "watts": 100.0}),
-    ],
-)
-def test_looser_limits_let_the_named_split_in(
-    changes: dict[str, Any], limits: dict[str, float]
-) -> None:
+@over("kind limits", table("search", "limits"))
+def test_looser_limits_let_the_named_split_in(kind: str, limits: dict[str, float]) -> None:
+    changes = TRAINING if kind == "training" else {}
     fields = {f"objective.limits.{name}": value for name, value in limits.items()}
     board = planned(changes | fields)
     assert not len(board.order)

@@ -63,16 +63,13 @@ def test_a_limit_on_what_rises_with_a_figure_counts_against_one_on_what_falls():
     assert signed_correlation(signed, known).tolist() == rows
 
 
-def test_one_limit_holds_with_the_probability_that_its_figure_gives():
+def test_one_limit_holds_as_its_figure_says_and_what_is_certain_holds_or_does_not():
     plan = rb.plan(request(tpot_ms=30))
     for row in plan.order[:5]:
         own = plan.estimate(row).tpot_s.probability_below(0.030)
         assert plan.confidence([row])[0] == pytest.approx(own)
     answer = plan.to_json(top=3)["candidates"]
     assert answer[0]["confidence"] == pytest.approx(plan.confidence(plan.order[:1])[0])
-
-
-def test_what_is_certain_holds_or_does_not_and_nothing_is_stated_without_limits():
     plan = rb.plan(request())
     assert plan.to_json(top=1)["candidates"][0]["confidence"] is None
     assert plan.confidence_text(plan.best_row) == ""
@@ -82,15 +79,12 @@ def test_what_is_certain_holds_or_does_not_and_nothing_is_stated_without_limits(
     assert (chance == (plan.columns["gpus"][plan.runs] <= 4)).all()
 
 
-def test_a_looser_limit_never_holds_less_likely():
+def test_a_looser_limit_never_holds_less_likely_and_a_tight_one_is_a_coin_toss():
     chances = [
         rb.plan(request(tpot_ms=limit, ttft_ms=800)).confidence([0, 5, 11, 17])
         for limit in (15, 20, 30, 60, 200)
     ]
     assert (np.diff(np.nan_to_num(np.stack(chances)), axis=0) >= -1e-9).all()
-
-
-def test_a_split_that_just_keeps_its_limit_is_called_a_coin_toss():
     free = rb.plan(request())
     tpot = float(free.columns["tpot_s"][free.best_row])
     tight = rb.plan(request(tpot_ms=tpot * 1e3 * 1.001))

@@ -57,10 +57,7 @@ def legend(figure: Any) -> list[str]:
     return [trace.name for trace in figure.data if trace.showlegend is not False and trace.name]
 
 
-# groups
-
-
-def test_devices_are_told_apart_by_title_and_have_a_front_each() -> None:
+def test_devices_are_told_apart_have_a_front_each_and_are_drawn_by_interactivity() -> None:
     splits = beside()
     figure = charts.tradeoff(splits, *splits.axes)
     assert {"H100 SXM5", "MI300X"} < set(legend(figure))
@@ -73,9 +70,6 @@ def test_devices_are_told_apart_by_title_and_have_a_front_each() -> None:
         assert trace.legendgroup == splits.cluster_title(int(np.flatnonzero(own)[0]))
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     assert len({(line.line.color, line.line.dash) for line in lines}) == len(lines) == 2
-
-
-def test_several_devices_are_first_drawn_by_interactivity() -> None:
     assert beside().axes == ("interactivity", "per_gpu")
     assert planned().axes == ("tpot", "per_gpu")
     limited = planned(("options.hardware", BESIDE), ("objective.limits.tpot_ms", 40.0))
@@ -107,7 +101,9 @@ def test_every_split_is_drawn_once_whatever_colours_tell() -> None:
         assert sorted(drawn) == sorted(splits.key(int(row)) for row in splits.order)
 
 
-def test_more_groups_than_colours_are_the_best_and_the_others() -> None:
+def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     several = tuple(HardwareRequest(device=name, per_node=8) for name in DEVICES)
     splits = planned(("options.hardware", several))
     told = groups.grouped(splits, "device")
@@ -119,9 +115,6 @@ def test_more_groups_than_colours_are_the_best_and_the_others() -> None:
     assert charts.palette(dark=False).muted in {
         trace.marker.color for trace in points(figure) if trace.legendgroup == told.titles[-1]
     }
-
-
-def test_one_group_hides_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "CELLS", (1, 1))
     monkeypatch.setattr(front, "MAX_POINTS", 4)
     splits = beside()
@@ -148,9 +141,6 @@ def contrast(one: str, other: str) -> float:
 
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
-
-
-# bands
 
 
 @pytest.mark.parametrize("make", [planned, beside, training])
@@ -194,9 +184,6 @@ def test_best_tradeoffs_carry_their_bands_in_figures_and_words() -> None:
     assert splits.likely("gpus", row) == ""
 
 
-# memory
-
-
 @pytest.mark.parametrize("model", [LLAMA_70B, "Qwen/Qwen3-32B", "openai/gpt-oss-120b"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 def test_no_split_that_starts_is_drawn_beyond_its_capacity(model: str, engine: str) -> None:
@@ -213,7 +200,7 @@ def test_no_split_that_starts_is_drawn_beyond_its_capacity(model: str, engine: s
     assert splits.queues[rows].any()
 
 
-def test_what_waits_is_said_beside_the_bar() -> None:
+def test_memory_bars_say_what_waits_and_have_each_load_and_capacity() -> None:
     splits = planned(("workload.concurrency", 512))
     row = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
     assert splits.queues[row]
@@ -224,9 +211,6 @@ def test_what_waits_is_said_beside_the_bar() -> None:
     assert splits.queue_text(row).startswith(f"holds {held} at once")
     capacity = splits.capacity_bytes(row) / GIB
     assert sum(bar["x"][0] for bar in figure.data if bar["type"] == "bar") < capacity
-
-
-def test_two_loads_of_a_split_are_two_bars() -> None:
     splits = planned(("options.loads", (16, 512)))
     tp, pp = splits.degree("tp"), splits.degree("pp")
     tp8 = [row for row in range(len(splits)) if (tp[row], pp[row]) == (8, 1)]
@@ -236,9 +220,6 @@ def test_two_loads_of_a_split_are_two_bars() -> None:
     ]
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert all(len(set(bar.y)) == 3 for bar in bars)
-
-
-def test_each_device_has_its_own_capacity() -> None:
     splits = beside()
     rows = [
         next(int(row) for row in splits.order if splits.cluster_number(int(row)) == cluster)
@@ -254,10 +235,7 @@ def test_each_device_has_its_own_capacity() -> None:
     assert all(f"of {most:,.1f}" in text for text, most in zip(texts, capacities, strict=True))
 
 
-# tables
-
-
-def test_a_table_has_a_column_for_what_differs() -> None:
+def test_tables_have_columns_for_what_differs_and_states_and_digits_of_sentences() -> None:
     assert list(tables.differing(planned())) == []
     splits = devices_and_loads()
     assert list(tables.differing(splits)) == ["device", "load"]
@@ -268,9 +246,6 @@ def test_a_table_has_a_column_for_what_differs() -> None:
     assert (frame["tpot_low"] < frame["tpot"]).all()
     assert (frame["tpot"] < frame["tpot_high"]).all()
     assert frame["tpot_likely"].str.contains(" to ").all()
-
-
-def test_states_are_said_in_a_column() -> None:
     splits = planned(("workload.concurrency", 512), LONG)
     states = tables.splits_frame(splits, splits.order)["state"]
     assert (states[splits.queues[splits.order]].str.startswith("queues: ")).all()
@@ -279,6 +254,13 @@ def test_states_are_said_in_a_column() -> None:
     assert tables.state_text(splits, row) == f"queues: {splits.held_text(row)}"
     row = splits.find("vllm.bf16.bf16.tp2.pp1.dp1.ep1")
     assert tables.state_text(splits, row).startswith("uncertain: starts with ")
+    splits = planned()
+    texts = tables.digits_of(splits)
+    assert (texts["usd"](1.0), texts["gpus"](8.0)) == ("1.00", "8")
+    assert texts["concurrency"](float("nan")) == "–"
+    row = splits.best_row
+    frame = tables.splits_frame(splits, [row])
+    assert f"{texts['output'](frame['output'][0])} tok/s" == splits.text("output", row)
 
 
 def test_filters_keep_what_they_name() -> None:
@@ -305,19 +287,6 @@ def test_filters_keep_what_they_name() -> None:
     assert len(doubtful)
     assert splits.uncertain[doubtful].all()
     assert 4 in tables.device_counts(splits)
-
-
-def test_digits_of_cells_are_those_of_sentences() -> None:
-    splits = planned()
-    texts = tables.digits_of(splits)
-    assert (texts["usd"](1.0), texts["gpus"](8.0)) == ("1.00", "8")
-    assert texts["concurrency"](float("nan")) == "–"
-    row = splits.best_row
-    frame = tables.splits_frame(splits, [row])
-    assert f"{texts['output'](frame['output'][0])} tok/s" == splits.text("output", row)
-
-
-# places
 
 
 def test_devices_are_counted_of_those_there_and_clusters_of_one_are_told_apart() -> None:

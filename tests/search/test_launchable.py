@@ -25,6 +25,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.changes import fixes
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
+from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
@@ -58,18 +59,17 @@ def serving(model: str, device: str, preset: str, engine: str | None) -> PlanReq
     return change(request, preset_changes(request, preset))
 
 
-def builds_or_says_why(table: Plan) -> None:
+def builds_or_says_why(splits: Plan) -> None:
     """The best split starts; without one every row says why, and a note where nothing starts."""
-    best = table.best
+    best = splits.best
     if best is None:
-        row = table.nearest_row()
-        assert row is not None
-        assert table.reasons(row)
+        row = splits.nearest_row()
+        assert splits.reasons(row)
         return
-    if table.launch_note is None:
+    if splits.launch_note is None:
         assert decide_split(best).started().processes
         return
-    assert "bundle" in table.launch_note
+    assert "bundle" in splits.launch_note
     with pytest.raises(NoAnswer) as caught:
         decide_split(best).started()
     assert "candidate." not in f"{caught.value.message} {caught.value.hint}"
@@ -99,29 +99,12 @@ def test_every_default_of_training_builds_or_says_why() -> None:
         builds_or_says_why(plan(training(*walk, candidate__engine=name)))
 
 
-DEFAULTS: list[tuple[str, str, dict[str, Any], str]] = [
-    (LLAMA_8B, "pretrain", {}, "torchtitan"),
-    (LLAMA_8B, "lora", {}, "torch"),
-    (LLAMA_8B, "qlora", {}, "torch"),
-    (LLAMA_8B, "lora", {"candidate__offload": "optimizer"}, "llama-factory"),
-    ("mistralai/Mistral-7B-v0.3", "pretrain", {}, "torch"),
-    ("mistralai/Mixtral-8x7B-v0.1", "finetune", {}, "accelerate"),
-    (LLAMA_8B, "pretrain", {"candidate__precision": "fp8"}, "torchtitan"),
-    ("mistralai/Mistral-7B-v0.3", "pretrain", {"candidate__precision": "fp8"}, "megatron"),
-    ("deepseek-ai/DeepSeek-V3", "pretrain", {}, "torchtitan"),
-    ("openai/gpt-oss-120b", "pretrain", {}, "torchtitan"),
-    (LLAMA_8B, "pretrain", {"candidate__offload": "optimizer"}, "deepspeed"),
-    (LLAMA_8B, "pretrain", {"workload__attention": "eager"}, "torch"),
-]
-
-
-def test_the_default_framework_follows_what_is_asked() -> None:
-    found = []
-    for model, preset, fields, _ in DEFAULTS:
-        table = plan(training(model, "h200-sxm", preset, **fields))
-        (framework,) = {block.setting.engine for block in table.blocks}
-        found.append((model, preset, fields, framework))
-    assert found == DEFAULTS
+@over("model preset fields framework", table("launchable", "frameworks"))
+def test_the_default_framework_follows_what_is_asked(
+    model: str, preset: str, fields: dict[str, Any], framework: str
+) -> None:
+    splits = plan(training(model, "h200-sxm", preset, **fields))
+    assert {block.setting.engine for block in splits.blocks} == {framework}
 
 
 def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure() -> None:
@@ -135,54 +118,17 @@ def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure() -> N
     assert dict(cure.fields) == {"candidate.engine": "torch"}
     assert change_label(cure.fields) == "Train with torch"
     cured = plan(change(refused.request, cure.fields))
-    assert cured.best is not None
     assert decide_split(cured.best).started().processes
     assert len(refused) < len(cured)  # degrees that no launch has are listed once
 
 
-def test_several_frameworks_are_judged_each_by_what_it_launches() -> None:
-    table = plan(training(LLAMA_8B, "h100-sxm", "lora", options__engines=("torchtitan", "torch")))
+def test_several_frameworks_and_clusters_are_judged_each_by_what_is_launched() -> None:
+    splits = plan(training(LLAMA_8B, "h100-sxm", "lora", options__engines=("torchtitan", "torch")))
     engines = np.repeat(
-        [block.setting.engine for block in table.blocks], list(map(len, table.blocks))
+        [block.setting.engine for block in splits.blocks], list(map(len, splits.blocks))
     )
-    assert set(engines[table.order].tolist()) == {"torch"}
-    assert table.rules()["framework"][engines == "torchtitan"].all()
-
-
-def test_the_best_training_split_is_the_one_that_is_built() -> None:
-    for preset in ("pretrain", "finetune", "lora", "qlora"):
-        asked = training("Qwen/Qwen3-0.6B", "mi300x", preset)
-        best = plan(asked).best
-        assert best is not None
-        assert decide(asked).candidate == best.candidate
-
-
-def test_refused_rows_are_those_that_cannot_be_launched() -> None:
-    """The plan's rules and the launch's reasons are of one mind."""
-    chance = random.Random(7)
-    for name in training_data().frameworks:
-        table = plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "pretrain", candidate__engine=name))
-        refused = [code for code in table.rules() if code.startswith(("launch", "framework"))]
-        rules = np.any([table.rules()[code] for code in refused], axis=0)
-        for row in chance.sample(range(len(table)), min(len(table), examples(120, least=30))):
-            if table.codes(row) <= {*refused, "memory"}:
-                assert bool(launch_reasons(*table.detail(row))) == rules[row]
-
-
-def test_what_no_framework_launches_is_estimated_and_said() -> None:
-    table = plan(training(LLAMA_8B, "h100-sxm", "lora", workload__optimizer="muon"))
-    assert table.best is not None
-    note = "No framework launches Muon: figures are estimates, without a bundle."
-    answer = table.to_json(1)
-    assert table.launch_note == answer["launch_note"] == note
-    assert answer["candidates"][0]["bundle"] is False
-    step = plan(training(LLAMA_8B, "h100-sxm", "pretrain", workload__tokens=None))
-    assert "token budget" in (step.launch_note or "")
-    bundled = plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "lora")).to_json(1)
-    assert (bundled["launch_note"], bundled["candidates"][0]["bundle"]) == (None, True)
-
-
-def test_a_cluster_on_which_nothing_is_launched_is_named() -> None:
+    assert set(engines[splits.order].tolist()) == {"torch"}
+    assert splits.rules()["framework"][engines == "torchtitan"].all()
     asked = training(LLAMA_8B, "h100-sxm", "pretrain", candidate__precision="fp8")
     beside = HardwareRequest(device="gaudi3", per_node=8)
     note = plan(change(asked, {"options.hardware": (beside,)})).launch_note or ""
@@ -192,21 +138,46 @@ def test_a_cluster_on_which_nothing_is_launched_is_named() -> None:
     assert plan(asked).launch_note is None
 
 
-def test_offload_is_offered_where_a_framework_with_a_bundle_has_it() -> None:
-    asked = training("meta-llama/Llama-3.1-70B", "l40s", "lora", hardware__per_node=2)
-    table = plan(asked)
-    assert table.best is None
-    row = table.nearest_row()
-    assert row is not None
-    offered = [remedy.fields for remedy in (*table.changes(), *fixes(table, row))]
-    assert not any("candidate.offload" in fields for fields in offered)  # not beside adapters
-    for remedy in table.changes():
-        assert plan(change(asked, remedy.fields)).launch_note is None
-    table = plan(training("mistralai/Mixtral-8x7B-v0.1", "h100-sxm", "pretrain"))
-    assert table.best is None
-    offered = [remedy.fields for remedy in table.changes() if "candidate.offload" in remedy.fields]
-    assert offered[0]["candidate.engine"] == "deepspeed"
+def test_the_best_training_split_is_the_one_that_is_built() -> None:
+    for preset in ("pretrain", "finetune", "lora", "qlora"):
+        asked = training("Qwen/Qwen3-0.6B", "mi300x", preset)
+        best = plan(asked).best
+        assert decide(asked).candidate == best.candidate
 
 
-def test_every_framework_says_what_its_launch_can_be_told() -> None:
+def test_refused_rows_are_those_that_cannot_be_launched() -> None:
+    """The plan's rules and the launch's reasons are of one mind."""
+    chance = random.Random(7)
+    for name in training_data().frameworks:
+        splits = plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "pretrain", candidate__engine=name))
+        refused = [code for code in splits.rules() if code.startswith(("launch", "framework"))]
+        rules = np.any([splits.rules()[code] for code in refused], axis=0)
+        for row in chance.sample(range(len(splits)), min(len(splits), examples(120, least=30))):
+            if splits.codes(row) <= {*refused, "memory"}:
+                assert bool(launch_reasons(*splits.detail(row))) == rules[row]
     assert set(facts().preferred) == set(facts().engines) == set(training_data().frameworks)
+
+
+def test_what_no_framework_launches_is_said_and_offload_offered_where_one_has_it() -> None:
+    splits = plan(training(LLAMA_8B, "h100-sxm", "lora", workload__optimizer="muon"))
+    assert splits.best is not None
+    note = "No framework launches Muon: figures are estimates, without a bundle."
+    answer = splits.to_json(1)
+    assert splits.launch_note == answer["launch_note"] == note
+    assert answer["candidates"][0]["bundle"] is False
+    step = plan(training(LLAMA_8B, "h100-sxm", "pretrain", workload__tokens=None))
+    assert "token budget" in (step.launch_note or "")
+    bundled = plan(training("Qwen/Qwen3-0.6B", "h100-sxm", "lora")).to_json(1)
+    assert (bundled["launch_note"], bundled["candidates"][0]["bundle"]) == (None, True)
+    asked = training("meta-llama/Llama-3.1-70B", "l40s", "lora", hardware__per_node=2)
+    splits = plan(asked)
+    assert splits.best is None
+    row = splits.nearest_row()
+    offered = [remedy.fields for remedy in (*splits.changes(), *fixes(splits, row))]
+    assert not any("candidate.offload" in fields for fields in offered)  # not beside adapters
+    for remedy in splits.changes():
+        assert plan(change(asked, remedy.fields)).launch_note is None
+    splits = plan(training("mistralai/Mixtral-8x7B-v0.1", "h100-sxm", "pretrain"))
+    assert splits.best is None
+    offered = [remedy.fields for remedy in splits.changes() if "candidate.offload" in remedy.fields]
+    assert offered[0]["candidate.engine"] == "deepspeed"

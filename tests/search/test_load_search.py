@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 
 import recipe_core as rb
 from recipe_core.base.budget import Budget, limited
@@ -26,6 +25,7 @@ from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.slos import keeping
 from recipe_core.search.verdict import check_request
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
@@ -61,37 +61,21 @@ def searched_70b() -> Plan:
     return plan(request())
 
 
-def by_split(table: Plan) -> dict[tuple[Any, ...], int]:
+def by_split(splits: Plan) -> dict[tuple[Any, ...], int]:
     """The best row of every split."""
     out: dict[tuple[Any, ...], int] = {}
-    rest = [row for row in range(len(table)) if not table.feasible[row]]
-    for row in (*map(int, table.order), *rest):
-        candidate = table.candidate(row)
+    rest = [row for row in range(len(splits)) if not splits.feasible[row]]
+    for row in (*map(int, splits.order), *rest):
+        candidate = splits.candidate(row)
         names = ("engine", "tp", "pp", "dp", "ep", "cp", "kv_dtype")
         out.setdefault(tuple(candidate[name] for name in names), row)
     return out
 
 
-R1 = "deepseek-ai/DeepSeek-R1"
-CASES = {
-    "throughput": values(),
-    "cost": values(limits={"tpot_ms": 50, "ttft_ms": 800}, optimize="cost"),
-    "energy": values("Qwen/Qwen3-32B", "l40s", {"ttft_ms": 1500}, optimize="energy"),
-    "experts": values(R1, "h200", {"tpot_ms": 50}),
-    "latency": values("Qwen/Qwen3-30B-A3B", "mi300x", {"request_latency_ms": 8000}),
-    "balanced": values(LLAMA_8B, limits={"tpot_ms": 30}, orientation="balanced", per_node=4),
-    "weights": values(LLAMA_8B, limits={"ttft_ms": 300}, weights={"tpot": 2, "throughput": 1}),
-    "confidence": values(confidence=0.9),
-    "at-least": values(limits={"tpot_ms": 40, "output_tokens_per_s_at_least": 1500}),
-    "intervals": values(R1, "b200", {"tpot_ms": 60}, options={"engines": ["sglang"]}),
-}
-FAST = ("throughput", "weights")
+CASES = {name: values(**parts) for name, parts in table("search", "loads").items()}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.nightly) for name in CASES],
-)
+@over("name", CASES, share=9)
 def test_every_split_is_at_its_best_load(name: str) -> None:
     searched = plan(PlanRequest.parse(CASES[name]))
     listed = dict(CASES[name])
@@ -107,8 +91,6 @@ def test_every_split_is_at_its_best_load(name: str) -> None:
             own = mine[split]
             assert searched.holds[own], split
             assert dense._log_score[row] - searched._log_score[own] >= -CLOSE, split
-    assert dense.best_row is not None
-    assert searched.best_row is not None
     best_gain = dense._log_score[dense.best_row] - searched._log_score[searched.best_row]
     assert best_gain >= -CLOSE / 4
 
@@ -127,7 +109,7 @@ def test_the_next_larger_load_misses_the_limit_or_queues() -> None:
     searched = plan(request(workload=LONG))
     for row in map(int, searched.order[searched.certain[searched.order]]):
         loaded = searched.request_of(row)
-        load = loaded.workload.concurrency  # type: ignore[union-attr]
+        load = loaded.workload.concurrency
         assert load == searched.columns["load"][row]
         more = change(loaded, {"workload.concurrency": load + 1 + int(load * CLOSE)})
         after, place = plan_candidate(more)
@@ -176,12 +158,11 @@ def test_a_load_that_cannot_be_searched_has_to_be_stated() -> None:
     assert "request_rate" in str(refusal(request, workload={"mode": "open"}))
     sized = refusal(SizeRequest.parse, {**values(), "hardware": "any"})
     assert sized.field == "workload.concurrency"
+    with limited(Budget(candidates=60)):
+        assert refusal(plan, request(), kind=LimitError).field == "workload.concurrency"
 
 
-# links and edits
-
-
-def test_a_link_keeps_whether_the_load_is_searched() -> None:
+def test_a_link_keeps_whether_the_load_is_searched_and_without_one_it_is_where_it_can_be() -> None:
     for limits in ({}, {"tpot_ms": 40}, {"usd_per_hour": 50}):
         for load in (None, 7, 64) if "tpot_ms" in limits else (7, 64):
             asked = request(limits=limits, workload={"concurrency": load})
@@ -190,14 +171,6 @@ def test_a_link_keeps_whether_the_load_is_searched() -> None:
             assert asked.load_searched is (load is None)
             written = load == 7 or (load == 64 and "tpot_ms" in limits)
             assert ("workload.concurrency" in query) is written
-
-
-def load_after(asked: PlanRequest, **changes: Any) -> float | None:
-    dotted = {name.replace("__", "."): value for name, value in changes.items()}
-    return change(asked, dotted).workload.concurrency  # type: ignore[union-attr]
-
-
-def test_a_link_without_a_load_is_searched_where_that_can_be() -> None:
     limit = {"objective.limits.tpot_ms": "40"}
     assert from_query(limit)[0].load_searched
     for query in ({**limit, "objective.optimize": "tpot"}, {**limit, "options.loads": "16,64"}, {}):
@@ -206,6 +179,11 @@ def test_a_link_without_a_load_is_searched_where_that_can_be() -> None:
         assert load_after(opened) == 64
     broken, ignored = from_query({"objective.limits.tpot_ms": "soon"})
     assert (broken, len(ignored)) == (DEFAULT, 1)
+
+
+def load_after(asked: PlanRequest, **changes: Any) -> float | None:
+    dotted = {name.replace("__", "."): value for name, value in changes.items()}
+    return change(asked, dotted).workload.concurrency
 
 
 def test_the_first_limit_on_time_opens_the_usual_load_and_the_last_closes_it() -> None:
@@ -231,16 +209,13 @@ def test_a_preset_leaves_the_load_searched() -> None:
     assert (opened.load_searched, preset_of(opened)) == (True, "rag")
     assert (code.load_searched, preset_of(code)) == (True, "code")
     queue = change(code, preset_changes(code, "batch"))
-    assert queue.workload.mode == "offline"  # type: ignore[union-attr]
+    assert queue.workload.mode == "offline"
     assert change(queue, preset_changes(queue, "chat")).load_searched
     assert change(queue, {"workload.mode": "closed"}).load_searched
     assert load_after(opened, objective__limits__tpot_ms=None) == 32
     own = change(opened, {"workload.concurrency": 5})
     assert load_after(change(own, preset_changes(own, "chat"))) == 64
     assert "most requests in flight within the limits" in summary(request())
-
-
-# what else plans
 
 
 def test_json_and_frames_say_load_and_state() -> None:
@@ -262,7 +237,7 @@ def test_json_and_frames_say_load_and_state() -> None:
     assert listed["counts"]["queues"] == len(queues)
 
 
-def test_an_estimate_a_verdict_and_a_batch_take_a_load_that_is_searched() -> None:
+def test_an_estimate_a_verdict_a_batch_and_each_of_several_clusters_search_the_load() -> None:
     stated = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 2}
     whole = values()
     split = PlanRequest.parse({**whole, "candidate": stated})
@@ -278,6 +253,11 @@ def test_an_estimate_a_verdict_and_a_batch_take_a_load_that_is_searched() -> Non
     first, second, best = (answer["serving"]["tpot_s"] for answer in several)
     assert first == verdict["estimate"]["serving"]["tpot_s"] == best
     assert second < first
+    both = plan(request(options={"hardware": [{"device": "h200", "per_node": 8}]}))
+    for number, name in enumerate(("h100-sxm", "h200")):
+        alone = plan(request(device=name))
+        rows = [row for row in range(len(both)) if both.cluster_number(row) == number]
+        assert both.columns["load"][rows].tolist() == alone.columns["load"].tolist()
 
 
 def test_steps_of_a_limit_count_splits_and_moves_are_of_the_limit_and_not_of_the_load() -> None:
@@ -290,22 +270,13 @@ def test_steps_of_a_limit_count_splits_and_moves_are_of_the_limit_and_not_of_the
         assert keeping(searched, "tpot", step) == len(again.order)
 
 
-def test_several_clusters_are_each_at_their_best_load() -> None:
-    both = plan(request(options={"hardware": [{"device": "h200", "per_node": 8}]}))
-    for number, name in enumerate(("h100-sxm", "h200")):
-        alone = plan(request(device=name))
-        rows = [row for row in range(len(both)) if both.cluster_number(row) == number]
-        assert both.columns["load"][rows].tolist() == alone.columns["load"].tolist()
-
-
 def test_a_recipe_holds_the_load_that_was_found() -> None:
     asked = request(LLAMA_8B, per_node=2, limits={"tpot_ms": 20})
-    table = plan(asked)
-    assert table.best is not None
+    splits = plan(asked)
     recipe = make_recipe(asked)
     found = recipe_request(recipe)
-    assert found.workload == table.best.request.workload
-    assert load_after(found) == table.columns["load"][table.best_row]
+    assert found.workload == splits.best.request.workload
+    assert load_after(found) == splits.columns["load"][splits.best_row]
     assert not found.load_searched
     assert {"other-split", "fewer-gpus"} <= {fallback.kind for fallback in recipe.fallbacks}
     for fallback in recipe.fallbacks:
@@ -314,7 +285,7 @@ def test_a_recipe_holds_the_load_that_was_found() -> None:
             after, row = plan_candidate(moved)
             assert after.holds[row]
     assert rebuilt(recipe) == recipe
-    stated = PlanRequest.parse({**values(LLAMA_8B, per_node=2), "candidate": table.best.candidate})
+    stated = PlanRequest.parse({**values(LLAMA_8B, per_node=2), "candidate": splits.best.candidate})
     assert make_recipe(stated).request["workload"]["concurrency"] > 1
     open_load = {**recipe.request, "workload": {**recipe.request["workload"]}}
     del open_load["workload"]["concurrency"]
@@ -326,7 +297,6 @@ def test_a_percentile_lowers_the_load_of_the_best_splits() -> None:
     limits = {"ttft_ms": 400, "tpot_ms": 20}
     means = plan(request(LLAMA_8B, per_node=1, limits=limits))
     tails = plan(request(LLAMA_8B, per_node=1, limits={**limits, "percentile": 95}))
-    assert tails.best is not None
     load = tails.columns["load"][tails.best_row]
     assert 1 <= load < means.columns["load"][means.best_row]
     more = change(tails.best.request, {"workload.concurrency": math.ceil(load * 1.3)})
@@ -334,15 +304,7 @@ def test_a_percentile_lowers_the_load_of_the_best_splits() -> None:
     assert not after.holds[row]
 
 
-def test_more_loads_than_a_budget_allows_are_refused() -> None:
-    with limited(Budget(candidates=60)):
-        assert refusal(plan, request(), kind=LimitError).field == "workload.concurrency"
-
-
-# several loads, listed
-
-
-def test_a_key_names_the_load_where_a_plan_has_several() -> None:
+def test_a_key_names_the_load_exactly_where_a_plan_has_several() -> None:
     asked = request(workload={"concurrency": 64}, options={"loads": [16, 128]})
     listed = plan(asked)
     keys = [listed.key(row) for row in range(len(listed))]
@@ -363,9 +325,6 @@ def test_a_key_names_the_load_where_a_plan_has_several() -> None:
     assert after.candidate(after.find(key)) == listed.candidate(row)
     alone, only = plan_candidate(settled)
     assert alone.columns["load"][only] == 128
-
-
-def test_a_rate_in_a_key_is_exact_and_one_load_is_in_no_key() -> None:
     arriving = {"mode": "open", "request_rate": 0.3}
     listed = plan(request(limits={}, workload=arriving, options={"loads": [1.25]}))
     for row in map(int, listed.order):

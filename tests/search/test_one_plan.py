@@ -23,6 +23,7 @@ from recipe_core.search.rows import TIED
 from tests.conftest import request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 SERVING = request_values("meta-llama/Llama-3.1-8B-Instruct", per_node=4)
 TRAINING = {
@@ -69,68 +70,27 @@ def _with(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return {**values, first: _with(values.get(first, {}), rest, value) if rest else value}
 
 
-# Every field is honoured or refused
-
-HONOURED: dict[str, Any] = {
-    "objective.optimize": "gpus",
-    "objective.weights": {"throughput": 1.0, "gpus": 2.0},
-    "objective.confidence": 0.95,
-    "objective.limits.usd_per_hour": 10.0,
-    "objective.limits.wall_hours": 20.0,
-    "objective.limits.usd": 200.0,
-    "objective.limits.joules_per_token": 0.1,
-    "objective.limits.watts": 2000.0,
-    "objective.limits.gpus": 4,
-    "options.engines": ["megatron", "torchtitan"],
-    "options.nodes": "all",
-    "options.hardware": [{"device": "mi300x"}],
-}
-"""What a training plan takes into account, with values that change it."""
-
-REFUSED: dict[str, Any] = {
-    "objective.orientation": "latency",
-    "objective.limits.ttft_ms": 100.0,
-    "objective.limits.tpot_ms": 20.0,
-    "objective.limits.request_latency_ms": 5000.0,
-    "objective.limits.percentile": 95,
-    "objective.limits.usd_per_million_output_tokens": 1.0,
-    "objective.limits.output_tokens_per_s_at_least": 1000.0,
-    "objective.limits.accuracy_recovery": 0.95,
-    "objective.accuracy_of": "math",
-    "options.weight_dtypes": ["fp8"],
-    "options.kv_dtypes": ["fp8"],
-    "options.loads": [8],
-    "options.max_batched_tokens": [2048],
-    "options.batch_windows_ms": [5],
-    "options.speculative": [{"tokens": 3, "acceptance": 0.7}],
-    "options.context_parallel": True,
-    "options.disaggregated": True,
-    "options.engine_options": {"tool_call_parser": "hermes"},
-    "options.environment": {"NCCL_SOCKET_IFNAME": "eth0"},
-    "options.kv_offload": {"host_gib": 64},
-    "options.compression": {"technique": "int4_weight_only"},
-    "options.scaling": {"max_replicas": 4},
-    "options.start": {"node": "ready"},
-}
-"""What a training plan has no use for."""
+HONOURED, REFUSED = table("one_plan", "honoured"), table("one_plan", "refused")
 
 
-def keys_of(table: Plan) -> list[str]:
-    return [split.key for split in table.ranked]
+def keys_of(splits: Plan) -> list[str]:
+    return [split.key for split in splits.ranked]
 
 
-def test_every_field_of_objective_limits_and_options_is_honoured_or_refused() -> None:
+def test_every_field_is_honoured_or_refused_and_every_limit_of_training_tried() -> None:
     fields = [f"objective.{name}" for name in Objective.model_fields if name != "limits"]
     fields += [f"objective.limits.{name}" for name in Limits.model_fields]
     fields += [f"options.{name}" for name in Options.model_fields]
     kept_running = "options.supervision"  # of a split that is chosen already
     assert sorted([*HONOURED, *REFUSED, kept_running]) == sorted(fields)
+    names = [limit.name for limit in LIMITS.values() if "training" in limit.kinds]
+    assert sorted(names) == sorted(SHARED)
 
 
-@pytest.mark.parametrize("field", HONOURED)
-def test_what_training_honours_changes_its_plan(field: str) -> None:
+@over("field value", HONOURED.items())
+def test_what_training_honours_changes_its_plan(field: str, value: Any) -> None:
     beside = {"usd": 450.0} if field == "objective.confidence" else {}
-    changed = training_with(field, HONOURED[field], **beside)
+    changed = training_with(field, value, **beside)
     assert len(changed.order)
     before = training_with("objective.limits", beside) if beside else plain("training")
     assert keys_of(changed) != keys_of(before)
@@ -148,14 +108,12 @@ def test_a_confidence_is_honoured_by_both_kinds(kind: str) -> None:
     assert set(sure.order) == {row for row in likely.order if likely.confidence([row])[0] >= 0.95}
 
 
-def test_what_only_serving_has_is_refused_with_a_fix() -> None:
-    wrong = []
-    for field, value in REFUSED.items():
-        error = refusal(training_with, field, value)
-        said = error.field == field and error.hint and "serving" in error.message
-        if not said or not len(planned(_with(SERVING, field, value))):  # serving takes it
-            wrong.append((field, str(error)))
-    assert wrong == []
+@over("field value", REFUSED.items())
+def test_what_only_serving_has_is_refused_with_a_fix(field: str, value: Any) -> None:
+    error = refusal(training_with, field, value)
+    assert (error.field, bool(error.hint)) == (field, True)
+    assert "serving" in error.message
+    assert len(planned(_with(SERVING, field, value)))  # and serving takes it
 
 
 def test_goals_of_requests_are_refused_for_a_run() -> None:
@@ -175,8 +133,6 @@ def test_defaults_that_are_written_out_are_not_refused() -> None:
     assert keys_of(planned(whole)) == keys_of(plain("training"))
 
 
-# Goals
-
 GOALS = {
     "throughput": ("tokens_per_s", -1),
     "cost": ("usd_per_million_tokens", 1),
@@ -185,17 +141,7 @@ GOALS = {
 }
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        {"throughput": 1.0, "cost": 3.0},
-        {"gpus": 1.0, "energy": 1.0},
-        {"throughput": 2.0, "gpus": 1.0},
-        {"throughput": 1.0, "cost": 1.0, "gpus": 0.5, "energy": 2.0},
-        *({goal: 1.0} for goal in GOALS),
-    ],
-    ids=lambda weights: "-".join(weights),
-)
+@over("weights", table("one_plan", "weights"))
 def test_weights_rank_as_columns_multiplied_by_hand(weights: dict[str, float]) -> None:
     frame = training_with("objective.weights", weights).to_frame()
     ranked = frame[frame["rank"].notna()].sort_values("rank")
@@ -211,42 +157,26 @@ def test_weights_rank_as_columns_multiplied_by_hand(weights: dict[str, float]) -
         assert (group >= np.maximum.accumulate(group) * (1 - slack)).all()
 
 
-# Limits
-
-SHARED = {
-    "usd_per_hour": (3.0, "cost per hour", "$3.00"),
-    "joules_per_token": (1e-4, "energy per token", "0.000100 J"),
-    "watts": (100.0, "power", "100 W"),
-    "gpus": (1, "device count", "1"),
-    "wall_hours": (2.0, "time to finish", "2.00 h"),
-    "usd": (50.0, "cost of the run", "$50.0"),
-}
+SHARED = table("one_plan", "limits")
 
 
-def test_the_limits_of_training_are_all_tried_here() -> None:
-    names = [limit.name for limit in LIMITS.values() if "training" in limit.kinds]
-    assert sorted(names) == sorted(SHARED)
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_a_limit_of_training_is_named_with_its_figure_and_a_change_that_works(name: str) -> None:
-    value, label, limit = SHARED[name]
-    table = training_with("objective.limits", {name: value})
-    assert not len(table.order)
-    row = table.nearest_row()
-    assert row is not None
+@over("name limit", SHARED.items())
+def test_a_limit_of_training_is_named_with_its_figure_and_a_change_that_works(
+    name: str, limit: list[Any]
+) -> None:
+    value, label, said = limit
+    splits = training_with("objective.limits", {name: value})
+    assert not len(splits.order)
+    row = splits.nearest_row()
     rule = next(rule for rule in LIMITS.values() if rule.name == name)
-    figure = rule.show(float(table.columns[rule.column][row]))
-    assert table.reasons(row) == [f"{label} {figure} exceeds the limit of {limit}"]
-    (looser,) = table.changes()
+    figure = rule.show(float(splits.columns[rule.column][row]))
+    assert splits.reasons(row) == [f"{label} {figure} exceeds the limit of {said}"]
+    (looser,) = splits.changes()
     assert list(looser.fields) == [f"objective.limits.{name}"]
-    assert looser.key in keys_of(plan(change(table.request, looser.fields)))
-    answer = table.to_json(0, len(table))
-    assert answer["counts"]["refused"] == len(table) >= int(table.runs.sum())
+    assert looser.key in keys_of(plan(change(splits.request, looser.fields)))
+    answer = splits.to_json(0, len(splits))
+    assert answer["counts"]["refused"] == len(splits) >= int(splits.runs.sum())
     assert all(row["reasons"] for row in answer["refused"])
-
-
-# One form
 
 
 def shape(values: Any) -> Any:
@@ -280,26 +210,24 @@ def test_json_of_both_kinds_has_the_same_names() -> None:
 
 @kinds
 def test_splits_of_a_plan_and_its_frame(kind: str) -> None:
-    table = plain(kind)
-    best = table.best
-    assert best is not None
-    assert best == table.ranked[0]
+    splits = plain(kind)
+    best = splits.best
+    assert best == splits.ranked[0]
     assert (best.feasible, best.rank, best.reasons) == (True, 1, [])
-    assert [split.rank for split in table.ranked[:3]] == [1, 2, 3]
-    assert len(table.ranked) + len(table.refused) == len(table)
-    refused = table.refused[0]
+    assert [split.rank for split in splits.ranked[:3]] == [1, 2, 3]
+    assert len(splits.ranked) + len(splits.refused) == len(splits)
+    refused = splits.refused[0]
     assert (refused.feasible, refused.rank) == (False, None)
     assert refused.reasons
-    assert table.changes() == []
+    assert splits.changes() == []
     for split in (best, refused):
         alone = plan(split.request)
         row = alone.find(split.key)
-        assert row is not None
         assert alone.candidate(row) == split.candidate
         assert alone.estimate(row) == split.estimate
-    frame = table.to_frame()
-    assert set(table.columns) | {"engine", "rank", "pareto", "reasons"} <= set(frame.columns)
-    assert frame["rank"].dropna().sort_values().tolist() == list(range(1, len(table.order) + 1))
+    frame = splits.to_frame()
+    assert set(splits.columns) | {"engine", "rank", "pareto", "reasons"} <= set(frame.columns)
+    assert frame["rank"].dropna().sort_values().tolist() == list(range(1, len(splits.order) + 1))
     assert ((frame["reasons"] == "") == frame["feasible"]).all()
     first = frame[frame["rank"] == 1].iloc[0]
     named = {name: value for name, value in best.candidate.items() if name in frame.columns}
@@ -308,74 +236,71 @@ def test_splits_of_a_plan_and_its_frame(kind: str) -> None:
 
 @kinds
 def test_json_says_what_splits_say(kind: str) -> None:
-    table = plain(kind)
-    view = table.to_json(2, 3)
-    for listed, split in zip(view["candidates"], table.ranked[:2], strict=True):
+    splits = plain(kind)
+    view = splits.to_json(2, 3)
+    for listed, split in zip(view["candidates"], splits.ranked[:2], strict=True):
         assert listed["rank"] == split.rank
         assert listed["candidate"] == split.candidate
         assert listed["estimate"] == split.estimate.to_json()
-        assert listed["pareto"] is (split.row in table.pareto().rows)
+        assert listed["pareto"] is (split.row in splits.pareto().rows)
     assert [row["reasons"] for row in view["refused"]] == [
-        table.reasons(int(row)) for row in np.flatnonzero(~table.feasible)[:3]
+        splits.reasons(int(row)) for row in np.flatnonzero(~splits.feasible)[:3]
     ]
-    chances = table.beats(table.order[1:], int(table.order[0]))
+    chances = splits.beats(splits.order[1:], int(splits.order[0]))
     assert [listed["beats_best"] for listed in view["candidates"]] == [None, chances[0]]
     counts = view["counts"]
     assert counts == {
-        "candidates": len(table),
-        "feasible": len(table.ranked),
-        "holds": int(table.holds.sum()),
-        "queues": int((table.feasible & table.queues).sum()),
-        "uncertain": int((table.feasible & table.uncertain).sum()),
-        "refused": len(table.refused),
+        "candidates": len(splits),
+        "feasible": len(splits.ranked),
+        "holds": int(splits.holds.sum()),
+        "queues": int((splits.feasible & splits.queues).sum()),
+        "uncertain": int((splits.feasible & splits.uncertain).sum()),
+        "refused": len(splits.refused),
         "tied_with_best": sum(chance is not None and chance >= TIED for chance in chances),
     }
-    assert sum(counts[name] for name in ("holds", "queues", "uncertain")) == len(table.ranked)
+    assert sum(counts[name] for name in ("holds", "queues", "uncertain")) == len(splits.ranked)
     assert view["nearest"] is None
 
 
 @kinds
 def test_no_split_of_a_front_is_beaten(kind: str) -> None:
-    table = plain(kind)
-    for names in (table.frontier_columns, (*table.frontier_columns, "gpus")):
-        front = table.pareto(*names) if "gpus" in names else table.pareto()
+    splits = plain(kind)
+    for names in (splits.frontier_columns, (*splits.frontier_columns, "gpus")):
+        front = splits.pareto(*names) if "gpus" in names else splits.pareto()
         assert len(front) >= 2
         less_is_better = [
-            table.columns[name] * (-1.0 if "tokens_per_s" in name else 1.0) for name in names
+            splits.columns[name] * (-1.0 if "tokens_per_s" in name else 1.0) for name in names
         ]
         values = np.stack(less_is_better, axis=1)
         for split in front:
-            no_worse = (values[table.order] <= values[split.row]).all(axis=1)
-            better = (values[table.order] < values[split.row]).any(axis=1)
+            no_worse = (values[splits.order] <= values[split.row]).all(axis=1)
+            better = (values[splits.order] < values[split.row]).any(axis=1)
             assert not (no_worse & better).any()
         on = values[[split.row for split in front]]
-        beaten = set(table.order.tolist()) - {split.row for split in front}
+        beaten = set(splits.order.tolist()) - {split.row for split in front}
         assert all((on <= values[row]).all(axis=1).any() for row in beaten)
-    assert "two or three columns" in str(refusal(table.pareto, "gpus", "colour"))
+    assert "two or three columns" in str(refusal(splits.pareto, "gpus", "colour"))
 
 
 @pytest.mark.parametrize("kind", ["serving", pytest.param("training", marks=pytest.mark.nightly)])
 def test_sensitivity_is_really_planned_and_answers_on_the_command_line(
     kind: str, tmp_path: Path
 ) -> None:
-    table = plain(kind)
-    flips = table.sensitivity()
+    splits = plain(kind)
+    flips = splits.sensitivity()
     assert len(flips) >= 4
     assert {flip.flips for flip in flips} <= {True, False}
     for flip in flips:
-        after = plan(change(table.request, flip.fields)).best
+        after = plan(change(splits.request, flip.fields)).best
         assert flip.candidate == (after and after.candidate)
-        if after is not None and table.best and flip.flips is False:
+        if after is not None and splits.best and flip.flips is False:
             for name in ("engine", "tp", "pp", "dp"):
-                assert after.candidate[name] == table.best.candidate[name]
+                assert after.candidate[name] == splits.best.candidate[name]
     file = written(tmp_path, REQUESTS[kind])
     answer = json.loads(recipe("plan", file, "--sensitivity", "--json").stdout)
     assert answer["sensitivity"] == json.loads(json.dumps([flip.to_json() for flip in flips]))
     text = recipe("plan", file, "--sensitivity").stdout
     assert all(f"  {flip['what']}: " in text for flip in answer["sensitivity"])
-
-
-# Doors
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +323,6 @@ def test_check_answers_for_a_split_with_a_better_one_or_says_why_not(
     assert verdict["ok"] is True
     assert SPLITS[kind].items() <= verdict["candidate"].items()
     best = plain(kind).best
-    assert best is not None
     assert verdict["better"] == {"candidate": best.candidate, "estimate": best.estimate.to_json()}
     done = recipe("check", written(tmp_path, values), "--json")
     assert done.returncode == 0, done.stderr
@@ -424,7 +348,6 @@ def test_check_offers_changes_where_nothing_runs(kind: str, api: TestClient) -> 
     assert verdict["changes"]
     for offered in verdict["changes"]:
         after = plan(change(request, offered["set"]))
-        assert after.best is not None
         assert after.best.candidate == offered["candidate"]
 
 

@@ -63,7 +63,15 @@ def test_every_row_has_its_own_key_and_is_found_by_it(make: Any) -> None:
         assert board.find(key) is None
 
 
-def test_pools_have_labels_of_their_own() -> None:
+def test_labels_name_what_differs_and_counts_rates_and_rounding_read_well() -> None:
+    board = plan(change(DEFAULT, SERVING | {"options.weight_dtypes": ("bf16", "fp8")}))
+    assert len({board.label(row) for row in range(len(board))}) == len(board)
+    assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
+    split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1}
+    split |= {"micro_batch": 2, "recompute": "full"}
+    whole = labels.training_split(split)
+    assert whole == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
+    assert labels.short_name(split) == whole.replace("micro-batch", "mb")
     board = pooled()
     labelled = [board.label(int(row)) for row in board.order]
     assert len(set(labelled)) == len(labelled)
@@ -71,6 +79,12 @@ def test_pools_have_labels_of_their_own() -> None:
     some = next(int(row) for row in board.order if "prefill" in board.candidate(int(row)))
     short = board.label(some).replace(", prefill on ", " + ")
     assert labels.short_name(board.candidate(some)) == short
+    counts = {8.03e9: "8.03 B", 630e6: "630 M", 671e9: "671 B", 1500: "1.50 k", 12: "12.0"}
+    assert {value: units.count(value) for value in counts} == counts
+    assert units.per_second(3.35e12, "B") == "3.35 TB/s"
+    assert units.per_second(989.4e12, "FLOP") == "989 TFLOP/s"
+    rounded = units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist()
+    assert rounded == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
 
 
 @boards
@@ -148,26 +162,6 @@ def test_tables_are_in_units_for_people(make: Any) -> None:
     assert len(refused) == 3
     assert (refused["why"] != "").all()
     assert sum(tables.refusal_counts(board).values()) >= int((~board.feasible).sum())
-
-
-def test_labels_name_what_differs() -> None:
-    board = plan(change(DEFAULT, SERVING | {"options.weight_dtypes": ("bf16", "fp8")}))
-    assert len({board.label(row) for row in range(len(board))}) == len(board)
-    assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
-    split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1}
-    split |= {"micro_batch": 2, "recompute": "full"}
-    whole = labels.training_split(split)
-    assert whole == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
-    assert labels.short_name(split) == whole.replace("micro-batch", "mb")
-
-
-def test_counts_rates_and_rounding_read_well() -> None:
-    counts = {8.03e9: "8.03 B", 630e6: "630 M", 671e9: "671 B", 1500: "1.50 k", 12: "12.0"}
-    assert {value: units.count(value) for value in counts} == counts
-    assert units.per_second(3.35e12, "B") == "3.35 TB/s"
-    assert units.per_second(989.4e12, "FLOP") == "989 TFLOP/s"
-    rounded = units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist()
-    assert rounded == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
 
 
 @cache

@@ -21,6 +21,7 @@ from recipe_core.search.serving_plan import PHYSICS
 from recipe_core.space.splits import enumerate_splits
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 
 MIXED = (
@@ -73,7 +74,7 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
     """Kimi K2 on 8 H200: vLLM logged 8 times the tokens with decode context parallelism 8 (the
     latent is replicated over tp).
     """
-    table = plan(
+    splits = plan(
         make_request(
             "deepseek-ai/DeepSeek-V3",
             "h200-sxm",
@@ -81,7 +82,7 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
             options={"context_parallel": True, "nodes": "all"},
         )
     )
-    c = table.columns
+    c = splits.columns
     rows = np.flatnonzero((c["tp"] == 8) & (c["ep"] == 1))
     tokens = {int(c["cp"][row]): float(c["kv_cache_tokens"][row]) for row in rows}
     assert set(tokens) == {1, 2, 4, 8}
@@ -94,61 +95,52 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
 
 def test_loads_and_limits_of_a_step_are_combined_with_legal_splits():
     plain = plan(make_request())
-    table = plan(make_request(options={"loads": [8, 256], "max_batched_tokens": [2048, 4096]}))
-    c = table.columns
+    splits = plan(make_request(options={"loads": [8, 256], "max_batched_tokens": [2048, 4096]}))
+    c = splits.columns
     legal = int((~np.isnan(plain.columns["total_bytes"])).sum())
-    assert len(table) == len(plain) - legal + legal * 3 * 2
+    assert len(splits) == len(plain) - legal + legal * 3 * 2
     assert set(c["load"][c["feasible"]].tolist()) == {8, 64, 256}
-    assert table.to_json(1)["candidates"][0]["load"] == c["load"][table.order[0]]
+    assert splits.to_json(1)["candidates"][0]["load"] == c["load"][splits.order[0]]
 
 
-def test_goodput_is_the_best_throughput_within_the_limits():
+def test_goodput_is_the_best_within_the_limits_and_hardware_the_least_for_a_rate():
     """More in flight serves more tokens, until the limit on time per token."""
     objective = {"optimize": "throughput", "limits": {"tpot_ms": 25}}
     options = {"loads": [1, 4, 16, 64, 256, 1024]}
     request = make_request(workload={"concurrency": 1}, objective=objective, options=options)
-    table = plan(request)
-    block, row = table.at(int(table.order[0]))
+    splits = plan(request)
+    block, row = splits.at(int(splits.order[0]))
     assert 1 < block.cases.load[row] < 1024
-    assert table.columns["tpot_s"][table.order].max() <= 0.025
-
-
-def test_the_least_hardware_for_a_rate():
-    """Twice the rate takes more devices, and each answer serves what arrives."""
+    assert splits.columns["tpot_s"][splits.order].max() <= 0.025
+    # Twice the rate takes more devices, and each answer serves what arrives.
     gpus = []
     objective = {"optimize": "gpus", "limits": {"tpot_ms": 50}}
     for rate in (2.0, 8.0, 32.0):
         workload = {"mode": "open", "concurrency": None, "request_rate": rate}
-        table = plan(make_request(nodes=4, workload=workload, objective=objective))
-        best = int(table.order[0])
-        gpus.append(int(table.columns["gpus"][best]))
-        assert table.columns["output_tokens_per_s"][best] == pytest.approx(rate * 256, rel=1e-6)
+        splits = plan(make_request(nodes=4, workload=workload, objective=objective))
+        best = int(splits.order[0])
+        gpus.append(int(splits.columns["gpus"][best]))
+        assert splits.columns["output_tokens_per_s"][best] == pytest.approx(rate * 256, rel=1e-6)
     assert gpus == sorted(gpus)
     assert gpus[0] < gpus[-1]
 
 
-def test_devices_are_compared_side_by_side():
+def test_devices_are_compared_side_by_side_and_a_recipe_is_of_the_one_that_won():
     other = {"device": "mi300x", "per_node": 8}
-    table = plan(make_request(options={"hardware": [other]}, objective={"optimize": "cost"}))
-    frame = table.to_frame()
+    splits = plan(make_request(options={"hardware": [other]}, objective={"optimize": "cost"}))
+    frame = splits.to_frame()
     assert set(frame.device) == {"h100-sxm", "mi300x"}
     best = frame[frame["rank"] == 1].iloc[0]
     feasible = frame[frame.feasible]
     assert best.usd_per_million_output_tokens == pytest.approx(
         feasible.usd_per_million_output_tokens.min(), rel=1e-3
     )
-    row = int(table.order[0])
-    alone, at = plan_candidate(table.request_of(row))
+    row = int(splits.order[0])
+    alone, at = plan_candidate(splits.request_of(row))
     assert alone.problem.cluster.device.name == best.device
-    assert alone.columns["tpot_s"][at] == table.columns["tpot_s"][row]
-
-
-def test_an_unknown_device_beside_is_named_where_it_stands():
+    assert alone.columns["tpot_s"][at] == splits.columns["tpot_s"][row]
     request = make_request(options={"hardware": [{"device": "mi300x"}, {"device": "nope"}]})
     assert refusal(plan, request).field == "options.hardware.1.device"
-
-
-def test_a_recipe_is_of_the_device_and_load_that_won():
     options = {"hardware": [{"device": "mi300x", "per_node": 8}], "loads": [8], "engines": ["vllm"]}
     recipe = make_recipe(make_request(options=options, objective={"optimize": "gpus"}))
     assert recipe.device.name == "mi300x"
@@ -157,9 +149,9 @@ def test_a_recipe_is_of_the_device_and_load_that_won():
 
 def test_weights_lie_between_their_goals():
     def best(**objective):
-        table = plan(make_request(nodes=2, objective=objective))
+        splits = plan(make_request(nodes=2, objective=objective))
         columns = ("tpot_s", "usd_per_million_output_tokens")
-        return tuple(float(table.columns[name][table.best_row]) for name in columns)
+        return tuple(float(splits.columns[name][splits.best_row]) for name in columns)
 
     fast, cheap, both = best(optimize="tpot"), best(optimize="cost"), best(orientation="balanced")
     assert fast[0] <= both[0] <= cheap[0]
@@ -169,22 +161,14 @@ def test_weights_lie_between_their_goals():
     assert "not both" in str(refusal(make_request, objective=twice))
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "code"),
-    [
-        ("usd_per_million_output_tokens", 0.01, "limit-usd-tokens"),
-        ("joules_per_token", 0.001, "limit-energy"),
-        ("watts", 10, "limit-watts"),
-        ("output_tokens_per_s_at_least", 1e9, "limit-throughput"),
-    ],
-)
+@over("name limit code", table("search", "codes"))
 def test_each_limit_refuses_and_says_what_would_do(name, limit, code):
-    table = plan(make_request(objective={"limits": {name: limit}}))
-    assert not len(table.order)
-    assert any(rule == code and broken.any() for rule, broken in table.blocks[0].rules())
-    fields = table.to_json()["nearest"]["changes"][0]["set"]
+    splits = plan(make_request(objective={"limits": {name: limit}}))
+    assert not len(splits.order)
+    assert any(rule == code and broken.any() for rule, broken in splits.blocks[0].rules())
+    fields = splits.to_json()["nearest"]["changes"][0]["set"]
     assert list(fields) == [f"objective.limits.{name}"]
-    assert len(plan(change(table.request, fields)).order)
+    assert len(plan(change(splits.request, fields)).order)
 
 
 points = st.lists(st.tuples(*[st.integers(0, 6)] * 3, st.booleans()), min_size=1, max_size=40)
@@ -208,37 +192,31 @@ def test_a_front_of_three_columns(rows):
             assert twin
 
 
-def test_a_front_of_chosen_columns():
-    table = plan(make_request())
-    assert table.front_of("ttft_s", "tpot_s", "usd_per_million_output_tokens")[table.order].any()
-    assert "two or three columns" in str(refusal(table.front_of, "tpot_s", "colour"))
-
-
-def test_sensitivity_names_what_flips_the_decision():
-    table = plan(make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2))
-    names = {flip.what for flip in flips(table)}  # each is planned: test_one_plan
+def test_a_front_and_flips_are_of_what_is_asked():
+    splits = plan(make_request())
+    assert splits.front_of("ttft_s", "tpot_s", "usd_per_million_output_tokens")[splits.order].any()
+    assert "two or three columns" in str(refusal(splits.front_of, "tpot_s", "colour"))
+    splits = plan(make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2))
+    names = {flip.what for flip in flips(splits)}  # each is planned: test_one_plan
     assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= names
 
 
-def test_a_tie_goes_to_the_simplest_and_is_counted():
+def test_a_tie_goes_to_the_simplest_and_wasteful_pipelines_can_be_asked_for():
     request = make_request(
         "Qwen/Qwen3-8B",
         workload={"concurrency": 1},
         objective={"optimize": "gpus"},
         options={"max_batched_tokens": [2048, 4096, 8192]},
     )
-    table = plan(request)
-    best = table.candidate(int(table.order[0]))
+    splits = plan(request)
+    best = splits.candidate(int(splits.order[0]))
     assert best["tp"] == best["pp"] == best["dp"] == 1
-    assert table.to_json(1)["counts"]["tied_with_best"] == table.tied == 2
-
-
-def test_wasteful_pipelines_are_named_but_can_be_asked_for():
-    table = plan(make_request(per_node=8, nodes=6))
-    row = table.find("vllm.bf16.bf16.tp1.pp45.dp1.ep1")
+    assert splits.to_json(1)["counts"]["tied_with_best"] == splits.tied == 2
+    splits = plan(make_request(per_node=8, nodes=6))
+    row = splits.find("vllm.bf16.bf16.tp1.pp45.dp1.ep1")
     assert (
         "45 stages hold up to 2 of 80 layers each, as 40 would; the other 5 add nothing"
-        in table.reasons(row)[0]
+        in splits.reasons(row)[0]
     )
     split = {"engine": "vllm", "tp": 1, "pp": 45, "dp": 1}
     stated, at = plan_candidate(make_request(per_node=8, nodes=6, candidate=split))
@@ -248,15 +226,15 @@ def test_wasteful_pipelines_are_named_but_can_be_asked_for():
 def test_pools_are_searched_beside_plain_splits():
     pooled = {"disaggregated": True}
     workload = {"input_tokens": 4000, "concurrency": 32}
-    table = plan(make_request(options=pooled, workload=workload, objective={"optimize": "tpot"}))
-    pools = [row for row in map(int, table.order) if "prefill" in table.candidate(row)]
+    splits = plan(make_request(options=pooled, workload=workload, objective={"optimize": "tpot"}))
+    pools = [row for row in map(int, splits.order) if "prefill" in splits.candidate(row)]
     assert pools
-    assert all(table.columns["gpus"][row] <= 8 for row in pools)
-    alone, at = plan_candidate(table.request_of(pools[0]))
-    assert alone.columns["tpot_s"][at] == table.columns["tpot_s"][pools[0]]
+    assert all(splits.columns["gpus"][row] <= 8 for row in pools)
+    alone, at = plan_candidate(splits.request_of(pools[0]))
+    assert alone.columns["tpot_s"][at] == splits.columns["tpot_s"][pools[0]]
     names = ("tp", "pp", "replicas", "prefill")
-    splits = {str([table.candidate(row).get(name) for name in names]) for row in pools}
-    assert len(splits) == len(pools)
+    several = {str([splits.candidate(row).get(name) for name in names]) for row in pools}
+    assert len(several) == len(pools)
     static = {"mode": "static", "concurrency": None, "batch": 4}
     request = make_request(options=pooled, workload=static)
     assert "static batch" in str(refusal(plan, request))
@@ -266,8 +244,8 @@ def test_pools_are_searched_beside_plain_splits():
     "options", [{"loads": [1, 64, 2000]}, {"disaggregated": True, "engines": ["vllm"]}]
 )
 def test_rows_written_together_are_those_written_alone(options):
-    table = plan(make_request(MIXED[1], nodes=2, options=options))
-    rows = np.random.default_rng(7).choice(len(table), examples(60, least=15), replace=False)
-    assert table.candidates(rows) == [table.candidate(int(row)) for row in rows]
-    assert table.estimates(rows) == [table.estimate(int(row)) for row in rows]
-    assert table.sentences(rows) == [table.reasons(int(row)) for row in rows]
+    splits = plan(make_request(MIXED[1], nodes=2, options=options))
+    rows = np.random.default_rng(7).choice(len(splits), examples(60, least=15), replace=False)
+    assert splits.candidates(rows) == [splits.candidate(int(row)) for row in rows]
+    assert splits.estimates(rows) == [splits.estimate(int(row)) for row in rows]
+    assert splits.sentences(rows) == [splits.reasons(int(row)) for row in rows]

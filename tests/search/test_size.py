@@ -17,6 +17,7 @@ from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.space.splits import ExpertSharing, count_splits, enumerate_splits
 from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 MIXTRAL = "mistralai/Mixtral-8x7B-Instruct-v0.1"
 
@@ -37,16 +38,7 @@ def test_the_count_is_what_would_be_made() -> None:
         assert counted == len(made["tp"]), (count, sharing, heads)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"loads": [1, 2, 4], "max_batched_tokens": [2048, 4096]},
-        {"engines": ["vllm", "sglang"], "speculative": [{"tokens": 2, "acceptance": 0.7}]},
-        {"disaggregated": True},
-        {"hardware": [{"device": "mi300x", "per_node": 8, "nodes": 2}]},
-    ],
-)
+@over("options", table("search", "counted"))
 def test_a_plan_has_as_many_candidates_as_were_counted(options: dict[str, Any]) -> None:
     for model in (MIXTRAL, "Qwen/Qwen3-8B"):
         request = make_request(model, nodes=2, options=options)
@@ -88,7 +80,7 @@ def test_nothing_is_made_of_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -
         assert "took longer" in str(refusal(plan, fewer, kind=LimitError))
 
 
-def test_splits_alone_may_be_too_many() -> None:
+def test_splits_alone_or_several_options_together_may_be_too_many() -> None:
     options = {"engines": ["tensorrt-llm"], "context_parallel": True}
 
     def asked(nodes: int) -> PlanRequest:
@@ -100,9 +92,6 @@ def test_splits_alone_may_be_too_many() -> None:
         nodes = int(refused.hint.partition(", ")[2].split()[0].replace(",", ""))
         assert len(plan(asked(nodes))) <= 20_000
         refusal(plan, asked(nodes + 1), kind=LimitError)
-
-
-def test_several_options_may_be_too_long_together() -> None:
     options = {"loads": list(range(1, 30)), "max_batched_tokens": [1024 * n for n in range(1, 30)]}
     with budget.limited(Budget(100)):
         refused = refusal(plan, make_request(options=options), kind=LimitError)
@@ -120,14 +109,11 @@ def test_pairs_of_pools_are_counted_exactly() -> None:
         assert size.count_pairs(devices, np.array(sizes)) == brute
 
 
-def test_a_calculation_ends_at_its_next_chunk() -> None:
+def test_a_calculation_ends_at_its_next_chunk_and_one_stated_split_has_no_size() -> None:
     left = iter([False, False, True])
     with budget.limited(Budget(), lambda: next(left, True)) as account, pytest.raises(Cancelled):
         plan(make_request(nodes=2, options={"engines": ["vllm", "sglang", "tensorrt-llm"]}))
     assert account.planned
-
-
-def test_one_stated_split_has_no_size() -> None:
     stated = {"tp": 8, "pp": 1, "dp": 512}
     with budget.limited(Budget(10)):
         assert len(plan_candidate(make_request(nodes=512, candidate=stated))[0]) == 1

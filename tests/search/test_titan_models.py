@@ -19,10 +19,12 @@ from recipe_core.search.titan_models import (
     titan_facts,
     unlike_shipped,
 )
+from tests.fixtures.rows import over, table
 
 PLAIN = {"engine": "torchtitan", "tp": 1, "pp": 1, "zero_stage": 3, "micro_batch": 1}
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 V3 = "deepseek-ai/DeepSeek-V3"
+PLACES = (("b200-sxm", 128), ("h100-sxm", 256))
 
 
 def request(model: str, device: str, nodes: int, **parts: Any) -> PlanRequest:
@@ -38,8 +40,8 @@ def request(model: str, device: str, nodes: int, **parts: Any) -> PlanRequest:
 def detail(model: str, split: Any, device: str = "h100-sxm", **workload: Any) -> Any:
     """A split of a run as launches are made of."""
     asked = request(model, device, 128, candidate=PLAIN | split, workload=workload)
-    table, row = plan_candidate(asked)
-    return table.detail(row)
+    splits, row = plan_candidate(asked)
+    return splits.detail(row)
 
 
 def launched(model: str, device: str = "h100-sxm", **split: Any) -> Launch:
@@ -47,39 +49,18 @@ def launched(model: str, device: str = "h100-sxm", **split: Any) -> Launch:
 
 
 def test_a_model_that_is_equal_is_found() -> None:
-    titles = {
-        LLAMA_8B: "llama3 8B",
-        "meta-llama/Llama-3.1-405B-Instruct": "llama3 405B",
-        "Qwen/Qwen3-4B": "qwen3 4B",
-        "Qwen/Qwen3-235B-A22B-Instruct-2507": "qwen3 235B-A22B",
-        "Qwen/Qwen3.5-397B-A17B": "qwen3_5 397B-A17B",
-        "deepseek-ai/DeepSeek-V2-Lite": "deepseek_v3 16B",
-        V3: "deepseek_v3 671B",
-        "deepseek-ai/DeepSeek-R1": "deepseek_v3 671B",
-        "openai/gpt-oss-20b": "gpt_oss 20b",
-        "openai/gpt-oss-120b": "gpt_oss 120b",
-        "moonshotai/Kimi-K2.5": "kimi_k2_7 Kimi-K2.5",
-        "moonshotai/Moonlight-16B-A3B-Instruct": "kimi_k2_7 moonlight-16B-A3B",
-    }
+    titles = table("titan_models", "shipped")
     found = {name: shipped_configuration(catalog_model(name)) for name in titles}
     assert {name: shipped and shipped.title for name, shipped in found.items()} == titles
     # of the release that is launched
     assert titan_facts().version == training_engine("torchtitan").version
 
 
-def test_a_model_that_is_not_is_refused_by_what_differs() -> None:
-    for model, difference in (
-        ("meta-llama/Llama-3.2-1B-Instruct", "llama3 1B, the closest, has rope_factor 8, not 32"),
-        ("meta-llama/Meta-Llama-3-8B", "llama3 8B, the closest, has rope_scaling llama3, not none"),
-        ("Qwen/Qwen3.5-0.8B", "tied_embeddings false, not true"),
-        ("Qwen/Qwen3-Embedding-0.6B", "vocabulary 151936, not 151669"),
-        ("moonshotai/Kimi-K2-Thinking", "vision true, not false"),
-        ("huggyllama/llama-7b", "and 1 more"),
-        ("mistralai/Mixtral-8x7B-v0.1", "it ships llama3, qwen3"),
-    ):
-        spec = catalog_model(model)
-        assert shipped_configuration(spec) is None
-        assert difference in unlike_shipped(spec)
+@over("model difference", table("titan_models", "unlike").items())
+def test_a_model_that_is_not_is_refused_by_what_differs(model: str, difference: str) -> None:
+    spec = catalog_model(model)
+    assert shipped_configuration(spec) is None
+    assert difference in unlike_shipped(spec)
 
 
 def test_equal_models_have_equal_parameters() -> None:
@@ -92,33 +73,25 @@ def test_equal_models_have_equal_parameters() -> None:
     assert {title for title, counts in sizes.items() if len(counts) > 1} == set()
 
 
-def test_a_stored_format_is_read_or_refused() -> None:
-    for model, reads in (
-        ("Qwen/Qwen3-8B", True),
-        ("Qwen/Qwen3-8B-FP8", False),
-        ("Qwen/Qwen3-8B-AWQ", False),
-        (V3, True),
-        ("nvidia/DeepSeek-V3.1-NVFP4", False),
-        ("openai/gpt-oss-20b", True),
-    ):
-        assert reads_checkpoint(catalog_model(model)) is reads
-        split = detail(model, {"recompute": "full"}, method="finetune")
-        assert ("which is stored in" in " ".join(launch_reasons(*split))) is not reads
-        if reads and catalog_model(model).quantization:
-            words = training_launch(*split).processes[0].argv
-            assert "--checkpoint.initial-load-in-hf-quantized" in words
+@over("model reads", table("titan_models", "read").items())
+def test_a_stored_format_is_read_or_refused(model: str, reads: bool) -> None:
+    assert reads_checkpoint(catalog_model(model)) is reads
+    split = detail(model, {"recompute": "full"}, method="finetune")
+    assert ("which is stored in" in " ".join(launch_reasons(*split))) is not reads
+    if reads and catalog_model(model).quantization:
+        words = training_launch(*split).processes[0].argv
+        assert "--checkpoint.initial-load-in-hf-quantized" in words
 
 
-@pytest.mark.parametrize("model", [V3, "openai/gpt-oss-120b"])
-@pytest.mark.parametrize(
-    ("device", "nodes"),
-    [pytest.param("h100-sxm", 256, marks=pytest.mark.nightly), ("b200-sxm", 128)],
-)
+LARGE = [(model, *place) for place in PLACES for model in (V3, "openai/gpt-oss-120b")]
+
+
+@over("model device nodes", LARGE, share=4)
 def test_large_models_with_experts_have_a_bundle(model: str, device: str, nodes: int) -> None:
-    table = plan(request(model, device, nodes))
-    best = table.order[0]
-    assert table.candidate(best)["engine"] == "torchtitan"
-    assert len(training_launch(*table.detail(best)).processes) == nodes
+    splits = plan(request(model, device, nodes))
+    best = splits.order[0]
+    assert splits.candidate(best)["engine"] == "torchtitan"
+    assert len(training_launch(*splits.detail(best)).processes) == nodes
 
 
 def call(launch: Launch) -> ast.Call:
@@ -146,27 +119,21 @@ def test_products_in_eight_bits_have_the_devices_converters(device: str, kind: s
     assert "converters" not in keywords(launched(LLAMA_8B, device))
 
 
-def test_ranks_of_one_sequence_share_blocks_of_attention() -> None:
+def test_ranks_of_a_sequence_share_blocks_and_layers_are_dealt_out_over_stages() -> None:
     for cp, kernel in ((1, "'varlen'"), (2, "'flex'")):
         launch = launched("openai/gpt-oss-20b", cp=cp, recompute="full")
         assert keywords(launch)["attn_backend"] == kernel
         assert ast.unparse(call(launch).args[0]) == "'20b'"
-
-
-def test_what_it_cannot_be_told_of_a_split_is_said() -> None:
-    for model, split, length, said in (
-        ("Qwen/Qwen3-235B-A22B", {"tp": 8}, 4096, "4 key/value heads are not divisible by tp 8"),
-        ("moonshotai/Kimi-K2.5", {"cp": 2}, 4096, "cut sequences of moonshotai/Kimi-K2.5"),
-        ("Qwen/Qwen3-32B", {"cp": 4}, 4224, "4,224 tokens are not divisible by 512: cp 4"),
-        (V3, {"pp": 8, "virtual_stages": 4}, 4096, "do not fill 32 chunks"),
-    ):
-        parts = detail(model, split, global_batch=8192, sequence_length=length)
-        assert said in " ".join(launch_reasons(*parts))
-
-
-def test_layers_are_dealt_out_over_any_number_of_stages() -> None:
-    """61 layers over 16: five more than four of a stage, which torchtitan does by itself."""
+    # 61 layers over 16: five more than four of a stage, which torchtitan does by itself.
     for pp, chunks, schedule in ((16, 1, "1f1b"), (8, 2, "interleaved")):
         split = {"pp": pp, "ep": 32, "virtual_stages": chunks, "recompute": "full"}
         launch = launched(V3, **split, schedule=schedule)
         assert launch.options.get("parallelism.pipeline-parallel-layers-per-stage") is None
+
+
+@over("model split length said", table("titan_models", "split"))
+def test_what_it_cannot_be_told_of_a_split_is_said(
+    model: str, split: dict[str, Any], length: int, said: str
+) -> None:
+    parts = detail(model, split, global_batch=8192, sequence_length=length)
+    assert said in " ".join(launch_reasons(*parts))

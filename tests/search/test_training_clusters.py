@@ -88,25 +88,14 @@ def test_rows_know_their_cluster() -> None:
     assert "hardware" not in plan(request()).to_json(1)["candidates"][0]
 
 
-def test_a_price_may_move_the_choice_between_clusters() -> None:
+def test_a_price_may_move_the_choice_and_a_recipe_is_of_the_cluster_that_won(tmp_path: Any) -> None:
     moves = [name for name, _ in several().moves()]
     assert moves[:2] == ["price -20%", "price +20%"]
     assert not any("price" in name for name, _ in plan(request()).moves())
     flips = plan(request(*BESIDE, objective__optimize="cost")).sensitivity()
     assert {flip.what for flip in flips} >= set(moves[:2])
-
-
-def test_plans_of_several_problems_are_one() -> None:
-    problems = [resolve(request()), resolve(request(workload__sequence_length=2048))]
-    table = TrainingPlan.together(problems)
-    assert np.bincount(table.sources).tolist() == [len(plan(p.request)) for p in problems]
-    assert table.label(len(table) - 1)
-
-
-def test_a_recipe_is_of_the_cluster_that_won(tmp_path: Any) -> None:
     asked = request(*BESIDE)
     best = several().best
-    assert best is not None
     recipe = make_recipe(asked)
     assert recipe.request["hardware"]["device"] == best.request.hardware.device
     assert recipe.request["options"]["hardware"] == []
@@ -115,12 +104,15 @@ def test_a_recipe_is_of_the_cluster_that_won(tmp_path: Any) -> None:
     assert write_bundle(recipe, tmp_path / "bundle")
 
 
-def test_an_unknown_device_beside_a_run_is_named_where_it_stands() -> None:
+def test_several_problems_are_one_plan_travel_in_a_link_and_name_an_unknown_device() -> None:
+    problems = [resolve(request()), resolve(request(workload__sequence_length=2048))]
+    table = TrainingPlan.together(problems)
+    assert np.bincount(table.sources).tolist() == [len(plan(p.request)) for p in problems]
+    assert table.label(len(table) - 1)
     unknown = PlanRequest.parse(RUN | {"options": {"hardware": [{"device": "h1000"}]}})
     assert refusal(plan, unknown).field == "options.hardware.0.device"
-
-
-# Limits on a run
+    asked = request(*BESIDE, objective__limits__wall_hours=36.5, objective__limits__usd=25_000.0)
+    assert from_query(to_query(asked)) == (asked, [])
 
 
 def limited(name: str, bound: float, *beside: dict[str, Any]) -> PlanRequest:
@@ -159,8 +151,3 @@ def test_a_limit_on_a_run_needs_its_tokens_and_serving_has_none(name: str) -> No
     served = change(limited(name, 10, *BESIDE), {"workload.kind": "serving"})
     assert getattr(served.objective.limits, name) is None
     assert len(served.options.hardware) == len(BESIDE)
-
-
-def test_limits_on_a_run_and_clusters_travel_in_a_link() -> None:
-    asked = request(*BESIDE, objective__limits__wall_hours=36.5, objective__limits__usd=25_000.0)
-    assert from_query(to_query(asked)) == (asked, [])

@@ -18,6 +18,8 @@ from recipe_core.search.plan import Plan
 from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.slos import keeping
 from tests.conftest import request_values
+from tests.fixtures.rows import over, table
+from tests.fixtures.sizes import examples
 
 PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
 GH200 = {"device": "gh200-144gb", "per_node": 4}
@@ -44,29 +46,28 @@ def asked(kind: str, places: list[Any], **objective: Any) -> PlanRequest:
     )
 
 
-def order_of(table: Plan, rows: Any) -> list[tuple[str, str]]:
+def order_of(splits: Plan, rows: Any) -> list[tuple[str, str]]:
     """Rows by their splits and devices, whatever number their cluster has."""
     return [
-        (table.setting(row).cluster.device.name, table.key(row).partition(".on")[0])
+        (splits.setting(row).cluster.device.name, splits.key(row).partition(".on")[0])
         for row in map(int, rows)
     ]
 
 
-# Limits on money
-
-JUDGED = [
-    ("serving", "usd_per_hour", 60, "$60 an hour"),
-    ("training", "usd_per_hour", 60, "$60 an hour"),
-    ("serving", "usd_per_million_output_tokens", 4.5, "$4.50 per million output tokens"),
-    ("training", "usd", 25000, "$25,000 for the run"),
-]
+JUDGED = table("search", "money")
 
 
-def test_every_limit_on_money_is_tried_here() -> None:
+def test_every_limit_on_money_is_tried_here_and_on_one_stated_split_too() -> None:
     assert {rule.name for rule in LIMITS.values() if rule.money} == {name for _, name, *_ in JUDGED}
+    split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
+    limit = {"limits": {"usd_per_hour": 60}}
+    values = request_values("Qwen/Qwen3-32B", "gh200-144gb", 4, candidate=split, objective=limit)
+    (answer,) = estimate_batch([values])
+    assert not answer["feasible"]
+    assert "the limit of $60 an hour cannot be judged" in answer["reasons"][0]
 
 
-@pytest.mark.parametrize(("kind", "name", "limit", "said"), JUDGED)
+@over("kind name limit said", JUDGED)
 def test_a_limit_on_money_refuses_what_has_no_price(
     kind: str, name: str, limit: float, said: str
 ) -> None:
@@ -74,7 +75,6 @@ def test_a_limit_on_money_refuses_what_has_no_price(
     assert alone.best is None
     code = next(code for code, rule in LIMITS.items() if rule.name == name)
     row = alone.nearest_row()
-    assert row is not None
     assert alone.codes(row) == {code}
     reason = (
         "no price of NVIDIA GH200 Grace Hopper 144 GB (HBM3e) is known, "
@@ -94,25 +94,13 @@ def test_a_limit_on_money_refuses_what_has_no_price(
     assert keeping(beside, measure, None) == len(beside.order)
 
 
-def test_one_stated_split_without_a_price_is_refused_in_words() -> None:
-    split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
-    limit = {"limits": {"usd_per_hour": 60}}
-    values = request_values("Qwen/Qwen3-32B", "gh200-144gb", 4, candidate=split, objective=limit)
-    (answer,) = estimate_batch([values])
-    assert not answer["feasible"]
-    assert "the limit of $60 an hour cannot be judged" in answer["reasons"][0]
-
-
-# Ranking by cost
-
-
 @cache
 def mixed(kind: str, *places: str) -> Plan:
     return plan(asked(kind, [GH200 if name == GH200["device"] else name for name in places]))
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12, least=5), deadline=None)
 @given(
     places=st.lists(st.sampled_from(PRICED), min_size=1, max_size=3, unique=True),
     at=st.integers(0, 3),
@@ -121,48 +109,60 @@ def test_a_device_without_a_price_changes_the_order_of_no_others(
     kind: str, places: list[str], at: int
 ) -> None:
     added = [*places[:at], "gh200-144gb", *places[at:]]
-    without, table = mixed(kind, *places), mixed(kind, *added)
+    without, splits = mixed(kind, *places), mixed(kind, *added)
     number = len(without.order)
-    assert order_of(table, table.order[:number]) == order_of(without, without.order)
-    last = order_of(table, table.order[number:])
+    assert order_of(splits, splits.order[:number]) == order_of(without, without.order)
+    last = order_of(splits, splits.order[number:])
     alone = mixed(kind, "gh200-144gb")
     assert last == order_of(alone, alone.order)
-    assert table.tied == without.tied
+    assert splits.tied == without.tied
 
 
-def test_cost_orders_h100_beside_a_device_without_a_price() -> None:
+def test_cost_orders_priced_devices_before_those_without_a_price() -> None:
     """One unknown price used to turn the goal into the fewest devices, for all splits."""
     objective = {"optimize": "cost", "limits": {"tpot_ms": 40}}
-    table = plan(asked("serving", ["h100-sxm", GH200], **objective))
-    held = table.order[table.holds[table.order]]  # what queues ranks last
-    cost = table.columns[COST["serving"]][held]
+    splits = plan(asked("serving", ["h100-sxm", GH200], **objective))
+    held = splits.order[splits.holds[splits.order]]  # what queues ranks last
+    cost = splits.columns[COST["serving"]][held]
     priced = np.isfinite(cost)
     assert priced.any()
     assert not priced.all()
     assert not (np.diff(priced.astype(int)) > 0).any()
     ranked = cost[priced]
     assert (ranked >= np.maximum.accumulate(ranked) * 0.999).all()
-    rate = table.columns[RATE["serving"]][held][~priced]
+    rate = splits.columns[RATE["serving"]][held][~priced]
     assert (rate <= np.minimum.accumulate(rate) * 1.001).all()
+    places = ["h100-sxm", {"device": "gb300", "per_node": 4}]
+    splits = plan(asked("serving", places))
+    assert (splits.price_note, splits.to_json(1)["unpriced"]) == (None, [])
+    cost = splits.columns[COST["serving"]][splits.order]
+    assert np.isfinite(cost).all()
+    holds = splits.holds[splits.order]  # those that queue come after them
+    for part in (cost[holds], cost[~holds]):
+        assert (part >= np.maximum.accumulate(part) * 0.999).all()
+    assert None not in splits.beats(splits.order[1:], int(splits.order[0]))
+    assert {device for device, _ in order_of(splits, splits.order)} == {"h100-sxm", "gb300"}
+    limited = plan(asked("serving", places, limits={"usd_per_hour": 1e4}))
+    assert len(limited.order) == len(splits.order)
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind: str) -> None:
-    table = mixed(kind, "h100-sxm", "gh200-144gb")
-    best = int(table.order[0])
-    lacking = [row for row in map(int, table.order) if "GH200" in table.label(row)]
-    priced = [row for row in map(int, table.order[1:]) if "GH200" not in table.label(row)]
-    assert set(table.beats(lacking, best)) == {None}
-    assert None not in table.beats(priced, best)
-    assert None not in table.beats(lacking, lacking[0])
-    assert table.against_best(lacking[0]) == ""
-    values = table.to_json(len(table))
+    splits = mixed(kind, "h100-sxm", "gh200-144gb")
+    best = int(splits.order[0])
+    lacking = [row for row in map(int, splits.order) if "GH200" in splits.label(row)]
+    priced = [row for row in map(int, splits.order[1:]) if "GH200" not in splits.label(row)]
+    assert set(splits.beats(lacking, best)) == {None}
+    assert None not in splits.beats(priced, best)
+    assert None not in splits.beats(lacking, lacking[0])
+    assert splits.against_best(lacking[0]) == ""
+    values = splits.to_json(len(splits))
     assert values["unpriced"] == ["gh200-144gb"]
     chances = {case["hardware"]["device"]: case["beats_best"] for case in values["candidates"]}
     assert chances["gh200-144gb"] is None
-    assert values["counts"]["tied_with_best"] == table.tied < len(priced) + 1
-    assert table.price_note == f"No price of {TITLE} is known: its splits come last."
-    assert f"{table.price_note} State usd_per_device_hour" in plan_text(table, 3)
+    assert values["counts"]["tied_with_best"] == splits.tied < len(priced) + 1
+    assert splits.price_note == f"No price of {TITLE} is known: its splits come last."
+    assert f"{splits.price_note} State usd_per_device_hour" in plan_text(splits, 3)
     alone = mixed(kind, "gh200-144gb")
     assert alone.price_note == f"No price of {TITLE} is known: splits rank by output per device."
     fast = plan(asked(kind, ["h100-sxm", GH200], optimize="throughput"))
@@ -174,23 +174,8 @@ def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind: str
 
 @pytest.mark.parametrize("weights", [{"cost": 1.0, "throughput": 1.0}, {"cost": 3.0, "gpus": 1.0}])
 def test_weights_with_cost_put_unknown_prices_last(weights: dict[str, float]) -> None:
-    table = plan(asked("training", ["h100-sxm", GH200], weights=weights))
+    splits = plan(asked("training", ["h100-sxm", GH200], weights=weights))
     without = plan(asked("training", ["h100-sxm"], weights=weights))
     number = len(without.order)
-    assert order_of(table, table.order[:number]) == order_of(without, without.order)
-    assert {device for device, _ in order_of(table, table.order[number:])} == {"gh200-144gb"}
-
-
-def test_priced_devices_are_compared_and_judged_row_by_row() -> None:
-    places = ["h100-sxm", {"device": "gb300", "per_node": 4}]
-    table = plan(asked("serving", places))
-    assert (table.price_note, table.to_json(1)["unpriced"]) == (None, [])
-    cost = table.columns[COST["serving"]][table.order]
-    assert np.isfinite(cost).all()
-    holds = table.holds[table.order]  # those that queue come after them
-    for part in (cost[holds], cost[~holds]):
-        assert (part >= np.maximum.accumulate(part) * 0.999).all()
-    assert None not in table.beats(table.order[1:], int(table.order[0]))
-    assert {device for device, _ in order_of(table, table.order)} == {"h100-sxm", "gb300"}
-    limited = plan(asked("serving", places, limits={"usd_per_hour": 1e4}))
-    assert len(limited.order) == len(table.order)
+    assert order_of(splits, splits.order[:number]) == order_of(without, without.order)
+    assert {device for device, _ in order_of(splits, splits.order[number:])} == {"gh200-144gb"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe_core.base.errors import InputError
 from recipe_core.sizing.growth import Step, grow, grow_all, load_by_month
+from tests.fixtures.refusals import refusal
 
 LADDER = [Step(1, 8, 10.0, 20.0), Step(2, 16, 20.0, 40.0), Step(4, 32, 40.0, 70.0)]
 
@@ -21,7 +21,7 @@ def ladders(draw):
     return [Step(n, 8 * n, draw(numbers), draw(numbers)) for n in counts]
 
 
-def test_doubling_by_hand():
+def test_loads_that_double_stay_fall_or_leave_the_ladder_by_hand():
     found = grow(LADDER, 8.0, 1.0, 4)
     assert found.load == (8, 16, 32, 64)
     assert found.steps == (0, 1, 2, None)
@@ -34,35 +34,24 @@ def test_doubling_by_hand():
     assert json.loads(json.dumps(found.to_json()))["ladder"][2]["count"] == 4
     assert LADDER[0].to_json() == {"count": 1, "units": 8, "capacity": 10.0, "usd_per_hour": 20.0}
 
+    def moments(found):
+        return found.holds_until, found.next_unit_month, found.ends_month
 
-def test_ten_percent_a_month():
-    found = grow(LADDER, 8.0, 0.1)
+    tenth = grow(LADDER, 8.0, 0.1)
     # 8 · 1.1^2 = 9.68 and 8 · 1.1^3 = 10.6; 8 · 1.1^16 = 36.8 and 8 · 1.1^17 = 40.4
-    assert (found.holds_until, found.next_unit_month, found.ends_month) == (2, 3, 17)
-    assert len(found.load) == 36
-
-
-def test_a_load_that_stays_falls_or_fits_exactly():
+    assert moments(tenth) == (2, 3, 17)
+    assert len(tenth.load) == 36
     same = grow(LADDER, 10.0, 0.0, 12)
-    assert set(same.steps) == {0}
-    assert (same.holds_until, same.next_unit_month, same.ends_month) == (11, None, None)
+    assert (set(same.steps), moments(same)) == ({0}, (11, None, None))
     falling = grow(LADDER, 32.0, -0.5, 4)
-    assert falling.steps == (2, 1, 0, 0)
-    assert (falling.holds_until, falling.next_unit_month) == (3, None)
+    assert (falling.steps, moments(falling)[:2]) == ((2, 1, 0, 0), (3, None))
     assert falling.total_usd == 150 * 730
-
-
-def test_a_load_beyond_the_ladder():
-    found = grow(LADDER, 50.0, 0.1, 3)
-    assert found.steps == (None, None, None)
-    assert (found.holds_until, found.next_unit_month, found.ends_month) == (None, None, 0)
+    beyond = grow(LADDER, 50.0, 0.1, 3)
+    assert (beyond.steps, moments(beyond)) == ((None, None, None), (None, None, 0))
     shrinks = grow(LADDER, 50.0, -0.5, 3)
-    assert (shrinks.steps, shrinks.next_unit_month) == ((None, 1 + 1, 1), None)
-    outgrown = grow(LADDER[:1], 8.0, 1.0, 3)
-    assert (outgrown.holds_until, outgrown.next_unit_month, outgrown.ends_month) == (0, None, 1)
-
-
-def test_a_larger_step_that_costs_less_is_taken():
+    assert (shrinks.steps, shrinks.next_unit_month) == ((None, 2, 1), None)
+    assert moments(grow(LADDER[:1], 8.0, 1.0, 3)) == (0, None, 1)
+    # a larger step that costs less is taken
     ladder = [Step(1, 8, 10.0, 50.0), Step(2, 16, 30.0, 40.0), Step(3, 24, 20.0, 40.0)]
     assert grow(ladder, 5.0, 1.0, 3).steps == (2, 2, 2)
     assert grow(ladder, 25.0, 0.0, 1).steps == (1,)
@@ -130,24 +119,20 @@ def test_choices_together_are_those_alone(several, load, growth):
             assert alone[name].usd_by_month[month] == min(known)
 
 
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
-        (lambda: Step(0, 8, 1.0, 1.0), "count"),
-        (lambda: Step(1, 0, 1.0, 1.0), "units"),
-        (lambda: Step(1, 8, 0.0, 1.0), "capacity"),
-        (lambda: Step(1, 8, 1.0, -1.0), "usd_per_hour"),
-        (lambda: load_by_month(0, 0.1), "load"),
-        (lambda: load_by_month(1, -1), "growth_per_month"),
-        (lambda: load_by_month(1, 0.1, 121), "months"),
-        (lambda: grow([], 1, 0.1), "ladder"),
-        (lambda: grow(LADDER[::-1], 1, 0.1), "ladder"),
-        (lambda: grow_all({}, 1, 0.1), "ladders"),
-        (lambda: grow_all({"a": LADDER, "b": LADDER[:1] * 2}, 1, 0.1), "ladders.b"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_name(call, field):
-    with pytest.raises(InputError) as error:
-        call()
-    assert error.value.field == field
-    assert error.value.hint
+def test_what_makes_no_sense_is_refused_by_name():
+    calls = [
+        ("count", Step, 0, 8, 1.0, 1.0),
+        ("units", Step, 1, 0, 1.0, 1.0),
+        ("capacity", Step, 1, 8, 0.0, 1.0),
+        ("usd_per_hour", Step, 1, 8, 1.0, -1.0),
+        ("load", load_by_month, 0, 0.1),
+        ("growth_per_month", load_by_month, 1, -1),
+        ("months", load_by_month, 1, 0.1, 121),
+        ("ladder", grow, [], 1, 0.1),
+        ("ladder", grow, LADDER[::-1], 1, 0.1),
+        ("ladders", grow_all, {}, 1, 0.1),
+        ("ladders.b", grow_all, {"a": LADDER, "b": LADDER[:1] * 2}, 1, 0.1),
+    ]
+    errors = [refusal(*call) for _, *call in calls]
+    assert [error.field for error in errors] == [field for field, *_ in calls]
+    assert all(error.hint for error in errors)

@@ -14,10 +14,13 @@ from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of
+from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.parts import answer_in_parts
 from recipe_core.sizing.size import size
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 DEVICES = ("h100-sxm", "mi300x", "b200-sxm", "l40s", "a10g", "gh200-144gb", "h200-sxm", "l4")
 LIMITS = {"objective.limits.tpot_ms": 40.0, "model": "meta-llama/Llama-3.1-70B-Instruct"}
@@ -36,7 +39,7 @@ def in_parts(request: Any, parts: int) -> dict[str, Any]:
     return answer_in_parts(request.model_dump(mode="json", exclude_none=True), parts)
 
 
-@pytest.mark.parametrize("percentile", [None, 95.0])
+@pytest.mark.parametrize("percentile", [None, pytest.param(95.0, marks=pytest.mark.nightly)])
 def test_the_last_part_is_the_whole_answer(percentile: float | None) -> None:
     request = open_hardware.size_request(
         wizard(**{"objective.limits.percentile": percentile}), asked().market
@@ -62,86 +65,61 @@ def test_what_happens_afterwards_sizes_nothing_again(monkeypatch: pytest.MonkeyP
     assert in_parts(grown, 2)["growth"]["cheapest"]
 
 
-@pytest.mark.parametrize("device", ["b200-sxm", "mi300x", "gh200-144gb", "h200-sxm"])
-def test_a_row_becomes_the_wizards_own(device: str) -> None:
+def placed(own: PlanRequest, request: Any, row: Any) -> tuple[PlanRequest, Plan, int]:
+    """The wizard's request once it took a row, its plan, and the row's place in it."""
+    taken = change(own, open_hardware.take(own, request, row))
+    planned = plan(taken)
+    place = planned.find(key_of(taken.candidate.model_dump()))
+    assert place is not None
+    assert planned.feasible[place]
+    return taken, planned, place
+
+
+def test_a_row_becomes_the_wizards_own() -> None:
     request = asked()
     answer = in_parts(request, 2)
     rows = {row["device"]: row for row in answer["devices"] + answer["unpriced"]}
-    row = rows[device]
-    taken = change(wizard(), open_hardware.take(wizard(), request, row))
-    assert taken.candidate is not None
-    planned = plan(taken)
-    place = planned.find(key_of(taken.candidate.model_dump()))
-    assert place is not None
-    assert planned.feasible[place]
-    assert taken.hardware.devices == row["devices_rented"]
-    assert planned.columns["tpot_s"][place] == pytest.approx(row["figures"]["tpot_s"])
-    if row["usd_per_hour"]:
-        assert planned.columns["usd_per_hour"][place] == pytest.approx(row["usd_per_hour"])
-
-
-def test_a_training_run_becomes_the_wizards_own() -> None:
+    for device in ("b200-sxm", "mi300x", "gh200-144gb", "h200-sxm"):
+        row = rows[device]
+        taken, planned, place = placed(wizard(), request, row)
+        assert taken.hardware.devices == row["devices_rented"]
+        assert planned.columns["tpot_s"][place] == pytest.approx(row["figures"]["tpot_s"])
+        if row["usd_per_hour"]:
+            assert planned.columns["usd_per_hour"][place] == pytest.approx(row["usd_per_hour"])
     run = change(DEFAULT, {"workload.kind": "training", "objective.limits.wall_hours": 100.0})
     request = open_hardware.size_request(run, Market(devices=("h100-sxm", "mi300x", "l4")))
-    row = in_parts(request, 9)["best"]
-    taken = change(run, open_hardware.take(run, request, row))
-    planned = plan(taken)
-    assert taken.candidate is not None
-    place = planned.find(key_of(taken.candidate.model_dump()))
-    assert place is not None
-    assert planned.feasible[place]
+    placed(run, request, in_parts(request, 9)["best"])
 
 
 def test_a_market_travels_in_a_link() -> None:
-    market = open_hardware.changed_market(
-        Market(),
-        {
-            "vendors": ["amd"],
-            "commitments": ["spot", "reserved"],
-            "unverified": False,
-            "owned": [{"device": "h100-sxm", "count": 8}],
-            "usd_per_month": 20_000.0,
-        },
-    )
+    fields = {
+        "vendors": ["amd"],
+        "commitments": ["spot", "reserved"],
+        "unverified": False,
+        "owned": [{"device": "h100-sxm", "count": 8}],
+        "usd_per_month": 20_000.0,
+    }
+    market = open_hardware.changed_market(Market(), fields)
     query = open_hardware.market_query(market)
     assert open_hardware.market_of(query) == (market, [])
-    assert set(json.loads(query["any"])) == {
-        "vendors",
-        "commitments",
-        "unverified",
-        "owned",
-        "usd_per_month",
-    }
+    assert set(json.loads(query["any"])) == set(fields)
     assert open_hardware.market_query(Market()) == {}
     assert from_query({"v": "1", **query}) == (DEFAULT, [])
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "any"),
-        ("[1]", "any: is not an object"),
-        ('{"vendor":["amd"],"most_devices":8}', "any.vendor"),
-        ('{"devices":["h100-smx"],"most_devices":8}', "Did you mean 'h100-sxm'"),
-        ('{"commitments":[],"most_devices":8}', "any.commitments"),
-        ('{"owned":[{"device":"h100-sxm","count":0}],"most_devices":8}', "any.owned"),
-    ],
-)
-def test_a_bad_part_of_a_market_is_named_and_left_out(text: str, said: str) -> None:
-    market, ignored = open_hardware.market_of({"any": text})
-    assert said in ignored[0]
-    assert len(ignored) == 1
-    assert market == Market(most_devices=8 if "most_devices" in text else 64)
+@over("text said counted", table("request", "markets"))
+def test_a_bad_part_of_a_market_is_named_and_left_out(text: str, said: str, counted: bool) -> None:
+    market, (ignored,) = open_hardware.market_of({"any": text})
+    assert said in ignored
+    assert market == Market(most_devices=8 if counted else 64)
 
 
-def test_a_field_of_a_market_falls_back_to_its_default() -> None:
+def test_a_market_falls_back_to_its_defaults_and_the_wizards_goal_to_cost() -> None:
     market = open_hardware.changed_market(Market(most_devices=8), {"most_devices": None})
     assert market == Market()
-    with pytest.raises(RecipeError, match="most_devices"):
-        open_hardware.changed_market(Market(), {"most_devices": 0})
-
-
-def test_the_wizards_goal_gives_way_to_cost_and_its_clusters_are_left_out() -> None:
+    none = {"most_devices": 0}
+    error = refusal(open_hardware.changed_market, Market(), none, kind=RecipeError)
+    assert "most_devices" in str(error)
     own = wizard(**{"options.hardware": [{"device": "mi300x"}], "objective.optimize": "throughput"})
     request = open_hardware.size_request(own, Market())
     assert request.objective.optimize == "cost"
