@@ -33,36 +33,25 @@ def looks(
     return track, None
 
 
-def test_a_start_is_ready_when_it_answers() -> None:
-    track = decide.starting(0, 30)
-    track, trouble = looks(track, [(5, Seen(answers=False)), (6, WELL)])
-    assert trouble is None
-    assert (track.phase, track.since) == (Phase.SERVING, 6)
-
-
-def test_a_start_that_never_answers_is_late() -> None:
-    _, trouble = looks(
-        decide.starting(0, 30), [(29, Seen(answers=False)), (30, Seen(answers=False))]
-    )
+def test_a_start_is_ready_when_it_answers_or_late() -> None:
+    silent = Seen(answers=False)
+    track, trouble = looks(decide.starting(0, 30), [(5, silent), (6, WELL)])
+    assert (trouble, track.phase, track.since) == (None, Phase.SERVING, 6)
+    _, trouble = looks(decide.starting(0, 30), [(29, silent), (30, silent)])
     assert trouble == Trouble(Kind.LATE, "not ready after 30 s")
 
 
-@pytest.mark.parametrize(
-    ("seen", "kind", "words"),
-    [
-        (Seen(ended=("a",), codes=(3,)), Kind.DIED, "a ended with exit code 3"),
-        (Seen(ended=("a",), codes=(-11,)), Kind.DIED, "a was ended by signal 11"),
-        (Seen(ended=("a",), codes=(None,)), Kind.DIED, "a ended"),
-        (
-            Seen(ended=("a",), codes=(-9,), out_of_memory=True),
-            Kind.KILLED,
-            "a was ended by signal 9; the kernel killed for want of memory",
-        ),
-    ],
-)
-@pytest.mark.parametrize("track", [decide.starting(0, 30), decide.serving(0)])
-def test_an_end_is_trouble_in_every_phase(seen: Seen, kind: Kind, words: str, track: Track) -> None:
-    assert looks(track, [(1, seen)])[1] == Trouble(kind, words)
+def test_an_end_is_trouble_in_every_phase() -> None:
+    oom = "a was ended by signal 9; the kernel killed for want of memory"
+    for code, killed, kind, words in (
+        (3, False, Kind.DIED, "a ended with exit code 3"),
+        (-11, False, Kind.DIED, "a was ended by signal 11"),
+        (None, False, Kind.DIED, "a ended"),
+        (-9, True, Kind.KILLED, oom),
+    ):
+        for track in (decide.starting(0, 30), decide.serving(0)):
+            seen = Seen(ended=("a",), codes=(code,), out_of_memory=killed)
+            assert looks(track, [(1, seen)])[1] == Trouble(kind, words)
 
 
 def test_a_hang_is_no_answer_for_long_and_often() -> None:
@@ -73,12 +62,9 @@ def test_a_hang_is_no_answer_for_long_and_often() -> None:
     assert looks(track, [(9.5, WELL), (10, silent), (18, silent)])[1] is None
 
 
-def test_one_look_after_a_long_sleep_is_no_hang() -> None:
-    assert looks(decide.serving(0), [(5000, Seen(answers=False))])[1] is None
-
-
-def test_a_look_that_asked_nobody_changes_nothing() -> None:
+def test_one_look_after_a_long_sleep_and_one_that_asked_nobody_are_no_hang() -> None:
     track = decide.serving(0)
+    assert looks(track, [(5000, Seen(answers=False))])[1] is None
     assert looks(track, [(at, Seen(answers=None)) for at in range(100)]) == (track, None)
 
 
@@ -187,19 +173,16 @@ def test_a_machine_that_is_too_small_is_left_at_once() -> None:
     assert decide.respond(decide.serving(0), DEATH, 1, LIMITS, misfit=True)[1] is Step.LEAVE
 
 
-@pytest.mark.parametrize(
-    ("roles", "expected"),
-    [
-        ([("server", True), ("server", False)], True),
-        ([("server", False)], False),
-        ([("router", False), ("server", True)], False),
-        ([("router", True), ("prefill", True), ("decode", False), ("decode", True)], True),
-        ([("router", True), ("prefill", False), ("decode", True)], False),
-        ([], False),
-    ],
-)
-def test_which_groups_serve(roles: list[tuple[str, bool]], expected: bool) -> None:
-    assert decide.serves(roles) is expected
+def test_which_groups_serve() -> None:
+    for expected, *roles in (
+        (True, ("server", True), ("server", False)),
+        (False, ("server", False)),
+        (False, ("router", False), ("server", True)),
+        (True, ("router", True), ("prefill", True), ("decode", False), ("decode", True)),
+        (False, ("router", True), ("prefill", False), ("decode", True)),
+        (False,),
+    ):
+        assert decide.serves(roles) is expected, roles
 
 
 _SEEN = st.builds(

@@ -11,59 +11,46 @@ from recipe_core.launcher import machine
 from recipe_core.launcher.machine import Device, parse_amd_smi, parse_nvidia_smi, parse_rocm_smi
 
 H100 = "NVIDIA H100 80GB HBM3, 81559\n" * 8
+MI300X, SIZE = "AMD Instinct MI300X", 206141652992
 ROCM_SMI = {
-    "card1": {
-        "Card Series": "AMD Instinct MI300X",
-        "Card Model": "0x74a1",
-        "VRAM Total Memory (B)": "206141652992",
-    },
-    "card0": {
-        "Card series": "0x74a1",
-        "Card model": "AMD Instinct MI300X OAM",
-        "VRAM Total Memory (B)": "206141652992",
-    },
-    "system": {"Driver version": "6.10.5"},
-}
+    f"card{n}": {
+        f"Card {series}": MI300X if n else "0x74a1",
+        f"Card {model}": "0x74a1" if n else f"{MI300X} OAM",
+        "VRAM Total Memory (B)": str(SIZE),
+    }
+    for n, series, model in ((1, "Series", "Model"), (0, "series", "model"))
+} | {"system": {"Driver version": "6.10.5"}}
 AMD_SMI = [
     {
-        "gpu": 0,
+        "gpu": n,
         "asic": {"market_name": "AMD Instinct MI350X"},
-        "vram": {"type": "HBM3E", "size": {"value": 294896, "unit": "MB"}},
-    },
-    {
-        "gpu": 1,
-        "asic": {"market_name": "AMD Instinct MI350X"},
-        "vram": {"type": "HBM3E", "size": "N/A"},
-    },
+        "vram": {"type": "HBM3E", "size": size},
+    }
+    for n, size in enumerate(({"value": 294896, "unit": "MB"}, "N/A"))
 ]
 
 
-def test_nvidia_smi() -> None:
+def test_nvidia_smi():
     devices = parse_nvidia_smi(H100)
     assert len(devices) == 8
-    assert devices[7] == Device(7, "NVIDIA H100 80GB HBM3", 81559 * 1024 * 1024)
-
-
-def test_nvidia_smi_unified_memory_and_nothing() -> None:
+    assert devices[7] == Device(7, "NVIDIA H100 80GB HBM3", 81559 << 20)
     assert parse_nvidia_smi("NVIDIA GB10, [N/A]\n") == [Device(0, "NVIDIA GB10", None)]
     assert parse_nvidia_smi("No devices were found\n") == []
 
 
-def test_rocm_smi_sorts_and_finds_the_name() -> None:
-    devices = parse_rocm_smi("WARNING: something\n" + json.dumps(ROCM_SMI))
-    assert devices == [
-        Device(0, "AMD Instinct MI300X OAM", 206141652992),
-        Device(1, "AMD Instinct MI300X", 206141652992),
+def test_rocm_smi_sorts_and_finds_the_name():
+    assert parse_rocm_smi("WARNING: something\n" + json.dumps(ROCM_SMI)) == [
+        Device(0, f"{MI300X} OAM", SIZE),
+        Device(1, MI300X, SIZE),
     ]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_amd_smi(wrapped: bool) -> None:
-    devices = parse_amd_smi(json.dumps({"gpu_data": AMD_SMI} if wrapped else AMD_SMI))
-    assert devices == [
-        Device(0, "AMD Instinct MI350X", 294896 << 20),
-        Device(1, "AMD Instinct MI350X", None),
-    ]
+def test_amd_smi():
+    for listed in (AMD_SMI, {"gpu_data": AMD_SMI}):
+        assert parse_amd_smi(json.dumps(listed)) == [
+            Device(0, "AMD Instinct MI350X", 294896 << 20),
+            Device(1, "AMD Instinct MI350X", None),
+        ]
 
 
 def test_kfd_lists_only_nodes_with_simds(tmp_path: Path) -> None:
@@ -93,12 +80,8 @@ def tool(folder: Path, name: str, text: str, code: int = 0) -> None:
 
 def test_detect_through_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    tool(
-        tmp_path,
-        "nvidia-smi",
-        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
-        9,
-    )
+    failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    tool(tmp_path, "nvidia-smi", failed, 9)
     found = machine.detect()
     assert found.runtime == "cpu"
     assert "couldn't communicate" in found.notes[0]
@@ -110,29 +93,16 @@ def test_detect_through_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (found.runtime, [device.index for device in found.devices]) == ("cuda", [2, 3])
 
 
-@pytest.mark.parametrize(
-    ("value", "left"),
-    [
-        ("", []),
-        (" ", []),
-        ("-1", []),
-        ("1, 0", [0, 1]),
-        ("0,9,1", [0]),
-        ("GPU-8a2f", [0, 1]),
-        ("-1,0", []),
-    ],
-)
-def test_visible_devices_as_the_runtimes_read_them(
-    value: str, left: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    devices = [Device(0, "NVIDIA H200", None), Device(1, "NVIDIA H200", None)]
-    assert [device.index for device in machine.visible(devices, "CUDA_VISIBLE_DEVICES")] == left
+def test_visible_devices_as_the_runtimes_read_them(monkeypatch):
+    devices = [Device(n, "NVIDIA H200", None) for n in (0, 1)]
+    none = [(value, []) for value in ("", " ", "-1", "-1,0")]
+    for value, left in [*none, ("1, 0", [0, 1]), ("0,9,1", [0]), ("GPU-8a2f", [0, 1])]:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        seen = [device.index for device in machine.visible(devices, "CUDA_VISIBLE_DEVICES")]
+        assert (value, seen) == (value, left)
 
 
-def test_hidden_devices_leave_the_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_devices_leave_the_processor(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     tool(tmp_path, "nvidia-smi", H100.strip())
@@ -141,22 +111,15 @@ def test_hidden_devices_leave_the_processor(
     assert found.notes == ("CUDA_VISIBLE_DEVICES= hides all of 8 x NVIDIA H100 80GB HBM3",)
 
 
-@pytest.mark.parametrize(
-    ("runtime", "text", "version"),
-    [
-        (
-            "cuda",
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\nGCC version: 12",
-            "550.54.15",
-        ),
+def test_the_kernel_says_which_driver_it_has(tmp_path, monkeypatch):
+    nvidia = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\nGCC version: 12"
+    path = tmp_path / "version"
+    for runtime, text, version in (
+        ("cuda", nvidia, "550.54.15"),
         ("rocm", "6.8.5\n", "6.8.5"),
         ("cuda", "nothing of use", ""),
-    ],
-)
-def test_the_kernel_says_which_driver_it_has(tmp_path, monkeypatch, runtime, text, version):
-    _path, pattern = machine._DRIVERS[runtime]
-    (tmp_path / "version").write_text(text)
-    monkeypatch.setitem(machine._DRIVERS, runtime, (tmp_path / "version", pattern))
-    assert machine.driver_version(runtime) == version
-    monkeypatch.setitem(machine._DRIVERS, runtime, (tmp_path / "none", pattern))
-    assert machine.driver_version(runtime) == ""
+        ("cuda", None, ""),
+    ):
+        path.unlink(missing_ok=True) if text is None else path.write_text(text)
+        monkeypatch.setitem(machine._DRIVERS, runtime, (path, machine._DRIVERS[runtime][1]))
+        assert machine.driver_version(runtime) == version

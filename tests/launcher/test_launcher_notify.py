@@ -45,39 +45,31 @@ def test_every_message(systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) 
     assert not notify.status("  ")
 
 
-@pytest.mark.parametrize(
-    ("period", "owner", "seconds"),
-    [("30000000", None, 15.0), ("30000000", "own", 15.0), ("30000000", "1", None)]
-    + [(period, None, None) for period in ("", "0", "soon", "-5")],
-)
-def test_the_watchdog_is_for_one_process(
-    period: str, owner: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", period)
-    monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    if owner:
-        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()) if owner == "own" else owner)
-    assert notify.watchdog_period() == seconds
+def test_the_watchdog_is_for_one_process(monkeypatch):
+    own = str(os.getpid())
+    for period, owner, seconds in (
+        ("30000000", None, 15.0),
+        ("30000000", own, 15.0),
+        ("30000000", "1", None),
+        *((period, None, None) for period in ("", "0", "soon", "-5")),
+    ):
+        monkeypatch.setenv("WATCHDOG_USEC", period)
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        if owner:
+            monkeypatch.setenv("WATCHDOG_PID", owner)
+        assert notify.watchdog_period() == seconds
 
 
-@pytest.mark.parametrize("address", [None, "", "relative", "/no/such/socket", "@no-such-name"])
-def test_without_systemd_nothing_happens(
-    address: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    if address is not None:
-        monkeypatch.setenv("NOTIFY_SOCKET", address)
+def test_without_systemd_nothing_happens(monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    assert not notify.ready()
-    assert not notify.watchdog()
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    assert (notify.ready(), notify.watchdog()) == (False, False)
+    for address in ("", "relative", "/no/such/socket", "@no-such-name"):
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        assert (notify.ready(), notify.watchdog()) == (False, False)
 
 
-def test_children_do_not_speak_for_the_service() -> None:
-    environment = {
-        "NOTIFY_SOCKET": "/run/x",
-        "WATCHDOG_USEC": "1",
-        "WATCHDOG_PID": "2",
-        "PATH": "/",
-    }
-    assert notify.without(environment) == {"PATH": "/"}
+def test_children_do_not_speak_for_the_service():
+    names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+    assert notify.without({"PATH": "/", **dict.fromkeys(names, "1")}) == {"PATH": "/"}

@@ -194,6 +194,7 @@ def test_a_drain_lets_a_request_finish(make_bundle, tmp_path):
     url = f"http://127.0.0.1:{bundle.port}/v1/completions"
     body = json.dumps({"prompt": "a", "max_tokens": 30}).encode()
     pid = servers(bundle)["server-0"]
+    until(lambda: page(bundle, "/healthz")[0] == 200)
     orders.write_text("stuck")  # the request runs until the word is gone
     with urllib.request.urlopen(url, body, timeout=PATIENCE) as answer, ExitStack() as stack:
         draining = subprocess.Popen([sys.executable, "-c", DRAIN, str(bundle.root)])

@@ -34,26 +34,21 @@ def kind_of(trouble: Trouble | None) -> Kind | None:
     return trouble.kind if trouble else None
 
 
-@pytest.mark.parametrize(
-    ("seen", "kind"),
-    [
-        ({"code": 0, "complete": True}, Kind.FINISHED),
-        ({"code": None, "complete": True}, Kind.FINISHED),
-        ({"code": 1, "complete": True}, Kind.DIED),
-        ({"code": 0}, Kind.STOPPED),
-        ({"code": 1}, Kind.DIED),
-        ({"code": None}, Kind.DIED),
-        ({"code": -9}, Kind.DIED),
-        ({"code": -9, "out_of_memory": True}, Kind.KILLED),
-        ({"code": 1, "end_code": 3}, Kind.ROLLED_BACK),
-        ({"code": 1, "end_code": 2}, Kind.REFUSED),
-        ({"code": None, "end_code": 3}, Kind.ROLLED_BACK),
-    ],
-)
-def test_an_end_is_told_by_codes_and_by_what_the_trainer_recorded(
-    seen: dict[str, Any], kind: Kind
-) -> None:
-    assert kind_of(looked(started(0, 0), 1, alive=False, **seen)[1]) is kind
+def test_an_end_is_told_by_codes_and_by_what_the_trainer_recorded() -> None:
+    for kind, seen in (
+        (Kind.FINISHED, {"code": 0, "complete": True}),
+        (Kind.FINISHED, {"code": None, "complete": True}),
+        (Kind.DIED, {"code": 1, "complete": True}),
+        (Kind.STOPPED, {"code": 0}),
+        (Kind.DIED, {"code": 1}),
+        (Kind.DIED, {"code": None}),
+        (Kind.DIED, {"code": -9}),
+        (Kind.KILLED, {"code": -9, "out_of_memory": True}),
+        (Kind.ROLLED_BACK, {"code": 1, "end_code": 3}),
+        (Kind.REFUSED, {"code": 1, "end_code": 2}),
+        (Kind.ROLLED_BACK, {"code": None, "end_code": 3}),
+    ):
+        assert kind_of(looked(started(0, 0), 1, alive=False, **seen)[1]) is kind, seen
 
 
 def test_a_hang_is_no_step_for_twenty_usual_ones_but_never_less_than_the_limit() -> None:
@@ -118,33 +113,25 @@ def test_a_run_that_never_gets_to_a_new_checkpoint_is_left_however_seldom_it_fai
         assert action is expected
 
 
-@pytest.mark.parametrize(
-    ("more", "action"),
-    [
+def test_what_never_trained_is_tried_again_only_where_its_cause_passes() -> None:
+    for more, action in (
         ({"lasting": True}, Action.LEAVE),
         ({"known": False}, Action.LEAVE),
         ({"known": True}, Action.RESTART),
-    ],
-)
-def test_what_never_trained_is_tried_again_only_where_its_cause_passes(
-    more: dict[str, Any], action: Action
-) -> None:
-    assert answer(started(0, 0), **more)[1] is action
-    assert answer(proven(), **more)[1] is Action.RESTART
+    ):
+        assert answer(started(0, 0), **more)[1] is action
+        assert answer(proven(), **more)[1] is Action.RESTART
 
 
-@pytest.mark.parametrize(
-    ("kind", "action"),
-    [
+def test_ends_that_say_what_to_do() -> None:
+    for kind, action in (
         (Kind.FINISHED, Action.END),
         (Kind.STOPPED, Action.END),
         (Kind.REFUSED, Action.STOP),
         (Kind.ROLLED_BACK, Action.RESTART),
-    ],
-)
-def test_ends_that_say_what_to_do(kind: Kind, action: Action) -> None:
-    track = proven()
-    assert answer(track, trouble=Trouble(kind, "")) == (track, action)
+    ):
+        track = proven()
+        assert answer(track, trouble=Trouble(kind, "")) == (track, action)
 
 
 def test_a_machine_that_became_smaller_ends_a_choice_at_once() -> None:
