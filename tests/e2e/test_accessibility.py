@@ -156,21 +156,21 @@ def test_no_state_of_a_page_has_a_violation_or_is_cut(
     page, wrong = open_page(color_scheme=scheme, viewport=sized_as(WIDE)), {}
     for state, question, windows in states(page, address):
         for window in windows or (None,):
+            if scheme == "dark" and window == ZOOMED:
+                continue
             if window:
                 page.set_viewport_size(sized_as(window))
             settled(page, question)
-            rules = ("color-contrast",) if scheme == "dark" or window == ZOOMED else ()
-            if scheme == "light" or window != ZOOMED:
-                wrong[state, window, "axe"] = violations(page, *rules)
-            wrong[state, window, "cut"] = page.evaluate(CUT)
             try:
                 fits_sideways(page)
             except Error as error:
                 wrong[state, window, "wide"] = str(error)
+            rules = ("color-contrast",) if scheme == "dark" or window == ZOOMED else ()
+            wrong[state, window, "axe"] = violations(page, *rules)
+            wrong[state, window, "cut"] = page.evaluate(CUT)
         wrong[state, "ground"] = page.evaluate(GROUND).replace(GROUNDS[scheme], "")
         if windows:
             page.set_viewport_size(sized_as(WIDE))
-            settled(page, question)
     assert not any(wrong.values()), {name: parts for name, parts in wrong.items() if parts}
 
 

@@ -204,7 +204,7 @@ def generated(server: Server, examples: int, seed: int, phases: str) -> tuple[in
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=3500, help="hostile bodies")
-    parser.add_argument("--examples", type=int, default=100, help="generated cases an operation")
+    parser.add_argument("--examples", type=int, help="generated cases an operation, or count / 35")
     parser.add_argument("--phases", default="examples,coverage,fuzzing")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
@@ -214,7 +214,8 @@ def main() -> int:
         print(f"{chosen.count} hostile bodies: {dict(sorted(found.statuses.items()))}")
         print(f"{len(found.failures)} failures", *found.failures, sep="\n")
         print(f"memory of the server: {began} MB, then {server.resident_mb()} MB")
-        code, text = generated(server, chosen.examples, chosen.seed, chosen.phases)
+        examples = chosen.examples or max(1, chosen.count // 35)
+        code, text = generated(server, examples, chosen.seed, chosen.phases)
         print(text[text.find("SUMMARY") :] if code == 0 else text)
     return 1 if found.failures or code else 0
 
