@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -21,15 +23,6 @@ from tests.fixtures.targets import AMD, ESTIMATE, EXAMPLES, ROCM, context, needs
 SERVING = {name: value for name, value in EXAMPLES.items() if value.kind == "serving"}
 
 
-def alerts(value):
-    return {
-        rule["alert"]: rule
-        for group in rules(value)["groups"]
-        for rule in group["rules"]
-        if "alert" in rule
-    }
-
-
 def written(value, folder):
     for path, text in monitoring_files(value).items():
         (folder / path.split("/")[-1]).write_text(text)
@@ -41,21 +34,29 @@ def promtool(folder, *words):
 
 @needs("promtool")
 @pytest.mark.parametrize("name", SERVING)
-def test_prometheus_takes_configuration_and_rules(name, tmp_path):
+def test_prometheus_takes_configuration_rules_and_queries(name, tmp_path):
     written(SERVING[name], tmp_path)
     within = parse_yaml((tmp_path / "prometheus-kubernetes.yaml").read_text())
-    for job in within[
-        "scrape_configs"
-    ]:  # some builds of Prometheus, Debian's too, leave out discovery by Kubernetes
+    for job in within["scrape_configs"]:  # Debian's build leaves out discovery by Kubernetes
         job.pop("kubernetes_sd_configs")
     (tmp_path / "kubernetes.yaml").write_text(to_yaml(within))
-    for kind, file in (
-        ("rules", "rules.yaml"),
-        ("config", "prometheus.yaml"),
-        ("config", "kubernetes.yaml"),
-    ):
-        done = promtool(tmp_path, "check", kind, file)
+    board = json.loads((tmp_path / "dashboard.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    records = [{"record": f"query:{n}", "expr": query} for n, query in enumerate(queries)]
+    groups = [{"name": "queries", "rules": records}]
+    (tmp_path / "queries.yaml").write_text(to_yaml({"groups": groups}))
+    done = promtool(tmp_path, "check", "rules", "rules.yaml", "queries.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for file in ("prometheus.yaml", "kubernetes.yaml"):
+        done = promtool(tmp_path, "check", "config", file)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+VALUE = context()
+JOB, DEVICES = jobs(VALUE)
+M = engine_metrics("vllm")
+PERCENTILE = replace(VALUE, limits={"ttft_ms": 1000, "percentile": 95})
+INSTINCT = context(hardware=AMD, image=ROCM)
 
 
 def series(name, values, **labels):
@@ -63,131 +64,99 @@ def series(name, values, **labels):
     return {"series": f"{name}{{{inside}}}", "values": values}
 
 
-def fires(value, folder, alert, *given, at="20m"):
-    """Whether promtool's own engine fires the alert for the series given, one sample a minute."""
-    written(value, folder)
-    silent = {"eval_time": at, "alertname": alert, "exp_alerts": []}
-    tests = [{"interval": "1m", "input_series": list(given), "alert_rule_test": [silent]}]
-    test = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
-    (folder / "test.yaml").write_text(to_yaml(test))
-    done = promtool(folder, "test", "rules", "test.yaml")
-    assert done.returncode == 0 or f"alertname: {alert}" in done.stdout + done.stderr, (
-        done.stdout + done.stderr
-    )
-    return done.returncode != 0
+def served(**values):
+    """Series of the first server, by the field that names the metric."""
+    return [series(getattr(M, name), text, job=JOB, instance="a") for name, text in values.items()]
 
 
-VALUE = context()
-JOB, DEVICES = jobs(VALUE)
-M = engine_metrics("vllm")
+def tpot(seconds):
+    parts = (("sum", 600 * seconds), ("count", 600))
+    return [series(f"{M.tpot}_{name}", f"0+{n}x30", job=JOB, instance="a") for name, n in parts]
 
 
-@needs("promtool")
-@pytest.mark.parametrize(("seconds", "expected"), [(0.039, False), (0.041, True)])
-def test_the_limit_of_the_recipe_is_where_the_alert_fires(seconds, expected, tmp_path):
-    sums = (
-        series(f"{M.tpot}_{part}", f"0+{step}x30", job=JOB, instance="a")
-        for part, step in (("sum", 600 * seconds), ("count", 600))
-    )
-    assert fires(VALUE, tmp_path, "RecipeTpotHigh", *sums) is expected
-
-
-@needs("promtool")
-@pytest.mark.parametrize(("slow", "expected"), [(2, False), (8, True)])
-def test_a_percentile_is_held_against_its_quantile(slow, expected, tmp_path):
-    """5 % may be slow when 95 % must be quick; 20 % may not."""
-    value = replace(VALUE, limits={"ttft_ms": 1000, "percentile": 95})
-    buckets = {"0.5": 100 - slow, "1.0": 100 - slow, "10.0": 100, "+Inf": 100}
-    given = (
+def slow_first_tokens(percent):
+    buckets = {"0.5": 100 - percent, "1.0": 100 - percent, "10.0": 100, "+Inf": 100}
+    return [
         series(f"{M.ttft}_bucket", f"0+{count}x30", job=JOB, instance="a", le=le)
         for le, count in buckets.items()
-    )
-    assert fires(value, tmp_path, "RecipeTtftHigh", *given) is expected
+    ]
 
 
-@needs("promtool")
-@pytest.mark.parametrize(("waiting", "expected"), [((5, 5), False), ((9, 5), True)])
-def test_the_queue_is_counted_for_each_server(waiting, expected, tmp_path):
-    given = (
+def queues(*waiting):
+    return [
         series(M.waiting, f"{count}x30", job=JOB, instance=f"server-{n}")
         for n, count in enumerate(waiting)
-    )
-    assert fires(VALUE, tmp_path, "RecipeQueue", *given) is expected
+    ]
+
+
+def busy(running):
+    return served(output_tokens=f"0+{1600 * 60}x40", running=f"{running}x40")
+
+
+def nvidia(**values):
+    return [
+        series(f"DCGM_FI_DEV_{name}", text, job=DEVICES, gpu="3", Hostname="node-1")
+        for name, text in values.items()
+    ]
+
+
+def amd(**values):
+    return [
+        series(f"gpu_{name}", text, job=DEVICES, gpu_id="3", hostname="node-1")
+        for name, text in values.items()
+    ]
+
+
+HOT = "violation_socket_thermal_residency_percentage"
+ALERTS = [  # recipe, alert, one sample a minute, whether it fires
+    (VALUE, "RecipeTpotHigh", tpot(0.039), False),
+    (VALUE, "RecipeTpotHigh", tpot(0.041), True),
+    # 5 % may be slow when 95 % must be quick
+    (PERCENTILE, "RecipeTtftHigh", slow_first_tokens(2), False),
+    (PERCENTILE, "RecipeTtftHigh", slow_first_tokens(8), True),
+    # the queue of each server counts
+    (VALUE, "RecipeQueue", queues(5, 5), False),
+    (VALUE, "RecipeQueue", queues(9, 5), True),
+    # slow output matters at full load only
+    (VALUE, "RecipeThroughputLow", busy(64), True),
+    (VALUE, "RecipeThroughputLow", busy(10), False),
+    (VALUE, "RecipeKvCacheFull", served(kv_usage="0.94x30"), False),
+    (VALUE, "RecipeKvCacheFull", served(kv_usage="0.97x30"), True),
+    (VALUE, "DeviceXid", nvidia(XID_ERRORS="0x15 79x15"), True),
+    # an old one, from before this deployment
+    (VALUE, "DeviceXid", nvidia(XID_ERRORS="79x30"), False),
+    (VALUE, "DeviceDoubleBitEcc", nvidia(ECC_DBE_VOL_TOTAL="0x15 1x15"), True),
+    (VALUE, "DeviceRowRemapFailure", nvidia(ROW_REMAP_FAILURE="0x30"), False),
+    (VALUE, "DeviceThrottled", nvidia(THERMAL_VIOLATION="0+1000x30"), True),
+    (VALUE, "DeviceThrottled", nvidia(THERMAL_VIOLATION="5000x30"), False),
+    (VALUE, "DeviceMemoryFull", nvidia(FB_USED="81000x30", FB_FREE="500x30"), True),
+    (INSTINCT, "DeviceRasUncorrectable", amd(ecc_uncorrect_total="0x15 1x15"), True),
+    (INSTINCT, "DeviceRasUncorrectable", amd(ecc_uncorrect_total="1x30"), False),
+    (INSTINCT, "DeviceRasCorrectable", amd(ecc_correct_total="0+10x30"), True),
+    (INSTINCT, "DeviceThrottled", amd(**{HOT: "12x30"}), True),
+]
 
 
 @needs("promtool")
-@pytest.mark.parametrize(("running", "expected"), [(64, True), (10, False)])
-def test_slow_output_matters_at_full_load_only(running, expected, tmp_path):
-    tokens = series(M.output_tokens, f"0+{1600 * 60}x40", job=JOB, instance="a")
-    busy = series(M.running, f"{running}x40", job=JOB, instance="a")
-    assert fires(VALUE, tmp_path, "RecipeThroughputLow", tokens, busy, at="30m") is expected
-
-
-@needs("promtool")
-@pytest.mark.parametrize(("usage", "expected"), [("0.94", False), ("0.97", True)])
-def test_a_full_cache_fires(usage, expected, tmp_path):
-    assert (
-        fires(
-            VALUE,
-            tmp_path,
-            "RecipeKvCacheFull",
-            series(M.kv_usage, f"{usage}x30", job=JOB, instance="a"),
-        )
-        is expected
-    )
-
-
-@needs("promtool")
-@pytest.mark.parametrize(
-    ("alert", "name", "values", "expected"),
-    [
-        ("DeviceXid", "DCGM_FI_DEV_XID_ERRORS", "0x15 79x15", True),
-        (
-            "DeviceXid",
-            "DCGM_FI_DEV_XID_ERRORS",
-            "79x30",
-            False,
-        ),  # an old one, from before this deployment
-        ("DeviceDoubleBitEcc", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "0x15 1x15", True),
-        ("DeviceRowRemapFailure", "DCGM_FI_DEV_ROW_REMAP_FAILURE", "0x30", False),
-        ("DeviceThrottled", "DCGM_FI_DEV_THERMAL_VIOLATION", "0+1000x30", True),
-        ("DeviceThrottled", "DCGM_FI_DEV_THERMAL_VIOLATION", "5000x30", False),
-    ],
-)
-def test_faults_of_nvidia_devices_fire(alert, name, values, expected, tmp_path):
-    assert (
-        fires(VALUE, tmp_path, alert, series(name, values, job=DEVICES, gpu="3", Hostname="node-1"))
-        is expected
-    )
-
-
-@needs("promtool")
-@pytest.mark.parametrize(
-    ("alert", "name", "values", "expected"),
-    [
-        ("DeviceRasUncorrectable", "gpu_ecc_uncorrect_total", "0x15 1x15", True),
-        ("DeviceRasUncorrectable", "gpu_ecc_uncorrect_total", "1x30", False),
-        ("DeviceRasCorrectable", "gpu_ecc_correct_total", "0+10x30", True),
-        ("DeviceThrottled", "gpu_violation_socket_thermal_residency_percentage", "12x30", True),
-    ],
-)
-def test_faults_of_amd_devices_fire(alert, name, values, expected, tmp_path):
-    value = context(hardware=AMD, image=ROCM)
-    assert (
-        fires(
-            value, tmp_path, alert, series(name, values, job=DEVICES, gpu_id="3", hostname="node-1")
-        )
-        is expected
-    )
-
-
-@needs("promtool")
-def test_memory_that_is_full_fires(tmp_path):
-    used, free = (
-        series(f"DCGM_FI_DEV_FB_{name}", f"{mib}x30", job=DEVICES, gpu="0")
-        for name, mib in (("USED", 81000), ("FREE", 500))
-    )
-    assert fires(VALUE, tmp_path, "DeviceMemoryFull", used, free)
+@pytest.mark.parametrize("value", [VALUE, PERCENTILE, INSTINCT], ids=["mean", "percentile", "amd"])
+def test_alerts_fire_at_their_thresholds(value, tmp_path):
+    """By promtool's own engine, which is told that none fires and names those that do."""
+    written(value, tmp_path)
+    for expected in (True, False):
+        rows = [row[1:3] for row in ALERTS if row[0] is value and row[3] is expected]
+        at = {"RecipeThroughputLow": "30m"}
+        tests = [
+            {"interval": "1m", "input_series": given}
+            | {"alert_rule_test": [{"eval_time": at.get(alert, "20m"), "alertname": alert}]}
+            for alert, given in rows
+        ]
+        test = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+        (tmp_path / "test.yaml").write_text(to_yaml(test))
+        done = promtool(tmp_path, "test", "rules", "test.yaml")
+        said = done.stdout + done.stderr
+        fired = Counter(re.findall(r"alertname: (\w+)", said))
+        assert fired == Counter(alert for alert, _ in rows if expected), said
+        assert (done.returncode != 0) is expected, said
 
 
 def test_thresholds_come_from_limits_and_else_from_the_band():
@@ -195,9 +164,7 @@ def test_thresholds_come_from_limits_and_else_from_the_band():
     assert (found.tpot.value, found.tpot.basis) == (0.04, "the recipe's limit, 40 ms")
     assert (found.ttft.value, found.ttft.basis) == (0.798, "the upper end of the estimate, 798 ms")
     assert (found.waiting, found.load, found.tokens_per_s) == (6, 64, 1672.0)
-
-
-def test_a_cache_that_is_meant_to_be_full_is_not_alarming():
+    # a cache that is meant to be full is not alarming
     tight = ESTIMATE | {"memory": ESTIMATE["memory"] | {"kv_needed_bytes": 53.5e9}}
     assert thresholds(replace(VALUE, estimate=tight)).kv_usage == pytest.approx(
         53.5 / 54.9, abs=1e-3
@@ -205,11 +172,10 @@ def test_a_cache_that_is_meant_to_be_full_is_not_alarming():
 
 
 def test_a_load_by_rate_has_no_full_load_to_compare_with():
-    value = replace(
-        VALUE,
-        workload={"mode": "open", "request_rate": 2.0, "input_tokens": 100, "output_tokens": 100},
-    )
-    assert "RecipeThroughputLow" not in alerts(value)
+    open_loop = {"mode": "open", "request_rate": 2.0, "input_tokens": 100, "output_tokens": 100}
+    value = replace(VALUE, workload=open_loop)
+    every = [rule for group in rules(value)["groups"] for rule in group["rules"]]
+    assert "RecipeThroughputLow" not in {rule.get("alert") for rule in every}
     assert thresholds(value).waiting == round(0.1 * 1047)
 
 
@@ -219,27 +185,18 @@ def test_larger_weights_take_longer_to_warm_up():
     assert warm_up_s(replace(VALUE, weights_bytes=10**13)) == 1800
 
 
+def scraped(value):
+    config = parse_yaml(monitoring_files(value)["monitoring/prometheus.yaml"])
+    return config["scrape_configs"][0]["static_configs"][0]["targets"]
+
+
 def test_every_server_is_scraped_and_no_router():
-    targets = [
-        target
-        for job in json_of(context(pools()))["scrape_configs"][:1]
-        for target in job["static_configs"][0]["targets"]
-    ]
-    assert targets == ["127.0.0.1:8001", "127.0.0.1:8002"]
+    assert scraped(context(pools())) == ["127.0.0.1:8001", "127.0.0.1:8002"]
+    assert len(scraped(context(replicas(4, 2)))) == 4
     within = monitoring_files(context(pools()))["monitoring/prometheus-kubernetes.yaml"]
-    assert {
-        "source_labels": ["__meta_kubernetes_pod_container_name"],
-        "regex": "router",
-        "action": "drop",
-    } in parse_yaml(within)["scrape_configs"][0]["relabel_configs"]
-    assert (
-        len(json_of(context(replicas(4, 2)))["scrape_configs"][0]["static_configs"][0]["targets"])
-        == 4
-    )
-
-
-def json_of(value):
-    return parse_yaml(monitoring_files(value)["monitoring/prometheus.yaml"])
+    rule = {"source_labels": ["__meta_kubernetes_pod_container_name"], "regex": "router"}
+    labels = parse_yaml(within)["scrape_configs"][0]["relabel_configs"]
+    assert rule | {"action": "drop"} in labels
 
 
 def test_an_engine_without_metrics_still_has_device_alerts():
@@ -265,31 +222,11 @@ def test_dashboards_are_grafanas(name):
     assert board["templating"]["list"][0]["type"] == "datasource"
 
 
-@needs("promtool")
-@pytest.mark.parametrize("name", SERVING)
-def test_queries_of_the_dashboard_parse(name, tmp_path):
-    board = json.loads(monitoring_files(SERVING[name])["monitoring/dashboard.json"])
-    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    records = [{"record": f"query:{n}", "expr": query} for n, query in enumerate(queries)]
-    (tmp_path / "queries.yaml").write_text(
-        to_yaml({"groups": [{"name": "queries", "rules": records}]})
-    )
-    assert promtool(tmp_path, "check", "rules", "queries.yaml").returncode == 0
-
-
 def test_the_dashboard_asks_for_what_the_rules_record():
     board = monitoring_files(VALUE)["monitoring/dashboard.json"]
-    recorded = {
-        rule["record"]
-        for group in rules(VALUE)["groups"]
-        for rule in group["rules"]
-        if "record" in rule
-    }
-    asked = {
-        word
-        for word in board.replace("{", " ").replace('"', " ").split()
-        if word.startswith("recipe:")
-    }
+    every = [rule for group in rules(VALUE)["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in every if "record" in rule}
+    asked = set(re.findall(r"recipe:[^\s{\"\\]+", board))
     assert asked <= recorded
     assert len(asked) >= 8
 
@@ -298,15 +235,6 @@ def test_counters_hold_every_field_that_alerts_use():
     devices = exporter("nvidia")
     listed = {row[0] for row in devices.counters}
     used = " ".join([*devices.throttled, *(fault.when for fault in devices.faults)])
-    assert {
-        word
-        for word in used.replace("(", " ").replace("{", " ").split()
-        if word.startswith("DCGM_")
-    } <= listed
-    assert {
-        devices.memory_used,
-        devices.memory_free,
-        devices.use,
-        devices.power_w,
-        devices.temperature_c,
-    } <= listed
+    assert set(re.findall(r"\bDCGM_\w+", used)) <= listed
+    shown = (devices.memory_used, devices.memory_free, devices.use, devices.power_w)
+    assert {*shown, devices.temperature_c} <= listed
