@@ -406,6 +406,7 @@ def calculated(
     *arguments: Any,
     simulated_what: str = "splits",
     give_up: WayOut | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> Value:
     """The value of a function of the core, calculated by the server's workers.
@@ -426,7 +427,7 @@ def calculated(
     with place.container(), st.spinner(task):
         ahead, simulated = st.empty(), st.container()
         bars: list[Any] = []
-        looked = time.monotonic()
+        looked = clock()
 
         def begin() -> None:
             bars.append(simulated.progress(0.0))
@@ -448,8 +449,8 @@ def calculated(
 
         def left() -> bool:
             nonlocal looked
-            if time.monotonic() - looked > LOOK_EVERY_S:
-                looked = time.monotonic()
+            if clock() - looked > LOOK_EVERY_S:
+                looked = clock()
                 ahead.caption(f"{pool.waiting} requests wait") if pool.waiting else ahead.empty()
             return False
 

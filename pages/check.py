@@ -1,7 +1,7 @@
 import json
-from functools import lru_cache
 from typing import Any
 
+import _check_answer as verdicts
 import _common as common
 import _numbers as numbers
 import _widgets as widgets
@@ -11,8 +11,6 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label, degrees
 from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import duration, gib, rate, usd
-from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_names
@@ -47,13 +45,6 @@ LEVELS = {
     "warning": ":material/warning: not as intended",
     "note": ":material/info: note",
 }
-
-
-@lru_cache(maxsize=64)
-def judged(text: str, ground: str, may_read: bool, calibration: str) -> dict[str, Any]:  # noqa: ARG001 - part of the key
-    """The verdict on a command."""
-    basis = Ground.of(**json.loads(ground))
-    return common.calculated("Checking the command", check_command, text, basis, folders=may_read)
 
 
 def ground() -> str:
@@ -301,7 +292,7 @@ if not text:
     st.info("Paste a command or pick an example.", icon=":material/content_paste:")
 else:
     try:
-        show(judged(text, ground(), folders_allowed(), stamp()))
+        show(verdicts.judged(text, ground(), folders_allowed(), stamp()))
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/error:")
 workload = common.request().workload

@@ -1,34 +1,19 @@
-from functools import lru_cache
-
 import _common as common
+import _measured_answer as answer
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.comparison import ComparedFigure, RunsCompared, compare_runs
-from recipe_core.calibration.learned import LearnedNumber
-from recipe_core.calibration.own_runs import of_runs
+from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.measured.serving_runs import published_runs
 from recipe_core.present import charts
 from recipe_core.present import measured_view as view
 from recipe_core.recipe.calibrate import Knowledge
-from recipe_core.recipe.overlay import Overlay
+from recipe_core.recipe.overlay import Overlay, stamp
 
 MINE, PUBLISHED = "Mine", "Published"
 COMMANDS = """recipe up BUNDLE
 recipe bench BUNDLE
 recipe calibrate BUNDLE"""
-
-
-@lru_cache(maxsize=4)
-def compared_runs(ids: tuple[str, ...], whose: str) -> RunsCompared:
-    """The runs beside their predictions; ``ids`` tell one state of the calibration from another."""
-    runs = of_runs([run for run in published_runs() if not run.exclude])
-    if whose == MINE and (overlay := Overlay.open()) is not None:
-        runs = [entry.measured for entry in overlay.entries if entry.id in ids]
-    return common.calculated(
-        "Predicting the runs", compare_runs, runs, folders=folders_allowed(), simulated_what=""
-    )
 
 
 def choose(overlay: Overlay | None) -> str:
@@ -147,16 +132,9 @@ def parts(rows: list[ComparedFigure]) -> None:
     )
 
 
-@lru_cache(maxsize=4)
-def learned(ids: tuple[str, ...]) -> tuple[LearnedNumber, ...]:
-    """The numbers that the calibration of these runs has learned."""
-    overlay = Overlay.open()
-    return Knowledge(overlay).numbers if overlay and ids else ()
-
-
 def numbers(ids: tuple[str, ...]) -> None:
     """What calibration changed: each factor with its scope and credibility."""
-    frame = view.numbers_frame(learned(ids))
+    frame = view.numbers_frame(answer.learned(ids, stamp()))
     if frame.empty:
         return
     st.header("What was learned", anchor=False)
@@ -250,7 +228,7 @@ try:
         how_to_begin()
         st.header("Published runs that ship with the builder", anchor=False)
     ids = tuple(entry.id for entry in overlay.entries if not entry.expired) if overlay else ()
-    compared = compared_runs(ids if whose == MINE else (), whose)
+    compared = answer.compared_runs(ids if whose == MINE else None, stamp())
     if overlay is not None and whose == MINE:
         st.markdown(common.escape(view.verdict(overlay, compared)))
     if compared.figures:

@@ -29,38 +29,49 @@ spec.loader.exec_module(module)
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(root("app.py").parent), os.environ.get("PYTHONPATH", "")])
+    folder = root("app.py").parent
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     argv = [sys.executable, "-c", LOAD + script, str(root("app.py"))]
     environment = os.environ | {"PYTHONPATH": path}
     return subprocess.run(
-        argv, capture_output=True, text=True, env=environment, cwd=root("app.py").parent, timeout=60
+        argv, capture_output=True, text=True, env=environment, cwd=folder, timeout=PATIENCE
     )
 
 
-@pytest.mark.parametrize(("value", "allowed"), [(None, False), ("0", False), ("1", True)])
-def test_folders_are_read_only_where_the_starter_says_so(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, allowed: bool
-) -> None:
+def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(variable("folders"), raising=False)
-    if value is not None:
+    assert folders_allowed() is False
+    for value, allowed in (("0", False), ("1", True)):
         monkeypatch.setenv(variable("folders"), value)
-    assert folders_allowed() is allowed
+        assert folders_allowed() is allowed
 
 
 def test_the_server_starts_without_what_only_its_answers_need() -> None:
-    later = {
-        "numpy",
-        "pandas",
-        "fastapi",
-        "mcp",
-        "recipe_core.doors.api",
-        "recipe_core.search.plans",
-    }
-    assert run(f"print(sorted({later!r} & set(sys.modules)))").stdout.strip() == "[]"
+    """And an unexpected error is one sentence on the page, whose id is in the log."""
+    later = {"numpy", "pandas", "fastapi", "mcp"}
+    later |= {"recipe_core.doors.api", "recipe_core.search.plans"}
+    answer = run(f"""
+print(sorted({later!r} & set(sys.modules)))
+module.st.error = lambda text, icon: print(text)
+try:
+    1 / 0
+except ZeroDivisionError as error:
+    assert module.say_sorry(error) is True
+""")
+    modules, _, said = answer.stdout.partition("\n")
+    assert modules == "[]", answer.stderr
+    number = said.split("**")[1]
+    assert "ZeroDivisionError" not in said
+    assert f"error {number} in a page" in answer.stderr
+    assert "ZeroDivisionError" in answer.stderr
 
 
-def test_no_page_imports_what_was_not_loaded_before_it() -> None:
-    """Pages run in threads: what two of them imported at once could come out half-made."""
+def test_what_is_loaded_before_pages_is_all_that_they_need() -> None:
+    """Pages run in threads: what two of them imported at once could come out half-made.
+
+    The first page is drawn while other modules are not there yet. Until it was sent, or nobody came
+    for it, these and the workers wait.
+    """
     imports = {
         ast.unparse(node)
         for path in root("pages").glob("*.py")
@@ -68,62 +79,55 @@ def test_no_page_imports_what_was_not_loaded_before_it() -> None:
         if isinstance(node, ast.Import | ast.ImportFrom) and "recipe_core" in ast.unparse(node)
     }
     assert len(imports) > 50
+    late = {"pandas", "recipe_core.present.charts", "recipe_core.recipe"}
     answer = run(f"""
-from recipe_core.doors.serve import load_pages
-load_pages()
+from recipe_core.doors import serve
+from streamlit.testing.v1 import AppTest
+def new(before):
+    return sorted(name for name in set(sys.modules) - before if name.startswith("recipe_core"))
+def not_yet():
+    return "recipe_core.present.report" not in sys.modules
+begun = []
+def sent_within(seconds):
+    before = set(sys.modules)
+    app = AppTest.from_file({str(root("pages") / "_entry.py")!r}, default_timeout={PATIENCE}).run()
+    print([error.message for error in app.exception], app.title[0].value)
+    print(new(before), {late!r} & set(sys.modules), not_yet(), begun)
+    return True
+def sleep(seconds):
+    print(seconds, not_yet(), begun)
+serve.get_ready(lambda: begun.append(1), sent_within=sent_within, sleep=sleep)
+print(not_yet(), begun)
 before = set(sys.modules)
 exec({chr(10).join(sorted(imports))!r})
-print(sorted(name for name in set(sys.modules) - before if name.startswith("recipe_core")))
+print(new(before))
 """)
-    assert answer.stdout.strip() == "[]", answer.stderr
-
-
-def test_the_first_page_needs_no_more_than_was_loaded_for_it() -> None:
-    """It is drawn while other modules are not there yet: those would come out half-made."""
-    answer = run(f"""
-from recipe_core.doors.serve import load_first_page
-from streamlit.testing.v1 import AppTest
-load_first_page()
-before = set(sys.modules)
-app = AppTest.from_file({str(root("pages") / "_entry.py")!r}, default_timeout={PATIENCE}).run()
-new = set(sys.modules) - before
-print([error.message for error in app.exception], app.title[0].value)
-print(sorted(name for name in new if name.startswith("recipe_core")))
-print(sorted({{"pandas", "recipe_core.present.charts", "recipe_core.recipe"}} & set(sys.modules)))
-""")
-    assert answer.stdout.splitlines() == ["[] What do you want to run?", "[]", "[]"], answer.stderr
-
-
-def test_other_pages_and_workers_wait_until_the_first_page_was_sent() -> None:
-    answer = run("""
-import threading
-from recipe_core.doors import serve
-serve.NOBODY_S, serve.DRAWING_S = 3600, 0
-begun, loaded = threading.Event(), lambda: "recipe_core.present.report" in sys.modules
-thread = threading.Thread(target=serve.get_ready, args=(begun.set,), daemon=True)
-thread.start()
-while "recipe_core.search.plan" not in sys.modules:
-    thread.join(0.01)
-print(loaded(), begun.is_set())
-serve.first_page_sent.set()
-thread.join()
-print(loaded(), begun.is_set())
-""")
-    assert answer.stdout.splitlines() == ["False False", "True True"], answer.stderr
+    assert answer.stdout.splitlines() == [
+        "[] What do you want to run?",
+        "[] set() True []",
+        "1.0 True []",
+        "False [1]",
+        "[]",
+    ], answer.stderr
 
 
 def test_one_thread_imports_at_a_time() -> None:
     names = ["recipe_core.doors.api", "recipe_core.doors.mcp", "recipe_core.search.plans"]
     answer = run(f"""
 import threading
-from recipe_core.doors.serve import load_pages
+from recipe_core.doors import serve
 def imported():
     return sorted(set({names}) & set(sys.modules))
-targets = (load_pages, module.make_api, module.make_mcp)
+class Seen:
+    def __init__(self, lock): self.lock, self.come = lock, threading.Semaphore(0)
+    def __enter__(self): self.come.release(); self.lock.acquire()
+    def __exit__(self, *error): self.lock.release()
+seen = serve.importing = module.importing = Seen(serve.importing)
+targets = (serve.load_pages, module.make_api, module.make_mcp)
 threads = [threading.Thread(target=target) for target in targets]
-with module.importing:
+with seen.lock:
     [thread.start() for thread in threads]
-    [thread.join(0.5) for thread in threads]
+    [seen.come.acquire() for thread in threads]
     print(imported())
 [thread.join() for thread in threads]
 print(imported())
@@ -156,20 +160,3 @@ def test_an_app_is_made_once_when_it_is_first_asked_and_lives_until_it_is_closed
         assert [client.get("/it/").text for _ in range(2)] == ["here", "here"]
         assert said == ["made", "begun"]
     assert said == ["made", "begun", "ended"]
-
-
-def test_an_unexpected_error_is_one_sentence_and_its_id_is_in_the_log() -> None:
-    script = """
-said = []
-module.st.error = lambda text, icon: said.append(text)
-try:
-    1 / 0
-except ZeroDivisionError as error:
-    assert module.say_sorry(error) is True
-print(said[0])
-"""
-    answer = run(script)
-    number = answer.stdout.split("**")[1]
-    assert "ZeroDivisionError" not in answer.stdout
-    assert f"error {number} in a page" in answer.stderr
-    assert "ZeroDivisionError" in answer.stderr

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import pytest
+from streamlit.testing.v1 import AppTest
 
-from tests.fixtures.opening import PAGES, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, PAGES, opened, query_of, words
 
 
-@pytest.mark.parametrize(
-    ("command", "verdict"),
-    [
-        (
-            "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",
-            "It starts and sustains the load.",
-        ),
-        ("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1", "It cannot start."),
+def judged(command: str, app: AppTest | None = None) -> AppTest:
+    app = app or opened("check.py")
+    app.text_area(key="command").set_value(command).run()
+    assert not app.exception
+    return app
+
+
+def test_a_command_is_judged() -> None:
+    app = opened("check.py")
+    assert "Paste a command" in words(app)
+    for command, verdict in (
+        ("vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960", "It starts and sustains"),
+        (f"vllm serve {LLAMA_70B} -tp 1", "It cannot start."),
         ("vllm serve Qwen/Qwen3-32B -tp 2 --tensor-paralel 4", "It cannot start."),
         ("vllm serve $MODEL", "It cannot be judged."),
         ("echo hello", "no known engine"),
-    ],
-)
-def test_a_command_is_judged(command: str, verdict: str) -> None:
-    app = opened("check.py")
-    assert "Paste a command" in words(app)
-    app.text_area(key="command").set_value(command).run()
-    assert verdict in words(app)
-    assert not app.exception
+    ):
+        assert verdict in words(judged(command, app)), command
 
 
 def test_a_stated_release_judges_the_options() -> None:
-    app = opened("check.py")
-    app.text_area(key="command").set_value(
-        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192 "
-        """--attention-config '{"use_fp4_indexer_cache": false}'"""
-    ).run()
+    option = """--attention-config '{"use_fp4_indexer_cache": false}'"""
+    app = judged(f"vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192 {option}")
     assert "It cannot start." in words(app)
     app.text_input(key="engine_version").set_value("0.25.0").run()
     assert "It starts" in words(app)
@@ -54,8 +50,7 @@ def test_an_example_is_judged_and_opened_in_the_builder() -> None:
 
 
 def test_both_memory_figures_are_explained_beside_each_other() -> None:
-    app = opened("check.py")
-    app.text_area(key="command").set_value("vllm serve meta-llama/Llama-3.1-70B-Instruct").run()
+    app = judged(f"vllm serve {LLAMA_70B}")
     figures = {metric.label: metric.value for metric in app.metric}
     load, start = figures["Memory for the load"], figures["Memory to start"]
     assert load != start
@@ -68,10 +63,6 @@ def test_both_memory_figures_are_explained_beside_each_other() -> None:
 
 
 def test_a_command_that_starts_and_queues_says_how_many_it_holds() -> None:
-    app = opened("check.py")
-    app.text_area(key="command").set_value(
-        "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2 --max-model-len 4096"
-    ).run()
-    said = words(app)
+    said = words(judged(f"vllm serve {LLAMA_70B} -tp 2 --max-model-len 4096"))
     assert "that are usable. Of the load it holds" in said
     assert "the others wait." in said

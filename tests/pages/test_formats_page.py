@@ -41,17 +41,13 @@ def test_every_point_has_a_band_and_cells_say_whose_word_they_are(page: AppTest)
     assert any("refused" in cell and "Source:" in cell for cell in said)
 
 
-def test_a_ticked_technique_says_why_and_whose_word_it_is() -> None:
+def test_a_refused_technique_says_why_and_the_best_goes_into_the_request() -> None:
     app = opened("formats.py", **SERVE)
     app.get_by_key("formats-refused").set_value(True).run()
     assert not app.exception
     table = app.dataframe[0].value
     assert "Why not" not in table
     assert table.set_index("technique")["why"]["Unstructured sparsity"].startswith("Zeros are")
-
-
-def test_a_format_goes_into_the_request() -> None:
-    app = opened("formats.py", **SERVE)
     app.button(key="formats-use-best").click().run()
     assert app.title[0].value == "Which split?"
     request = app.session_state["request"]

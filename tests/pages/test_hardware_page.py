@@ -5,28 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
 from tests.fixtures.opening import opened, query_of, words
 
 
 def test_a_vendor_brings_its_device_and_drops_the_old_offer() -> None:
-    app = opened("hardware.py", **{"hardware.offer": "lambda-h100-sxm"})
+    app = opened("hardware.py?hardware.offer=lambda-h100-sxm")
+    assert "Fitted to operator timings on this device" in words(app)
     app.get_by_key("_vendor").set_value("amd").run()
     assert query_of(app) == {"v": "1", "hardware.device": "mi300x"}
     assert "8 × MI300X" in words(app)
-
-
-def test_a_price_of_ones_own() -> None:
-    app = opened("hardware.py")
-    app.get_by_key("_price_mode").set_value("stated").run()
-    app.text_input(key="_hardware.usd_per_device_hour").set_value("1.5").run()
-    assert query_of(app)["hardware.usd_per_device_hour"] == "1.5"
-
-
-def test_a_device_says_what_its_estimates_rest_on() -> None:
-    assert "Fitted to operator timings on this device" in words(opened("hardware.py"))
-    assert "usual efficiencies" in words(opened("hardware.py", **{"hardware.device": "rtx-5090"}))
+    assert "usual efficiencies" in words(opened("hardware.py?hardware.device=rtx-5090"))
 
 
 def test_a_cluster_is_put_beside_and_taken_away() -> None:
@@ -38,17 +29,14 @@ def test_a_cluster_is_put_beside_and_taken_away() -> None:
     assert '"nodes":2' in query_of(app)["options.hardware"]
     app.button(key="drop-0").click().run()
     assert "options.hardware" not in query_of(app)
-
-
-def test_a_run_is_planned_on_a_cluster_beside_too() -> None:
-    app = opened("hardware.py", **{"workload.kind": "training", "workload.tokens": "1e9"})
+    app = opened("hardware.py?workload.kind=training&workload.tokens=1e9")
     app.selectbox(key="_add").select("mi300x").run()
     assert "8 × H100 SXM5 or 8 × MI300X" in words(app)
     assert "legal splits can run" in app.success[0].value
 
 
 def test_the_price_of_a_cluster_beside_is_stated_and_taken_back() -> None:
-    app = opened("hardware.py", **{"objective.optimize": "cost"})
+    app = opened("hardware.py?objective.optimize=cost")
     app.selectbox(key="_add").select("mi250x").run()
     note = "No price of Instinct MI250X is known: its splits come last. "
     note += "State a price on the hardware page."
@@ -85,7 +73,7 @@ def test_this_machine_is_described_only_to_those_on_it(monkeypatch: pytest.Monke
 
 
 def test_links_between_devices_are_chosen() -> None:
-    app = opened("hardware.py", **{"hardware.nodes": "2"})
+    app = opened("hardware.py?hardware.nodes=2")
     app.selectbox(key="_network").select("ethernet-100").run()
     assert query_of(app)["hardware.network"] == "ethernet-100"
     app.selectbox(key="_network").select("").run()
@@ -102,12 +90,14 @@ sources:
 """
 
 
-def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
-    app = opened("hardware.py", **{"hardware.offer": "lambda-h100-sxm", "hardware.per_node": "4"})
-    app.file_uploader(key="profile").set_value(
-        ("mine.yaml", OURS.encode(), "application/yaml")
-    ).run()
+def upload(app: AppTest, data: bytes) -> None:
+    app.file_uploader(key="profile").set_value(("mine.yaml", data, "application/yaml")).run()
     assert not app.exception
+
+
+def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
+    app = opened("hardware.py?hardware.offer=lambda-h100-sxm&hardware.per_node=4")
+    upload(app, OURS.encode())
     assert app.get_by_key("_hardware.device").value == "my-h100"
     text = words(app)
     assert "4 × my-h100" in text
@@ -117,11 +107,12 @@ def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
     assert "hardware.offer" not in link
     assert json.loads(link["hardware.device"])["based_on"] == "h100-sxm"
     again = opened("compare.py", **link)
-    assert "4 × my-h100" in words(again)
     assert again.success
-    for page in ("model.py", "objective.py", "recipe.py"):
-        assert "4 × my-h100" in words(opened(page, **link)), page
-    assert "NVIDIA H100 SXM5 80 GB, customised" in opened("check.py", **link).selectbox[0].options
+    for page in ("compare.py", "model.py", "objective.py", "recipe.py"):
+        again.switch_page(page).run()
+        assert "4 × my-h100" in words(again), page
+    again.switch_page("check.py").run()
+    assert "NVIDIA H100 SXM5 80 GB, customised" in again.selectbox[0].options
 
 
 def test_a_listed_device_takes_the_place_of_ones_own() -> None:
@@ -135,42 +126,31 @@ def test_a_listed_device_takes_the_place_of_ones_own() -> None:
     assert "my-h100" not in app.get_by_key("_hardware.device").options
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
+def test_a_bad_profile_or_path_is_refused_and_the_device_stays() -> None:
+    app = opened("?hardware.device=/etc/mine.yaml")
+    assert "paths are not read here" in words(app)
+    app.switch_page("hardware.py").run()
+    for data, says in (
         (b"PK\x03\x04", "is not text"),
         (b"x" * (33 << 10), "the limit is"),
         (b"!!python/object/apply:os.system [id]", "YAML tag"),
         (OURS.replace("64e9", "64").encode(), "hardware.device.memory_bytes.value"),
         (OURS.replace("my-h100", "h100-sxm").encode(), "my-h100-sxm"),
-    ],
-)
-def test_a_bad_profile_is_refused_and_the_device_stays(data: bytes, words: str) -> None:
-    app = opened("hardware.py")
-    app.file_uploader(key="profile").set_value(("mine.yaml", data, "application/yaml")).run()
-    assert words in app.error[0].value.replace("\\", "")
-    assert query_of(app) == {"v": "1"}
-
-
-def test_a_link_names_no_path() -> None:
-    app = opened(**{"hardware.device": "/etc/mine.yaml"})
-    assert "paths are not read here" in words(app)
-    assert query_of(app) == {"v": "1"}
+    ):
+        upload(app, data)
+        assert says in app.error[0].value.replace("\\", "")
+        assert query_of(app) == {"v": "1"}
 
 
 def test_an_offer_says_what_is_rented_and_what_to_doubt() -> None:
-    asked = {"hardware.device": "mi355x", "hardware.offer": "tensorwave-mi355x"}
-    app = opened("hardware.py", **asked)
+    app = opened("hardware.py?hardware.device=mi355x&hardware.offer=tensorwave-mi355x")
     assert "per hour of a machine with 8 devices" in words(app)
     assert "unverified: check it before use" in words(app)
     labels = app.selectbox(key="_price").options
     assert any("tensorwave-mi355x" in label and "unverified" in label for label in labels)
-    old = opened("hardware.py", **{"hardware.device": "mi325x"})
+    old = opened("hardware.py?hardware.device=mi325x")
     assert "days old" in old.table[0].value.to_string()
-
-
-def test_a_commitment_that_nobody_offers_leaves_the_price_unknown() -> None:
-    app = opened("hardware.py", **{"hardware.device": "mi355x", "hardware.commitment": "spot"})
+    app = opened("hardware.py?hardware.device=mi355x&hardware.commitment=spot")  # nobody offers it
     assert "its price is unknown" in words(app)
     assert app.get_by_key("_commitment").value == "spot"
     assert "unknown" in app.table[0].value.to_string()
@@ -194,6 +174,8 @@ def test_a_commitment_brings_its_cheapest_offer() -> None:
 def test_a_price_of_ones_own_has_a_term() -> None:
     app = opened("hardware.py")
     app.get_by_key("_price_mode").set_value("stated").run()
+    app.text_input(key="_hardware.usd_per_device_hour").set_value("1.5").run()
+    assert query_of(app)["hardware.usd_per_device_hour"] == "1.5"
     app.get_by_key("_hardware.commitment").set_value("reserved").run()
     app.text_input(key="_hardware.term_months").set_value("12").run()
     assert query_of(app)["hardware.term_months"] == "12"

@@ -10,13 +10,11 @@ import pytest
 from google.protobuf.message import Message
 from streamlit.testing.v1 import AppTest
 
-from recipe_core.base.resources import root
 from recipe_core.hardware.cluster import device
 from recipe_core.present.charts.views import views_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan
-from tests.fixtures.opening import PAGES
-from tests.fixtures.patience import PATIENCE
+from tests.fixtures.opening import PAGES, opened, shown
 from tests.pages.test_recipe_page import TABS
 
 
@@ -26,13 +24,13 @@ def payload(field: str) -> str:
     return f"![{word}](http://e.example/a) **{word}** :red[{word}] ${word}$ [{word}](x:y)"
 
 
-def quantity(value: float) -> dict[str, Any]:
-    return {"value": value, "source": "ours", "status": "measured", "note": payload("note")}
-
-
 def profile(name: str) -> dict[str, Any]:
     """A device of the user with a payload in every field that takes free text."""
     base = device("h100-sxm")
+
+    def quantity(value: float) -> dict[str, Any]:
+        return {"value": value, "source": "ours", "status": "measured", "note": payload("note")}
+
     return {
         "schema_version": 1,
         "name": name,
@@ -81,22 +79,14 @@ REQUEST: dict[str, Any] = {
     },
 }
 TRAINING = REQUEST | {
-    "workload": {
-        "kind": "training",
-        "sequence_length": 4096,
-        "global_batch": 64,
-        "tokens": 10**9,
-    },
+    "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9},
     "options": {},
 }
-REFUSED = (
-    REQUEST
-    | {"hardware": {"device": profile("mine"), "per_node": 1}}
-    | {
-        "options": {"environment": {}},
-        "objective": {"limits": {"ttft_ms": 0.001}},
-    }
-)
+REFUSED = REQUEST | {
+    "hardware": {"device": profile("mine"), "per_node": 1},
+    "options": {"environment": {}},
+    "objective": {"limits": {"ttft_ms": 0.001}},
+}
 VERBATIM = {
     ("Code", "code_text"),
     ("TextInput", "placeholder"),
@@ -115,14 +105,9 @@ READ = re.compile(r"\[payload[\w-]*\]|\*\*payload|\$payload|:red\[payload")
 
 
 def opened_with(request: PlanRequest, page: str) -> AppTest:
-    app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=PATIENCE)
-    app.session_state["request"] = request
-    app.session_state["pins"] = []
-    app.session_state["hardware-chosen"] = True
-    app.run()
-    if page != "model.py":
-        app.switch_page(page).run()
-    return app
+    app = opened()
+    app.session_state["request"], app.session_state["edited"] = request, True
+    return app.run() if page == "model.py" else app.switch_page(page).run()
 
 
 def nodes(node: Any) -> Iterator[Any]:
@@ -177,39 +162,32 @@ def test_no_text_of_a_user_is_markdown(page: str, kind: str) -> None:
     if page == "recipe.py" and kind == "serving":
         more = [("tabs", tab) for tab in TABS]
     for state, title in more:
-        app.session_state[state] = title
-        app.run()
+        assert_verbatim(shown(app, **{state: title}))
+
+
+def test_no_refusal_or_error_is_markdown() -> None:
+    for page in ("model.py", "compare.py"):
+        app = opened_with(PlanRequest.parse(REFUSED), page)
+        assert "does not hold" in app.error[0].value
         assert_verbatim(app)
-
-
-@pytest.mark.parametrize("page", ["model.py", "compare.py"])
-def test_no_refusal_is_markdown(page: str) -> None:
-    app = opened_with(PlanRequest.parse(REFUSED), page)
-    assert "does not hold" in app.error[0].value
-    assert_verbatim(app)
-
-
-def test_no_error_is_markdown() -> None:
     request = PlanRequest.parse(REQUEST | {"hardware": {"device": payload("device")}})
     app = opened_with(request, "model.py")
     assert "unknown device" in app.error[0].value
     assert READ.search(re.sub(r"\\.", "", app.error[0].value)) is None
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        f"vllm serve Qwen/Qwen3-32B -tp 2 '--{payload('option')}' '{payload('value')}'",
-        f"vllm serve Qwen/Qwen3-32B -tp 2 '--x`{payload('option')}`' 3",
-        f"vllm serve Qwen/Qwen3-32B -tp 2 --dtype '{payload('value')}'",
+def test_no_word_of_a_command_is_markdown() -> None:
+    app = opened_with(PlanRequest.parse(REQUEST), "check.py")
+    serve = "vllm serve Qwen/Qwen3-32B -tp 2"
+    for command in (
+        f"{serve} '--{payload('option')}' '{payload('value')}'",
+        f"{serve} '--x`{payload('option')}`' 3",
+        f"{serve} --dtype '{payload('value')}'",
         f"vllm serve '{payload('model')}' -tp 2",
         f"'{payload('program')}' serve x",
-    ],
-)
-def test_no_word_of_a_command_is_markdown(command: str) -> None:
-    app = opened_with(PlanRequest.parse(REQUEST), "check.py")
-    app.text_area(key="command").set_value(command).run()
-    assert_verbatim(app)
+    ):
+        app.text_area(key="command").set_value(command).run()
+        assert_verbatim(app)
 
 
 def test_a_payload_would_be_seen() -> None:

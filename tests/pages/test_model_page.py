@@ -6,10 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
 from recipe_core.model.catalog import catalog_entry
-from tests.fixtures.opening import LLAMA_70B, figure, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, figure, opened, query_of, shown, words
+
+SMALL = catalog_entry("Qwen/Qwen3-0.6B").config
+
+
+def upload(app: AppTest, data: object, name: str = "config.json") -> None:
+    content = data if isinstance(data, bytes) else json.dumps(data).encode()
+    app.file_uploader(key="upload").set_value((name, content, "application/json")).run()
 
 
 def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
@@ -23,27 +31,20 @@ def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
 
 def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable("folders"), "1")
-    (tmp_path / "config.json").write_text(json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config))
-    app = opened(model=str(tmp_path))
-    assert app.metric[0].value == "596 M"
-    assert (
-        opened(model=str(tmp_path / "missing"))
-        .error[0]
-        .value.replace("\\", "")
-        .startswith("model: no config.json")
-    )
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    assert opened(model=str(tmp_path)).metric[0].value == "596 M"
+    error = opened(model=str(tmp_path / "missing")).error[0].value
+    assert error.replace("\\", "").startswith("model: no config.json")
 
 
 def test_a_config_in_the_link_is_a_model() -> None:
-    app = opened(model=json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config))
+    app = opened(model=json.dumps(SMALL))
     assert app.metric[0].value == "596 M"
     assert app.selectbox(key="_model").value == "inline config (your config.json)"
 
 
 def test_serving_turns_into_training_and_back() -> None:
-    app = opened(
-        "model.py", model=LLAMA_70B, **{"hardware.nodes": "4", "objective.limits.tpot_ms": "40"}
-    )
+    app = opened("?hardware.nodes=4&objective.limits.tpot_ms=40", model=LLAMA_70B)
     kept = {"v": "1", "model": LLAMA_70B, "hardware.nodes": "4"}
     app.get_by_key("_workload.kind").set_value("training").run()
     assert query_of(app) == kept | {"workload.kind": "training", "workload.tokens": "10000000000"}
@@ -53,7 +54,7 @@ def test_serving_turns_into_training_and_back() -> None:
 
 
 def test_a_training_precision_and_framework_are_in_the_link() -> None:
-    app = opened("model.py", **{"workload.kind": "training"})
+    app = opened("?workload.kind=training")
     app.get_by_key("_candidate.precision").set_value("fp8").run()
     assert query_of(app)["candidate.precision"] == "fp8"
     app.switch_page("objective.py").run()
@@ -72,21 +73,23 @@ def test_a_checkpoint_in_another_format_is_one_click() -> None:
 
 def test_a_pasted_config_is_a_model_and_a_bad_one_is_refused() -> None:
     app = opened()
-    app.text_area(key="paste").set_value(
-        json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config | {"junk": [1] * 1000})
-    ).run()
+    app.text_area(key="paste").set_value(json.dumps(SMALL | {"junk": [1] * 1000})).run()
     assert app.metric[0].value == "596 M"
     assert "junk" not in query_of(app)["model"]
     app.text_area(key="paste").set_value("not a config").run()
     assert "not valid JSON" in app.error[0].value
     assert app.metric[0].value == "596 M"
+    upload(app, b"PK\x03\x04", "model.json")
+    assert "weights are never read" in app.error[0].value
 
 
 def test_an_uploaded_config_has_a_name_and_a_place_of_its_weights() -> None:
-    app = opened(**{"candidate.tp": "1", "candidate.pp": "1", "candidate.dp": "1"})
-    config = catalog_entry("Qwen/Qwen3-0.6B").config
-    content = json.dumps(config).encode()
-    app.file_uploader(key="upload").set_value(("config.json", content, "application/json")).run()
+    app = opened("?candidate.tp=1&candidate.pp=1&candidate.dp=1")
+    upload(app, SMALL | {"num_hidden_layers": 14})
+    half = app.text_input(key="_upload-name").value
+    upload(app, SMALL)
+    assert half.startswith("qwen3-")
+    assert half != "qwen3-0.596b"  # two uploads are told apart
     assert app.text_input(key="_upload-name").value == "qwen3-0.596b"
     assert "28 layers, 596 M parameters" in words(app)
     assert "Left open, the start command asks" in words(app)
@@ -107,40 +110,10 @@ def test_an_uploaded_config_has_a_name_and_a_place_of_its_weights() -> None:
     assert app.selectbox(key="_model").value == "meta-llama/Llama-3.1-8B-Instruct"
 
 
-def test_two_uploads_are_told_apart() -> None:
-    app = opened()
-    config = catalog_entry("Qwen/Qwen3-0.6B").config
-    names = []
-    for path, layers in (("config.json", 28), ("config.json", 14)):
-        content = json.dumps(config | {"num_hidden_layers": layers}).encode()
-        app.file_uploader(key="upload").set_value((path, content, "application/json")).run()
-        names.append(app.text_input(key="_upload-name").value)
-    assert len(set(names)) == 2
-    assert all(name.startswith("qwen3-") for name in names)
-
-
-def test_an_uploaded_config_is_a_model_and_weights_are_refused() -> None:
-    app = opened()
-    app.file_uploader(key="upload").set_value(
-        (
-            "config.json",
-            json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config).encode(),
-            "application/json",
-        )
-    ).run()
-    assert app.metric[0].value == "596 M"
-    app.file_uploader(key="upload").set_value(
-        ("model.json", b"PK\x03\x04", "application/json")
-    ).run()
-    assert "weights are never read" in app.error[0].value
-
-
 def test_the_architecture_is_drawn_when_it_is_unfolded() -> None:
     app = opened(model=LLAMA_70B)
     assert not app.table
-    app.session_state["architecture"] = True
-    app.run()
-    assert not app.exception
+    shown(app, architecture=True)
     rows = app.table[0].value.to_string()
     assert "grouped-query" in rows
     assert "Feed-forward" in json.dumps(figure(app, "parts"))

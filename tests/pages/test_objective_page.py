@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Mapping
+
+from streamlit.testing.v1 import AppTest
 
 from recipe_core.search.plans import plan
 from tests.fixtures.opening import LLAMA_70B, opened, query_of, words
 
 
-def test_a_preset_fills_lengths_and_load() -> None:
+def test_a_mode_swaps_its_load_and_a_preset_fills_lengths_too() -> None:
     app = opened("objective.py")
+    boxes = {box.key: box for box in app.text_input}
+    assert "from 1 to 1,048,576" in boxes["_workload.concurrency"].help
+    assert "from 0 to below 1" in boxes["_workload.prefix_hit"].help
+    assert all("Takes a" in box.help for box in boxes.values())
+    app.get_by_key("_workload.mode").set_value("open").run()
+    assert app.text_input(key="_workload.request_rate").value == "4"
+    assert query_of(app) == {"v": "1", "workload.mode": "open"}
     app.get_by_key("_preset").set_value("batch").run()
     assert query_of(app)["workload.mode"] == "offline"
     assert app.text_input(key="_workload.requests").value == "10,000"
     assert app.get_by_key("_preset").value == "batch"
-
-
-def test_a_mode_swaps_its_load() -> None:
-    app = opened("objective.py")
-    app.get_by_key("_workload.mode").set_value("open").run()
-    assert app.text_input(key="_workload.request_rate").value == "4"
-    assert query_of(app) == {"v": "1", "workload.mode": "open"}
 
 
 TPOT = "_objective.limits.tpot_ms"
@@ -47,24 +49,24 @@ def test_a_limit_is_dragged_typed_and_cleared() -> None:
 
 
 def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
-    app = opened("objective.py", model=LLAMA_70B)
-    free = app.select_slider(key=f"{TPOT}_slider").options
-    app = opened("objective.py", model=LLAMA_70B, **{"objective.limits.ttft_ms": "500"})
-    assert app.select_slider(key=f"{TPOT}_slider").options == free
-    app = opened("objective.py", **{"workload.concurrency": "8"})
-    assert app.select_slider(key=f"{TPOT}_slider").options == free
+    links = (f"model={LLAMA_70B}", f"model={LLAMA_70B}&objective.limits.ttft_ms=500")
+    free, *limited = (
+        opened(f"objective.py?{link}").select_slider(key=f"{TPOT}_slider").options
+        for link in (*links, "workload.concurrency=8")
+    )
+    assert limited == [free, free]
 
 
 def test_a_limit_says_how_many_splits_keep_it() -> None:
-    limited = {"objective.limits.tpot_ms": "40"}
-    app = opened("objective.py", model=LLAMA_70B, **limited)
+    limited = "objective.py?objective.limits.tpot_ms=40"
+    app = opened(limited, model=LLAMA_70B)
     board = plan(app.session_state["request"])
     line = f"{len(board.order)} of {int(board.runs.sum())} splits keep it"
     assert line in words(app).split("\n")
     free = opened("objective.py", model=LLAMA_70B)
     board = plan(free.session_state["request"])
     assert f"{len(board.order)} splits without this limit" in words(free).split("\n")
-    nowhere = opened("objective.py", hardware_chosen=False, model=LLAMA_70B, **limited)
+    nowhere = opened(limited, hardware_chosen=False, model=LLAMA_70B)
     assert "Splits are counted once hardware is chosen." in words(nowhere).split("\n")
 
 
@@ -99,59 +101,47 @@ def test_a_latency_is_asked_for_in_seconds() -> None:
     assert query_of(app)["objective.limits.request_latency_ms"] == "8000"
 
 
-@pytest.mark.parametrize(
-    ("typed", "shown"),
-    [("1e3", "1,000"), ("2k", "2,000"), ("1,000", "1,000"), ("1 000", "1,000"), ("4Ki", "4,096")],
-)
-def test_a_number_is_understood_as_people_write_it(typed: str, shown: str) -> None:
+def assert_understood(app: AppTest, field: str, numbers: Mapping[str, str]) -> None:
+    """What is typed into a box, and how it is shown."""
+    for typed, shown in numbers.items():
+        app.text_input(key=f"_{field}").set_value(typed).run()
+        assert not app.error
+        assert app.text_input(key=f"_{field}").value == shown
+        assert query_of(app)[field] == shown.replace(",", "")
+
+
+def test_a_number_is_understood_as_people_write_it() -> None:
     app = opened("objective.py")
-    app.text_input(key="_workload.concurrency").set_value(typed).run()
+    loads = {"2k": "2,000", "1,000": "1,000", "4Ki": "4,096", "1 000": "1,000", "1e3": "1,000"}
+    assert_understood(app, "workload.concurrency", loads)
+    app.text_input(key="_workload.output_tokens").set_value("1").run()
+    assert "nothing is decoded" in words(app)
     assert not app.error
-    assert app.text_input(key="_workload.concurrency").value == shown
-    assert query_of(app)["workload.concurrency"] == shown.replace(",", "")
+    app = opened("objective.py?workload.kind=training")
+    tokens = {"10B": "10,000,000,000", "1e9": "1,000,000,000"}
+    assert_understood(app, "workload.tokens", tokens)
 
 
-def test_a_token_budget_has_separators() -> None:
-    app = opened("objective.py", **{"workload.kind": "training"})
-    app.text_input(key="_workload.tokens").set_value("10B").run()
-    assert app.text_input(key="_workload.tokens").value == "10,000,000,000"
-    app.text_input(key="_workload.tokens").set_value("1e9").run()
-    assert app.text_input(key="_workload.tokens").value == "1,000,000,000"
-    assert query_of(app)["workload.tokens"] == "1000000000"
-
-
-@pytest.mark.parametrize("typed", ["1e9", "-5", "0", "99999999999", "1.5", "many"])
-def test_a_refused_number_names_field_value_and_range_and_the_old_one_stays(typed: str) -> None:
+def test_a_refused_number_names_field_value_and_range_and_the_old_one_stays() -> None:
     app = opened("objective.py", model=LLAMA_70B)
     before = query_of(app)
-    app.text_input(key="_workload.concurrency").set_value(typed).run()
-    said = app.error[0].value.replace("\\", "")
-    for part in ("Requests in flight", typed, "from 1 to 1,048,576", "64 stays in effect"):
-        assert part in said
-    assert app.text_input(key="_workload.concurrency").value == "64"
-    assert query_of(app) == before
+    for typed in ("1e9", "-5", "0", "99999999999", "1.5", "many"):
+        app.text_input(key="_workload.concurrency").set_value(typed).run()
+        said = app.error[0].value.replace("\\", "")
+        for part in ("Requests in flight", typed, "from 1 to 1,048,576", "64 stays in effect"):
+            assert part in said
+        assert app.text_input(key="_workload.concurrency").value == "64"
+        assert query_of(app) == before
+    app.text_input(key="_workload.max_context").set_value("5").run()
+    assert "shorter than" in app.error[0].value
+    assert app.text_input(key="_workload.max_context").value == ""
     app.text_input(key="_workload.concurrency").set_value("32").run()
     assert not app.error
     assert query_of(app)["workload.concurrency"] == "32"
 
 
-def test_a_range_is_said_before_it_is_broken() -> None:
-    app = opened("objective.py")
-    boxes = {box.key: box for box in app.text_input}
-    assert "from 1 to 1,048,576" in boxes["_workload.concurrency"].help
-    assert "from 0 to below 1" in boxes["_workload.prefix_hit"].help
-    assert all("Takes a" in box.help for box in boxes.values())
-
-
-def test_one_output_token_is_a_case_of_its_own() -> None:
-    app = opened("objective.py")
-    app.text_input(key="_workload.output_tokens").set_value("1").run()
-    assert "nothing is decoded" in words(app)
-    assert not app.error
-
-
 def test_several_loads_are_shown_and_changed() -> None:
-    app = opened("objective.py", model=LLAMA_70B, **{"options.loads": "16,256"})
+    app = opened("objective.py?options.loads=16,256", model=LLAMA_70B)
     assert app.text_input(key="_options.loads").value == "16, 256"
     app.text_input(key="_options.loads").set_value("16; 1k 2048").run()
     assert app.text_input(key="_options.loads").value == "16, 1000, 2048"
@@ -164,40 +154,28 @@ def test_several_loads_are_shown_and_changed() -> None:
 
 
 def test_a_run_is_bounded_in_time_and_cost() -> None:
-    run = {"workload.kind": "training", "workload.tokens": "1e9"}
-    app = opened("objective.py", **run)
+    run = "objective.py?workload.kind=training&workload.tokens=1e9"
+    app = opened(run)
     everything = app.success[0].value
-    for field in ("wall_hours", "usd"):
+    for field, tight in {"wall_hours": 1.0, "usd": 60.0}.items():
         key = f"_objective.limits.{field}"
         assert app.select_slider(key=f"{key}_slider").options[-1] == "no limit"
-        tight = {"wall_hours": 1.0, "usd": 60.0}[field]
-        app = opened("objective.py", **run, **{f"objective.limits.{field}": str(tight)})
+        app = opened(f"{run}&objective.limits.{field}={tight}")
         assert everything not in [shown.value for shown in app.success]
         app.select_slider(key=f"{key}_slider").set_value("no limit").run()
         assert app.success[0].value == everything
-    app = opened("objective.py", **run, **{"objective.limits.usd": "5000"})
+    app = opened(f"{run}&objective.limits.usd=5000")
     app.text_input(key="_workload.tokens").set_value("").run()
     assert "objective.limits.usd" not in query_of(app)
     assert not app.error
 
 
-def test_an_impossible_edit_is_refused_in_words() -> None:
-    app = opened("objective.py")
-    app.text_input(key="_workload.max_context").set_value("5").run()
-    assert "shorter than" in app.error[0].value
-    assert app.text_input(key="_workload.max_context").value == ""
-
-
-def test_an_aim_is_an_orientation_or_a_goal() -> None:
+def test_an_aim_is_an_orientation_a_goal_or_several() -> None:
     app = opened("objective.py")
     app.get_by_key("_aim").set_value("balanced").run()
     assert query_of(app)["objective.orientation"] == "balanced"
     app.get_by_key("_aim").set_value("cost").run()
     assert query_of(app) == {"v": "1", "objective.optimize": "cost"}
-
-
-def test_several_goals_are_an_aim_that_another_replaces() -> None:
-    app = opened("objective.py")
     app.get_by_key("_aim").set_value("all-three").run()
     weights = {f"objective.weights.{goal}": "1" for goal in ("tpot", "cost", "accuracy")}
     assert weights.items() <= query_of(app).items()
@@ -218,11 +196,11 @@ def test_accuracy_is_bounded_in_percent_of_a_kind_of_benchmark() -> None:
     assert "Accuracy kept" in app.error[0].value
 
 
+LORA = "workload.kind=training&workload.method=lora"
+
+
 def test_adapters_have_a_rank_and_an_alpha() -> None:
-    app = opened(
-        "objective.py",
-        **{"workload.kind": "training", "workload.method": "lora", "workload.lora_rank": "32"},
-    )
+    app = opened(f"objective.py?{LORA}&workload.lora_rank=32")
     app.text_input(key="_workload.lora_alpha").set_value("16").run()
     assert query_of(app)["workload.lora_alpha"] == "16"
     app.text_input(key="_workload.lora_alpha").set_value("").run()
@@ -230,8 +208,7 @@ def test_adapters_have_a_rank_and_an_alpha() -> None:
 
 
 def test_what_a_framework_cannot_launch_is_said_where_it_is_chosen() -> None:
-    run = {"model": "meta-llama/Llama-3.1-8B", "workload.kind": "training"}
-    app = opened("objective.py", **run, **{"workload.method": "lora"})
+    app = opened(f"objective.py?{LORA}&model=meta-llama/Llama-3.1-8B")
     box = app.selectbox(key="_candidate.engine")
     assert (box.value, box.options[0]) == ("", "Automatic: Plain torch (torchrun)")
     assert "torchtitan (cannot launch LoRA)" in box.options

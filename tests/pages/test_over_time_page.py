@@ -45,6 +45,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
 def page(**query: str) -> AppTest:
     app = opened("over_time.py", **query)
     assert app.title[0].value == QUESTION
+    assert not app.exception, [error.value for error in app.exception]
     return app
 
 
@@ -52,7 +53,6 @@ def answered(**query: str) -> AppTest:
     app = page(**{**LIMITED, **SHAPE, **query})
     if not app.button(key="over-time-simulate").disabled:
         app.button(key="over-time-simulate").click().run()
-    assert not app.exception, [error.value for error in app.exception]
     return app
 
 
@@ -67,18 +67,18 @@ def test_the_answer_is_shown_with_every_policy_and_both_bounds(simulated: Simula
     assert app.dataframe[0].value["key"].tolist() == view.policies_frame(answer())["key"].tolist()
     for chart in ("capacity", "replicas", "first", "share", "cost", "costs", "tradeoff"):
         assert figure(app, f"over-time-{chart}")["data"]
+    app.selectbox(key="over-time-day").select("Tue").run()
+    drawn = figure(app, "over-time-replicas")["data"][0]
+    assert drawn["x"][0].startswith("2024-01-02T00:00")
+    assert len(drawn["x"]) == 25
 
 
-def test_an_answer_is_remembered(simulated: Simulated) -> None:
+def test_an_answer_is_remembered_and_an_edit_asks_for_another(simulated: Simulated) -> None:
     query = {**LIMITED, **SHAPE, "workload.over_time.days": "2"}
     answered(**query)
     app = page(**query)
     assert view.verdict(answer())[1] in words(app)
     assert len(simulated.asked) == 1
-
-
-def test_an_edit_asks_for_another_answer(simulated: Simulated) -> None:
-    app = answered(**{"workload.over_time.days": "3"})
     app.text_input(key="_over-time-mean_rate").set_value("16").run()
     assert query_of(app)["workload.over_time.mean_rate"] == "16"
     assert view.verdict(answer())[1] not in words(app)
@@ -101,14 +101,6 @@ def test_a_policy_is_looked_at_and_used() -> None:
     assert app.button(key="over-time-use").disabled
     app.button(key="over-time-none").click().run()
     assert "options.scaling.policy" not in query_of(app)
-
-
-def test_one_day_is_shown_closely() -> None:
-    app = answered(**{"workload.over_time.days": "5"})
-    app.selectbox(key="over-time-day").select("Tue").run()
-    drawn = figure(app, "over-time-replicas")["data"][0]
-    assert drawn["x"][0].startswith("2024-01-02T00:00")
-    assert len(drawn["x"]) == 25
 
 
 def test_without_a_limit_published_ones_are_offered() -> None:
@@ -135,19 +127,15 @@ def test_a_shape_becomes_rates_that_are_typed() -> None:
     assert query_of(app)["workload.over_time.mean_rate"] == "2"
 
 
-def test_an_impossible_figure_is_refused_beside_its_box() -> None:
+def test_figures_are_typed_and_impossible_ones_refused_beside_their_box() -> None:
     app = page(**{**LIMITED, **SHAPE})
+    before = next(text for text in words(app).split("\n") if text.startswith("A replica answers"))
     app.text_input(key="_over-time-days").set_value("9999").run()
     assert "Days" in app.error[0].value
     app.text_input(key="_over-time-growth_per_month").set_value("10").run()
     assert query_of(app)["workload.over_time.growth_per_month"] == "0.1"
     app.get_by_key("_over-time-attainment").set_value(0.999).run()
     assert query_of(app)["workload.over_time.attainment"] == "0.999"
-
-
-def test_what_a_start_finds_changes_its_time() -> None:
-    app = page(**{**LIMITED, **SHAPE})
-    before = next(text for text in words(app).split("\n") if text.startswith("A replica answers"))
     app.selectbox(key="_options.start.node").select("ready").run()
     assert query_of(app)["options.start.node"] == "ready"
     after = next(text for text in words(app).split("\n") if text.startswith("A replica answers"))
@@ -161,24 +149,21 @@ def test_what_a_start_finds_changes_its_time() -> None:
 
 def trace(lines: int = 240) -> bytes:
     """A trace in Mooncake's form: a request every other second, half of its blocks shared."""
-    rows = [
-        {
-            "timestamp": 2000 * n,
-            "input_length": 1024,
-            "output_length": 100 + n % 50,
-            "hash_ids": [0, 1 + n],
-        }
-        for n in range(lines)
-    ]
-    return "\n".join(json.dumps(row) for row in rows).encode()
+    lengths = ({"input_length": 1024, "output_length": 100 + n % 50} for n in range(lines))
+    rows = ({"timestamp": 2000 * n, "hash_ids": [0, 1 + n]} | row for n, row in enumerate(lengths))
+    return "\n".join(map(json.dumps, rows)).encode()
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_a_trace_is_described_and_used(packed: bool) -> None:
+def test_a_trace_is_described_and_used() -> None:
     app = page(**LIMITED)
     app.get_by_key("_over-time-from").set_value("trace").run()
-    data = gzip.compress(trace()) if packed else trace()
-    app.file_uploader(key="over-time-file").set_value(("mine.jsonl", data, "text/plain")).run()
+    upload = app.file_uploader(key="over-time-file")
+    upload.set_value(("x.csv", b"\x00\x01", "text/csv")).run()
+    assert len(app.error) == 1
+    for data in (trace(), gzip.compress(trace())):
+        upload = app.file_uploader(key="over-time-file")
+        upload.set_value(("mine.jsonl", data, "text/plain")).run()
+        assert not app.error
     described = next(table for table in app.table if "trace holds" in table.proto.alt)
     assert "240 in" in described.value.to_string()
     assert figure(app, "over-time-trace-3")["data"]
@@ -192,14 +177,6 @@ def test_a_trace_is_described_and_used(packed: bool) -> None:
     app.selectbox(key="over-time-trace-shape").select("azure-code").run()
     app.button(key="over-time-use-trace").click().run()
     assert query_of(app)["workload.over_time.shape"] == "azure-code"
-
-
-def test_what_is_no_trace_is_refused() -> None:
-    app = page(**LIMITED)
-    app.get_by_key("_over-time-from").set_value("trace").run()
-    app.file_uploader(key="over-time-file").set_value(("x.csv", b"\x00\x01", "text/csv")).run()
-    assert len(app.error) == 1
-    assert not app.exception
 
 
 def test_training_is_told_that_this_is_about_serving() -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from streamlit.testing.v1 import AppTest
 
-from recipe_core.base.resources import root
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.packed import pack
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep, shelf_of, shelf_query
-from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, figure, opened, query_of, words
-from tests.fixtures.patience import PATIENCE
+from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, edited, figure, opened, query_of, words
 from tests.pages.test_markdown import MODEL, payload, profile
 
 TP4 = "vllm.bf16.bf16.tp4.pp1.dp1.ep1"
@@ -50,13 +47,6 @@ def kept_of(app: AppTest) -> list[str]:
     return [kept.name for kept in app.session_state["kept"]]
 
 
-def test_an_empty_page_says_how_to_keep_something() -> None:
-    app = opened("side.py")
-    assert app.title[0].value == QUESTION
-    assert "press Keep" in words(app).replace("*", "")
-    assert not app.table
-
-
 def test_a_pin_is_kept_and_survives_another_model_and_device() -> None:
     app = opened("compare.py", model=LLAMA_70B, pins=TP8)
     app.button(key=f"keep-{TP8}").click().run()
@@ -64,11 +54,7 @@ def test_a_pin_is_kept_and_survives_another_model_and_device() -> None:
     app.switch_page("model.py").run()
     app.selectbox(key="_model").select("Qwen/Qwen3-32B").run()
     app.switch_page("hardware.py").run()
-    app.session_state["request"] = change(
-        app.session_state["request"], {"hardware.device": "mi300x"}
-    )
-    app.session_state["edited"] = True
-    app.run()
+    edited(app, {"hardware.device": "mi300x"})
     app.switch_page("recipe.py").run()
     app.button(key="keep").click().run()
     app.switch_page("side.py").run()
@@ -79,14 +65,6 @@ def test_a_pin_is_kept_and_survives_another_model_and_device() -> None:
     shelf, ignored = shelf_of(query_of(app))
     assert ignored == []
     assert [kept.name for kept in shelf] == kept_of(app)
-
-
-def test_a_device_that_was_sized_is_kept() -> None:
-    app = opened("size.py", **{"any": '{"devices":["l40s","h100-sxm"]}'})
-    app.button(key="size-keep").click().run()
-    (kept,) = app.session_state["kept"]
-    assert kept.request.hardware.device in ("l40s", "h100-sxm")
-    assert kept.request.candidate is not None
 
 
 def test_a_link_restores_names_figures_and_the_difference() -> None:
@@ -147,15 +125,10 @@ def test_serving_beside_training_says_what_cannot_be_compared() -> None:
     assert rows["Time of a step"][:2] == ["–", "–"]
 
 
-def test_commands_differ_option_by_option() -> None:
-    app = side(keep((Kept("eight", EIGHT),), asked(TP4, model=LLAMA_70B), "four"))
-    assert compared(app, 1) == {"--tensor-parallel-size": ["8", "4"]}
-    whole = "\n".join(code.value for code in app.code)
-    assert f"vllm serve {LLAMA_70B}" in whole
-
-
-def test_what_is_the_same_is_listed_or_shown() -> None:
+def test_commands_differ_option_by_option_and_what_is_the_same_is_listed_or_shown() -> None:
     app = side((Kept("eight", EIGHT), Kept("four", asked(TP4, model=LLAMA_70B))))
+    assert compared(app, 1) == {"--tensor-parallel-size": ["8", "4"]}
+    assert f"vllm serve {LLAMA_70B}" in "\n".join(code.value for code in app.code)
     assert "The same for all" in words(app)
     assert "Model" not in compared(app)
     app.toggle(key="differing").set_value(False).run()
@@ -181,20 +154,19 @@ def test_a_ninth_choice_is_refused_in_words() -> None:
     assert len(app.session_state["kept"]) == MAX_KEPT
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("~9.AAAA", "packed in version 9"),
-        ("~1.AAAA", "cut off or changed"),
-        (pack([["bad", {**TWO[0].query, "hardware.device": "h100-smx"}]]), "bad was left out"),
-    ],
-)
-def test_what_a_link_keeps_and_nobody_can_read_is_named(text: str, said: str) -> None:
-    app = opened(kept=text)
-    assert said in app.warning[0].value.replace("\\", "")
-    assert "kept" not in query_of(app)
+def test_what_a_link_keeps_and_nobody_can_read_is_named() -> None:
+    bad = pack([["bad", {**TWO[0].query, "hardware.device": "h100-smx"}]])
+    for text, said in (
+        *(("~9.AAAA", "packed in version 9"), ("~1.AAAA", "cut off or changed")),
+        (bad, "bad was left out"),
+    ):
+        app = opened(kept=text)
+        assert said in app.warning[0].value.replace("\\", "")
+        assert "kept" not in query_of(app)
     app.switch_page("side.py").run()
     assert app.title[0].value == QUESTION
+    assert "press Keep" in words(app).replace("*", "")
+    assert not app.table
 
 
 def test_names_models_and_devices_of_others_are_read_as_text() -> None:
@@ -211,23 +183,16 @@ def test_names_models_and_devices_of_others_are_read_as_text() -> None:
     assert "<b>" not in str(figure(app, "side-chart"))
 
 
-# --- links hold what the plan holds
-
-
 def test_a_pin_that_left_the_plan_is_kept_by_a_click_where_the_session_knows_it() -> None:
     app = opened("compare.py", pins=f"{TP8},{TP4}")
-    app.session_state["request"] = change(app.session_state["request"], {"hardware.per_node": 4})
-    app.session_state["edited"] = True
-    app.run()
+    edited(app, {"hardware.per_node": 4})
     assert "is no longer a split of this plan" in words(app)
     assert query_of(app)["pins"] == TP4
     app.button(key=f"keep-{TP8}").click().run()
     (kept,) = app.session_state["kept"]
     assert kept.request.hardware.per_node == 8
     assert kept.request.candidate.tp == 8
-    app.session_state["request"] = DEFAULT
-    app.session_state["edited"] = True
-    app.run()
+    edited(app, DEFAULT)
     assert query_of(app)["pins"] == f"{TP8},{TP4}"
 
 
@@ -235,26 +200,19 @@ def test_a_split_that_no_longer_fits_is_said_and_in_no_link() -> None:
     app = opened("recipe.py", model=LLAMA_70B)
     app.selectbox(key="_split").select(TP4).run()
     assert query_of(app)["candidate.tp"] == "4"
-    limited = change(app.session_state["request"], {"objective.limits.gpus": 2})
-    app.session_state["request"] = limited
-    app.session_state["edited"] = True
-    app.run()
+    edited(app, {"objective.limits.gpus": 2})
     assert "no longer fits" in words(app)
     assert "candidate.tp" not in query_of(app)
     for page in ("model.py", "compare.py"):
         app.switch_page(page).run()
         assert "tp 4, the split that you chose, no longer fits: the link omits it" in words(app)
-    app.session_state["request"] = change(limited, {"objective.limits.gpus": None})
-    app.session_state["edited"] = True
-    app.run()
+    edited(app, {"objective.limits.gpus": None})
     assert query_of(app)["candidate.tp"] == "4"
     assert "no longer fits" not in words(app)
 
 
 def test_every_page_has_a_link_to_copy() -> None:
-    app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=PATIENCE)
-    app.query_params.update({"model": LLAMA_70B, **shelf_query(TWO)})
-    app.run()
+    app = opened(hardware_chosen=False, model=LLAMA_70B, **shelf_query(TWO))
     for page in (*PAGES, "size.py", "over_time.py", "side.py", "measured.py", "check.py"):
         app.switch_page(page).run()
         (link,) = [code.value for code in app.code if "?v=1&" in code.value]

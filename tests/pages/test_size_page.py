@@ -15,7 +15,7 @@ from recipe_core.request.open_hardware import size_request
 from recipe_core.request.size import Market
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
-from tests.fixtures.opening import LLAMA_70B, PAGES, figure, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, PAGES, figure, opened, query_of, shown, words
 
 QUESTION = "Which hardware, and how much?"
 FEW = json.dumps({"devices": ["h100-sxm", "mi300x", "b200-sxm", "a10g", "gh200-144gb"]})
@@ -86,11 +86,14 @@ def test_the_hardware_is_taken_with_its_price_and_split() -> None:
     assert json.loads(query["any"]) == json.loads(FEW)
 
 
-def test_another_device_is_looked_at_and_compared() -> None:
+def test_another_device_is_looked_at_kept_and_compared() -> None:
     app = sized(**SERVE)
     second = app.dataframe[0].value["key"][1]
-    app.session_state["size-device"] = second
-    app.run()
+    shown(app, **{"size-device": second})
+    app.button(key="size-keep").click().run()
+    (kept,) = app.session_state["kept"]
+    assert kept.request.hardware.device == second
+    assert kept.request.candidate is not None
     assert size_view.short(core(SERVE)["devices"][1]) in app.button(key="size-take").label
     app.button(key="size-compare").click().run()
     assert app.title[0].value == PAGES["compare.py"]
@@ -117,8 +120,7 @@ def test_a_bad_market_of_a_link_is_named() -> None:
 
 def test_filters_and_own_machines_narrow_the_choice() -> None:
     app = sized(**SERVE)
-    app.session_state["size-more"] = True
-    app.run()
+    shown(app, **{"size-more": True})
     app.selectbox(key="size-own-device").select("h100-sxm").run()
     app.button(key="size-own-add").click().run()
     assert "h100-sxm (owned)" in app.dataframe[0].value["key"].tolist()
@@ -132,11 +134,14 @@ def test_what_cannot_hold_says_what_the_nearest_device_lacks() -> None:
     assert not app.get("plotly_chart")
 
 
-def test_a_device_without_a_price_stands_apart() -> None:
+def test_a_device_without_a_price_stands_apart_and_every_chart_is_drawn() -> None:
     app = sized(**SERVE)
     apart = next(table for table in app.table if "no price" in table.proto.alt)
     assert "GH200" in apart.value.to_string()
     assert "per device-hour" in apart.value.to_string()
+    charts = {"Cost against a limit": "size-against", "Confidence": "size-confidence"}
+    for title, chart in charts.items():
+        assert figure(shown(app, **{"size-views": title}), chart)["data"]
 
 
 def test_what_counts_is_cost_until_the_reader_chooses() -> None:
@@ -147,38 +152,15 @@ def test_what_counts_is_cost_until_the_reader_chooses() -> None:
     assert query_of(app)["objective.optimize"] == "gpus"
 
 
-@pytest.mark.parametrize("view", ["Cost against a limit", "Confidence"])
-def test_every_chart_is_drawn(view: str) -> None:
+def test_a_folded_part_asks_for_its_answer_and_a_price_draws_both_curves() -> None:
     app = sized(**SERVE)
-    app.session_state["size-views"] = view
-    app.run()
-    assert not app.exception
-    assert figure(app, {"Confidence": "size-confidence"}.get(view, "size-against"))["data"]
-
-
-@pytest.mark.parametrize(
-    ("part", "said", "chart"),
-    [
-        ("growth", "today's size lasts", "size-growth-chart"),
-        ("availability", "Enough", None),
-        ("purchase", "pays within 36 months up to", None),
-    ],
-)
-def test_a_folded_part_asks_for_its_answer(part: str, said: str, chart: str | None) -> None:
-    app = sized(**SERVE)
-    app.session_state[f"size-open-{part}"] = True
-    app.run()
-    assert not app.exception
-    labels = "\n".join(number.label for number in app.text_input)
-    assert said in words(app) + labels
-    if chart:
-        assert figure(app, chart)["data"]
-
-
-def test_the_price_of_a_device_draws_both_curves() -> None:
-    app = sized(**SERVE)
-    app.session_state["size-open-purchase"] = True
-    app.run()
+    for part, said in (
+        *(("growth", "today's size lasts"), ("availability", "Enough")),
+        ("purchase", "pays within 36 months up to"),
+    ):
+        shown(app, **{f"size-open-{part}": True})
+        assert said in words(app) + "\n".join(number.label for number in app.text_input)
+    assert figure(app, "size-growth-chart")["data"]
     app.text_input(key="_size_purchase_usd_per_device").set_value("30k").run()
     assert "At your price it has paid after" in words(app)
     names = [trace["name"] for trace in figure(app, "size-purchase-chart")["data"]]
@@ -187,24 +169,22 @@ def test_the_price_of_a_device_draws_both_curves() -> None:
     assert "Written off over" in app.error[0].value
 
 
-@pytest.mark.parametrize("page", ["model.py", "hardware.py"])
-def test_the_page_is_entered_from_where_the_hardware_is_unknown(page: str) -> None:
-    app = opened(page)
-    links = [link.proto.label for link in app.get("page_link")]
-    assert "Any hardware: find it for me" in links
+def test_the_page_is_entered_from_where_the_hardware_is_unknown() -> None:
+    for page in ("model.py", "hardware.py"):
+        links = [link.proto.label for link in opened(page).get("page_link")]
+        assert "Any hardware: find it for me" in links, page
 
 
 @pytest.mark.parametrize(
-    "query",
+    ("link", "market"),
     [
-        {"model": "nobody/nothing"},
-        {"any": '{"devices":["h100-sxm"],"providers":["nobody"]}'},
-        {"workload.mode": "open", "any": FEW},
-        {"workload.mode": "offline", "any": FEW},
-        {"any": FEW, "options.engines": "tensorrt-llm"},
+        ("model=nobody/nothing", None),
+        ("", '{"devices":["h100-sxm"],"providers":["nobody"]}'),
+        *((link, FEW) for link in ("workload.mode=open", "workload.mode=offline")),
+        ("options.engines=tensorrt-llm", FEW),
     ],
     ids=["unknown-model", "no-offer", "open-no-limit", "offline", "one-engine"],
 )
-def test_every_state_is_drawn(query: dict[str, str]) -> None:
-    app = sized(**query)
+def test_every_state_is_drawn(link: str, market: str | None) -> None:
+    app = opened(f"size.py?{link}", **({"any": market} if market else {}))
     assert len(app.success) + len(app.error) == 1

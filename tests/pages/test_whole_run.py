@@ -28,9 +28,11 @@ def test_a_run_gets_a_ramp_and_loses_it() -> None:
     assert app.session_state["request"].workload.phases is None
 
 
-def test_a_refused_phase_says_which_and_keeps_the_run() -> None:
+def test_phases_travel_in_a_link_and_a_refused_one_is_named() -> None:
     app = run_page()
     app.get_by_key("_add_phase").click().run()
+    again = opened("objective.py", **query_of(app))
+    assert again.session_state["request"] == app.session_state["request"]
     app.text_input(key="_workload.phases.0.global_batch").set_value("half").run()
     assert "Global batch of phase 1" in words(app)
     assert app.session_state["request"].workload.phases[0].global_batch == 128
@@ -49,16 +51,9 @@ def test_evaluations_storage_and_spares_are_in_the_link() -> None:
     assert not any("evaluation" in name for name in query_of(app))
 
 
-def test_phases_travel_in_a_link() -> None:
-    app = run_page()
-    app.get_by_key("_add_phase").click().run()
-    again = opened("objective.py", **query_of(app))
-    assert again.session_state["request"] == app.session_state["request"]
-
-
 def test_the_comparison_draws_what_a_run_loses() -> None:
-    small = {"workload.kind": "training", "workload.tokens": "1e12", "hardware.nodes": "2"}
-    app = open_view(opened("compare.py", **small, **{"workload.spare_nodes": "1"}), "Whole run")
+    small = "compare.py?workload.kind=training&workload.tokens=1e12&hardware.nodes=2"
+    app = open_view(opened(f"{small}&workload.spare_nodes=1"), "Whole run")
     (bars,) = figure(app, "losses")["data"]
     assert {"Restarts", "Work done again", "Checkpoints"} <= set(bars["y"])
     assert "(goodput)" in words(app)
