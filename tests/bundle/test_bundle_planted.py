@@ -149,14 +149,21 @@ def test_planted_code_of_a_signed_bundle_is_not_run(recipe, tmp_path, monkeypatc
 
 
 def test_the_command_line_adds_nothing_to_a_bundle(folder, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    for name in ("preflight", "status", "down"):
+        assert "Traceback" not in run(name, str(folder)).stderr
+    assert read_bundle(folder)
+
+
+@pytest.mark.nightly
+def test_a_process_adds_nothing_to_a_bundle(folder, monkeypatch):
     for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
         monkeypatch.delenv(name, raising=False)
     command = [sys.executable, "-m", "recipe_core", "preflight", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert "device" in done.stdout
-    for name in ("status", "down"):
-        assert "Traceback" not in run(name, str(folder)).stderr
     assert read_bundle(folder)
 
 
