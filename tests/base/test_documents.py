@@ -2,29 +2,33 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 from recipe_core.base import documents
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
 
 
-def test_numbers_with_an_exponent_are_numbers():
+def test_what_yaml_holds_is_read_and_written_alike():
     assert documents.parse_yaml("tokens: 15e9\nrate: 2.5e-3") == {"tokens": 15e9, "rate": 2.5e-3}
+    # a value in two places is written twice
+    shared = {"a": [1]}
+    assert documents.parse_yaml(documents.to_yaml([shared, shared])) == [shared, shared]
+    # ends of lines of one YAML only are written as escapes
+    for text in ("a\u2028b", "a\u2029", "\x85", "\ufeffa"):
+        assert documents.to_yaml({"a": text}).isascii()
+        assert documents.parse_yaml(documents.to_yaml({"a": text})) == {"a": text}
 
 
-def test_broken_json_is_refused():
-    for text in ("NaN", "Infinity", "{", "[" * 100_000):
-        refusal(documents.parse_json, text)
-
-
-def test_writing_is_whole_or_not_at_all(tmp_path: Path):
+def test_writing_is_whole_or_not_at_all(tmp_path):
     target = tmp_path / "file"
     documents.write_whole(target, b"old")
     error = refusal(documents.write_whole, tmp_path / "missing" / "file", b"new")
     assert "cannot write" in str(error)
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    # and broken JSON is not read
+    for text in ("NaN", "Infinity", "{", "[" * 100_000):
+        refusal(documents.parse_json, text)
 
 
 WORDS = [
@@ -38,11 +42,6 @@ def test_words_that_look_like_something_else_stay_words(word):
     text = documents.to_yaml({"command": [word]})
     assert documents.parse_yaml(text) == {"command": [word]}
     assert f"'{word}'" in text
-
-
-def test_a_value_in_two_places_is_written_twice():
-    shared = {"a": [1]}
-    assert documents.parse_yaml(documents.to_yaml([shared, shared])) == [shared, shared]
 
 
 VALUES = [
@@ -66,9 +65,3 @@ def test_indented_json_is_as_the_library_writes_it_and_unknown_figures_null(valu
     assert documents.to_json(value) == written
     figures = {"a": [math.nan, 1.5], "b": math.inf}
     assert documents.to_json(figures, indent=None) == '{"a": [null, 1.5], "b": null}'
-
-
-def test_ends_of_lines_of_one_yaml_only_are_written_as_escapes():
-    for text in ("a\u2028b", "a\u2029", "\x85", "\ufeffa"):
-        assert documents.to_yaml({"a": text}).isascii()
-        assert documents.parse_yaml(documents.to_yaml({"a": text})) == {"a": text}

@@ -1,7 +1,5 @@
 """Numbers as people type them, and the ranges of a request's fields."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +31,11 @@ def test_what_is_no_number():
     # dollars stand before their number
     assert read_number("$1.25", ANY, unit="$") == 1.25
     refusal(read_number, "$1.25", ANY, unit="ms")
+    # lists
+    assert read_numbers("16, 64;1k  2e3", WHOLE, most=4) == (16, 64, 1000, 2000)
+    assert read_numbers(" ", WHOLE, most=4) == ()
+    assert "at most 4" in str(refusal(read_numbers, "1 2 3 4 5", WHOLE, most=4))
+    assert "'x'" in str(refusal(read_numbers, "16, x", WHOLE, most=4))
 
 
 def test_what_is_refused_names_value_and_range():
@@ -48,13 +51,6 @@ def test_what_is_refused_names_value_and_range():
         assert (error.field, len(str(error)) < 300) == ("workload.input_tokens", True)
         for part in (words, typed[:40], "from 1 to 1,099,511,627,776, in tokens"):
             assert part in str(error)
-
-
-def test_lists():
-    assert read_numbers("16, 64;1k  2e3", WHOLE, most=4) == (16, 64, 1000, 2000)
-    assert read_numbers(" ", WHOLE, most=4) == ()
-    assert "at most 4" in str(refusal(read_numbers, "1 2 3 4 5", WHOLE, most=4))
-    assert "'x'" in str(refusal(read_numbers, "16, x", WHOLE, most=4))
 
 
 @settings(max_examples=examples(300))

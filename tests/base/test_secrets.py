@@ -1,7 +1,5 @@
 """What is taken for a secret, and what of real engines and recipes is not."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 
@@ -89,9 +87,7 @@ def test_no_file_of_a_target_has_the_form_of_a_secret():
             assert not is_secret("line", line), (path, line)
 
 
-def test_a_password_of_this_machine_is_found_in_files_and_words_of_its_settings_are_not(
-    monkeypatch,
-):
+def test_passwords_of_this_machine_are_found_and_words_not(monkeypatch):
     monkeypatch.setenv("PGPASS", "tr0ub4dor-and-3")
     error = refusal(refuse_planted, {"README.md": b"connect with tr0ub4dor-and-3"})
     assert "PGPASS" in str(error)

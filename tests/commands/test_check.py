@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import subprocess
 from functools import cache
@@ -42,9 +40,6 @@ def check(command, judged_on=H100):
     json.dumps(answer, allow_nan=False)
     assert verdict_text(answer)
     return answer
-
-
-# Verdicts
 
 
 def test_a_command_that_fits_and_wastes():
@@ -124,6 +119,10 @@ def test_names_that_are_no_model_are_unknown():
     for name in ("~0", "x" * 4000, "a/../..", "-", "a b", "$", "{", "....//"):
         answer = check(["vllm", "serve", "--model", name])
         assert (answer["ok"], answer["verdict"]) == (None, "unknown"), name
+    # what is no command is one error
+    words = ("nginx -g daemon", "", "[1, 2]", '["vllm"', "vllm serve 'x", "x" * 70_000)
+    for command in (*words, ["vllm"] * 20_000, {"a": 1}):
+        refusal(check_command, command, H100)
 
 
 def test_an_automatic_context_stays_automatic():
@@ -158,15 +157,6 @@ def test_what_is_judged_on_is_checked(values, field):
     assert refusal(Ground.of, **values).field == field
 
 
-def test_what_is_no_command_is_one_error():
-    words = ("nginx -g daemon", "", "[1, 2]", '["vllm"', "vllm serve 'x", "x" * 70_000)
-    for command in (*words, ["vllm"] * 20_000, {"a": 1}):
-        refusal(check_command, command, H100)
-
-
-# Many at once
-
-
 COMMANDS = [
     "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192",
     "vllm serve Qwen/Qwen3-32B -tp 3",
@@ -197,14 +187,15 @@ def test_files_of_commands(tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "e.png").write_bytes(b"\x89PNG")
     answers = list(check_items(list(read_items(tmp_path)), {"hardware": "h100-sxm:8"}))
-    fields = [answer.get("error", {}).get("field") for answer in answers]
-    verdicts = [answer.get("verdict", field) for answer, field in zip(answers, fields, strict=True)]
-    places = "a.sh:1#1 a.sh:1#2 b.txt:2 b.txt:4 b.txt:5 c.md:2 d.jsonl:1 d.jsonl:2 d.jsonl:3"
-    assert [answer["source"] for answer in answers] == [*places.split(), "d.jsonl:4"]
-    fits = ["fits"]
-    assert verdicts == [
-        *("fits", "cannot start", "fits", "command"), *fits * 4, "command", None,
-    ]  # fmt: skip
+    verdicts = {
+        answer["source"]: answer.get("verdict", answer.get("error", {}).get("field"))
+        for answer in answers
+    }
+    assert verdicts == {
+        "a.sh:1#1": "fits", "a.sh:1#2": "cannot start", "b.txt:2": "fits", "b.txt:4": "command",
+        "b.txt:5": "fits", "c.md:2": "fits", "d.jsonl:1": "fits", "d.jsonl:2": "fits",
+        "d.jsonl:3": "command", "d.jsonl:4": None,
+    }  # fmt: skip
     assert all("estimate" not in answer for answer in answers)
     assert answers[2]["serving"]["output_tokens_per_s"] > 0
 
@@ -226,9 +217,6 @@ def test_lines_may_be_requests_or_commands_in_any_order():
     assert fifth["verdict"] == "cannot start"
     assert item("x", {"argv": ["vllm"], "gpus": 2}).ground == {"gpus": 2}
     refusal(item, "x", {"command": 3})
-
-
-# Doors
 
 
 def test_the_command_line_prints_one_line_a_command_and_exits_with_the_verdict(tmp_path):
@@ -268,9 +256,6 @@ def test_the_api_judges_commands():
         status, refused = judged(**values)
         assert (status, refused["error"]["field"]) == (422, field)
     assert judged(command=3)[0] == 422
-
-
-# There and back
 
 
 MODELS = (

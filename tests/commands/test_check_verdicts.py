@@ -1,7 +1,5 @@
 """Verdicts that a publisher would sign: uncertain starts, the same command mended, its files."""
 
-from __future__ import annotations
-
 import json
 import shlex
 
@@ -71,9 +69,6 @@ def test_what_cannot_fit_beyond_any_error_is_refused(command, hardware):
     assert (answer["ok"], answer["verdict"]) == (False, "cannot start")
     assert answer["start_probability"] < start_errors().bounds[0]
     assert "short" in answer["reasons"][0]
-
-
-# The same command with the fewest words changed
 
 
 def test_an_uncertain_start_names_probability_and_the_command_that_starts():
@@ -217,9 +212,6 @@ def test_lines_and_the_command_line_have_the_verdict_and_the_changed_command():
     assert recipe("check", "--command", large, *words).returncode == 1
 
 
-# Formats that a name tells
-
-
 def test_a_format_by_name_is_said_in_every_answer():
     command = "vllm serve acme/MiniMax-M2-FP8 -tp 8"
     answer = check(command, H200)
@@ -230,9 +222,6 @@ def test_a_format_by_name_is_said_in_every_answer():
     ground = {"hardware": "h200-sxm", "gpus": 8}
     [line] = check_items([item("a:1", {"command": command})], ground)
     assert note in line["findings"]
-
-
-# Files that a command names
 
 
 def files(command):
@@ -248,6 +237,15 @@ def test_a_template_that_only_the_source_tree_has_is_said():
     assert template in finding["message"]
     assert "does not start without it" in finding["message"]
     assert finding["hint"]
+    # folders of an image and adapters
+    image = "docker run --gpus all vllm/vllm-openai:v0.32.0 Qwen/Qwen3-8B"
+    assert files(f"{image} --chat-template examples/x.jinja") == []
+    [finding] = files(f"{image} --enable-lora --lora-modules sql=./adapters/sql")
+    assert finding["option"] == "--lora-modules"
+    sglang = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --chat-template {}"
+    for template, options in (("./t.jinja", ["--chat-template"]), ("llama-2", [])):
+        findings = check(sglang.format(template))["findings"]  # SGLang has llama-2 by name
+        assert [each["option"] for each in findings if each["code"] == "file"] == options
 
 
 def test_in_a_container_the_hint_is_a_mount_that_silences_it():
@@ -271,14 +269,3 @@ def test_in_a_container_the_hint_is_a_mount_that_silences_it():
 @over("words", table("check_verdicts", "what_is_no_relative_path_is_silent"))
 def test_what_is_no_relative_path_is_silent(words):
     assert files(f"vllm serve Qwen/Qwen3-8B {words}") == []
-
-
-def test_folders_of_an_image_and_adapters():
-    image = "docker run --gpus all vllm/vllm-openai:v0.32.0 Qwen/Qwen3-8B"
-    assert files(f"{image} --chat-template examples/x.jinja") == []
-    [finding] = files(f"{image} --enable-lora --lora-modules sql=./adapters/sql")
-    assert finding["option"] == "--lora-modules"
-    sglang = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --chat-template {}"
-    for template, options in (("./t.jinja", ["--chat-template"]), ("llama-2", [])):
-        findings = check(sglang.format(template))["findings"]  # SGLang has llama-2 by name
-        assert [each["option"] for each in findings if each["code"] == "file"] == options

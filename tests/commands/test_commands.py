@@ -45,9 +45,6 @@ def codes(text):
     return [finding.code for finding in read(text)[2]]
 
 
-# Words
-
-
 @over("text, expected", table("commands", "words_are_those_of_a_shell"))
 def test_words_are_those_of_a_shell(text, expected):
     assert [list(found) for found in words(text)] == expected
@@ -57,9 +54,7 @@ def test_variables_before_a_command_are_its_own():
     script = read_script("export A=1\nB=2 C='x y' vllm serve m")
     assert script.env == {"A": "1"}
     assert script.commands[0].env == {"B": "2", "C": "x y"}
-
-
-def test_a_blank_after_a_backslash_is_noticed_and_what_cannot_be_read_refused():
+    # a blank after a backslash is noticed, and what cannot be read refused
     script = read_script("vllm serve a \\ \n --b")
     assert script.loose_ends == 1
     assert script.commands[0].words == ("vllm", "serve", "a", "--b")
@@ -102,9 +97,6 @@ def test_reading_takes_time_in_proportion(piece):
     find_launches(script)
 
 
-# What starts a server
-
-
 @over("text, name, args", table("commands", "a_server_is_found_behind_what_wraps_it"))
 def test_a_server_is_found_behind_what_wraps_it(text, name, args):
     launch = launch_in(text)
@@ -136,9 +128,10 @@ def test_image_tags():
     tags = {"a/b:1": "1", "a/b": None, "host:5000/a/b": None, "host:5000/a/b:2": "2"}
     tags["a@sha256:ff"] = "sha256:ff"
     assert {image: image_tag(image) for image in tags} == tags
-
-
-# Options
+    # a list of words needs no quoting
+    launch = launch_of(("vllm", "serve", "a model", "-tp", "2"))
+    assert launch is not None
+    assert launch.args == ("a model", "-tp", "2")
 
 
 @pytest.mark.parametrize("name", READ)
@@ -201,9 +194,9 @@ def test_findings_say_what_to_do(command, code, says):
 def test_harmless_values_of_what_is_not_modelled_are_not_worth_a_word():
     assert codes("vllm serve m --cpu-offload-gb 0") == []
     assert codes("trtllm-serve m --backend pytorch") == []
-
-
-# Meaning
+    # attention ranks that do not divide are refused
+    assert "attention-dp" in codes("sglang serve m --tp 8 --attn-dp-size 3")
+    assert "attention-dp" in codes("sglang serve m --tp 8 --attn-dp-size 2 --dp-size 2")
 
 
 @over("row", PUBLISHED)
@@ -220,24 +213,10 @@ def test_sglang_counts_attention_ranks_within_tp(options, candidate):
     assert found.candidate == {"pp": 1} | candidate
 
 
-def test_attention_ranks_that_do_not_divide_are_refused():
-    assert "attention-dp" in codes("sglang serve m --tp 8 --attn-dp-size 3")
-    assert "attention-dp" in codes("sglang serve m --tp 8 --attn-dp-size 2 --dp-size 2")
-
-
 @over("command, draft", table("commands", "drafts_are_read_from_json_or_options"))
 def test_drafts_are_read_from_json_or_options(command, draft):
     launch = launch_in(command.replace("{", "'{").replace("}", "}'"))
     assert meaning_of(read_arguments(launch.engine, launch.args)).draft == draft
-
-
-def test_a_list_of_words_needs_no_quoting():
-    launch = launch_of(("vllm", "serve", "a model", "-tp", "2"))
-    assert launch is not None
-    assert launch.args == ("a model", "-tp", "2")
-
-
-# Anything at all
 
 
 def forbid_processes(monkeypatch):

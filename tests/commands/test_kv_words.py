@@ -1,7 +1,5 @@
 """Tiers below the devices' cache are started as they were estimated, and read back."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 
@@ -51,14 +49,6 @@ def test_what_is_started_is_read_back_as_it_was_estimated(offload, more):
     assert read_back(started(offload, **more)) == pytest.approx(offload)
 
 
-def test_memory_of_each_device_becomes_that_of_a_server():
-    """VLLM counts a server's ranks together (config/vllm.py, cpu_bytes_to_use)."""
-    launch = started({"host_gib_per_device": 50}, tp=2)
-    words = launch.processes[0].argv
-    assert words[words.index("--kv-offloading-size") + 1] == "100.0"
-    assert words[words.index("--kv-offloading-backend") + 1] == "native"
-
-
 def test_lmcache_is_told_by_a_file_of_the_bundle():
     launch = started(BOTH, tp=2)
     process = launch.processes[0]
@@ -84,6 +74,11 @@ def test_hicache_reads_a_folder_in_pages():
     assert "--page-size 64 --enable-hierarchical-cache --hicache-size 107" in words
     assert "--hicache-storage-backend file --hicache-storage-prefetch-policy wait_complete" in words
     assert process.env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] == "/data/kv"
+    # VLLM counts a server's ranks together (config/vllm.py, cpu_bytes_to_use).
+    launch = started({"host_gib_per_device": 50}, tp=2)
+    words = launch.processes[0].argv
+    assert words[words.index("--kv-offloading-size") + 1] == "100.0"
+    assert words[words.index("--kv-offloading-backend") + 1] == "native"
 
 
 def test_what_contradicts_the_tiers_or_is_too_little_is_refused():
@@ -92,9 +87,7 @@ def test_what_contradicts_the_tiers_or_is_too_little_is_refused():
     value["options"]["engine_options"] = {"kv_offloading_size": 40.0}
     error = refusal(decide(PlanRequest.parse(value)).started)
     assert "kv_offloading_size" in str(error)
-
-
-def test_a_launch_without_tiers_says_nothing_of_them():
+    # a launch without tiers says nothing of them
     launch = started(None)
     assert read_back(launch) is None
     assert not launch.files

@@ -56,12 +56,13 @@ def test_every_published_figure_refers_to_what_is_listed():
         assert row.benchmark in keys().benchmarks
         assert row.source in keys().sources
         assert 0 < row.retained < 2
-
-
-def test_fp8_loses_next_to_nothing():
-    answer = retained("meta-llama/Llama-3.1-8B-Instruct", "fp8_w8a8", benchmark="MMLU")
-    assert answer.value == pytest.approx(1, abs=0.01)
-    assert answer.nearest[0].technique.startswith("fp8")
+    # numbers say how they were found
+    numbers = fitted()
+    assert numbers.figures == len(figures())
+    assert set(numbers.bands.by_known) == set(Known)
+    for bands in numbers.bands.by_known.values():
+        assert all(band.low < 0 < band.high for band in bands.values())
+    assert all(math.isfinite(value) for value in numbers.spreads.by_term.values())
 
 
 MODELS = ["meta-llama/Llama-2-13b-hf", "Qwen/Qwen2.5-32B", UNKNOWN]
@@ -100,21 +101,17 @@ def test_bands_contain_the_value(technique):
         assert 0 < answer.low <= answer.value <= answer.high < 1.3
 
 
-def test_long_chains_are_less_certain():
-    chains = retained(UNKNOWN, "int4_weight_only", benchmark="AIME25")
-    knowledge = retained(UNKNOWN, "int4_weight_only", benchmark="MMLU")
-    assert chains.high - chains.low > 2 * (knowledge.high - knowledge.low)
-
-
 def test_a_published_figure_answers_its_own_question():
     row = next(row for row in figures() if row.technique == "int2_weight_only")
     answer = retained(row.model, row.technique, method=row.method, benchmark=row.benchmark)
     assert answer.nearest[0].model == row.model
     assert answer.nearest[0].benchmark == row.benchmark
     assert answer.low < row.retained < answer.high
-
-
-def test_methods_are_known_in_any_letters():
+    # FP8 loses next to nothing
+    answer = retained("meta-llama/Llama-3.1-8B-Instruct", "fp8_w8a8", benchmark="MMLU")
+    assert answer.value == pytest.approx(1, abs=0.01)
+    assert answer.nearest[0].technique.startswith("fp8")
+    # methods are known in any letters
     model, technique, benchmark = "meta-llama/Llama-2-7b-hf", "sparse_2_4", "wikitext2_ppl"
     as_published = retained(model, technique, method="wanda", benchmark=benchmark)
     assert retained(model, technique, method="Wanda", benchmark=benchmark) == as_published
@@ -138,6 +135,10 @@ def test_two_techniques_multiply():
     assert both.value == pytest.approx(weights.value * cache.value)
     assert both.low < min(weights.low, cache.low)
     assert "multiplied" in both.basis
+    # long chains are less certain
+    chains = retained(UNKNOWN, "int4_weight_only", benchmark="AIME25")
+    knowledge = retained(UNKNOWN, "int4_weight_only", benchmark="MMLU")
+    assert chains.high - chains.low > 2 * (knowledge.high - knowledge.low)
 
 
 def test_lines_answer_in_their_places(tmp_path):
@@ -150,9 +151,7 @@ def test_lines_answer_in_their_places(tmp_path):
     assert replies[0] == replies[4]
     assert set(replies[0]["retained"]) == {"value", "low", "high"}
     assert replies[2]["error"]["field"] == "technique"
-
-
-def test_many_questions_answer_as_one_does():
+    # many questions answer as one does
     asked = [(UNKNOWN, "int4_weight_only", "GPTQ", "MMLU"), (UNKNOWN, "fp8_w8a8", "", "")] * 2
     alone = [retained(a, b, method=method, benchmark=mark).value for a, b, method, mark in asked]
     assert [answer.value for answer in retained_many(asked)] == alone
@@ -230,12 +229,3 @@ def test_less_is_known_of_new_lines_and_told():
     assert "none of this model" not in told[0]
     assert told[1].endswith("none of this model")
     assert told[2].endswith("none of this model or its series")
-
-
-def test_numbers_say_how_they_were_found():
-    numbers = fitted()
-    assert numbers.figures == len(figures())
-    assert set(numbers.bands.by_known) == set(Known)
-    for bands in numbers.bands.by_known.values():
-        assert all(band.low < 0 < band.high for band in bands.values())
-    assert all(math.isfinite(value) for value in numbers.spreads.by_term.values())

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from recipe_core.compression.knowledge import rows, support_of
-from recipe_core.hardware.cluster import device, device_names
-from tests.fixtures.rows import over, table
+from recipe_core.hardware.cluster import device_names
 
 EDGE = ("orin", "thor", "apple", "rdna3", "rdna4", "intel-gpu", "intel-npu", "x86", "arm")
 
@@ -108,10 +107,3 @@ def test_every_edge_family_has_a_device_and_rows_of_several_runners():
         assert len(said) >= 3, hardware
     shipped = {support_of("int4_weight_only", "vllm", name).hardware for name in device_names()}
     assert set(EDGE) <= shipped
-
-
-@over("technique, engine, name, verdict", table("compression_edge", "what_edge_devices_run"))
-def test_what_edge_devices_run(technique, engine, name, verdict):
-    answer = support_of(technique, engine, device(name))
-    assert answer.verdict == verdict
-    assert answer.url.startswith("https://")

@@ -48,14 +48,6 @@ def every_way() -> Iterator[tuple[str, str, str]]:
         yield from ((name, made, method) for made in words for method in known.ways(made))
 
 
-# What is chosen
-
-
-def test_every_name_is_a_technique_and_its_loaders_are_engines():
-    assert {made for _, made, _ in every_way()} <= set(techniques())
-    assert {usual_technique(dtype) for dtype in ("fp8", "int8", "int4")} <= set(techniques())
-
-
 def test_the_tool_is_one_whose_result_the_engine_loads():
     for engine, runtime, technique, name in (
         ("vllm", "cuda", "int4_weight_only", "llm-compressor"),
@@ -69,6 +61,9 @@ def test_the_tool_is_one_whose_result_the_engine_loads():
     answer = choose(Compression(), "int4", "vllm", "cuda", needed=True)
     assert (answer.technique, answer.method, answer.samples) == ("int4_weight_only", "GPTQ", 512)
     assert choose(Compression(), "bf16", "vllm", "cuda", needed=False) is None
+    # every name is a technique
+    assert {made for _, made, _ in every_way()} <= set(techniques())
+    assert {usual_technique(dtype) for dtype in ("fp8", "int8", "int4")} <= set(techniques())
 
 
 def test_what_cannot_be_combined_names_the_field_and_the_fix():
@@ -89,9 +84,6 @@ def test_what_cannot_be_combined_names_the_field_and_the_fix():
     options = {"compression": {"technique": "gguf_q8_0", "tool": "quark"}}
     error = refusal(make_request, LLAMA, options=options, kind=RecipeError)
     assert "llama-cpp or embedded" in str(error)
-
-
-# Scripts
 
 
 @cache
@@ -161,8 +153,6 @@ def test_the_job_is_what_the_program_reads():
     assert "go on with texts" in str(refusal(compression_launch, *asked, kind=NoAnswer))
 
 
-# What it takes
-
 with (DATA / "compression_jobs.csv").open(encoding="utf-8") as file:
     PUBLISHED = list(csv.DictReader(file))
 
@@ -213,9 +203,6 @@ def test_more_text_takes_longer_and_the_host_holds_the_base():
     assert job("RTN", resident=True).device_bytes > 16e9  # a resident model fills it
 
 
-# Plans and bundles
-
-
 def asked(technique: str | None, engine: str = "vllm", **parts: Any) -> PlanRequest:
     compression = {"compression": {"technique": technique}} if technique else {}
     return make_request(LLAMA, options={"engines": [engine], **compression}, **parts)
@@ -262,14 +249,12 @@ def test_the_bundle_has_the_job_the_script_and_what_checks_it(bundle):
     assert any("python launch.py compress" in reason for reason in reasons)
 
 
-def test_llama_cpp_is_given_the_file_that_is_made():
-    files = bundle_for_request(asked("gguf_q4_k_m", "llama-cpp")).files
-    launch = json.loads(files["launch.json"])
-    assert launch["parameters"]["model"].endswith("/model.gguf")
-    assert b"TYPE = 'Q4_K_M'" in files["compress/make.py"]
-
-
 def test_bundles_that_make_nothing_have_nothing_of_it():
     files = bundle_for_request(asked(None)).files
     assert not [path for path in files if path.startswith(("compress/", "compressor/"))]
     assert "compression" not in json.loads(files["launch.json"])
+    # llama.cpp is given the file that is made
+    files = bundle_for_request(asked("gguf_q4_k_m", "llama-cpp")).files
+    launch = json.loads(files["launch.json"])
+    assert launch["parameters"]["model"].endswith("/model.gguf")
+    assert b"TYPE = 'Q4_K_M'" in files["compress/make.py"]

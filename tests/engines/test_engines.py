@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -69,20 +67,18 @@ def test_containers_differ_by_architecture_and_have_no_tag_that_moves():
         ContainerImage(reference="vllm/vllm-openai:latest", source="x")
 
 
-def test_a_wrapper_has_the_figures_of_what_it_wraps():
-    vllm, dynamo = engine("vllm"), engine("dynamo")
-    assert (dynamo.wraps, dynamo.wrapped_version) == ("vllm", "0.31.0")
-    assert dynamo.memory == vllm.memory
-    assert dynamo.overheads == vllm.overheads
-    assert dynamo.metrics != vllm.metrics
-
-
 def test_each_runtime_has_one_engine():
     assert default_engine("cuda").name == default_engine("rocm").name == "vllm"
     assert default_engine("cpu").name == "transformers"
     usual = [(runtime, name) for name in engine_names() for runtime in engine(name).default_on]
     assert len(dict(usual)) == len(usual)
     assert {runtime: default_engine(runtime).name for runtime, _ in usual} == dict(usual)
+    # a wrapper has the figures of what it wraps
+    vllm, dynamo = engine("vllm"), engine("dynamo")
+    assert (dynamo.wraps, dynamo.wrapped_version) == ("vllm", "0.31.0")
+    assert dynamo.memory == vllm.memory
+    assert dynamo.overheads == vllm.overheads
+    assert dynamo.metrics != vllm.metrics
 
 
 def test_data_parallel_attention_is_one_server_that_shares_experts():
@@ -102,6 +98,9 @@ def test_replicas_of_experts_are_servers_of_their_own():
     assert [p.port_offset for p in processes] == [0, 1, 2, 3]
     assert [p.devices for p in processes] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert {flags(p.argv)["--data-parallel-size"] for p in processes} == {"1"}
+    # so are replicas that fill nodes
+    processes = launched(LLAMA_70B, "h100-sxm", 8, 2, tp=8, dp=2).processes
+    assert [(p.node, p.group, p.role) for p in processes] == [(0, 0, "server"), (1, 1, "server")]
 
 
 @over(
@@ -144,9 +143,7 @@ def test_a_split_over_nodes_is_one_process_a_node():
     assert "--headless" in worker.argv
     assert "--port" not in worker.argv
     assert not worker.answers
-
-
-def test_sglang_meets_at_the_head():
+    # SGLang meets at the head
     head, worker = launched(LLAMA_70B, "mi300x", 8, 2, engine="sglang", tp=8, pp=2).processes
     assert flags(worker.argv)["--dist-init-addr"].startswith("${head}:")
     assert flags(worker.argv)["--node-rank"] == "1"
@@ -161,11 +158,6 @@ def test_tensorrt_llm_starts_its_ranks_by_mpi():
     assert "trtllm-llmapi-launch" in head.argv
     assert worker.argv[0].endswith("sshd")
     assert "enable_attention_dp: true" in started.files["engine/tensorrt-llm.yaml"]
-
-
-def test_replicas_that_fill_nodes_are_servers_of_their_own():
-    processes = launched(LLAMA_70B, "h100-sxm", 8, 2, tp=8, dp=2).processes
-    assert [(p.node, p.group, p.role) for p in processes] == [(0, 0, "server"), (1, 1, "server")]
 
 
 POOLS = {"tp": 4, "replicas": 2, "prefill": {"tp": 2, "replicas": 3}}
@@ -218,6 +210,12 @@ def test_the_users_options_are_passed_on():
     assert flags(started.processes[0].argv)["--tool-call-parser"] == "hermes"
     assert started.processes[0].env["NCCL_SOCKET_IFNAME"] == "ens3"
     assert started.options["enable_lora"] is True
+    # rules by hardware reach the environment
+    rack = launched("deepseek-ai/DeepSeek-V3", "gb200", 4, 4, tp=1, dp=16, ep=16).processes[0].env
+    assert rack["NCCL_MNNVL_ENABLE"] == "1"
+    alone = launched("Qwen/Qwen3-32B", "mi300x", tp=1).processes[0].env
+    assert alone["VLLM_ROCM_USE_AITER"] == "1"
+    assert "NCCL_MIN_NCHANNELS" not in alone
 
 
 @over("options, says", table("engines", "options_that_contradict_or_leak_are"))
@@ -235,14 +233,6 @@ def test_weights_without_kernels_are_refused():
     assert "no kernels for fp8-block weights" in reasons(*fp8, "tensorrt-llm")
     assert "no kernels for mxfp4 weights" in reasons("openai/gpt-oss-120b", "h100-sxm", "tgi")
     assert reasons(*fp8, "vllm") == ""
-
-
-def test_rules_by_hardware_reach_the_environment():
-    rack = launched("deepseek-ai/DeepSeek-V3", "gb200", 4, 4, tp=1, dp=16, ep=16).processes[0].env
-    assert rack["NCCL_MNNVL_ENABLE"] == "1"
-    alone = launched("Qwen/Qwen3-32B", "mi300x", tp=1).processes[0].env
-    assert alone["VLLM_ROCM_USE_AITER"] == "1"
-    assert "NCCL_MIN_NCHANNELS" not in alone
 
 
 def test_a_dynamo_graph_has_a_component_for_each_pool():

@@ -2,8 +2,6 @@
 back out of every output.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -17,6 +15,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.serving.start import launch
 from tests.fixtures.deployments import deployments
 from tests.fixtures.launch_words import CACHE, options, read_by_meaning
+from tests.fixtures.rows import table
 from tests.fixtures.sizes import examples
 
 EACH = examples(300, least=60)
@@ -45,55 +44,39 @@ def _draft_of(config):
     return config and {"tokens": config.get(names[0]) or config.get(names[1])}
 
 
+def named(engine, values, number=lambda value: value):
+    names = table("engines_meaning", engine).items()
+    return ONE | {field: number(values[name]) for field, name in names}
+
+
 def read_vllm_file(values):
-    draft, tp = values.get("speculative_config"), values["tensor_parallel_size"]
-    return {
-        "tp": tp,
-        "pp": values["pipeline_parallel_size"],
+    draft = values.get("speculative_config")
+    told = named("vllm_file", values) | {
         "dp": values.get("data_parallel_size", 1),
-        "ep": tp if values.get("enable_expert_parallel") else 1,
-        "context": values["max_model_len"],
-        "max_num_seqs": values["max_num_seqs"],
-        "max_batched_tokens": values["max_num_batched_tokens"],
-        "memory_fraction": values["gpu_memory_utilization"],
         "kv": CACHE[values["kv_cache_dtype"]],
         "weight_dtype": values.get("quantization") or values["dtype"],
         "draft": draft and draft["num_speculative_tokens"],
     }
+    return told | {"ep": told["tp"] if values.get("enable_expert_parallel") else 1}
 
 
 def read_llmapi_file(values):
-    return {
-        "tp": values["tensor_parallel_size"],
-        "pp": values["pipeline_parallel_size"],
-        "dp": 1,
+    cache = values["kv_cache_config"]
+    return named("llmapi_file", values) | {
         "ep": values.get("moe_expert_parallel_size", 1),
-        "context": values["max_seq_len"],
-        "max_num_seqs": values["max_batch_size"],
-        "max_batched_tokens": values["max_num_tokens"],
-        "memory_fraction": values["kv_cache_config"]["free_gpu_memory_fraction"],
-        "kv": CACHE[values["kv_cache_config"]["dtype"]],
+        "memory_fraction": cache["free_gpu_memory_fraction"],
+        "kv": CACHE[cache["dtype"]],
         "draft": (_draft_of(values.get("speculative_config")) or {}).get("tokens"),
     }
 
 
 def read_tgi(words, env):
     o = options(words)
-    return ONE | {
-        "tp": int(o["num_shard"]),
-        "context": int(o["max_total_tokens"]),
-        "max_num_seqs": int(o["max_batch_size"]),
-        "max_batched_tokens": int(o["max_batch_prefill_tokens"]),
+    return named("tgi", o, int) | {
         "memory_fraction": float(env["TGI_WIGGLE_ROOM"]),
         "kv": CACHE[o.get("kv_cache_dtype", "auto")],
         "weight_dtype": o.get("quantize") or o.get("dtype"),
     }
-
-
-def read_tei(words):
-    o = options(words)
-    tokens = int(o["max_batch_tokens"])
-    return ONE | {"max_num_seqs": int(o["max_batch_requests"]), "max_batched_tokens": tokens}
 
 
 def read_encoders(words, files):
@@ -141,7 +124,7 @@ def server(name, process, files):
         case "llama-cpp":
             return read_llama(words)
         case "tei":
-            return read_tei(words)
+            return named("tei", options(words), int)
         case "triton-onnxruntime" | "triton-openvino" | "triton-tensorrt":
             return read_encoders(words, files)
         case _:  # its table says what its options mean

@@ -1,7 +1,5 @@
 """vLLM's ranks by user options (external or hybrid balancer, Ray) start what was estimated."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What a plan calls feasible can start: the rules of the search against the launches."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 
@@ -77,13 +75,13 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
     assert sum(started.values()) > 20
 
 
-@over("seed", range(3), share=3)
-def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
+@over("seed, count", [(0, 200), (0, 600), (1, 600), (2, 600)], share=4)
+def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed, count):
     """What an estimate says of a split's place is what its launch says, and an estimate without it
     is one that starts.
     """
     draw, seen = random.Random(seed), Counter()
-    for _ in range(600):
+    for _ in range(count):
         engine = draw.choice(("vllm", "vllm", "sglang", "tensorrt-llm"))
         degrees = draw.choice((1, 2, 4)), draw.randint(1, 7), draw.randint(1, 6)
         split = dict(zip(("tp", "pp", "dp"), degrees, strict=True))
@@ -104,7 +102,7 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed):
         said, _, fix = placed[0].partition("; ")
         assert (error.message, error.hint) == (f"{said}.", f"{fix.capitalize()}.")
         seen["refused"] += 1
-    assert min(seen["starts"], seen["refused"]) > 5
+    assert min(seen["starts"], seen["refused"]) > count / 120
 
 
 def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
@@ -160,9 +158,7 @@ def test_what_packs_by_count_packs_one_by_one(seed):
         (("h100-sxm", 2, 1), "tgi", (2, 1, 1), "fp16", "not support fp16 KV caches with bf16"),
     ],
 )
-def test_a_search_refuses_what_cannot_be_started_with_the_reason_and_the_fix(
-    hardware, engine, degrees, kv, says
-):
+def test_a_search_refuses_what_cannot_be_started(hardware, engine, degrees, kv, says):
     request = make_request("meta-llama/Llama-3.1-8B-Instruct", *hardware)
     changed = {"engines": (engine,), "kv_dtypes": (kv,)}
     options = request.options.model_copy(update=changed)

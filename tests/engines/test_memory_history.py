@@ -1,7 +1,5 @@
 """Memory rules of vLLM's earlier releases, against what those logged when they started."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest
@@ -156,9 +154,7 @@ def test_a_row_says_its_release_and_asks_for_it_again():
     assert again.estimate(row).to_json() == table.estimate(at).to_json()
     today, row = plan_candidate(request("Qwen/Qwen3-32B", "h200-sxm", 1))
     assert "engine_version" not in today.candidate(row)
-
-
-def test_only_the_pinned_release_is_built():
+    # only the pinned release is built
     older = request("Qwen/Qwen3-32B", "h200-sxm", 1, "0.8.3")
     error = refusal(decide, older, kind=NoAnswer)
     assert "bundles start vLLM 0.32.0, not 0.8.3" in str(error)

@@ -2,8 +2,6 @@
 of what is gone, and memory rules of the release that runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -46,9 +44,6 @@ def check(command, **ground):
 
 def in_image(image, words):
     return f"docker run --gpus all --ipc=host {image} {words}"
-
-
-# Files
 
 
 @over("name, version", [(name, version) for name in READ for version in releases(name)])
@@ -135,9 +130,6 @@ def test_tables_are_those_of_the_engines_own_parser(name):
     assert set(theirs.options) == set(ours.table.options)
 
 
-# Which table judges
-
-
 @over("name, version, table, exact", table("option_releases", "the_table_of_a_release_is_its_own"))
 def test_the_table_of_a_release_is_its_own_or_the_nearest(name, version, table, exact):
     found = judged(name, version)
@@ -208,9 +200,6 @@ def test_a_better_command_is_one_of_its_release(command, releases_):
             assert again["candidate"][degree] == better["candidate"][degree]
 
 
-# What is gone
-
-
 def test_when_options_and_keys_came_and_went():
     assert left("vllm", "--attention-config", "use_fp4_indexer_cache") == "0.30.0"
     assert came("vllm", "--attention-config", "indexer_kv_dtype") == "0.24.0"
@@ -233,6 +222,11 @@ def test_successors_of_what_is_gone():
     assert mori.value("mori") == "mori_high_throughput"
     prefill = successor("sglang", "--nsa-prefill-backend", engine("sglang").options)
     assert (prefill.option, prefill.value("fa3")) == ("dsa_prefill_backend", "fa3")
+    # gone values name their successor
+    answer = check("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --all2all-backend mori")
+    (reason,) = [text for text in answer["reasons"] if "--all2all-backend" in text]
+    assert "Use --all2all-backend (mori_high_throughput" in reason
+    assert replacement("vllm", "--foo", engine("vllm").options) is None
 
 
 @over("name", READ)
@@ -254,13 +248,6 @@ def test_every_successor_is_an_option_of_some_release(name):
         option, equals, value = word.partition("=")
         if equals:
             assert value not in table.by_spelling[option].choices, word
-
-
-def test_gone_values_name_their_successor():
-    answer = check("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --all2all-backend mori")
-    (reason,) = [text for text in answer["reasons"] if "--all2all-backend" in text]
-    assert "Use --all2all-backend (mori_high_throughput" in reason
-    assert replacement("vllm", "--foo", engine("vllm").options) is None
 
 
 SGLANG = "sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 4"
@@ -287,9 +274,6 @@ def test_a_change_writes_the_successor_of_what_is_gone(command, starts):
     words = """Qwen/Qwen3-32B -tp 4 --attention-config '{"use_fp4_indexer_cache": false}'"""
     change = check(f"vllm serve {words}")["changes"][0]
     assert "--attention-config" not in change["argv"]
-
-
-# Memory
 
 
 def test_memory_rules_are_known_for_some_releases():

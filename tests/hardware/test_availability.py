@@ -1,7 +1,5 @@
 """Replicas that are up, spares and spot capacity, against every outcome counted one by one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -57,7 +55,7 @@ def test_the_distribution_is_that_of_every_outcome(domains, share):
     assert mean == pytest.approx(expected_share(domains, share), abs=1e-12)
 
 
-def test_by_hand():
+def test_availability_and_packing_by_hand():
     assert node_availability(99, 1) == 0.99
     assert node_availability(5, 0) == 1
     assert distribution(Domains(1), 0.9) == pytest.approx([0.1, 0.9])
@@ -68,9 +66,7 @@ def test_by_hand():
     # Three on nodes of two: 2 + 1.
     up = distribution(Domains(3, replicas_per_node=2), 0.9)
     assert up == pytest.approx([0.01, 0.09, 0.09, 0.81])
-
-
-def test_devices_are_packed_on_whole_nodes():
+    # devices are packed on whole nodes
     for devices, node, packed in (
         (4, 8, Domains(5, replicas_per_node=2)),
         (3, 8, Domains(5, replicas_per_node=2)),
@@ -130,9 +126,7 @@ def test_spares_by_hand():
     assert spares(Domains(1, replicas_per_node=2), 0.99, 0.999).spares == 2
     text = json.dumps(found.to_json())
     assert json.loads(text)["hours_short_per_month"] == found.hours_short_per_month
-
-
-def test_many_replicas_are_counted_without_overflow_and_a_target_out_of_reach_is_named():
+    # many are counted without overflow, and a target out of reach is named
     found = spares(Domains(5000, replicas_per_node=2), 0.998, 0.9999)
     assert 10 < found.spares < 50
     assert distribution(Domains(100_000), 0.5).sum() == pytest.approx(1)
@@ -194,9 +188,7 @@ def test_spot_by_hand():
     free = spot(0, 720, devices=10)
     assert (free.extra_devices, free.lost_share, free.usd_per_useful_hour) == (0, 0, None)
     assert json.loads(json.dumps(found.to_json()))["devices"] == 10
-
-
-def test_the_useful_share_is_that_of_drawn_lives():
+    # the useful share is that of drawn lives
     rng = np.random.default_rng(1)
     lives = rng.exponential(1 / 0.5, 200_000)
     useful = np.maximum(lives - 0.2, 0).sum() / lives.sum()
@@ -219,9 +211,6 @@ def test_extra_devices_hold_the_goodput_and_no_instance_is_idle(rate, restart, d
     assert (asked - size) * share < devices
     assert spot(rate + 0.1, restart).useful_share <= found.useful_share
     assert spot(rate, restart + 1).useful_share <= found.useful_share
-
-
-# Shipped figures
 
 
 def test_failures_of_nodes_are_those_of_the_fleets():

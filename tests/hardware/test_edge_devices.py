@@ -1,7 +1,5 @@
 """Devices on desks, in robots and in laptops: each answers a plan or says what runs on it."""
 
-from __future__ import annotations
-
 import json
 
 from recipe_core.base.errors import HardwareError
@@ -72,9 +70,7 @@ def test_a_vendor_may_have_several_runtimes():
     plain = json.loads(device("arc-b580").model_dump_json(exclude_none=True))
     error = refusal(validated, plain | {"name": "mine", "runtime": "rocm"}, kind=HardwareError)
     assert "hpu or xpu or npu, not rocm" in str(error)
-
-
-def test_gpus_that_xpu_smi_lists():
+    # GPUs that xpu-smi lists
     names = ("Intel(R) Arc(TM) B580 Graphics", "Intel(R) Arc(TM) Pro B60 Graphics")
     rows = [{"device_id": n, "device_name": name} for n, name in enumerate(names)]
     found = parse_xpu_smi("log line\n" + json.dumps({"device_list": rows}))

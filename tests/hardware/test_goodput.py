@@ -50,9 +50,6 @@ def reasons(*args, **workload) -> list[str]:
     return table.reasons(row)
 
 
-# Published runs
-
-
 def test_llama_3_405b_is_interrupted_as_often_and_trains_over_nine_tenths_of_the_time():
     """54 days: 419 unexpected interruptions, over 90 % effective (arXiv:2407.21783, 3.3.4)."""
     value = {
@@ -76,9 +73,7 @@ def test_llama_3_405b_is_interrupted_as_often_and_trains_over_nine_tenths_of_the
         ("B200 (arXiv:2605.09370)", 4.57, 504, 73 * 24 / 21),
     ],
 )
-def test_published_rates_give_the_published_times_between_failures(
-    source, per_1000_node_days, devices, hours
-):
+def test_published_rates_give_published_times(source, per_1000_node_days, devices, hours):
     """Mean time to failure = 1 / (nodes · rate), as Meta's clusters project it."""
     nodes, stated = devices // 8, 8 * NODE_DAYS_HOURS / per_1000_node_days
     run = run_of({"dp": nodes}, {"nodes": nodes}, global_batch=nodes, device_mtbf_hours=stated)
@@ -103,21 +98,14 @@ def test_slow_nodes_cost_megascale_a_tenth_if_they_stay():
     assert few["slow_nodes"] / few["steps"] == pytest.approx(0.1 * (1 - 0.995**8))
 
 
-# Failures, spares, checkpoints
-
-
-def test_erlangs_formula():
+def test_erlangs_formula_and_the_loss_system_simulated():
     """Tabulated values: B(1, 1) = 1/2, B(2, 1) = 1/5, B(10, 5) = 1.84 %."""
     loads = np.array([1.0, 5.0])
     assert erlang_b(1, loads)[0] == pytest.approx(0.5)
     assert erlang_b(2, loads)[0] == pytest.approx(0.2)
     assert erlang_b(10, loads)[1] == pytest.approx(0.01838, rel=1e-3)
     assert erlang_b(0, loads).tolist() == [1.0, 1.0]
-
-
-def test_waiting_for_nodes_is_the_loss_system_simulated():
-    """Two spares, failures while the run runs, repairs of an exponential time: the share of time
-    that three nodes are away."""
+    # two spares, repairs of an exponential time: the share of time that three nodes are away
     rng, away, clock, waited, repair = np.random.default_rng(1), 0, 0.0, 0.0, 3.0
     for _ in range(200_000):
         rate = (1.0 if away < 3 else 0.0) + away / repair
@@ -186,17 +174,12 @@ def test_a_tier_of_storage_writes_and_reads_checkpoints_in_the_best_interval():
         for factor in (0.5, 2.0):
             interval = factor * best["checkpoint_interval_s"]
             assert run_of(storage=tier, checkpoint_interval_s=interval)["goodput"] < best["goodput"]
-
-
-def test_storage_is_part_of_the_cost_where_its_price_is_stated():
+    # storage is part of the cost where its price is stated
     free, paid = answer(), answer(storage_usd_per_gb_month=0.1, kept_checkpoints=10)
     months = paid["run"]["wall_s"] / 3600 / 730
     stored = 0.1 * 10 * paid["run"]["checkpoint_bytes"] / 1e9 * months
     assert paid["cost"]["usd_storage"] == pytest.approx(stored)
     assert paid["cost"]["usd"] == pytest.approx(free["cost"]["usd"] + stored)
-
-
-# Evaluation and phases
 
 
 def test_an_evaluation_takes_the_forward_third_of_as_many_steps():
@@ -274,9 +257,6 @@ def test_a_plan_ranks_by_the_whole_run():
     assert {"goodput", "wall", "usd_run"} <= set(table.tabled) & set(table.listed)
 
 
-# Requests
-
-
 @over("workload, field, text", table("goodput", "a_wrong_field_is_named_with_the_fix"))
 def test_a_wrong_field_is_named_with_the_fix(workload, field, text):
     error = refusal(request, **workload)
@@ -289,17 +269,12 @@ def test_names_and_lengths_that_nobody_has_are_refused_by_field():
     assert (error.field, "nvme" in str(error)) == ("workload.storage", True)
     phases = [{"tokens": 1e11, "sequence_length": 1_000_000}, {"tokens": 9e11}]
     assert refusal(answer, phases=phases).field == "workload.phases.0.sequence_length"
-
-
-def test_phases_bring_their_tokens_and_travel_in_a_link():
+    # phases bring their tokens and travel in a link
     evaluation = {"every_steps": 10, "tokens": 1e6}
     asked = request(phases=RAMP, tokens=None, evaluation=evaluation, storage="nvme")
     assert asked.workload.tokens == 1e12
     again, ignored = from_query(to_query(asked))
     assert (again.workload, ignored) == (asked.workload, [])
-
-
-# Launches
 
 
 def ramped(engine, phases):

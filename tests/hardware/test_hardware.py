@@ -1,7 +1,5 @@
 """Devices, fabrics, clusters and prices, as their files have them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -144,9 +142,7 @@ def test_node_and_fabric_are_said_apart(wanted, domain, beyond):
     "said, wanted, per_node, nodes",
     table("hardware", "nodes_too_large"),
 )
-def test_a_node_holds_what_its_fabric_joins_and_in_a_rack_its_profile(
-    said, wanted, per_node, nodes
-):
+def test_a_node_holds_what_its_fabric_or_profile_joins(said, wanted, per_node, nodes):
     error = refusal(cluster, **wanted, kind=HardwareError)
     assert error.field == "hardware.per_node"
     assert said in str(error)
@@ -222,9 +218,6 @@ def test_own_roofline_comes_before_the_prior_and_figures_have_listed_sources():
     raw["memory_bytes"]["source"] = "hearsay"
     with pytest.raises(ValueError, match="hearsay"):
         Device.model_validate(raw)
-
-
-# Prices
 
 
 def test_every_wanted_gpu_has_a_dated_offer():

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,12 @@ def measured_here(**changes: Any) -> Measured:
     return Measured(**{"kind": "cpu", "torch": "2.13", "cpus": 2, "load": 0.0, **values, **changes})
 
 
+@cache
+def calm() -> Any:
+    """The profile of a machine that does nothing else."""
+    return assembled(found_here(), measured_here())
+
+
 def test_the_fit_finds_the_numbers_of_exact_points():
     fitted = fit_roofline(points_of(), PEAK, BANDWIDTH)
     assert fitted.median_error < 0.02
@@ -123,11 +130,8 @@ def test_interrupted_points_move_the_fit_little():
     assert fitted.p90_error > fitted.median_error
 
 
-# --- the file
-
-
 def test_a_profile_is_a_complete_device_with_residuals(tmp_path):
-    profiled = assembled(found_here(), measured_here())
+    profiled = calm()
     path = tmp_path / "machine.yaml"
     write_profile(path, profiled)
     ours = device(read_profile(str(path)))
@@ -196,10 +200,8 @@ def test_a_measured_disk_is_part_of_the_profile():
     figures = (disk.write_bytes_per_s, disk.read_bytes_per_s, disk.window_reads_per_s)
     assert [figure.value for figure in figures] == [1.2e9, 3.4e9, 5000.0]
     assert {figure.status for figure in figures} == {"measured"}
-    assert assembled(found_here(), measured_here()).device.disk is None
-
-
-def test_names_are_not_those_of_shipped_devices():
+    assert calm().device.disk is None
+    # its name is not that of a shipped device
     assert own_name("h100-sxm") == "my-h100-sxm"
     assert own_name("AMD EPYC 9R14 (x)") == "amd-epyc-9r14-x"
     assert own_name("???") == "device"
@@ -207,9 +209,9 @@ def test_names_are_not_those_of_shipped_devices():
 
 
 def test_a_busy_machine_widens_and_says_so():
-    calm = assembled(found_here(), measured_here())
+    idle = calm()
     busy = assembled(found_here(), measured_here(load=1.0, host=host_of(spread=0.1)))
-    assert calm.spread == pytest.approx(0.01)
+    assert idle.spread == pytest.approx(0.01)
     assert busy.spread == pytest.approx(math.hypot(0.1, math.log(1.5) / 2), abs=1e-3)
     assert "load 1.00 on 2 processors" in busy.values["host"]["note"]
     drifting = measured_here(host_at_end=host_of(slow=1.5))
@@ -231,9 +233,6 @@ def test_collectives_are_fitted_and_used_in_place_of_the_fabrics():
     assert joined.bandwidth_bytes_per_s == inside.bandwidth_bytes_per_s
     named = HardwareRequest.model_validate({"device": ours, "per_node": 2, "fabric": "pcie4"})
     assert cluster(named).fabric == fabric("pcie4"), "what was measured is of the node's own"
-
-
-# What estimates make of it
 
 
 def ours_with(**host: float) -> dict[str, Any]:
@@ -266,6 +265,16 @@ def test_a_reference_host_changes_no_bit_and_a_varying_one_widens_intervals():
         low, high = calm["bands"][figure]
         assert wild["bands"][figure][0] < low < high < wild["bands"][figure][1]
         assert wild["serving"][figure] == calm["serving"][figure]
+    # as independent errors add
+    band = serving_bands.bands().band("tpot_s", ((),), {})
+    wide = widened(band, 0.3)
+    assert wide.independent == pytest.approx(math.hypot(band.independent, 0.3))
+    assert math.log(wide.factors["80"][1]) == pytest.approx(
+        math.hypot(math.log(band.factors["80"][1]), 1.2816 * 0.3), rel=1e-4
+    )
+    ends = [wide.factors[level] for level in ("50", "80", "95")]
+    assert ends[0][0] > ends[1][0] > ends[2][0]
+    assert ends[0][1] < ends[1][1] < ends[2][1]
 
 
 def test_a_slow_host_slows_what_it_does():
@@ -281,18 +290,6 @@ def test_a_slow_host_slows_what_it_does():
     assert late["prefill"]["request"] == pytest.approx(5 * prompt["prefill"]["request"])
 
 
-def test_intervals_widen_as_independent_errors_add():
-    band = serving_bands.bands().band("tpot_s", ((),), {})
-    wide = widened(band, 0.3)
-    assert wide.independent == pytest.approx(math.hypot(band.independent, 0.3))
-    assert math.log(wide.factors["80"][1]) == pytest.approx(
-        math.hypot(math.log(band.factors["80"][1]), 1.2816 * 0.3), rel=1e-4
-    )
-    ends = [wide.factors[level] for level in ("50", "80", "95")]
-    assert ends[0][0] > ends[1][0] > ends[2][0]
-    assert ends[0][1] < ends[1][1] < ends[2][1]
-
-
 def test_files_and_seconds_that_are_no_profiles_are_refused(tmp_path):
     other = tmp_path / "request.yaml"
     other.write_text(to_yaml(request_values()))
@@ -302,7 +299,7 @@ def test_files_and_seconds_that_are_no_profiles_are_refused(tmp_path):
         (other, "is not a profile"),
     ):
         assert says in str(refusal(check_output, path))
-    write_profile(other, assembled(found_here(), measured_here()))
+    write_profile(other, calm())
     check_output(other)
     for seconds in (1.0, 1e6, math.nan):
         assert "seconds" in str(refusal(profile_machine, "cpu", seconds=seconds))

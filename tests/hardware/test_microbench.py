@@ -64,9 +64,6 @@ def steps(slow: float, late: float) -> dict[tuple[int, int], float]:
     }
 
 
-# --- clocks and budgets
-
-
 def test_a_time_is_the_median_of_batches_and_its_spread_theirs():
     steady = timed(lambda: None, Ticks(1e-3), budget_s=0.0)
     assert (steady.seconds, steady.spread, steady.batches) == (pytest.approx(1e-3), 0.0, 3)
@@ -130,9 +127,6 @@ def test_what_a_device_refuses_or_time_does_not_allow_is_left_out_and_said_once(
     assert len(points) == 2
 
 
-# --- cases
-
-
 @pytest.mark.parametrize("quick", [True, False])
 def test_cases_are_of_every_family_and_run_here(quick):
     every = {
@@ -170,9 +164,7 @@ def test_formats_that_a_processor_multiplies():
     for dtype in ("bf16", "fp32", "fp16", "int8"):
         result = operators._product(HERE, dtype, 4, 64, 128).make()()
         assert tuple(result.shape) == (4, 128), dtype
-
-
-def test_weights_are_more_than_a_cache_holds():
+    # weights are more than a cache holds
     arrays = operators.stored(HERE, "bf16", 128, 128)
     assert sum(each.nbytes for each in arrays) >= 4 * HERE.cache_bytes
     assert len({each.data_ptr() for each in arrays}) == len(arrays)
@@ -180,9 +172,6 @@ def test_weights_are_more_than_a_cache_holds():
     large = operators.stored(HERE, "fp32", 1 << 12, 1 << 11)
     assert len(large) == 2
     assert tuple(large[0].shape) == (1 << 12, 1 << 11)
-
-
-# --- the host
 
 
 def test_the_loop_serves_every_token_to_a_client_in_another_process():
@@ -233,9 +222,6 @@ def test_rounds_and_measurements_are_put_together_and_the_reference_is_one():
     assert both.rounds == 2
 
 
-# --- memory, disks, links
-
-
 def test_memory_and_a_disk_are_read_at_a_rate(tmp_path):
     rate, timing = memory.memory_bandwidth(Bench(HERE.device, HERE.clock, 1 << 20, 1 << 28), 0.01)
     assert rate > 1e7
@@ -254,6 +240,12 @@ def test_the_folder_of_models_is_the_hubs(tmp_path, monkeypatch):
     assert memory.existing_parent(tmp_path / "hub" / "models") == tmp_path
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "elsewhere"))
     assert memory.model_cache() == tmp_path / "elsewhere"
+    # the largest cache of a processor counts
+    for name, size in (("index0", "32K"), ("index3", "96M"), ("index9", "odd")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "size").write_text(f"{size}\n")
+    assert run.cpu_cache_bytes(tmp_path) == 96 << 20
+    assert run.cpu_cache_bytes(tmp_path / "none") == 32 << 20
 
 
 @pytest.mark.nightly
@@ -272,17 +264,6 @@ def test_ranks_print_among_other_things_and_have_a_limit(monkeypatch):
     assert "1000 ranks" in str(refusal(run.measure, "cpu", Deadline(60), **many))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert measure_collectives(2, "gloo", 0.1) == []
-
-
-# --- the run
-
-
-def test_the_largest_cache_of_a_processor_counts(tmp_path):
-    for name, size in (("index0", "32K"), ("index3", "96M"), ("index9", "odd")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "size").write_text(f"{size}\n")
-    assert run.cpu_cache_bytes(tmp_path) == 96 << 20
-    assert run.cpu_cache_bytes(tmp_path / "none") == 32 << 20
 
 
 def test_the_device_is_what_torch_sees_or_what_is_named(monkeypatch):

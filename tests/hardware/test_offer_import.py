@@ -1,7 +1,5 @@
 """Price tables of others as offers, and the offers by every door."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -78,9 +76,7 @@ def test_a_table_of_ones_own_needs_provider_device_and_price():
     assert first.note == "by letter; EUR at 1.08 USD"
     assert (second.usd_per_device_hour, second.note) == (1.62, "EUR at 1.08 USD")
     assert done.unknown == {"TPU": 1}
-
-
-def test_our_own_columns_are_kept():
+    # our own columns are kept
     text = (
         "provider,name,device,usd_per_device_hour,commitment,term_months,devices_per_node,date\n"
         "Ours,mine,l4,0.3,reserved,12,4,2026-10\n"
@@ -112,9 +108,6 @@ def test_tables_and_terms_that_cannot_be_read_are_named(text, terms, says):
     assert says in str(refusal(lambda: import_table(text, "list.csv", Terms(**terms))))
 
 
-# The command line
-
-
 def test_offers_are_a_table():
     done = recipe("offers", "--device", "l40s", "--provider", "aws", "--region", "us-east-1")
     lines = done.stdout.splitlines()
@@ -125,15 +118,18 @@ def test_offers_are_a_table():
     first = recipe("offers").stdout.splitlines()
     assert first[-1] == f"40 of {len(shipped_offers()):,} offers; --all shows every one."
     assert len(recipe("offers", "--all").stdout.splitlines()) == len(shipped_offers()) + 1
-
-
-def test_offers_as_json_have_every_field():
+    # as JSON they have every field
     found = json.loads(recipe("offers", "--device", "mi355x", "--json").stdout)
     mine = next(offer for offer in found if offer["name"] == "tensorwave-mi355x")
     assert set(Offer.model_fields) < set(mine)
     assert mine["usd_per_machine_hour"] == pytest.approx(8 * 2.95)
     assert (mine["status"], mine["marks"][0]) == ("unverified", "unverified")
     assert {"age_days", "stale", "source_title", "source_url"} < set(mine)
+    # the hardware command lists them with their marks
+    text = recipe("hardware", "mi325x").stdout
+    row = next(line for line in text.splitlines() if "tensorwave-mi325x" in line)
+    assert "days old" in row
+    assert "unverified" in recipe("hardware", "mi355x").stdout
 
 
 def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkeypatch):
@@ -164,13 +160,6 @@ def test_options_that_mean_nothing_write_nothing(tmp_path, words, says):
     assert done.returncode == 2
     assert says in done.stderr
     assert not (tmp_path / "mine.csv").exists()
-
-
-def test_the_hardware_command_lists_offers_with_their_marks():
-    text = recipe("hardware", "mi325x").stdout
-    row = next(line for line in text.splitlines() if "tensorwave-mi325x" in line)
-    assert "days old" in row
-    assert "unverified" in recipe("hardware", "mi355x").stdout
 
 
 def test_the_api_and_agents_list_offers():

@@ -24,7 +24,7 @@ from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan
 from recipe_core.search.problem import resolve
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 
 DAY = datetime.date(2026, 11, 23)
 
@@ -47,9 +47,6 @@ def own_table(tmp_path, monkeypatch):
         return path
 
     return write
-
-
-# One offer
 
 
 def test_a_date_counts_as_its_last_day():
@@ -96,9 +93,6 @@ def test_an_offer_that_makes_no_sense_is_refused(fields, says):
         offer(**fields)
 
 
-# The shipped tables
-
-
 def test_every_shipped_offer_has_a_source_a_place_and_a_size():
     shipped = shipped_offers()
     names = {each.name for each in shipped}
@@ -118,9 +112,6 @@ def test_every_shipped_offer_has_a_source_a_place_and_a_size():
             assert each.most_per_node <= 8
 
 
-# The default choice
-
-
 def choice(per_node: int, *known: Offer, commitment: str | None = None) -> str | None:
     request = HardwareRequest(device="h100-sxm", per_node=per_node, commitment=commitment)
     found = prices.default_offer(request, list(known))
@@ -138,9 +129,7 @@ def test_the_cheapest_machine_that_holds_a_node_is_taken():
     assert choice(8, small, unsure) == "small"
     assert choice(8, unsure) == "unsure"
     assert choice(8, small, large, commitment="spot") is None
-
-
-def test_aws_costs_more_per_device_in_larger_machines():
+    # AWS costs more per device in larger machines
     known = select_offers("l40s", "aws", "us-east-1", "on-demand")
     small, large = (
         min(each.usd_per_device_hour for each in known if each.devices_per_node == size)
@@ -228,12 +217,10 @@ def test_the_request_of_a_row_has_the_price_of_the_row():
         assert alone.price_note == found.price_note
 
 
-# An operator's own table
-
 HEAD = "provider,device,usd_per_device_hour,commitment,date,most_per_node"
 
 
-def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table):
+def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table, monkeypatch, tmp_path):
     path = own_table(
         HEAD, "Our cloud,h100-sxm,1.5,on-demand,2026-11-20,8", "", "Ours,mi300x,1.2,spot,2026-11,"
     )
@@ -244,45 +231,20 @@ def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table):
     assert len(prices.offers()) == len(shipped_offers()) + 2
     path.write_text(f"{HEAD}\nOur cloud,h100-sxm,1.4,on-demand,2026-11-21,8\n")
     assert cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour == 1.4
+    # a missing table is an error without its folder
+    monkeypatch.setenv(OWN, str(tmp_path / "none.csv"))
+    assert "cannot read 'none.csv'" in str(refusal(cluster, HardwareRequest(device="h100-sxm")))
 
 
-ROW = "a,h100-sxm,2,spot,2026-11,"
-
-
-@over(
-    "lines, place, value",
-    [
-        (["provider,device"], "line 1: the column", "'usd_per_device_hour'"),
-        ([HEAD + ",price"], "line 1: unknown column", "'price'"),
-        ([HEAD + ",date"], "line 1: the column", "'date'"),
-        ([HEAD, "a,h100-sxm,two,spot,2026-11,"], "line 2, usd_per_device_hour", "'two'"),
-        ([HEAD, "a,h100-sxm,nan,spot,2026-11,"], "line 2, usd_per_device_hour", ""),
-        ([HEAD, ROW, "a,h100-sxm,2,hourly,2026-11,"], "line 3, commitment", ""),
-        ([HEAD, "a,h100-sxm,2,spot,yesterday,"], "line 2, date", "'yesterday'"),
-        ([HEAD, f"{ROW}8,9"], "line 2", "7 cells under 6 headings"),
-        ([HEAD, ",h100-sxm,2,spot,2026-11,8"], "line 2, provider", "is empty"),
-        ([HEAD, f"{ROW}0"], "line 2, most_per_node", ""),
-        ([HEAD, '"a,h100-sxm,2'], "is not CSV", ""),
-        ([HEAD + ",name", f"{ROW}8,aws-h100-sxm"], "a shipped offer", ""),
-        ([HEAD + ",name", *[f"{ROW}8,x"] * 2], "line 3, name", "'x' is there twice"),
-    ],
-)
+@over("lines, place, value", table("offers", "bad_tables"))
 def test_a_bad_table_is_named_with_line_column_and_fix(own_table, lines, place, value):
-    own_table(*lines)
+    own_table(*(line.replace("HEAD", HEAD) for line in lines))
     error = refusal(prices.offers)
     assert error.field == OWN
     assert error.hint
     for part in ("mine.csv", place, value):
         assert part in error.message
     assert "/" not in error.message
-
-
-def test_a_missing_table_is_an_error_without_its_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv(OWN, str(tmp_path / "none.csv"))
-    assert "cannot read 'none.csv'" in str(refusal(cluster, HardwareRequest(device="h100-sxm")))
-
-
-# The search
 
 
 def test_offers_are_found_by_device_provider_region_and_commitment():

@@ -169,9 +169,6 @@ def test_what_is_no_profile_is_refused_with_the_reason(data, said):
     assert said in str(refusal(uploaded_profile, data, "file.yaml"))
 
 
-# Content, never names
-
-
 def test_profiles_of_one_name_are_told_apart():
     profiles, split = (OURS, SLOW, "h100-sxm", OURS), {"tp": 8, "pp": 1, "dp": 1}
     requests = [request_values(device=profile, candidate=split) for profile in profiles]
@@ -202,9 +199,6 @@ def test_clusters_side_by_side_may_share_a_name():
     assert is_own(alone)
 
 
-# Links and doors
-
-
 def test_a_link_holds_the_profile():
     request = change(DEFAULT, {"hardware.device": OURS, "hardware.per_node": 4})
     query = to_query(request)
@@ -216,6 +210,13 @@ def test_a_link_holds_the_profile():
     assert shipped == HardwareRequest(device="mi300x", per_node=4)
     largest = max(len(json.dumps(plain(device(name)))) for name in device_names())
     assert largest < MAX_BYTES < MAX_VALUE
+    # a bad profile beside others names its field
+    bad = {"device": OURS | {"tdp_watts": figure(0)}}
+    _, ignored = from_query({"options.hardware": json.dumps([bad])})
+    assert "tdp_watts.value 0 " in ignored[0]
+    request = make_request(options={"hardware": [{"device": "l40s"}, bad]})
+    error = refusal(plan, request, kind=HardwareError)
+    assert error.field == "options.hardware.1.device.tdp_watts.value"
 
 
 @over(
@@ -232,15 +233,6 @@ def test_a_bad_device_in_a_link_is_left_out_and_said(value, said):
     request, ignored = from_query({"hardware.device": value, "hardware.per_node": "4"})
     assert (request.hardware.device, request.hardware.per_node) == ("h100-sxm", 4)
     assert said in ignored[0]
-
-
-def test_a_bad_profile_beside_others_names_its_field():
-    bad = {"device": OURS | {"tdp_watts": figure(0)}}
-    _, ignored = from_query({"options.hardware": json.dumps([bad])})
-    assert "tdp_watts.value 0 " in ignored[0]
-    request = make_request(options={"hardware": [{"device": "l40s"}, bad]})
-    error = refusal(plan, request, kind=HardwareError)
-    assert error.field == "options.hardware.1.device.tdp_watts.value"
 
 
 def test_the_api_takes_profiles_and_reads_no_path(path):
@@ -297,9 +289,6 @@ def test_the_command_line_reads_paths_line_by_line_and_commands_run_on_a_profile
     answer = check_command(command, Ground.of(hardware=OURS))
     assert answer["verdict"] == "cannot start"
     assert answer["hardware"]["device"] == OURS
-
-
-# Recipes and bundles
 
 
 def test_a_recipe_holds_the_whole_profile(recipe, path):

@@ -1,7 +1,5 @@
 """Storage tiers: files with sources, and what nodes reach of them."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
@@ -29,13 +27,6 @@ def test_every_tier_states_what_nodes_reach(name):
     assert 1e-5 <= tier.latency_s.value < 1
 
 
-def test_a_shared_tier_stops_growing_and_local_drives_do_not():
-    nodes = np.array([1.0, 10.0, 1000.0])
-    assert storage_tier("superpod-better").read_rate(nodes).tolist() == [8e9, 80e9, 160e9]
-    assert storage_tier("superpod-better").write_rate(nodes).tolist() == [4e9, 40e9, 80e9]
-    assert storage_tier("nvme").write_rate(nodes).tolist() == [3.5e9, 35e9, 3500e9]
-
-
 LLAMA = {
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 4},
@@ -59,6 +50,11 @@ def test_checkpoints_are_written_at_the_rate_of_the_tier():
     assert (error.field, "superpod-best" in error.hint) == ("workload.storage", True)
     unknown = refusal(best, {"storage": "superpod-worst"}, kind=HardwareError)
     assert "superpod-worst" in str(unknown)
+    # a shared tier stops growing, local drives do not
+    nodes = np.array([1.0, 10.0, 1000.0])
+    assert storage_tier("superpod-better").read_rate(nodes).tolist() == [8e9, 80e9, 160e9]
+    assert storage_tier("superpod-better").write_rate(nodes).tolist() == [4e9, 40e9, 80e9]
+    assert storage_tier("nvme").write_rate(nodes).tolist() == [3.5e9, 35e9, 3500e9]
 
 
 def test_a_step_waits_for_what_the_tier_cannot_read_in_time():

@@ -115,9 +115,6 @@ def test_the_median_step_leaves_the_start_out():
     assert newest.split["memory_fraction"] == pytest.approx(0.9)
 
 
-# what cannot be used
-
-
 @over(
     "field, value, message",
     [
@@ -152,6 +149,11 @@ def test_files_have_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("recipe_core.measured.imports.content.MAX_BYTES", 50)
     assert "the limit is 50" in str(refusal(import_file, path))
     assert "cannot read" in str(refusal(import_file, tmp_path / "none.json"))
+    # numbers of logs
+    assert number_of(" 1,234.5 ") == 1234.5
+    for wrong in ("", ".", "1e999", "nan", "inf", "0x10", "1" * 400, "--1"):
+        with pytest.raises(ValueError, match="not"):
+            number_of(wrong)
 
 
 def test_hostile_lines_are_read_in_linear_time():
@@ -166,16 +168,6 @@ def test_hostile_lines_are_read_in_linear_time():
     for line in lines:
         with suppress(InputError):
             read_imported(Content("x", "\n".join([line] * 60)))
-
-
-def test_numbers_of_logs():
-    assert number_of(" 1,234.5 ") == 1234.5
-    for wrong in ("", ".", "1e999", "nan", "inf", "0x10", "1" * 400, "--1"):
-        with pytest.raises(ValueError, match="not"):
-            number_of(wrong)
-
-
-# into the table and back
 
 
 def test_import_makes_a_row_that_teaches(tmp_path):
@@ -244,9 +236,7 @@ def test_training_logs_become_training_rows(tmp_path):
     assert recipe("validate", "--training", str(path)).returncode == 0
     both = [Content.of_file(IMPORTS / name) for name in ("megatron.log", "inferencex.json")]
     assert "of serving and of training" in str(refusal(imported_table, both, None, {}))
-
-
-def test_a_table_keeps_what_was_there(tmp_path):
+    # a table keeps what was there
     row = row_of(first("inferencex.json"), "a", {}, {}).row
     path = tmp_path / "runs.csv"
     path.write_text(table_text([row]))

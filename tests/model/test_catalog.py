@@ -1,7 +1,5 @@
 """The catalog as data: enough models, sources everywhere, names that lead to one model each."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from recipe_core.base.errors import ModelError
@@ -10,11 +8,12 @@ from tests.fixtures.paths import DATA
 from tests.fixtures.rows import over, table
 
 
-def test_the_catalog_is_broad():
+def test_the_catalog_is_broad_and_its_files_small():
     ids = " ".join(catalog_ids())
     assert len(catalog_ids()) >= 450
     assert sum(catalog_entry(name).same_as is None for name in catalog_ids()) >= 300
     assert [name for name in table("catalog", "families") if name not in ids] == []
+    assert [path.name for path in FOLDER.glob("*.yaml") if path.stat().st_size > 8_000] == []
 
 
 @over("name", catalog_ids())
@@ -39,10 +38,6 @@ def test_every_alias_is_a_name_and_no_name_means_two_models():
     assert len(aliases) >= 350
     assert all(catalog_entry(alias) == entry for alias, entry in aliases)
     assert catalog_model("gpt2").parameters == catalog_model("openai-community/gpt2").parameters
-
-
-def test_files_stay_small():
-    assert [path.name for path in FOLDER.glob("*.yaml") if path.stat().st_size > 8_000] == []
 
 
 def test_the_models_of_the_published_recipes_are_known():

@@ -41,9 +41,7 @@ def test_nemotron_layers_are_one_half_each():
     assert all((layer.attention is None) != (layer.mlp is None) for layer in model.layers)
     assert model.draft_layers == 1
     assert any("multi-token" in note for note in model.notes)
-
-
-def test_searched_architectures_differ_by_layer():
+    # searched architectures differ by layer
     model = catalog_model("nvidia/Llama-3_3-Nemotron-Super-49B-v1")
     assert sum(layer.attention is None for layer in model.layers) == 31
     dense = [layer.mlp for layer in model.layers if isinstance(layer.mlp, DenseMlp)]
@@ -77,6 +75,10 @@ def test_what_is_left_out_is_said_aloud(tiny_config):
     said, plain = (read_config(tiny_config | each, "x").notes for each in (more, {}))
     assert [note.split()[0] for note in said if note not in plain] == ["Output", "Residuals"]
     assert set(said) & set(catalog_model("moonshotai/Kimi-K3").notes)
+    # so is block diffusion
+    model = catalog_model("google/diffusiongemma-26B-A4B-it")
+    assert any("denoising" in note for note in model.notes)
+    assert not any("denoising" in n for n in catalog_model("google/gemma-4-26B-A4B-it").notes)
 
 
 def test_a_dense_block_may_run_beside_the_experts():
@@ -163,9 +165,7 @@ def test_groups_of_layers_end_in_full_attention():
     assert len(catalog_model("poolside/Laguna-S-2.1").mixers) == 2
     layers = catalog_model("dots-studio/dots3-note-prev").layers
     assert sum(layer.attention == layers[1].attention for layer in layers) == 13
-
-
-def test_windows_may_be_listed_by_their_layers():
+    # windows may be listed by their layers
     model = catalog_model("thinkingmachines/Inkling")
     assert [isinstance(layer.mlp, MoeMlp) for layer in model.layers[:3]] == [False, False, True]
     assert model.max_context == 1 << 20
@@ -174,9 +174,3 @@ def test_windows_may_be_listed_by_their_layers():
     layers = catalog_model("pfnet/plamo-2-1b").layers
     assert [isinstance(layer.attention, LinearAttention) for layer in layers] == [True, False] * 8
     assert all(isinstance(layer.mlp, DenseMlp) for layer in layers)
-
-
-def test_block_diffusion_is_said_aloud():
-    model = catalog_model("google/diffusiongemma-26B-A4B-it")
-    assert any("denoising" in note for note in model.notes)
-    assert not any("denoising" in n for n in catalog_model("google/gemma-4-26B-A4B-it").notes)

@@ -44,6 +44,11 @@ def test_a_publishers_own_convention_comes_before_another_owners_copy():
     assert read[:2] == [base, f"{base}-FP8"]
     for owner, weights in (("nvidia", "fp8"), ("someone", "fp8-block")):
         assert load_model(f"{owner}/{base}-FP8", folders=False).weight_dtype == weights
+    # a longer ending comes before the one that it ends in
+    names = ("x/y-GPTQ-Int4", "x/y-GPTQ-Int8", "x/y-AWQ-INT4", "RedHatAI/y-NVFP4-FP8")
+    first = [next(each.ending for _, each in meanings(name) if each) for name in names]
+    found = [ending[:9] for ending in first]
+    assert found == ["-gptq(-in", "-gptq-(in", "-awq(-int", "-nvfp4-fp"]
 
 
 def test_conventions_agree_with_the_members_whose_configuration_is_known():
@@ -64,9 +69,7 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known():
     assert len(errors) > 40
     assert statistics.median(errors.values()) < 1e-3
     assert sum(error < 0.03 for error in errors.values()) >= 0.85 * len(errors)
-
-
-def test_members_that_conventions_name_are_in_the_catalog():
+    # members that conventions name are in the catalog
     for each in conventions():
         assert each.like is None or in_catalog(each.like)
         assert each.like is None or each.base(*each.like.split("/"))
@@ -78,17 +81,7 @@ def test_estimates_of_derived_models_say_so():
     answer = Answers(folders=False).estimate(values)
     assert answer["feasible"]
     assert any("its name is read as Qwen/Qwen3-14B" in note for note in answer["notes"])
-
-
-def test_a_longer_ending_comes_before_the_one_that_it_ends_in():
-    names = ("x/y-GPTQ-Int4", "x/y-GPTQ-Int8", "x/y-AWQ-INT4", "RedHatAI/y-NVFP4-FP8")
-    first = [next(each.ending for _, each in meanings(name) if each) for name in names]
-    found = [ending[:9] for ending in first]
-    assert found == ["-gptq(-in", "-gptq-(in", "-awq(-int", "-nvfp4-fp"]
-
-
-def test_four_bit_mixtures_keep_their_attention():
-    """In the 4-bit mixtures whose parts are known, Laguna and Inkling, attention is in bf16."""
+    # In the 4-bit mixtures whose parts are known, Laguna and Inkling, attention is in bf16.
     model = load_model("someone/Mixtral-8x7B-Instruct-v0.1-NVFP4", folders=False)
     assert "attention" not in model.quantization.roles
     assert "experts" in model.quantization.roles

@@ -1,7 +1,5 @@
 """What quantised checkpoints store, in the words of each quantiser."""
 
-from __future__ import annotations
-
 import pytest
 
 from recipe_core.base.errors import ModelError
@@ -50,12 +48,6 @@ def test_modules_left_out_change_roles_or_single_layers(tiny_config):
     assert any("excludes every matrix" in note for note in nothing.notes)
 
 
-def test_metas_405b_keeps_attention_and_both_ends():
-    model = catalog_model("meta-llama/Llama-3.1-405B-Instruct-FP8")
-    assert model.quantization.roles == {"linear"}
-    assert [i for i, layer in enumerate(model.layers) if layer.unquantized] == [0, 125]
-
-
 def test_mixed_precision_is_told_by_role(tiny_config):
     layers = {f"model.layers.{i}.mlp.up_proj": {"quant_algo": "NVFP4"} for i in range(4)}
     names = [f"model.layers.{i}.self_attn.{p}_proj" for i in range(4) for p in "qkvo"]
@@ -68,12 +60,16 @@ def test_mixed_precision_is_told_by_role(tiny_config):
     assert any("Mixed precision" in note for note in model.notes)
 
 
-def test_the_kinds_of_deepseek_fp4_checkpoints():
+def test_the_kinds_of_published_checkpoints():
     first, second = (catalog_model(f"nvidia/DeepSeek-R1-0528-{x}") for x in ("FP4", "NVFP4-v2"))
     assert first.quantization.roles == {"linear", "experts", "shared"}
     assert "attention" in second.quantization.roles
     assert "attention.o" not in second.layers[5].unquantized
     assert "attention.q_b" in second.layers[5].unquantized
+    # Meta's 405B keeps attention and both ends
+    model = catalog_model("meta-llama/Llama-3.1-405B-Instruct-FP8")
+    assert model.quantization.roles == {"linear"}
+    assert [i for i, layer in enumerate(model.layers) if layer.unquantized] == [0, 125]
 
 
 def test_foreign_regexes_are_never_run_and_simple_ones_become_globs(tiny_config):
@@ -115,9 +111,7 @@ def test_what_was_not_quantised_again_stays_fp8(tiny_config):
     assert model.quantization.dtype == "nvfp4"
     assert model.quantization.others == (("attention", "fp8-block"),)
     assert all(layer.unquantized == () for layer in model.layers)
-
-
-def test_an_expert_format_that_is_not_known_is_an_error(tiny_config):
+    # an expert format that is not known is an error
     config = tiny_config | {"expert_dtype": "fp2"}
     error = refusal(quantized, config, {"quant_method": "fp8"}, kind=ModelError)
     assert "'fp2' is not modelled" in str(error)

@@ -1,7 +1,5 @@
 """Vision and audio encoders: read from configs, held in memory, and their time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +63,10 @@ def test_a_model_counts_its_towers_beside_the_language_model():
     assert model.parameters == model.language_parameters + towers
     assert model.parameters_by_part["vision encoder"] == model.towers[0].parameters
     assert model.active_parameters < model.language_parameters
+    # experts of image tokens are weights
+    model = load_model("baidu/ERNIE-4.5-VL-28B-A3B-PT")
+    by_name = {item.name: item for item in model.extras}
+    assert by_name["image_experts"].numel == 27 * 64 * 3 * 2560 * 512
 
 
 def test_a_text_only_model_is_another_architecture():
@@ -91,12 +93,6 @@ def test_a_tower_that_is_not_known_is_counted_by_its_sizes_or_not_at_all():
     assert error.field == "model.vision_config.num_hidden_layers"
 
 
-def test_experts_of_image_tokens_are_weights():
-    model = load_model("baidu/ERNIE-4.5-VL-28B-A3B-PT")
-    by_name = {item.name: item for item in model.extras}
-    assert by_name["image_experts"].numel == 27 * 64 * 3 * 2560 * 512
-
-
 def test_the_encoder_is_in_the_weights_and_a_part_of_its_own():
     whole, text = _estimate(), _estimate(workload={"modalities": []})
     (tower,) = catalog_model("Qwen/Qwen3-VL-8B-Instruct").towers
@@ -116,9 +112,7 @@ def test_layers_of_a_tower_are_cut_over_ranks_whose_number_divides_its_heads():
     assert whole.memory.encoder_bytes - two.memory.encoder_bytes == pytest.approx(cut)
     three = [_estimate("google/gemma-4-31B-it", candidate={"tp": tp}) for tp in (2, 4)]
     assert three[0].memory.encoder_bytes == three[1].memory.encoder_bytes  # never cut
-
-
-def test_a_longer_profile_run_takes_from_the_cache():
+    # a longer profile run takes from the cache
     longest = {"max_context": 32768}
     few, many = (
         _estimate(workload=longest, candidate={"max_num_seqs": 8, "max_batched_tokens": tokens})
@@ -132,9 +126,7 @@ def test_images_lengthen_the_prompt_and_the_time_to_the_first_token():
     seen, as_text = _estimate(workload=images), _estimate(workload={"input_tokens": 512 + 2048})
     assert seen.memory.kv_needed_bytes == pytest.approx(as_text.memory.kv_needed_bytes)
     assert seen.serving.ttft_s > 1.1 * as_text.serving.ttft_s
-
-
-def test_images_need_a_model_that_sees():
+    # they need a model that sees
     blind = (_estimate, "Qwen/Qwen3-8B", {"images": {}})
     assert refusal(*blind).field == "workload.images"
     unseen = {"images": {}, "modalities": []}
@@ -174,9 +166,7 @@ def test_another_model_takes_images_out_that_it_does_not_read():
     text = change(request, {"model": "Qwen/Qwen3-8B"})
     assert text.workload.images is None
     assert text.workload.modalities is None
-
-
-def test_images_stretch_the_longest_context():
+    # images stretch the longest context
     request = _request("Qwen/Qwen3-VL-8B-Instruct", {"max_context": 2048})
     seen = change(request, {"workload.images": {"per_request": 2, "tokens": 1024}})
     assert seen.workload.max_context == 512 + 64 + 2048

@@ -125,9 +125,6 @@ def at_price(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     return {name: v * scale if v and name.startswith("usd") else v for name, v in now.items()}
 
 
-# Links
-
-
 @over("link", LINKS)
 def test_a_link_means_the_same_request(link):
     query = dict(parse_qsl(link["link"]))
@@ -188,9 +185,6 @@ def _of_split(field: str) -> bool:
     return field.startswith("candidate.") and field.removeprefix("candidate.") not in SHARED
 
 
-# Recipes
-
-
 @pytest.fixture(scope="module")
 def api() -> TestClient:
     return TestClient(create_api(folders=False))
@@ -224,9 +218,6 @@ def test_a_recipe_is_what_its_request_leads_to_and_built_as_it_is(path, api):
         built = yaml.safe_load(bundle.read("recipe.yaml"))
     for part in ("kind", "name", "candidate", "estimate", "environment", "parameters"):
         assert_holds(built[part], before[part], part)
-
-
-# Bundles
 
 
 @over("path", BUNDLES)
@@ -282,9 +273,6 @@ def test_the_command_of_a_bundle_converts_to_its_recipe(tmp_path):
     assert converted["lost"] == []
     assert_holds(converted["recipe"]["candidate"], before["candidate"])
     assert_holds(converted["recipe"]["estimate"]["serving"], before["estimate"]["serving"])
-
-
-# Estimates
 
 
 @over("path", ESTIMATES)

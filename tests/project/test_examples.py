@@ -1,7 +1,5 @@
 """The cases of the gallery: each is planned, holds its load, and can be built."""
 
-from __future__ import annotations
-
 from recipe_core.base.data_files import DataFile
 from recipe_core.bundle.write import bundle_of
 from recipe_core.recipe import make_recipe
@@ -20,6 +18,11 @@ def test_there_are_ten_and_they_differ():
     assert kinds == {"serving", "training"}
     vendors = {case.asked.hardware.device_name[:2] for case in cases}
     assert len(vendors) >= 3
+    # a case with a wrong field names it
+    document = DataFile(FILE, "example").read()
+    document["examples"]["chat-70b"]["titel"] = "Chat"
+    error = refusal(DataFile(FILE, "example").validated, document, ExampleFile)
+    assert "examples.yaml: examples.chat-70b.titel" in str(error)
 
 
 @over("name", examples(), share=4)
@@ -30,10 +33,3 @@ def test_a_case_is_a_link_whose_best_split_holds_its_load_and_can_be_built(name)
     assert board.feasible[board.best_row]
     assert board.holds[board.best_row]
     assert {"recipe.yaml", "launch.json"} <= set(bundle_of(make_recipe(request)).files)
-
-
-def test_a_case_with_a_wrong_field_names_it():
-    document = DataFile(FILE, "example").read()
-    document["examples"]["chat-70b"]["titel"] = "Chat"
-    error = refusal(DataFile(FILE, "example").validated, document, ExampleFile)
-    assert "examples.yaml: examples.chat-70b.titel" in str(error)

@@ -38,9 +38,7 @@ def test_the_public_names_are_there_and_described():
     assert (ROOT / "recipe_core" / "py.typed").exists()
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = rb.no_such_name
-
-
-def test_importing_it_imports_nothing_else():
+    # importing it imports nothing else
     code = (
         "import sys; before = set(sys.modules); import recipe_core; "
         "print(*sorted(name for name in set(sys.modules) - before if 'recipe_core' in name))"

@@ -220,9 +220,6 @@ def test_every_folder_is_a_room_of_the_order_that_the_document_prints():
     assert tuple(rows) == ORDER
 
 
-# The rules can be broken
-
-
 def written(folder, files):
     """The package ``house`` with more files."""
     for name, text in files.items():
