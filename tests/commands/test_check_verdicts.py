@@ -28,21 +28,7 @@ def check(command, ground=H100):
     return answer
 
 
-# Published commands that were called impossible for less than the error of the estimate
-
-PUBLISHED = {
-    "vllm serve MiniMaxAI/MiniMax-M2 --tensor-parallel-size 4": "h100-sxm",
-    "vllm serve MiniMaxAI/MiniMax-M2.1 --tensor-parallel-size 4": "h100-sxm",
-    "vllm serve MiniMaxAI/MiniMax-M2.7 --tensor-parallel-size 4": "h100-sxm",
-    "vllm serve Qwen/Qwen3-VL-235B-A22B-Instruct-FP8 -tp 4 --max-model-len 262144": "h100-sxm",
-    "vllm serve zai-org/GLM-4.6V-FP8": "h200-sxm",
-    "vllm serve tencent/Hy3-FP8 --tensor-parallel-size 8": "mi300x",
-    "vllm serve stepfun-ai/Step-3.7-Flash-FP8 -tp 8 --enable-expert-parallel": "h200-sxm",
-    "python -m sglang.launch_server --model-path moonshotai/Kimi-K2-Instruct --tp 8": "h200-sxm",
-    "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3.2 --tp 8": "h200-sxm",
-    "python -m sglang.launch_server --model-path "
-    "mistralai/Mistral-Large-3-675B-Instruct-2512 --tp 8": "h200-sxm",
-}
+PUBLISHED = table("check_verdicts", "published")
 
 
 @over("command", PUBLISHED)

@@ -13,7 +13,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.of_recipe import target_context
 from recipe_core.targets.pod import resources
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 from tests.physics.test_kv_tiers import LLAMA_8B, POINTS, lengths, request
 from tests.present.test_kv_charts import BOTH
 
@@ -53,15 +53,7 @@ def test_lmcache_is_told_by_a_file_of_the_bundle():
     launch = started(BOTH, tp=2)
     process = launch.processes[0]
     path = process.env["LMCACHE_CONFIG_FILE"].removeprefix("${root}/")
-    assert yaml.safe_load(launch.files[path]) == {
-        "chunk_size": 256,
-        "local_cpu": True,
-        "max_local_cpu_size": 50.0,
-        "local_disk": "/data/kv",
-        "max_local_disk_size": 500.0,
-        "remote_url": "redis://cache:6379",
-        "remote_serde": "naive",
-    }
+    assert yaml.safe_load(launch.files[path]) == table("kv_words", "lmcache")
     assert "LMCacheConnectorV1" in " ".join(process.argv)
     assert process.env["PYTHONHASHSEED"] == "0"
     assert "lmcache" in launch.requires

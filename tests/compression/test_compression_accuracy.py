@@ -21,33 +21,19 @@ from recipe_core.compression.published import figures, keys
 from recipe_core.compression.technique import techniques
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 
 UNKNOWN = "somebody/Weasel-9B-Instruct"
 
 
 def test_sizes_kinds_and_bases_are_read_from_names():
-    sizes = {
-        "Qwen/Qwen3-0.6B": 0.6, "bigscience/bloom-1b7": 1.7, "Qwen/Qwen-1_8B-Chat": 1.8,
-        "some/thing-30B-A3B": 30, "a/Mixtral-8x7B-v0.1": 43.1, "google/gemma-3-270m-it": 0.27,
-    }  # fmt: skip
+    sizes, kinds = (table("compression_accuracy", key) for key in ("sizes", "kinds"))
     assert {name: size_in(name) for name in sizes} == pytest.approx(sizes, rel=0.01)
     assert size_in("no/size") is None
-    kinds = {
-        "MBPP": "code", "aime_2025": "math", "ptb_ppl": "perplexity", "CMMLU": "knowledge",
-        "BoolQ": "commonsense", "RULER-128K": "long-context", "math": "math",
-        "SomethingElse": "composite",
-    }  # fmt: skip
     assert {name: named_benchmark(name).kind for name in kinds} == kinds
-    for name, base, generation, line in (
-        ("Meta-Llama-3.1-8B-FP8", "meta-llama/Llama-3.1-8B", "llama-3.1", "llama"),
-        ("Qwen3-8B-Q4_K_M", "Qwen/Qwen3-8B", "qwen-3", "qwen"),
-        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct", "qwen-2.5", "qwen"),
-        ("HuggingFaceH4/zephyr-7b-beta", "HuggingFaceH4/zephyr-7b-beta", "mistral", "mistral"),
-        ("huggyllama/llama-7b", "huggyllama/llama-7b", "llama-1", "llama"),
-    ):
+    for name, *base in table("compression_accuracy", "bases"):
         model = named_model(name)
-        assert (model.name, model.generation, model.line) == (base, generation, line)
+        assert [model.name, model.generation, model.line] == base
 
 
 def test_every_published_figure_refers_to_what_is_listed():

@@ -12,17 +12,9 @@ import pytest
 from recipe_core.compression.knowledge import rows, support_of
 from recipe_core.compression.technique import techniques
 from recipe_core.engines.options import option_table
+from tests.fixtures.rows import table
 
-MODES = {
-    "int8_weight_only": "INT8_SYM",
-    "int4_weight_only": "INT4_SYM",
-    "int3_weight_only": "INT3_SYM",
-    "int2_weight_only": "INT2_SYM",
-    "nf4_weight_only": "NF4",
-    "mxfp4_weight_only": "MXFP4",
-    "nvfp4_weight_only": "NVFP4",
-    "fp8_weight_only": "FP8_E4M3",
-}
+MODES = table("compression_parsers", "modes")
 """Formats of weights by NNCF's names, which compresses for OpenVINO."""
 
 

@@ -103,18 +103,7 @@ def test_replicas_of_experts_are_servers_of_their_own():
     assert [(p.node, p.group, p.role) for p in processes] == [(0, 0, "server"), (1, 1, "server")]
 
 
-@over(
-    "model, candidate, expected",
-    [
-        (LLAMA_8B, {"tp": 1}, {"--dtype": "bfloat16", "--kv-cache-dtype": "auto"}),
-        (LLAMA_8B, {"tp": 1, "weight_dtype": "fp8"}, {"--quantization": "fp8"}),
-        (LLAMA_8B, {"tp": 1, "kv_dtype": "fp8"}, {"--kv-cache-dtype": "fp8"}),
-        (LLAMA_8B, {"tp": 1, "weight_dtype": "fp16"}, {"--dtype": "float16"}),
-        ("Qwen/Qwen3-32B-FP8", {"tp": 2}, {"--dtype": "bfloat16", "--quantization": None}),
-        ("Qwen/Qwen3-32B", {"tp": 4, "max_num_seqs": 17}, {"--max-num-seqs": "17"}),
-        ("Qwen/Qwen3-32B", {"tp": 4, "block_size": 32}, {"--block-size": "32"}),
-    ],
-)
+@over("model, candidate, expected", table("engines", "dtypes_and_limits"))
 def test_dtypes_and_limits_reach_the_command(model, candidate, expected):
     argv = launched(model, "h100-sxm", **candidate).processes[0].argv
     options = flags(argv)

@@ -26,7 +26,7 @@ from tests.fixtures.deployments import deployments
 from tests.fixtures.patience import PATIENCE, comes
 from tests.fixtures.ports import free_port
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 
 EXTERNAL, HYBRID = "data_parallel_external_lb", "data_parallel_hybrid_lb"
 RAY = "distributed_executor_backend"
@@ -152,19 +152,7 @@ def test_ray_has_one_engine_and_the_other_nodes_join():
     assert [own[f"data_parallel_{name}"] for name in names] == ["ray", "8", "16"]
 
 
-@over(
-    "engine, given, field, says",
-    [
-        ("vllm", {EXTERNAL: True, HYBRID: True}, EXTERNAL, "excludes"),
-        ("vllm", {RAY: "ray", HYBRID: True}, RAY, "does not go with a balancer"),
-        ("vllm", {RAY: "uni"}, RAY, "not supported"),
-        ("vllm", {"data_parallel_rank": 1}, "data_parallel_rank", "by its place"),
-        ("vllm", {"master_addr": "x"}, "master_addr", "by its place"),
-        ("sglang", {"node_rank": 1}, "node_rank", "by its place"),
-        ("dynamo", {HYBRID: True}, HYBRID, "is left to NVIDIA Dynamo"),
-        ("triton", {RAY: "ray"}, RAY, "is left to Triton"),
-    ],
-)
+@over("engine, given, field, says", table("engines_ranks", "refused"))
 def test_what_cannot_be_asked_is_refused_by_its_field(engine, given, field, says):
     alone = (d for d in deployments(engine, 100, seed=1) if d.candidate.prefill is None)
     deployment = next(d for d in alone if d.candidate.devices == 2)

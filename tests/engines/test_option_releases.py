@@ -63,27 +63,8 @@ def test_tables_of_other_releases_are_small_and_hold(name, version):
 
 
 def test_what_differs_gives_the_older_rows_again():
-    newer = {
-        "--a": {"type": "int"},
-        "--b": {"type": "str", "choices": ["x", "y"], "deprecated": True},
-        "--c": {"type": "json", "keys": ["k", "l"]},
-        "--same": {"type": "switch"},
-    }
-    older = {
-        "--b": {"type": "str", "choices": ["y", "z"]},
-        "--c": {"type": "json"},
-        "--old": {"type": "switch", "negated": True},
-        "--same": {"type": "switch"},
-    }
-    changes = differences(newer, older)
-    assert changes == {
-        "drop": ["--a"],
-        "options": {"--old": {"type": "switch", "negated": True}},
-        "change": {
-            "--b": {"choices": {"drop": ["x"], "add": ["z"]}, "deprecated": None},
-            "--c": {"keys": {"drop": ["k", "l"]}},
-        },
-    }
+    newer, older, changes = table("option_releases", "differing").values()
+    assert differences(newer, older) == changes
     assert laid_over(newer, changes) == older
 
 

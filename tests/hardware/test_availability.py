@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import operator
+import sys
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from recipe_core.sizing.availability import (
     up_at_least,
 )
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 
 SHARES = st.floats(0, 1)
 HOURS = st.floats(0.01, 1e5)
@@ -135,32 +137,12 @@ def test_spares_by_hand():
         assert (error.field, "0.9" in error.message, bool(error.hint)) == ("target", True, True)
 
 
-@over(
-    "call, field",
-    [
-        (lambda: node_availability(0, 1), "mtbf_hours"),
-        (lambda: node_availability(1, -1), "repair_hours"),
-        (lambda: node_availability(math.nan, 1), "mtbf_hours"),
-        (lambda: Domains(0), "replicas"),
-        (lambda: Domains(2.5), "replicas"),
-        (lambda: Domains(4, replicas_per_node=2, nodes_per_replica=2), "nodes_per_replica"),
-        (lambda: Domains.of(1, 0, 8), "devices_per_replica"),
-        (lambda: Domains.of(1, 8, True), "devices_per_node"),
-        (lambda: expected_share(Domains(1), 1.1), "availability"),
-        (lambda: up_at_least(Domains(1), 0.9, -1), "k"),
-        (lambda: spares(Domains(1), 0.9, 1.0), "target"),
-        (lambda: spot(-1, 60), "reclaims_per_hour"),
-        (lambda: spot(1, 60, held=0), "held"),
-        (lambda: spot(1, 1e6), "reclaims_per_hour"),
-        (lambda: spot(1, 60, usd_per_hour="2"), "usd_per_hour"),
-        (lambda: node_failures(devices_per_node=0), "devices_per_node"),
-        (lambda: repair_hours("leased"), "repair"),
-        (lambda: market(provider="Gogle Cloud"), "provider"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_name(call, field):
-    error = refusal(call)
+@over("name, args, options, field", table("availability", "refused"))
+def test_what_makes_no_sense_is_refused_by_name(name, args, options, field):
+    call = operator.attrgetter(name)(sys.modules[__name__])
+    error = refusal(call, *(Domains(1) if arg == "one" else arg for arg in args), **options)
     assert (error.field, bool(error.hint)) == (field, True)
+    assert refusal(node_availability, math.nan, 1).field == "mtbf_hours"
 
 
 def test_numbers_of_every_kind_are_taken():

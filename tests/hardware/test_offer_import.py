@@ -13,25 +13,11 @@ from recipe_core.hardware.offer_tables import OWN, parse_table, shipped_offers
 from recipe_core.hardware.offer_terms import Terms
 from recipe_core.hardware.offers import Offer
 from tests.fixtures.command_line import recipe
+from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
-HEADINGS = (
-    "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,"
-    "Region,AvailabilityZone\n"
-)
-CATALOGUE = f"""{HEADINGS}\
-p5.48xlarge,H100,8.0,192.0,2048.0,,55.04,14.4,us-east-1,us-east-1a
-p5.48xlarge,H100,8.0,192.0,2048.0,,55.04,13.6,us-east-1,us-east-1b
-p4d.24xlarge,A100,8.0,96.0,1152.0,"SizeInMiB: 40960, x",21.96,,us-east-1,us-east-1a
-g5.xlarge,A10G,1.0,4.0,16.0,,1.006,,us-east-1,us-east-1a
-g6f.large,L4,0.125,2.0,8.0,,0.2,,us-east-1,us-east-1a
-p3.2xlarge,V100,1.0,8.0,61.0,,3.06,0.5,us-east-1,us-east-1a
-box,H100,1.0,8.0,61.0,,3.06,0.5,us-east-1,us-east-1a
-,L4,1.0,,,,0.6,0.2,us-central1,us-central1-a
-m5.large,,,2.0,8.0,,0.096,0.04,us-east-1,us-east-1a
-idle,L40S,1.0,2.0,8.0,,,,us-east-1,us-east-1a
-"""
+CATALOGUE = (DATA / "skypilot-vms.csv").read_text()
 AWS = Terms(provider="Amazon Web Services", date="2026-11-20", status="published")
 
 

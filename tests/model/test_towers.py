@@ -21,18 +21,7 @@ from recipe_core.search.plans import plan_candidate
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
-TEXT = {
-    "model_type": "qwen3",
-    "hidden_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 512,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
+TEXT = table("towers", "text")
 VISION = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 16}
 
 

@@ -228,25 +228,9 @@ def written(folder, files):
     return Package(folder / "house")
 
 
-ROOM = '"""A room.\n\nThings.\nMay import {}.\n"""\n'
-SOUND = {
-    "__init__.py": '__version__ = "1"\n',
-    "__main__.py": "from house.doors.cli import main\n",
-    "base/__init__.py": ROOM.format("no other room"),
-    "base/units.py": "from house import __version__\n",
-    "launcher/__init__.py": '"""Travels.\n\nAlone.\nAlways.\n"""\n',
-    "launcher/main.py": "from . import state\nfrom .state import save\n",
-    "launcher/state.py": "import json\n",
-    "model/__init__.py": ROOM.format("base"),
-    "model/spec.py": "from house.base.units import gib\nimport numpy\n",
-    "doors/__init__.py": ROOM.format("every room before it"),
-    "doors/cli.py": "import house.model.spec\n",
-}
-
-
 @over("rule, files, problem", table("rooms", "a_broken_rule_is_seen"))
 def test_a_broken_rule_is_seen(tmp_path, rule, files, problem):
-    package = written(tmp_path, SOUND)
+    package = written(tmp_path, table("rooms", "sound"))
     assert [found for kept in RULES for found in kept(package)] == []
     broken = globals()[rule](written(tmp_path, files))
     assert any(problem in found for found in broken), broken
