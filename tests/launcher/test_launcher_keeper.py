@@ -59,7 +59,8 @@ def test_requests_without_new_tokens_are_a_hang(world, deployed):
     world["server-0"].running = 1
     up.rounds(100)
     assert not up.kinds
-    world["server-0"].stuck = True
+    world["server-0"].count()
+    world["server-0"].tpot_s = float("inf")
     up.settled(1)
     (event,) = up.happened("hung")
     assert event["reason"].startswith("1 request, no new token for ")
@@ -194,7 +195,7 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
 
 def test_workers_that_outlive_their_server_are_ended(world, deployed):
     up = deployed().up()
-    worker = world["server-0"].forks(bare=True)
+    worker = world["server-0"].forks()
     world.processes.known[up.state.servers[0].pid].ends(-9)
     assert up.state.left_behind(world.processes) == [worker.pid]
     up.settled(1)

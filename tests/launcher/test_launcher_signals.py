@@ -109,18 +109,13 @@ def test_what_a_killed_start_left_is_found_by_its_mark(bundle, token, capsys, nt
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("nth", [1, 2, 3])
-@pytest.mark.parametrize("words", [["up"], ["bench", "--requests", "3"]], ids=["up", "bench"])
-def test_a_hangup_at_any_step_of_a_start_leaves_nothing(bundle, token, nth, words):
-    assert signalled_at(nth, HUP, bundle, *words) == 130
-    assert (alive(token), bundle.up) == ([], False)
-
-
-@pytest.mark.nightly
-def test_bench_starts_again_what_a_killed_bench_left(bundle, token):
-    assert signalled_at(2, KILL, bundle, "bench", "--requests", "3") == -KILL
-    until(lambda: alive(token))
-    assert bundle.run("bench", "--requests", "3") == 0
+@pytest.mark.parametrize(("number", "nth"), [(HUP, 1), (HUP, 2), (HUP, 3), (KILL, 2)])
+def test_a_bench_that_ends_at_any_step_leaves_nothing_for_long(bundle, token, number, nth):
+    words = ["bench", "--requests", "3"]
+    assert signalled_at(nth, number, bundle, *words) == (130 if number == HUP else -KILL)
+    if number == KILL:  # the next one ends what it left, and starts it again
+        until(lambda: alive(token))
+        assert bundle.run(*words) == 0
     assert (alive(token), bundle.up) == ([], False)
 
 
@@ -165,8 +160,7 @@ def test_an_interrupted_up_leaves_what_ran_before(bundle, token):
 
 
 @pytest.mark.parametrize(
-    ("number", "times"),
-    [(INT, 2), *(nightly(n, t) for n, t in [(INT, 1), (HUP, 1), (HUP, 2), (TERM, 1), (TERM, 2)])],
+    ("number", "times"), [(INT, 2), nightly(INT, 1), nightly(HUP, 2), nightly(TERM, 2)]
 )
 def test_a_followed_server_stops_cleanly(bundle, token, number, times):
     shown = stand_alone(bundle, "up", "--foreground")
