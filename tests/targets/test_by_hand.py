@@ -17,7 +17,6 @@ from recipe_core.bundle.write import Bundle
 from recipe_core.launcher.plan import load_plan
 from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.link import from_query
-from recipe_core.request.schema import PlanRequest
 from recipe_core.targets import OF_POLICIES, SERVING, TRAINING, Parameters, form
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
@@ -40,29 +39,19 @@ def test_commands_are_those_that_the_launcher_runs(name: str, tmp_path: Path) ->
     for found in node_commands(made.context, ADDRESSES[nodes]):
         words = shlex.split(found.launcher)
         assert words[:3] == ["python", "launch.py", "up"]
-        plan = load_plan(
-            tmp_path / "bundle",
-            node=found.node if nodes > 1 else None,
-            head=",".join(ADDRESSES[nodes]),
-        )
+        node, head = found.node if nodes > 1 else None, ",".join(ADDRESSES[nodes])
+        plan = load_plan(tmp_path / "bundle", node=node, head=head)
         assert [name for name, _ in found.processes] == [process.name for process in plan.processes]
         for (_, command), process in zip(found.processes, plan.processes, strict=True):
             typed = [word for word in shlex.split(command) if word != "\n"]
-            argv = [
-                word.replace(str(plan.run), "run").replace(str(plan.root), ".")
-                for word in process.argv
-            ]
+            run, root = str(plan.run), str(plan.root)
+            argv = [word.replace(run, "run").replace(root, ".") for word in process.argv]
             assert typed[-len(argv) :] == argv
             settings = dict(word.split("=", 1) for word in typed[: -len(argv)])
             visible = settings.pop("CUDA_VISIBLE_DEVICES", None)
-            assert settings == {
-                key: value.replace(str(plan.root), ".") for key, value in process.env.items()
-            }
-            assert visible == (
-                ",".join(map(str, process.devices))
-                if len(plan.processes) > 1 and process.devices
-                else None
-            )
+            assert settings == {k: value.replace(root, ".") for k, value in process.env.items()}
+            several = len(plan.processes) > 1 and process.devices
+            assert visible == (",".join(map(str, process.devices)) if several else None)
 
 
 def test_no_line_of_a_command_parts_a_flag_from_its_value() -> None:
@@ -94,32 +83,23 @@ def test_the_form_asks_only_for_what_is_read() -> None:
     context = bundle("serving").context
     names = {each.name for asked in form.groups(context, SERVING).values() for each in asked}
     assert set(Parameters.model_fields) - names == {"device_groups"}
-    assert "device_groups" in {
-        each.name for each in form.groups(replace(context, vendor="amd"), SERVING)["Everywhere"]
-    }
+    everywhere = form.groups(replace(context, vendor="amd"), SERVING)["Everywhere"]
+    assert "device_groups" in {each.name for each in everywhere}
     assert list(form.groups(context, ["docker"])) == ["Everywhere"]
     assert form.default("port", context) == "8000"
     assert form.default("image", context).startswith("vllm/vllm-openai:v")
     assert form.default("partition", context) == ""
 
 
-@pytest.mark.parametrize(
-    "place", [{"namespace": "llm", "port": 9000}, {"image": "registry.example/vllm:1.2"}, {}]
-)
-def test_a_recipe_for_another_place_is_the_recipe_made_there(place: dict[str, object]) -> None:
-    request: PlanRequest = make_request()
-    parameters = Parameters.model_validate(place)
-    assert with_parameters(recipe_of(), parameters) == make_recipe(
-        request, Additions(parameters=parameters)
-    )
-
-
-def test_an_image_that_moves_is_refused_in_another_place() -> None:
-    recipe = recipe_of()
+def test_a_recipe_for_another_place_is_the_recipe_made_there() -> None:
+    recipe, image = recipe_of(), {"image": "registry.example/vllm:1.2"}
+    for place in ({"namespace": "llm", "port": 9000}, image, {}):
+        parameters = Parameters.model_validate(place)
+        made = make_recipe(make_request(), Additions(parameters=parameters))
+        assert with_parameters(recipe, parameters) == made
+    moving = Parameters.model_construct(**(Parameters().model_dump() | {"image": "vllm"}))
     with pytest.raises(InputError, match=r"parameters\.image"):
-        with_parameters(
-            recipe, Parameters.model_construct(**(Parameters().model_dump() | {"image": "vllm"}))
-        )
+        with_parameters(recipe, moving)
 
 
 def test_main_files_have_commands() -> None:

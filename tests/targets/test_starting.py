@@ -25,14 +25,10 @@ def test_the_command_is_the_first_that_the_bundle_types(name: str) -> None:
     board = plan(request)
     row = int(board.order[min(1, len(board.order) - 1)])
     made = bundle_of(make_recipe(change(request, select_split(request, board.key(row)))))
-    (_, typed), *_ = node_commands(made.context, read_addresses("", made.context.nodes))[
-        0
-    ].processes
-    words = [
-        word
-        for word in shlex.split(typed)
-        if word != "\n" and not re.match(r"(CUDA|HIP)_VISIBLE_DEVICES=", word)
-    ]
+    addresses = read_addresses("", made.context.nodes)
+    (_, typed), *_ = node_commands(made.context, addresses)[0].processes
+    visible = re.compile(r"(CUDA|HIP)_VISIBLE_DEVICES=")
+    words = [word for word in shlex.split(typed) if word != "\n" and not visible.match(word)]
     assert [word for word in shlex.split(start_command(board, row)) if word != "\n"] == words
 
 
@@ -45,17 +41,11 @@ def test_a_percentile_is_not_simulated_for_a_command(monkeypatch: pytest.MonkeyP
 
 
 def test_a_split_that_its_framework_cannot_be_told_says_why() -> None:
-    board = plan(
-        from_query(
-            {"model": "Qwen/Qwen3-1.7B", "workload.kind": "training", "workload.tokens": "1e10"}
-        )[0]
-    )
+    training = {"workload.kind": "training", "workload.tokens": "1e10"}
+    board = plan(from_query({"model": "Qwen/Qwen3-1.7B", **training})[0])
     stages = board.degree("zero_stage")
-    refused = next(
-        int(row)
-        for row in board.refused_rows()
-        if stages[row] == 1 and board.codes(int(row)) == {"launch-sharding"}
-    )
+    rows = [int(row) for row in board.refused_rows() if stages[row] == 1]
+    refused = next(row for row in rows if board.codes(row) == {"launch-sharding"})
     assert any("ZeRO-2 or 3" in reason for reason in board.reasons(refused))
     with pytest.raises(NoAnswer, match="ZeRO-2 or 3"):
         start_command(board, refused)

@@ -13,8 +13,9 @@ import pytest
 from recipe_core.targets import refusals
 from tests.fixtures.targets import (
     EXAMPLES,
+    both_nodes_answer,
     context,
-    documents,
+    document,
     needs,
     replicas,
     single,
@@ -43,19 +44,10 @@ def asked(program: str, code: str, folder: Path) -> object:
     """What the interpreter that ``program`` is installed for prints as JSON."""
     script = Path(str(shutil.which(program)))
     interpreter = script.read_text().splitlines()[0].removeprefix("#!")
-    environment = {
-        "HOME": str(folder),
-        "PATH": "/usr/bin:/bin",
-        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-    }
-    done = subprocess.run(
-        [interpreter, "-c", code],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = {"HOME": str(folder), "PATH": "/usr/bin:/bin"}
+    environment |= {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    words = [interpreter, "-c", code]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -87,38 +79,23 @@ def test_ray_serve_reads_the_config(tmp_path):
     assert arguments["deployment_config"]["autoscaling_config"]["max_replicas"] == 3
 
 
-def test_skypilot_balances_among_copies_and_asks_one_server_of_each():
-    (task,) = documents(
-        with_parameters(context(replicas(4, 2)), max_replicas=3), "task.yaml"
-    ).values()
+def test_skypilot_balances_among_copies_and_asks_each_for_its_share_of_requests():
+    task, whole = (
+        document(with_parameters(context(launch), max_replicas=3), "task.yaml")
+        for launch in (replicas(4, 2), single())
+    )
     assert task["resources"]["accelerators"] == {"H100": 2}
-    assert (
-        task["service"]["replica_policy"]["min_replicas"],
-        task["service"]["replica_policy"]["max_replicas"],
-    ) == (4, 12)
-    whole = documents(with_parameters(context(single()), max_replicas=3), "task.yaml")[
-        "targets/skypilot/task.yaml"
-    ]
-    assert task["service"]["replica_policy"]["target_qps_per_replica"] == pytest.approx(
-        whole["service"]["replica_policy"]["target_qps_per_replica"] / 4, abs=0.01
-    )
-    ranks = spread(2)
-    both = replace(
-        ranks, processes=tuple(replace(process, role="server") for process in ranks.processes)
-    )
-    assert "its servers answer at 2 addresses" in refusals(context(both))["skypilot"]
+    policy = task["service"]["replica_policy"]
+    assert (policy["min_replicas"], policy["max_replicas"]) == (4, 12)
+    # 80 % of the estimated requests
+    rate = whole["service"]["replica_policy"]["target_qps_per_replica"]
+    assert rate == pytest.approx(0.8 * 2573 / 256, abs=0.01)
+    assert policy["target_qps_per_replica"] == pytest.approx(rate / 4, abs=0.01)
+    assert "2 addresses" in refusals(context(both_nodes_answer()))["skypilot"]
 
 
 def test_skypilot_installs_with_the_command_as_it_is():
     """Several commands stay several: nothing of them is quoted as a word."""
     install = "pip install 'torch>=2.11,<2.14' --index-url https://host/rocm && pip install x==1"
     value = replace(EXAMPLES["training-two-nodes"], image=None, install=install)
-    (task,) = documents(value, "task.yaml").values()
-    assert task["setup"] == f"{install}\n"
-
-
-def test_skypilot_serves_as_many_requests_as_were_estimated():
-    (task,) = documents(with_parameters(context(single()), max_replicas=2), "task.yaml").values()
-    assert task["service"]["replica_policy"]["target_qps_per_replica"] == pytest.approx(
-        0.8 * 2573 / 256, abs=0.01
-    )
+    assert document(value, "task.yaml")["setup"] == f"{install}\n"

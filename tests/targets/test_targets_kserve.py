@@ -20,13 +20,15 @@ from tests.fixtures.targets import (
     EXAMPLES,
     argv,
     context,
+    degrees,
     launched,
     options,
+    ranks,
     replicas,
     with_parameters,
 )
 from tests.targets.test_targets_engines import of
-from tests.targets.test_targets_schemas import custom
+from tests.targets.test_targets_schemas import errors, key_of
 
 KEY = ("serving.kserve.io/v1alpha2", "LLMInferenceService")
 
@@ -40,20 +42,9 @@ def words(pod):
     return [*container["command"], *container["args"]]
 
 
-def over_nodes(nodes, **degrees):
-    values = options(
-        **{"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
-        | degrees
-    )
-    own = [
-        values | {"nnodes": nodes, "node_rank": n, "master_addr": "${head}", "headless": n > 0}
-        for n in range(nodes)
-    ]
-    found = [
-        Process(f"n{n}", argv(own[n]), {}, 0, tuple(range(8)), n, "worker" if n else "server")
-        for n in range(nodes)
-    ]
-    return context(launched(tuple(found), values))
+def over_nodes(nodes, tp=1, pp=1, dp=1, **more):
+    values = degrees(tp, pp, dp) | more
+    return context(launched(ranks(nodes, values, tuple(range(8))), values))
 
 
 def test_what_is_started_is_what_the_recipe_starts():
@@ -66,7 +57,7 @@ def test_what_is_started_is_what_the_recipe_starts():
         except NoAnswer:
             seen["refused"] += 1
             continue
-        assert not list(custom()[KEY].iter_errors(document))
+        assert (key_of(document), errors(document)) == (KEY, [])
         spec = document["spec"]
         roles = {"server": spec, "decode": spec, "prefill": spec.get("prefill")}
         for process in launch(deployment).processes:
@@ -88,52 +79,38 @@ def test_what_is_started_is_what_the_recipe_starts():
     assert min(seen.values()) > 3
 
 
-@pytest.mark.parametrize(
-    ("nodes", "degrees", "parallelism"),
-    [
-        (2, {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}, {"tensor": 8, "pipeline": 2}),
-        (
-            2,
-            {"tensor_parallel_size": 2, "data_parallel_size": 8},
-            {"tensor": 2, "data": 8, "dataLocal": 4},
-        ),
-        (
-            4,
-            {"data_parallel_size": 32, "enable_expert_parallel": True},
-            {"tensor": 1, "data": 32, "dataLocal": 8, "expert": True},
-        ),
-    ],
-)
-def test_kserve_counts_the_nodes_of_the_recipe(nodes, degrees, parallelism):
-    spec = made(over_nodes(nodes, **degrees))["spec"]
+NODES = [
+    (2, {"tp": 8, "pp": 2}, {"tensor": 8, "pipeline": 2}),
+    (2, {"tp": 2, "dp": 8}, {"tensor": 2, "data": 8, "dataLocal": 4}),
+    (
+        4,
+        {"dp": 32, "enable_expert_parallel": True},
+        {"tensor": 1, "data": 32, "dataLocal": 8, "expert": True},
+    ),
+]
+
+
+@pytest.mark.parametrize(("nodes", "split", "parallelism"), NODES)
+def test_kserve_counts_the_nodes_of_the_recipe(nodes, split, parallelism):
+    spec = made(over_nodes(nodes, **split))["spec"]
     assert spec["parallelism"] == parallelism
     size = parallelism.get("pipeline") or parallelism["data"] // parallelism["dataLocal"]
     assert size == nodes
     told = words(spec["worker"])
-    assert told[told.index("--node-rank") + 1] == (
-        "1" if nodes == 2 else "$(LWS_WORKER_INDEX)"
-    )  # the only worker is the first
+    rank = "1" if nodes == 2 else "$(LWS_WORKER_INDEX)"  # the only worker is the first
+    assert told[told.index("--node-rank") + 1] == rank
     assert told[told.index("--master-addr") + 1] == "$(LWS_LEADER_ADDRESS)"
     assert not any(word.startswith("--ssl-") for word in told)  # it answers nobody
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (over_nodes(2, tensor_parallel_size=16), "tp 16 × pp 1 × dp 1 runs on 2 nodes"),
-        (
-            over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=4),
-            "pp 4 × dp 1 runs on 2 nodes",
-        ),
-        (
-            over_nodes(2, tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2),
-            "one pipeline stage per node",
-        ),
-        (replace(context(), engine="sglang"), "made for vllm, not sglang"),
-    ],
-)
-def test_what_kserve_would_count_otherwise_is_refused(value, says):
-    assert says in refusals(value)["kserve-llm"]
+def test_what_kserve_would_count_otherwise_is_refused():
+    for split, says in (
+        ({"tp": 16}, "tp 16 × pp 1 × dp 1 runs on 2 nodes"),
+        ({"tp": 4, "pp": 4}, "pp 4 × dp 1 runs on 2 nodes"),
+        ({"tp": 4, "pp": 2, "dp": 2}, "one pipeline stage per node"),
+    ):
+        assert says in refusals(over_nodes(2, **split))["kserve-llm"]
+    assert "not sglang" in refusals(replace(context(), engine="sglang"))["kserve-llm"]
 
 
 def test_a_decode_pod_answers_through_the_sidecar():
@@ -147,17 +124,15 @@ def test_a_decode_pod_answers_through_the_sidecar():
 
 
 def test_copies_are_scheduled_and_one_server_needs_no_scheduler():
-    assert made(context(replicas(4), AMD))["spec"]["replicas"] == 4
-    assert "scheduler" in made(context(replicas(4), AMD))["spec"]["router"]
+    copies = made(context(replicas(4), AMD))["spec"]
+    assert (copies["replicas"], "scheduler" in copies["router"]) == (4, True)
     assert "scheduler" not in made(context())["spec"]["router"]
 
 
 def test_templates_of_kserve_leave_the_words_alone():
     values = options(tensor_parallel_size=8, chat_template="{{ messages }}")
-    value = context(
-        launched((Process("server-0", argv(values), {"A": "{{"}, 0, tuple(range(8))),), values)
-    )
-    (container,) = made(value)["spec"]["template"]["containers"]
+    server = Process("server-0", argv(values), {"A": "{{"}, 0, tuple(range(8)))
+    (container,) = made(context(launched((server,), values)))["spec"]["template"]["containers"]
     assert "{{`{{`}} messages }}" in container["args"]
     assert {"name": "A", "value": "{{`{{`}}"} in container["env"]
 
@@ -165,6 +140,5 @@ def test_templates_of_kserve_leave_the_words_alone():
 def test_a_folder_on_the_nodes_is_mounted():
     spec = made(with_parameters(context(), model="/data/llama"))["spec"]
     assert spec["model"]["uri"] == "file:///data/llama"
-    assert {"name": "model", "hostPath": {"path": "/data/llama", "type": "Directory"}} in spec[
-        "template"
-    ]["volumes"]
+    place = {"path": "/data/llama", "type": "Directory"}
+    assert {"name": "model", "hostPath": place} in spec["template"]["volumes"]

@@ -22,6 +22,7 @@ from tests.fixtures.targets import (
     EXAMPLES,
     ROCM,
     context,
+    document,
     documents,
     pools,
     single,
@@ -54,9 +55,9 @@ def pods(value: Any) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
                 for item in node.values():
                     look(path, item, node.get("metadata", node))
 
-    for path, document in documents(value).items():
+    for path, found in documents(value).items():
         if any(f"targets/{target}" in path for target in NODES_OF):
-            look(path, document, {})
+            look(path, found, {})
     return listed
 
 
@@ -72,18 +73,17 @@ def test_pods_on_several_nodes_ask_for_what_the_estimate_assumes(name):
     for path, _, spec in pods(value):
         for container in spec["containers"]:
             if "trainjob" in path:  # its devices are the trainer's, beside the patch of the pod
-                (job,) = documents(value, "trainjob.yaml").values()
-                limits = job["spec"]["trainer"]["resourcesPerNode"]["limits"]
+                limits = document(value, "trainjob.yaml")["spec"]["trainer"]["resourcesPerNode"][
+                    "limits"
+                ]
             else:
                 limits = devices(container)
             if not limits:  # a router
                 continue
             looked_at.add(path)
             assert limits[resource] == "1"
-            assert container["securityContext"]["capabilities"] == {
-                "drop": ["ALL"],
-                "add": ["IPC_LOCK"],
-            }
+            capabilities = {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+            assert container["securityContext"]["capabilities"] == capabilities
             assert spec["securityContext"]["runAsUser"] == 0
     assert looked_at
     (note, *_) = cluster_notes(value, ["kubernetes"])
@@ -119,14 +119,11 @@ def test_pods_on_one_node_ask_for_nothing_more(launch):
 
 def test_pools_that_kserve_takes_apart_ask_for_the_network():
     """Prefill and decode of one node are pods of their own there."""
-    (service,) = documents(context(pools()), "llminferenceservice.yaml").values()
+    value = context(pools())
+    service = document(value, "llminferenceservice.yaml")
     for workload in (service["spec"], service["spec"]["prefill"]):
         (container,) = workload["template"]["containers"]
         assert container["resources"]["limits"]["rdma/ib"] == "1"
-
-
-def test_the_note_on_pools_that_kserve_takes_apart_names_it():
-    value = context(pools())
     (note,) = [note for note in cluster_notes(value, ["kserve-llm"]) if "rdma/ib" in note]
     assert note.startswith("On KServe each pod asks")
     assert cluster_notes(value, ["kubernetes"]) == []
@@ -141,11 +138,10 @@ def test_a_network_that_goes_through_the_kernel_needs_nothing():
 @pytest.mark.parametrize(("stated", "count"), [({}, "8"), ({"rdma_count": 32}, "32")])
 def test_efa_has_interfaces_of_each_device(stated, count):
     value = with_parameters(context(spread(2), network="efa-400"), **stated)
-    (leader_worker_set,) = documents(value, "kubernetes/leaderworkerset.yaml").values()
-    template = leader_worker_set["spec"]["leaderWorkerTemplate"]["workerTemplate"]
-    (container,) = template["spec"]["containers"]
-    assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == count
-    assert container["resources"]["requests"]["vpc.amazonaws.com/efa"] == count
+    group = document(value, "kubernetes/leaderworkerset.yaml")["spec"]["leaderWorkerTemplate"]
+    (container,) = group["workerTemplate"]["spec"]["containers"]
+    for kind in ("limits", "requests"):
+        assert container["resources"][kind]["vpc.amazonaws.com/efa"] == count
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -178,9 +174,8 @@ def test_variables_of_communication_reach_every_device():
     assert files["targets/kubernetes/deployment-decode-0.yaml"].count("NCCL_IB_HCA") == 1
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_parameters_of_clusters_are_checked():
+    for field, value in (
         ("rdma_resource", "rdma"),
         ("rdma_resource", "rdma/ib; x"),
         ("communication", {"LD_PRELOAD": "x"}),
@@ -189,24 +184,20 @@ def test_variables_of_communication_reach_every_device():
         ("gpu_type", "h100:8"),
         ("constraint", "a b"),
         ("shared_storage_class", "Files"),
-    ],
-)
-def test_parameters_of_clusters_are_checked(field, value):
-    with pytest.raises((ValueError, InputError), match=field):
-        Parameters.model_validate({field: value})
+    ):
+        with pytest.raises((ValueError, InputError), match=field):
+            Parameters.model_validate({field: value})
 
 
 def test_shared_volumes_take_their_own_class():
-    value = with_parameters(context(spread(2)), storage_class="fast", shared_storage_class="nfs")
-    (claim,) = documents(value, "kubernetes/storage.yaml").values()
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert claim["spec"]["storageClassName"] == "nfs"
-    without = with_parameters(value, shared_storage_class=None)
-    (claim,) = documents(without, "kubernetes/storage.yaml").values()
-    assert claim["spec"]["storageClassName"] == "fast"
-    one = with_parameters(context(single()), storage_class="fast", shared_storage_class="nfs")
-    (claim,) = documents(one, "kubernetes/storage.yaml").values()
-    assert claim["spec"]["storageClassName"] == "fast"
+    for launch, shared, expected in (
+        (spread(2), "nfs", ("ReadWriteMany", "nfs")),
+        (spread(2), None, ("ReadWriteMany", "fast")),
+        (single(), "nfs", ("ReadWriteOnce", "fast")),
+    ):
+        place = {"storage_class": "fast", "shared_storage_class": shared}
+        claim = document(with_parameters(context(launch), **place), "kubernetes/storage.yaml")
+        assert (*claim["spec"]["accessModes"], claim["spec"]["storageClassName"]) == expected
 
 
 def test_a_shared_volume_without_a_class_is_said_to_wait():
@@ -232,31 +223,23 @@ def test_a_bundle_says_what_its_pods_ask_for():
     text = bundle_files(recipe)["README.md"].decode()
     assert "each pod asks for `rdma/ib`" in text
     assert "`shared_storage_class`" in text
-    moved = recipe_with(
-        recipe,
-        Parameters(
-            rdma_resource="none",
-            shared_storage_class="nfs",
-            communication={"NCCL_SOCKET_IFNAME": "eth0"},
-        ),
-    )
-    files = bundle_files(moved)
+    place = {"rdma_resource": "none", "shared_storage_class": "nfs"}
+    place |= {"communication": {"NCCL_SOCKET_IFNAME": "eth0"}}
+    files = bundle_files(recipe_with(recipe, Parameters.model_validate(place)))
     text = files["README.md"].decode()
     assert "so nodes talk over TCP" in text
     assert "shared_storage_class" not in text
     processes = json.loads(files["launch.json"])["processes"]
     assert all(process["env"]["NCCL_SOCKET_IFNAME"] == "eth0" for process in processes)
     assert "NCCL_SOCKET_IFNAME=eth0" in files["targets/slurm/node.sh"].decode()
-    one = bundle_files(recipe_of())["README.md"].decode()
-    assert "RDMA" not in one
-    assert "TCP" not in one
+    one_node = bundle_files(recipe_of())["README.md"].decode()
+    assert not [word for word in ("RDMA", "TCP") if word in one_node]
 
 
 def test_the_form_shows_what_is_asked_for_while_it_is_left_open():
     value = context(spread(2))
-    assert form.default("rdma_resource", value) == "rdma/ib"
-    assert form.default("gpu_type", value) == "h100"
-    assert form.default("host_network", value) == "false"
+    open_ = {"rdma_resource": "rdma/ib", "gpu_type": "h100", "host_network": "false"}
+    assert {name: form.default(name, value) for name in open_} == open_
     assert form.default("rdma_resource", context(single())) == ""
     offered = {field.name for fields in form.groups(value, ["slurm"]).values() for field in fields}
     assert {"gpu_type", "constraint", "communication"} <= offered

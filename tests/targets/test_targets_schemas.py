@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,6 +16,7 @@ from tests.fixtures.paths import DATA
 from tests.fixtures.targets import (
     EXAMPLES,
     context,
+    document,
     documents,
     needs,
     pools,
@@ -25,13 +25,8 @@ from tests.fixtures.targets import (
     write_bundle,
 )
 
-CPU = {
-    "device": "cpu",
-    "vendor": "cpu",
-    "runtime": "cpu",
-    "architecture": "x86_64",
-    "device_memory_bytes": 64 << 30,
-}
+CPU = dict.fromkeys(("device", "vendor", "runtime"), "cpu")
+CPU |= {"architecture": "x86_64", "device_memory_bytes": 64 << 30}
 VALUES = EXAMPLES | {
     "cpu": context(hardware=CPU),
     "queue": with_parameters(
@@ -48,10 +43,8 @@ VALUES = EXAMPLES | {
         storage_class="fast",
     ),
 }
-OTHERS = (
-    "kustomize.config.k8s.io/v1beta1",
-    "batch.volcano.sh/v1alpha1",
-)  # the first is held against kustomize itself
+# of which no schema is shipped; the first is held against kustomize itself
+OTHERS = ("kustomize.config.k8s.io/v1beta1", "batch.volcano.sh/v1alpha1")
 
 
 def strict(schema: Any) -> Any:
@@ -77,57 +70,56 @@ def custom() -> dict[tuple[str, str], jsonschema.Draft202012Validator]:
         crd = json.loads(gzip.decompress(path.read_bytes()))
         schema = strict(crd["schema"])
         schema["properties"]["metadata"] = {"type": "object"}
-        found[f"{crd['group']}/{crd['version']}", crd["kind"]] = jsonschema.Draft202012Validator(
-            schema
-        )
+        key = f"{crd['group']}/{crd['version']}", crd["kind"]
+        found[key] = jsonschema.Draft202012Validator(schema)
     return found
 
 
 def manifests(value) -> dict[str, Any]:
     """Every Kubernetes object of a context, by path."""
-    found = documents(value)
     return {
-        path: document
-        for path, document in found.items()
-        if isinstance(document, dict) and "apiVersion" in document
+        path: found
+        for path, found in documents(value).items()
+        if isinstance(found, dict) and "apiVersion" in found
     }
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_built_in_kinds_are_valid(name):
+def key_of(found: dict[str, Any]) -> tuple[str, str]:
+    return found["apiVersion"], found["kind"]
+
+
+def errors(found: dict[str, Any]) -> list[str]:
+    """What is wrong with an object by its schema; nothing where none is known here."""
+    validator = custom().get(key_of(found))
+    return [error.message for error in validator.iter_errors(found)] if validator else []
+
+
+def validate(found: dict[str, Any]) -> None:
+    """Hold an object of a built-in kind against the newest version of Kubernetes, strictly."""
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
-    own = {
-        p: d
-        for p, d in manifests(VALUES[name]).items()
-        if (d["apiVersion"], d["kind"]) not in custom() and d["apiVersion"] not in OTHERS
-    }
-    assert own
-    for document in own.values():
-        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    kubernetes_validate.validate(found, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_custom_resources_are_valid(name):
-    found = {
-        p: d for p, d in manifests(VALUES[name]).items() if (d["apiVersion"], d["kind"]) in custom()
-    }
-    assert found or name.startswith("pools")  # which are plain Kubernetes
-    for path, document in found.items():
-        errors = [
-            error.message
-            for error in custom()[document["apiVersion"], document["kind"]].iter_errors(document)
-        ]
-        assert errors == [], path
+def test_objects_are_valid(name):
+    every = manifests(VALUES[name])
+    of_resources = [path for path, found in every.items() if key_of(found) in custom()]
+    assert of_resources or name.startswith("pools")  # which are plain Kubernetes
+    assert {path: errors(found) for path, found in every.items() if errors(found)} == {}
+    built_in = [
+        found
+        for path, found in every.items()
+        if path not in of_resources and found["apiVersion"] not in OTHERS
+    ]
+    assert built_in
+    for found in built_in:
+        validate(found)
 
 
 def test_every_custom_schema_is_used_and_refuses_unknown_fields():
-    used = {
-        (d["apiVersion"], d["kind"]): d
-        for value in VALUES.values()
-        for d in manifests(value).values()
-    }
+    used = {key_of(d): d for value in VALUES.values() for d in manifests(value).values()}
     assert set(custom()) <= set(used)
     for key, validator in custom().items():
         assert not validator.is_valid(used[key] | {"spec": used[key]["spec"] | {"unknown": 1}})
@@ -135,45 +127,28 @@ def test_every_custom_schema_is_used_and_refuses_unknown_fields():
 
 def test_pods_in_schemas_that_are_not_shipped_are_valid():
     """Volcano's Job has no schema here; the pod inside it is an ordinary one."""
-    kubernetes_validate = pytest.importorskip(
-        "kubernetes_validate", reason="kubernetes-validate is not installed"
-    )
-    (job,) = documents(EXAMPLES["training-two-nodes"], "volcano/job.yaml").values()
-    (task,) = job["spec"]["tasks"]
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "x"},
-        "spec": task["template"]["spec"],
-    }
-    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+    (task,) = document(EXAMPLES["training-two-nodes"], "volcano/job.yaml")["spec"]["tasks"]
+    pod = {"kind": "Pod", "metadata": {"name": "x"}, "spec": task["template"]["spec"]}
+    validate({"apiVersion": "v1"} | pod)
 
 
 @pytest.mark.parametrize("name", ["nvidia-one-node", "amd-one-node", "pools", "cpu"])
 def test_compose_files_are_valid(name):
     schema = json.loads(gzip.decompress((DATA / "compose" / "compose-spec.json.gz").read_bytes()))
-    schema["properties"]["name"] = {
-        "type": "string",
-        "pattern": "^[a-z0-9][a-z0-9_-]*$",
-    }  # newer than the schema
-    (document,) = documents(VALUES[name], "compose.yaml").values()
-    jsonschema.Draft7Validator(
-        schema | {"$schema": "http://json-schema.org/draft-07/schema#"}
-    ).validate(document)
+    # newer than the schema
+    schema["properties"]["name"] = {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"}
+    schema["$schema"] = "http://json-schema.org/draft-07/schema#"
+    jsonschema.Draft7Validator(schema).validate(document(VALUES[name], "compose.yaml"))
 
 
 @needs("docker-compose")
 @pytest.mark.parametrize("name", ["nvidia-one-node", "pools"])
 def test_docker_compose_takes_the_file(name, tmp_path):
-    (document,) = documents(VALUES[name], "compose.yaml").values()
-    document.pop("name")  # version 1 does not know it
-    (tmp_path / "compose.yaml").write_text(json.dumps(document))
-    done = subprocess.run(
-        ["docker-compose", "-f", "compose.yaml", "config", "-q"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    found = document(VALUES[name], "compose.yaml")
+    found.pop("name")  # version 1 does not know it
+    (tmp_path / "compose.yaml").write_text(json.dumps(found))
+    words = ["docker-compose", "-f", "compose.yaml", "config", "-q"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -192,27 +167,15 @@ def test_kustomize_builds_every_folder(name, tmp_path):
 
 @pytest.mark.parametrize("name", VALUES)
 def test_scripts_are_bash(name, tmp_path):
-    scripts = {
-        path: text
+    scripts = [
+        text
         for path, text in target_files(VALUES[name]).items()
         if path.endswith((".sh", ".sbatch"))
-    }
+    ]
     assert scripts
-    for text in scripts.values():
+    for text in scripts:
         done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
-
-
-def stub(folder: Path, name: str) -> Path:
-    """A program that writes its words, one a line, and the devices it sees."""
-    path = folder / "bin" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(
-        '#!/bin/bash\nprintf "%s\\n" "$@" '
-        '"devices=${CUDA_VISIBLE_DEVICES:-${HIP_VISIBLE_DEVICES:-}}" > "out-$RANDOM$RANDOM"\n'
-    )
-    path.chmod(0o755)
-    return path.parent
 
 
 @pytest.mark.parametrize(
@@ -221,13 +184,12 @@ def stub(folder: Path, name: str) -> Path:
 )
 def test_the_docker_script_hands_words_over_as_they_are(engine, devices, tmp_path):
     write_bundle(context(pools()), tmp_path)
-    path = stub(tmp_path, engine)
-    subprocess.run(
-        ["bash", "targets/docker/run.sh", engine],
-        cwd=tmp_path,
-        env={"PATH": f"{path}:/usr/bin:/bin"},
-        check=True,
-    )
+    stub = tmp_path / "bin" / engine
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$@" > "out-$RANDOM$RANDOM"\n')
+    stub.chmod(0o755)
+    words, env = ["bash", "targets/docker/run.sh", engine], {"PATH": f"{stub.parent}:/usr/bin:/bin"}
+    subprocess.run(words, cwd=tmp_path, env=env, check=True)
     said = [file.read_text().splitlines() for file in tmp_path.glob("out-*")]
     prefill = next(words for words in said if devices[1] in words)
     assert prefill[prefill.index(devices[0]) : prefill.index(devices[0]) + 2] == devices
