@@ -75,7 +75,7 @@ def by_split(splits: Plan) -> dict[tuple[Any, ...], int]:
 CASES = {name: values(**parts) for name, parts in table("search", "loads").items()}
 
 
-@over("name", CASES, share=9)
+@over("name", CASES)
 def test_every_split_is_at_its_best_load(name: str) -> None:
     searched = plan(PlanRequest.parse(CASES[name]))
     listed = dict(CASES[name])
