@@ -47,11 +47,11 @@ test-compressors: .venv/.test
 	$(PYTEST) -p no:xdist tests/e2e/test_compressors.py
 
 # Compares what is answered to some two hundred requests with the recorded answers (half a minute); see tests/corpus/__main__.py.
-corpus: .venv/.dev
+corpus: .venv/.test
 	$(BIN)/python -m tests.corpus compare
 
 # Records the answers that differ: make corpus-accept REASON="why they change".
-corpus-accept: .venv/.dev
+corpus-accept: .venv/.test
 	@$(BIN)/python -m tests.corpus accept --reason "$$REASON"
 
 demo: .venv/.torch
