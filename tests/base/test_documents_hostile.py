@@ -60,6 +60,11 @@ def test_what_somebody_else_parsed_is_counted_too():
     assert VALUES in str(refusal(check_plain, {str(n): n for n in range(100_001)}))
     assert finite(nested(documents.MAX_DEPTH))
     assert to_json(nested(documents.MAX_DEPTH))
+    # links with documents of any kind open
+    digits = f'{{"a": {"9" * 5000}}}'
+    for text in ('{"a": "\\ud800"}', "{" * 5000, '{"a": 1, "a": 2}', '{"a": 1e999}', digits):
+        _, ignored = link.from_query({"model": text})
+        assert len(ignored) == 1
 
 
 @over("value", ["\ud800", {"\udfff": 1}, [{"a": ["é\udc00"]}], {"a": {"b": "x\ud83dx"}}])
@@ -191,13 +196,6 @@ def test_the_nearest_names_are_looked_for_a_few_times_only(monkeypatch):
     message, hint = errors.unknown("model", "x" * 4_000_000, ["a", "b"])
     assert (len(message) < 200, hint) == (True, "Available: a, b.")
     assert len(str(InputError("is not a known field.", field="x" * 1_000_000))) < 500
-
-
-def test_links_with_documents_of_any_kind_open():
-    digits = f'{{"a": {"9" * 5000}}}'
-    for text in ('{"a": "\\ud800"}', "{" * 5000, '{"a": 1, "a": 2}', '{"a": 1e999}', digits):
-        _, ignored = link.from_query({"model": text})
-        assert len(ignored) == 1
 
 
 def test_an_index_or_a_header_of_any_kind_says_nothing_about_the_size(tmp_path):

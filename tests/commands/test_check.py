@@ -67,6 +67,12 @@ def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
     assert said / before - 1 == pytest.approx(first["better"]["gain"])
     assert again["better"] is None
     assert again["waste"]["idle"] == 0
+    # also by its goal
+    command = "vllm serve Qwen/Qwen3-32B -tp 2"
+    fast, cheap = (check(command, ground(optimize=goal)) for goal in ("tpot", "cost"))
+    tpot_s = fast["estimate"]["serving"]["tpot_s"]
+    assert fast["better"]["estimate"]["serving"]["tpot_s"] < tpot_s
+    assert cheap["better"] is None or cheap["better"]["gain"] > 0.02
 
 
 @over("command, judged_on, wanted", table("check", "answers"))
@@ -85,6 +91,13 @@ def test_known_bad_commands_are_refused_with_the_reason(command, says):
 def test_what_does_not_fit_gets_changes_and_a_split_that_does():
     assert check("vllm serve meta-llama/Llama-3.1-70B-Instruct")["better"]["candidate"]["tp"] > 1
     assert check("vllm serve meta-llama/Llama-3.1-8B-Instruct", ground("rtx-4090:1"))["changes"]
+    # an automatic context stays automatic
+    (offered,) = check("vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len auto")["better"]["commands"]
+    assert offered["argv"][offered["argv"].index("--max-model-len") + 1] == "auto"
+    # a better command on several nodes says their number once
+    command = "sglang serve deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0"
+    answer = check(f"{command} --dist-init-addr a:1", ground())
+    assert answer["better"]["commands"][0]["argv"].count("--nnodes") == 1
 
 
 def test_a_split_that_is_fine_gets_a_command_without_what_is_refused():
@@ -97,9 +110,7 @@ def test_a_split_that_is_fine_gets_a_command_without_what_is_refused():
     assert "--disable-log-requests" not in command["argv"]
     assert command["argv"][command["argv"].index("--port") + 1] == "9000"
     assert check(command["argv"])["ok"] is True
-
-
-def test_options_that_say_nothing_of_the_split_are_passed_on():
+    # options that say nothing of the split are passed on
     kept = "--tool-call-parser hermes --served-model-name q --trust-remote-code"
     for command in (
         f"vllm serve Qwen/Qwen3-32B {kept} --enable-auto-tool-choice",
@@ -107,12 +118,6 @@ def test_options_that_say_nothing_of_the_split_are_passed_on():
     ):
         (offered,) = check(command)["better"]["commands"]
         assert set(kept.split()) <= set(offered["argv"])
-
-
-def test_a_better_command_on_several_nodes_says_their_number_once():
-    command = "sglang serve deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0"
-    answer = check(f"{command} --dist-init-addr a:1", ground())
-    assert answer["better"]["commands"][0]["argv"].count("--nnodes") == 1
 
 
 def test_names_that_are_no_model_are_unknown():
@@ -123,11 +128,6 @@ def test_names_that_are_no_model_are_unknown():
     words = ("nginx -g daemon", "", "[1, 2]", '["vllm"', "vllm serve 'x", "x" * 70_000)
     for command in (*words, ["vllm"] * 20_000, {"a": 1}):
         refusal(check_command, command, H100)
-
-
-def test_an_automatic_context_stays_automatic():
-    (offered,) = check("vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len auto")["better"]["commands"]
-    assert offered["argv"][offered["argv"].index("--max-model-len") + 1] == "auto"
 
 
 def test_drafts_are_estimated_once_their_acceptance_is_known():
@@ -142,14 +142,6 @@ def test_drafts_are_estimated_once_their_acceptance_is_known():
     mtp = "vllm serve Qwen/Qwen3-32B -tp 4 --spec-method mtp --spec-tokens 1"
     without = check(mtp, ground(acceptance=0.8))
     assert_says(without, {"says": "no draft layers"})
-
-
-def test_goals():
-    command = "vllm serve Qwen/Qwen3-32B -tp 2"
-    fast, cheap = (check(command, ground(optimize=goal)) for goal in ("tpot", "cost"))
-    tpot_s = fast["estimate"]["serving"]["tpot_s"]
-    assert fast["better"]["estimate"]["serving"]["tpot_s"] < tpot_s
-    assert cheap["better"] is None or cheap["better"]["gain"] > 0.02
 
 
 @over("values, field", table("check", "what_is_judged_on_is_checked"))
@@ -200,12 +192,7 @@ def test_files_of_commands(tmp_path):
     assert answers[2]["serving"]["output_tokens_per_s"] > 0
 
 
-def test_a_folder_without_commands_is_an_error(tmp_path):
-    for folder in (tmp_path, tmp_path / "none"):
-        refusal(lambda path: list(read_items(path)), folder)
-
-
-def test_lines_may_be_requests_or_commands_in_any_order():
+def test_lines_may_be_requests_or_commands_in_any_order(tmp_path):
     request = request_values("Qwen/Qwen3-32B", candidate={"tp": 4, "pp": 1, "dp": 1})
     commands = [{"command": command} for command in (COMMANDS[0], "ls", COMMANDS[1])]
     values = [request, *commands[:2], {"bad": 1}, commands[2]]
@@ -217,6 +204,9 @@ def test_lines_may_be_requests_or_commands_in_any_order():
     assert fifth["verdict"] == "cannot start"
     assert item("x", {"argv": ["vllm"], "gpus": 2}).ground == {"gpus": 2}
     refusal(item, "x", {"command": 3})
+    # a folder without commands is an error
+    for folder in (tmp_path, tmp_path / "none"):
+        refusal(lambda path: list(read_items(path)), folder)
 
 
 def test_the_command_line_prints_one_line_a_command_and_exits_with_the_verdict(tmp_path):

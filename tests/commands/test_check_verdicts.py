@@ -196,9 +196,7 @@ def test_lines_and_the_command_line_have_the_verdict_and_the_changed_command():
     assert done.stdout.startswith("uncertain: ")
     large = "vllm serve meta-llama/Llama-3.3-70B-Instruct"
     assert recipe("check", "--command", large, *words).returncode == 1
-
-
-def test_a_format_by_name_is_said_in_every_answer():
+    # a format by name is said in every answer
     command = "vllm serve acme/MiniMax-M2-FP8 -tp 8"
     answer = check(command, H200)
     assert answer["verdict"] == "uncertain"

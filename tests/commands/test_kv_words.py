@@ -110,10 +110,7 @@ def test_a_command_with_more_memory_than_the_node_has_is_refused():
     answer = check_command(command, Ground.of(hardware="h100-sxm:1", input_tokens=2048))
     assert "of a node's host memory" in str(answer)
     assert "not in the estimate (cache in host memory)" not in str(answer)
-
-
-def test_pods_ask_for_the_memory_of_the_blocks():
-    """16 GiB a device are for the engine, the rest for blocks."""
+    # 16 GiB a device are for the engine, the rest for blocks.
     memory = {}
     for offload in (None, {"host_gib": 100}):
         decision = decide(parsed(offload, tp=2))

@@ -112,6 +112,17 @@ def test_what_is_unknown_is_named_or_has_no_value():
     assert (answer.known, answer.to_json()["retained"]) == (False, None)
     (answer,) = answers([{"model": "a", "technique": "fp8_w8a8", "bench": "MMLU"}])
     assert answer["error"]["field"] == "bench"
+    # less is known of new lines, and told
+    models = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3-9B", UNKNOWN)
+    techniques = ("int4_weight_only", "gguf_q2_k", "kv_int4")
+    for technique, benchmark in product(techniques, ("MMLU", "wikitext2_ppl")):
+        found = [retained(name, technique, benchmark=benchmark) for name in models]
+        widths = [(answer.high - answer.low) / (1 - answer.value) for answer in found]
+        assert widths[2] > widths[1]
+    told = [retained(name, "kv_int2", benchmark="MMLU").basis for name in models]
+    assert "none of this model" not in told[0]
+    assert told[1].endswith("none of this model")
+    assert told[2].endswith("none of this model or its series")
 
 
 def test_two_techniques_multiply():
@@ -202,16 +213,3 @@ def test_bands_hold_of_models_that_they_were_not_counted_on(prepared, without_mo
     every = np.ones(len(keys), np.bool_)
     by_others = held_by_others(losses, losses, keys, every)
     assert 0.75 < by_others.mean() < held(losses, counted(losses, every)).mean()
-
-
-def test_less_is_known_of_new_lines_and_told():
-    models = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3-9B", UNKNOWN)
-    techniques = ("int4_weight_only", "gguf_q2_k", "kv_int4")
-    for technique, benchmark in product(techniques, ("MMLU", "wikitext2_ppl")):
-        found = [retained(name, technique, benchmark=benchmark) for name in models]
-        widths = [(answer.high - answer.low) / (1 - answer.value) for answer in found]
-        assert widths[2] > widths[1]
-    told = [retained(name, "kv_int2", benchmark="MMLU").basis for name in models]
-    assert "none of this model" not in told[0]
-    assert told[1].endswith("none of this model")
-    assert told[2].endswith("none of this model or its series")

@@ -234,9 +234,7 @@ def test_the_launch_serves_what_is_made(bundle):
     # an FP8 checkpoint is not quantised again while loading
     fp8 = decide(asked("fp8_w8a8")).started()
     assert "--quantization" not in fp8.processes[0].argv
-
-
-def test_the_bundle_has_the_job_the_script_and_what_checks_it(bundle):
+    # the bundle has the job, the script and what checks it
     for path in ("compress/job.json", "compress/make.py", "compress/slurm.sh", "compress.py"):
         assert path in bundle.files
     assert b"llmcompressor==0.14.0.1" in bundle.files["compress/requirements.txt"]

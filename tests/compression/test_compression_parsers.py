@@ -37,9 +37,7 @@ def test_every_gguf_format_is_a_type_of_file():
     named = {row.variant for row in weights if row.runs and row.variant}
     assert named
     assert named <= types
-
-
-def test_cache_types_of_llama_cpp_are_those_of_its_parser():
+    # types of caches are those of its parser
     choices = option_table("llama-cpp", "b11206").options["--cache-type-k"].choices
     cache = [row for row in rows(engine="llama-cpp") if row.technique.startswith("kv_")]
     assert {row.variant for row in cache if row.runs} <= set(choices)

@@ -65,9 +65,7 @@ def test_containers_differ_by_architecture_and_have_no_tag_that_moves():
     assert missing is None
     with pytest.raises(ValidationError, match="latest moves"):
         ContainerImage(reference="vllm/vllm-openai:latest", source="x")
-
-
-def test_each_runtime_has_one_engine():
+    # each runtime has one engine
     assert default_engine("cuda").name == default_engine("rocm").name == "vllm"
     assert default_engine("cpu").name == "transformers"
     usual = [(runtime, name) for name in engine_names() for runtime in engine(name).default_on]
@@ -90,10 +88,7 @@ def test_data_parallel_attention_is_one_server_that_shares_experts():
     # replicas of a dense model are vLLM's own
     (process,) = launched(LLAMA_8B, "h100-sxm", tp=2, dp=4).processes
     assert flags(process.argv)["--data-parallel-size"] == "4"
-
-
-def test_replicas_of_experts_are_servers_of_their_own():
-    """vLLM's data parallelism would split the experts over replicas: not the estimated split."""
+    # replicas of experts are servers of their own: data parallelism would split the experts
     processes = launched("Qwen/Qwen3-30B-A3B", "h100-sxm", tp=2, dp=4).processes
     assert [p.port_offset for p in processes] == [0, 1, 2, 3]
     assert [p.devices for p in processes] == [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -173,6 +168,16 @@ def test_what_does_not_fit_into_nodes_is_refused():
     error = refusal(launch, deployment_of(table, row), kind=NoAnswer)
     assert "do not fit into 2 nodes" in str(error)
 
+    # so are weights without kernels
+    def reasons(model, device, name):
+        table, row = planned(model, device, engine=name, tp=4)
+        return " ".join(table.reasons(row))
+
+    fp8 = ("Qwen/Qwen3-32B-FP8", "a100-sxm-80gb")
+    assert "no kernels for fp8-block weights" in reasons(*fp8, "tensorrt-llm")
+    assert "no kernels for mxfp4 weights" in reasons("openai/gpt-oss-120b", "h100-sxm", "tgi")
+    assert reasons(*fp8, "vllm") == ""
+
 
 def drafted(target, **draft):
     workload = {"speculative": {"tokens": 2, "acceptance": 0.7} | draft}
@@ -213,17 +218,6 @@ def test_options_that_contradict_or_leak_are_refused(options, says):
     assert says in str(refusal(launched, *request, tp=4, options=options))
 
 
-def test_weights_without_kernels_are_refused():
-    def reasons(model, device, name):
-        table, row = planned(model, device, engine=name, tp=4)
-        return " ".join(table.reasons(row))
-
-    fp8 = ("Qwen/Qwen3-32B-FP8", "a100-sxm-80gb")
-    assert "no kernels for fp8-block weights" in reasons(*fp8, "tensorrt-llm")
-    assert "no kernels for mxfp4 weights" in reasons("openai/gpt-oss-120b", "h100-sxm", "tgi")
-    assert reasons(*fp8, "vllm") == ""
-
-
 def test_a_dynamo_graph_has_a_component_for_each_pool():
     started = launched(LLAMA_70B, "h100-sxm", 8, 2, engine="dynamo", **POOLS)
     graph = yaml.safe_load(started.files["engine/dynamo-graph.yaml"])
@@ -233,9 +227,7 @@ def test_a_dynamo_graph_has_a_component_for_each_pool():
     worker = components["PrefillWorker"]["podTemplate"]["spec"]["containers"][0]
     assert worker["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert worker["args"][worker["args"].index("--tensor-parallel-size") + 1] == "2"
-
-
-def test_a_model_repository_holds_the_engines_options():
+    # a model repository holds the options of the engine
     started = launched("Qwen/Qwen3-32B", "h100-sxm", engine="triton", tp=4, dp=2)
     assert [p.devices for p in started.processes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     (path,) = [path for path in started.files if path.endswith("model.json")]

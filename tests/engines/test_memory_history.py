@@ -110,6 +110,13 @@ def test_the_pinned_release_is_the_engine_itself():
     assert vllm.at(vllm.version, 8192) is vllm
     assert vllm.as_of is None
     assert vllm.at("0.11.0", 8192).as_of == "0.11.0"
+    # changes stand newest first
+    rest = {"fraction": 0.9, "source": "x", "status": "published"}
+    changes = [Change(before=before, **rest) for before in ("0.9.0", "0.20.0")]
+    with pytest.raises(ValueError, match="newest first"):
+        History(oldest="0.2.0", changes=changes)
+    assert History(oldest="0.2.0", changes=changes[::-1]).changes[0].before == "0.20.0"
+    assert release_key("0.20") > release_key("0.9.2")
 
 
 @over("name", ["sglang", "tensorrt-llm", "dynamo", "triton"])
@@ -160,12 +167,3 @@ def test_a_row_says_its_release_and_asks_for_it_again():
     assert "bundles start vLLM 0.32.0, not 0.8.3" in str(error)
     assert error.field == "candidate.engine_version"
     assert decide(request("Qwen/Qwen3-32B", "h200-sxm", 1, "0.32.0")).version == "0.32.0"
-
-
-def test_changes_stand_newest_first():
-    rest = {"fraction": 0.9, "source": "x", "status": "published"}
-    changes = [Change(before=before, **rest) for before in ("0.9.0", "0.20.0")]
-    with pytest.raises(ValueError, match="newest first"):
-        History(oldest="0.2.0", changes=changes)
-    assert History(oldest="0.2.0", changes=changes[::-1]).changes[0].before == "0.20.0"
-    assert release_key("0.20") > release_key("0.9.2")

@@ -62,12 +62,6 @@ def test_tables_of_other_releases_are_small_and_hold(name, version):
     assert releases("sglang") == tuple(f"0.5.{patch}" for patch in range(18, 24))
 
 
-def test_what_differs_gives_the_older_rows_again():
-    newer, older, changes = table("option_releases", "differing").values()
-    assert differences(newer, older) == changes
-    assert laid_over(newer, changes) == older
-
-
 def test_differences_that_do_not_fit_or_lead_back_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(options, "FOLDER", tmp_path)
 
@@ -127,6 +121,15 @@ def test_the_pinned_and_the_newest_release_have_tables():
     assert newest("vllm").table.version == releases("vllm")[-1]
     option = option_table("vllm", "0.33.0").by_spelling["--disable-chunked-prefill"]
     assert option.flag == "--enable-chunked-prefill"
+    # rules of memory are known for some releases; for others, those of the pinned one
+    known = {"0.25.0": "0.25.0", "0.32.0": None, "0.33.0": "0.33.0", "0.40.0": None, "0.1.0": None}
+    assert {version: memory_release(engine("vllm"), version) for version in known} == known
+    assert memory_release(engine("vllm"), None) is None
+    assert memory_release(engine("sglang"), "0.5.18") is None
+    # what is no release is refused
+    for version in ("latest", "0.25", " ", "0.25.0; rm", "9" * 50):
+        error = refusal(Ground.of, hardware="h100-sxm", engine_version=version)
+        assert (error.field, "not a release" in str(error)) == ("engine_version", True)
 
 
 IMAGES = [
@@ -145,12 +148,6 @@ def test_a_release_without_a_table_makes_differences_warnings(image):
     for code in ("key", "unknown", "value"):
         assert set(levels_of(answer, code)) == {"warning"}, code
     assert levels_of(answer, "version") == ["note"]
-
-
-def test_what_is_no_release_is_refused():
-    for version in ("latest", "0.25", " ", "0.25.0; rm", "9" * 50):
-        error = refusal(Ground.of, hardware="h100-sxm", engine_version=version)
-        assert (error.field, "not a release" in str(error)) == ("engine_version", True)
 
 
 def test_many_commands_are_judged_each_by_its_release():
@@ -189,6 +186,10 @@ def test_when_options_and_keys_came_and_went():
     assert came("vllm", "--model") is None
     assert left("vllm", "--model") is None
     assert left("vllm", "--never-known") is None
+    # what differs gives the older rows again
+    newer, older, changes = table("option_releases", "differing").values()
+    assert differences(newer, older) == changes
+    assert laid_over(newer, changes) == older
 
 
 def test_successors_of_what_is_gone():
@@ -255,11 +256,3 @@ def test_a_change_writes_the_successor_of_what_is_gone(command, starts):
     words = """Qwen/Qwen3-32B -tp 4 --attention-config '{"use_fp4_indexer_cache": false}'"""
     change = check(f"vllm serve {words}")["changes"][0]
     assert "--attention-config" not in change["argv"]
-
-
-def test_memory_rules_are_known_for_some_releases():
-    """Of others, those of the pinned one."""
-    known = {"0.25.0": "0.25.0", "0.32.0": None, "0.33.0": "0.33.0", "0.40.0": None, "0.1.0": None}
-    assert {version: memory_release(engine("vllm"), version) for version in known} == known
-    assert memory_release(engine("vllm"), None) is None
-    assert memory_release(engine("sglang"), "0.5.18") is None

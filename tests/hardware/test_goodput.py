@@ -85,6 +85,15 @@ def test_mtbf_is_that_of_fleets_of_the_device_unless_stated():
         fleet = node_failures(architecture).mtbf_hours
         assert run_of({}, {"device": name})["mtbf_s"] == pytest.approx(fleet * 3600 / 8)
     assert run_of(device_mtbf_hours=6400.0)["mtbf_s"] == pytest.approx(100 * 3600)
+    # a failure of a fleet takes a node away in some cases only: a restart ends most of them
+    waits = run_of(repair_s=86_400.0)["time_shares"]["waiting"]
+    mtbf_hours = node_failures("sm_90").mtbf_hours * 8
+    all_wait = run_of(repair_s=86_400.0, device_mtbf_hours=mtbf_hours)["time_shares"]["waiting"]
+    share = failures().repair.drained_share.value
+    assert waits / all_wait == pytest.approx(share, rel=0.1)
+    # spares without a repair time assume a day
+    day = run_of(spare_nodes=1, device_mtbf_hours=500.0, repair_s=86_400.0)
+    assert run_of(spare_nodes=1, device_mtbf_hours=500.0) == day
 
 
 def test_slow_nodes_cost_megascale_a_tenth_if_they_stay():
@@ -145,18 +154,6 @@ def test_shares_add_up_and_goodput_is_that_of_steps():
     assert run["failures"] == pytest.approx(run["wall_s"] / run["mtbf_s"])
 
 
-def test_a_failure_of_a_fleet_takes_a_node_away_in_some_cases_only():
-    """A restart ends most of them; a stated MTBF counts lost nodes."""
-    waits = run_of(repair_s=86_400.0)["time_shares"]["waiting"]
-    mtbf_hours = node_failures("sm_90").mtbf_hours * 8
-    all_wait = run_of(repair_s=86_400.0, device_mtbf_hours=mtbf_hours)["time_shares"]["waiting"]
-    share = failures().repair.drained_share.value
-    assert waits / all_wait == pytest.approx(share, rel=0.1)
-    # spares without a repair time assume a day
-    day = run_of(spare_nodes=1, device_mtbf_hours=500.0, repair_s=86_400.0)
-    assert run_of(spare_nodes=1, device_mtbf_hours=500.0) == day
-
-
 def test_a_tier_of_storage_writes_and_reads_checkpoints_in_the_best_interval():
     slow, fast = run_of(storage="efs"), run_of(storage="superpod-best")
     size, tier = slow["checkpoint_bytes"], storage_tier("efs")
@@ -208,9 +205,7 @@ def test_phases_are_estimated_each_by_itself():
     busy_s = first["steps"] * first["step_s"] + second["steps"] * second["step_s"]
     assert run["wall_s"] == pytest.approx(busy_s / run["goodput"])
     assert run["run_tokens_per_s"] == pytest.approx(1e12 / run["wall_s"])
-
-
-def test_one_phase_is_a_run_without_phases():
+    # one phase is a run without phases
     plain, phased = answer(), answer(phases=[{"tokens": 1e12}])
     assert phased["run"].pop("phases")[0]["tokens"] == 1e12
     of_phases, mfu = phased["run"].pop("mfu"), plain["run"].pop("mfu")

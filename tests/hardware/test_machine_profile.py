@@ -118,9 +118,7 @@ def test_the_fit_finds_the_numbers_of_exact_points():
     for name in ("compute_efficiency", "memory_efficiency", "overhead_s"):
         assert getattr(fitted, name) == pytest.approx(TRUE[name], rel=0.1)
     assert fit_roofline(points_of()[:3], PEAK, BANDWIDTH) is None  # few points are no fit
-
-
-def test_interrupted_points_move_the_fit_little():
+    # interrupted points move the fit little
     points = points_of(noise=0.05)
     for place in (2, 9, 17):
         late = replace(points[place].timing, seconds=20 * points[place].timing.seconds)

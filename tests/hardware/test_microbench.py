@@ -198,18 +198,7 @@ def test_layers_are_steps_of_real_operators_and_the_host_is_measured_once_at_lea
     assert times.rounds == 1
     assert set(times.steps) == {(2, 1), (2, 4), (8, 1), (8, 4)}
     assert all(seconds > 0 for seconds in times.steps.values())
-
-
-@pytest.mark.parametrize(("slow", "late"), [(1, 1), (3, 3), (2, 1), (1, 2)])
-def test_ratios_are_those_of_the_host(slow, late):
-    found = ratios(HostTimes(steps(slow, late), 2 * REFERENCE["request_s"], 0.0, 1))
-    # what tells a layer from a token is held to what both have in common
-    assert found.layers == pytest.approx(slow, rel=0.25)
-    assert found.sequences == pytest.approx(late, rel=0.25)
-    assert found.requests == pytest.approx(math.sqrt(2 * math.sqrt(slow * late)), rel=0.1)
-
-
-def test_rounds_and_measurements_are_put_together_and_the_reference_is_one():
+    # rounds and measurements are put together, and the reference is one
     found = ratios(HostTimes(steps(1, 1), REFERENCE["request_s"], 0.0, 1))
     assert (found.layers, found.sequences, found.requests) == pytest.approx((1, 1, 1))
     cells = {(2, 1): (5e-3, 1e-3), (8, 1): (9e-3, 4e-3), (2, 4): (6e-3, 2e-3), (8, 4): (1e-2, 5e-3)}
@@ -220,6 +209,15 @@ def test_rounds_and_measurements_are_put_together_and_the_reference_is_one():
     both = together([host_times([cells]), host_times([slower])])
     assert both.steps[2, 1] == pytest.approx(math.sqrt(2) * 1e-3)
     assert both.rounds == 2
+
+
+@pytest.mark.parametrize(("slow", "late"), [(1, 1), (3, 3), (2, 1), (1, 2)])
+def test_ratios_are_those_of_the_host(slow, late):
+    found = ratios(HostTimes(steps(slow, late), 2 * REFERENCE["request_s"], 0.0, 1))
+    # what tells a layer from a token is held to what both have in common
+    assert found.layers == pytest.approx(slow, rel=0.25)
+    assert found.sequences == pytest.approx(late, rel=0.25)
+    assert found.requests == pytest.approx(math.sqrt(2 * math.sqrt(slow * late)), rel=0.1)
 
 
 def test_memory_and_a_disk_are_read_at_a_rate(tmp_path):

@@ -206,9 +206,7 @@ def test_taking_a_split_of_another_cluster_keeps_the_commitments():
     for request in (mixed(SPOT, MI300X), mixed({}, back)):
         after = change(request, select_split(request, "vllm.bf16.bf16.tp8.pp1.dp1.ep1.on1"))
         assert priced(after) == priced(request)[::-1]
-
-
-def test_the_request_of_a_row_has_the_price_of_the_row():
+    # the request of a row has the price of the row
     table = plan(mixed(SPOT, MI300X, MI355X))
     rows = {table.setting(int(row)).cluster.device.name: int(row) for row in table.order}
     for row in rows.values():

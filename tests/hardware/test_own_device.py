@@ -315,7 +315,7 @@ def test_its_bundle_is_complete_and_checked(recipe, tmp_path):
     assert check_bundle(tmp_path / "training")["ok"]
 
 
-def test_another_profile_is_another_recipe(recipe):
+def test_another_profile_is_another_recipe(recipe, path):
     slower = make_recipe(make_request(device=SLOW))
     found = diff(recipe, slower)
     assert not found["same"]
@@ -325,9 +325,7 @@ def test_another_profile_is_another_recipe(recipe):
     for locked, level in ((recipe, "same"), (slower, "differs")):
         levels = {each.what: each.level for each in verify_lock(recipe, locked.lock)}
         assert levels["profile of my-h100"] == level
-
-
-def test_fallbacks_and_variants_know_it(recipe, path):
+    # fallbacks and variants know it
     assert {each.device for each in recipe.fallbacks} > {"my-h100"}
     path.write_text(to_yaml(SLOW))
     there = hardware_named(f"{path}:8", files=True)

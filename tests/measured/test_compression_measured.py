@@ -30,9 +30,7 @@ def test_a_bundle_without_one_has_none(tmp_path):
     assert (measured.model, measured.retained, measured.tokens) == ("owner/model", 0.98, 2048)
     assert not measured.expired(datetime.date(2026, 12, 1))
     assert measured.expired(datetime.date(2027, 12, 1))
-
-
-def test_another_file_is_refused_by_its_field():
+    # another file is refused by its field
     for changes, said in (({"verification": {}}, "verification"), ({"kind": "serving"}, "serving")):
         assert said in str(refusal(compression_of, {**DOCUMENT, **changes}))
 

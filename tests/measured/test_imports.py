@@ -187,9 +187,7 @@ def test_import_prints_a_table_without_an_output():
     logs = recipe("import", str(IMPORTS / "vllm_gpu_boot.log"))  # start-ups give no row
     assert logs.returncode == 1
     assert "recipe reconcile" in logs.stderr
-
-
-def test_a_file_that_states_everything_is_a_measured_source():
+    # a file that states everything is a measured source
     runs = read_measured(IMPORTS / "inferencex.json")
     assert [bool(run.excluded) for run in runs] == [False, True]
     assert runs[0].tpot_s == pytest.approx(0.0163767)

@@ -47,10 +47,17 @@ def test_names_are_found_whatever_their_case_and_by_alias():
     assert "Qwen3-32B" in str(error)
 
 
-def test_first_layers_of_deepseek_are_dense():
+def test_layers_of_a_model_differ():
     layers = catalog_model("deepseek-ai/DeepSeek-V3").layers
     dense = [not isinstance(layer.mlp, MoeMlp) for layer in layers[:5]]
     assert dense == [True, True, True, False, False]
+    # gpt-oss alternates windows and quantises only experts
+    model = catalog_model("openai/gpt-oss-20b")
+    assert [layer.attention.window for layer in model.layers[:4]] == [128, None, 128, None]
+    assert model.quantization.roles == {"experts"}
+    # Gemma 3 sees everything in every sixth layer
+    windows = [layer.attention.window for layer in catalog_model("google/gemma-3-1b-it").layers]
+    assert [i for i, window in enumerate(windows) if window is None] == [5, 11, 17, 23]
 
 
 @over(
@@ -84,12 +91,7 @@ def test_a_compressed_past_is_read_from_layer_types_too():
     assert read_config(config, "x").layers == catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers
     config["compress_rates"] = {sparse: 8, heavy: 64}
     assert {layer.attention.ratio for layer in read_config(config, "x").layers} == {0, 8, 64}
-
-
-def test_a_compressed_past_caches_shares_of_entries_and_a_state():
-    """Source of the layout: vLLM 0.32.0, models/deepseek_v4: 584 bytes an entry in fp8, 132 an
-    index key, fp32 states.
-    """
+    # vLLM 0.32.0, models/deepseek_v4: 584 bytes an entry in fp8, 132 an index key, fp32 states
     layers = catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers
     sparse, heavy = layers[2].attention, layers[3].attention
     assert (sparse.entry_bytes(1.0), sparse.entry_bytes(2.0)) == (584, 1024)
@@ -97,15 +99,6 @@ def test_a_compressed_past_caches_shares_of_entries_and_a_state():
     assert (sparse.token_bytes(1.0), heavy.token_bytes(1.0)) == ((584 + 132) / 4, 584 / 128)
     assert heavy.sequence_bytes(1.0) == 128 * 584 + 128 * 2 * 512 * 4
     assert sparse.sequence_bytes(1.0) == 128 * 584 + 8 * 2 * 2 * (512 + 128) * 4
-
-
-def test_gpt_oss_alternates_windows_and_quantises_only_experts():
-    model = catalog_model("openai/gpt-oss-20b")
-    assert [layer.attention.window for layer in model.layers[:4]] == [128, None, 128, None]
-    assert model.quantization.roles == {"experts"}
-    # Gemma 3 sees everything in every sixth layer
-    windows = [layer.attention.window for layer in catalog_model("google/gemma-3-1b-it").layers]
-    assert [i for i, window in enumerate(windows) if window is None] == [5, 11, 17, 23]
 
 
 def test_a_folder_is_read(tmp_path, tiny_config):

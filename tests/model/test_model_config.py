@@ -27,15 +27,6 @@ def test_layers_are_read_from_their_fields(name, layer, half, kind, fields):
     assert {field: getattr(found, field) for field in fields} == fields
 
 
-def test_a_stated_state_dtype_counts_for_the_recurrent_part_only():
-    mixers = [layer.attention for layer in catalog_model("Qwen/Qwen3.5-397B-A17B").layers]
-    state = next(mixer for mixer in mixers if isinstance(mixer, LinearAttention))
-    mean = state.state_bytes_per_value
-    total_bytes = 2 * state.conv_state_values + 4 * state.recurrent_state_values
-    assert mean == pytest.approx(total_bytes / state.state_values)
-    assert 3.9 < mean < 4
-
-
 def test_nemotron_layers_are_one_half_each():
     model = catalog_model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16")
     assert all((layer.attention is None) != (layer.mlp is None) for layer in model.layers)
@@ -46,6 +37,13 @@ def test_nemotron_layers_are_one_half_each():
     assert sum(layer.attention is None for layer in model.layers) == 31
     dense = [layer.mlp for layer in model.layers if isinstance(layer.mlp, DenseMlp)]
     assert len({mlp.intermediate for mlp in dense}) > 3
+    # a stated dtype of the state counts for its recurrent part only
+    mixers = [layer.attention for layer in catalog_model("Qwen/Qwen3.5-397B-A17B").layers]
+    state = next(mixer for mixer in mixers if isinstance(mixer, LinearAttention))
+    mean = state.state_bytes_per_value
+    total_bytes = 2 * state.conv_state_values + 4 * state.recurrent_state_values
+    assert mean == pytest.approx(total_bytes / state.state_values)
+    assert 3.9 < mean < 4
 
 
 def test_layers_that_share_a_cache_keep_none(tiny_config):
@@ -68,6 +66,13 @@ def test_fields_may_stand_in_an_object_for_each_half_of_a_layer(tiny_config):
     assert alone.mlp == DenseMlp(256, gated=False)
     above = read_config({**tiny_config, "attn_config": {"num_key_value_heads": 1}}, "x")
     assert above.layers == read_config(tiny_config, "x").layers
+    # a dense block may run beside the experts
+    arctic = catalog_model("Snowflake/snowflake-arctic-instruct")
+    mixed = [mlp for mlp, _ in arctic.mlps if isinstance(mlp, MoeMlp)]
+    assert {(mlp.experts, mlp.shared_intermediate) for mlp in mixed} == {(128, 7168)}
+    every_second = read_config(dict(arctic.config) | {"moe_layer_frequency": 2}, "x")
+    kinds = [isinstance(layer.mlp, MoeMlp) for layer in every_second.layers[:4]]
+    assert kinds == [False, True, False, True]
 
 
 def test_what_is_left_out_is_said_aloud(tiny_config):
@@ -79,15 +84,6 @@ def test_what_is_left_out_is_said_aloud(tiny_config):
     model = catalog_model("google/diffusiongemma-26B-A4B-it")
     assert any("denoising" in note for note in model.notes)
     assert not any("denoising" in n for n in catalog_model("google/gemma-4-26B-A4B-it").notes)
-
-
-def test_a_dense_block_may_run_beside_the_experts():
-    arctic = catalog_model("Snowflake/snowflake-arctic-instruct")
-    mixed = [mlp for mlp, _ in arctic.mlps if isinstance(mlp, MoeMlp)]
-    assert {(mlp.experts, mlp.shared_intermediate) for mlp in mixed} == {(128, 7168)}
-    every_second = read_config(dict(arctic.config) | {"moe_layer_frequency": 2}, "x")
-    kinds = [isinstance(layer.mlp, MoeMlp) for layer in every_second.layers[:4]]
-    assert kinds == [False, True, False, True]
 
 
 def scaled(word, kind, factor, original):
@@ -136,14 +132,6 @@ VIT = {
 }
 
 
-def test_depth_does_not_matter_and_a_vision_only_model_is_refused():
-    deep: dict[str, object] = {}
-    for _ in range(500):
-        deep = {"text_config": deep}
-    assert "missing" in str(refusal(read_config, deep, "deep", kind=ModelError))
-    assert "vocab_size" in str(refusal(read_config, VIT, "vit", kind=ModelError))
-
-
 def test_lists_fit_the_layers_and_may_go_on_to_the_draft_layers(tiny_config):
     listed = {**tiny_config, "layer_types": ["full_attention"] * 5}
     assert len(read_config({**listed, "num_nextn_predict_layers": 1}, "x").layers) == 4
@@ -152,6 +140,12 @@ def test_lists_fit_the_layers_and_may_go_on_to_the_draft_layers(tiny_config):
         config = {**tiny_config, "num_attention_heads_per_layer": heads}
         said = str(refusal(read_config, config, "tiny", kind=ModelError))
         assert re.search(r"layers|whole number|not divisible|not between", said)
+    # depth does not matter, and a vision-only model is refused
+    deep: dict[str, object] = {}
+    for _ in range(500):
+        deep = {"text_config": deep}
+    assert "missing" in str(refusal(read_config, deep, "deep", kind=ModelError))
+    assert "vocab_size" in str(refusal(read_config, VIT, "vit", kind=ModelError))
 
 
 def test_groups_of_layers_end_in_full_attention():

@@ -30,12 +30,6 @@ QUARK = {
 }
 
 
-def test_the_cache_format_is_read(tiny_config):
-    fp8, scheme = {"quant_algo": "FP8"}, {"num_bits": 8, "type": "float"}
-    for raw in (fp8 | {"kv_cache_quant_algo": "FP8"}, fp8 | {"kv_cache_scheme": scheme}, QUARK):
-        assert quantized(tiny_config, raw).kv_dtype == "fp8"
-
-
 def test_modules_left_out_change_roles_or_single_layers(tiny_config):
     left_out = ["lm_head", "re:.*self_attn.*", "model.layers.0.mlp"]
     model = quantized(tiny_config, {"quant_method": "fp8", "modules_to_not_convert": left_out})
@@ -46,6 +40,10 @@ def test_modules_left_out_change_roles_or_single_layers(tiny_config):
     nothing = quantized(tiny_config, {"quant_method": "fp8", "ignore": ["*"]})
     assert nothing.quantization is None
     assert any("excludes every matrix" in note for note in nothing.notes)
+    # the format of the cache is read
+    fp8, scheme = {"quant_algo": "FP8"}, {"num_bits": 8, "type": "float"}
+    for raw in (fp8 | {"kv_cache_quant_algo": "FP8"}, fp8 | {"kv_cache_scheme": scheme}, QUARK):
+        assert quantized(tiny_config, raw).kv_dtype == "fp8"
 
 
 def test_mixed_precision_is_told_by_role(tiny_config):

@@ -56,9 +56,7 @@ def test_a_model_counts_its_towers_beside_the_language_model():
     model = load_model("baidu/ERNIE-4.5-VL-28B-A3B-PT")
     by_name = {item.name: item for item in model.extras}
     assert by_name["image_experts"].numel == 27 * 64 * 3 * 2560 * 512
-
-
-def test_a_text_only_model_is_another_architecture():
+    # a text-only model is another architecture
     model = catalog_model("google/gemma-4-E4B-it")
     assert model.serving(None) is model
     assert model.serving(("image", "audio")) is model
@@ -92,6 +90,12 @@ def test_the_encoder_is_in_the_weights_and_a_part_of_its_own():
     freed = text.memory.kv_cache_bytes - whole.memory.kv_cache_bytes
     assert freed > lighter  # the profile run keeps outputs of the encoder, too
     assert whole.serving.tpot_s == pytest.approx(text.serving.tpot_s)  # decoding reads none
+    # its time grows with its depth
+    (tower,) = catalog_model("Qwen/Qwen3-VL-8B-Instruct").towers
+    deeper = replace(tower, layers=2 * tower.layers)
+    assert deeper.token_flops > 1.8 * tower.token_flops
+    assert deeper.score_flops(1024) == 2 * tower.score_flops(1024)
+    assert np.isclose(tower.score_flops(2048), 4 * tower.score_flops(1024))
 
 
 def test_layers_of_a_tower_are_cut_over_ranks_whose_number_divides_its_heads():
@@ -120,14 +124,6 @@ def test_images_lengthen_the_prompt_and_the_time_to_the_first_token():
     assert refusal(*blind).field == "workload.images"
     unseen = {"images": {}, "modalities": []}
     assert refusal(_estimate, workload=unseen).field == "workload.images"
-
-
-def test_time_of_an_encoder_grows_with_its_depth():
-    (tower,) = catalog_model("Qwen/Qwen3-VL-8B-Instruct").towers
-    deeper = replace(tower, layers=2 * tower.layers)
-    assert deeper.token_flops > 1.8 * tower.token_flops
-    assert deeper.score_flops(1024) == 2 * tower.score_flops(1024)
-    assert np.isclose(tower.score_flops(2048), 4 * tower.score_flops(1024))
 
 
 @over("words, without", table("towers", "commands_that_leave_towers_out"))
@@ -171,8 +167,7 @@ def test_a_launch_leaves_out_what_the_estimate_leaves_out():
         launch = decide(_request(model, {"modalities": modalities})).started()
         assert word in launch.processes[0].argv
 
-
-def test_data_parallel_encoders_are_whole_on_every_rank():
+    # data-parallel encoders are whole on every rank
     def weights(*words):
         command = ["vllm", "serve", "Qwen/Qwen3-VL-8B-Instruct", "--tensor-parallel-size", "4"]
         command += ["--max-model-len", "8192", *words]

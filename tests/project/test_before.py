@@ -160,7 +160,7 @@ def test_the_splits_of_a_link_are_in_its_plan(link, tmp_path):
 
 @over("link", DECIDED[::4])
 def test_a_page_opens_at_its_link(link):
-    page = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=60)
+    page = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=120)
     page.query_params.update(parse_qsl(link["link"]))
     page.run()
     page.switch_page(f"{link['page']}.py").run()

@@ -286,10 +286,7 @@ def test_nothing_outside_the_folder_is_imported():
     for name in ("os.path", "../x", "start", "Vllm", "serving.vllm", "_a"):
         error = refusal(folder.module, "vllm", name, kind=NoAnswer)
         assert "is not a name of a launch module" in str(error)
-
-
-def test_plans_import_no_launch_modules():
-    """They are looked for when a launch needs one: starting the command line stays quick."""
+    # They are looked for when a launch needs one: starting the command line stays quick.
     code = (
         "import sys; import recipe_core.recipe.decision; "
         "print([m for m in sys.modules if m.startswith('recipe_core.launch')])"
