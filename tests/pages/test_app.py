@@ -111,6 +111,7 @@ print(new(before))
     ], answer.stderr
 
 
+@pytest.mark.nightly
 def test_one_thread_imports_at_a_time() -> None:
     names = ["recipe_core.doors.api", "recipe_core.doors.mcp", "recipe_core.search.plans"]
     answer = run(f"""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from streamlit.testing.v1 import AppTest
 
-from tests.fixtures.opening import LLAMA_70B, PAGES, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, PAGES, opened, press, put, query_of, words
 
 
 def judged(command: str, app: AppTest | None = None) -> AppTest:
     app = app or opened("check.py")
-    app.text_area(key="command").set_value(command).run()
-    assert not app.exception
+    assert not put(app, "command", command).exception
     return app
 
 
@@ -31,21 +30,17 @@ def test_a_stated_release_judges_the_options() -> None:
     option = """--attention-config '{"use_fp4_indexer_cache": false}'"""
     app = judged(f"vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192 {option}")
     assert "It cannot start." in words(app)
-    app.text_input(key="engine_version").set_value("0.25.0").run()
-    assert "It starts" in words(app)
+    assert "It starts" in words(put(app, "engine_version", "0.25.0"))
     assert "vllm 0.25.0" in words(app)
-    app.text_input(key="engine_version").set_value("newest").run()
-    assert "is not a release" in words(app)
+    assert "is not a release" in words(put(app, "engine_version", "newest"))
     assert not app.exception
 
 
 def test_an_example_is_judged_and_opened_in_the_builder() -> None:
     app = opened("check.py")
-    app.button(key="example-0").click().run()
-    assert "devices are idle" in words(app)
+    assert "devices are idle" in words(press(app, "example-0"))
     assert any("--tensor-parallel-size" in code.value for code in app.code)
-    app.button(key="to-builder").click().run()
-    assert app.title[0].value == PAGES["compare.py"]
+    assert press(app, "to-builder").title[0].value == PAGES["compare.py"]
     assert query_of(app)["model"] == "Qwen/Qwen3-32B"
 
 

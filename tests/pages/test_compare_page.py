@@ -15,10 +15,13 @@ from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,
     TP8,
+    assert_says,
     edited,
     figure,
     open_view,
     opened,
+    press,
+    put,
     query_of,
     shown,
     words,
@@ -53,6 +56,7 @@ def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
     assert not app.error
 
 
+@pytest.mark.nightly
 def test_limits_that_refuse_all_are_loosened_by_a_click_together() -> None:
     app = opened("compare.py?objective.limits.tpot_ms=0.5")
     assert "exceeds the limit" in app.error[0].value
@@ -61,11 +65,11 @@ def test_limits_that_refuse_all_are_loosened_by_a_click_together() -> None:
     assert "coin toss" in app.warning[0].value
     app = opened("compare.py?objective.limits.tpot_ms=0.5&objective.limits.ttft_ms=5")
     assert "Over a limit" in names(app)
-    app.button(key="change-0").click().run()
-    assert app.warning  # at the limits that the nearest split just keeps
+    assert press(app, "change-0").warning  # at the limits that the nearest split just keeps
     assert not app.error
 
 
+@pytest.mark.nightly
 def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
     pools = "options.disaggregated=true"
     table = compared(pools).dataframe[0].value
@@ -85,13 +89,10 @@ def test_pins_of_a_link_are_drawn_taken_and_removable() -> None:
     app = opened("compare.py?objective.limits.tpot_ms=40", pins=TP8)
     assert "Pinned" in names(app)
     assert figure(app, "frontier")["layout"]["shapes"][0]["x0"] == 40
-    app.button(key=f"unpin-{TP8}").click().run()
-    assert "pins" not in query_of(app)
+    assert "pins" not in query_of(press(app, f"unpin-{TP8}"))
     app = opened("compare.py", pins=TP8)
-    app.button(key=f"use-{TP8}").click().run()
-    assert app.title[0].value == PAGES["recipe.py"]
-    assert query_of(app)["candidate.tp"] == "8"
-    assert app.selectbox(key="_split").value == TP8
+    assert press(app, f"use-{TP8}").title[0].value == PAGES["recipe.py"]
+    assert (query_of(app)["candidate.tp"], app.selectbox(key="_split").value) == ("8", TP8)
 
 
 def test_a_pin_says_how_likely_the_best_split_measures_better_and_is_looked_at() -> None:
@@ -101,8 +102,7 @@ def test_a_pin_says_how_likely_the_best_split_measures_better_and_is_looked_at()
     assert found[1] in app.success[0].value
     assert 50 <= int(found[2]) < 99  # the best of two close splits, by estimates that may err
     best = open_view(app, "Arithmetic").table[0].value.to_string()
-    app.selectbox(key="focus").select(TP4).run()
-    assert app.table[0].value.to_string() != best
+    assert put(app, "focus", TP4).table[0].value.to_string() != best
     (command,) = (code.value for code in app.code if "vllm serve" in code.value)
     assert f"vllm serve {LLAMA_70B}" in command
     assert "--tensor-parallel-size 4" in command
@@ -136,11 +136,9 @@ def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() ->
     )
     assert counts
     holding, legal, queueing, doubtful = map(int, counts.groups())
-    assert holding + queueing + doubtful == len(ranked)
-    assert legal == len(ranked) + len(possible)
+    assert (holding + queueing + doubtful, legal) == (len(ranked), len(ranked) + len(possible))
     assert (refused["why"].str.len() > 10).all()
-    app.toggle(key="filter-front-serving").set_value(True).run()
-    assert set(app.dataframe[0].value["state"]) == {"holds"}
+    assert set(put(app, "filter-front-serving", True).dataframe[0].value["state"]) == {"holds"}
 
 
 def assert_drawn(app: AppTest, kind: str) -> None:
@@ -160,6 +158,7 @@ def test_every_registered_view_of_a_serving_split_draws(registered_chart: View) 
     assert "Devices of a split" in words(app)
 
 
+@pytest.mark.nightly
 def test_every_registered_view_of_a_training_split_draws(registered_chart: View) -> None:
     table = opened(PIPELINED, model=LLAMA_70B).dataframe[0].value
     key = next(key for key in table["key"] if ".pp1." not in key)
@@ -170,15 +169,16 @@ def test_every_registered_view_of_a_training_split_draws(registered_chart: View)
     assert figure(app, "devices")["data"][0]["y"]
 
 
+@pytest.mark.nightly
 def test_a_split_that_cannot_be_started_says_why() -> None:
     refused = "torchtitan.bf16.tp1.pp2.v1.cp1.ep4.dp4.z1.mb2.selective"
     run = "compare.py?model=Qwen/Qwen3-30B-A3B&workload.kind=training&workload.tokens=1e10"
     app = opened(run, pins=refused)
-    assert "is refused: " in words(app)
-    assert "ZeRO-2 or 3" in words(app)
+    assert_says(app, "is refused: ", "ZeRO-2 or 3")
     assert refused not in app.dataframe[0].value["key"].tolist()
 
 
+@pytest.mark.nightly
 def test_a_split_without_a_pipeline_shows_the_best_that_has_one() -> None:
     app = open_view(opened("compare.py?workload.kind=training&hardware.nodes=2"), "Pipeline")
     assert "The best split with one: " in words(app)
@@ -238,8 +238,7 @@ def test_several_devices_are_coloured_filtered_and_named() -> None:
     table = app.dataframe[0]
     assert list(table.proto.column_order)[:3] == ["split", "device", "state"]
     whole = len(table.value)
-    app.multiselect(key="filter-device").set_value(["MI300X"]).run()
-    assert set(app.dataframe[0].value["device"]) == {"MI300X"}
+    assert set(put(app, "filter-device", ["MI300X"]).dataframe[0].value["device"]) == {"MI300X"}
     assert f"{len(app.dataframe[0].value)} of {whole} splits pass the filters" in words(app)
     app.multiselect(key="filter-state").set_value(["queues"]).run()
     assert "No split passes these filters" in words(app) or (
@@ -247,14 +246,14 @@ def test_several_devices_are_coloured_filtered_and_named() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_filters_and_colours_follow_what_differs() -> None:
     """Filters forget what the plan has no more; colours are chosen where several things differ."""
     app = compared(**{"options.hardware": MI300X})
     assert not [box for box in app.selectbox if "colour" in box.key]
     app.multiselect(key="filter-count").set_value([8]).run()
     edited(app, {"hardware.per_node": 4})
-    app.multiselect(key="filter-count").set_value([]).run()
-    assert len(app.dataframe[0].value) > 1
+    assert len(put(app, "filter-count", []).dataframe[0].value) > 1
     app = compared('options.kv_dtypes=["auto","fp8"]', **{"options.hardware": MI300X})
     (box,) = (box for box in app.selectbox if box.key and box.key.startswith("colour-"))
     box.select("kv_dtype").run()
@@ -262,6 +261,7 @@ def test_filters_and_colours_follow_what_differs() -> None:
     assert "MI300X" not in names(app)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("degrees", "certain"), [("tp1.pp3.dp1.ep1", True), ("tp1.pp2.dp1.ep1", False)]
 )
@@ -273,8 +273,7 @@ def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: 
     row = next(n for n, key in enumerate(keys) if key.endswith(f".{degrees}"))
     assert "in flight: time per output token" in table["why"][row]
     shown(app, **{"refused-splits": {"selection": {"rows": [row], "columns": [], "cells": []}}})
-    app.button(key="fix-0").click().run()
-    assert float(query_of(app)["objective.limits.tpot_ms"]) > 40
+    assert float(query_of(press(app, "fix-0"))["objective.limits.tpot_ms"]) > 40
     ranked = app.dataframe[0].value.set_index("key")["state"]
     (state,) = ranked[ranked.index.str.endswith(f".{degrees}")]
     assert state == "holds"
@@ -310,8 +309,7 @@ def test_alternatives_stand_beside_the_tiles_and_are_one_click() -> None:
     key = next(key for key, label in labels.items() if label.startswith("fp8 weights"))
     assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+% accuracy", labels[key])
     figure_then = labels[key].split(": ")[1].split(",")[0]
-    app.button(key=key).click().run()
-    assert query_of(app)["options.weight_dtypes"] == "fp8"
+    assert query_of(press(app, key))["options.weight_dtypes"] == "fp8"
     assert f"{figure_then} per M tokens" in words(app)
 
 
@@ -334,8 +332,6 @@ def test_the_safe_split_is_one_click_and_the_best_one_click_back() -> None:
     safe.click().run()
     assert "candidate.tp" in query_of(app)
     assert "Chosen: tp" in words(app)
-    app.button(key="bar-best").click().run()
-    assert "candidate.tp" not in query_of(app)
-    app.button(key="sure").click().run()
-    assert query_of(app)["objective.confidence"] == "0.8"
+    assert "candidate.tp" not in query_of(press(app, "bar-best"))
+    assert query_of(press(app, "sure"))["objective.confidence"] == "0.8"
     assert "keeps the limit: " in words(app)

@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 from recipe_core.formats.answer import formats_answer
 from recipe_core.present import formats_view as view
 from recipe_core.request.link import from_query
-from tests.fixtures.opening import LLAMA_70B, figure, opened, words
+from tests.fixtures.opening import LLAMA_70B, figure, opened, press, put, words
 
 SERVE = {
     "model": LLAMA_70B,
@@ -43,13 +43,11 @@ def test_every_point_has_a_band_and_cells_say_whose_word_they_are(page: AppTest)
 
 def test_a_refused_technique_says_why_and_the_best_goes_into_the_request() -> None:
     app = opened("formats.py", **SERVE)
-    app.get_by_key("formats-refused").set_value(True).run()
-    assert not app.exception
+    assert not put(app, "formats-refused", True).exception
     table = app.dataframe[0].value
     assert "Why not" not in table
     assert table.set_index("technique")["why"]["Unstructured sparsity"].startswith("Zeros are")
-    app.button(key="formats-use-best").click().run()
-    assert app.title[0].value == "Which split?"
+    assert press(app, "formats-use-best").title[0].value == "Which split?"
     request = app.session_state["request"]
     assert request.options.weight_dtypes != ("auto",) or request.model != LLAMA_70B
 

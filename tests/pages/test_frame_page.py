@@ -47,9 +47,9 @@ def assert_drawn(state: str, page: str) -> None:
 DRAWN = ("objective.py", "compare.py", "recipe.py")
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_a_page_draws_every_state(state: str) -> None:
-    """A third of the next test: each state on one page."""
+@pytest.mark.parametrize("state", list(STATES)[::2])
+def test_a_page_draws_a_state(state: str) -> None:
+    """A share of the next test: every other state, each on one page."""
     assert_drawn(state, DRAWN[list(STATES).index(state) % len(DRAWN)])
 
 

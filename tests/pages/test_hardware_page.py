@@ -8,33 +8,29 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
-from tests.fixtures.opening import opened, query_of, words
+from tests.fixtures.opening import assert_says, opened, press, put, query_of, words
 
 
 def test_a_vendor_brings_its_device_and_drops_the_old_offer() -> None:
     app = opened("hardware.py?hardware.offer=lambda-h100-sxm")
     assert "Fitted to operator timings on this device" in words(app)
-    app.get_by_key("_vendor").set_value("amd").run()
-    assert query_of(app) == {"v": "1", "hardware.device": "mi300x"}
+    assert query_of(put(app, "_vendor", "amd")) == {"v": "1", "hardware.device": "mi300x"}
     assert "8 × MI300X" in words(app)
     assert "usual efficiencies" in words(opened("hardware.py?hardware.device=rtx-5090"))
 
 
 def test_a_cluster_is_put_beside_and_taken_away() -> None:
     app = opened("hardware.py")
-    app.selectbox(key="_add").select("mi300x").run()
-    assert "mi300x" in query_of(app)["options.hardware"]
+    assert "mi300x" in query_of(put(app, "_add", "mi300x"))["options.hardware"]
     assert "8 × H100 SXM5 or 8 × MI300X" in words(app)
-    app.text_input(key="_other_0_nodes").set_value("2").run()
-    assert '"nodes":2' in query_of(app)["options.hardware"]
-    app.button(key="drop-0").click().run()
-    assert "options.hardware" not in query_of(app)
+    assert '"nodes":2' in query_of(put(app, "_other_0_nodes", "2"))["options.hardware"]
+    assert "options.hardware" not in query_of(press(app, "drop-0"))
     app = opened("hardware.py?workload.kind=training&workload.tokens=1e9")
-    app.selectbox(key="_add").select("mi300x").run()
-    assert "8 × H100 SXM5 or 8 × MI300X" in words(app)
+    assert "8 × H100 SXM5 or 8 × MI300X" in words(put(app, "_add", "mi300x"))
     assert "legal splits can run" in app.success[0].value
 
 
+@pytest.mark.nightly
 def test_the_price_of_a_cluster_beside_is_stated_and_taken_back() -> None:
     app = opened("hardware.py?objective.optimize=cost")
     app.selectbox(key="_add").select("mi250x").run()
@@ -44,8 +40,7 @@ def test_the_price_of_a_cluster_beside_is_stated_and_taken_back() -> None:
     app.text_input(key="_other_0_usd_per_device_hour").set_value("6.5").run()
     assert '"usd_per_device_hour":6.5' in query_of(app)["options.hardware"]
     assert note not in words(app)
-    app.text_input(key="_other_0_usd_per_device_hour").set_value("").run()
-    assert note in words(app)
+    assert note in words(put(app, "_other_0_usd_per_device_hour", ""))
 
 
 def test_own_hardware_makes_a_price() -> None:
@@ -56,11 +51,9 @@ def test_own_hardware_makes_a_price() -> None:
     after = float(query_of(app)["hardware.usd_per_device_hour"])
     assert after > 1.8 * before
     assert "depreciation" in words(app)
-    app.text_input(key="_own_years").set_value("0.0").run()
-    assert "above 0 and at most 30" in app.error[0].value
+    assert "above 0 and at most 30" in put(app, "_own_years", "0.0").error[0].value
     assert app.text_input(key="_own_years").value == "4"
-    app.get_by_key("_price_mode").set_value("offer").run()
-    assert "hardware.usd_per_device_hour" not in query_of(app)
+    assert "hardware.usd_per_device_hour" not in query_of(put(app, "_price_mode", "offer"))
 
 
 def test_this_machine_is_described_only_to_those_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,16 +61,13 @@ def test_this_machine_is_described_only_to_those_on_it(monkeypatch: pytest.Monke
     assert "does not describe its own" in words(opened("hardware.py"))
     monkeypatch.setenv(variable("folders"), "1")
     app = opened("hardware.py")
-    app.button(key="detect").click().run()
-    assert "identified by" in words(app)
+    assert "identified by" in words(press(app, "detect"))
 
 
 def test_links_between_devices_are_chosen() -> None:
     app = opened("hardware.py?hardware.nodes=2")
-    app.selectbox(key="_network").select("ethernet-100").run()
-    assert query_of(app)["hardware.network"] == "ethernet-100"
-    app.selectbox(key="_network").select("").run()
-    assert "hardware.network" not in query_of(app)
+    assert query_of(put(app, "_network", "ethernet-100"))["hardware.network"] == "ethernet-100"
+    assert "hardware.network" not in query_of(put(app, "_network", ""))
 
 
 OURS = """
@@ -117,10 +107,8 @@ def test_an_uploaded_profile_is_the_device_and_travels_in_the_link() -> None:
 
 def test_a_listed_device_takes_the_place_of_ones_own() -> None:
     app = opened("hardware.py")
-    app.text_area(key="paste-profile").set_value(OURS).run()
-    assert "8 × my-h100" in words(app)
-    app.text_input(key="_hardware.nodes").set_value("2").run()
-    assert "16 × my-h100 in 2 nodes" in words(app)
+    assert "8 × my-h100" in words(put(app, "paste-profile", OURS))
+    assert "16 × my-h100 in 2 nodes" in words(put(app, "_hardware.nodes", "2"))
     app.get_by_key("_hardware.device").set_value("h200-sxm").run()
     assert query_of(app) == {"v": "1", "hardware.device": "h200-sxm", "hardware.nodes": "2"}
     assert "my-h100" not in app.get_by_key("_hardware.device").options
@@ -144,8 +132,7 @@ def test_a_bad_profile_or_path_is_refused_and_the_device_stays() -> None:
 
 def test_an_offer_says_what_is_rented_and_what_to_doubt() -> None:
     app = opened("hardware.py?hardware.device=mi355x&hardware.offer=tensorwave-mi355x")
-    assert "per hour of a machine with 8 devices" in words(app)
-    assert "unverified: check it before use" in words(app)
+    assert_says(app, "per hour of a machine with 8 devices", "unverified: check it before use")
     labels = app.selectbox(key="_price").options
     assert any("tensorwave-mi355x" in label and "unverified" in label for label in labels)
     old = opened("hardware.py?hardware.device=mi325x")
@@ -158,8 +145,7 @@ def test_an_offer_says_what_is_rented_and_what_to_doubt() -> None:
 
 def test_a_commitment_brings_its_cheapest_offer() -> None:
     app = opened("hardware.py")
-    app.get_by_key("_commitment").set_value("spot").run()
-    assert query_of(app)["hardware.commitment"] == "spot"
+    assert query_of(put(app, "_commitment", "spot"))["hardware.commitment"] == "spot"
     assert "may reclaim the devices" in words(app)
     assert "spot" in app.table[0].value.to_string()
     app.selectbox(key="_price").select("gcp-h100-sxm-spot").run()
@@ -167,8 +153,7 @@ def test_a_commitment_brings_its_cheapest_offer() -> None:
     assert app.get_by_key("_commitment").value == "spot"
     app.get_by_key("_commitment").set_value("reserved").run()
     assert query_of(app) == {"v": "1", "hardware.commitment": "reserved"}
-    app.get_by_key("_commitment").set_value("on-demand").run()
-    assert query_of(app) == {"v": "1"}
+    assert query_of(put(app, "_commitment", "on-demand")) == {"v": "1"}
 
 
 def test_a_price_of_ones_own_has_a_term() -> None:
@@ -177,10 +162,7 @@ def test_a_price_of_ones_own_has_a_term() -> None:
     app.text_input(key="_hardware.usd_per_device_hour").set_value("1.5").run()
     assert query_of(app)["hardware.usd_per_device_hour"] == "1.5"
     app.get_by_key("_hardware.commitment").set_value("reserved").run()
-    app.text_input(key="_hardware.term_months").set_value("12").run()
-    assert query_of(app)["hardware.term_months"] == "12"
+    assert query_of(put(app, "_hardware.term_months", "12"))["hardware.term_months"] == "12"
     assert "reserved for 12 months" in app.table[0].value.to_string()
-    app.get_by_key("_hardware.commitment").set_value("spot").run()
-    assert "hardware.term_months" not in query_of(app)
-    app.get_by_key("_price_mode").set_value("offer").run()
-    assert query_of(app) == {"v": "1"}
+    assert "hardware.term_months" not in query_of(put(app, "_hardware.commitment", "spot"))
+    assert query_of(put(app, "_price_mode", "offer")) == {"v": "1"}

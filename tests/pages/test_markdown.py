@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.hardware.cluster import device
+from recipe_core.model.catalog import catalog_entry
 from recipe_core.present.charts.views import views_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan
@@ -52,18 +53,7 @@ def profile(name: str) -> dict[str, Any]:
     }
 
 
-MODEL = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "torch_dtype": "bfloat16",
+MODEL = catalog_entry("Qwen/Qwen3-8B").config | {
     "_name_or_path": payload("model"),
     "note": payload("configuration"),
 }
@@ -88,16 +78,10 @@ REFUSED = REQUEST | {
     "objective": {"limits": {"ttft_ms": 0.001}},
 }
 VERBATIM = {
-    ("Code", "code_text"),
-    ("TextInput", "placeholder"),
-    ("TextInput", "value"),
-    ("TextInput", "default"),
-    ("TextArea", "value"),
-    ("TextArea", "default"),
-    ("Selectbox", "options"),
-    ("Selectbox", "raw_value"),
-    ("PageLink", "query_string"),
-    ("PlotlyChart", "spec"),
+    *(("Code", "code_text"), ("PageLink", "query_string"), ("PlotlyChart", "spec")),
+    *(("TextInput", field) for field in ("placeholder", "value", "default")),
+    *(("TextArea", field) for field in ("value", "default")),
+    *(("Selectbox", field) for field in ("options", "raw_value")),
 }
 """Fields of messages that no browser reads as Markdown."""
 READ = re.compile(r"\[payload[\w-]*\]|\*\*payload|\$payload|:red\[payload")
@@ -150,7 +134,7 @@ def assert_verbatim(app: AppTest) -> int:
     return sum("payload" in text for _, _, text in others)
 
 
-@pytest.mark.parametrize("kind", ["serving", "training"])
+@pytest.mark.parametrize("kind", ["serving", pytest.param("training", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("page", PAGES)
 def test_no_text_of_a_user_is_markdown(page: str, kind: str) -> None:
     request = PlanRequest.parse(REQUEST if kind == "serving" else TRAINING)

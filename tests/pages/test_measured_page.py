@@ -12,7 +12,7 @@ from recipe_core.calibration.own_runs import of_runs
 from recipe_core.measured import serving_runs
 from recipe_core.measured.compression import MeasuredCompression
 from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay
-from tests.fixtures.opening import figure, opened, words
+from tests.fixtures.opening import figure, opened, put, words
 
 PUBLISHED = serving_runs.published_runs()
 
@@ -40,10 +40,11 @@ def test_without_runs_it_says_how_to_begin_and_shows_published_ones() -> None:
 
 
 @pytest.mark.nightly
-def test_all_published_runs_are_shown(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+@pytest.mark.usefixtures("calibration")
+def test_all_published_runs_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_runs, "published_runs", lambda: PUBLISHED)
-    (place / "calibration.json").write_text('{"schema_version": 1, "entries": []}')
-    points = figure(opened("measured.py"), "measured-scatter")["data"][1:]
+    app = put(opened("measured.py"), "measured-whose", "Published")
+    points = figure(app, "measured-scatter")["data"][1:]
     assert sum(len(trace["x"]) for trace in points) > 100
 
 
@@ -54,17 +55,14 @@ def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
     assert sum(len(trace["x"]) for trace in before["data"][1:]) > 0
     answers = sys.modules["_measured_answer"].compared_runs
     calculated = answers.cache_info().misses
-    app.get_by_key("measured-which").set_value("formulas").run()
-    assert figure(app, "measured-scatter") != before
-    app.get_by_key("measured-group").set_value("Model").run()
-    assert not app.exception
+    assert figure(put(app, "measured-which", "formulas"), "measured-scatter") != before
+    assert not put(app, "measured-group", "Model").exception
     assert answers.cache_info().misses == calculated
     factors = app.dataframe[-2].value
     assert set(factors["time"]) <= {"Decode steps", "Prompts"}
     assert factors["weight"].between(1, 100).all()
     assert set(app.dataframe[-1].value["run"]) == {e.id for e in calibration.entries}
-    app.get_by_key("measured-whose").set_value("Published").run()
-    assert not app.exception
+    assert not put(app, "measured-whose", "Published").exception
     assert "runs count" not in words(app)
 
 

@@ -10,7 +10,17 @@ from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
 from recipe_core.model.catalog import catalog_entry
-from tests.fixtures.opening import LLAMA_70B, figure, opened, query_of, shown, words
+from tests.fixtures.opening import (
+    LLAMA_70B,
+    assert_says,
+    figure,
+    opened,
+    press,
+    put,
+    query_of,
+    shown,
+    words,
+)
 
 SMALL = catalog_entry("Qwen/Qwen3-0.6B").config
 
@@ -23,8 +33,7 @@ def upload(app: AppTest, data: object, name: str = "config.json") -> None:
 def test_an_unknown_model_names_close_ones_and_can_be_left() -> None:
     app = opened(model="meta-llama/Llama-3.1-80B-Instruct")
     assert "Did you mean" in app.error[0].value
-    app.button(key="start-over").click().run()
-    assert not app.error
+    assert not press(app, "start-over").error
     assert "No hardware is chosen yet" in words(app)
     assert query_of(app) == {"v": "1"}
 
@@ -49,35 +58,30 @@ def test_serving_turns_into_training_and_back() -> None:
     app.get_by_key("_workload.kind").set_value("training").run()
     assert query_of(app) == kept | {"workload.kind": "training", "workload.tokens": "10000000000"}
     assert "for the run" in app.success[0].value
-    app.get_by_key("_workload.kind").set_value("serving").run()
-    assert query_of(app) == kept
+    assert query_of(put(app, "_workload.kind", "serving")) == kept
 
 
+@pytest.mark.nightly
 def test_a_training_precision_and_framework_are_in_the_link() -> None:
     app = opened("?workload.kind=training")
-    app.get_by_key("_candidate.precision").set_value("fp8").run()
-    assert query_of(app)["candidate.precision"] == "fp8"
+    assert query_of(put(app, "_candidate.precision", "fp8"))["candidate.precision"] == "fp8"
     app.switch_page("objective.py").run()
-    app.selectbox(key="_candidate.engine").select("megatron").run()
-    assert query_of(app)["candidate.engine"] == "megatron"
+    assert query_of(put(app, "_candidate.engine", "megatron"))["candidate.engine"] == "megatron"
     app.switch_page("compare.py").run()
     assert app.dataframe[0].value["key"][0].startswith("megatron.fp8.")
 
 
 def test_a_checkpoint_in_another_format_is_one_click() -> None:
     app = opened(model="Qwen/Qwen3-32B")
-    app.get_by_key("_variant").set_value("Qwen/Qwen3-32B-FP8").run()
-    assert query_of(app)["model"] == "Qwen/Qwen3-32B-FP8"
+    assert query_of(put(app, "_variant", "Qwen/Qwen3-32B-FP8"))["model"] == "Qwen/Qwen3-32B-FP8"
     assert app.get_by_key("_variant").value == "Qwen/Qwen3-32B-FP8"
 
 
 def test_a_pasted_config_is_a_model_and_a_bad_one_is_refused() -> None:
     app = opened()
-    app.text_area(key="paste").set_value(json.dumps(SMALL | {"junk": [1] * 1000})).run()
-    assert app.metric[0].value == "596 M"
+    assert put(app, "paste", json.dumps(SMALL | {"junk": [1] * 1000})).metric[0].value == "596 M"
     assert "junk" not in query_of(app)["model"]
-    app.text_area(key="paste").set_value("not a config").run()
-    assert "not valid JSON" in app.error[0].value
+    assert "not valid JSON" in put(app, "paste", "not a config").error[0].value
     assert app.metric[0].value == "596 M"
     upload(app, b"PK\x03\x04", "model.json")
     assert "weights are never read" in app.error[0].value
@@ -91,15 +95,13 @@ def test_an_uploaded_config_has_a_name_and_a_place_of_its_weights() -> None:
     assert half.startswith("qwen3-")
     assert half != "qwen3-0.596b"  # two uploads are told apart
     assert app.text_input(key="_upload-name").value == "qwen3-0.596b"
-    assert "28 layers, 596 M parameters" in words(app)
-    assert "Left open, the start command asks" in words(app)
+    assert_says(app, "28 layers, 596 M parameters", "Left open, the start command asks")
     app.text_input(key="_upload-name").input("acme-tiny").run()
     app.text_input(key="_upload-weights").input("acme/tiny").run()
     kept = json.loads(query_of(app)["model"])
     assert (kept["name"], kept["weights"]) == ("acme-tiny", "acme/tiny")
     assert app.selectbox(key="_model").value == "acme-tiny (your config.json)"
-    app.text_input(key="_upload-weights").input("somewhere else").run()
-    assert "no place of weights" in app.error[0].value
+    assert "no place of weights" in put(app, "_upload-weights", "somewhere else").error[0].value
     assert json.loads(query_of(app)["model"])["weights"] == "acme/tiny"
     app.switch_page("recipe.py").run()
     shown = "\n".join(code.value for code in app.code)

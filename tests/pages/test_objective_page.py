@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.search.plans import plan
-from tests.fixtures.opening import LLAMA_70B, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, opened, put, query_of, words
 
 
 def test_a_mode_swaps_its_load_and_a_preset_fills_lengths_too() -> None:
@@ -16,11 +17,9 @@ def test_a_mode_swaps_its_load_and_a_preset_fills_lengths_too() -> None:
     assert "from 1 to 1,048,576" in boxes["_workload.concurrency"].help
     assert "from 0 to below 1" in boxes["_workload.prefix_hit"].help
     assert all("Takes a" in box.help for box in boxes.values())
-    app.get_by_key("_workload.mode").set_value("open").run()
-    assert app.text_input(key="_workload.request_rate").value == "4"
+    assert put(app, "_workload.mode", "open").text_input(key="_workload.request_rate").value == "4"
     assert query_of(app) == {"v": "1", "workload.mode": "open"}
-    app.get_by_key("_preset").set_value("batch").run()
-    assert query_of(app)["workload.mode"] == "offline"
+    assert query_of(put(app, "_preset", "batch"))["workload.mode"] == "offline"
     assert app.text_input(key="_workload.requests").value == "10,000"
     assert app.get_by_key("_preset").value == "batch"
 
@@ -30,24 +29,22 @@ TPOT = "_objective.limits.tpot_ms"
 
 def test_a_limit_is_dragged_typed_and_cleared() -> None:
     app = opened("objective.py", model=LLAMA_70B)
-    app.select_slider(key=f"{TPOT}_slider").set_value(40.0).run()
-    assert query_of(app)["objective.limits.tpot_ms"] == "40"
+    assert query_of(put(app, f"{TPOT}_slider", 40.0))["objective.limits.tpot_ms"] == "40"
     assert app.text_input(key=TPOT).value == "40"
     assert "workload.concurrency" not in query_of(app)  # the largest load is searched
     assert "in flight within the limits" in words(app)
-    app.text_input(key=TPOT).set_value("37").run()
-    assert query_of(app)["objective.limits.tpot_ms"] == "37"
+    assert query_of(put(app, TPOT, "37"))["objective.limits.tpot_ms"] == "37"
     slider = app.select_slider(key=f"{TPOT}_slider")
     assert slider.value == 37.0
     assert "37 ms" in slider.options
     slider.set_value(35.0).run()
     assert app.text_input(key=TPOT).value == "35"
     assert "37 ms" not in app.select_slider(key=f"{TPOT}_slider").options
-    app.text_input(key=TPOT).set_value("").run()
-    assert "objective.limits.tpot_ms" not in query_of(app)
+    assert "objective.limits.tpot_ms" not in query_of(put(app, TPOT, ""))
     assert app.select_slider(key=f"{TPOT}_slider").value == "no limit"
 
 
+@pytest.mark.nightly
 def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
     links = (f"model={LLAMA_70B}", f"model={LLAMA_70B}&objective.limits.ttft_ms=500")
     free, *limited = (
@@ -57,6 +54,7 @@ def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
     assert limited == [free, free]
 
 
+@pytest.mark.nightly
 def test_a_limit_says_how_many_splits_keep_it() -> None:
     limited = "objective.py?objective.limits.tpot_ms=40"
     app = opened(limited, model=LLAMA_70B)
@@ -82,30 +80,24 @@ def test_a_load_is_searched_or_fixed_where_a_time_is_limited() -> None:
     box = app.text_input(key="_workload.concurrency")
     assert (box.value, box.disabled) == ("64", False)
     assert query_of(app)["workload.concurrency"] == "64"
-    app.text_input(key="_workload.concurrency").set_value("128").run()
-    assert app.segmented_control(key="_load").value == "fixed"
-    app.segmented_control(key="_load").set_value("most").run()
-    assert "workload.concurrency" not in query_of(app)
-    app.text_input(key=TPOT).set_value("").run()
-    assert app.text_input(key="_workload.concurrency").value == "64"
+    assert put(app, "_workload.concurrency", "128").segmented_control(key="_load").value == "fixed"
+    assert "workload.concurrency" not in query_of(put(app, "_load", "most"))
+    assert put(app, TPOT, "").text_input(key="_workload.concurrency").value == "64"
     assert not app.error
 
 
 def test_a_latency_is_asked_for_in_seconds() -> None:
     app = opened("objective.py", model=LLAMA_70B)
     key = "_objective.limits.request_latency_ms"
-    app.text_input(key=key).set_value("7.5 s").run()
-    assert query_of(app)["objective.limits.request_latency_ms"] == "7500"
+    assert query_of(put(app, key, "7.5 s"))["objective.limits.request_latency_ms"] == "7500"
     assert app.text_input(key=key).value == "7.5"
-    app.select_slider(key=f"{key}_slider").set_value(8.0).run()
-    assert query_of(app)["objective.limits.request_latency_ms"] == "8000"
+    assert query_of(put(app, f"{key}_slider", 8.0))["objective.limits.request_latency_ms"] == "8000"
 
 
 def assert_understood(app: AppTest, field: str, numbers: Mapping[str, str]) -> None:
     """What is typed into a box, and how it is shown."""
     for typed, shown in numbers.items():
-        app.text_input(key=f"_{field}").set_value(typed).run()
-        assert not app.error
+        assert not put(app, f"_{field}", typed).error
         assert app.text_input(key=f"_{field}").value == shown
         assert query_of(app)[field] == shown.replace(",", "")
 
@@ -114,8 +106,7 @@ def test_a_number_is_understood_as_people_write_it() -> None:
     app = opened("objective.py")
     loads = {"2k": "2,000", "1,000": "1,000", "4Ki": "4,096", "1 000": "1,000", "1e3": "1,000"}
     assert_understood(app, "workload.concurrency", loads)
-    app.text_input(key="_workload.output_tokens").set_value("1").run()
-    assert "nothing is decoded" in words(app)
+    assert "nothing is decoded" in words(put(app, "_workload.output_tokens", "1"))
     assert not app.error
     app = opened("objective.py?workload.kind=training")
     tokens = {"10B": "10,000,000,000", "1e9": "1,000,000,000"}
@@ -132,11 +123,9 @@ def test_a_refused_number_names_field_value_and_range_and_the_old_one_stays() ->
             assert part in said
         assert app.text_input(key="_workload.concurrency").value == "64"
         assert query_of(app) == before
-    app.text_input(key="_workload.max_context").set_value("5").run()
-    assert "shorter than" in app.error[0].value
+    assert "shorter than" in put(app, "_workload.max_context", "5").error[0].value
     assert app.text_input(key="_workload.max_context").value == ""
-    app.text_input(key="_workload.concurrency").set_value("32").run()
-    assert not app.error
+    assert not put(app, "_workload.concurrency", "32").error
     assert query_of(app)["workload.concurrency"] == "32"
 
 
@@ -146,13 +135,12 @@ def test_several_loads_are_shown_and_changed() -> None:
     app.text_input(key="_options.loads").set_value("16; 1k 2048").run()
     assert app.text_input(key="_options.loads").value == "16, 1000, 2048"
     assert query_of(app)["options.loads"] == "16,1000,2048"
-    app.text_input(key="_options.loads").set_value("16, many").run()
-    assert "many" in app.error[0].value
+    assert "many" in put(app, "_options.loads", "16, many").error[0].value
     assert query_of(app)["options.loads"] == "16,1000,2048"
-    app.text_input(key="_options.loads").set_value("").run()
-    assert "options.loads" not in query_of(app)
+    assert "options.loads" not in query_of(put(app, "_options.loads", ""))
 
 
+@pytest.mark.nightly
 def test_a_run_is_bounded_in_time_and_cost() -> None:
     run = "objective.py?workload.kind=training&workload.tokens=1e9"
     app = opened(run)
@@ -162,25 +150,20 @@ def test_a_run_is_bounded_in_time_and_cost() -> None:
         assert app.select_slider(key=f"{key}_slider").options[-1] == "no limit"
         app = opened(f"{run}&objective.limits.{field}={tight}")
         assert everything not in [shown.value for shown in app.success]
-        app.select_slider(key=f"{key}_slider").set_value("no limit").run()
-        assert app.success[0].value == everything
+        assert put(app, f"{key}_slider", "no limit").success[0].value == everything
     app = opened(f"{run}&objective.limits.usd=5000")
-    app.text_input(key="_workload.tokens").set_value("").run()
-    assert "objective.limits.usd" not in query_of(app)
+    assert "objective.limits.usd" not in query_of(put(app, "_workload.tokens", ""))
     assert not app.error
 
 
 def test_an_aim_is_an_orientation_a_goal_or_several() -> None:
     app = opened("objective.py")
-    app.get_by_key("_aim").set_value("balanced").run()
-    assert query_of(app)["objective.orientation"] == "balanced"
-    app.get_by_key("_aim").set_value("cost").run()
-    assert query_of(app) == {"v": "1", "objective.optimize": "cost"}
+    assert query_of(put(app, "_aim", "balanced"))["objective.orientation"] == "balanced"
+    assert query_of(put(app, "_aim", "cost")) == {"v": "1", "objective.optimize": "cost"}
     app.get_by_key("_aim").set_value("all-three").run()
     weights = {f"objective.weights.{goal}": "1" for goal in ("tpot", "cost", "accuracy")}
     assert weights.items() <= query_of(app).items()
-    app.get_by_key("_aim").set_value("accuracy").run()
-    assert query_of(app) == {"v": "1", "objective.optimize": "accuracy"}
+    assert query_of(put(app, "_aim", "accuracy")) == {"v": "1", "objective.optimize": "accuracy"}
 
 
 def test_accuracy_is_bounded_in_percent_of_a_kind_of_benchmark() -> None:
@@ -192,8 +175,7 @@ def test_accuracy_is_bounded_in_percent_of_a_kind_of_benchmark() -> None:
     stated = query_of(app)
     assert stated["objective.limits.accuracy_recovery"] == "0.5"
     assert stated["objective.accuracy_of"] == "math"
-    app.text_input(key="_objective.limits.accuracy_recovery").set_value("101").run()
-    assert "Accuracy kept" in app.error[0].value
+    assert "Accuracy kept" in put(app, "_objective.limits.accuracy_recovery", "101").error[0].value
 
 
 LORA = "workload.kind=training&workload.method=lora"
@@ -201,10 +183,8 @@ LORA = "workload.kind=training&workload.method=lora"
 
 def test_adapters_have_a_rank_and_an_alpha() -> None:
     app = opened(f"objective.py?{LORA}&workload.lora_rank=32")
-    app.text_input(key="_workload.lora_alpha").set_value("16").run()
-    assert query_of(app)["workload.lora_alpha"] == "16"
-    app.text_input(key="_workload.lora_alpha").set_value("").run()
-    assert "workload.lora_alpha" not in query_of(app)
+    assert query_of(put(app, "_workload.lora_alpha", "16"))["workload.lora_alpha"] == "16"
+    assert "workload.lora_alpha" not in query_of(put(app, "_workload.lora_alpha", ""))
 
 
 def test_what_a_framework_cannot_launch_is_said_where_it_is_chosen() -> None:
@@ -218,8 +198,7 @@ def test_what_a_framework_cannot_launch_is_said_where_it_is_chosen() -> None:
     box.select("torchtitan").run()
     assert query_of(app)["candidate.engine"] == "torchtitan"
     assert "torchtitan cannot launch LoRA" in app.error[0].value
-    app.selectbox(key="_candidate.engine").select("").run()
-    assert "candidate.engine" not in query_of(app)
+    assert "candidate.engine" not in query_of(put(app, "_candidate.engine", ""))
     assert app.success
 
 
@@ -227,8 +206,7 @@ def test_images_are_asked_of_models_that_read_them() -> None:
     app = opened("objective.py", model=LLAMA_70B)
     assert [toggle.key for toggle in app.toggle if toggle.key == "_images"] == []
     app = opened("objective.py", model="Qwen/Qwen3-VL-8B-Instruct")
-    app.toggle(key="_images").set_value(True).run()
-    assert app.text_input(key="_workload.images.tokens").value == "1,024"
+    assert put(app, "_images", True).text_input(key="_workload.images.tokens").value == "1,024"
     app.text_input(key="_workload.images.per_request").set_value("2").run()
     assert query_of(app)["workload.images.per_request"] == "2"
     app.toggle(key="_images").set_value(False).run()
@@ -239,8 +217,6 @@ def test_windows_are_offered_for_engines_that_wait_to_fill_a_batch() -> None:
     key = "_options.batch_windows_ms"
     app = opened("objective.py", model="BAAI/bge-m3")
     assert key not in [group.key for group in app.button_group]
-    app.get_by_key("_options.engines").set_value(["tei", "triton-onnxruntime"]).run()
-    assert not app.exception
-    app.get_by_key(key).set_value([0.0, 5.0]).run()
-    assert not app.exception
+    assert not put(app, "_options.engines", ["tei", "triton-onnxruntime"]).exception
+    assert not put(app, key, [0.0, 5.0]).exception
     assert query_of(app)["options.batch_windows_ms"] == "0,5"

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.present import over_time_view as view
-from tests.fixtures.opening import figure, opened, query_of, words
+from tests.fixtures.opening import figure, opened, press, put, query_of, words
 from tests.fixtures.over_time import answer
 
 QUESTION = "How many replicas, and when?"
@@ -79,8 +79,7 @@ def test_an_answer_is_remembered_and_an_edit_asks_for_another(simulated: Simulat
     app = page(**query)
     assert view.verdict(answer())[1] in words(app)
     assert len(simulated.asked) == 1
-    app.text_input(key="_over-time-mean_rate").set_value("16").run()
-    assert query_of(app)["workload.over_time.mean_rate"] == "16"
+    assert query_of(put(app, "_over-time-mean_rate", "16"))["workload.over_time.mean_rate"] == "16"
     assert view.verdict(answer())[1] not in words(app)
     app.get_by_key("over-time-compared").set_value(["keda", "hpa"]).run()
     app.button(key="over-time-simulate").click().run()
@@ -88,6 +87,7 @@ def test_an_answer_is_remembered_and_an_edit_asks_for_another(simulated: Simulat
     assert simulated.asked[-1][1] == ["keda", "hpa"]
 
 
+@pytest.mark.nightly
 def test_a_policy_is_looked_at_and_used() -> None:
     app = answered(**{"workload.over_time.days": "4"})
     app.selectbox(key="_over-time-policy").select("hpa").run()
@@ -99,15 +99,13 @@ def test_a_policy_is_looked_at_and_used() -> None:
     assert query["options.scaling.max_replicas"] == str(hpa["scaling"]["max_replicas"])
     assert query["candidate.tp"] == "2"
     assert app.button(key="over-time-use").disabled
-    app.button(key="over-time-none").click().run()
-    assert "options.scaling.policy" not in query_of(app)
+    assert "options.scaling.policy" not in query_of(press(app, "over-time-none"))
 
 
 def test_without_a_limit_published_ones_are_offered() -> None:
     app = page(**SHAPE)
     assert app.button(key="over-time-simulate").disabled
-    app.button(key="over-time-limits-chat").click().run()
-    assert query_of(app)["objective.limits.ttft_ms"] == "2000"
+    assert query_of(press(app, "over-time-limits-chat"))["objective.limits.ttft_ms"] == "2000"
     assert query_of(app)["objective.limits.tpot_ms"] == "200"
     assert not app.button(key="over-time-simulate").disabled
 
@@ -118,30 +116,24 @@ def test_a_shape_becomes_rates_that_are_typed() -> None:
     rates = query_of(app)["workload.over_time.rates"]
     assert rates.count(",") == 167
     assert "workload.over_time.shape" not in query_of(app)
-    app.text_area(key="_over-time-rates").set_value("1, 2\n3").run()
-    assert query_of(app)["workload.over_time.rates"] == "1,2,3"
+    assert query_of(put(app, "_over-time-rates", "1, 2\n3"))["workload.over_time.rates"] == "1,2,3"
     assert "3 rates: 3 h" in words(app)
-    app.text_area(key="_over-time-rates").set_value("1, many").run()
-    assert "many" in app.error[0].value
-    app.get_by_key("_over-time-from").set_value("shape").run()
-    assert query_of(app)["workload.over_time.mean_rate"] == "2"
+    assert "many" in put(app, "_over-time-rates", "1, many").error[0].value
+    assert query_of(put(app, "_over-time-from", "shape"))["workload.over_time.mean_rate"] == "2"
 
 
 def test_figures_are_typed_and_impossible_ones_refused_beside_their_box() -> None:
     app = page(**{**LIMITED, **SHAPE})
     before = next(text for text in words(app).split("\n") if text.startswith("A replica answers"))
-    app.text_input(key="_over-time-days").set_value("9999").run()
-    assert "Days" in app.error[0].value
+    assert "Days" in put(app, "_over-time-days", "9999").error[0].value
     app.text_input(key="_over-time-growth_per_month").set_value("10").run()
     assert query_of(app)["workload.over_time.growth_per_month"] == "0.1"
     app.get_by_key("_over-time-attainment").set_value(0.999).run()
     assert query_of(app)["workload.over_time.attainment"] == "0.999"
-    app.selectbox(key="_options.start.node").select("ready").run()
-    assert query_of(app)["options.start.node"] == "ready"
+    assert query_of(put(app, "_options.start.node", "ready"))["options.start.node"] == "ready"
     after = next(text for text in words(app).split("\n") if text.startswith("A replica answers"))
     assert after != before
-    app.button(key="over-time-saving-0").click().run()
-    assert not app.error
+    assert not press(app, "over-time-saving-0").error
     assert [name for name in query_of(app) if name.startswith("options.start.")] != [
         "options.start.node"
     ]
@@ -175,15 +167,13 @@ def test_a_trace_is_described_and_used() -> None:
     assert query["workload.over_time.rates"]
     assert app.button(key="over-time-use-trace").disabled
     app.selectbox(key="over-time-trace-shape").select("azure-code").run()
-    app.button(key="over-time-use-trace").click().run()
-    assert query_of(app)["workload.over_time.shape"] == "azure-code"
+    assert query_of(press(app, "over-time-use-trace"))["workload.over_time.shape"] == "azure-code"
 
 
 def test_training_is_told_that_this_is_about_serving() -> None:
     app = page(**{"workload.kind": "training"})
     assert "about serving" in app.info[0].value
-    app.button(key="over-time-serve").click().run()
-    assert "workload.kind" not in query_of(app)
+    assert "workload.kind" not in query_of(press(app, "over-time-serve"))
     assert app.get_by_key("_over-time-from")
 
 

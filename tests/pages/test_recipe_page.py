@@ -7,7 +7,7 @@ import json
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, opened, query_of, shown, words
+from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, opened, press, put, query_of, shown, words
 
 TWO_NODES = "recipe.py?model=meta-llama/Llama-3.1-405B-Instruct&hardware.nodes=2"
 TRAINING = "workload.kind=training&workload.tokens=1e9"
@@ -34,8 +34,7 @@ def test_the_recipe_can_be_another_split() -> None:
     assert sum(bool(band) for band in expected["Likely range"]) >= 5
     assert app.selectbox(key="_split").value == ""
     assert "--tensor-parallel-size" in codes(app)
-    app.selectbox(key="_split").select(TP8).run()
-    assert query_of(app)["candidate.tp"] == "8"
+    assert query_of(put(app, "_split", TP8))["candidate.tp"] == "8"
     assert "--tensor-parallel-size 8" in codes(app)
     snippets = codes(shown(app, tabs="API and CLI"))
     for text in ("tp: 8", '"method": "tools/call"', "/api/v1/build", "urllib.request"):
@@ -76,14 +75,13 @@ def test_a_method_chosen_page_by_page_ends_in_a_download(method: str) -> None:
     assert "torchrun" in codes(app)
 
 
+@pytest.mark.nightly
 def test_a_method_leaves_a_framework_that_does_not_launch_it() -> None:
     app = opened(f"objective.py?{LORA}".replace("=lora", "=pretrain"))
     app.selectbox(key="_candidate.engine").select("torchtitan").run()
-    app.segmented_control(key="_workload.method").set_value("dpo").run()
-    assert "candidate.engine" not in query_of(app)
+    assert "candidate.engine" not in query_of(put(app, "_workload.method", "dpo"))
     app.selectbox(key="_workload.data_format").select("preference").run()
-    app.segmented_control(key="_workload.method").set_value("lora").run()
-    assert "workload.data_format" not in query_of(app)
+    assert "workload.data_format" not in query_of(put(app, "_workload.method", "lora"))
     app.selectbox(key="_workload.data_format").select("chat").run()
     app.selectbox(key="_workload.lora_targets").select("attention").run()
     assert query_of(app)["workload.lora_targets"] == "attention"
@@ -95,19 +93,18 @@ def test_what_no_framework_launches_is_left_with_one_click() -> None:
     app = opened(f"recipe.py?{LORA}&candidate.engine=torchtitan")
     assert "torchtitan cannot launch LoRA: use Plain torch" in words(app)
     assert "candidate.engine" not in words(app)
-    app.button(key="change-0").click().run()
-    assert query_of(app)["candidate.engine"] == "torch"
+    assert query_of(press(app, "change-0"))["candidate.engine"] == "torch"
     assert_built(app)
     app = opened(f"recipe.py?{LORA}&workload.optimizer=muon")
     assert "No framework launches Muon" in words(app)
     assert "cannot be built" in app.error[0].value
     assert "workload.optimizer" not in words(app)
-    app.button(key="buildable-0").click().run()
-    assert "workload.optimizer" not in query_of(app)
+    assert "workload.optimizer" not in query_of(press(app, "buildable-0"))
     assert_built(app)
     assert "torchrun" in codes(app)
 
 
+@pytest.mark.nightly
 def test_a_stated_split_that_cannot_be_built_is_left_for_the_best_one() -> None:
     whole = f"recipe.py?{LORA}&candidate.engine=torch&{SPLIT}".replace("=lora", "=finetune")
     split = {"tp": "1", "dp": "8", "zero_stage": "1", "micro_batch": "1"}
@@ -124,10 +121,13 @@ def test_a_stated_split_that_cannot_be_built_is_left_for_the_best_one() -> None:
     "link",
     [
         "recipe.py",
-        TWO_NODES,
-        pytest.param("recipe.py?hardware.device=mi300x", marks=pytest.mark.nightly),
-        f"recipe.py?{TRAINING}&hardware.nodes=2",
-        pytest.param(POOLS, marks=pytest.mark.nightly),
+        *(
+            pytest.param(link, marks=pytest.mark.nightly)
+            for link in (
+                *(TWO_NODES, POOLS, "recipe.py?hardware.device=mi300x"),
+                f"recipe.py?{TRAINING}&hardware.nodes=2",
+            )
+        ),
     ],
 )
 def test_every_tab_of_every_kind_of_recipe_draws(link: str) -> None:
@@ -139,6 +139,7 @@ def test_every_tab_of_every_kind_of_recipe_draws(link: str) -> None:
         assert app.get_by_key("report")
 
 
+@pytest.mark.nightly
 def test_the_engine_is_installed_by_the_command_of_its_devices() -> None:
     for device, install in (
         ("h100-sxm", "pip install vllm=="),
@@ -160,21 +161,17 @@ def test_every_node_has_its_commands() -> None:
     app.text_input(key="addresses").input("10.0.0.1, 10.0.0.2").run()
     assert "python launch.py up --node 1 --head 10.0.0.1,10.0.0.2" in codes(app)
     assert "--node-rank 1 --master-addr 10.0.0.1" in codes(app).replace(" \\\n   ", "")
-    app.text_input(key="addresses").input("10.0.0.1").run()
-    assert "has 1 addresses" in app.error[0].value.replace("\\", "")
+    assert "has 1 addresses" in put(app, "addresses", "10.0.0.1").error[0].value.replace("\\", "")
 
 
 def test_a_filled_in_place_changes_commands_targets_files_and_doors() -> None:
     app = opened("recipe.py")
-    app.text_input(key="place-port").input("70000").run()
-    assert "parameters.port" in app.error[0].value.replace("\\", "")
+    assert "parameters.port" in put(app, "place-port", "70000").error[0].value.replace("\\", "")
     assert "--port 8000" in codes(app)
     app.text_input(key="place-namespace").input("llm").run()
-    app.text_input(key="place-port").input("9000").run()
-    assert not app.error
+    assert not put(app, "place-port", "9000").error
     assert "--port 9000" in codes(app)
-    app.pills(key="target").set_value("kubernetes").run()
-    assert "namespace: llm" in codes(app)
+    assert "namespace: llm" in codes(put(app, "target", "kubernetes"))
     assert "'namespace': 'llm'" in codes(shown(app, tabs="API and CLI"))
     assert "--set port=9000" in codes(app)
     shown(app, tabs="Files", file="launch.json")
@@ -186,10 +183,8 @@ def test_a_filled_in_place_changes_commands_targets_files_and_doors() -> None:
 
 def test_a_refused_target_says_why_and_filling_in_what_it_lacks_offers_it() -> None:
     app = opened("recipe.py")
-    app.pills(key="target").set_value("kubernetes-keda").run()
-    assert "nothing to scale" in app.warning[0].value
-    app.text_input(key="place-max_replicas").input("4").run()
-    assert not app.warning
+    assert "nothing to scale" in put(app, "target", "kubernetes-keda").warning[0].value
+    assert not put(app, "place-max_replicas", "4").warning
     assert "kubectl apply -k targets/kubernetes-keda" in codes(app)
 
 
@@ -200,17 +195,15 @@ def test_files_are_found_by_what_they_hold() -> None:
     assert app.radio(key="_file").options == ["targets/slurm/job.sbatch"]
     assert app.code[0].value.startswith("#!/bin/bash")
     app.text_input(key="find").input("").run()
-    app.radio(key="_file").set_value("launch.py").run()
-    assert app.code[0].value.startswith("#!/usr/bin/env python3")
-    app.text_input(key="find").input("recipe zebrawood").run()
-    assert "No file matches" in words(app)
+    assert put(app, "_file", "launch.py").code[0].value.startswith("#!/usr/bin/env python3")
+    assert "No file matches" in words(put(app, "find", "recipe zebrawood"))
 
 
+@pytest.mark.nightly
 def test_another_engine_takes_the_same_split() -> None:
     app = shown(opened("recipe.py", model=LLAMA_70B), tabs="Other engines")
     assert "(this recipe)" in app.table[-2].value["Engine"].iloc[0].replace("\\", "")
-    app.button(key="use-sglang").click().run()
-    assert query_of(app)["candidate.engine"] == "sglang"
+    assert query_of(press(app, "use-sglang"))["candidate.engine"] == "sglang"
     assert "sglang" in codes(shown(app, tabs="Deploy"))
     assert not app.warning
 
@@ -219,22 +212,20 @@ def test_pools_that_only_the_request_can_name_are_kept() -> None:
     app = opened(POOLS)
     assert app.selectbox(key="_split").value == "stated"
     assert "--prefill http://127.0.0.1:8001" in codes(app)
-    app.selectbox(key="_split").select("").run()
-    assert "candidate.prefill.tp" not in query_of(app)
+    assert "candidate.prefill.tp" not in query_of(put(app, "_split", ""))
     assert "--prefill" not in codes(app)
 
 
+@pytest.mark.nightly
 def test_a_training_split_is_taken_and_packed() -> None:
     link = f"compare.py?{TRAINING}"
     key = opened(link).dataframe[0].value["key"][1]
     app = opened(link, pins=key)
-    app.button(key=f"use-{key}").click().run()
-    assert app.title[0].value == PAGES["recipe.py"]
+    assert press(app, f"use-{key}").title[0].value == PAGES["recipe.py"]
     assert app.selectbox(key="_split").value == key
     assert app.get_by_key("download")
     assert "--training.local-batch-size" in codes(app)
-    app.selectbox(key="_split").select("").run()
-    assert "candidate.tp" not in query_of(app)
+    assert "candidate.tp" not in query_of(put(app, "_split", ""))
 
 
 def test_the_best_of_a_chosen_framework_stays_with_it() -> None:
@@ -242,8 +233,6 @@ def test_the_best_of_a_chosen_framework_stays_with_it() -> None:
     app = opened(link)
     second = app.dataframe[0].value["key"][1]
     app.switch_page("recipe.py").run()
-    app.selectbox(key="_split").select(second).run()
-    assert query_of(app)["candidate.micro_batch"]
-    app.selectbox(key="_split").select("").run()
-    assert query_of(app)["candidate.engine"] == "torch"
+    assert query_of(put(app, "_split", second))["candidate.micro_batch"]
+    assert query_of(put(app, "_split", ""))["candidate.engine"] == "torch"
     assert "candidate.micro_batch" not in query_of(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.request.edit import change, select_split
@@ -12,7 +13,18 @@ from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.packed import pack
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep, shelf_of, shelf_query
-from tests.fixtures.opening import LLAMA_70B, PAGES, TP8, edited, figure, opened, query_of, words
+from tests.fixtures.opening import (
+    LLAMA_70B,
+    PAGES,
+    TP8,
+    edited,
+    figure,
+    opened,
+    press,
+    put,
+    query_of,
+    words,
+)
 from tests.pages.test_markdown import MODEL, payload, profile
 
 TP4 = "vllm.bf16.bf16.tp4.pp1.dp1.ep1"
@@ -49,8 +61,7 @@ def kept_of(app: AppTest) -> list[str]:
 
 def test_a_pin_is_kept_and_survives_another_model_and_device() -> None:
     app = opened("compare.py", model=LLAMA_70B, pins=TP8)
-    app.button(key=f"keep-{TP8}").click().run()
-    assert app.button(key=f"keep-{TP8}").disabled
+    assert press(app, f"keep-{TP8}").button(key=f"keep-{TP8}").disabled
     app.switch_page("model.py").run()
     app.selectbox(key="_model").select("Qwen/Qwen3-32B").run()
     app.switch_page("hardware.py").run()
@@ -63,8 +74,7 @@ def test_a_pin_is_kept_and_survives_another_model_and_device() -> None:
     assert [text.split(" × ")[1] for text in rows["Devices"]] == ["H100 SXM5", "MI300X"]
     assert "%" in rows["Output"][1]
     shelf, ignored = shelf_of(query_of(app))
-    assert ignored == []
-    assert [kept.name for kept in shelf] == kept_of(app)
+    assert (ignored, [kept.name for kept in shelf]) == ([], kept_of(app))
 
 
 def test_a_link_restores_names_figures_and_the_difference() -> None:
@@ -84,37 +94,28 @@ def test_a_link_restores_names_figures_and_the_difference() -> None:
 
 def test_a_name_is_edited_in_place_and_a_bad_one_is_refused() -> None:
     app = side(TWO)
-    app.text_input(key="_name-0").set_value("  the one  ").run()
-    assert kept_of(app)[0] == "the one"
+    assert kept_of(put(app, "_name-0", "  the one  "))[0] == "the one"
     assert shelf_of(query_of(app))[0][0].name == "the one"
-    app.text_input(key="_name-1").set_value("the one").run()
-    assert "name of another choice" in app.error[0].value
-    assert kept_of(app)[1] == TWO[1].name
-    assert app.text_input(key="_name-1").value == TWO[1].name
+    assert "name of another choice" in put(app, "_name-1", "the one").error[0].value
+    assert (kept_of(app)[1], app.text_input(key="_name-1").value) == (TWO[1].name, TWO[1].name)
 
 
 def test_a_removed_choice_leaves_the_link_and_the_baseline_where_it_was() -> None:
     shelf = keep(TWO, RUN)
     app = side(shelf)
     app.selectbox(key="_baseline").select(2).run()
-    app.button(key="remove-0").click().run()
-    assert kept_of(app) == [shelf[1].name, shelf[2].name]
+    assert kept_of(press(app, "remove-0")) == [shelf[1].name, shelf[2].name]
     assert app.selectbox(key="_baseline").value == 1
-    app.button(key="remove-1").click().run()
-    assert app.session_state["baseline"] == 0
-    app.button(key="remove-0").click().run()
-    assert "kept" not in query_of(app)
+    assert press(app, "remove-1").session_state["baseline"] == 0
+    assert "kept" not in query_of(press(app, "remove-0"))
 
 
 def test_a_choice_becomes_the_request_and_what_is_kept_stays() -> None:
     app = side(TWO)
-    app.button(key="recipe.py-1").click().run()
-    assert app.title[0].value == PAGES["recipe.py"]
-    assert from_query(query_of(app))[0] == AMD
-    assert len(shelf_of(query_of(app))[0]) == 2
+    assert press(app, "recipe.py-1").title[0].value == PAGES["recipe.py"]
+    assert (from_query(query_of(app))[0], len(shelf_of(query_of(app))[0])) == (AMD, 2)
     app.switch_page("side.py").run()
-    app.button(key="compare.py-0").click().run()
-    assert app.session_state["request"] == EIGHT
+    assert press(app, "compare.py-0").session_state["request"] == EIGHT
 
 
 def test_serving_beside_training_says_what_cannot_be_compared() -> None:
@@ -131,10 +132,8 @@ def test_commands_differ_option_by_option_and_what_is_the_same_is_listed_or_show
     assert f"vllm serve {LLAMA_70B}" in "\n".join(code.value for code in app.code)
     assert "The same for all" in words(app)
     assert "Model" not in compared(app)
-    app.toggle(key="differing").set_value(False).run()
-    assert compared(app)["Model"] == [LLAMA_70B] * 2
-    app.toggle(key="ranges").set_value(False).run()
-    assert "–" not in compared(app)["Time per output token"][0]
+    assert compared(put(app, "differing", False))["Model"] == [LLAMA_70B] * 2
+    assert "–" not in compared(put(app, "ranges", False))["Time per output token"][0]
 
 
 def test_a_choice_that_can_no_longer_be_evaluated_says_why() -> None:
@@ -149,8 +148,7 @@ def test_a_ninth_choice_is_refused_in_words() -> None:
     for load in range(1, MAX_KEPT + 1):
         shelf = keep(shelf, change(EIGHT, {"workload.concurrency": load}), str(load))
     app = opened("compare.py", pins=TP8, **shelf_query(shelf))
-    app.button(key=f"keep-{TP8}").click().run()
-    assert "the most that may be" in app.error[0].value
+    assert "the most that may be" in press(app, f"keep-{TP8}").error[0].value
     assert len(app.session_state["kept"]) == MAX_KEPT
 
 
@@ -190,16 +188,15 @@ def test_a_pin_that_left_the_plan_is_kept_by_a_click_where_the_session_knows_it(
     assert query_of(app)["pins"] == TP4
     app.button(key=f"keep-{TP8}").click().run()
     (kept,) = app.session_state["kept"]
-    assert kept.request.hardware.per_node == 8
-    assert kept.request.candidate.tp == 8
+    assert (kept.request.hardware.per_node, kept.request.candidate.tp) == (8, 8)
     edited(app, DEFAULT)
     assert query_of(app)["pins"] == f"{TP8},{TP4}"
 
 
+@pytest.mark.nightly
 def test_a_split_that_no_longer_fits_is_said_and_in_no_link() -> None:
     app = opened("recipe.py", model=LLAMA_70B)
-    app.selectbox(key="_split").select(TP4).run()
-    assert query_of(app)["candidate.tp"] == "4"
+    assert query_of(put(app, "_split", TP4))["candidate.tp"] == "4"
     edited(app, {"objective.limits.gpus": 2})
     assert "no longer fits" in words(app)
     assert "candidate.tp" not in query_of(app)
@@ -211,6 +208,7 @@ def test_a_split_that_no_longer_fits_is_said_and_in_no_link() -> None:
     assert "no longer fits" not in words(app)
 
 
+@pytest.mark.nightly
 def test_every_page_has_a_link_to_copy() -> None:
     app = opened(hardware_chosen=False, model=LLAMA_70B, **shelf_query(TWO))
     for page in (*PAGES, "size.py", "over_time.py", "side.py", "measured.py", "check.py"):

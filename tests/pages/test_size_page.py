@@ -15,7 +15,17 @@ from recipe_core.request.open_hardware import size_request
 from recipe_core.request.size import Market
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
-from tests.fixtures.opening import LLAMA_70B, PAGES, figure, opened, query_of, shown, words
+from tests.fixtures.opening import (
+    LLAMA_70B,
+    PAGES,
+    figure,
+    opened,
+    press,
+    put,
+    query_of,
+    shown,
+    words,
+)
 
 QUESTION = "Which hardware, and how much?"
 FEW = json.dumps({"devices": ["h100-sxm", "mi300x", "b200-sxm", "a10g", "gh200-144gb"]})
@@ -40,7 +50,9 @@ def core(query: dict[str, str]) -> dict[str, Any]:
     return Answer(size(size_request(request, Market(**json.loads(query["any"]))))).to_json()
 
 
-@pytest.mark.parametrize("query", [SERVE, TRAIN], ids=["serving", "training"])
+@pytest.mark.parametrize(
+    "query", [SERVE, pytest.param(TRAIN, marks=pytest.mark.nightly)], ids=["serving", "training"]
+)
 def test_the_page_shows_what_the_core_answers(query: dict[str, str]) -> None:
     answer = core(query)
     app = sized(**query)
@@ -71,14 +83,12 @@ def test_prices_to_doubt_are_marked_wherever_they_are_shown() -> None:
 def test_the_hardware_is_taken_with_its_price_and_split() -> None:
     best = core(SERVE)["best"]
     app = sized(**SERVE)
-    app.button(key="size-take").click().run()
-    assert app.title[0].value == PAGES["recipe.py"]
+    assert press(app, "size-take").title[0].value == PAGES["recipe.py"]
     query = query_of(app)
     assert query["hardware.device"] == best["device"]
     assert query["hardware.offer"] == best["offer"]["name"]
     assert query["candidate.tp"] == str(best["split"]["tp"])
-    assert query["objective.optimize"] == "cost"
-    assert query["objective.confidence"] == "0.9"
+    assert (query["objective.optimize"], query["objective.confidence"]) == ("cost", "0.9")
     assert "does not fit" not in words(app)
     app.switch_page("compare.py").run()
     assert re.search("holds? the load within the limit", words(app))
@@ -95,8 +105,7 @@ def test_another_device_is_looked_at_kept_and_compared() -> None:
     assert kept.request.hardware.device == second
     assert kept.request.candidate is not None
     assert size_view.short(core(SERVE)["devices"][1]) in app.button(key="size-take").label
-    app.button(key="size-compare").click().run()
-    assert app.title[0].value == PAGES["compare.py"]
+    assert press(app, "size-compare").title[0].value == PAGES["compare.py"]
     assert query_of(app)["hardware.device"] == second
 
 
@@ -106,8 +115,7 @@ def test_limits_confidence_and_market_are_asked_and_travel_in_the_link() -> None
     app.get_by_key("_any_vendors").set_value(["amd"]).run()
     app.text_input(key="_objective.limits.ttft_ms").set_value("1.5k").run()
     query = query_of(app)
-    assert query["objective.confidence"] == "0.6"
-    assert query["objective.limits.ttft_ms"] == "1500"
+    assert (query["objective.confidence"], query["objective.limits.ttft_ms"]) == ("0.6", "1500")
     assert json.loads(query["any"])["vendors"] == ["amd"]
     assert app.dataframe[0].value["key"].tolist() == ["mi300x"]
 
@@ -118,14 +126,13 @@ def test_a_bad_market_of_a_link_is_named() -> None:
     assert query_of(app)["any"] == '{"vendors":["amd"]}'
 
 
+@pytest.mark.nightly
 def test_filters_and_own_machines_narrow_the_choice() -> None:
     app = sized(**SERVE)
     shown(app, **{"size-more": True})
     app.selectbox(key="size-own-device").select("h100-sxm").run()
-    app.button(key="size-own-add").click().run()
-    assert "h100-sxm (owned)" in app.dataframe[0].value["key"].tolist()
-    app.button(key="size-own-0").click().run()
-    assert "owned" not in json.loads(query_of(app)["any"])
+    assert "h100-sxm (owned)" in press(app, "size-own-add").dataframe[0].value["key"].tolist()
+    assert "owned" not in json.loads(query_of(press(app, "size-own-0"))["any"])
 
 
 def test_what_cannot_hold_says_what_the_nearest_device_lacks() -> None:
@@ -144,12 +151,11 @@ def test_a_device_without_a_price_stands_apart_and_every_chart_is_drawn() -> Non
         assert figure(shown(app, **{"size-views": title}), chart)["data"]
 
 
+@pytest.mark.nightly
 def test_what_counts_is_cost_until_the_reader_chooses() -> None:
     app = sized(**SERVE)
-    app.get_by_key("_size_goal").set_value("gpus").run()
-    assert app.dataframe[0].value["rented"][0] == "2"
-    app.button(key="size-take").click().run()
-    assert query_of(app)["objective.optimize"] == "gpus"
+    assert put(app, "_size_goal", "gpus").dataframe[0].value["rented"][0] == "2"
+    assert query_of(press(app, "size-take"))["objective.optimize"] == "gpus"
 
 
 def test_a_folded_part_asks_for_its_answer_and_a_price_draws_both_curves() -> None:
@@ -165,8 +171,7 @@ def test_a_folded_part_asks_for_its_answer_and_a_price_draws_both_curves() -> No
     assert "At your price it has paid after" in words(app)
     names = [trace["name"] for trace in figure(app, "size-purchase-chart")["data"]]
     assert names == ["Rented", "Owned, paid up front", "Owned, written off"]
-    app.text_input(key="_size_purchase_years").set_value("99").run()
-    assert "Written off over" in app.error[0].value
+    assert "Written off over" in put(app, "_size_purchase_years", "99").error[0].value
 
 
 def test_the_page_is_entered_from_where_the_hardware_is_unknown() -> None:
@@ -175,6 +180,7 @@ def test_the_page_is_entered_from_where_the_hardware_is_unknown() -> None:
         assert "Any hardware: find it for me" in links, page
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("link", "market"),
     [

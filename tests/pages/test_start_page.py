@@ -9,7 +9,7 @@ from recipe_core.model.catalog import catalog_ids
 from recipe_core.present.glossary import glossary
 from recipe_core.request.examples import examples
 from recipe_core.request.link import link_query
-from tests.fixtures.opening import LLAMA_70B, opened, query_of, words
+from tests.fixtures.opening import LLAMA_70B, opened, press, put, query_of, words
 
 TOUR = ("model.py", "objective.py", "hardware.py", "compare.py", "recipe.py", "check.py")
 
@@ -41,8 +41,7 @@ def test_the_tour_walks_the_pages_with_its_example() -> None:
         assert not app.exception
         if number < len(TOUR):
             app.button(key="tour-next").click().run()
-    app.button(key="tour-own").click().run()
-    assert app.session_state["page"] == "model.py"
+    assert press(app, "tour-own").session_state["page"] == "model.py"
     assert query_of(app) == {"v": "1"}
     assert app_has(app, "tour-start")
 
@@ -50,23 +49,21 @@ def test_the_tour_walks_the_pages_with_its_example() -> None:
 def test_the_tour_ends_where_one_likes_and_keeps_the_request() -> None:
     app = opened()
     app.button(key="tour-start").click().run()
-    app.button(key="tour-next").click().run()
-    assert "stop 2" in words(app)
+    assert "stop 2" in words(press(app, "tour-next"))
     app.switch_page("measured.py").run()
     assert "does not stop here" in words(app)
-    app.button(key="tour-end").click().run()
-    assert "does not stop here" not in words(app)
+    assert "does not stop here" not in words(press(app, "tour-end"))
     assert app.session_state["page"] == "measured.py"
     app.switch_page(TOUR[1]).run()
     assert "stop 2" not in words(app)
     assert query_of(app)["model"] == LLAMA_70B
 
 
+@pytest.mark.nightly
 def test_the_glossary_opens_on_every_page() -> None:
     for page in ("model.py", "compare.py", "check.py"):
         app = opened(page)
-        app.button(key="glossary").click().run()
-        assert not app.exception
+        assert not press(app, "glossary").exception
         for name in ("ttft", "gqa", "mfu", "commitment"):
             assert glossary().terms[name].text in words(app)
 
@@ -79,8 +76,7 @@ def test_a_name_without_a_model_keeps_the_model_and_offers_the_nearest() -> None
     labels = [app.button(key=f"page-near-{n}").label.replace("\\", "") for n in range(5)]
     assert LLAMA_70B in labels
     assert set(labels) <= set(catalog_ids())
-    app.button(key=f"page-near-{labels.index(LLAMA_70B)}").click().run()
-    assert query_of(app)["model"] == LLAMA_70B
+    assert query_of(press(app, f"page-near-{labels.index(LLAMA_70B)}"))["model"] == LLAMA_70B
     assert "No model is called" not in words(app)
 
 
@@ -91,8 +87,7 @@ def test_nonsense_offers_nothing_but_the_upload() -> None:
     assert "Nothing in the catalog is like it." in said
     assert "config.json below" in said
     assert not app_has(app, "page-near-0")
-    app.selectbox(key="_model").set_value("Qwen/Qwen3-32B").run()
-    assert "Nothing in the catalog" not in words(app)
+    assert "Nothing in the catalog" not in words(put(app, "_model", "Qwen/Qwen3-32B"))
     assert query_of(app)["model"] == "Qwen/Qwen3-32B"
 
 

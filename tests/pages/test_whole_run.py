@@ -5,9 +5,18 @@ from __future__ import annotations
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.request.phases import Phase
-from tests.fixtures.opening import LLAMA_70B, figure, open_view, opened, query_of, words
+from tests.fixtures.opening import (
+    LLAMA_70B,
+    assert_says,
+    figure,
+    open_view,
+    opened,
+    put,
+    query_of,
+    words,
+)
 
-RUN = {"workload.kind": "training", "workload.tokens": "1e12", "hardware.nodes": "32"}
+RUN = {"workload.kind": "training", "workload.tokens": "1e12", "hardware.nodes": "4"}
 
 
 def run_page(**fields: str) -> AppTest:
@@ -33,8 +42,7 @@ def test_phases_travel_in_a_link_and_a_refused_one_is_named() -> None:
     app.get_by_key("_add_phase").click().run()
     again = opened("objective.py", **query_of(app))
     assert again.session_state["request"] == app.session_state["request"]
-    app.text_input(key="_workload.phases.0.global_batch").set_value("half").run()
-    assert "Global batch of phase 1" in words(app)
+    assert "Global batch of phase 1" in words(put(app, "_workload.phases.0.global_batch", "half"))
     assert app.session_state["request"].workload.phases[0].global_batch == 128
 
 
@@ -45,10 +53,8 @@ def test_evaluations_storage_and_spares_are_in_the_link() -> None:
     app.text_input(key="_workload.spare_nodes").set_value("2").run()
     query = query_of(app)
     assert query["workload.evaluation.every_steps"] == "1000"
-    assert query["workload.storage"] == "nvme"
-    assert query["workload.spare_nodes"] == "2"
-    app.get_by_key("_evaluation").set_value(False).run()
-    assert not any("evaluation" in name for name in query_of(app))
+    assert (query["workload.storage"], query["workload.spare_nodes"]) == ("nvme", "2")
+    assert not any("evaluation" in name for name in query_of(put(app, "_evaluation", False)))
 
 
 def test_the_comparison_draws_what_a_run_loses() -> None:
@@ -56,5 +62,4 @@ def test_the_comparison_draws_what_a_run_loses() -> None:
     app = open_view(opened(f"{small}&workload.spare_nodes=1"), "Whole run")
     (bars,) = figure(app, "losses")["data"]
     assert {"Restarts", "Work done again", "Checkpoints"} <= set(bars["y"])
-    assert "(goodput)" in words(app)
-    assert "A spare node is there with a probability of" in words(app)
+    assert_says(app, "(goodput)", "A spare node is there with a probability of")
