@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import struct
@@ -22,7 +23,7 @@ from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.parameters import read_parameters
 from recipe_core.recipe.place import Parameters
 from tests.conftest import make_request
-from tests.fixtures.recipes import recipe_of
+from tests.fixtures.recipes import recipe_for_request, recipe_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -30,9 +31,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def write_safetensors(path, shape=(4, 4)) -> None:
     """A file with one tensor of zeros."""
     size = 2 * shape[0] * shape[1]
-    header = json.dumps(
-        {"w": {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, size]}}
-    ).encode()
+    tensor = {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, size]}
+    header = json.dumps({"w": tensor}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
 
 
@@ -50,64 +50,44 @@ def snapshot(tmp_path, tiny_config):
 
 
 def recipe_of_folder(folder):
-    return make_recipe(
-        make_request(str(folder), "h100-sxm", 1, workload={"input_tokens": 64, "output_tokens": 64})
-    )
+    workload = {"input_tokens": 64, "output_tokens": 64}
+    return recipe_of(str(folder), "h100-sxm", 1, workload=workload)
+
+
+def qwen(model="Qwen/Qwen3-8B", **parts):
+    return make_request(model, "h100-sxm", 1, **parts)
 
 
 def test_a_lock_pins_what_is_started():
-    recipe = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 1)
+    recipe = recipe_for_request(qwen())
     lock = recipe.lock
     assert lock.recipe_digest == recipe.digest
     assert (lock.engine.name, lock.engine.version) == (recipe.engine.name, recipe.engine.version)
     assert lock.engine.packages == {"vllm": f"=={recipe.engine.version}"}
     assert lock.model.architecture_digest == load_model("Qwen/Qwen3-8B").digest
     assert lock.seeds["bench"] == 1
+    assert lock.determinism == {}  # nothing promises equal runs by itself
+    asked = passing_on(qwen(), {"seed": "42"}, {"VLLM_BATCH_INVARIANT": "1"})
+    stated = make_recipe(asked).lock
+    assert stated.seeds["seed"] == 42
+    assert stated.determinism == {"VLLM_BATCH_INVARIANT": "1"}
 
 
-def test_a_stated_seed_is_in_the_lock():
-    recipe = make_recipe(
-        passing_on(make_request("Qwen/Qwen3-8B", "h100-sxm", 1), {"seed": "42"}, {})
-    )
-    assert recipe.lock.seeds["seed"] == 42
-
-
-def test_what_makes_runs_equal_is_in_the_lock():
-    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
-    assert make_recipe(request).lock.determinism == {}  # nothing promises it by itself
-    recipe = make_recipe(passing_on(request, {}, {"VLLM_BATCH_INVARIANT": "1"}))
-    assert recipe.lock.determinism == {"VLLM_BATCH_INVARIANT": "1"}
-
-
-@pytest.mark.parametrize(
-    "image", ["vllm/vllm-openai", "vllm/vllm-openai:latest", "localhost:5000/vllm"]
-)
-def test_an_image_that_may_change_is_no_pin(image):
-    with pytest.raises(ValidationError, match="latest"):
-        ImageLock(reference=image)
-
-
-def test_the_image_is_the_engines_or_the_users():
-    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
-    assert (
-        make_recipe(request).lock.image.reference == engine("vllm").image("cuda", "sm_90").reference
-    )
-    mine = make_recipe(
-        request,
-        Additions(parameters=Parameters(image=f"registry.local/vllm:v1@sha256:{'ab' * 32}")),
-    )
-    assert (mine.lock.image.reference, mine.lock.image.digest) == (
-        "registry.local/vllm:v1",
-        f"sha256:{'ab' * 32}",
-    )
-    for moving in ("registry.local/vllm", "registry.local/vllm:latest"):
+def test_the_image_is_the_engines_or_the_users_and_does_not_move():
+    own = recipe_for_request(qwen()).lock.image
+    assert own.reference == engine("vllm").image("cuda", "sm_90").reference
+    digest = f"sha256:{'ab' * 32}"
+    place = Parameters(image=f"registry.local/vllm:v1@{digest}")
+    mine = make_recipe(qwen(), Additions(parameters=place)).lock.image
+    assert (mine.reference, mine.digest) == ("registry.local/vllm:v1", digest)
+    for moving in ("vllm/vllm-openai", "vllm/vllm-openai:latest", "localhost:5000/vllm"):
+        with pytest.raises(ValidationError, match="latest"):
+            ImageLock(reference=moving)
         with pytest.raises(InputError, match="moves"):
             read_parameters({"image": moving})
+    without_tag = Additions(parameters=Parameters(image=f"registry.local/vllm@{digest}"))
     with pytest.raises(InputError, match="needs a tag"):
-        make_recipe(
-            request,
-            Additions(parameters=Parameters(image=f"registry.local/vllm@sha256:{'ab' * 32}")),
-        )
+        make_recipe(qwen(), without_tag)
 
 
 @pytest.mark.parametrize(("device", "what"), [("h100-sxm", "driver"), ("mi300x", "rocm")])
@@ -117,17 +97,12 @@ def test_the_oldest_host_software_is_in_the_lock(device, what):
 
 
 def test_packages_are_read_off_the_install():
-    found = pinned_packages(
-        "pip install vllm==0.32.0 'transformers[serving]==5.23.0' 'torch>=2.11,<2.14' "
-        "./here && export A=b"
-    )
-    assert found == {"vllm": "==0.32.0", "transformers": "==5.23.0", "torch": "<2.14,>=2.11"}
-
-
-def test_packages_are_read_off_a_wheel():
+    words = "pip install vllm==0.32.0 'transformers[serving]==5.23.0' 'torch>=2.11,<2.14' ./here"
+    packages = {"vllm": "==0.32.0", "transformers": "==5.23.0", "torch": "<2.14,>=2.11"}
+    assert pinned_packages(f"{words} && export A=b") == packages
     wheel = "https://host/v0.32.0/vllm-0.32.0%2Bcpu-cp38-abi3-manylinux_2_34_x86_64.whl"
-    found = pinned_packages(f"pip install {wheel} --extra-index-url https://host/whl/cpu")
-    assert found == {"vllm": "==0.32.0+cpu"}
+    from_a_wheel = pinned_packages(f"pip install {wheel} --extra-index-url https://host/whl/cpu")
+    assert from_a_wheel == {"vllm": "==0.32.0+cpu"}
 
 
 CUDA_ALONE = re.compile(r"pip install [\"']?(vllm==0.32.0|sglang==0.5.23)[\"']?( |$)")
@@ -156,43 +131,28 @@ def test_a_bundle_installs_the_build_of_its_devices(engine_name, device, expecte
     assert bool(CUDA_ALONE.search(stated)) == (recipe.device.runtime == "cuda")
 
 
-@pytest.mark.parametrize("runtime", ["rocm", "cpu"])
-def test_frameworks_are_installed_beside_the_torch_of_their_devices(runtime):
-    for name in facts().engines:
+def test_frameworks_are_installed_beside_the_torch_of_their_devices():
+    for name, runtime in itertools.product(facts().engines, ("rocm", "cpu")):
         first = install_on(name, runtime).split(" && ")[0]
         assert f"--index-url https://download.pytorch.org/whl/{runtime}" in first
     assert "index-url" not in install_on("torchtitan", "cuda")
 
 
-# Revisions and checkpoints
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("org/name@main", ("org/name", "main")),
-        (f"org/name@{COMMIT}", ("org/name", COMMIT)),
-        ("org/name", ("org/name", None)),
-        ("/models/a@b", ("/models/a@b", None)),
-        ("org/name@--flag", ("org/name@--flag", None)),
-    ],
-)
-def test_a_revision_follows_an_at_sign(text, parts):
-    assert split_revision(text) == parts
-
-
-def test_a_revision_is_locked_and_started():
-    recipe = make_recipe(make_request("Qwen/Qwen3-8B@v1.0", "h100-sxm", 1))
+def test_a_revision_follows_an_at_sign_and_is_locked_and_started():
+    for text, parts in {
+        "org/name@main": ("org/name", "main"),
+        f"org/name@{COMMIT}": ("org/name", COMMIT),
+        "org/name": ("org/name", None),
+        "/models/a@b": ("/models/a@b", None),
+        "org/name@--flag": ("org/name@--flag", None),
+    }.items():
+        assert split_revision(text) == parts
+    recipe = make_recipe(qwen("Qwen/Qwen3-8B@v1.0"))
     assert (recipe.lock.model.id, recipe.lock.model.revision) == ("Qwen/Qwen3-8B", "v1.0")
     assert recipe.engine.options["revision"] == "v1.0"
     assert recipe.model.id == "Qwen/Qwen3-8B"
-
-
-def test_an_engine_that_cannot_be_told_a_revision_says_so():
-    with pytest.raises(InputError, match="cannot load a revision"):
-        make_recipe(
-            make_request("Qwen/Qwen3-0.6B@v1", "h100-sxm", 1, candidate={"engine": "transformers"})
-        )
+    with pytest.raises(InputError, match="revision"):  # the engine cannot be told it
+        make_recipe(qwen("Qwen/Qwen3-0.6B@v1", candidate={"engine": "transformers"}))
 
 
 def test_a_snapshot_names_its_model_and_revision(snapshot):
@@ -204,28 +164,23 @@ def test_a_snapshot_names_its_model_and_revision(snapshot):
 
 def test_other_weights_are_another_checkpoint(snapshot):
     before = checkpoint_digest(snapshot)
-    blobs = snapshot.parent.parent / "blobs"
-    write_safetensors(blobs / ("cd" * 32))
+    other = snapshot.parent.parent / "blobs" / ("cd" * 32)
+    write_safetensors(other)
     (snapshot / "model.safetensors").unlink()
-    (snapshot / "model.safetensors").symlink_to(blobs / ("cd" * 32))
+    (snapshot / "model.safetensors").symlink_to(other)
     assert checkpoint_digest(snapshot).digest != before.digest
 
 
 def test_a_plain_folder_is_known_by_its_headers(tmp_path):
-    write_safetensors(tmp_path / "a.safetensors")
+    assert checkpoint_digest(tmp_path) is None  # no weights
+    weights = tmp_path / "a.safetensors"
+    write_safetensors(weights)
     first = checkpoint_digest(tmp_path)
     assert (first.of, first.files) == ("headers", 1)
-    write_safetensors(tmp_path / "a.safetensors", shape=(2, 8))
+    write_safetensors(weights, shape=(2, 8))
     assert checkpoint_digest(tmp_path).digest != first.digest
-
-
-def test_no_weights_or_damaged_ones_have_no_digest(tmp_path):
+    weights.write_bytes(b"no")  # damaged
     assert checkpoint_digest(tmp_path) is None
-    (tmp_path / "a.safetensors").write_bytes(b"no")
-    assert checkpoint_digest(tmp_path) is None
-
-
-# Verifying
 
 
 def levels(found) -> dict[str, str]:
@@ -236,34 +191,25 @@ def test_nothing_differs_from_a_fresh_lock(snapshot, monkeypatch):
     recipe = recipe_of_folder(snapshot)
     monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: recipe.engine.version)
     found = levels(verify_lock(recipe, recipe.lock, snapshot))
-    assert (
-        found["recipe"]
-        == found["package vllm"]
-        == found["model revision"]
-        == found["checkpoint (content)"]
-        == "same"
-    )
+    same = {"recipe", "package vllm", "model revision", "checkpoint (content)"}
+    assert {found[name] for name in same} == {"same"}
     assert "differs" not in found.values()
 
 
-def test_what_differs_is_named(snapshot, monkeypatch, tmp_path):
+def test_what_differs_is_named(snapshot, monkeypatch):
     recipe = recipe_of_folder(snapshot)
     monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: "0.1.0")
-    write_safetensors(tmp_path / "other.safetensors")
     changed = recipe.model_copy(update={"notes": ("another",)})
     found = levels(verify_lock(changed, recipe.lock, snapshot))
     assert found["recipe"] == found["package vllm"] == "differs"
-    lock = recipe.lock.model_copy(
-        update={"engine": recipe.lock.engine.model_copy(update={"version": "0.1.0"})}
-    )
+    older = recipe.lock.engine.model_copy(update={"version": "0.1.0"})
+    lock = recipe.lock.model_copy(update={"engine": older})
     assert levels(verify_lock(recipe, lock))["vllm of this builder"] == "differs"
 
 
-@pytest.mark.parametrize(
-    ("driver", "level"), [("550.54.15", "same"), ("470.1", "differs"), (None, "absent")]
-)
-def test_a_floor_may_be_passed_but_not_missed(monkeypatch, driver, level):
-    recipe = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 1)
+def test_a_floor_may_be_passed_but_not_missed(monkeypatch):
+    recipe = recipe_for_request(qwen())
     lock = recipe.lock.model_copy(update={"floors": {"driver": "525.60.13"}})
-    monkeypatch.setattr("recipe_core.recipe.lockcheck._probe", lambda what: driver)
-    assert levels(verify_lock(recipe, lock))["driver (at least)"] == level
+    for driver, level in (("550.54.15", "same"), ("470.1", "differs"), (None, "absent")):
+        monkeypatch.setattr("recipe_core.recipe.lockcheck._probe", lambda what, has=driver: has)
+        assert levels(verify_lock(recipe, lock))["driver (at least)"] == level

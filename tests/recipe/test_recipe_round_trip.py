@@ -44,85 +44,56 @@ def drawn(name):
     draw = random.Random(9)
     for deployment in deployments(name, COUNT, seed=21):
         options = draw.choice(PASSED[name])
+        own = {"engine_options": options, "environment": draw.choice(VARIABLES)}
         served = short_name(deployment.setting.model.name)
-        asked = replace(
-            deployment,
-            engine_options=options,
-            environment=draw.choice(VARIABLES),
-            served_name=served,
-        )
+        asked = replace(deployment, served_name=served, **own)
         try:
             started = launch(asked)
         except NoAnswer:
             continue
-        engines = (
-            1 if asked.candidate.ep > 1 else len({process.group for process in started.processes})
-        )
+        groups = {process.group for process in started.processes}
+        engines = 1 if asked.candidate.ep > 1 else len(groups)
         if asked.candidate.prefill is None and asked.candidate.replicas == 1 and engines == 1:
             yield asked, started
 
 
 def words_of(deployment, process):
     """The words of the first server as somebody types them."""
-    typed = {
-        "${model}": deployment.setting.model.name,
-        "${host}": "127.0.0.1",
-        "${port}": "8000",
-        "${head}": "10.0.0.1",
-    }
+    typed = {"${model}": deployment.setting.model.name, "${host}": "127.0.0.1", "${port}": "8000"}
     words = list(process.argv)
-    for name, value in (typed | {"${node0}": "10.0.0.1"}).items():
+    for name, value in (typed | dict.fromkeys(("${head}", "${node0}"), "10.0.0.1")).items():
         words = [word.replace(name, value) for word in words]
     return words[words.index("--") + 1 :] if "--" in words else words
 
 
+def ground_of(deployment):
+    cluster = deployment.setting.cluster
+    hardware = f"{cluster.device.name}:{cluster.per_node}"
+    return Ground.of(hardware=hardware, nodes=cluster.nodes, acceptance=ACCEPTANCE)
+
+
 def as_text(deployment, process):
-    return shlex.join(
-        [
-            "env",
-            *(f"{name}={value}" for name, value in process.env.items()),
-            *words_of(deployment, process),
-        ]
-    )
+    variables = [f"{name}={value}" for name, value in process.env.items()]
+    return shlex.join(["env", *variables, *words_of(deployment, process)])
 
 
 def as_published(deployment, process):
     """Public recipe JSON: words, variables, an image, hardware."""
     cluster = deployment.setting.cluster
-    rendered = {
-        "argv": words_of(deployment, process),
-        "env": process.env,
-        "docker_image": "example/engine:v1",
-        "node_count": cluster.nodes,
-    }
-    return read_published({"recommended_command": rendered | {"hardware": cluster.device.name}})
+    rendered = {"argv": words_of(deployment, process), "env": process.env}
+    rendered |= {"hardware": cluster.device.name, "node_count": cluster.nodes}
+    return read_published({"recommended_command": rendered | {"docker_image": "example/engine:v1"}})
 
 
 def as_container(deployment, process):
     """A docker run whose image starts the engine by itself."""
-    words, (engine, image, skip) = (
-        words_of(deployment, process),
-        IMAGES[deployment.candidate.engine],
-    )
+    image, skip = IMAGES[deployment.candidate.engine]
     env = [word for name, value in process.env.items() for word in ("--env", f"{name}={value}")]
-    return shlex.join(
-        [
-            "docker",
-            "run",
-            "--gpus",
-            "all",
-            "--ipc=host",
-            *env,
-            image,
-            *(words[skip:] if engine else words),
-        ]
-    )
+    docker = ["docker", "run", "--gpus", "all", "--ipc=host", *env, image]
+    return shlex.join([*docker, *words_of(deployment, process)[skip:]])
 
 
-IMAGES = {
-    "vllm": (True, "vllm/vllm-openai:v0.32.0", 2),
-    "sglang": (False, "lmsysorg/sglang:v0.5.23", 0),
-}
+IMAGES = {"vllm": ("vllm/vllm-openai:v0.32.0", 2), "sglang": ("lmsysorg/sglang:v0.5.23", 0)}
 
 
 def processes(started):
@@ -135,31 +106,22 @@ def processes(started):
 def test_what_is_started_converts_to_what_is_started(name, form):
     seen = Counter()
     for deployment, started in drawn(name):
-        cluster, first = deployment.setting.cluster, started.processes[0]
-        ground = Ground.of(
-            hardware=f"{cluster.device.name}:{cluster.per_node}",
-            nodes=cluster.nodes,
-            acceptance=ACCEPTANCE,
-        )
         try:
-            found = convert(form(deployment, first), ground)
+            found = convert(form(deployment, started.processes[0]), ground_of(deployment))
         except NoAnswer:  # drawn without a look at memory
             seen["too large"] += 1
             continue
         again = relaunch(found.recipe)
         assert processes(again) == processes(started)
-        assert {k: v for k, v in again.options.items() if k not in WAYS} == {
-            k: v for k, v in started.options.items() if k not in WAYS
-        }
+        own, options = (
+            {name: value for name, value in each.options.items() if name not in WAYS}
+            for each in (again, started)
+        )
+        assert own == options
         assert found.recipe.max_context == deployment.max_context
         assert found.lost == ()
-        draft = deployment.candidate.speculative
-        seen.update(
-            draft=draft is not None,
-            spread=started.nodes > 1,
-            options=bool(found.carried),
-            converted=True,
-        )
+        seen.update(converted=True, draft=deployment.candidate.speculative is not None)
+        seen.update(spread=started.nodes > 1, options=bool(found.carried))
     assert seen["converted"] > 8
     assert min(seen["draft"], seen["spread"], seen["options"]) > 1
 
@@ -178,19 +140,14 @@ def test_a_file_of_options_converts_to_what_is_started(name):
         }
         options |= {"model": deployment.setting.model.name} if name == "vllm" else {}
         document = yaml.safe_load(yaml.safe_dump(options, sort_keys=False))
-        cluster = deployment.setting.cluster
-        ground = Ground.of(
-            hardware=f"{cluster.device.name}:{cluster.per_node}",
-            nodes=cluster.nodes,
-            acceptance=ACCEPTANCE,
-        )
         try:
-            found = convert(read_published(document), ground)
+            found = convert(read_published(document), ground_of(deployment))
         except NoAnswer:
             continue
-        assert [p.argv for p in relaunch(found.recipe).processes] == [
-            p.argv for p in started.processes
-        ]
+        own, words = (
+            [p.argv for p in each.processes] for each in (relaunch(found.recipe), started)
+        )
+        assert own == words
         assert found.lost == ()
         seen.update(converted=True, draft=deployment.candidate.speculative is not None)
     assert seen["converted"] > 8

@@ -37,30 +37,20 @@ def certificate(folder: Path) -> Path:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "registry of tests")])
-    now = datetime.datetime.now(datetime.UTC)
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
     signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(address, critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     path = folder / "certificate.pem"
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        + signed.public_bytes(serialization.Encoding.PEM)
-    )
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    private = key.private_bytes(pem, pkcs8, serialization.NoEncryption())
+    path.write_bytes(private + signed.public_bytes(pem))
     return path
 
 
@@ -92,26 +82,19 @@ class Registry(BaseHTTPRequestHandler):
         self.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
         *_, tag = self.path.split("/")
         realm = f"https://{self.headers['Host']}/token"
-        challenges = {
-            "plain-token": realm.replace("https", "http"),
-            "password": None,
-        }
         if self.headers.get("Authorization") != f"Bearer {TOKEN}" and tag != "open":
-            realm = challenges.get(tag, realm)
-            scope = (
-                "repository:no-token:pull" if tag == "no-token" else "repository:vllm/engine:pull"
-            )
+            realm = realm.replace("https", "http") if tag == "plain-token" else realm
+            scope = f"repository:{'no-token' if tag == 'no-token' else 'vllm/engine'}:pull"
             bearer = f'Bearer realm="{realm}",service="tests",scope="{scope}"'
-            self.reply(401, b"", **{"WWW-Authenticate": bearer if realm else 'Basic realm="x"'})
+            asked = 'Basic realm="x"' if tag == "password" else bearer
+            self.reply(401, b"", **{"WWW-Authenticate": asked})
             return
         accepts = self.headers["Accept"].split(", ")
         assert accepts[0] == "application/vnd.oci.image.index.v1+json"
-        if tag in ("v1", "open"):
-            self.reply(200, MANIFEST, **{"Docker-Content-Digest": DIGEST})
-        elif tag == "no-header":
-            self.reply(200, MANIFEST)
-        elif tag == "odd-header":
-            self.reply(200, MANIFEST, **{"Docker-Content-Digest": "sha256:../../etc"})
+        digest = DIGEST if tag in ("v1", "open") else "sha256:../../etc"
+        headers = {} if tag == "no-header" else {"Docker-Content-Digest": digest}
+        if tag in ("v1", "open", "no-header", "odd-header"):
+            self.reply(200, MANIFEST, **headers)
         elif tag == "elsewhere":
             self.reply(307, b"", Location="https://127.0.0.1:1/v2/")
         else:
@@ -147,35 +130,29 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("tag", ["v1", "open", "no-header", "odd-header"])
-def test_a_tag_has_a_digest(host, tag):
-    assert image_digest(f"{host}/vllm/engine:{tag}") == DIGEST
-    method, path, authorization = Registry.requests[-1]
-    assert path == f"/v2/vllm/engine/manifests/{tag}"
-    assert method == ("GET" if "header" in tag else "HEAD")
-    assert authorization == ("" if tag == "open" else f"Bearer {TOKEN}")
+def test_a_tag_has_a_digest(host):
+    for tag in ("v1", "open", "no-header", "odd-header"):
+        assert image_digest(f"{host}/vllm/engine:{tag}") == DIGEST
+        method, path, authorization = Registry.requests[-1]
+        assert path == f"/v2/vllm/engine/manifests/{tag}"
+        assert method == ("GET" if "header" in tag else "HEAD")
+        assert authorization == ("" if tag == "open" else f"Bearer {TOKEN}")
 
 
-@pytest.mark.parametrize(
-    ("tag", "message"),
-    [
-        ("gone", "status 404: there is no such tag"),
-        ("often", "status 429: it was asked too often"),
-        ("password", "it wants a password"),
-        ("plain-token", "not https"),
-        ("no-token", "it gives no token"),
-        ("elsewhere", "status 307"),
-    ],
-)
-def test_what_a_registry_refuses_is_said(host, tag, message):
-    with pytest.raises(NoAnswer, match=message) as caught:
-        image_digest(f"{host}/vllm/engine:{tag}")
-    assert TOKEN not in str(caught.value)
-    assert caught.value.field == "lock.image"
-
-
-def test_a_manifest_without_end_is_not_read(host, monkeypatch):
-    monkeypatch.setattr(registry, "MOST_MANIFEST_BYTES", 10)
+def test_what_a_registry_refuses_is_said(host, monkeypatch):
+    for tag, message in {
+        "gone": "status 404: there is no such tag",
+        "often": "status 429: it was asked too often",
+        "password": "it wants a password",
+        "plain-token": "not https",
+        "no-token": "it gives no token",
+        "elsewhere": "status 307",
+    }.items():
+        with pytest.raises(NoAnswer, match=message) as caught:
+            image_digest(f"{host}/vllm/engine:{tag}")
+        assert TOKEN not in str(caught.value)
+        assert caught.value.field == "lock.image"
+    monkeypatch.setattr(registry, "MOST_MANIFEST_BYTES", 10)  # of a manifest without end
     with pytest.raises(NoAnswer, match="more than 10 bytes"):
         image_digest(f"{host}/vllm/engine:no-header")
 
@@ -189,29 +166,26 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(host, monkeypatch, tmp
     assert Registry.requests == []
 
 
-@pytest.mark.parametrize(
-    ("reference", "url"),
-    [
-        (
-            "vllm/vllm-openai:v0.32.0",
-            "https://registry-1.docker.io/v2/vllm/vllm-openai/manifests/v0.32.0",
-        ),
-        ("ubuntu:24.04", "https://registry-1.docker.io/v2/library/ubuntu/manifests/24.04"),
-        ("docker.io/a/b:1", "https://registry-1.docker.io/v2/a/b/manifests/1"),
-        ("nvcr.io/nvidia/x/y:1.6.0", "https://nvcr.io/v2/nvidia/x/y/manifests/1.6.0"),
-        ("localhost:5000/a:1", "https://localhost:5000/v2/a/manifests/1"),
-    ],
-)
-def test_a_reference_is_an_address(reference, url):
-    assert place_of(reference).url == url
-
-
-@pytest.mark.parametrize(
-    "reference", ["vllm/vllm-openai", "a/../b:1", "h.x/a:1/../..", "h.x@y/a:1", "h.x/A b:1", ""]
-)
-def test_what_is_no_reference_is_refused(reference):
-    with pytest.raises(InputError, match="no image with a tag"):
-        place_of(reference)
+def test_a_reference_is_an_address_or_refused():
+    docker_hub = "registry-1.docker.io/v2"
+    for reference, place in {
+        "vllm/vllm-openai:v0.32.0": f"{docker_hub}/vllm/vllm-openai/manifests/v0.32.0",
+        "ubuntu:24.04": f"{docker_hub}/library/ubuntu/manifests/24.04",
+        "docker.io/a/b:1": f"{docker_hub}/a/b/manifests/1",
+        "nvcr.io/nvidia/x/y:1.6.0": "nvcr.io/v2/nvidia/x/y/manifests/1.6.0",
+        "localhost:5000/a:1": "localhost:5000/v2/a/manifests/1",
+    }.items():
+        assert place_of(reference).url == f"https://{place}"
+    for reference in (
+        "vllm/vllm-openai",
+        "a/../b:1",
+        "h.x/a:1/../..",
+        "h.x@y/a:1",
+        "h.x/A b:1",
+        "",
+    ):
+        with pytest.raises(InputError, match="no image with a tag"):
+            place_of(reference)
 
 
 def test_the_lock_takes_the_digest_from_the_registry(host, tmp_path):
