@@ -69,8 +69,7 @@ def test_a_recipe_is_asked_for_and_asked_of(client: TestClient) -> None:
 def test_a_command_is_converted(client: TestClient) -> None:
     body = {"command": "vllm serve Qwen/Qwen3-32B -tp 2 --nope 1", "hardware": "h100-sxm:2"}
     answer = client.post("/convert", json=body).json()
-    assert answer["recipe"]["candidate"]["tp"] == 2
-    assert answer["lost"][0]["what"] == "--nope 1"
+    assert (answer["recipe"]["candidate"]["tp"], answer["lost"][0]["what"]) == (2, "--nope 1")
     document = {"argv": ["vllm", "serve", "Qwen/Qwen3-8B"], "hardware": "h200"}
     answer = client.post("/convert", json={"document": document}).json()
     assert answer["recipe"]["device"]["name"] == "h200-sxm"
@@ -103,8 +102,7 @@ def test_errors_have_one_shape(
     answer = client.post(path, json=body)
     assert answer.status_code == status
     error = answer.json()["error"]
-    assert set(error) == {"code", "field", "message", "hint"}
-    assert error["field"] == field
+    assert (set(error), error["field"]) == ({"code", "field", "message", "hint"}, field)
 
 
 def test_what_is_not_json_or_too_large_is_refused(client: TestClient) -> None:

@@ -85,8 +85,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         assert writer.stderr
         assert writer.stdout.read(1) == b"["
         writer.stdout.close()
-        assert writer.stderr.read() == b""
-        assert writer.wait(PATIENCE) == 0
+        assert (writer.stderr.read(), writer.wait(PATIENCE)) == (b"", 0)
 
 
 # Plans and estimates
@@ -310,8 +309,7 @@ def test_listings(what: str) -> None:
     assert len(listed) >= 2
     name = listed[0]["name"]
     assert name in recipe(what).stdout
-    assert recipe(what, name).returncode == 0
-    assert recipe(what, "no-such-thing").returncode == 2
+    assert (recipe(what, name).returncode, recipe(what, "no-such-thing").returncode) == (0, 2)
 
 
 def test_a_model_says_its_parameters() -> None:

@@ -80,8 +80,7 @@ def test_names_tell_their_units() -> None:
     assert units_of("storage_bytes_per_s") == ["per second"]
     assert units_of("tokens_per_s_per_worker") == ["token"]
     assert units_of("usd_per_million_output_tokens") == ["token", "US dollar"]
-    assert units_of("watts") == ["watt"]
-    assert units_of("tokens") == ["token"]
+    assert (units_of("watts"), units_of("tokens")) == (["watt"], ["token"])
     assert units_of("nodes") == []
 
 

@@ -85,8 +85,7 @@ def test_plan_and_estimate_are_those_of_the_api(request_body: dict[str, Any]) ->
     plan = answered("plan", request=request_body, top=2, refused=1)
     whole = ASK.plan(request_body)
     assert plan["candidates"] == whole["candidates"][:2]
-    assert plan["refused"] == whole["refused"][:1]
-    assert plan["counts"] == whole["counts"]
+    assert (plan["refused"], plan["counts"]) == (whole["refused"][:1], whole["counts"])
     candidate = plan["candidates"][1]["candidate"]
     stated = request_body | {"candidate": candidate}
     assert answered("estimate", request=stated) == ASK.estimate(stated)

@@ -101,8 +101,7 @@ def step(steps: int, *, on: bool = False) -> str:
 def test_a_plan_comes_back_whole(pool: Pool) -> None:
     request = request_values(options={"engines": ["vllm", "sglang"]})
     here, there = public.plan(request), pool.run(public.plan, request)
-    assert there.to_json() == here.to_json()
-    assert there.changes() == here.changes()
+    assert (there.to_json(), there.changes()) == (here.to_json(), here.changes())
     assert there.detailed(there.best_row) == here.detailed(here.best_row)
 
 

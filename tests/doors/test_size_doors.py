@@ -74,8 +74,7 @@ def test_json_is_the_answer_of_the_library() -> None:
     done = asked("size", request, "--json")
     assert done.returncode == 0
     answer = json.loads(done.stdout)
-    assert set(answer) == set(KEYS)
-    assert answer["best"] == answer["devices"][0]
+    assert (set(answer), answer["best"]) == (set(KEYS), answer["devices"][0])
     assert [row["device"] for row in answer["devices"]] == ["l40s"]
     assert {row["device"] for row in answer["unpriced"]} == {"gh200-144gb", "mi250x"}
     assert answer["refused"] == []
@@ -125,8 +124,7 @@ def test_top_prints_as_many_devices() -> None:
         lines = asked("size", values(), *words).stdout.splitlines()
         return [line.split()[0] for line in lines if line.startswith((" l40s", " h100-sxm"))]
 
-    assert listed() == ["l40s", "h100-sxm"]
-    assert listed("--top", "1") == ["l40s"]
+    assert (listed(), listed("--top", "1")) == (["l40s", "h100-sxm"], ["l40s"])
     assert asked("size", values(), "--top", "0").returncode == 2
 
 
@@ -175,8 +173,7 @@ def client() -> TestClient:
 
 def test_the_api_sizes(client: TestClient) -> None:
     answer = client.post("/size", json=values())
-    assert answer.status_code == 200
-    assert set(answer.json()) == set(KEYS)
+    assert (answer.status_code, set(answer.json())) == (200, set(KEYS))
     assert answer.json() == json.loads(json.dumps(answered()))
     assert client.post("/size", json=HOPELESS).json()["best"] is None
     wrong = client.post("/size", json=WRONG)
@@ -213,12 +210,10 @@ def test_runs_of_ones_own_move_a_size(client: TestClient, tmp_path: Path) -> Non
     table = tmp_path / "own.csv"
     table.write_text("\n".join(",".join(map(str, row)) for row in (RUN, RUN.values())) + "\n")
     done = asked("size", request, "--measured", str(table), "--json")
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["best"] == own
+    assert (done.returncode, json.loads(done.stdout)["best"]) == (0, own)
     assert "run" in done.stderr
     wrong = client.post("/size", json=body | {"colour": "red"})
-    assert wrong.status_code == 422
-    assert wrong.json()["error"]["field"] == "colour"
+    assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "colour")
 
 
 def test_agents_size_without_ladders_unless_asked() -> None:
@@ -226,8 +221,7 @@ def test_agents_size_without_ladders_unless_asked() -> None:
     assert not answer.is_error
     short = answer.structured_content
     assert short is not None
-    assert set(short) == set(KEYS)
-    assert [row["device"] for row in short["devices"]] == ["l40s"]
+    assert (set(short), [row["device"] for row in short["devices"]]) == (set(KEYS), ["l40s"])
     assert not any("ladder" in row for row in (*short["devices"], *short["unpriced"]))
     assert "ladder" not in short["best"]
     full = call("size", request=values("l40s", "gh200-144gb"), ladders=True).structured_content

@@ -84,8 +84,7 @@ def test_a_small_space_is_searched_to_its_end(tmp_path):
     while (asked := search.ask()) is not None:
         points.append(asked[1]["max_num_seqs"])
         search.tell(asked[0], float(asked[1]["max_num_seqs"]), 0.0, {})
-    assert points[0] == 1
-    assert sorted(points) == [0, 1, 2]
+    assert (points[0], sorted(points)) == (1, [0, 1, 2])
 
 
 def test_points_beyond_the_limits_are_never_the_best(tmp_path):
@@ -181,8 +180,7 @@ def test_what_the_estimate_refuses_is_no_recipe(on_gpus):
 
 def test_limits_are_held_against_what_was_measured(on_gpus):
     aim = aim_of(recipe_request(on_gpus))
-    assert aim.limits == {"tpot_ms": 0.03}
-    assert set(aim.unchecked) == {"watts"}
+    assert (aim.limits, set(aim.unchecked)) == ({"tpot_ms": 0.03}, {"watts"})
     assert aim.broken({"tpot_s": 0.06})["tpot_ms"] == pytest.approx(0.693, abs=0.001)
     assert aim.broken({"tpot_s": 0.02})["tpot_ms"] < 0
     faster = aim.score({"output_tokens_per_s": 200.0}, on_gpus)
@@ -224,15 +222,13 @@ def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_p
     bundle, output = vllm_bundle(), tmp_path / "better"
     servers = Servers(best_seqs=128, dies_at=8)  # three doublings from the recommended 16
     outcome = tuned(bundle, servers, output=output)
-    assert servers.started[0] == 16
-    assert servers.started[-4:] == [16, 128, 128, 16]
+    assert (servers.started[0], servers.started[-4:]) == (16, [16, 128, 128, 16])
     assert outcome.recipe is not None, outcome.to_json()
     assert outcome.notes == []
     assert outcome.gain is not None
     assert outcome.gain.low == pytest.approx(0.076 / 0.004)
     base, better = read_bundle(bundle).recipe, read_bundle(output).recipe
-    assert better.candidate["max_num_seqs"] == 128
-    assert base.candidate["max_num_seqs"] == 16
+    assert (better.candidate["max_num_seqs"], base.candidate["max_num_seqs"]) == (128, 16)
     assert outcome.ended == "every point was tried"
     failed = [row for row in outcome.trials if row["state"] == "failed"]
     assert [row["values"]["max_num_seqs"] for row in failed] == [8]

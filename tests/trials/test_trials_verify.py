@@ -56,8 +56,7 @@ def test_distance_is_over_what_came_before_the_parting():
     right = [answer("a b x", (-0.1, -0.25, -9.0))]
     apart = distance(left, right)
     assert apart is not None
-    assert apart.tokens == 2
-    assert apart.mean_abs == pytest.approx(0.025)
+    assert (apart.tokens, apart.mean_abs) == (2, pytest.approx(0.025))
     assert apart.max_abs == pytest.approx(0.05)
     assert distance([answer("a")], [answer("a")]) is None
 
@@ -135,8 +134,7 @@ def test_an_engine_that_repeats_is_within_every_tolerance(vllm_bundle, tmp_path)
     report = verify(vllm_bundle(), [other], SMALL, tell=lambda line: None)
     assert report.verdict == "within"
     by_name = {comparison.name: comparison for comparison in report.comparisons}
-    assert by_name["repeat-greedy"].alike.share == 1
-    assert by_name["batch"].alike.unit == "tokens"
+    assert (by_name["repeat-greedy"].alike.share, by_name["batch"].alike.unit) == (1, "tokens")
     held = by_name["against-1-reading"]
     assert held.apart is not None
     assert held.apart.mean_abs == pytest.approx(0.01)
@@ -183,8 +181,7 @@ def test_noise_of_the_batch_is_seen_and_a_switch_ends_it(vllm_bundle, monkeypatc
     monkeypatch.setattr(module, "reproducibility", lambda name: known)
     report = verified(vllm_bundle(), noise="batch")
     by_name = {comparison.name: comparison for comparison in report.comparisons}
-    assert by_name["repeat-greedy"].alike.share == 1
-    assert by_name["batch"].alike.share == 0
+    assert (by_name["repeat-greedy"].alike.share, by_name["batch"].alike.share) == (1, 0)
     assert by_name["batch"].alike.first_divergence["least"] == 4
     assert by_name["batch-batch-invariant"].alike.share == 1
     assert by_name["batch-batch-invariant"].kind == EXACT
@@ -194,8 +191,7 @@ def test_an_engine_that_never_repeats_is_outside(vllm_bundle, monkeypatch):
     plain = Reproducibility(greedy={}, sampled={}, source="assumed", status="assumed")
     monkeypatch.setattr(module, "reproducibility", lambda name: plain)
     report = verified(vllm_bundle(), noise="always")
-    assert report.verdict == "outside"
-    assert report.comparisons[0].alike.unit == "words"
+    assert (report.verdict, report.comparisons[0].alike.unit) == ("outside", "words")
     assert "tells none" in report.left_out["log-probabilities"]
 
 
