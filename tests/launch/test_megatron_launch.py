@@ -21,16 +21,8 @@ OPTIONS = DATA / "megatron-core_v0.15.0-options.txt"
 """Each option with its type (``flag``: none) and choices, as its parser has them."""
 LLAMA, BIG, QWEN = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-405B", "Qwen/Qwen3-30B-A3B"
 DEEPSEEK, MIXTRAL = "deepseek-ai/DeepSeek-V3", "mistralai/Mixtral-8x7B-v0.1"
-TYPES = {
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "moe_freq_type": str,
-    "no_rope_freq_type": str,
-    "tuple_type": str,
-    "str": str,
-    "AttnBackend": str,
-}
+TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+"""Of options whose words are read; the others' stay text."""
 LISTED = ("moe_aux_loss_coeff", "moe_router_load_balancing_type")
 """Options that take several values, of which a bundle states one."""
 SPLITS: tuple[tuple[str, int, dict[str, Any]], ...] = (
@@ -57,15 +49,11 @@ SPLITS: tuple[tuple[str, int, dict[str, Any]], ...] = (
 
 def launch(model: str, nodes: int, split: dict[str, Any]) -> Launch:
     candidate = {"engine": "megatron", "tp": 1, "pp": 1, "zero_stage": 1, "micro_batch": 1} | split
+    work = {"global_batch": 512, "tokens": 1e9}
     request = {
         "model": model,
         "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": nodes},
-        "workload": {
-            "kind": "training",
-            "sequence_length": 4096,
-            "global_batch": 512,
-            "tokens": 1e9,
-        },
+        "workload": {"kind": "training", "sequence_length": 4096} | work,
         "candidate": candidate,
     }
     table, row = plan_candidate(PlanRequest.parse(request))
@@ -88,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
             continue
         listed = {"choices": choices[0].split(",")} if choices and kind.startswith("str") else {}
         many = {"nargs": kind[-1]} if kind[-1] in "*+" else {}
-        out.add_argument(name, type=TYPES[kind.rstrip("*+")], **listed, **many)  # type: ignore[arg-type]
+        out.add_argument(name, type=TYPES.get(kind.rstrip("*+"), str), **listed, **many)
     return out
 
 
@@ -100,24 +88,19 @@ def test_every_word_is_an_option_of_its_type(model: str, nodes: int, split: dict
     expected = {name: value for name, value in started.options.items() if value is not False}
     expected |= {name: [expected[name]] for name in LISTED if name in expected}
     assert told == {k: list(v) if isinstance(v, tuple) else v for k, v in expected.items()}
+    assert megatron_model(catalog_model(model)).words.items() <= started.options.items()
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None,
     reason="NOT TESTED: Megatron-LM's own parser; clone core_v0.15.0 and put it on PYTHONPATH",
 )
-@pytest.mark.parametrize(("model", "nodes", "split"), SPLITS)
-def test_megatrons_own_parser_takes_it(model: str, nodes: int, split: dict[str, Any]) -> None:
+def test_megatrons_own_parser_takes_it() -> None:
     arguments = pytest.importorskip("megatron.training.arguments")
     own = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    parsed = own.parse_args(words(launch(model, nodes, split)))
-    assert parsed.tensor_model_parallel_size == split.get("tp", 1)
-
-
-def test_a_model_is_told_by_all_of_its_words() -> None:
     for model, nodes, split in SPLITS:
-        told = megatron_model(catalog_model(model)).words
-        assert told.items() <= launch(model, nodes, split).options.items()
+        parsed = own.parse_args(words(launch(model, nodes, split)))
+        assert parsed.tensor_model_parallel_size == split.get("tp", 1)
 
 
 def test_embedding_and_loss_are_layers_where_chunks_come_out_even_only_so() -> None:
@@ -134,11 +117,6 @@ def test_embedding_and_loss_are_layers_where_chunks_come_out_even_only_so() -> N
     assert not ends & listed.options.keys()
 
 
-def test_layers_that_fill_no_chunks_are_refused() -> None:
-    with pytest.raises(NoAnswer, match="61 layers, or 63 with both ends, do not fill 8 chunks"):
-        launch(DEEPSEEK, 2, {"pp": 4, "dp": 4, "ep": 4, "virtual_stages": 2})
-
-
 def test_selective_recomputation_is_told_by_its_modules() -> None:
     split = {"pp": 2, "dp": 8, "ep": 8, "recompute": "selective"}
     named = launch(DEEPSEEK, 2, split | {"recompute_modules": ["mla_up_proj", "layernorm"]})
@@ -149,64 +127,40 @@ def test_selective_recomputation_is_told_by_its_modules() -> None:
     assert plain[plain.index("--recompute-modules") + 1] == "core_attn"
 
 
-@pytest.mark.parametrize(
-    ("model", "split", "field", "said"),
-    [
-        (
-            LLAMA,
-            {"dp": 16, "recompute": "selective", "recompute_modules": ["moe_act"]},
-            "candidate.recompute_modules",
-            "cannot recompute moe_act: meta-llama/Llama-3.1-8B has no experts",
-        ),
-        (
-            QWEN,
-            {"dp": 16, "ep": 8, "recompute": "selective", "recompute_modules": ["mla_up_proj"]},
-            "candidate.recompute_modules",
-            "has no latent attention",
-        ),
-        (
-            LLAMA,
-            {"dp": 16, "precision": "fp8", "recompute": "selective"}
-            | {"recompute_modules": ["layernorm"]},
-            "candidate.recompute_modules",
-            "is scaled by earlier steps in fp8",
-        ),
-        (
-            QWEN,
-            {"dp": 16, "ep": 8, "overlap_experts": True, "recompute": "full"},
-            "candidate.recompute",
-            "beside full recomputation",
-        ),
-        (
-            QWEN,
-            {"pp": 2, "dp": 8, "ep": 8, "overlap_experts": True},
-            "candidate.virtual_stages",
-            "with one chunk per stage",
-        ),
-        (QWEN, {"dp": 16, "ep": 8, "precision": "fp16"}, "candidate.precision", "not in fp16"),
-        (
-            "mistralai/Mistral-7B-v0.1",
-            {"cp": 2, "dp": 8},
-            "candidate.cp",
-            "whose attention has a window",
-        ),
-        (
-            LLAMA,
-            {"dp": 16, "zero_stage": 3, "offload": "optimizer"},
-            "candidate.zero_stage",
-            "offloads AdamW's states with ZeRO-1 only",
-        ),
-        ("allenai/OLMo-2-1124-7B-Instruct", {"dp": 16}, "candidate.engine", "model_type 'olmo2'"),
-        ("Qwen/Qwen1.5-MoE-A2.7B", {"dp": 16}, "candidate.engine", "a gate on its shared expert"),
-    ],
+SELECTIVE = {"dp": 16, "recompute": "selective"}
+EXPERTS = {"dp": 16, "ep": 8}
+REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    (LLAMA, SELECTIVE | {"recompute_modules": ["moe_act"]}, "recompute_modules", "no experts"),
+    (
+        QWEN,
+        EXPERTS | SELECTIVE | {"recompute_modules": ["mla_up_proj"]},
+        "recompute_modules",
+        "has no latent attention",
+    ),
+    (
+        LLAMA,
+        SELECTIVE | {"precision": "fp8", "recompute_modules": ["layernorm"]},
+        "recompute_modules",
+        "is scaled by earlier steps in fp8",
+    ),
+    (QWEN, EXPERTS | {"overlap_experts": True, "recompute": "full"}, "recompute", "full"),
+    (QWEN, {"pp": 2, "dp": 8, "ep": 8, "overlap_experts": True}, "virtual_stages", "one chunk"),
+    (QWEN, EXPERTS | {"precision": "fp16"}, "precision", "not in fp16"),
+    ("mistralai/Mistral-7B-v0.1", {"cp": 2, "dp": 8}, "cp", "window"),
+    (LLAMA, {"dp": 16, "zero_stage": 3, "offload": "optimizer"}, "zero_stage", "ZeRO-1 only"),
+    ("allenai/OLMo-2-1124-7B-Instruct", {"dp": 16}, "engine", "model_type 'olmo2'"),
+    ("Qwen/Qwen1.5-MoE-A2.7B", {"dp": 16}, "engine", "a gate on its shared expert"),
 )
-def test_what_it_cannot_be_told_is_named(
-    model: str, split: dict[str, Any], field: str, said: str
-) -> None:
-    with pytest.raises(NoAnswer) as error:
-        launch(model, 2, split)
-    assert said in error.value.message
-    assert error.value.field == field
+
+
+def test_what_it_cannot_be_told_is_named() -> None:
+    for model, split, field, said in REFUSED:
+        with pytest.raises(NoAnswer) as error:
+            launch(model, 2, split)
+        assert said in error.value.message
+        assert error.value.field == f"candidate.{field}"
+    with pytest.raises(NoAnswer, match="61 layers, or 63 with both ends, do not fill 8 chunks"):
+        launch(DEEPSEEK, 2, {"pp": 4, "dp": 4, "ep": 4, "virtual_stages": 2})
 
 
 def test_an_overlapped_exchange_of_tokens_has_its_words_and_connections() -> None:

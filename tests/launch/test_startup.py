@@ -29,22 +29,13 @@ def large(**parameters: Any) -> Context:
     return with_parameters(replace(context(), weights_bytes=WEIGHTS), **parameters)
 
 
-def test_a_download_of_690_gb_at_100_mb_per_s_fits() -> None:
-    assert limit_s(launch(), WEIGHTS, "org/model", None) == 1800 + 6900 + 2760
-
-
-def test_a_folder_is_only_read() -> None:
-    assert limit_s(launch(), WEIGHTS, "/data/model", None) == 1800 + 2760
-
-
-@pytest.mark.parametrize("model", ["org/model", "/data/model"])
-def test_a_stated_rate_counts(model: str) -> None:
-    slow, fast = (weights_s(WEIGHTS, model, rate) for rate in (50, 1000))
-    assert slow - fast == pytest.approx(WEIGHTS / 50e6 - WEIGHTS / 1000e6)
-
-
-def test_small_weights_add_little() -> None:
+def test_the_limit_grows_with_what_is_fetched_and_read() -> None:
+    assert limit_s(launch(), WEIGHTS, "org/model", None) == 1800 + 6900 + 2760  # 100 MB/s
+    assert limit_s(launch(), WEIGHTS, "/data/model", None) == 1800 + 2760  # a folder is only read
     assert limit_s(launch(), 10**6, "org/model", None) == 1801
+    for model in ("org/model", "/data/model"):  # a stated rate counts
+        slow, fast = (weights_s(WEIGHTS, model, rate) for rate in (50, 1000))
+        assert slow - fast == pytest.approx(WEIGHTS / 50e6 - WEIGHTS / 1000e6)
 
 
 def test_the_assumed_rates_have_sources() -> None:

@@ -31,22 +31,14 @@ KEPT = 0.9995
 
 def bundle(folder: Path, age_days: int = 0, **changes: Any) -> Path:
     """A bundle's folder with what it measured of its checkpoint."""
+    retained = {"perplexity": KEPT, "agreement": 0.9}
     document: dict[str, Any] = {
-        "schema_version": 1,
-        "kind": "compression",
+        **{"schema_version": 1, "kind": "compression", "recipe": "small", "text": ""},
         "created": (TODAY - datetime.timedelta(days=age_days)).isoformat(timespec="seconds"),
-        "recipe": "small",
         "recipe_digest": "sha256:0123",
-        "source": MODEL,
-        "technique": "int4_weight_only",
-        "method": "GPTQ",
+        **{"source": MODEL, "technique": "int4_weight_only", "method": "GPTQ"},
         "tool": "LLM Compressor 0.14.0.1",
-        "text": "",
-        "verification": {
-            "retained": {"perplexity": KEPT, "agreement": 0.9},
-            "tokens": 2048,
-            "passed": True,
-        },
+        "verification": {"retained": retained, "tokens": 2048, "passed": True},
     }
     path = folder / "run" / "compression.json"
     path.parent.mkdir(parents=True)
@@ -54,18 +46,15 @@ def bundle(folder: Path, age_days: int = 0, **changes: Any) -> Path:
     return folder
 
 
-def request(**objective: Any) -> PlanRequest:
+def request(method: str = "auto", **objective: Any) -> PlanRequest:
     """A plan whose bundle makes the checkpoint."""
-    return make_request(MODEL, options=options("auto"), objective=objective)
-
-
-def options(method: str) -> dict[str, Any]:
     compression = {"technique": "int4_weight_only", "method": method}
-    return {"weight_dtypes": ["int4"], "engines": ["vllm"], "compression": compression}
+    options = {"weight_dtypes": ["int4"], "engines": ["vllm"], "compression": compression}
+    return make_request(MODEL, options=options, objective=objective)
 
 
-def accuracy(own: Corrections | None, **objective: Any) -> dict[str, Any]:
-    made = plan(request(**objective), corrections=own)
+def accuracy(own: Corrections | None, method: str = "auto", **objective: Any) -> dict[str, Any]:
+    made = plan(request(method, **objective), corrections=own)
     assert made.best_row is not None
     answer = made.estimate(made.best_row).to_json()["accuracy"]
     assert answer["value"] == made.columns["accuracy"][made.best_row]
@@ -100,35 +89,36 @@ def test_a_plan_says_what_was_measured_until_it_is_taken_back(store: Path, tmp_p
     assert accuracy(corrections_of(None)) == before
 
 
-def test_times_stay_those_of_the_formulas(tmp_path: Path) -> None:
+def test_times_stay_those_of_the_formulas_and_accuracy_that_of_the_measurement(
+    tmp_path: Path,
+) -> None:
     own = corrections_of(bundle(tmp_path / "bundle"))
     assert own is not None
-    alone, moved = (plan(request(), corrections=one) for one in (None, own))
+    alone, moved = (plan(request(), corrections=known) for known in (None, own))
     assert alone.to_frame()["tpot_s"].equals(moved.to_frame()["tpot_s"])
     assert calibrated_lines(own)[0].startswith("calibrated by 1 measured checkpoint;")
     assert moved.best_row is not None
     assert "accuracy: measured here on" in (calibrated_sentence(moved, moved.best_row) or "")
-    estimates = [one.estimate(one.best_row or 0).to_json() for one in (alone, moved)]
+    estimates = [made.estimate(made.best_row or 0).to_json() for made in (alone, moved)]
     assert estimates[0]["basis"] == estimates[1]["basis"]
+    limits = {"limits": {"accuracy_recovery": 0.99}}
+    alone, moved = (plan(request(**limits), corrections=known) for known in (None, own))
+    assert alone.best_row is None, "by published figures INT4 keeps less"
+    assert moved.best_row is not None
+    assert not moved.rules()["limit-accuracy"].any()
 
 
 def test_perplexity_is_answered_by_the_measurement(tmp_path: Path) -> None:
-    own = corrections_of(bundle(tmp_path / "a", verification=_verified(0.91)))
+    measured = {"retained": {"perplexity": 0.91}, "tokens": 512, "passed": False}
+    own = corrections_of(bundle(tmp_path / "a", verification=measured))
     assert accuracy(own, accuracy_of="perplexity")["value"] == 0.91
     assert accuracy(own)["value"] == accuracy(None)["value"], "a floor lowers nothing"
-
-
-def _verified(perplexity: float) -> dict[str, Any]:
-    return {"retained": {"perplexity": perplexity}, "tokens": 512, "passed": False}
 
 
 def test_another_method_than_the_one_asked_for_does_not_count(tmp_path: Path) -> None:
     own = corrections_of(bundle(tmp_path / "bundle"))
     for method, counts in (("AWQ", False), ("GPTQ", True)):
-        made = plan(make_request(MODEL, options=options(method)), corrections=own)
-        assert made.best_row is not None
-        basis = made.estimate(made.best_row).to_json()["accuracy"]["basis"]
-        assert basis.startswith("measured here") == counts
+        assert accuracy(own, method)["basis"].startswith("measured here") == counts
 
 
 def test_the_advisor_and_lines_use_it(tmp_path: Path) -> None:
@@ -192,28 +182,15 @@ def test_a_broken_file_is_named(store: Path, tmp_path: Path) -> None:
         read_own(tmp_path)
 
 
-def test_a_limit_on_accuracy_is_kept_by_what_was_measured(tmp_path: Path) -> None:
-    own = corrections_of(bundle(tmp_path / "bundle"))
-    limits = {"limits": {"accuracy_recovery": 0.99}}
-    alone, moved = (plan(request(**limits), corrections=one) for one in (None, own))
-    assert alone.best_row is None, "by published figures INT4 keeps less"
-    assert moved.best_row is not None
-    assert not moved.rules()["limit-accuracy"].any()
-
-
 def test_a_calibration_is_no_bar_to_training(store: Path, tmp_path: Path) -> None:
     path = bundle(tmp_path / "bundle")
     calibrate([path])
-    training = PlanRequest.parse(training_values())
+    workload = {"kind": "training", "sequence_length": 1024, "global_batch": 8}
+    hardware = {"device": "h100-sxm", "per_node": 1}
+    training = PlanRequest.parse(
+        {"model": "Qwen/Qwen3-0.6B", "hardware": hardware, "workload": workload}
+    )
     assert len(plan(training, corrections=corrections_of(None)))
     store.joinpath("calibration.json").unlink()
     with pytest.raises(InputError, match="not of training"):
         plan(training, corrections=corrections_of(path))
-
-
-def training_values() -> dict[str, Any]:
-    return {
-        "model": "Qwen/Qwen3-0.6B",
-        "hardware": {"device": "h100-sxm", "per_node": 1},
-        "workload": {"kind": "training", "sequence_length": 1024, "global_batch": 8},
-    }

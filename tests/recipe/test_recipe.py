@@ -47,12 +47,9 @@ def recipe() -> Recipe:
     return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4)
 
 
-def test_a_recipe_comes_back_from_its_yaml(recipe):
-    assert Recipe.parse(parse_yaml(to_yaml(recipe.model_dump(mode="json")))) == recipe
-
-
-def test_the_fields_of_a_recipe_are_frozen():
+def test_a_recipe_comes_back_from_its_yaml_and_its_fields_are_frozen(recipe):
     """What version 1 holds; a change of it is a new version with a migration."""
+    assert Recipe.parse(parse_yaml(to_yaml(recipe.model_dump(mode="json")))) == recipe
     fields = (
         "schema_version kind name built_by request model device engine environment candidate "
         "provenance max_context estimate fallbacks variants parameters claims notes lock"
@@ -69,9 +66,6 @@ def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
     assert done.stdout.strip() == recipe.digest
-
-
-# Fallbacks
 
 
 def test_every_fallback_is_what_its_changes_lead_to(recipe):
@@ -99,11 +93,8 @@ def test_fallbacks_change_what_they_are_about(recipe):
     by_kind = {each.kind: each for each in recipe.fallbacks}
     assert by_kind["fewer-gpus"].gpus <= recipe.device.count // 2
     assert by_kind["lower-context"].changes["workload.max_context"] == recipe.max_context // 2
-    dtypes = [
-        (each.candidate["weight_dtype"], each.candidate["kv_dtype"])
-        for each in recipe.fallbacks
-        if each.kind == "other-precision"
-    ]
+    other = [each.candidate for each in recipe.fallbacks if each.kind == "other-precision"]
+    dtypes = [(each["weight_dtype"], each["kv_dtype"]) for each in other]
     assert (recipe.candidate["weight_dtype"], recipe.candidate["kv_dtype"]) not in dtypes
     others = {each.device for each in recipe.fallbacks if each.kind == "other-device"}
     assert recipe.device.name not in others
@@ -128,12 +119,8 @@ def test_training_has_fallbacks_too():
         assert table.candidate(row) == each.candidate
 
 
-# Provenance
-
-
-@pytest.mark.parametrize(
-    ("parts", "option", "layer"),
-    [
+def test_every_option_says_what_set_it():
+    for parts, option, layer in (
         ({}, "tensor_parallel_size", "objective"),
         ({"candidate": {"tp": 2}}, "tensor_parallel_size", "user"),
         ({}, "max_num_seqs", "device"),
@@ -145,38 +132,32 @@ def test_training_has_fallbacks_too():
         ({"workload": {"max_context": 4096}}, "max_model_len", "user"),
         ({"options": {"max_batched_tokens": [4096]}}, "max_num_batched_tokens", "objective"),
         ({}, "host", "base"),
-    ],
-)
-def test_every_option_says_what_set_it(parts, option, layer):
-    found = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4, **parts)
-    assert found.provenance[f"options.{option}"] == layer
-    assert {name for name in found.provenance if name.startswith("options.")} == {
-        f"options.{name}" for name in found.engine.options
-    }
+    ):
+        found = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4, **parts)
+        assert found.provenance[f"options.{option}"] == layer, (parts, option)
+        of_options = {name for name in found.provenance if name.startswith("options.")}
+        assert of_options == {f"options.{name}" for name in found.engine.options}
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "option", "layer"),
-    [
-        ("transformers", "cpu", "cb_max_batch_tokens", "device"),
-        ("transformers", "cpu", "cb_num_blocks", "objective"),
-        ("transformers", "cpu", "dtype", "model"),
-        ("transformers", "cpu", "device", "architecture"),
-        ("tgi", "h100-sxm", "num_shard", "objective"),
-        ("tgi", "h100-sxm", "max_total_tokens", "objective"),
-        ("llama-cpp", "h100-sxm", "cache_type_k", "model"),
-        ("dynamo", "h100-sxm", "tensor_parallel_size", "objective"),
-        ("triton-tensorrt-llm", "h100-sxm", "max_batch_size", "device"),
-    ],
-)
-def test_options_of_every_engine_say_what_set_them(name, device, option, layer):
-    parts = {"options": {"engines": [name]}, "workload": {"concurrency": 2}}
-    found = recipe_of("meta-llama/Llama-3.2-1B-Instruct", device, 1, **parts)
-    assert found.provenance[f"options.{option}"] == layer
+ENGINES = """
+transformers cpu cb_max_batch_tokens device
+transformers cpu cb_num_blocks objective
+transformers cpu dtype model
+transformers cpu device architecture
+tgi h100-sxm num_shard objective
+tgi h100-sxm max_total_tokens objective
+llama-cpp h100-sxm cache_type_k model
+dynamo h100-sxm tensor_parallel_size objective
+triton-tensorrt-llm h100-sxm max_batch_size device
+"""
 
 
-def test_every_meaning_is_of_an_option_there_is():
-    for spec in map(engine, engine_names()):
+def test_options_of_every_engine_say_what_set_them():
+    for name, device, option, layer in map(str.split, ENGINES.strip().splitlines()):
+        parts = {"options": {"engines": [name]}, "workload": {"concurrency": 2}}
+        found = recipe_of("meta-llama/Llama-3.2-1B-Instruct", device, 1, **parts)
+        assert found.provenance[f"options.{option}"] == layer, (name, option)
+    for spec in map(engine, engine_names()):  # every meaning is of an option there is
         assert set(spec.options.means) <= set(spec.options.by_name)
         assert meanings(spec)
 
@@ -204,12 +185,8 @@ def test_the_request_alone_makes_the_recipe_again():
     request = make_request("Qwen/Qwen3-8B@abc123", "h100-sxm", 1, options=options)
     added = {"seed": "7", "--max-loras": "2"}
     found = make_recipe(passing_on(request, added, {"NCCL_DEBUG": "WARN"}))
-    assert found.request["options"]["engine_options"] == {
-        "seed": 7,
-        "tool_call_parser": "qwen3",
-        "max_loras": 2,
-        "revision": "abc123",
-    }
+    expected = {"seed": 7, "tool_call_parser": "qwen3", "max_loras": 2, "revision": "abc123"}
+    assert found.request["options"]["engine_options"] == expected
     again = make_recipe(recipe_request(found))
     for part in ("engine", "environment", "candidate"):
         assert getattr(again, part) == getattr(found, part)
@@ -217,76 +194,44 @@ def test_the_request_alone_makes_the_recipe_again():
     assert again.environment["NCCL_DEBUG"] == "WARN"
 
 
-def test_training_says_that_it_takes_no_options_of_engines():
-    for name in ("engine_options", "environment"):
-        request = training_request(options={name: {"seed": "1"}})
-        with pytest.raises(InputError, match="serving"):
-            make_recipe(request)
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
+def test_additions_do_not_change_what_was_estimated():
+    for options, field in (
         ({"tensor_parallel_size": "4"}, "tensor_parallel_size"),
         ({"tool_call_parsers": "hermes"}, "options"),
         ({"seed": "soon"}, "seed"),
         ({"enable_auto_tool_choice": "perhaps"}, "enable_auto_tool_choice"),
-    ],
-)
-def test_additions_do_not_change_what_was_estimated(options, field):
-    with pytest.raises(InputError) as error:
-        make_recipe(passing_on(qwen(), options, {}))
-    assert field in str(error.value.field)
+    ):
+        with pytest.raises(InputError) as error:
+            make_recipe(passing_on(qwen(), options, {}))
+        assert field in str(error.value.field)
 
 
-# Parameters
-
-
-def test_parameters_come_as_text():
+def test_parameters_come_as_text_and_wrong_ones_are_named():
     found = read_parameters({"port": "9000", "namespace": "prod", "node_selector": '{"zone": "a"}'})
     assert (found.port, found.namespace, found.node_selector) == (9000, "prod", {"zone": "a"})
+    for name, value, says in (
+        ("prot", "9000", "not known"),
+        ("port", "99999", "65535"),
+        ("namespace", "Prod Uction", "characters"),
+        ("host", "a; rm -rf /", "characters"),
+    ):
+        with pytest.raises(InputError, match=says) as error:
+            read_parameters({name: value})
+        assert error.value.field == f"parameters.{name}"
 
 
-@pytest.mark.parametrize(
-    ("values", "field", "says"),
-    [
-        ({"prot": "9000"}, "parameters.prot", "not known"),
-        ({"port": "99999"}, "parameters.port", "65535"),
-        ({"namespace": "Prod Uction"}, "parameters.namespace", "characters"),
-        ({"host": "a; rm -rf /"}, "parameters.host", "characters"),
-    ],
-)
-def test_wrong_parameters_are_named(values, field, says):
-    with pytest.raises(InputError, match=says) as error:
-        read_parameters(values)
-    assert error.value.field == field
-
-
-# Secrets
-
-
-@pytest.mark.parametrize(
-    ("options", "environment"),
-    [
-        ({"api_key": "correct horse"}, {}),
-        ({}, {"HF_TOKEN": "swordfish"}),
-        ({}, {"NOTE": "hf_" + "a1B2" * 8}),
-        ({}, {"PROXY": "http://me:mypassword@proxy:3128"}),
-    ],
-)
-def test_secrets_are_refused_and_not_repeated(options, environment):
-    with pytest.raises(InputError) as error:
-        make_recipe(passing_on(qwen(), options, environment))
-    for secret in ("correct horse", "swordfish", "a1B2", "mypassword"):
+def test_secrets_are_refused_and_not_repeated(tiny_config):
+    for options, environment, secret in (
+        ({"api_key": "correct horse"}, {}, "correct horse"),
+        ({}, {"HF_TOKEN": "swordfish"}, "swordfish"),
+        ({}, {"NOTE": "hf_" + "a1B2" * 8}, "a1B2"),
+        ({}, {"PROXY": "http://me:mypassword@proxy:3128"}, "mypassword"),
+    ):
+        with pytest.raises(InputError) as error:
+            make_recipe(passing_on(qwen(), options, environment))
         assert secret not in str(error.value)
-
-
-def test_a_secret_in_a_models_config_is_refused(tiny_config):
     with pytest.raises(InputError, match="Hugging Face token"):
         make_recipe(make_request(tiny_config | {"note": "hf_" + "x" * 34}, "h100-sxm", 1))
-
-
-# Older and newer forms
 
 
 def test_a_recipe_of_the_form_before_kinds_is_read_and_starts_as_it_did():
@@ -307,29 +252,20 @@ def test_a_recipe_of_the_form_before_kinds_is_read_and_starts_as_it_did():
         assert words[f"--{name.replace('_', '-')}"] == str(values["engine"]["options"][name])
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_what_is_no_recipe_is_refused_by_name(recipe):
+    for change, says in (
         ({"schema_version": 2}, "reads up to 1"),
         *(({"schema_version": value}, "schema_version") for value in (0, "1", True)),
         ({"surprise": 1}, "surprise"),
         ({"kind": "cooking"}, "kind"),
         ({"name": "../etc\nx"}, "name"),
         ({"candidate": 3}, "candidate"),
-    ],
-)
-def test_what_is_no_recipe_is_refused_by_name(recipe, change, says):
-    with pytest.raises(BundleError, match=says):
-        Recipe.parse(recipe.model_dump(mode="json") | change)
-
-
-@pytest.mark.parametrize("value", [None, [], "recipe", 1, {}])
-def test_what_is_no_object_is_refused(value):
-    with pytest.raises(BundleError, match="schema_version"):
-        Recipe.parse(value)
-
-
-# Claims
+    ):
+        with pytest.raises(BundleError, match=says):
+            Recipe.parse(recipe.model_dump(mode="json") | change)
+    for value in (None, [], "recipe", 1, {}):
+        with pytest.raises(BundleError, match="schema_version"):
+            Recipe.parse(value)
 
 
 def _measurement(recipe: Recipe, parts: dict | None = None) -> dict:
@@ -352,42 +288,30 @@ def test_a_measurement_becomes_a_claim_that_expires(recipe):
     assert claim.doubts(found, claim.date) == []
     assert "expired" in claim.doubts(found, claim.expires.replace(year=claim.expires.year + 1))[0]
     assert found.lock.recipe_digest == found.digest != recipe.digest
+    other = make_recipe(qwen(4, candidate={"tp": 2, "pp": 1, "dp": 1}))
+    assert "of another split" in claim.doubts(other, claim.date)
 
 
 def test_a_measured_training_run_is_a_claim_too():
     found = make_recipe(training_request(options={"engines": ["torch"]}))
-    measured = _measurement(found) | {
-        "engine": {"version": found.engine.version},
-        "metrics": {"step_s": 7.5},
-    }
+    own = {"engine": {"version": found.engine.version}, "metrics": {"step_s": 7.5}}
+    measured = _measurement(found, own)
     del measured["workload"]
     (claim,) = with_claims(found, [measured]).claims
     assert (claim.metrics, claim.workload["sequence_length"]) == ({"step_s": 7.5}, 4096)
 
 
-def test_a_claim_speaks_for_its_own_recipe_only(recipe):
-    (claim,) = with_claims(recipe, [_measurement(recipe)]).claims
-    other = make_recipe(qwen(4, candidate={"tp": 2, "pp": 1, "dp": 1}))
-    assert "of another split" in claim.doubts(other, claim.date)
-
-
-@pytest.mark.parametrize(
-    ("parts", "says"),
-    [
+def test_measurements_of_something_else_are_refused(recipe):
+    for parts, says in (
         ({"recipe": "another"}, "is of the recipe another"),
         ({"engine": {"version": "0.1.0"}}, "pins"),
         ({"machine": {"runtime": "rocm", "devices": []}}, "measured on rocm"),
         ({"machine": {"runtime": "cuda", "devices": [{"name": "NVIDIA L4"}]}}, "NVIDIA L4"),
         ({"metrics": None}, "is not a measurement"),
         ({"created": "yesterday"}, "is not a measurement"),
-    ],
-)
-def test_measurements_of_something_else_are_refused(recipe, parts, says):
-    with pytest.raises(InputError, match=says):
-        with_claims(recipe, [_measurement(recipe, parts)])
-
-
-# Training
+    ):
+        with pytest.raises(InputError, match=says):
+            with_claims(recipe, [_measurement(recipe, parts)])
 
 
 @pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
@@ -401,7 +325,9 @@ def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
 
 
 def test_training_is_decided_and_refused_in_words():
+    large = make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING)
     with pytest.raises(NoAnswer, match=r"none of \d+ splits can run; .* GiB short"):
-        make_recipe(
-            make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING)
-        )
+        make_recipe(large)
+    for name in ("engine_options", "environment"):
+        with pytest.raises(InputError, match="serving"):
+            make_recipe(training_request(options={name: {"seed": "1"}}))

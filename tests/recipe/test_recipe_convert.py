@@ -8,11 +8,10 @@ import pytest
 
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.commands.ground import Ground
-from recipe_core.recipe import make_recipe, relaunch
+from recipe_core.recipe import relaunch
 from recipe_core.recipe.convert import convert
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.published import read_published
-from tests.conftest import make_request
 
 H100 = Ground.of(hardware="h100-sxm:8")
 
@@ -23,55 +22,29 @@ def lost(found) -> str:
 
 def test_a_command_becomes_the_recipe_that_starts_it():
     command = (
-        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 16384 --max-num-seqs 64 "
-        "--gpu-memory-utilization 0.9 --port 9000"
+        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 16384 --max-num-seqs 64 --port 9000 "
+        "--gpu-memory-utilization 0.9 --tool-call-parser hermes --enable-auto-tool-choice"
     )
-    command += " --tool-call-parser hermes --enable-auto-tool-choice"
     found = convert(command, H100)
     options = found.recipe.engine.options
-    wanted = {
-        "tensor_parallel_size": 2,
-        "max_model_len": 16384,
-        "max_num_seqs": 64,
-        "gpu_memory_utilization": 0.9,
-        "tool_call_parser": "hermes",
-    }
+    wanted = {"tensor_parallel_size": 2, "max_model_len": 16384, "max_num_seqs": 64}
+    wanted |= {"gpu_memory_utilization": 0.9, "tool_call_parser": "hermes"}
     assert wanted.items() <= options.items()
     assert found.recipe.parameters.port == 9000
     assert set(found.carried) == {"--tool-call-parser", "--enable-auto-tool-choice"}
     assert found.lost == ()
 
 
-@pytest.mark.parametrize(
-    "split", [{"tp": 2, "pp": 1, "dp": 1}, {"tp": 4, "pp": 2, "dp": 1}, {"tp": 2, "pp": 1, "dp": 4}]
-)
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"kv_dtype": "fp8", "max_num_seqs": 32}, {"weight_dtype": "fp8", "memory_fraction": 0.8}],
-)
-def test_a_recipes_own_command_converts_to_the_same_launch(split, more):
-    """Round trip: what is rendered from a recipe is read back into one that renders the same."""
-    recipe = make_recipe(make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate=split | more))
-    (process,) = relaunch(recipe).processes
-    filled = {"${model}": recipe.model.id, "${host}": "127.0.0.1", "${port}": "8000"}
-    words = [filled.get(word, word) for word in process.argv]
-    found = convert(shlex.join(words), H100)
-    assert found.recipe.candidate == recipe.candidate
-    assert relaunch(found.recipe).processes[0].argv == process.argv
-    assert found.lost == ()
-
-
 def test_one_rank_of_several_becomes_the_recipe_of_all():
     command = (
         "CUDA_VISIBLE_DEVICES=3 vllm serve Qwen/Qwen3-30B-A3B --data-parallel-size 8 "
-        "--data-parallel-rank 3 --enable-expert-parallel"
+        "--data-parallel-rank 3 --enable-expert-parallel --data-parallel-address 10.0.0.1 "
+        "--data-parallel-rpc-port 13345"
     )
-    command += " --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 13345"
     found = convert(command, H100)
     assert found.recipe.engine.options["data_parallel_external_lb"] is True
-    ranks = [
-        p.argv[p.argv.index("--data-parallel-rank") + 1] for p in relaunch(found.recipe).processes
-    ]
+    every = [process.argv for process in relaunch(found.recipe).processes]
+    ranks = [argv[argv.index("--data-parallel-rank") + 1] for argv in every]
     assert ranks == [str(n) for n in range(8)]
 
 
@@ -105,48 +78,36 @@ def test_placeholders_of_a_launch_are_left_open():
     assert "--port ${port}: left open" in lost(converted)
 
 
-def test_an_image_that_is_left_open_is_not_taken_over():
-    converted = convert("docker run --ipc=host vllm/vllm-openai:$TAG --model Qwen/Qwen3-8B", H100)
-    assert converted.recipe.parameters.image is None
-    assert "vllm/vllm-openai:$TAG: left open" in lost(converted)
+def test_an_address_that_no_recipe_can_have_is_refused_by_name():
+    for words, field in ((["--host", "a b"], "host"), (["--port", "99999"], "port")):
+        with pytest.raises(InputError) as error:
+            convert(["vllm", "serve", "Qwen/Qwen3-8B", *words], H100)
+        assert error.value.field == f"parameters.{field}"
 
 
-@pytest.mark.parametrize(
-    ("words", "field"),
-    [(["--host", "a b"], "parameters.host"), (["--port", "99999"], "parameters.port")],
-)
-def test_an_address_that_no_recipe_can_have_is_refused_by_name(words, field):
-    with pytest.raises(InputError) as error:
-        convert(["vllm", "serve", "Qwen/Qwen3-8B", *words], H100)
-    assert error.value.field == field
+def test_an_image_is_taken_over_unless_it_is_open_or_changes_without_notice():
+    for tag, kept, why in (
+        ("v0.32.0", "vllm/vllm-openai:v0.32.0", ""),
+        ("latest", None, "without notice"),
+        ("$TAG", None, "vllm/vllm-openai:$TAG: left open"),
+    ):
+        run = f"docker run --gpus all --ipc=host vllm/vllm-openai:{tag} --model Qwen/Qwen3-8B"
+        found = convert(run, H100)
+        assert found.recipe.parameters.image == kept
+        assert why in lost(found)
+        assert ("without notice" in lost(found)) is (tag == "latest")
 
 
-@pytest.mark.parametrize(
-    ("tag", "kept"), [("v0.32.0", "vllm/vllm-openai:v0.32.0"), ("latest", None)]
-)
-def test_an_image_is_taken_over_unless_it_changes_without_notice(tag, kept):
-    found = convert(
-        f"docker run --gpus all --ipc=host vllm/vllm-openai:{tag} --model Qwen/Qwen3-8B", H100
-    )
-    assert found.recipe.parameters.image == kept
-    assert ("without notice" in lost(found)) is (kept is None)
-
-
-@pytest.mark.parametrize(
-    ("command", "error", "says"),
-    [
+def test_what_starts_nothing_is_no_recipe():
+    for words, error, says in (
         ("nginx -g daemon", InputError, "known engine"),
         ("vllm serve Qwen/Qwen3-8B -tp many", InputError, "takes int"),
         ("vllm serve nobody/nothing", InputError, "unknown model"),
         ("vllm serve meta-llama/Llama-3.1-70B-Instruct", NoAnswer, "short"),
-    ],
-)
-def test_what_starts_nothing_is_no_recipe(command, error, says):
-    with pytest.raises(error, match=says):
-        convert(command, H100)
+    ):
+        with pytest.raises(error, match=says):
+            convert(words, H100)
 
-
-# Published recipes
 
 RENDERED = {
     "hf_id": "Qwen/Qwen3-8B",
@@ -156,24 +117,9 @@ RENDERED = {
         "deploy_type": "single_node",
         "env": {"VLLM_LOGGING_LEVEL": "INFO"},
         "docker_image": "vllm/vllm-openai:latest",
-        "argv": [
-            "vllm",
-            "serve",
-            "Qwen/Qwen3-8B",
-            "--tensor-parallel-size",
-            "2",
-            "--reasoning-parser",
-            "qwen3",
-        ],
+        "argv": shlex.split("vllm serve Qwen/Qwen3-8B -tp 2 --reasoning-parser qwen3"),
         "companions": [{"command": "lmcache server"}],
     },
-}
-OPTIONS = {
-    "model": "Qwen/Qwen3-8B",
-    "tensor_parallel_size": 2,
-    "enable_auto_tool_choice": True,
-    "tool_call_parser": "hermes",
-    "seed": None,
 }
 
 
@@ -188,20 +134,15 @@ def test_a_published_rendering_is_read():
 
 
 def test_a_file_of_options_is_read():
-    found = convert(read_published(OPTIONS), H100)
-    assert found.recipe.engine.options["tool_call_parser"] == "hermes"
-    assert found.recipe.engine.options["enable_auto_tool_choice"] is True
+    stated = {"tensor_parallel_size": 2, "tool_call_parser": "hermes"}
+    stated |= {"enable_auto_tool_choice": True}
+    document = {"model": "Qwen/Qwen3-8B", "seed": None} | stated
+    assert stated.items() <= convert(read_published(document), H100).recipe.engine.options.items()
 
 
 def test_a_cookbook_is_read_for_a_device():
-    engine = {
-        "env_vars": {"SGLANG_LOG": "1"},
-        "tp": 4,
-        "dp": None,
-        "ep": None,
-        "enable_dp_attention": None,
-        "extra_args": ["--reasoning-parser", "qwen3"],
-    }
+    engine = dict.fromkeys(("dp", "ep", "enable_dp_attention")) | {"tp": 4}
+    engine |= {"env_vars": {"SGLANG_LOG": "1"}, "extra_args": ["--reasoning-parser", "qwen3"]}
     fast = {"name": "fast", "engine": engine | {"tp": 8}}
     hardware = {
         "H100": {"configurations": [{"name": "default", "engine": engine}, fast]},
@@ -216,20 +157,17 @@ def test_a_cookbook_is_read_for_a_device():
         read_published(book, "b200-sxm")
 
 
-@pytest.mark.parametrize(
-    ("document", "says"),
-    [
+def test_other_documents_are_refused():
+    for document, says in (
         ([], "is an object"),
         ({}, "not in a known form"),
         ({"prefill": {"argv": ["vllm"]}, "decode": {}}, "pools"),
         ({"families": []}, "no configuration"),
-    ],
-)
-def test_other_documents_are_refused(document, says):
-    with pytest.raises(InputError, match=says):
-        read_published(document)
+    ):
+        with pytest.raises(InputError, match=says):
+            read_published(document)
 
 
-@pytest.mark.parametrize("env", [{"A": 1}, ["A=1"], [{"name": "A", "value": 1}]])
-def test_variables_come_in_three_shapes(env):
-    assert read_published({"argv": ["vllm", "serve", "x"], "env": env}).env == {"A": "1"}
+def test_variables_come_in_three_shapes():
+    for env in ({"A": 1}, ["A=1"], [{"name": "A", "value": 1}]):
+        assert read_published({"argv": ["vllm", "serve", "x"], "env": env}).env == {"A": "1"}
