@@ -57,32 +57,22 @@ def request(engine: str, **more: Any) -> PlanRequest:
         candidate.pop("shard", None)
     nodes = more.pop("nodes", 1)
     candidate |= {"tp": 1, "pp": 1, "dp": 8 * nodes - rollout.get("devices", 0)}
-    return PlanRequest.parse(
-        {
-            "model": "Qwen/Qwen2.5-7B-Instruct",
-            "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": nodes},
-            "workload": {
-                "kind": "training",
-                "method": more.pop("method", "grpo"),
-                "global_batch": 256,
-                "tokens": 2e8,
-                "rollout": rollout,
-            },
-            "candidate": candidate,
-            **more,
-        }
-    )
+    workload = {"kind": "training", "method": more.pop("method", "grpo"), "rollout": rollout}
+    workload |= {"global_batch": 256, "tokens": 2e8}
+    hardware = {"device": "h100-sxm", "per_node": 8, "nodes": nodes}
+    values = {"model": "Qwen/Qwen2.5-7B-Instruct", "hardware": hardware, "workload": workload}
+    return PlanRequest.parse(values | {"candidate": candidate} | more)
 
 
-def estimated(engine: str, **more: Any) -> tuple[TrainingEstimates, int]:
-    table, row = plan_candidate(request(engine, **more))
-    estimates, place = table.at(row)[0].detail(table.at(row)[1])
-    return estimates, place
+def detail(asked: PlanRequest) -> tuple[TrainingEstimates, int]:
+    table, row = plan_candidate(asked)
+    problem, place = table.at(row)
+    return problem.detail(place)
 
 
 @cache
 def started(engine: str, case: str) -> tuple[TrainingEstimates, int, Launch]:
-    estimates, place = estimated(engine, **CASES[case])
+    estimates, place = detail(request(engine, **CASES[case]))
     return estimates, place, training_launch(estimates, place)
 
 
@@ -105,13 +95,9 @@ def by_verl(case: str, folder: Path) -> dict[str, Any]:
     packages = package_folder(*VERL)
     shipped = packages / "verl" / "trainer" / "config"
     overrides = words[words.index("--config-name") + 2 :]
-    done = subprocess.run(
-        [sys.executable, "-c", COMPOSE, str(folder), str(shipped), *overrides],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(packages), "PATH": ""},
-        check=False,
-    )
+    command = [sys.executable, "-c", COMPOSE, str(folder), str(shipped), *overrides]
+    env = {"PYTHONPATH": str(packages), "PATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
@@ -120,21 +106,14 @@ def by_verl(case: str, folder: Path) -> dict[str, Any]:
 def by_openrlhf(case: str) -> dict[str, Any]:
     """What OpenRLHF's own parser makes of a case's words, its checks passed."""
     words = program(started("openrlhf", case)[2])
-    script = FIXTURES / "openrlhf_words.py"
-    folder = package_folder(*OPENRLHF)
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder), *words[3:]],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script, folder = FIXTURES / "openrlhf_words.py", package_folder(*OPENRLHF)
+    command = [sys.executable, str(script), str(folder), *words[3:]]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# verl
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES)
 def test_verl_reads_what_was_estimated(case: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     estimates, place, _ = started("verl", case)
@@ -167,6 +146,7 @@ def test_verl_reads_what_was_estimated(case: str, tmp_path_factory: pytest.TempP
     assert data["train_files"] == "/bundle/data/tasks.jsonl"
 
 
+@pytest.mark.nightly
 def test_verl_samples_apart_on_a_pool_of_its_own(tmp_path: Path) -> None:
     config = by_verl("apart", tmp_path)
     roll, trainer = config["actor_rollout_ref"]["rollout"], config["trainer"]
@@ -179,9 +159,7 @@ def test_verl_samples_apart_on_a_pool_of_its_own(tmp_path: Path) -> None:
     assert roll["checkpoint_engine"]["backend"] != "naive"
 
 
-# OpenRLHF
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES)
 def test_openrlhf_reads_what_was_estimated(case: str) -> None:
     estimates, place, _ = started("openrlhf", case)
@@ -210,57 +188,34 @@ def test_openrlhf_reads_what_was_estimated(case: str) -> None:
     assert rows // work.prompts * read["train"]["num_episodes"] == estimates.run.steps[place]
 
 
-# what several nodes share
-
-
-def test_nodes_are_joined_before_the_program_starts() -> None:
-    launch = started("verl", "apart")[2]
+def test_several_nodes_are_joined_before_the_program_starts() -> None:
+    launch, alone = (started("verl", case)[2] for case in ("apart", "grpo"))
     first, second = (process.argv for process in launch.processes)
     assert {process.devices for process in launch.processes} == {tuple(range(8))}
-    assert first[:8] == (
-        *("python3", "${root}/ray_node.py", "--nodes", "2", "--node-rank", "0"),
-        *("--head", "${head}"),
-    )
+    words = "python3 ${root}/ray_node.py --nodes 2 --node-rank 0 --head ${head}"
+    assert " ".join(first[:8]) == words
     assert [k for k, pair in enumerate(zip(first, second, strict=True)) if len({*pair}) > 1] == [5]
     assert {"ray_node.py", "trainer/ray_node.py", "trainer/__init__.py"} <= {*launch.files}
+    assert alone.processes[0].argv[:3] == ("python3", "-m", "verl.trainer.main_ppo")
+    assert not [name for name in alone.files if "ray" in name or name.startswith("trainer")]
 
 
-def test_one_node_needs_no_joining() -> None:
-    launch = started("verl", "grpo")[2]
-    assert launch.processes[0].argv[:3] == ("python3", "-m", "verl.trainer.main_ppo")
-    assert not [name for name in launch.files if "ray" in name or name.startswith("trainer")]
-
-
-def test_the_first_node_runs_the_program_and_answers_its_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stub = tmp_path / "ray"
-    stub.write_text('#!/bin/sh\necho "$@" > "$LOG"\nexec sleep 60\n', encoding="utf-8")
-    stub.chmod(0o755)
-    log, seen = tmp_path / "words", tmp_path / "address"
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("LOG", str(log))
-    monkeypatch.setattr(ray_node, "_all_join", lambda nodes, _address, _head: nodes == 2)
-    command = f'echo "$RAY_ADDRESS" > {seen}; exit 7'
-    ranks = ("--nodes", "2", "--node-rank", "0", "--head", "10.0.0.1", "--port", "6379")
-    assert ray_node.main([*ranks, "--gpus", "8", "--", "sh", "-c", command]) == 7
-    assert seen.read_text().strip() == "10.0.0.1:6379"
-
-
-def test_missing_nodes_are_told(
+def test_the_first_node_runs_the_program_once_all_have_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub = tmp_path / "ray"
+    stub, seen = tmp_path / "ray", tmp_path / "address"
     stub.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    ranks = "--nodes 2 --node-rank 0 --head 10.0.0.1 --port 6379 --gpus 8 -- sh -c"
+    words = [*ranks.split(), f'echo "$RAY_ADDRESS" > {seen}; exit 7']
     monkeypatch.setattr(ray_node, "_all_join", lambda *_: False)
-    ranks = ("--nodes", "2", "--node-rank", "0", "--head", "h", "--port", "1", "--gpus", "8")
-    assert ray_node.main([*ranks, "--", "true"]) == 1
-    assert "fewer than 2 nodes joined h:1" in capsys.readouterr().err
-
-
-# tasks and rewards
+    assert ray_node.main(words) == 1
+    assert "fewer than 2 nodes joined 10.0.0.1:6379" in capsys.readouterr().err
+    assert not seen.exists()
+    monkeypatch.setattr(ray_node, "_all_join", lambda nodes, _address, _head: nodes == 2)
+    assert ray_node.main(words) == 7
+    assert seen.read_text().strip() == "10.0.0.1:6379"
 
 
 def test_the_rule_rewards_the_last_number() -> None:
@@ -279,8 +234,11 @@ def test_tasks_have_right_answers_and_fill_whole_steps() -> None:
         assert first + boxes * more - used == int(answer) >= 1
 
 
-def test_rows_are_read_by_both() -> None:
+def test_configuration_extends_verls_and_rows_are_read_by_both() -> None:
     launch = started("verl", "grpo")[2]
+    config = yaml.safe_load(launch.files["verl.yaml"])
+    assert config["defaults"] == ["ppo_trainer", "_self_"]
+    assert config["hydra"]["searchpath"] == ["pkg://verl.trainer.config"]
     rows = [json.loads(line) for line in launch.files["data/tasks.jsonl"].splitlines()]
     assert len(rows) == 256
     for row in rows:
@@ -288,46 +246,16 @@ def test_rows_are_read_by_both() -> None:
         assert row["label"] == row["reward_model"]["ground_truth"]
 
 
-# refusals
-
-
-@pytest.mark.parametrize(
-    ("engine", "more", "field", "words"),
-    [
-        ("openrlhf", {"engine": "sglang"}, "workload.rollout.engine", "a rollout by sglang"),
-        (
-            "openrlhf",
-            {"old_log_probs": False},
-            "workload.rollout.old_log_probs",
-            "own log-probabilities",
-        ),
-    ],
-)
-def test_what_cannot_be_told_is_refused(
-    engine: str, more: dict[str, Any], field: str, words: str
-) -> None:
-    asked = request(engine)
-    rollout = asked.workload.model_copy(
-        update={"rollout": asked.workload.rollout.model_copy(update=more)}
-    )
-    table, row = plan_candidate(asked.model_copy(update={"workload": rollout}))
-    estimates, place = table.at(row)[0].detail(table.at(row)[1])
-    with pytest.raises(NoAnswer) as caught:
-        training_launch(estimates, place)
-    assert words in caught.value.message
-    assert caught.value.field == field
-
-
-def test_a_batch_of_part_of_a_prompt_is_refused() -> None:
+def test_what_cannot_be_told_is_refused() -> None:
+    asked = request("openrlhf")
+    for field, value in (("engine", "sglang"), ("old_log_probs", False)):
+        rollout = asked.workload.rollout.model_copy(update={field: value})
+        workload = asked.workload.model_copy(update={"rollout": rollout})
+        with pytest.raises(NoAnswer) as caught:
+            training_launch(*detail(asked.model_copy(update={"workload": workload})))
+        assert caught.value.field == f"workload.rollout.{field}"
     values = request("verl").to_json()
     values["workload"]["global_batch"] = 4
     values["candidate"] |= {"dp": 2, "micro_batch": 1}
-    table, row = plan_candidate(PlanRequest.parse(values))
-    estimates, place = table.at(row)[0].detail(table.at(row)[1])
-    assert any("not a multiple of samples 8" in one for one in launch_reasons(estimates, place))
-
-
-def test_the_configuration_is_yaml_that_extends_verls() -> None:
-    config = yaml.safe_load(started("verl", "grpo")[2].files["verl.yaml"])
-    assert config["defaults"] == ["ppo_trainer", "_self_"]
-    assert config["hydra"]["searchpath"] == ["pkg://verl.trainer.config"]
+    reasons = launch_reasons(*detail(PlanRequest.parse(values)))
+    assert any("not a multiple of samples 8" in reason for reason in reasons)
