@@ -101,7 +101,10 @@ def processes(started):
     return [(p.argv, p.env, p.port_offset, p.devices, p.node, p.role) for p in started.processes]
 
 
-@pytest.mark.parametrize("form", [as_text, as_published, as_container])
+AT_NIGHT = [pytest.param(form, marks=pytest.mark.nightly) for form in (as_published, as_container)]
+
+
+@pytest.mark.parametrize("form", [as_text, *AT_NIGHT])
 @pytest.mark.parametrize("name", PASSED)
 def test_what_is_started_converts_to_what_is_started(name, form):
     seen = Counter()

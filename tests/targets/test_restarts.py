@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +41,9 @@ from tests.fixtures.targets import (
 from tests.targets.test_targets_schemas import VALUES
 
 ODD = Supervision(
-    crash_budget=7,
-    window_s=661,
-    backoff_s=1.25,
-    backoff_most_s=67,
-    stable_s=331,
-    hang_s=97,
-    slow_s=307,
-    drain_s=41,
-    poll_s=0.75,
-    min_available=2,
-    requeues=4,
+    **{"crash_budget": 7, "window_s": 661, "backoff_s": 1.25, "backoff_most_s": 67},
+    **{"stable_s": 331, "hang_s": 97, "slow_s": 307, "drain_s": 41, "poll_s": 0.75},
+    **{"min_available": 2, "requeues": 4},
 )
 """No value of which is a default, or one of the others."""
 OTHER: dict[str, Any] = {**ODD.model_dump(), "min_available": 0}
@@ -70,20 +65,11 @@ def supervised(value: Context, supervision: Supervision = ODD) -> Context:
 
 def chains(value: Any, names: list[str]) -> Iterator[Any]:
     """Values at a chain of keys that begins anywhere in a document."""
-    if isinstance(value, list):
-        for item in value:
-            yield from chains(item, names)
-    if isinstance(value, dict):
-        yield from _below(value, names)
-        for item in value.values():
-            yield from chains(item, names)
-
-
-def _below(value: Any, names: list[str]) -> Iterator[Any]:
-    if not names:
-        yield value
-    elif isinstance(value, dict) and names[0] in value:
-        yield from _below(value[names[0]], names[1:])
+    with suppress(KeyError, TypeError):
+        yield reduce(getitem, names, value)
+    items = value.values() if isinstance(value, dict) else value
+    for item in items if isinstance(value, dict | list) else ():
+        yield from chains(item, names)
 
 
 def stands_in(setting: Setting, path: str, text: str) -> bool:
@@ -187,9 +173,6 @@ def test_the_page_of_operations_is_not_stale() -> None:
     assert done.returncode == 0, f"run python scripts/restarts.py: {done.stdout}{done.stderr}"
 
 
-# Budgets of disruption
-
-
 def labels_of(document: dict[str, Any]) -> list[dict[str, str]]:
     """Labels of the pods of a workload, one entry per kind of pod."""
     spec = document.get("spec", {})
@@ -208,30 +191,30 @@ def selects(budget: dict[str, Any], labels: dict[str, str]) -> bool:
     return exact and all(labels.get(rule["key"]) in rule["values"] for rule in several)
 
 
-@pytest.mark.parametrize(
-    ("launch", "kept"),
-    [
-        (single(), {"": 1}),
-        (replicas(4), {"": 3}),
-        (pools(), {"": 1}),
-        (pools(2), {"prefill": 1, "decode": 1, "router": 1}),
-        (spread(), {"": 1, "workers": 1}),
-        (spread(4, 8), {"": 1, "workers": 3}),
-        (both_nodes_answer(), {"": 2}),
-    ],
-    ids=["one", "four", "pools", "pools over nodes", "two nodes", "four nodes", "all answer"],
-)
-def test_every_pod_counts_in_one_budget(launch: Launch, kept: dict[str, int]) -> None:
+BUDGETS: list[tuple[Launch, dict[str, int]]] = [
+    (single(), {"": 1}),
+    (replicas(4), {"": 3}),
+    (pools(), {"": 1}),
+    (pools(2), {"prefill": 1, "decode": 1, "router": 1}),
+    (spread(), {"": 1, "workers": 1}),
+    (spread(4, 8), {"": 1, "workers": 3}),
+    (both_nodes_answer(), {"": 2}),
+]
+
+
+def test_every_pod_counts_in_one_budget() -> None:
     """The eviction of a pod that two budgets select is refused."""
-    value, folder = context(launch), "targets/kubernetes/"
-    objects = [each for path, each in documents(value, ".yaml").items() if path.startswith(folder)]
-    budgets = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
-    found = {each["metadata"]["name"]: each["spec"]["minAvailable"] for each in budgets}
-    assert found == {f"{value.name}-{part}".rstrip("-"): count for part, count in kept.items()}
-    pods = [labels for each in objects for labels in labels_of(each)]
-    assert pods
-    for labels in pods:
-        assert sum(selects(budget, labels) for budget in budgets) == 1
+    for launch, kept in BUDGETS:
+        value, folder = context(launch), "targets/kubernetes/"
+        files = documents(value, ".yaml").items()
+        objects = [each for path, each in files if path.startswith(folder)]
+        budgets = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
+        found = {each["metadata"]["name"]: each["spec"]["minAvailable"] for each in budgets}
+        assert found == {f"{value.name}-{part}".rstrip("-"): n for part, n in kept.items()}
+        pods = [labels for each in objects for labels in labels_of(each)]
+        assert pods
+        for labels in pods:
+            assert sum(selects(budget, labels) for budget in budgets) == 1
 
 
 def test_an_update_leaves_up_what_must_be() -> None:
@@ -243,9 +226,6 @@ def test_an_update_leaves_up_what_must_be() -> None:
             assert update["maxSurge"] == 0  # both 0 would be refused, and never end
             assert update["maxUnavailable"] == max(1, count - kept)
             assert 0 <= kept <= count
-
-
-# Times
 
 
 @pytest.mark.parametrize("hang_s", [5, 6, 11, 60, 97, 3600])
@@ -273,9 +253,6 @@ def test_runs_may_fail_as_often_as_their_devices_are_expected_to() -> None:
     job_set = document(supervised(long_run), "jobset.yaml")
     assert job_set["spec"]["failurePolicy"]["maxRestarts"] == 7 + 20
     assert "most=24\n" in target_files(supervised(long_run))["targets/slurm/job.sbatch"]
-
-
-# systemd
 
 
 @needs("systemd-analyze")

@@ -47,10 +47,11 @@ def over_nodes(nodes, tp=1, pp=1, dp=1, **more):
     return context(launched(ranks(nodes, values, tuple(range(8))), values))
 
 
-def test_what_is_started_is_what_the_recipe_starts():
+@pytest.mark.parametrize("count", [120, pytest.param(300, marks=pytest.mark.nightly)])
+def test_what_is_started_is_what_the_recipe_starts(count):
     """Every pod of many launches has the launch's words, in an object that the API accepts."""
     seen = {"worker": 0, "prefill": 0, "refused": 0}
-    for deployment in deployments("vllm", 300, seed=11):
+    for deployment in deployments("vllm", count, seed=11):
         try:
             value = of(deployment)
             document = made(value)
