@@ -79,7 +79,7 @@ def tables(engine: str, chance: random.Random) -> list[TrainingPlan]:
     if engine not in REPLICAS:
         return [table(engine, model, nodes, 8, 128) for model in models for nodes in (2, 1)]
     every = [(*size, batch) for size in MANY_SIZES for batch in (96, 128, 192, 256, 640, 1120)]
-    picked = chance.sample(every, min(len(every), examples(len(every), least=12)))
+    picked = chance.sample(every, min(len(every), examples(len(every), least=6)))
     return [table(engine, LLAMA, *asked) for asked in picked]
 
 
