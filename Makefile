@@ -11,6 +11,7 @@ WORKERS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.venv/bytecode $(BIN)/python -m pytest
 # Groups of tests that share a server stay together and start first; see tests/fixtures/groups.py.
 PARALLEL := -n $(WORKERS) --dist loadgroup
+ROOMS := $(filter-out fixtures,$(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 .PHONY: run test test-all test-vllm test-torchtitan test-compressors corpus corpus-accept demo chain check format screenshots clean
 .DEFAULT_GOAL := run
@@ -27,7 +28,7 @@ test-all: .venv/.all
 	$(PYTEST) $(PARALLEL)
 
 test-%: .venv/.test
-	@[ -d tests/$* ] || { echo "There is no room tests/$*; rooms are: $$(ls -d tests/*/ | xargs -n1 basename | xargs)" >&2; exit 2; }
+	@[ -n "$(filter $*,$(ROOMS))" ] || { echo "There are no tests of $*; rooms are: $(ROOMS)" >&2; exit 2; }
 	@scripts/programs
 	$(PYTEST) $(PARALLEL) tests/$*
 
