@@ -72,7 +72,7 @@ def test_a_start_that_never_answers_is_late(world, deployed):
     world.kill("server-0")
     up.settled(2)
     assert up.kinds[:4] == ["died", "restart", "start", "hung"]
-    assert up.happened("hung")[0]["reason"] == "not ready after 20 s"
+    assert up.happened("hung")[0]["reason"] == "not ready after 120 s"
 
 
 def test_a_slow_server_is_restarted_once(world, deployed):

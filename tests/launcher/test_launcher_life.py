@@ -36,9 +36,9 @@ def test_a_server_that_never_answers_is_stopped(world, deployed, how):
     world.after(1, lambda: world["server-0"].writes("loading"))
     with pytest.raises(LateError) as caught:
         up.start()
-    assert caught.value.message == "server-0 was not ready after 20 s."
+    assert caught.value.message == "server-0 was not ready after 120 s."
     assert caught.value.detail == "loading"
-    assert "waiting for server-0: 3 s of 20; loading" in up.said.lines
+    assert "waiting for server-0: 3 s of 120; loading" in up.said.lines
     assert up.said.lines[-1] == "stopped server-0"
     assert (world.living(), up.recorded) == ([], False)
 
