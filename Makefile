@@ -47,7 +47,7 @@ test-compressors: .venv/.test
 	@scripts/compressors_cpu .venv-compressors
 	$(PYTEST) -p no:xdist tests/e2e/test_compressors.py
 
-# Compares what is answered to some two hundred requests with the recorded answers (half a minute); see tests/corpus/__main__.py.
+# Compares what is answered to some two hundred requests with the recorded answers (under a minute); see tests/corpus/__main__.py.
 corpus: .venv/.test
 	$(BIN)/python -m tests.corpus compare
 
