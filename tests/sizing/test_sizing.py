@@ -158,13 +158,17 @@ def devices_of(answer):
     return [row["device"] for row in answer["devices"]]
 
 
-def test_a_device_without_a_price_never_changes_the_order_of_the_others():
+@pytest.mark.parametrize(
+    "shift", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))]
+)
+def test_a_device_without_a_price_never_changes_the_order_of_the_others(shift):
+    """A device at each place; at night every device at every place."""
     priced, limits = ["h100-sxm", "mi300x", "l40s", "b200-sxm"], {"tpot_ms": 60}
     order = devices_of(answered(limits=limits, devices=priced))
     assert len(order) >= 3
-    unpriced = ("gh200-144gb", "mi250x", "gaudi3", "gh200-144gb", "mi250x")
-    for place, name in enumerate(unpriced):
-        named = [*priced[:place], name, *priced[place:]]
+    unpriced = ("gh200-144gb", "mi250x", "gaudi3")
+    for place in range(len(priced) + 1):
+        named = [*priced[:place], unpriced[(place + shift) % 3], *priced[place:]]
         assert devices_of(answered(limits=limits, devices=named)) == order
 
 
