@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import datetime, timezone
+from datetime import timezone
 from pathlib import Path
 from typing import Any
 
@@ -36,34 +35,37 @@ from .running import as_started, passed_preflight, require_files, running, stop_
 from .state import State
 from .steps import WARM_UP, Step, comparison, metrics_file, planned_steps, read_steps
 from .supervisor import Progress
+from .world import HERE, World
 
 _MEASURED = 20  # steps by default
+_LOOK_S = 0.2
 _LIVES_S = 5.0  # a run without a record that lives this long counts as started
 _ADOPTED_S = 5.0  # a keeper that has just ended may not have told the last of it
 
 
-def up(request: Request, plan: LaunchPlan) -> int:
+def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     """Start, and wait for the first step; with --foreground keep the run to its end."""
     progress, already = Progress(), False
     try:
         recorded = state.load(plan.own)
-        already = keep.is_kept(recorded) or running(plan) is not None
-        if keep.is_kept(recorded) and request.foreground and recorded is not None:
-            keeping.dismiss(recorded.keeper)
-        if not keep.is_kept(state.load(plan.own)):
+        kept = keep.is_kept(recorded, world=world)
+        already = kept or running(plan) is not None
+        if kept and request.foreground and recorded is not None:
+            keeping.dismiss(recorded.keeper, world=world)
+        if not keep.is_kept(state.load(plan.own), world=world):
             with state.exclusive(plan.own):
                 current = running(plan)
                 already = current is not None
                 shown = last_step(plan) if already else checkpoint_step(plan)
                 if current is None:
-                    plan, current, _ = _start(request, plan, progress)
+                    plan, current, _ = _start(request, plan, progress, world)
             plan = as_started(plan, current)
             if request.foreground:
-                return _keeper(request, plan, current, progress, shown).keep()
+                return _keeper(request, plan, current, progress, shown, world).keep()
             if not request.no_keep:
                 _leave_keeper(request, plan)
             if not already:
-                _first_step(request, plan, current, progress)
+                wait_first_step(request, plan, current, progress, world=world)
     except KeyboardInterrupt:
         if already and not request.foreground:
             raise
@@ -86,31 +88,36 @@ def _leave_keeper(request: Request, plan: LaunchPlan) -> None:
             raise
 
 
-def keep_run(request: Request, plan: LaunchPlan, current: State) -> int:
+def keep_run(request: Request, plan: LaunchPlan, current: State, *, world: World = HERE) -> int:
     """Be the keeper in the background of a run that `up` started; SIGTERM ends both."""
     progress = Log()
     try:
-        return _keeper(request, plan, current, progress, None).keep()
+        return _keeper(request, plan, current, progress, None, world).keep()
     except KeyboardInterrupt:
         stop_started(plan, progress)
         return 0
 
 
 def _keeper(
-    request: Request, plan: LaunchPlan, current: State, progress: Progress, shown: int | None
+    request: Request,
+    plan: LaunchPlan,
+    current: State,
+    progress: Progress,
+    shown: int | None,
+    world: World,
 ) -> Keeper:
     limits, fixed = keep.limits_of(request, plan), request.strict or request.choice is not None
-    return Keeper(plan, current, limits, progress, fixed=fixed, shown=shown)
+    return Keeper(plan, current, limits, progress, fixed=fixed, shown=shown, world=world)
 
 
 def _start(
-    request: Request, plan: LaunchPlan, progress: Progress
+    request: Request, plan: LaunchPlan, progress: Progress, world: World
 ) -> tuple[LaunchPlan, State, Preflight]:
     """Preflight, then start; where the machine is smaller than planned, the next choice."""
     leftover = state.load(plan.own)
     if leftover is not None:
-        supervisor.stop(plan.own, leftover, progress=progress)
-    supervisor.stop_strays(plan, progress)
+        supervisor.stop(plan.own, leftover, progress=progress, world=world)
+    supervisor.stop_strays(plan, progress, world=world)
     fixed = request.strict or request.choice is not None
     attempts = Attempts(plan, progress, strict=fixed)
     for choice in attempts:
@@ -120,12 +127,21 @@ def _start(
             result = passed_preflight(choice.plan, progress)
             note_start(choice.plan)
             timeout_s = request.timeout or choice.plan.startup_timeout_s
-            current = supervisor.start(choice.plan, timeout_s=timeout_s, progress=progress)
+            current = supervisor.start(
+                choice.plan, timeout_s=timeout_s, progress=progress, world=world
+            )
             return choice.plan, current, result
     raise attempts.failure
 
 
-def _first_step(request: Request, plan: LaunchPlan, current: State, progress: Progress) -> None:
+def wait_first_step(
+    request: Request,
+    plan: LaunchPlan,
+    current: State,
+    progress: Progress,
+    *,
+    world: World = HERE,
+) -> None:
     """Wait for the first step of this start, the end of the run, or the time limit.
 
     A framework without a record only has to stay alive. With a keeper the start may be another one
@@ -133,36 +149,38 @@ def _first_step(request: Request, plan: LaunchPlan, current: State, progress: Pr
 
     Raises:
         StartError: when the run ended before its first step, and nobody will start it again.
+        LateError: when somebody stopped it before.
     """
+    clock = world.clock
     limit_s = request.timeout or plan.startup_timeout_s
-    path, began = metrics_file(plan), time.monotonic()
+    path, began = metrics_file(plan), clock.monotonic()
     told = began
     while True:
         now = current if request.no_keep else state.load(plan.own)
         if now is None:
             break
-        passed = time.monotonic() - began
+        passed = clock.monotonic() - began
         stepped = step_of_start(plan) > start_step(plan)
         if stepped or passed > (limit_s if path else _LIVES_S):
             return
-        if not supervisor.lives(now) and not keep.is_kept(now):
+        if not supervisor.lives(now, world=world) and not keep.is_kept(now, world=world):
             break
-        if time.monotonic() - told >= supervisor.PROGRESS_S:
-            told = time.monotonic()
+        if clock.monotonic() - told >= supervisor.PROGRESS_S:
+            told = clock.monotonic()
             line = tail(log_of(plan, now), 1)[:100]
             progress.say(f"waiting for the first step: {passed:.0f} s; {line}")
-        time.sleep(0.2)
+        clock.sleep(_LOOK_S)
     if finished(plan):
         return
     if request.no_keep:
-        raise _died(plan, current)
-    raise _given_up(plan, current)
+        raise _died(plan, current, world)
+    raise _given_up(plan, current, world)
 
 
-def _given_up(plan: LaunchPlan, current: State) -> LauncherError:
+def _given_up(plan: LaunchPlan, current: State, world: World) -> LauncherError:
     """What the keeper said before it ended."""
-    deadline = time.monotonic() + _ADOPTED_S
-    while time.monotonic() < deadline:
+    deadline = world.clock.monotonic() + _ADOPTED_S
+    while world.clock.monotonic() < deadline:
         for event in reversed(events.read(plan.own)):
             if event["event"] == "gave_up":
                 reason, fix = str(event.get("reason")), str(event.get("fix") or "")
@@ -172,25 +190,26 @@ def _given_up(plan: LaunchPlan, current: State) -> LauncherError:
                 return StartError(message, hint=hint, detail=tail(log))
             if event["event"] in ("start", "finished", "stopped"):
                 break
-        time.sleep(0.2)
+        world.clock.sleep(_LOOK_S)
     log = plan.own / keeping.LOG
     return LateError("the run was stopped before its first step.", hint=f"See {log}.")
 
 
-def _steps_of(plan: LaunchPlan, current: State, since: int) -> Iterator[Step]:
+def _steps_of(plan: LaunchPlan, current: State, since: int, world: World) -> Iterator[Step]:
     """Steps after ``since`` as they complete, until the run ends."""
     path, newest, alive = metrics_file(plan), since, True
     while alive:
-        alive = supervisor.lives(current)
+        alive = supervisor.lives(current, world=world)
         for step in read_steps(path):
             if step.number > newest:
                 newest = step.number
                 yield step
-        time.sleep(0.3 if alive else 0)
+        if alive:
+            world.clock.sleep(_LOOK_S)
 
 
-def _died(plan: LaunchPlan, current: State) -> StartError:
-    supervisor.stop(plan.own, current, progress=Progress(quiet=True))
+def _died(plan: LaunchPlan, current: State, world: World) -> StartError:
+    supervisor.stop(plan.own, current, progress=Progress(quiet=True), world=world)
     log = Path(current.servers[0].log)
     return StartError(
         f"{current.servers[0].name} ended before its last step.",
@@ -206,7 +225,7 @@ def status(plan: LaunchPlan) -> int:
     return 0 if data["state"] in ("up", "finished") else 1
 
 
-def bench(request: Request, plan: LaunchPlan) -> int:
+def bench(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     """Measure the last steps, or train some for it; such a run ends with a checkpoint."""
     path, progress = metrics_file(plan), Progress()
     if path is None:
@@ -218,47 +237,52 @@ def bench(request: Request, plan: LaunchPlan) -> int:
         stack.enter_context(state.exclusive(plan.own))
         current = running(plan)
         if current is None and len(read_steps(path)) <= WARM_UP:
-            stack.callback(_end, plan, progress)
-            plan, current, checked = _start(request, request.plan(starts=True), progress)
+            stack.callback(_end, plan, progress, world)
+            plan, current, checked = _start(request, request.plan(starts=True), progress, world)
         else:
             stack.close()  # others may stop what they started
             plan = as_started(plan, current) if current is not None else plan
             checked = preflight(plan, own_ports=current.ports if current else frozenset())
             require_files(checked)
         if current is not None:
-            _wait_for(plan, current, count + WARM_UP, progress)
+            wait_steps(plan, current, count + WARM_UP, progress, world=world)
     steps = read_steps(path)[WARM_UP:][-count:]
     if not steps:
         raise LauncherError(
             f"the run has not passed its first {WARM_UP} steps, which are not measured.",
             hint="Let it run longer, or see the logs in run/.",
         )
-    measurement = _record(plan, checked, steps)
+    measurement = _record(plan, checked, steps, world)
     return request.show_measurement(plan, measurement, report.training_bench_text)
 
 
-def _end(plan: LaunchPlan, progress: Progress) -> None:
+def _end(plan: LaunchPlan, progress: Progress, world: World) -> None:
     """End a run that was started only to be measured, however far it came."""
     try:
         current = state.load(plan.own)
         if current is not None and current.ready:
-            _end_with_checkpoint(plan, current, progress)
+            end_with_checkpoint(plan, current, progress, world=world)
     finally:
         stop_started(plan, progress)
 
 
-def _wait_for(plan: LaunchPlan, current: State, count: int, progress: Progress) -> None:
-    for step in _steps_of(plan, current, last_step(plan)):
+def wait_steps(
+    plan: LaunchPlan, current: State, count: int, progress: Progress, *, world: World = HERE
+) -> None:
+    """Tell each step until so many are recorded, or the run has ended."""
+    for step in _steps_of(plan, current, last_step(plan), world):
         progress.say(report.step_line(step, planned_steps(plan)))
         if len(read_steps(metrics_file(plan))) >= count:
             return
 
 
-def _record(plan: LaunchPlan, checked: Preflight, steps: list[Step]) -> dict[str, Any]:
+def _record(
+    plan: LaunchPlan, checked: Preflight, steps: list[Step], world: World
+) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "kind": "training",
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": world.clock.now().astimezone(timezone.utc).isoformat(timespec="seconds"),
         "recipe": plan.name,
         "recipe_digest": manifest.digest(plan.root),
         "machine": checked.machine.to_json(),
@@ -272,7 +296,7 @@ def _record(plan: LaunchPlan, checked: Preflight, steps: list[Step]) -> dict[str
     }
 
 
-def down(request: Request, plan: LaunchPlan) -> int:
+def down(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     """End the run, at once or after a checkpoint; it is fine if nothing runs."""
     progress = Progress(request.as_json)
     current = state.load(plan.own)
@@ -282,16 +306,18 @@ def down(request: Request, plan: LaunchPlan) -> int:
             hint="Leave --checkpoint out; its last checkpoint remains.",
         )
     if current is not None and current.here:
-        keeping.dismiss(current.keeper)  # it may hold the lock while it restarts the run
+        keeping.dismiss(
+            current.keeper, world=world
+        )  # it may hold the lock while it restarts the run
     with state.exclusive(plan.own):
         current = state.load(plan.own)
         if current is not None and request.checkpoint:
-            _end_with_checkpoint(plan, current, progress)
+            end_with_checkpoint(plan, current, progress, world=world)
         stopped: list[str] = []
         if current is not None:
             events.append(plan.own, "stop", step=last_step(plan))
-            stopped = supervisor.stop(plan.own, current, progress=progress)
-        stopped += supervisor.stop_strays(plan, progress)
+            stopped = supervisor.stop(plan.own, current, progress=progress, world=world)
+        stopped += supervisor.stop_strays(plan, progress, world=world)
     checkpoint = newest_checkpoint(plan)
     ended = bool(stopped) or current is not None
     data = {
@@ -304,14 +330,17 @@ def down(request: Request, plan: LaunchPlan) -> int:
     return 0
 
 
-def _end_with_checkpoint(plan: LaunchPlan, current: State, progress: Progress) -> None:
-    if not current.alive:
+def end_with_checkpoint(
+    plan: LaunchPlan, current: State, progress: Progress, *, world: World = HERE
+) -> None:
+    """Ask for a checkpoint, and wait for the end of the run for as long as one may take."""
+    if not (current.here and supervisor.lives(current, world=world)):
         return
     try:
         (plan.run / STOP).touch()
     except OSError as error:
         raise file_error(error, plan.run / STOP) from None
     progress.say("requested a checkpoint; waiting for the end of the step")
-    deadline = time.monotonic() + END_S
-    while supervisor.lives(current) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    deadline = world.clock.monotonic() + END_S
+    while supervisor.lives(current, world=world) and world.clock.monotonic() < deadline:
+        world.clock.sleep(_LOOK_S)

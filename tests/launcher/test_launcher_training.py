@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.launcher.errors import StartError
+from recipe_core.launcher import events, runs, state, supervisor
+from recipe_core.launcher.errors import LateError, StartError
 from recipe_core.launcher.plan import load_plan
+from recipe_core.launcher.request import Request
 from recipe_core.launcher.steps import read_steps
 from tests.fixtures.bundles import training_bundle
+from tests.fixtures.fake_world import serves
 
 
 def test_the_foreground_follows_every_step(trained):
@@ -74,3 +77,64 @@ def test_a_row_cut_short_is_left_out(tmp_path):
         (1, 5.0, None),
         (3, None, 0.5),
     ]
+
+
+def request_of(run, **options):
+    return Request(run.bundle.root, "up", **options)
+
+
+def wait_first_step(run, current, **options):
+    runs.wait_first_step(
+        request_of(run, **options), load_plan(run.bundle.root), current, run.said, world=run.world
+    )
+
+
+def test_up_waits_for_the_first_step_or_as_long_as_was_said(world, trained):
+    run = trained(12, {"step": 3, "kind": "hang", "times": 9}, every=0)
+    current = run.start()
+    wait_first_step(run, current, no_keep=True)
+    assert (run.own / "metrics.csv").read_text().count("\n") == 2  # its head and a step
+    world.scripts["trainer-0"] = [serves()]  # runs, and never makes a step
+    supervisor.stop(run.own, current, progress=run.said, world=world)
+    (run.own / "metrics.csv").unlink()
+    current, began = run.start(), world.clock.at
+    wait_first_step(run, current, no_keep=True, timeout=50)
+    assert 50 < world.clock.at - began < 51
+    assert run.said.text.count("waiting for the first step: ") == 50 // supervisor.PROGRESS_S
+
+
+def test_up_says_why_a_run_ended_before_its_first_step(world, trained):
+    run = trained(8, {"step": 1, "kind": "crash", "times": 99})
+    with pytest.raises(StartError) as caught:
+        wait_first_step(run, run.start(), no_keep=True)
+    assert caught.value.detail == "RuntimeError: the loss is not a number"
+    assert (world.living(), run.recorded) == ([], False)
+
+    def keeper_gives_up():
+        events.append(run.own, "gave_up", reason="no device is left", fix="See the machine.")
+        state.remove(run.own)
+
+    for end, error, field in (
+        (keeper_gives_up, StartError, "no device is left"),
+        (lambda: state.remove(run.own), LateError, "stopped before its first step"),
+    ):
+        world.scripts["trainer-0"] = [serves()]
+        current = run.start()
+        events.append(run.own, "start")
+        world.after(3, end)
+        with pytest.raises(error, match=field):
+            wait_first_step(run, current)
+
+
+def test_a_run_that_is_ended_after_a_checkpoint_has_minutes_for_it(world, trained):
+    run = trained(1000, every=0)
+    current = run.start()
+    plan = load_plan(run.bundle.root)
+    world.after(4.5, lambda: runs.end_with_checkpoint(plan, current, run.said, world=world))
+    runs.wait_steps(plan, current, 1000, run.said, world=world)
+    assert (run.shown["step"], run.shown["checkpoint"]) == (5, f"{run.own}/checkpoints/step-5")
+    world.scripts["trainer-0"] = [serves()]  # heeds nothing
+    current, began = run.start(), world.clock.at
+    runs.end_with_checkpoint(plan, current, run.said, world=world)
+    assert 600 <= world.clock.at - began < 601
+    assert world.living()  # `down` ends it next
