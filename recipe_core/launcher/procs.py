@@ -18,8 +18,8 @@ MARK = "RECIPE_LAUNCH_ID"
 PART = "RECIPE_LAUNCH_PART"
 """The variable with the mark and the group of a process, by which one group can be ended alone."""
 _LONGEST_NAME = 80
-KILLED_S = 5.0
-"""How long the kernel may take to end what was killed."""
+KILLED_S = 30.0
+"""How long the kernel may take to end what was killed: it frees pinned memory first."""
 
 
 @dataclass(frozen=True, slots=True)
