@@ -1,13 +1,20 @@
-"""Offers: their fields, the shipped tables, an operator's own, the default choice, the search."""
+"""Offers: fields, shipped tables, an operator's own, imports, the default choice, every door."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import math
 
 import pytest
+from fastapi.testclient import TestClient
 
+from recipe_core.doors.answers import offers_for
+from recipe_core.doors.api import create_api
 from recipe_core.hardware import offers, prices
+from recipe_core.hardware.accelerators import accelerator
 from recipe_core.hardware.cluster import cluster, device, device_names
+from recipe_core.hardware.offer_import import import_table
 from recipe_core.hardware.offer_search import offered_devices, select_offers
 from recipe_core.hardware.offer_tables import (
     COLUMNS,
@@ -17,12 +24,15 @@ from recipe_core.hardware.offer_tables import (
     shipped_offers,
     to_table,
 )
+from recipe_core.hardware.offer_terms import Terms
 from recipe_core.hardware.offers import Offer, last_day
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan
 from recipe_core.search.problem import resolve
+from tests.fixtures.command_line import recipe
+from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -38,7 +48,7 @@ def offer(**fields) -> Offer:
 
 @pytest.fixture
 def own_table(tmp_path, monkeypatch):
-    """A function that writes an operator's own table and names it in the environment."""
+    """Write an operator's own table and name it in the environment."""
 
     def write(*lines: str):
         path = tmp_path / "mine.csv"
@@ -50,16 +60,9 @@ def own_table(tmp_path, monkeypatch):
 
 
 def test_a_date_counts_as_its_last_day():
-    for text, day in (
-        ("2026-10-03", (2026, 10, 3)),
-        ("2025-06", (2025, 6, 30)),
-        ("2024-02", (2024, 2, 29)),
-        ("2025", (2025, 12, 31)),
-        ("2026-09 or before", (2026, 9, 30)),
-    ):
-        assert last_day(text) == datetime.date(*day)
-    no_dates = ("", "2026-13", "2026-02-30", "06-2026", "2026-1-1", "or before", "2026-٠٩", "1999")
-    for text in no_dates:
+    days = table("offers", "last_days")
+    assert {text: last_day(text).isoformat() for text in days} == days
+    for text in table("offers", "no_dates"):
         with pytest.raises(ValueError, match=r"date|month|day"):
             last_day(text)
 
@@ -78,16 +81,7 @@ def test_marks_say_what_is_unverified_and_how_old_it_is(monkeypatch):
     assert text == "somebody-h100, on-demand, 2024-01: unverified; rounded"
 
 
-@over(
-    "fields, says",
-    [
-        ({"commitment": "spot", "term_months": 12}, "only a reserved offer"),
-        ({"devices_per_node": 8, "most_per_node": 4}, "less than devices_per_node"),
-        ({"note": "<script>"}, "pattern"),
-        ({"price": 2}, "Extra"),
-        ({"usd_per_device_hour": 0}, "greater than 0"),
-    ],
-)
+@over("fields, says", table("offers", "wrong"))
 def test_an_offer_that_makes_no_sense_is_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         offer(**fields)
@@ -95,10 +89,11 @@ def test_an_offer_that_makes_no_sense_is_refused(fields, says):
 
 def test_every_shipped_offer_has_a_source_a_place_and_a_size():
     shipped = shipped_offers()
-    names = {each.name for each in shipped}
+    names, priced = ({getattr(each, field) for each in shipped} for field in ("name", "device"))
     assert len(names) == len(shipped) > 1000
     assert {each.source for each in shipped} == set(offer_sources())
-    assert {each.device for each in shipped} <= set(device_names())
+    wanted = {"h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm-80gb", "l40s", "rtx-4090"}
+    assert wanted | {"mi300x", "mi325x", "mi355x"} <= priced <= set(device_names())
     assert {each.status for each in shipped} == {"published", "unverified"}
     assert all(last_day(each.date) <= DAY for each in shipped if each.date != "2026")
     assert parse_table(to_table(shipped), "again") == shipped
@@ -131,22 +126,20 @@ def test_the_cheapest_machine_that_holds_a_node_is_taken():
     assert choice(8, small, large, commitment="spot") is None
     # AWS costs more per device in larger machines
     known = select_offers("l40s", "aws", "us-east-1", "on-demand")
-    small, large = (
-        min(each.usd_per_device_hour for each in known if each.devices_per_node == size)
-        for size in (1, 8)
-    )
-    assert large > 2 * small
+    prices_of = {each.devices_per_node: each.usd_per_device_hour for each in known[::-1]}
+    assert prices_of[8] > 2 * prices_of[1]
 
 
 def test_a_fallback_and_a_share_of_a_machine_are_said(monkeypatch):
-    node = cluster(HardwareRequest(device="l40s", per_node=8, offer="aws-l40s"))
-    assert "machine with 1 device, not 8" in node.price_note
-    share = cluster(HardwareRequest(device="mi300x", per_node=1, offer="tensorwave-mi300x"))
-    assert "machine with 8 devices, $12.0 per hour" in share.price_note
-    unsure = cluster(HardwareRequest(device="mi355x", offer="tensorwave-mi355x"))
-    assert "unverified" in unsure.price_note
+    for device_name, per_node, name, said in (
+        ("l40s", 8, "aws-l40s", "machine with 1 device, not 8"),
+        ("mi300x", 1, "tensorwave-mi300x", "machine with 8 devices, $12.0 per hour"),
+        ("mi355x", 8, "tensorwave-mi355x", "unverified"),
+    ):
+        found = cluster(HardwareRequest(device=device_name, per_node=per_node, offer=name))
+        assert said in found.price_note
     basis = "tensorwave-mi355x, on-demand, 2026: unverified; no document found"
-    assert unsure.price_basis == basis
+    assert found.price_basis == basis
     # the price in words has its age, the note has none
     monkeypatch.setattr(offers, "current_day", lambda: datetime.date(2026, 12, 25))
     aged = cluster(HardwareRequest(device="mi300x", offer="tensorwave-mi300x"))
@@ -171,13 +164,14 @@ def test_a_cluster_beside_the_first_is_priced_under_its_commitment():
     """A spot price beside an on-demand one would compare what is not alike."""
     on_demand = HardwareRequest(device="h200-sxm", commitment="on-demand")
     priced = HardwareRequest(device="b200-sxm", usd_per_device_hour=3.0)
-    request = mixed(SPOT, MI300X, MI355X, on_demand, priced)
-    first, spot, unknown, own, stated = resolve(request).clusters
-    assert (first.commitment, spot.commitment, own.commitment) == ("spot", "spot", "on-demand")
+    clusters = resolve(mixed(SPOT, MI300X, MI355X, on_demand, priced)).clusters
+    terms = ["spot", "spot", "spot", "on-demand", None]
+    assert [each.commitment for each in clusters] == terms
+    _, spot, unknown, _, stated = clusters
     assert spot.offer.commitment == "spot"
     assert unknown.usd_per_device_hour is None
     assert "No offer for mi355x is spot" in unknown.price_note
-    assert (stated.usd_per_device_hour, stated.commitment) == (3.0, None)
+    assert stated.usd_per_device_hour == 3.0
     # an unknown price of the first makes no other on demand
     unpriced = {"hardware": {"device": "mi355x", "commitment": "spot"}}
     first, other = resolve(mixed(unpriced, HardwareRequest(device="h100-sxm"))).clusters
@@ -190,10 +184,8 @@ def test_a_term_goes_with_the_commitment():
     known = [each for each in prices.offers_of(device("a100-sxm-40gb")) if each.term_months == 36]
     reserved = next(each.name for each in known if each.status == "published")
     first = {"hardware": {"device": "a100-sxm-40gb", "offer": reserved}}
-    others = (HardwareRequest(device="l4"), HardwareRequest(device="h200-sxm"))
-    clusters = resolve(mixed(first, *others)).clusters
-    assert [each.price.term_months for each in clusters[:2]] == [36, 36]
-    assert clusters[1].asked.term_months == 36
+    own, other = resolve(mixed(first, HardwareRequest(device="l4"))).clusters
+    assert (own.price.term_months, other.price.term_months, other.asked.term_months) == (36, 36, 36)
 
 
 def test_taking_a_split_of_another_cluster_keeps_the_commitments():
@@ -238,11 +230,9 @@ def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table, monkeyp
 def test_a_bad_table_is_named_with_line_column_and_fix(own_table, lines, place, value):
     own_table(*(line.replace("HEAD", HEAD) for line in lines))
     error = refusal(prices.offers)
-    assert error.field == OWN
-    assert error.hint
+    assert (error.field, bool(error.hint), "/" in error.message) == (OWN, True, False)
     for part in ("mine.csv", place, value):
         assert part in error.message
-    assert "/" not in error.message
 
 
 def test_offers_are_found_by_device_provider_region_and_commitment():
@@ -256,3 +246,127 @@ def test_offers_are_found_by_device_provider_region_and_commitment():
     for field, value in (("device", "h1000"), ("provider", "nobody"), ("commitment", "weekly")):
         error = refusal(select_offers, **{field: value})
         assert (error.field, bool(error.hint)) == (field, True)
+
+
+CATALOGUE = (DATA / "skypilot-vms.csv").read_text()
+
+
+def test_a_skypilot_catalogue_has_prices_of_whole_machines():
+    aws = Terms(provider="Amazon Web Services", date="2026-11-20", status="published")
+    done = import_table(CATALOGUE, "vms.csv", aws)
+    assert {(each.instance, each.commitment): each.usd_per_device_hour for each in done.offers} == {
+        ("p5.48xlarge", "on-demand"): 6.88,
+        ("p5.48xlarge", "spot"): 1.7,
+        ("p4d.24xlarge", "on-demand"): 2.745,
+        ("g5.xlarge", "on-demand"): 1.006,
+    }
+    spot = next(offer for offer in done.offers if offer.commitment == "spot")
+    assert (spot.device, spot.devices_per_node, spot.region) == ("h100-sxm", 8, "us-east-1")
+    assert (spot.status, spot.date) == ("published", "2026-11-20")
+    assert spot.note == "cheapest zone of the region"
+    assert done.unknown == {"V100": 1, "H100 of an unknown form": 1}
+    reasons = ("parts of an accelerator", "accelerators without a machine", "without accelerators")
+    assert done.skipped == dict.fromkeys((*reasons, "without a price"), 1)
+    # the caller may say what a name means
+    known = {"V100": "l4", "H100": "h100-pcie"}
+    done = import_table(CATALOGUE, "vms.csv", Terms(provider="x", accelerators=known))
+    boxes = {offer.device for offer in done.offers if offer.instance == "box"}
+    assert (done.unknown, boxes) == ({}, {"h100-pcie"})
+
+
+@over("name, said, device", table("offers", "names_of_accelerators"))
+def test_names_of_accelerators(name, said, device):
+    assert accelerator(name, said, {})[0] == device
+
+
+def test_a_table_of_ones_own_needs_provider_device_and_price():
+    text = "provider,device,price,note\nOurs,H100-SXM,2,by letter\nOurs,mi300x,1.5,\nOurs,TPU,1,\n"
+    terms = Terms(currency="EUR", usd_per_unit=1.08, date="2026-11-20")
+    done = import_table(text, "list.csv", terms)
+    first, second = done.offers
+    assert (first.device, first.usd_per_device_hour, first.status) == ("h100-sxm", 2.16, "quoted")
+    assert first.note == "by letter; EUR at 1.08 USD"
+    assert (second.usd_per_device_hour, second.note) == (1.62, "EUR at 1.08 USD")
+    assert done.unknown == {"TPU": 1}
+    # our own columns are kept
+    text = (
+        "provider,name,device,usd_per_device_hour,commitment,term_months,devices_per_node,date\n"
+        "Ours,mine,l4,0.3,reserved,12,4,2026-10\n"
+    )
+    (offer,) = import_table(text, "list.csv", Terms()).offers
+    found = (offer.name, offer.terms, offer.devices_per_node, offer.date)
+    assert found == ("mine", "reserved for 12 months", 4, "2026-10")
+
+
+UNREADABLE = table("offers", "unreadable")
+UNREADABLE += [["CATALOGUE 55.04", {"currency": "EUR", "usd_per_unit": math.nan}, "usd_per_unit"]]
+
+
+@over("text, terms, says", UNREADABLE)
+def test_tables_and_terms_that_cannot_be_read_are_named(text, terms, says):
+    if text.startswith("CATALOGUE"):
+        text = CATALOGUE.replace("55.04,14.4", f"{text.split()[1]},14.4")
+    assert says in str(refusal(lambda: import_table(text, "list.csv", Terms(**terms))))
+
+
+def test_offers_are_a_table():
+    done = recipe("offers", "--device", "l40s", "--provider", "aws", "--region", "us-east-1")
+    lines = done.stdout.splitlines()
+    heads = "$/device-hour $/machine-hour devices device commitment region date name marks"
+    assert lines[0].split() == heads.split()
+    row = next(line for line in lines if " aws-l40s" in line)
+    assert row.split()[:4] == ["1.861", "1.861", "1", "l40s"]
+    first = recipe("offers").stdout.splitlines()
+    assert first[-1] == f"40 of {len(shipped_offers()):,} offers; --all shows every one."
+    assert len(recipe("offers", "--all").stdout.splitlines()) == len(shipped_offers()) + 1
+    # as JSON they have every field
+    found = json.loads(recipe("offers", "--device", "mi355x", "--json").stdout)
+    mine = next(offer for offer in found if offer["name"] == "tensorwave-mi355x")
+    more = {"age_days", "stale", "source_title", "source_url"}
+    assert set(Offer.model_fields) | more < set(mine)
+    assert mine["usd_per_machine_hour"] == pytest.approx(8 * 2.95)
+    assert (mine["status"], mine["marks"][0]) == ("unverified", "unverified")
+    # the hardware command lists them with their marks
+    lines = recipe("hardware", "mi325x").stdout.splitlines()
+    assert "days old" in next(line for line in lines if "tensorwave-mi325x" in line)
+    assert "unverified" in recipe("hardware", "mi355x").stdout
+
+
+def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkeypatch):
+    (tmp_path / "vms.csv").write_text(CATALOGUE)
+    mine = tmp_path / "mine.csv"
+    words = ("--import", str(tmp_path / "vms.csv"), "--provider", "AWS", "-o", str(mine))
+    terms = ("--date", "2026-11-20", "--currency", "EUR", "--usd-per-unit", "2")
+    done = recipe("offers", *words, *terms)
+    assert done.returncode == 0
+    for said in ("4 offers", "not known: V100 (1), H100 of an unknown form (1)"):
+        assert said in done.stdout
+    read = {offer.name: offer for offer in parse_table(mine.read_text(), "mine.csv")}
+    assert not set(read) & {offer.name for offer in shipped_offers()}
+    assert read["aws-g5.xlarge-a10g-us-east-1"].usd_per_device_hour == 2.012
+    monkeypatch.setenv(OWN, str(mine))
+    listed = json.loads(recipe("offers", "--device", "a10g", "--json").stdout)
+    assert "aws-g5.xlarge-a10g-us-east-1" in {offer["name"] for offer in listed}
+    counted = json.loads(recipe("offers", *words, "--json").stdout)
+    assert counted["unknown"] == {"V100": 1, "H100 of an unknown form": 1}
+
+
+@over("words, says", table("offers", "options_that_mean_nothing_write_nothing"))
+def test_options_that_mean_nothing_write_nothing(tmp_path, words, says):
+    (tmp_path / "vms.csv").write_text(CATALOGUE)
+    for name, file in (("TABLE", "vms.csv"), ("OUT", "mine.csv"), ("NONE", "none.csv")):
+        words = words.replace(name, str(tmp_path / file))
+    done = recipe("offers", *words.split())
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "mine.csv").exists()
+
+
+def test_the_api_and_agents_list_offers():
+    client = TestClient(create_api(folders=False))
+    found = client.get("/offers?device=h100-sxm&commitment=spot").json()
+    assert {offer["commitment"] for offer in found["offers"]} == {"spot"}
+    wrong = client.get("/offers?commitment=weekly")
+    assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "commitment")
+    assert len(client.get("/offers").json()["offers"]) == len(shipped_offers())
+    assert len(offers_for("gb300")["offers"]) == offers_for()["devices"]["gb300"]
