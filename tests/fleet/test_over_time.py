@@ -1,34 +1,38 @@
-"""A deployment over time: what is simulated, what is chosen, and what the bundle is then told."""
-
-from pathlib import Path
-from typing import Any
+"""A deployment over time: what is simulated, what the search over policies' parameters chooses, and
+what the bundle is then told.
+"""
 
 import numpy as np
 import pytest
 
-from recipe_core.base import progress
+from recipe_core.base import budget, progress
+from recipe_core.base.budget import Cancelled
 from recipe_core.base.documents import read_document
 from recipe_core.fleet.answer import over_time
 from recipe_core.fleet.chosen import request_with
 from recipe_core.fleet.confirm import window_of
 from recipe_core.fleet.curve import share_alone
 from recipe_core.fleet.outcome import Outcome, Series
-from recipe_core.fleet.result import OverTimeAnswer
 from recipe_core.fleet.says import Replays, load_answer, series_answer
+from recipe_core.fleet.search import Together, first_points, search
 from recipe_core.fleet.setup import deployment_of
+from recipe_core.fleet.signals import Signals
 from recipe_core.fleet.simulated import hardest, part_of
+from recipe_core.fleet.spaces import Axis, Need, schedule_of, space_of
+from recipe_core.request.scaling import POLICIES, Scaling
 from recipe_core.request.schema import PlanRequest
 from recipe_core.traffic.load import Lengths, Load
 from recipe_core.traffic.read import read_load
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
 DAY = [4.0, 4.0, 10.0, 50.0, 60.0, 50.0, 20.0, 6.0]
 """Requests per second, by three quarters of an hour: one replica is enough for the least."""
 
 
-def values(**over_time_: Any) -> dict[str, Any]:
+def values(**over_time_):
     load = {"rates": DAY, "interval_s": 2700.0, "days": 0.25}
     return {
         "model": "Qwen/Qwen3-8B",
@@ -39,17 +43,17 @@ def values(**over_time_: Any) -> dict[str, Any]:
     }
 
 
-def request(**over_time_: Any) -> PlanRequest:
+def request(**over_time_):
     return PlanRequest.parse(values(**over_time_))
 
 
 @pytest.fixture(scope="module")
-def answer() -> OverTimeAnswer:
+def answer():
     return over_time(request(), policies=["fixed", "keda", "schedule"])
 
 
 @pytest.mark.nightly
-def test_a_replica_is_the_server_that_needs_the_least_devices() -> None:
+def test_a_replica_is_the_server_that_needs_the_least_devices():
     """Short prompts need one device; long ones miss the limit on it alone."""
     short = {"input_tokens": 512, "output_tokens": 64, "weight": 9}
     wide = values(lengths=[short, short | {"input_tokens": 60_000, "weight": 1}])
@@ -58,11 +62,10 @@ def test_a_replica_is_the_server_that_needs_the_least_devices() -> None:
     wide["objective"]["limits"]["ttft_ms"] = 4000
     long = deployment_of(PlanRequest.parse(wide))
     assert long.fleet.devices > 1
-    alone = share_alone(long.fleet.service, long.load.lengths, long.fleet.limits_s)
-    assert alone > 0.99
+    assert share_alone(long.fleet.service, long.load.lengths, long.fleet.limits_s) > 0.99
 
 
-def test_policies_are_ordered_held_against_the_bounds_and_paid(answer: OverTimeAnswer) -> None:
+def test_policies_are_ordered_held_against_the_bounds_and_paid(answer):
     assert answer.devices_per_replica == 1
     meeting = [policy for policy in answer.policies if policy.meets]
     assert answer.best == meeting[0].name
@@ -80,13 +83,12 @@ def test_policies_are_ordered_held_against_the_bounds_and_paid(answer: OverTimeA
     fixed = answer.policy("fixed")
     paid = fixed.scaling.max_replicas * answer.load.span_s / 3600
     assert fixed.replica_hours == pytest.approx(paid, rel=0.02)  # failures end some
-    # the best is checked request by request
-    checked = answer.chosen.checked
+    checked = answer.chosen.checked  # request by request
     assert checked.requests > 100
     assert checked.attainment == pytest.approx(checked.flow, abs=0.25)
 
 
-def test_a_higher_share_is_never_cheaper_progress_told_and_what_is_missing_named() -> None:
+def test_a_higher_share_is_never_cheaper_progress_told_and_what_is_missing_named():
     costs, progressed = [], []
     for attainment in (0.9, 0.999):
         with progress.watched(lambda done, steps: progressed.append((done, steps))):
@@ -102,9 +104,7 @@ def test_a_higher_share_is_never_cheaper_progress_told_and_what_is_missing_named
     assert "'keda'" in str(refusal(over_time, limited, policies=["kedaa"]))
 
 
-def test_the_written_request_builds_a_bundle_with_the_chosen_numbers(
-    answer: OverTimeAnswer, tmp_path: Path
-) -> None:
+def test_the_written_request_builds_a_bundle_with_the_chosen_numbers(answer, tmp_path):
     scaling = answer.policy("keda").scaling
     whole = request_with(request(), answer, policy="keda")
     assert whole.options.scaling == scaling
@@ -119,7 +119,7 @@ def test_the_written_request_builds_a_bundle_with_the_chosen_numbers(
     assert float(trigger["metadata"]["threshold"]) == scaling.triggers[0].target
 
 
-def test_a_trace_is_the_load_in_place_of_the_requests() -> None:
+def test_a_trace_is_the_load_in_place_of_the_requests():
     rows = "\n".join(f"{n * 0.9},{300 + n % 50},{20 + n % 7}" for n in range(400))
     text = f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}\n"
     asked = values()
@@ -136,7 +136,7 @@ LENGTHS = Lengths(np.array([100.0]), np.array([10.0]), np.ones(1))
 WEEK = Load(np.tile(np.arange(24.0), 7) + np.repeat(np.arange(7.0), 24), 3600.0, LENGTHS)
 
 
-def test_the_hardest_day_has_the_busiest_hour_and_keeps_its_hour_of_the_week() -> None:
+def test_the_hardest_day_has_the_busiest_hour_and_keeps_its_hour_of_the_week():
     begin, end = hardest(WEEK, 1.0)
     assert (begin, end) == (6 * 86_400.0, 7 * 86_400.0)
     part = part_of(WEEK, begin, end)
@@ -150,7 +150,7 @@ def test_the_hardest_day_has_the_busiest_hour_and_keeps_its_hour_of_the_week() -
         assert warm_s % 3600 == 0
 
 
-def test_series_keep_sums_and_ranges_grow_with_what_a_day_misses() -> None:
+def test_series_keep_sums_and_ranges_grow_with_what_a_day_misses():
     n = 10_080
     ttft_s = np.where(np.arange(n) % 2, 0.5, np.nan)
     counts = (k * np.ones(n) for k in (3, 2, 1, 2, 3, 4, 5))
@@ -169,3 +169,114 @@ def test_series_keep_sums_and_ranges_grow_with_what_a_day_misses() -> None:
     assert (alone.low, alone.value, alone.high) == (0.99, 0.99, 0.99)
     assert some.low == pytest.approx(0.98)  # twice as many misses on the day, and overall
     assert some.high == pytest.approx(0.995)
+
+
+SERIES = Series(60.0, *[np.zeros(0)] * 8)
+DEMAND = np.array([1, 1, 1, 1, 1, 1, 2, 4, 6, 8, 9, 9, 8, 8, 9, 10, 9, 8, 6, 5, 4, 3, 2, 1])
+BUSY = np.tile(DEMAND, 7)
+GAUGES = frozenset({"in-flight", "waiting", "running", "kv-usage"})
+
+
+def need(replicas=DEMAND):
+    load = {"interval_s": 3600.0, "capacity_per_s": 2.0, "in_flight": 24.0, "kv_usage": 0.6}
+    return Need(replicas=replicas, gauges=GAUGES, start_s=300.0, start_hour=0, **load)
+
+
+def outcome(attainment, replica_s):
+    return Outcome(3600.0, 1e6, attainment * 1e6, replica_s, 0, 0, 0, 0, SERIES)
+
+
+def fixed_outcomes(scalings):
+    """More replicas keep more, 137 of them 99 %."""
+    counts = [scaling.max_replicas for scaling in scalings]
+    return [outcome(1 - 0.01 * (137 / n) ** 4, 1000.0 * n) for n in counts]
+
+
+def test_the_fewest_replicas_that_reach_the_share_are_found_between_the_grids_points():
+    busy = need(DEMAND * 20)
+    assert 137 not in space_of("fixed", busy).axes[0].values
+    best = search([space_of("fixed", busy)], fixed_outcomes, 0.99, rounds=6)["fixed"]
+    assert best[0].scaling.max_replicas == 137
+    # where none reaches it the nearest is best
+    best = search([space_of("fixed", need())], fixed_outcomes, 0.999999)["fixed"]
+    assert best[0].scaling.max_replicas == max(space_of("fixed", need()).axes[0].values)
+
+
+@over("policy", POLICIES)
+def test_every_point_is_a_valid_policy_of_whole_seconds(policy):
+    space = space_of(policy, need())
+    names = [axis.name for axis in space.axes]
+    points = (dict(zip(names, point, strict=True)) for point in first_points(space.axes))
+    for scaling in filter(None, map(space.at, points)):
+        assert scaling.policy == policy
+        assert Scaling.model_validate(scaling.to_json()) == scaling
+        times = [v for k, v in scaling.to_json().items() if k.endswith("_s")]
+        assert all(float(seconds).is_integer() and seconds <= 3600 for seconds in times)
+        assert all(round(t.target, 3) == t.target for t in scaling.triggers)
+
+
+def test_all_policies_are_columns_of_one_simulation_a_round_and_the_best_always_the_same():
+    batches = []
+
+    def alike(scalings):
+        batches.append(len(scalings))
+        return [outcome(1.0, 5.0) for _ in scalings]
+
+    spaces = [space_of(policy, need()) for policy in POLICIES]
+    first, again = (search(spaces, alike, 0.99, rounds=2) for _ in range(2))
+    assert first == again
+    assert len(batches) == 4
+    assert batches[0] > 300
+
+
+class Says:
+    """Wants so many more than there are."""
+
+    def __init__(self, interval_s, more):
+        self.interval_s, self.more = interval_s, more
+
+    def decide(self, seen):
+        return seen.ready + self.more
+
+
+def test_a_large_grid_is_thinned_a_search_ended_and_controllers_decide_for_their_own():
+    values = tuple(range(7))
+    points = first_points([Axis(name, values) for name in "abcd"], most=60)
+    assert len(points) == len(set(points)) == 60
+    assert [set(column) for column in zip(*points, strict=True)] == [set(values)] * 4
+    steps = []
+    space = [space_of("fixed", need())]
+    with progress.watched(lambda done, all_: steps.append((done, all_))), progress.task(2):
+        search(space, fixed_outcomes, 0.99)
+    assert steps[-1] == (2, 2)
+    with budget.limited(budget.Budget(), lambda: True), pytest.raises(Cancelled):
+        search(space, fixed_outcomes, 0.99)
+    together = Together([(Says(15.0, 1.0), 2), (Says(2.0, 5.0), 1)])
+    assert together.interval_s == 2.0
+    ready, zeros = np.array([1.0, 2.0, 3.0]), np.zeros(3)
+    seen = Signals(0.0, 0.0, ready, *[zeros] * 5, lambda: (zeros, zeros))
+    assert together.decide(seen).tolist() == [2.0, 3.0, 8.0]
+
+
+def by_hour(scaling):
+    """The replicas of a schedule in each hour of the week, which no two of its periods share."""
+    counts = np.full(168, scaling.min_replicas)
+    for period in scaling.periods:
+        hours = counts[period.from_hour : period.to_hour]
+        assert (hours == scaling.min_replicas).all()
+        hours[:] = period.replicas
+    return counts
+
+
+def test_a_schedule_has_each_hours_replicas_and_merges_equal_ones():
+    plain, ahead, merged = (schedule_of(BUSY, **how) for how in ({}, {"lead": 1}, {"merge": 0.4}))
+    assert (by_hour(plain) == BUSY).all()
+    pairs = list(zip(plain.periods, plain.periods[1:], strict=False))
+    assert all(a.to_hour < b.from_hour or a.replicas != b.replicas for a, b in pairs)
+    # replicas are there before they are needed, and merged hours never have fewer
+    assert (by_hour(ahead) >= np.maximum(BUSY, np.roll(BUSY, -1))).all()
+    assert len(merged.periods) < len(plain.periods)
+    assert (by_hour(merged) >= BUSY).all()
+    assert schedule_of(np.full(168, 4)) is None  # a flat load has none
+    flat = [space_of("schedule", need(np.full(24, 4)))]
+    assert search(flat, fixed_outcomes, 0.5) == {"schedule": []}
