@@ -1,7 +1,8 @@
-"""What a recipe holds, why each value is there, and that it survives writing and reading."""
+"""What a recipe holds, why each value is there, what differs between two, and its schema."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -9,9 +10,13 @@ import pytest
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import BundleError, InputError, NoAnswer
+from recipe_core.bundle.manifest import MANIFEST
+from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.grammar import meanings
 from recipe_core.engines.spec import engine, engine_names
+from recipe_core.present.schemas import NAMES, schema
 from recipe_core.recipe import (
+    Additions,
     Recipe,
     make_recipe,
     passing_on,
@@ -20,22 +25,25 @@ from recipe_core.recipe import (
     with_claims,
 )
 from recipe_core.recipe.decision import decide
+from recipe_core.recipe.diff import diff, diff_text
 from recipe_core.recipe.fallbacks import fallbacks
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
+from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
-from tests.conftest import make_request
-from tests.fixtures.paths import ROOT
+from tests.conftest import LLAMA_70B, make_request, request_values
+from tests.fixtures.over_time_answers import ANSWER
+from tests.fixtures.paths import DATA, ROOT
 from tests.fixtures.recipes import fallback_request, recipe_of
-
-OLD = ROOT / "tests" / "data" / "recipe-before-kind.yaml"
-TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
-TRAINING |= dict.fromkeys(("mode", "input_tokens", "output_tokens", "concurrency"))
+from tests.fixtures.refusals import refusal
+from tests.fixtures.training import LLAMA_8B, training_values
 
 
-def training_request(**parts):
-    return make_request("meta-llama/Llama-3.1-8B", "h100-sxm", 8, workload=TRAINING, **parts)
+def training(model=LLAMA_8B, hardware=None, **parts):
+    work = {"sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
+    values = training_values(nodes=1, model=model, hardware=hardware, **work)
+    return PlanRequest.parse(values | parts)
 
 
 def qwen(count=1, **parts):
@@ -47,46 +55,23 @@ def recipe() -> Recipe:
     return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4)
 
 
-def test_a_recipe_comes_back_from_its_yaml_and_its_fields_are_frozen(recipe):
-    """What version 1 holds; a change of it is a new version with a migration."""
-    assert Recipe.parse(parse_yaml(to_yaml(recipe.model_dump(mode="json")))) == recipe
-    fields = (
-        "schema_version kind name built_by request model device engine environment candidate "
-        "provenance max_context estimate fallbacks variants parameters claims notes lock"
-    )
-    assert list(Recipe.model_fields) == fields.split()
-
-
-def test_the_same_request_gives_the_same_recipe_in_another_process(recipe):
-    code = (
-        "from tests.conftest import make_request\n"
-        "from recipe_core.recipe import make_recipe\n"
-        "print(make_recipe(make_request('Qwen/Qwen3-8B', 'h100-sxm', 4)).digest)"
-    )
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
-    assert done.stdout.strip() == recipe.digest
-
-
 def test_every_fallback_is_what_its_changes_lead_to(recipe):
     """The changed request has exactly this split, can run, and does what the fallback says."""
-    kinds = {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"}
-    assert {each.kind for each in recipe.fallbacks} == kinds
-    for fallback in recipe.fallbacks:
-        table, row = plan_candidate(fallback_request(PlanRequest.parse(recipe.request), fallback))
-        estimate = table.estimate(row).to_json()
-        assert estimate["feasible"], (fallback.kind, estimate["reasons"])
-        assert table.candidate(row) == fallback.candidate
-        assert estimate["serving"]["tpot_s"] == pytest.approx(fallback.figures["tpot_s"], rel=1e-9)
-
-
-def test_fallbacks_can_be_started():
-    """With the user's own options too, and on other devices."""
-    options = {"engine_options": {"tool_call_parser": "hermes"}}
-    found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 3, 2, options=options))
-    assert found.fallbacks
-    for each in found.fallbacks:
-        assert decide(fallback_request(PlanRequest.parse(found.request), each)).started().processes
+    request, kinds = training(), {"fewer-gpus", "lower-context", "other-device"}
+    trained = fallbacks(decide(request), request)
+    assert kinds <= {each.kind for each in trained}
+    assert {each.kind for each in recipe.fallbacks} == kinds | {"other-split", "other-precision"}
+    for asked, found, kind, figure in (
+        (PlanRequest.parse(recipe.request), recipe.fallbacks, "serving", "tpot_s"),
+        (decide(request).request, trained, "training", "step_s"),
+    ):
+        for fallback in found:
+            table, row = plan_candidate(fallback_request(asked, fallback))
+            estimate = table.estimate(row).to_json()
+            assert estimate["feasible"], (fallback.kind, estimate["reasons"])
+            assert table.candidate(row) == fallback.candidate
+            expected = pytest.approx(fallback.figures[figure], rel=1e-9)
+            assert estimate[kind][figure] == expected
 
 
 def test_fallbacks_change_what_they_are_about(recipe):
@@ -94,29 +79,21 @@ def test_fallbacks_change_what_they_are_about(recipe):
     assert by_kind["fewer-gpus"].gpus <= recipe.device.count // 2
     assert by_kind["lower-context"].changes["workload.max_context"] == recipe.max_context // 2
     other = [each.candidate for each in recipe.fallbacks if each.kind == "other-precision"]
-    dtypes = [(each["weight_dtype"], each["kv_dtype"]) for each in other]
-    assert (recipe.candidate["weight_dtype"], recipe.candidate["kv_dtype"]) not in dtypes
-    others = {each.device for each in recipe.fallbacks if each.kind == "other-device"}
-    assert recipe.device.name not in others
-    assert len(others) >= 2
-
-
-def test_a_request_that_names_hardware_falls_back_to_that():
-    hardware = [{"device": "l40s", "per_node": 4}]
-    found = make_recipe(qwen(2, options={"hardware": hardware}))
+    own, *dtypes = [(each["weight_dtype"], each["kv_dtype"]) for each in (recipe.candidate, *other)]
+    assert own not in dtypes
+    devices = {each.device for each in recipe.fallbacks if each.kind == "other-device"}
+    assert recipe.device.name not in devices
+    assert len(devices) >= 2
+    # a request that names hardware falls back to that
+    found = make_recipe(qwen(2, options={"hardware": [{"device": "l40s", "per_node": 4}]}))
     others = {each.device for each in found.fallbacks if each.kind == "other-device"}
     assert {found.device.name} | others == {"h100-sxm", "l40s"}
-
-
-def test_training_has_fallbacks_too():
-    request = training_request()
-    decision = decide(request)
-    found = fallbacks(decision, request)
-    assert {"fewer-gpus", "lower-context", "other-device"} <= {each.kind for each in found}
-    for each in found:
-        table, row = plan_candidate(fallback_request(decision.request, each))
-        assert table.feasible[row]
-        assert table.candidate(row) == each.candidate
+    # all can be started, with the user's own options too, and on other devices
+    options = {"engine_options": {"tool_call_parser": "hermes"}}
+    found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 3, 2, options=options))
+    assert found.fallbacks
+    for each in found.fallbacks:
+        assert decide(fallback_request(PlanRequest.parse(found.request), each)).started().processes
 
 
 def test_every_option_says_what_set_it():
@@ -137,6 +114,11 @@ def test_every_option_says_what_set_it():
         assert found.provenance[f"options.{option}"] == layer, (parts, option)
         of_options = {name for name in found.provenance if name.startswith("options.")}
         assert of_options == {f"options.{name}" for name in found.engine.options}
+    # what hardware asks for is the architecture's
+    found = recipe_of("Qwen/Qwen3-8B", "mi300x", 1)
+    assert found.environment["VLLM_ROCM_USE_AITER"] == "1"
+    assert found.provenance["environment.VLLM_ROCM_USE_AITER"] == "architecture"
+    assert found.provenance["environment.VLLM_NO_USAGE_STATS"] == "base"
 
 
 ENGINES = """
@@ -162,14 +144,7 @@ def test_options_of_every_engine_say_what_set_them():
         assert meanings(spec)
 
 
-def test_what_hardware_asks_for_is_the_architectures():
-    found = recipe_of("Qwen/Qwen3-8B", "mi300x", 1)
-    assert found.environment["VLLM_ROCM_USE_AITER"] == "1"
-    assert found.provenance["environment.VLLM_ROCM_USE_AITER"] == "architecture"
-    assert found.provenance["environment.VLLM_NO_USAGE_STATS"] == "base"
-
-
-def test_what_a_user_adds_is_the_users():
+def test_what_a_user_adds_is_the_users_and_the_request_alone_makes_the_recipe_again():
     options = {"tool-call-parser": "hermes", "enable_auto_tool_choice": "true"}
     found = make_recipe(passing_on(qwen(), options, {"VLLM_LOGGING_LEVEL": "INFO"}))
     assert found.engine.options["enable_auto_tool_choice"] is True
@@ -179,8 +154,6 @@ def test_what_a_user_adds_is_the_users():
     assert process.argv[process.argv.index("--tool-call-parser") + 1] == "hermes"
     assert process.env["VLLM_LOGGING_LEVEL"] == "INFO"
 
-
-def test_the_request_alone_makes_the_recipe_again():
     options = {"engine_options": {"seed": "1", "tool-call-parser": "qwen3"}}
     request = make_request("Qwen/Qwen3-8B@abc123", "h100-sxm", 1, options=options)
     added = {"seed": "7", "--max-loras": "2"}
@@ -190,20 +163,23 @@ def test_the_request_alone_makes_the_recipe_again():
     again = make_recipe(recipe_request(found))
     for part in ("engine", "environment", "candidate"):
         assert getattr(again, part) == getattr(found, part)
-    assert again.engine.options["seed"] == 7
-    assert again.environment["NCCL_DEBUG"] == "WARN"
+    assert (again.engine.options["seed"], again.environment["NCCL_DEBUG"]) == (7, "WARN")
 
 
-def test_additions_do_not_change_what_was_estimated():
-    for options, field in (
-        ({"tensor_parallel_size": "4"}, "tensor_parallel_size"),
-        ({"tool_call_parsers": "hermes"}, "options"),
-        ({"seed": "soon"}, "seed"),
-        ({"enable_auto_tool_choice": "perhaps"}, "enable_auto_tool_choice"),
+def test_additions_that_change_what_was_estimated_or_are_secret_are_refused(tiny_config):
+    for options, environment, field in (
+        ({"tensor_parallel_size": "4"}, {}, "tensor_parallel_size"),
+        ({"tool_call_parsers": "hermes"}, {}, "options"),
+        ({"seed": "soon"}, {}, "seed"),
+        ({"enable_auto_tool_choice": "perhaps"}, {}, "enable_auto_tool_choice"),
+        ({"api_key": "swordfish"}, {}, "api_key"),
+        ({}, {"HF_TOKEN": "swordfish"}, "HF_TOKEN"),
     ):
-        with pytest.raises(InputError) as error:
-            make_recipe(passing_on(qwen(), options, {}))
-        assert field in str(error.value.field)
+        error = refusal(lambda o, e: make_recipe(passing_on(qwen(), o, e)), options, environment)
+        assert field in str(error.field)
+        assert "swordfish" not in str(error)
+    request = make_request(tiny_config | {"note": "hf_" + "x" * 34}, "h100-sxm", 1)
+    assert "Hugging Face token" in str(refusal(make_recipe, request))
 
 
 def test_parameters_come_as_text_and_wrong_ones_are_named():
@@ -215,27 +191,13 @@ def test_parameters_come_as_text_and_wrong_ones_are_named():
         ("namespace", "Prod Uction", "characters"),
         ("host", "a; rm -rf /", "characters"),
     ):
-        with pytest.raises(InputError, match=says) as error:
-            read_parameters({name: value})
-        assert error.value.field == f"parameters.{name}"
-
-
-def test_secrets_are_refused_and_not_repeated(tiny_config):
-    for options, environment, secret in (
-        ({"api_key": "correct horse"}, {}, "correct horse"),
-        ({}, {"HF_TOKEN": "swordfish"}, "swordfish"),
-        ({}, {"NOTE": "hf_" + "a1B2" * 8}, "a1B2"),
-        ({}, {"PROXY": "http://me:mypassword@proxy:3128"}, "mypassword"),
-    ):
-        with pytest.raises(InputError) as error:
-            make_recipe(passing_on(qwen(), options, environment))
-        assert secret not in str(error.value)
-    with pytest.raises(InputError, match="Hugging Face token"):
-        make_recipe(make_request(tiny_config | {"note": "hf_" + "x" * 34}, "h100-sxm", 1))
+        error = refusal(read_parameters, {name: value})
+        assert error.field == f"parameters.{name}"
+        assert says in str(error)
 
 
 def test_a_recipe_of_the_form_before_kinds_is_read_and_starts_as_it_did():
-    values = parse_yaml(OLD.read_text())
+    values = parse_yaml((DATA / "recipe-before-kind.yaml").read_text())
     migrated, said = migrate(values)
     found = Recipe.parse(values)
     assert (found.kind, found.schema_version, found.lock) == ("serving", 1, None)
@@ -268,20 +230,20 @@ def test_what_is_no_recipe_is_refused_by_name(recipe):
             Recipe.parse(value)
 
 
-def _measurement(recipe: Recipe, parts: dict | None = None) -> dict:
+def measurement(measured, **parts):
     return {
         "created": "2026-10-01T12:00:00+00:00",
-        "recipe": recipe.name,
+        "recipe": measured.name,
         "recipe_digest": "ab" * 32,
         "machine": {"runtime": "cuda", "devices": [{"name": "NVIDIA H100 80GB HBM3"}] * 4},
-        "engine": {"name": "vllm", "version": recipe.engine.version},
+        "engine": {"name": "vllm", "version": measured.engine.version},
         "workload": {"mode": "closed", "concurrency": 64},
         "metrics": {"tpot_s": 0.01, "requests": 256, "ttft_p95_s": None},
-    } | (parts or {})
+    } | parts
 
 
 def test_a_measurement_becomes_a_claim_that_expires(recipe):
-    found = with_claims(recipe, [_measurement(recipe)])
+    found = with_claims(recipe, [measurement(recipe)])
     (claim,) = found.claims
     measured = (claim.device, claim.count, claim.version, claim.metrics["tpot_s"])
     assert measured == ("h100-sxm", recipe.device.count, recipe.engine.version, 0.01)
@@ -290,12 +252,10 @@ def test_a_measurement_becomes_a_claim_that_expires(recipe):
     assert found.lock.recipe_digest == found.digest != recipe.digest
     other = make_recipe(qwen(4, candidate={"tp": 2, "pp": 1, "dp": 1}))
     assert "of another split" in claim.doubts(other, claim.date)
-
-
-def test_a_measured_training_run_is_a_claim_too():
-    found = make_recipe(training_request(options={"engines": ["torch"]}))
+    # a measured training run is a claim too
+    found = make_recipe(training(options={"engines": ["torch"]}))
     own = {"engine": {"version": found.engine.version}, "metrics": {"step_s": 7.5}}
-    measured = _measurement(found, own)
+    measured = measurement(found, **own)
     del measured["workload"]
     (claim,) = with_claims(found, [measured]).claims
     assert (claim.metrics, claim.workload["sequence_length"]) == ({"step_s": 7.5}, 4096)
@@ -310,13 +270,12 @@ def test_measurements_of_something_else_are_refused(recipe):
         ({"metrics": None}, "is not a measurement"),
         ({"created": "yesterday"}, "is not a measurement"),
     ):
-        with pytest.raises(InputError, match=says):
-            with_claims(recipe, [_measurement(recipe, parts)])
+        assert says in str(refusal(with_claims, recipe, [measurement(recipe, **parts)]))
 
 
 @pytest.mark.parametrize("name", ["torch", "torchtitan", "deepspeed", "megatron", "accelerate"])
 def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
-    found = make_recipe(training_request(options={"engines": [name]}))
+    found = make_recipe(training(options={"engines": [name]}))
     assert (found.kind, found.engine.name, found.max_context) == ("training", name, None)
     assert Recipe.parse(parse_yaml(to_yaml(found.model_dump(mode="json")))) == found
     assert {process.role for process in relaunch(found).processes} == {"trainer"}
@@ -325,9 +284,75 @@ def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
 
 
 def test_training_is_decided_and_refused_in_words():
-    large = make_request("meta-llama/Llama-3.1-70B-Instruct", "h100-sxm", 1, workload=TRAINING)
     with pytest.raises(NoAnswer, match=r"none of \d+ splits can run; .* GiB short"):
-        make_recipe(large)
+        make_recipe(training(LLAMA_70B, {"per_node": 1}))
     for name in ("engine_options", "environment"):
         with pytest.raises(InputError, match="serving"):
-            make_recipe(training_request(options={name: {"seed": "1"}}))
+            make_recipe(training(options={name: {"seed": "1"}}))
+
+
+# What differs between two
+
+
+def fields(found):
+    every = [row for rows in found["changed"].values() for row in rows]
+    return {row["field"]: (row["before"], row["after"]) for row in every}
+
+
+def test_what_changed_is_named_once_with_both_values_and_what_it_does():
+    splits = ({"tp": 4, "pp": 1, "dp": 1}, {"tp": 2, "pp": 1, "dp": 2})
+    before, after = (recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4, candidate=s) for s in splits)
+    same = diff(before, before)
+    assert (same["same"], same["changed"]) == (True, {})
+    assert all(row["ratio"] in (1, None) for row in same["estimate"])
+    assert "no difference" in diff_text(same)
+    found = diff(before, after)
+    assert fields(found)["candidate.tp"] == (4, 2)
+    assert fields(found)["engine.options.tensor_parallel_size"] == (4, 2)
+    assert not any(name.startswith("request.candidate") for name in fields(found))
+    assert "model.id" not in fields(found)
+    back = fields(diff(after, before))
+    assert back == {name: values[::-1] for name, values in fields(found).items()}
+    (row,) = [row for row in found["estimate"] if row["figure"] == "serving.tpot_s"]
+    first, second = (each.estimate["serving"]["tpot_s"] for each in (before, after))
+    assert (row["before"], row["ratio"]) == (first, pytest.approx(second / first))
+    low, high = before.estimate["bands"]["tpot_s"]
+    assert row["in_band"] == (low <= row["after"] <= high)
+    assert "serving.tpot_s" in diff_text(found)
+    # parameters and options of the user differ too
+    request = passing_on(qwen(), {}, {"VLLM_LOGGING_LEVEL": "INFO"})
+    mine = make_recipe(request, Additions(parameters=Parameters(port=9000)))
+    found = fields(diff(make_recipe(qwen()), mine))
+    assert found["parameters.port"] == (8000, 9000)
+    assert found["environment.VLLM_LOGGING_LEVEL"] == (None, "INFO")
+
+
+# The published schemas
+
+
+def test_the_files_are_those_of_the_code_and_have_no_room_for_unknown_fields():
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
+    words = [sys.executable, "scripts/schemas.py", "--check"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, f"run python scripts/schemas.py: {done.stdout}{done.stderr}"
+    for name in NAMES:
+        found = json.loads((ROOT / "docs" / "schema" / f"{name}.schema.json").read_text())
+        jsonschema.validators.validator_for(found).check_schema(found)
+        kinds = [found["$defs"][each["$ref"].rpartition("/")[2]] for each in found.get("anyOf", [])]
+        assert all(each["additionalProperties"] is False for each in kinds or [found]), name
+    assert "unknown schema 'recipes'" in str(refusal(schema, "recipes"))
+
+
+def test_documents_pass_and_changed_ones_do_not(recipe):
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
+    documents = {
+        "request": request_values(),
+        "recipe": recipe.model_dump(mode="json"),
+        "manifest": json.loads(bundle_files(recipe)[MANIFEST]),
+        "estimate": recipe.estimate,
+        "simulate": ANSWER.to_json(),
+    }
+    for name, document in documents.items():
+        jsonschema.validate(document, schema(name))
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(document | {"surprise": 1}, schema(name))

@@ -1,38 +1,156 @@
-"""Existing commands and published recipes as recipes: the same server, and no silent loss."""
+"""Commands and published recipes as recipes: the same processes, and no silent loss."""
 
 from __future__ import annotations
 
+import random
 import shlex
+from collections import Counter
+from dataclasses import replace
 
 import pytest
+import yaml
 
-from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.ground import Ground
+from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.vllm_ranks import WAYS
 from recipe_core.recipe import relaunch
 from recipe_core.recipe.convert import convert
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.published import read_published
+from recipe_core.request.describe import short_name
+from tests.fixtures.deployments import RANKS, deployments
+from tests.fixtures.refusals import refusal
+
+PASSED = {
+    "vllm": [
+        {},
+        {"tool_call_parser": "hermes", "enable_auto_tool_choice": True},
+        {"seed": 7, "reasoning_parser": "qwen3"},
+        *RANKS.values(),
+    ],
+    "sglang": [
+        {},
+        {"tool_call_parser": "qwen25", "reasoning_parser": "qwen3"},
+        {"random_seed": 7, "schedule_policy": "fcfs"},
+    ],
+}
+VARIABLES = [{}, {"NCCL_DEBUG": "WARN"}, {"NCCL_SOCKET_IFNAME": "ens3", "NCCL_IB_HCA": "mlx5_0"}]
+IMAGES = {"vllm": ("vllm/vllm-openai:v0.32.0", 2), "sglang": ("lmsysorg/sglang:v0.5.23", 0)}
+
+
+def drawn(name):
+    """Random deployments of one engine, with user options and variables, and their launches."""
+    draw = random.Random(9)
+    for deployment in deployments(name, 80, seed=21):
+        options = draw.choice(PASSED[name])
+        own = {"engine_options": options, "environment": draw.choice(VARIABLES)}
+        served = short_name(deployment.setting.model.name)
+        asked = replace(deployment, served_name=served, **own)
+        try:
+            started = launch(asked)
+        except NoAnswer:
+            continue
+        groups = {process.group for process in started.processes}
+        engines = 1 if asked.candidate.ep > 1 else len(groups)
+        if asked.candidate.prefill is None and asked.candidate.replicas == 1 and engines == 1:
+            yield asked, started
+
+
+def words_of(deployment, process):
+    """The words of the first server as somebody types them."""
+    typed = {"${model}": deployment.setting.model.name, "${host}": "127.0.0.1", "${port}": "8000"}
+    words = list(process.argv)
+    for name, value in (typed | dict.fromkeys(("${head}", "${node0}"), "10.0.0.1")).items():
+        words = [word.replace(name, value) for word in words]
+    return words[words.index("--") + 1 :] if "--" in words else words
+
+
+def as_text(deployment, started):
+    process = started.processes[0]
+    variables = [f"{name}={value}" for name, value in process.env.items()]
+    return shlex.join(["env", *variables, *words_of(deployment, process)])
+
+
+def as_published(deployment, started):
+    """Public recipe JSON: words, variables, an image, hardware."""
+    cluster, process = deployment.setting.cluster, started.processes[0]
+    rendered = {"argv": words_of(deployment, process), "env": process.env}
+    rendered |= {"hardware": cluster.device.name, "node_count": cluster.nodes}
+    return read_published({"recommended_command": rendered | {"docker_image": "example/engine:v1"}})
+
+
+def as_container(deployment, started):
+    """A docker run whose image starts the engine by itself."""
+    process, (image, skip) = started.processes[0], IMAGES[deployment.candidate.engine]
+    env = [word for name, value in process.env.items() for word in ("--env", f"{name}={value}")]
+    docker = ["docker", "run", "--gpus", "all", "--ipc=host", *env, image]
+    return shlex.join([*docker, *words_of(deployment, process)[skip:]])
+
+
+def as_options(deployment, started):
+    """vLLM's ``--config`` file or SGLang's: options by name, which start one process."""
+    if len(started.processes) > 1:
+        return None
+    model = deployment.setting.model.name
+    typed = {"${model}": model, "${host}": "127.0.0.1", "${port}": 8000}
+    options = {
+        option: typed.get(value, value) if isinstance(value, str) else value
+        for option, value in started.options.items()
+    }
+    options |= {"model": model} if deployment.candidate.engine == "vllm" else {}
+    document = yaml.safe_dump({"chat_template": None} | options, sort_keys=False)
+    return read_published(yaml.safe_load(document))
+
+
+def processes(started, form):
+    """Everything about processes that is the same on every machine; a file has no variables."""
+    if form is as_options:
+        return [process.argv for process in started.processes]
+    return [(p.argv, p.env, p.port_offset, p.devices, p.node, p.role) for p in started.processes]
+
+
+FORMS = (as_text, as_options)
+AT_NIGHT = [pytest.param(form, marks=pytest.mark.nightly) for form in (as_published, as_container)]
+
+
+@pytest.mark.parametrize("form", [*FORMS, *AT_NIGHT])
+@pytest.mark.parametrize("name", PASSED)
+def test_what_is_started_converts_to_what_is_started(name, form):
+    seen = Counter()
+    for deployment, started in drawn(name):
+        if (written := form(deployment, started)) is None:
+            continue
+        cluster = deployment.setting.cluster
+        hardware = f"{cluster.device.name}:{cluster.per_node}"
+        # a command does not say the acceptance of the drafts that are drawn
+        ground = Ground.of(hardware=hardware, nodes=cluster.nodes, acceptance=0.7)
+        try:
+            found = convert(written, ground)
+        except NoAnswer:  # drawn without a look at memory
+            continue
+        again = relaunch(found.recipe)
+        assert processes(again, form) == processes(started, form)
+        assert found.lost == ()
+        seen.update(converted=True, draft=deployment.candidate.speculative is not None)
+        if form is not as_options:
+            own, options = (
+                {name: value for name, value in each.options.items() if name not in WAYS}
+                for each in (again, started)
+            )
+            assert own == options
+            assert found.recipe.max_context == deployment.max_context
+            seen.update(spread=started.nodes > 1, options=bool(found.carried))
+    assert seen["converted"] > 8
+    assert seen["draft"]
+    assert form is as_options or min(seen["draft"], seen["spread"], seen["options"]) > 1
+
 
 H100 = Ground.of(hardware="h100-sxm:8")
 
 
-def lost(found) -> str:
+def lost(found):
     return "\n".join(f"{each.what}: {each.why}" for each in found.lost)
-
-
-def test_a_command_becomes_the_recipe_that_starts_it():
-    command = (
-        "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 16384 --max-num-seqs 64 --port 9000 "
-        "--gpu-memory-utilization 0.9 --tool-call-parser hermes --enable-auto-tool-choice"
-    )
-    found = convert(command, H100)
-    options = found.recipe.engine.options
-    wanted = {"tensor_parallel_size": 2, "max_model_len": 16384, "max_num_seqs": 64}
-    wanted |= {"gpu_memory_utilization": 0.9, "tool_call_parser": "hermes"}
-    assert wanted.items() <= options.items()
-    assert found.recipe.parameters.port == 9000
-    assert set(found.carried) == {"--tool-call-parser", "--enable-auto-tool-choice"}
-    assert found.lost == ()
 
 
 def test_one_rank_of_several_becomes_the_recipe_of_all():
@@ -51,10 +169,9 @@ def test_one_rank_of_several_becomes_the_recipe_of_all():
 def test_a_draft_of_its_own_stays_one_where_the_model_has_draft_layers():
     draft = '{"method":"eagle","num_speculative_tokens":3,"model":"someone/a-draft"}'
     serve = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 4096"
-    command = f"{serve} --speculative-config '{draft}'"
-    found = convert(command, Ground.of(hardware="h200-sxm:8", acceptance=0.7))
-    wanted = {"method": "eagle", "num_speculative_tokens": 3, "model": "someone/a-draft"}
-    assert found.recipe.engine.options["speculative_config"] == wanted
+    ground = Ground.of(hardware="h200-sxm:8", acceptance=0.7)
+    found = convert(f"{serve} --speculative-config '{draft}'", ground)
+    assert found.recipe.engine.options["speculative_config"] == yaml.safe_load(draft)
 
 
 def test_what_cannot_be_carried_over_is_said():
@@ -67,22 +184,12 @@ def test_what_cannot_be_carried_over_is_said():
     assert "hf_secret" not in said
     assert found.recipe.environment["VLLM_LOGGING_LEVEL"] == "INFO"
     assert found.recipe.lock.seeds["seed"] == 7
-
-
-def test_placeholders_of_a_launch_are_left_open():
-    """``launch.json`` holds the words that the launcher fills: they are no address of anything."""
+    # words of launch.json that the launcher fills are no address of anything
     words = ["vllm", "serve", "Qwen/Qwen3-8B", "--host", "${host}", "--port", "${port}"]
-    converted = convert(words, H100)
-    assert converted.recipe.parameters == Parameters()
-    assert "--host ${host}: left open" in lost(converted)
-    assert "--port ${port}: left open" in lost(converted)
-
-
-def test_an_address_that_no_recipe_can_have_is_refused_by_name():
-    for words, field in ((["--host", "a b"], "host"), (["--port", "99999"], "port")):
-        with pytest.raises(InputError) as error:
-            convert(["vllm", "serve", "Qwen/Qwen3-8B", *words], H100)
-        assert error.value.field == f"parameters.{field}"
+    found = convert(words, H100)
+    assert found.recipe.parameters == Parameters()
+    assert "--host ${host}: left open" in lost(found)
+    assert "--port ${port}: left open" in lost(found)
 
 
 def test_an_image_is_taken_over_unless_it_is_open_or_changes_without_notice():
@@ -98,46 +205,37 @@ def test_an_image_is_taken_over_unless_it_is_open_or_changes_without_notice():
         assert ("without notice" in lost(found)) is (tag == "latest")
 
 
-def test_what_starts_nothing_is_no_recipe():
-    for words, error, says in (
-        ("nginx -g daemon", InputError, "known engine"),
-        ("vllm serve Qwen/Qwen3-8B -tp many", InputError, "takes int"),
-        ("vllm serve nobody/nothing", InputError, "unknown model"),
-        ("vllm serve meta-llama/Llama-3.1-70B-Instruct", NoAnswer, "short"),
-    ):
-        with pytest.raises(error, match=says):
-            convert(words, H100)
+def test_what_starts_nothing_or_has_no_address_is_no_recipe():
+    serve = "vllm serve Qwen/Qwen3-8B"
+    assert "takes int" in str(refusal(convert, f"{serve} -tp many", H100))
+    large = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
+    assert "short" in str(refusal(convert, large, H100, kind=NoAnswer))
+    for words, field in (("--host 'a b'", "host"), ("--port 99999", "port")):
+        assert refusal(convert, f"{serve} {words}", H100).field == f"parameters.{field}"
 
 
-RENDERED = {
-    "hf_id": "Qwen/Qwen3-8B",
-    "recommended_command": {
+def test_published_forms_are_read_and_others_refused():
+    command = {
         "hardware": "h200",
-        "node_count": 1,
         "deploy_type": "single_node",
-        "env": {"VLLM_LOGGING_LEVEL": "INFO"},
-        "docker_image": "vllm/vllm-openai:latest",
         "argv": shlex.split("vllm serve Qwen/Qwen3-8B -tp 2 --reasoning-parser qwen3"),
         "companions": [{"command": "lmcache server"}],
-    },
-}
-
-
-def test_a_published_rendering_is_read():
-    source = read_published(RENDERED)
+    }
+    source = read_published({"hf_id": "Qwen/Qwen3-8B", "recommended_command": command})
     assert source.hardware == "h200"
     found = convert(source, Ground.of(hardware="h200:2"))
     assert found.recipe.candidate["tp"] == 2
     assert found.recipe.engine.options["reasoning_parser"] == "qwen3"
-    assert found.recipe.environment["VLLM_LOGGING_LEVEL"] == "INFO"
     assert "companions: not read" in lost(found)
-
-
-def test_a_file_of_options_is_read():
-    stated = {"tensor_parallel_size": 2, "tool_call_parser": "hermes"}
-    stated |= {"enable_auto_tool_choice": True}
-    document = {"model": "Qwen/Qwen3-8B", "seed": None} | stated
-    assert stated.items() <= convert(read_published(document), H100).recipe.engine.options.items()
+    for env in ({"A": 1}, ["A=1"], [{"name": "A", "value": 1}]):
+        assert read_published({"argv": ["vllm", "serve", "x"], "env": env}).env == {"A": "1"}
+    for document, says in (
+        ([], "is an object"),
+        ({}, "not in a known form"),
+        ({"prefill": {"argv": ["vllm"]}, "decode": {}}, "pools"),
+        ({"families": []}, "no configuration"),
+    ):
+        assert says in str(refusal(read_published, document))
 
 
 def test_a_cookbook_is_read_for_a_device():
@@ -153,21 +251,4 @@ def test_a_cookbook_is_read_for_a_device():
     assert "8" in read_published(book, "mi300x").command
     assert read_published(book, "h100-sxm", "fast").command[-3] == "8"
     assert len(read_published(book, "h100-sxm").left) == 2
-    with pytest.raises(InputError, match="no configuration"):
-        read_published(book, "b200-sxm")
-
-
-def test_other_documents_are_refused():
-    for document, says in (
-        ([], "is an object"),
-        ({}, "not in a known form"),
-        ({"prefill": {"argv": ["vllm"]}, "decode": {}}, "pools"),
-        ({"families": []}, "no configuration"),
-    ):
-        with pytest.raises(InputError, match=says):
-            read_published(document)
-
-
-def test_variables_come_in_three_shapes():
-    for env in ({"A": 1}, ["A=1"], [{"name": "A", "value": 1}]):
-        assert read_published({"argv": ["vllm", "serve", "x"], "env": env}).env == {"A": "1"}
+    assert "no configuration" in str(refusal(read_published, book, "b200-sxm"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+from contextlib import suppress
 from functools import cache
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -21,43 +20,34 @@ from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.resolve import hardware_named, recipe_for
 from tests.fixtures.recipes import recipe_of
 from tests.fixtures.sizes import examples
+from tests.nightly.attack import hostile_bundles
 
+TEXT = st.text(max_size=8)
+PLAIN = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | TEXT
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-5, 5)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
+    PLAIN,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=6,
 )
 
 
 @cache
-def whole() -> Recipe:
+def whole():
     return recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2)
 
 
 @cache
-def plain() -> dict[str, Any]:
+def plain():
     """Its plain values; copy before changing."""
     return whole().model_dump(mode="json")
 
 
-def paths(value: Any, here: tuple = ()) -> list[tuple]:
-    """Every place in plain values."""
-    items = value.items() if isinstance(value, dict) else ()
-    items = enumerate(value) if isinstance(value, list) else items
-    return [each for key, item in items for each in [(*here, key), *paths(item, (*here, key))]]
+def spots():
+    every = hostile_bundles.places(plain())
+    return st.sampled_from([path for path in every if path[0] != "fallbacks"])
 
 
-def places() -> st.SearchStrategy[tuple]:
-    return st.sampled_from([path for path in paths(plain()) if path[0] != "fallbacks"])
-
-
-def changed(path: tuple, value: Any) -> dict[str, Any]:
+def changed(path, value):
     out = copy.deepcopy(plain())
     at = out
     for key in path[:-1]:
@@ -66,7 +56,7 @@ def changed(path: tuple, value: Any) -> dict[str, Any]:
     return out
 
 
-def read(path: tuple, value: Any) -> Recipe | None:
+def read(path, value):
     """The recipe with one value replaced, None where it is refused in words."""
     try:
         return Recipe.parse(changed(path, value))
@@ -75,7 +65,7 @@ def read(path: tuple, value: Any) -> Recipe | None:
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.deferred(places), JSON)
+@given(st.deferred(spots), JSON)
 def test_no_value_anywhere_crashes_a_comparison(path, value):
     recipe = read(path, value)
     if recipe is not None:
@@ -83,25 +73,22 @@ def test_no_value_anywhere_crashes_a_comparison(path, value):
         assert diff_text(diff(recipe, whole()))
 
 
-@settings(
-    max_examples=examples(120, least=12),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    phases=[Phase.generate],
-)
-@given(st.deferred(places), JSON)
+SLOW = {"suppress_health_check": [HealthCheck.too_slow], "phases": [Phase.generate]}
+
+
+@settings(max_examples=examples(120, least=12), deadline=None, **SLOW)
+@given(st.deferred(spots), JSON)
 def test_no_value_anywhere_crashes_what_a_recipe_is_used_for(path, value):
     recipe = read(path, value)
     if recipe is None:
         return
-    uses = (
-        lambda recipe: bundle_files(rebuilt(recipe)),
-        lambda recipe: verify_lock(recipe, recipe.lock) if recipe.lock else None,
-        lambda recipe: recipe_for(recipe, hardware_named("mi300x:2")),
-    )
-    for use in uses:
-        with contextlib.suppress(RecipeError):
-            use(recipe)
+    with suppress(RecipeError):
+        bundle_files(rebuilt(recipe))
+    with suppress(RecipeError):
+        if recipe.lock:
+            verify_lock(recipe, recipe.lock)
+    with suppress(RecipeError):
+        recipe_for(recipe, hardware_named("mi300x:2"))
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -114,14 +101,11 @@ def test_no_value_is_migrated_into_a_crash(value):
             Recipe.parse(value | {"schema_version": 1, "alternatives": value.get("", 3)})
 
 
-def test_an_estimate_without_its_figures_is_named():
+def test_an_estimate_without_its_figures_is_named_and_migrating_changes_nothing_in_place():
+    before = copy.deepcopy(plain())
+    migrate(plain())
+    assert before == plain()
     names = "serving.tpot_s memory.total_bytes bands cost.usd_per_hour notes"
     for path in names.split():
         with pytest.raises(BundleError, match=path.split(".")[-1]):
             Recipe.parse(changed(("estimate", *path.split(".")), "soon"))
-
-
-def test_migrating_changes_nothing_in_place():
-    before = copy.deepcopy(plain())
-    migrate(plain())
-    assert before == plain()

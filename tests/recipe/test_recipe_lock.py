@@ -1,34 +1,47 @@
-"""What a lock pins, and what it says when something else is here."""
+"""What a lock pins, what it says when something else is here, and digests of a registry."""
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import itertools
 import json
 import re
+import ssl
 import struct
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from pydantic import ValidationError
 
-from recipe_core.base.errors import InputError
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.spec import engine
 from recipe_core.engines.training_programs import facts, install_on
 from recipe_core.model.catalog import load_model
 from recipe_core.model.checkpoint import checkpoint_digest
 from recipe_core.model.revision import snapshot_of, split_revision
-from recipe_core.recipe import Additions, make_recipe, passing_on
+from recipe_core.recipe import Additions, make_recipe, passing_on, registry
 from recipe_core.recipe.lock import ImageLock, pinned_packages
 from recipe_core.recipe.lockcheck import verify_lock
-from recipe_core.recipe.parameters import read_parameters
 from recipe_core.recipe.place import Parameters
-from tests.conftest import make_request
+from recipe_core.recipe.registry import image_digest, place_of
+from tests.conftest import make_request, request_values
+from tests.fixtures.command_line import recipe as run
 from tests.fixtures.recipes import recipe_for_request, recipe_of
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def write_safetensors(path, shape=(4, 4)) -> None:
+def write_safetensors(path, shape=(4, 4)):
     """A file with one tensor of zeros."""
     size = 2 * shape[0] * shape[1]
     tensor = {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, size]}
@@ -49,11 +62,6 @@ def snapshot(tmp_path, tiny_config):
     return folder
 
 
-def recipe_of_folder(folder):
-    workload = {"input_tokens": 64, "output_tokens": 64}
-    return recipe_of(str(folder), "h100-sxm", 1, workload=workload)
-
-
 def qwen(model="Qwen/Qwen3-8B", **parts):
     return make_request(model, "h100-sxm", 1, **parts)
 
@@ -65,17 +73,12 @@ def test_a_lock_pins_what_is_started():
     assert (lock.engine.name, lock.engine.version) == (recipe.engine.name, recipe.engine.version)
     assert lock.engine.packages == {"vllm": f"=={recipe.engine.version}"}
     assert lock.model.architecture_digest == load_model("Qwen/Qwen3-8B").digest
-    assert lock.seeds["bench"] == 1
-    assert lock.determinism == {}  # nothing promises equal runs by itself
+    assert (lock.seeds["bench"], lock.determinism) == (1, {})  # nothing promises equal runs
     asked = passing_on(qwen(), {"seed": "42"}, {"VLLM_BATCH_INVARIANT": "1"})
     stated = make_recipe(asked).lock
-    assert stated.seeds["seed"] == 42
-    assert stated.determinism == {"VLLM_BATCH_INVARIANT": "1"}
-
-
-def test_the_image_is_the_engines_or_the_users_and_does_not_move():
-    own = recipe_for_request(qwen()).lock.image
-    assert own.reference == engine("vllm").image("cuda", "sm_90").reference
+    assert (stated.seeds["seed"], stated.determinism) == (42, {"VLLM_BATCH_INVARIANT": "1"})
+    # the image is the engine's or the user's, and does not move
+    assert lock.image.reference == engine("vllm").image("cuda", "sm_90").reference
     digest = f"sha256:{'ab' * 32}"
     place = Parameters(image=f"registry.local/vllm:v1@{digest}")
     mine = make_recipe(qwen(), Additions(parameters=place)).lock.image
@@ -83,17 +86,12 @@ def test_the_image_is_the_engines_or_the_users_and_does_not_move():
     for moving in ("vllm/vllm-openai", "vllm/vllm-openai:latest", "localhost:5000/vllm"):
         with pytest.raises(ValidationError, match="latest"):
             ImageLock(reference=moving)
-        with pytest.raises(InputError, match="moves"):
-            read_parameters({"image": moving})
     without_tag = Additions(parameters=Parameters(image=f"registry.local/vllm@{digest}"))
-    with pytest.raises(InputError, match="needs a tag"):
-        make_recipe(qwen(), without_tag)
-
-
-@pytest.mark.parametrize(("device", "what"), [("h100-sxm", "driver"), ("mi300x", "rocm")])
-def test_the_oldest_host_software_is_in_the_lock(device, what):
-    recipe = recipe_of("Qwen/Qwen3-8B", device, 1)
-    assert recipe.lock.floors == {what: engine("vllm").floors[recipe.device.runtime].version}
+    assert "needs a tag" in str(refusal(make_recipe, qwen(), without_tag))
+    # and the oldest software of the host is in it
+    for device, what in (("h100-sxm", "driver"), ("mi300x", "rocm")):
+        recipe = recipe_of("Qwen/Qwen3-8B", device, 1)
+        assert recipe.lock.floors == {what: engine("vllm").floors[recipe.device.runtime].version}
 
 
 def test_packages_are_read_off_the_install():
@@ -103,23 +101,26 @@ def test_packages_are_read_off_the_install():
     wheel = "https://host/v0.32.0/vllm-0.32.0%2Bcpu-cp38-abi3-manylinux_2_34_x86_64.whl"
     from_a_wheel = pinned_packages(f"pip install {wheel} --extra-index-url https://host/whl/cpu")
     assert from_a_wheel == {"vllm": "==0.32.0+cpu"}
+    # frameworks are installed beside the torch of their devices
+    for name, runtime in itertools.product(facts().engines, ("rocm", "cpu")):
+        first = install_on(name, runtime).split(" && ")[0]
+        assert f"--index-url https://download.pytorch.org/whl/{runtime}" in first
+    assert "index-url" not in install_on("torchtitan", "cuda")
 
 
 CUDA_ALONE = re.compile(r"pip install [\"']?(vllm==0.32.0|sglang==0.5.23)[\"']?( |$)")
+INSTALLS = """
+vllm mi300x wheels.vllm.ai/rocm/0.32.0
+vllm mi355x wheels.vllm.ai/rocm/0.32.0
+vllm cpu vllm-0.32.0+cpu
+sglang mi300x python[all_hip]
+transformers cpu download.pytorch.org/whl/cpu
+transformers mi300x download.pytorch.org/whl/rocm
+vllm h100-sxm vllm==0.32.0
+"""
 
 
-@pytest.mark.parametrize(
-    ("engine_name", "device", "expected"),
-    [
-        ("vllm", "mi300x", "wheels.vllm.ai/rocm/0.32.0"),
-        ("vllm", "mi355x", "wheels.vllm.ai/rocm/0.32.0"),
-        ("vllm", "cpu", "vllm-0.32.0+cpu"),
-        ("sglang", "mi300x", "python[all_hip]"),
-        ("transformers", "cpu", "download.pytorch.org/whl/cpu"),
-        ("transformers", "mi300x", "download.pytorch.org/whl/rocm"),
-        ("vllm", "h100-sxm", "pip install vllm==0.32.0"),
-    ],
-)
+@over("engine_name, device, expected", map(str.split, INSTALLS.strip().splitlines()))
 def test_a_bundle_installs_the_build_of_its_devices(engine_name, device, expected):
     """README, launch.json (the launcher's hint) and lock; PyPI's packages are for CUDA."""
     recipe = recipe_of("Qwen/Qwen3-0.6B", device, 1, candidate={"engine": engine_name})
@@ -129,13 +130,6 @@ def test_a_bundle_installs_the_build_of_its_devices(engine_name, device, expecte
     assert recipe.lock.engine.install == stated
     assert stated in files["README.md"].decode()
     assert bool(CUDA_ALONE.search(stated)) == (recipe.device.runtime == "cuda")
-
-
-def test_frameworks_are_installed_beside_the_torch_of_their_devices():
-    for name, runtime in itertools.product(facts().engines, ("rocm", "cpu")):
-        first = install_on(name, runtime).split(" && ")[0]
-        assert f"--index-url https://download.pytorch.org/whl/{runtime}" in first
-    assert "index-url" not in install_on("torchtitan", "cuda")
 
 
 def test_a_revision_follows_an_at_sign_and_is_locked_and_started():
@@ -151,24 +145,8 @@ def test_a_revision_follows_an_at_sign_and_is_locked_and_started():
     assert (recipe.lock.model.id, recipe.lock.model.revision) == ("Qwen/Qwen3-8B", "v1.0")
     assert recipe.engine.options["revision"] == "v1.0"
     assert recipe.model.id == "Qwen/Qwen3-8B"
-    with pytest.raises(InputError, match="revision"):  # the engine cannot be told it
-        make_recipe(qwen("Qwen/Qwen3-0.6B@v1", candidate={"engine": "transformers"}))
-
-
-def test_a_snapshot_names_its_model_and_revision(snapshot):
-    lock = recipe_of_folder(snapshot).lock
-    assert (lock.model.id, lock.model.revision) == ("org/tiny", COMMIT)
-    assert lock.model.checkpoint.of == "content"
-    assert snapshot_of("/models/tiny") is None
-
-
-def test_other_weights_are_another_checkpoint(snapshot):
-    before = checkpoint_digest(snapshot)
-    other = snapshot.parent.parent / "blobs" / ("cd" * 32)
-    write_safetensors(other)
-    (snapshot / "model.safetensors").unlink()
-    (snapshot / "model.safetensors").symlink_to(other)
-    assert checkpoint_digest(snapshot).digest != before.digest
+    request = qwen("Qwen/Qwen3-0.6B@v1", candidate={"engine": "transformers"})
+    assert "revision" in str(refusal(make_recipe, request))  # the engine cannot be told it
 
 
 def test_a_plain_folder_is_known_by_its_headers(tmp_path):
@@ -183,33 +161,225 @@ def test_a_plain_folder_is_known_by_its_headers(tmp_path):
     assert checkpoint_digest(tmp_path) is None
 
 
-def levels(found) -> dict[str, str]:
-    return {each.what: each.level for each in found}
+def levels(recipe, lock, folder=None):
+    return {each.what: each.level for each in verify_lock(recipe, lock, folder)}
 
 
-def test_nothing_differs_from_a_fresh_lock(snapshot, monkeypatch):
-    recipe = recipe_of_folder(snapshot)
-    monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: recipe.engine.version)
-    found = levels(verify_lock(recipe, recipe.lock, snapshot))
+def test_a_snapshot_is_locked_and_what_differs_is_named(snapshot, monkeypatch):
+    workload = {"input_tokens": 64, "output_tokens": 64}
+    recipe = recipe_of(str(snapshot), "h100-sxm", 1, workload=workload)
+    lock = recipe.lock
+    assert (lock.model.id, lock.model.revision) == ("org/tiny", COMMIT)
+    assert lock.model.checkpoint.of == "content"
+    assert snapshot_of("/models/tiny") is None
+    installed = {"vllm": recipe.engine.version}
+    monkeypatch.setattr("recipe_core.recipe.lockcheck.version", installed.get)
+    found = levels(recipe, lock, snapshot)
     same = {"recipe", "package vllm", "model revision", "checkpoint (content)"}
     assert {found[name] for name in same} == {"same"}
     assert "differs" not in found.values()
-
-
-def test_what_differs_is_named(snapshot, monkeypatch):
-    recipe = recipe_of_folder(snapshot)
-    monkeypatch.setattr("recipe_core.recipe.lockcheck.version", lambda name: "0.1.0")
+    installed["vllm"] = "0.1.0"
     changed = recipe.model_copy(update={"notes": ("another",)})
-    found = levels(verify_lock(changed, recipe.lock, snapshot))
+    found = levels(changed, lock, snapshot)
     assert found["recipe"] == found["package vllm"] == "differs"
-    older = recipe.lock.engine.model_copy(update={"version": "0.1.0"})
-    lock = recipe.lock.model_copy(update={"engine": older})
-    assert levels(verify_lock(recipe, lock))["vllm of this builder"] == "differs"
-
-
-def test_a_floor_may_be_passed_but_not_missed(monkeypatch):
-    recipe = recipe_for_request(qwen())
-    lock = recipe.lock.model_copy(update={"floors": {"driver": "525.60.13"}})
+    older = lock.engine.model_copy(update={"version": "0.1.0"})
+    found = levels(recipe, lock.model_copy(update={"engine": older}))
+    assert found["vllm of this builder"] == "differs"
+    # a floor may be passed but not missed
+    lower = lock.model_copy(update={"floors": {"driver": "525.60.13"}})
     for driver, level in (("550.54.15", "same"), ("470.1", "differs"), (None, "absent")):
         monkeypatch.setattr("recipe_core.recipe.lockcheck._probe", lambda what, has=driver: has)
-        assert levels(verify_lock(recipe, lock))["driver (at least)"] == level
+        assert levels(recipe, lower)["driver (at least)"] == level
+    # other weights are another checkpoint
+    before = checkpoint_digest(snapshot)
+    other = snapshot.parent.parent / "blobs" / ("cd" * 32)
+    write_safetensors(other)
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(other)
+    assert checkpoint_digest(snapshot).digest != before.digest
+
+
+# Digests of images, asked of a registry that runs here: HTTPS, tokens, refusals
+
+MANIFEST = b'{"schemaVersion": 2, "manifests": []}'
+DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
+TOKEN = "a-token-for-everybody"
+
+
+def certificate(folder):
+    """A certificate of 127.0.0.1 with its key, signed by itself."""
+    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "registry of tests")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(address, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    private = key.private_bytes(pem, pkcs8, serialization.NoEncryption())
+    path.write_bytes(private + signed.public_bytes(pem))
+    return path
+
+
+class Registry(BaseHTTPRequestHandler):
+    """Public tags of ``vllm/engine``; how it answers is in the tag."""
+
+    requests: ClassVar[list[tuple[str, str, str]]] = []
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+    def do_HEAD(self):
+        self.answer()
+
+    def do_GET(self):
+        if urlsplit(self.path).path == "/token":
+            self.token()
+        else:
+            self.answer()
+
+    def token(self):
+        query = parse_qs(urlsplit(self.path).query)
+        assert query["service"] == ["tests"]
+        (scope,) = query["scope"]
+        token = "" if "no-token" in scope else TOKEN
+        self.reply(200, json.dumps({"token": token}).encode())
+
+    def answer(self):
+        self.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
+        *_, tag = self.path.split("/")
+        realm = f"https://{self.headers['Host']}/token"
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}" and tag != "open":
+            realm = realm.replace("https", "http") if tag == "plain-token" else realm
+            scope = f"repository:{'no-token' if tag == 'no-token' else 'vllm/engine'}:pull"
+            bearer = f'Bearer realm="{realm}",service="tests",scope="{scope}"'
+            asked = 'Basic realm="x"' if tag == "password" else bearer
+            self.reply(401, b"", **{"WWW-Authenticate": asked})
+            return
+        accepts = self.headers["Accept"].split(", ")
+        assert accepts[0] == "application/vnd.oci.image.index.v1+json"
+        digest = DIGEST if tag in ("v1", "open") else "sha256:../../etc"
+        headers = {} if tag == "no-header" else {"Docker-Content-Digest": digest}
+        if tag in ("v1", "open", "no-header", "odd-header"):
+            self.reply(200, MANIFEST, **headers)
+        elif tag == "elsewhere":
+            self.reply(307, b"", Location="https://127.0.0.1:1/v2/")
+        else:
+            self.reply(429 if tag == "often" else 404, b"")
+
+    def reply(self, status, body, **headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """The address of a registry whose certificate is trusted."""
+    path = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    Registry.requests.clear()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_tag_has_a_digest(host):
+    for tag in ("v1", "open", "no-header", "odd-header"):
+        assert image_digest(f"{host}/vllm/engine:{tag}") == DIGEST
+        method, path, authorization = Registry.requests[-1]
+        assert path == f"/v2/vllm/engine/manifests/{tag}"
+        assert method == ("GET" if "header" in tag else "HEAD")
+        assert authorization == ("" if tag == "open" else f"Bearer {TOKEN}")
+
+
+def test_what_a_registry_refuses_is_said(host, monkeypatch, tmp_path):
+    for tag, message in {
+        "gone": "status 404: there is no such tag",
+        "often": "status 429: it was asked too often",
+        "password": "it wants a password",
+        "plain-token": "not https",
+        "no-token": "it gives no token",
+        "elsewhere": "status 307",
+    }.items():
+        error = refusal(image_digest, f"{host}/vllm/engine:{tag}", kind=NoAnswer)
+        assert message in str(error)
+        assert TOKEN not in str(error)
+        assert error.field == "lock.image"
+    monkeypatch.setattr(registry, "MOST_MANIFEST_BYTES", 10)  # of a manifest without end
+    error = refusal(image_digest, f"{host}/vllm/engine:no-header", kind=NoAnswer)
+    assert "more than 10 bytes" in str(error)
+    # a certificate that nobody vouches for
+    Registry.requests.clear()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate(tmp_path)))
+    error = refusal(image_digest, f"{host}/vllm/engine:v1", kind=NoAnswer)
+    assert "certificate" in str(error)
+    assert Registry.requests == []
+
+
+def test_a_reference_is_an_address_or_refused():
+    docker_hub = "registry-1.docker.io/v2"
+    for reference, place in {
+        "vllm/vllm-openai:v0.32.0": f"{docker_hub}/vllm/vllm-openai/manifests/v0.32.0",
+        "ubuntu:24.04": f"{docker_hub}/library/ubuntu/manifests/24.04",
+        "docker.io/a/b:1": f"{docker_hub}/a/b/manifests/1",
+        "nvcr.io/nvidia/x/y:1.6.0": "nvcr.io/v2/nvidia/x/y/manifests/1.6.0",
+        "localhost:5000/a:1": "localhost:5000/v2/a/manifests/1",
+    }.items():
+        assert place_of(reference).url == f"https://{place}"
+    wrong = ("vllm/vllm-openai", "a/../b:1", "h.x/a:1/../..", "h.x@y/a:1", "h.x/A b:1", "")
+    for reference in wrong:
+        assert "no image with a tag" in str(refusal(place_of, reference))
+
+
+def test_the_lock_takes_the_digest_from_the_registry(host, tmp_path):
+    """Without --online nobody is asked; a bundle written with it starts the image by digest."""
+    bundle, pinned = str(tmp_path / "b.zip"), str(tmp_path / "pinned")
+    image = f"{host}/vllm/engine:v1"
+    request = tmp_path / "request.yaml"
+    request.write_text(to_yaml(request_values()))
+    built = run("build", str(request), "-o", bundle, "--set", f"image={image}")
+    assert built.returncode == 0, built.stderr
+    offline = run("lock", bundle, "--json")
+    assert json.loads(offline.stdout)["image"]["digest"] is None
+    assert "image.digest is missing" in offline.stderr
+    assert "--online" in offline.stderr
+    assert Registry.requests == []
+    online = run("lock", bundle, "--online", "-o", pinned, "--json")
+    assert json.loads(online.stdout)["image"] == {"reference": image, "digest": DIGEST}
+    manifest = (Path(pinned) / "targets/kubernetes/deployment.yaml").read_text()
+    assert f"{image}@{DIGEST}" in manifest
+    checked = run("check", pinned, "--json")
+    assert json.loads(checked.stdout)["ok"], checked.stdout
+    assert run("lock", pinned).stderr == ""
+    resolved = str(tmp_path / "amd.zip")
+    moved = run("resolve", pinned, "--hardware", "mi300x:8", "-o", resolved)
+    assert "wrote" in moved.stdout
+    # the user's own image stays: only that of the engine is another one there
+    assert json.loads(run("lock", resolved, "--json").stdout)["image"]["reference"] == image
+    refused = run("lock", bundle, "-o", pinned)
+    assert refused.returncode == 2
+    assert "--online" in refused.stderr

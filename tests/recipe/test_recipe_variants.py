@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from typer.testing import CliRunner
 
-from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import write_bundle
-from recipe_core.doors.cli import app
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.launcher.machine import Device as LaunchDevice
 from recipe_core.launcher.machine import Machine as LaunchMachine
@@ -31,6 +29,8 @@ from recipe_core.recipe.variants import (
     matching,
 )
 from tests.conftest import make_request
+from tests.fixtures.command_line import recipe as run
+from tests.fixtures.refusals import refusal
 
 NAMES = st.sampled_from("abcdef")
 VALUES = st.dictionaries(NAMES, st.integers(0, 3), max_size=4)
@@ -69,7 +69,7 @@ def test_nothing_is_the_identity_and_a_change_twice_is_once(settings, change):
     assert_same_but_for_order(change.applied(once), once)
 
 
-def assert_same_but_for_order(settings: Settings, other: Settings) -> None:
+def assert_same_but_for_order(settings, other):
     """Notes of settings have no order."""
     first, second = (each.model_dump(exclude={"notes"}) for each in (settings, other))
     assert (first, set(settings.notes)) == (second, set(other.notes))
@@ -92,16 +92,11 @@ def test_a_difference_makes_one_of_the_other(before, after):
     assert difference(before, before) == Change()
 
 
-def test_a_field_is_either_set_or_removed():
-    with pytest.raises(ValidationError, match=r"options\.a is both set and removed"):
-        Change.model_validate({"set": {"options": {"a": 1}}, "remove": {"options": ["a"]}})
-
-
+GIB = 1 << 30
 MI300X = Machine(
     **{"vendor": "amd", "architecture": "gfx942", "device": "mi300x", "count": 8},
-    **{"memory_bytes": 206 << 30, "engine": "vllm", "version": "0.32.0"},
+    **{"memory_bytes": 206 * GIB, "engine": "vllm", "version": "0.32.0"},
 )
-GIB = 1 << 30
 
 
 def test_all_conditions_must_hold():
@@ -120,6 +115,12 @@ def test_all_conditions_must_hold():
         ({"engine": "sglang"}, False),
     ):
         assert When.model_validate(when).holds(MI300X) is holds, when
+    # the exact device goes before architecture, vendor and default
+    conditions = {"device": {"device": "mi300x"}, "default": {}, "vendor": {"vendor": "amd"}}
+    conditions |= {"architecture": {"architecture": "gfx942"}}
+    variants = [Variant(name=name, when=When(**when)) for name, when in conditions.items()]
+    order = [each.name for each in matching(variants, MI300X)]
+    assert order == ["default", "vendor", "architecture", "device"]
 
 
 def test_wrong_variants_are_named():
@@ -131,52 +132,39 @@ def test_wrong_variants_are_named():
         ({"name": "x", "set": {"flags": {}}}, "set.flags"),
         ({"when": {}}, "name"),
     ):
-        with pytest.raises(InputError) as error:
-            read_variants([value])
-        assert error.value.field == f"variants.0.{field}"
+        assert refusal(read_variants, [value]).field == f"variants.0.{field}"
+    with pytest.raises(ValidationError, match=r"options\.a is both set and removed"):
+        Change.model_validate({"set": {"options": {"a": 1}}, "remove": {"options": ["a"]}})
+    for text in ("mi300x:", "mi300x:0", "mi300x:many", "nosuch:8"):
+        refusal(hardware_named, text)
 
 
-def test_the_exact_device_goes_before_architecture_vendor_and_default():
-    conditions = {"device": {"device": "mi300x"}, "default": {}, "vendor": {"vendor": "amd"}}
-    conditions |= {"architecture": {"architecture": "gfx942"}}
-    variants = [Variant(name=name, when=When(**when)) for name, when in conditions.items()]
-    order = [each.name for each in matching(variants, MI300X)]
-    assert order == ["default", "vendor", "architecture", "device"]
-
-
-@pytest.fixture(scope="module")
-def computed():
-    request = make_request()
-    hardware = [hardware_named(each) for each in ("mi300x:8", "mi300x:2", "l40s:8")]
-    return with_variants(make_recipe(request), request, Additions(), hardware)
-
-
-APPLIED = [("mi300x:8", "mi300x-8"), ("mi300x:4", "mi300x-2"), ("l40s:8", "l40s-8")]
-
-
-@pytest.mark.parametrize(("hardware", "applied"), APPLIED)
-def test_a_variant_is_the_recipe_of_that_hardware(computed, hardware, applied):
+def test_a_variant_is_the_recipe_of_that_hardware():
     """What the variant resolves to is what is built there, option for option."""
-    there, found = recipe_for(computed, hardware_named(hardware))
-    assert found.applied == (applied,)
-    assert found.settings == settings_of(there)
-    layers = {name: layer for name, layer in there.provenance.items() if name[:8] == "options."}
-    assert layers.items() <= found.provenance.items()
-
-
-def test_its_own_hardware_is_left_alone_and_too_small_hardware_is_refused(computed):
+    request = make_request()
+    recipe = make_recipe(request)
+    hardware = [hardware_named(each) for each in ("mi300x:8", "mi300x:2", "l40s:8")]
+    computed = with_variants(recipe, request, Additions(), hardware)
+    for name, applied in (("mi300x:8", "mi300x-8"), ("mi300x:4", "mi300x-2"), ("l40s:8", "l40s-8")):
+        there, found = recipe_for(computed, hardware_named(name))
+        assert found.applied == (applied,)
+        assert found.settings == settings_of(there)
+        layers = {name: layer for name, layer in there.provenance.items() if name[:8] == "options."}
+        assert layers.items() <= found.provenance.items()
     found = resolve(computed, machine_of(hardware_named("h100-sxm:8"), computed))
     assert (found.applied, found.settings) == ((), settings_of(computed))
-    request = make_request()  # too large for an L4
-    with pytest.raises(NoAnswer, match="cannot run"):
-        with_variants(make_recipe(request), request, Additions(), [hardware_named("l4:1")])
+    with pytest.raises(NoAnswer, match="cannot run"):  # too large for an L4
+        with_variants(recipe, request, Additions(), [hardware_named("l4:1")])
+
+
+def small(**parts):
+    return make_request("Qwen/Qwen3-8B", "h100-sxm", 1, **parts)
 
 
 def test_what_the_user_set_stays():
     options = {"max_num_seqs": 8, "tool_call_parser": "x"}
     mine = {"name": "mine", "when": {"vendor": "amd"}, "set": {"options": options}}
-    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1, candidate={"max_num_seqs": 64})
-    asked = passing_on(request, {"tool_call_parser": "hermes"}, {})
+    asked = passing_on(small(candidate={"max_num_seqs": 64}), {"tool_call_parser": "hermes"}, {})
     recipe = make_recipe(asked, Additions(variants=read_variants([mine])))
     found = resolve(recipe, machine_of(hardware_named("mi300x:1"), recipe))
     kept = {"max_num_seqs": 64, "tool_call_parser": "hermes"}
@@ -188,8 +176,7 @@ def test_what_names_the_own_device_does_not_travel():
     of_engine, mine = f"vllm/vllm-openai:v0.32.0@sha256:{'ab' * 32}", "registry.local/mine:1.2"
     for image, there in ((of_engine, None), (mine, mine)):
         place = Parameters(image=image, gpu_type="h100", partition="gpu")
-        request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
-        recipe = make_recipe(request, Additions(parameters=place))
+        recipe = make_recipe(small(), Additions(parameters=place))
         moved, _ = recipe_for(recipe, hardware_named("mi300x:1"))
         assert moved.parameters == Parameters(image=there, partition="gpu")
         assert moved.lock.image.reference == (there or "vllm/vllm-openai-rocm:v0.32.0")
@@ -201,8 +188,7 @@ def test_a_written_variant_travels_into_the_bundle_of_its_hardware():
     environment = {"VLLM_LOGGING_LEVEL": "ERROR"}
     quiet = {"name": "quiet", "set": {"environment": environment}}
     variants = read_variants([quiet | {"when": {"architecture": "gfx942"}}])
-    request = make_request("Qwen/Qwen3-8B", "h100-sxm", 1)
-    recipe = make_recipe(request, Additions(variants=variants))
+    recipe = make_recipe(small(), Additions(variants=variants))
     there, found = recipe_for(recipe, hardware_named("mi300x:1"))
     assert found.applied == ("quiet",)
     assert environment.items() <= there.environment.items()
@@ -210,28 +196,21 @@ def test_a_written_variant_travels_into_the_bundle_of_its_hardware():
     assert environment.keys().isdisjoint(elsewhere.environment)
 
 
-def launch_machine(runtime: str, names: list[str]) -> LaunchMachine:
+def launch_machine(runtime, names):
     devices = tuple(LaunchDevice(index, name, None) for index, name in enumerate(names))
     return LaunchMachine(runtime, devices, "", 1, None, None)
-
-
-def test_hardware_that_is_none_is_refused():
-    for text in ("mi300x:", "mi300x:0", "mi300x:many", "nosuch:8"):
-        with pytest.raises(InputError):
-            hardware_named(text)
 
 
 def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
     """Preflight names, on every device and several counts, what ``recipe resolve`` would apply."""
     instinct = {"architecture": "gfx942", "count": {"at_least": 8}}
     large = {"vendor": "nvidia", "memory_bytes": {"at_least": 140_000_000_000}}
-    older = {"device": "a100-sxm-80gb", "engine": "vllm<0.1"}
-    debug = {"set": {"environment": {"NCCL_DEBUG": "WARN"}}}
+    debug, noted = {"set": {"environment": {"NCCL_DEBUG": "WARN"}}}, {"add": {"notes": ["x"]}}
     written = [
         {"name": "instinct", "when": instinct, **debug},
-        {"name": "large", "when": large, "add": {"notes": ["large"]}},
-        {"name": "many", "when": {"count": {"at_least": 16}}, "add": {"notes": ["many"]}},
-        {"name": "older", "when": older, "add": {"notes": ["older"]}},
+        {"name": "large", "when": large, **noted},
+        {"name": "many", "when": {"count": {"at_least": 16}}, **noted},
+        {"name": "older", "when": {"device": "a100-sxm-80gb", "engine": "vllm<0.1"}, **noted},
     ]
     request = make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate={"tp": 2, "pp": 1, "dp": 1})
     recipe = make_recipe(request, Additions(variants=read_variants(written)))
@@ -256,5 +235,5 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
     said, how = advice(plan.variants, here, 1, tmp_path / "bundle") or ("", "")
     assert "instinct" in said
     words = how.partition(": recipe ")[2].replace("OTHER.zip", str(tmp_path / "other.zip")).split()
-    assert CliRunner().invoke(app, words).exit_code == 0
+    assert run(*words).returncode == 0
     assert read_bundle(tmp_path / "other.zip").recipe.environment["NCCL_DEBUG"] == "WARN"
