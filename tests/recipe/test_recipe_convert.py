@@ -19,7 +19,7 @@ from recipe_core.recipe.convert import convert
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.published import read_published
 from recipe_core.request.describe import short_name
-from tests.fixtures.deployments import RANKS, deployments
+from tests.fixtures.deployments import ASKED, deployments
 from tests.fixtures.refusals import refusal
 
 PASSED = {
@@ -27,7 +27,7 @@ PASSED = {
         {},
         {"tool_call_parser": "hermes", "enable_auto_tool_choice": True},
         {"seed": 7, "reasoning_parser": "qwen3"},
-        *RANKS.values(),
+        *ASKED.values(),
     ],
     "sglang": [
         {},
