@@ -1,9 +1,16 @@
-"""The catalog as data: enough models, sources everywhere, names that lead to one model each."""
+"""The catalog as data: sources, published parameters, names that lead to one model each."""
 
+import json
 from collections import Counter
+
+import pytest
 
 from recipe_core.base.errors import ModelError
 from recipe_core.model.catalog import FOLDER, catalog_entry, catalog_ids, catalog_model, load_model
+from recipe_core.model.nearest import NAMES, nearest_models
+from recipe_core.model.other_kinds import other_kind, other_kinds
+from scripts.not_modelled import PAGE, page
+from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
 from tests.fixtures.rows import over, table
 
@@ -27,20 +34,6 @@ def test_the_catalog_is_broad_and_its_files_small():
     assert len(unknown) <= 0.03 * len(names), unknown
 
 
-@over("name", catalog_ids())
-def test_an_entry_says_where_everything_is_from(name):
-    entry = catalog_entry(name)
-    published = entry.published
-    assert entry.id == name
-    assert {"config", published.source} <= set(entry.sources)
-    assert all(str(source.url).startswith("https://") for source in entry.sources.values())
-    assert not published.includes or published.counted > 0.8 * published.parameters
-    if entry.same_as:  # variants differ from their base only in how they are stored
-        base = catalog_model(entry.same_as)
-        assert catalog_entry(entry.same_as).same_as is None
-        assert catalog_model(name).language_parameters == base.language_parameters
-
-
 def test_every_alias_is_a_name_and_no_name_means_two_models():
     entries = [catalog_entry(name) for name in catalog_ids()]
     aliases = [(alias, entry) for entry in entries for alias in entry.aliases]
@@ -49,3 +42,58 @@ def test_every_alias_is_a_name_and_no_name_means_two_models():
     assert len(aliases) >= 350
     assert all(catalog_entry(alias) == entry for alias, entry in aliases)
     assert catalog_model("gpt2").parameters == catalog_model("openai-community/gpt2").parameters
+
+
+@over("typed, meant", table("catalog", "parts_of_a_name_find_it"))
+def test_parts_of_a_name_find_it(typed, meant):
+    names = nearest_models(typed)
+    assert meant in names
+    assert len(names) <= NAMES
+    assert set(names) <= set(catalog_ids())
+
+
+def test_nothing_is_like_nonsense_a_size_is_right_or_wrong_and_every_id_finds_itself():
+    for typed in ("asdfghjkl", "", "?!", "x" * 5000, "123456"):
+        assert nearest_models(typed) == []
+    known = ["a/Model-7B", "a/Model-70B", "a/Model-80B"]
+    assert nearest_models("model 70b", known) == ["a/Model-70B"]
+    for name in catalog_ids()[::75]:
+        assert name in nearest_models(name)
+
+
+def test_the_page_is_that_of_the_data():
+    assert PAGE.read_text(encoding="utf-8") == page()
+    # nothing in the table is modelled
+    names = [name for kind in other_kinds().values() for name in kind.models]
+    assert len(names) == len({name.casefold() for name in names})
+    assert not {name.casefold() for name in names} & {name.casefold() for name in catalog_ids()}
+    assert other_kind("Qwen/Qwen3-8B") is None
+
+
+def test_a_model_that_makes_no_text_says_what_it_makes():
+    with pytest.raises(ModelError, match="makes images") as caught:
+        load_model("qwen/QWEN-image", folders=False)
+    assert "denoising" in str(caught.value)
+    # a check has the words of the table
+    words = ("--command", "vllm serve fishaudio/s2-pro", "--hardware", "h100-sxm:1", "--json")
+    done = recipe("check", *words)
+    assert "makes speech" in done.stdout + done.stderr
+    if done.stdout.strip():
+        assert json.loads(done.stdout)["verdict"] == "unknown"
+
+
+@over("name", catalog_ids())
+def test_an_entry_has_sources_and_the_published_parameters(name):
+    entry, model = catalog_entry(name), catalog_model(name)
+    published = entry.published
+    assert entry.id == name
+    assert {"config", published.source} <= set(entry.sources)
+    assert all(str(source.url).startswith("https://") for source in entry.sources.values())
+    assert not published.includes or published.counted > 0.8 * published.parameters
+    counted = model.parameters if published.of == "all" else model.language_parameters
+    assert counted == pytest.approx(published.counted, rel=0.005)
+    assert sum(model.parameters_by_part.values()) == model.parameters
+    if entry.same_as:  # variants differ from their base only in how they are stored
+        assert catalog_entry(entry.same_as).same_as is None
+        base = catalog_model(entry.same_as)
+        assert model.language_parameters == base.language_parameters

@@ -11,16 +11,6 @@ import pytest
 from recipe_core.model.catalog import catalog_entry, catalog_model
 from tests.fixtures.rows import over, table
 
-MULTIMODAL = [  # catalogue entries name no wrapper and leave out what is the language model's width
-    ("Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", {"out_hidden_size": 2048}),
-    ("Qwen/Qwen3.5-9B", "qwen3_5", {"out_hidden_size": 4096}),
-    ("Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl", {"out_hidden_size": 4096}),
-    ("google/gemma-4-26B-A4B-it", "gemma4", {}),
-    ("google/gemma-4-E4B-it", "gemma4", {}),
-    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4", {}),
-    ("mistralai/Mistral-Medium-3.5-128B", "mistral3", {}),
-]
-
 
 def built(config: dict[str, Any], kind: str, auto: str) -> Any:
     """What transformers builds from a config, on torch's meta device."""
@@ -67,7 +57,7 @@ def test_every_tensor_of_a_compressed_model_is_counted():
 
 
 @pytest.mark.engine
-@over("name, wrapper, vision", MULTIMODAL, share=7)
+@over("name, wrapper, vision", table("model_oracle", "multimodal"), share=7)
 def test_towers_are_those_of_the_built_model(name, wrapper, vision):
     model = catalog_model(name)
     assert model.towers

@@ -1,11 +1,25 @@
-"""What quantised checkpoints store, in the words of each quantiser."""
+"""What quantised checkpoints store, in the words of each quantiser and by their names."""
+
+from __future__ import annotations
+
+import statistics
 
 import pytest
 
 from recipe_core.base.errors import ModelError
-from recipe_core.model.catalog import catalog_model
+from recipe_core.doors.answers import Answers
+from recipe_core.model.catalog import (
+    catalog_entry,
+    catalog_ids,
+    catalog_model,
+    derived_model,
+    in_catalog,
+    load_model,
+)
 from recipe_core.model.config.modules import match
 from recipe_core.model.config.read import read_config
+from recipe_core.model.derived import conventions, meanings
+from tests.conftest import request_values
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -23,13 +37,6 @@ def test_each_quantiser_is_understood(tiny_config, raw, dtype, block, value_byte
     assert (found.block, found.value_bytes) == (block, value_bytes)
 
 
-QUARK = {
-    "quant_method": "quark",
-    "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}},
-    "kv_cache_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}},
-}
-
-
 def test_modules_left_out_change_roles_or_single_layers(tiny_config):
     left_out = ["lm_head", "re:.*self_attn.*", "model.layers.0.mlp"]
     model = quantized(tiny_config, {"quant_method": "fp8", "modules_to_not_convert": left_out})
@@ -41,8 +48,7 @@ def test_modules_left_out_change_roles_or_single_layers(tiny_config):
     assert nothing.quantization is None
     assert any("excludes every matrix" in note for note in nothing.notes)
     # the format of the cache is read
-    fp8, scheme = {"quant_algo": "FP8"}, {"num_bits": 8, "type": "float"}
-    for raw in (fp8 | {"kv_cache_quant_algo": "FP8"}, fp8 | {"kv_cache_scheme": scheme}, QUARK):
+    for raw in table("model_quantization", "caches"):
         assert quantized(tiny_config, raw).kv_dtype == "fp8"
 
 
@@ -80,15 +86,7 @@ def test_foreign_regexes_are_never_run_and_simple_ones_become_globs(tiny_config)
     assert match(["gate", "mlp.gate", "model.norm"]).everywhere == set()
 
 
-@over(
-    "name, experts, gigabytes",
-    [
-        # 864.8 GB stored, 13.9 of them the multi-token-prediction layer
-        ("deepseek-ai/DeepSeek-V4-Pro", "mxfp4", 850.6),
-        ("nvidia/DeepSeek-V4-Pro-NVFP4", "nvfp4", 898.9),
-        ("sgl-project/DeepSeek-V4-Pro-FP8", "fp8-block", 1576.3),
-    ],
-)
+@over("name, experts, gigabytes", table("model_quantization", "gigabytes"))
 def test_experts_may_be_in_4_bit_among_fp8(name, experts, gigabytes):
     model = catalog_model(name)
     roles = ("experts", "attention", "shared", "unquantized", "router")
@@ -113,3 +111,70 @@ def test_what_was_not_quantised_again_stays_fp8(tiny_config):
     config = tiny_config | {"expert_dtype": "fp2"}
     error = refusal(quantized, config, {"quant_method": "fp8"}, kind=ModelError)
     assert "'fp2' is not modelled" in str(error)
+
+
+@over("model_id, base, weights, cache", table("model_quantization", "a_name_says_model_and_format"))
+def test_a_name_says_model_and_format(model_id, base, weights, cache):
+    assert not in_catalog(model_id)
+    model = load_model(model_id, folders=False)
+    assert (model.name, model.weight_dtype, model.kv_dtype) == (model_id, weights, cache)
+    assert model.parameters == catalog_model(base).parameters
+    assert f"its name is read as {base}" in model.notes[-1]
+
+
+def test_other_names_stay_unknown():
+    names = "nobody/nothing-FP8 nvidia/-FP4 FP8 amd/FP8-KV x/y-Qwen3-14B Qwen/Qwen3-14B-FP9"
+    for model_id in names.split():
+        assert derived_model(model_id) is None
+        error = refusal(load_model, model_id, folders=False, kind=ModelError)
+        assert "unknown model" in str(error)
+
+
+def test_a_publishers_own_convention_comes_before_another_owners_copy():
+    """Qwen's own Qwen3-32B-FP8 is in blocks; what NVIDIA calls so is not."""
+    base = "Qwen3-235B-A22B"
+    read = [name for name, _ in meanings(f"nvidia/{base}-FP8")]
+    assert read[:2] == [base, f"{base}-FP8"]
+    for owner, weights in (("nvidia", "fp8"), ("someone", "fp8-block")):
+        assert load_model(f"{owner}/{base}-FP8", folders=False).weight_dtype == weights
+    # a longer ending comes before the one that it ends in
+    names = ("x/y-GPTQ-Int4", "x/y-GPTQ-Int8", "x/y-AWQ-INT4", "RedHatAI/y-NVFP4-FP8")
+    first = [next(each.ending for _, each in meanings(name) if each) for name in names]
+    found = [ending[:9] for ending in first]
+    assert found == ["-gptq(-in", "-gptq-(in", "-awq(-int", "-nvfp4-fp"]
+
+
+def test_conventions_agree_with_the_members_whose_configuration_is_known():
+    """Bytes of every quantized catalog model derived from its name, against its configuration."""
+    errors: dict[str, float] = {}
+    for model_id in catalog_ids():
+        own = catalog_model(model_id)
+        base = catalog_entry(model_id).same_as
+        if own.quantization is None or base is None or catalog_model(base).quantization is not None:
+            continue
+        plain = catalog_model(base)
+        rules = (each for _, each in meanings(model_id) if each and each.concerns(plain))
+        if (convention := next(rules, None)) is None:
+            continue
+        stored = convention.applied(catalog_entry(base).config, experts=own.is_moe)
+        alone = load_model({**stored, "_name_or_path": model_id})
+        errors[model_id] = abs(alone.counted_bytes / own.counted_bytes - 1)
+    assert len(errors) > 40
+    assert statistics.median(errors.values()) < 1e-3
+    assert sum(error < 0.03 for error in errors.values()) >= 0.85 * len(errors)
+    # members that conventions name are in the catalog
+    for each in conventions():
+        assert each.like is None or in_catalog(each.like)
+        assert each.like is None or each.base(*each.like.split("/"))
+
+
+def test_estimates_of_derived_models_say_so():
+    b200 = {"device": "b200-sxm", "per_node": 1}
+    values = request_values(model="nvidia/Qwen3-14B-FP4", hardware=b200)
+    answer = Answers(folders=False).estimate(values)
+    assert answer["feasible"]
+    assert any("its name is read as Qwen/Qwen3-14B" in note for note in answer["notes"])
+    # In the 4-bit mixtures whose parts are known, Laguna and Inkling, attention is in bf16.
+    model = load_model("someone/Mixtral-8x7B-Instruct-v0.1-NVFP4", folders=False)
+    assert "attention" not in model.quantization.roles
+    assert "experts" in model.quantization.roles

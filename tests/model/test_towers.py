@@ -16,25 +16,24 @@ from recipe_core.recipe.decision import decide
 from recipe_core.request.describe import workload_name
 from recipe_core.request.edit import change
 from recipe_core.request.link import from_query, to_query
-from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
+from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 TEXT = table("towers", "text")
+QWEN, GEMMA = "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-4-E4B-it"
 VISION = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 16}
 
 
-def _request(model, workload=None, candidate=None):
+def _request(model=QWEN, workload=None, **candidate):
     load = {"concurrency": 4, "input_tokens": 512, "output_tokens": 64, **(workload or {})}
-    split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, **(candidate or {})}
-    hardware = {"device": "h100-sxm", "per_node": 8}
-    values = {"model": model, "hardware": hardware, "workload": load, "candidate": split}
-    return PlanRequest.parse(values)
+    split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, **candidate}
+    return make_request(model, workload=load, candidate=split)
 
 
-def _estimate(model="Qwen/Qwen3-VL-8B-Instruct", workload=None, candidate=None):
-    plan, row = plan_candidate(_request(model, workload, candidate))
+def _estimate(*args, **more):
+    plan, row = plan_candidate(_request(*args, **more))
     return plan.estimate(row)
 
 
@@ -46,18 +45,16 @@ def test_a_tower_has_the_parameters_of_its_modules(name, parameters):
 
 
 def test_a_model_counts_its_towers_beside_the_language_model():
-    model = catalog_model("google/gemma-4-E4B-it")
+    model = catalog_model(GEMMA)
     assert [tower.modality for tower in model.towers] == ["image", "audio"]
     towers = sum(tower.parameters for tower in model.towers)
     assert model.parameters == model.language_parameters + towers
     assert model.parameters_by_part["vision encoder"] == model.towers[0].parameters
     assert model.active_parameters < model.language_parameters
     # experts of image tokens are weights
-    model = load_model("baidu/ERNIE-4.5-VL-28B-A3B-PT")
-    by_name = {item.name: item for item in model.extras}
-    assert by_name["image_experts"].numel == 27 * 64 * 3 * 2560 * 512
+    extras = {item.name: item for item in load_model("baidu/ERNIE-4.5-VL-28B-A3B-PT").extras}
+    assert extras["image_experts"].numel == 27 * 64 * 3 * 2560 * 512
     # a text-only model is another architecture
-    model = catalog_model("google/gemma-4-E4B-it")
     assert model.serving(None) is model
     assert model.serving(("image", "audio")) is model
     heard = model.serving(("audio",))
@@ -82,7 +79,7 @@ def test_a_tower_that_is_not_known_is_counted_by_its_sizes_or_not_at_all():
 
 def test_the_encoder_is_in_the_weights_and_a_part_of_its_own():
     whole, text = _estimate(), _estimate(workload={"modalities": []})
-    (tower,) = catalog_model("Qwen/Qwen3-VL-8B-Instruct").towers
+    (tower,) = catalog_model(QWEN).towers
     assert whole.memory.encoder_bytes == 2 * tower.parameters
     assert text.memory.encoder_bytes == 0
     lighter = whole.memory.weights_bytes - text.memory.weights_bytes
@@ -91,7 +88,6 @@ def test_the_encoder_is_in_the_weights_and_a_part_of_its_own():
     assert freed > lighter  # the profile run keeps outputs of the encoder, too
     assert whole.serving.tpot_s == pytest.approx(text.serving.tpot_s)  # decoding reads none
     # its time grows with its depth
-    (tower,) = catalog_model("Qwen/Qwen3-VL-8B-Instruct").towers
     deeper = replace(tower, layers=2 * tower.layers)
     assert deeper.token_flops > 1.8 * tower.token_flops
     assert deeper.score_flops(1024) == 2 * tower.score_flops(1024)
@@ -99,16 +95,16 @@ def test_the_encoder_is_in_the_weights_and_a_part_of_its_own():
 
 
 def test_layers_of_a_tower_are_cut_over_ranks_whose_number_divides_its_heads():
-    whole, two = _estimate(), _estimate(candidate={"tp": 2})
-    (tower,) = catalog_model("Qwen/Qwen3-VL-8B-Instruct").towers
+    whole, two = _estimate(), _estimate(tp=2)
+    (tower,) = catalog_model(QWEN).towers
     cut = tower.layers * tower.layer_weights  # 16 heads
     assert whole.memory.encoder_bytes - two.memory.encoder_bytes == pytest.approx(cut)
-    three = [_estimate("google/gemma-4-31B-it", candidate={"tp": tp}) for tp in (2, 4)]
-    assert three[0].memory.encoder_bytes == three[1].memory.encoder_bytes  # never cut
+    few, many = (_estimate("google/gemma-4-31B-it", tp=tp).memory for tp in (2, 4))
+    assert few.encoder_bytes == many.encoder_bytes  # never cut
     # a longer profile run takes from the cache
     longest = {"max_context": 32768}
     few, many = (
-        _estimate(workload=longest, candidate={"max_num_seqs": 8, "max_batched_tokens": tokens})
+        _estimate(workload=longest, max_num_seqs=8, max_batched_tokens=tokens)
         for tokens in (16384, 65536)
     )
     assert many.memory.activations_bytes > 3 * few.memory.activations_bytes
@@ -120,15 +116,13 @@ def test_images_lengthen_the_prompt_and_the_time_to_the_first_token():
     assert seen.memory.kv_needed_bytes == pytest.approx(as_text.memory.kv_needed_bytes)
     assert seen.serving.ttft_s > 1.1 * as_text.serving.ttft_s
     # they need a model that sees
-    blind = (_estimate, "Qwen/Qwen3-8B", {"images": {}})
-    assert refusal(*blind).field == "workload.images"
-    unseen = {"images": {}, "modalities": []}
-    assert refusal(_estimate, workload=unseen).field == "workload.images"
+    for blind in (("Qwen/Qwen3-8B", {"images": {}}), (QWEN, {"images": {}, "modalities": []})):
+        assert refusal(_estimate, *blind).field == "workload.images"
 
 
 @over("words, without", table("towers", "commands_that_leave_towers_out"))
 def test_commands_that_leave_towers_out(words, without):
-    arguments = read_arguments("vllm", ["Qwen/Qwen3-VL-8B-Instruct", *words])
+    arguments = read_arguments("vllm", [QWEN, *words])
     assert list(meaning_of(arguments).without) == without
 
 
@@ -140,40 +134,39 @@ def test_a_link_keeps_images_and_what_is_read():
         {"modalities": []},
         {"modalities": ["audio"]},
     ):
-        request = _request("google/gemma-4-E4B-it", workload)
+        request = _request(GEMMA, workload)
         assert from_query(to_query(request)) == (request, [])
 
 
 def test_another_model_takes_images_out_that_it_does_not_read():
-    request = _request("Qwen/Qwen3-VL-8B-Instruct", {"images": {}, "modalities": ["image"]})
-    kept = change(request, {"model": "google/gemma-3-27b-it"})
-    assert kept.workload.images is not None
-    text = change(request, {"model": "Qwen/Qwen3-8B"})
-    assert text.workload.images is None
-    assert text.workload.modalities is None
+    request = _request(workload={"images": {}, "modalities": ["image"]})
+    kept, text = (
+        change(request, {"model": name}).workload
+        for name in ("google/gemma-3-27b-it", "Qwen/Qwen3-8B")
+    )
+    assert kept.images is not None
+    assert (text.images, text.modalities) == (None, None)
     # images stretch the longest context
-    request = _request("Qwen/Qwen3-VL-8B-Instruct", {"max_context": 2048})
-    seen = change(request, {"workload.images": {"per_request": 2, "tokens": 1024}})
-    assert seen.workload.max_context == 512 + 64 + 2048
-    workload = _request("Qwen/Qwen3-VL-8B-Instruct", {"images": {"per_request": 2}}).workload
-    assert "2 images of 1,024 tokens" in workload_name(workload)
+    request = _request(workload={"max_context": 2048})
+    seen = change(request, {"workload.images": {"per_request": 2, "tokens": 1024}}).workload
+    assert seen.max_context == 512 + 64 + 2048
+    assert "2 images of 1,024 tokens" in workload_name(seen)
 
 
 def test_a_launch_leaves_out_what_the_estimate_leaves_out():
     for model, modalities, word in (
-        ("Qwen/Qwen3-VL-8B-Instruct", [], "--language-model-only"),
-        ("google/gemma-4-E4B-it", ["audio"], "--limit-mm-per-prompt"),
+        (QWEN, [], "--language-model-only"),
+        (GEMMA, ["audio"], "--limit-mm-per-prompt"),
     ):
         launch = decide(_request(model, {"modalities": modalities})).started()
         assert word in launch.processes[0].argv
 
     # data-parallel encoders are whole on every rank
     def weights(*words):
-        command = ["vllm", "serve", "Qwen/Qwen3-VL-8B-Instruct", "--tensor-parallel-size", "4"]
-        command += ["--max-model-len", "8192", *words]
+        command = ["vllm", "serve", QWEN, "-tp", "4", "--max-model-len", "8192", *words]
         return check_command(command, Ground.of(hardware="h100-sxm:4"))["start_bytes"]
 
-    (tower,) = catalog_model("Qwen/Qwen3-VL-8B-Instruct").towers
+    (tower,) = catalog_model(QWEN).towers
     more = weights("--mm-encoder-tp-mode", "data") - weights()
     assert more > 0.75 * 2 * tower.layers * tower.layer_weights * 0.99
     assert weights("--mm-encoder-tp-mode", "weights") == weights()
