@@ -1,5 +1,7 @@
+"""Verdicts on commands: refusals and their reasons, better and changed commands, every door."""
+
 import json
-import subprocess
+import shlex
 from functools import cache
 
 import pytest
@@ -16,11 +18,14 @@ from recipe_core.commands.launches import launch_of
 from recipe_core.commands.meaning import meaning_of, settle
 from recipe_core.commands.render import render
 from recipe_core.commands.verdict import OK
+from recipe_core.commands.words import read_script
 from recipe_core.doors.api import create_api
 from recipe_core.launch.process import Candidate, Deployment
-from recipe_core.present.command_text import verdict_text
+from recipe_core.physics.serving.starts import start_errors
+from recipe_core.present.command_text import verdict_text, words_text
 from recipe_core.recipe import deployment_of
 from recipe_core.search.plans import plan
+from tests.commands.test_commands import forbid_processes
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
@@ -28,11 +33,12 @@ from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.verdicts import assert_says, levels_of
 
-H100 = Ground.of(hardware="h100-sxm", gpus=8)
-
 
 def ground(hardware="h100-sxm", **values):
     return Ground.of(hardware=hardware, **values)
+
+
+H100 = ground(gpus=8)
 
 
 def check(command, judged_on=H100):
@@ -40,18 +46,6 @@ def check(command, judged_on=H100):
     json.dumps(answer, allow_nan=False)
     assert verdict_text(answer)
     return answer
-
-
-def test_a_command_that_fits_and_wastes():
-    answer = check("vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960")
-    assert (answer["ok"], answer["verdict"], answer["reasons"]) == (True, "fits", [])
-    assert answer["waste"]["idle"] == 6
-    assert answer["waste"]["replicas"] == 4
-    assert answer["waste"]["gain"] > 0.02
-    better = answer["better"]
-    assert better["gain"] >= answer["waste"]["gain"]
-    assert better["candidate"]["tp"] * better["candidate"]["pp"] * better["candidate"]["dp"] == 8
-    assert "wasted: 6 of 8 devices are idle" in verdict_text(answer)
 
 
 def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
@@ -69,6 +63,7 @@ def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
     assert again["waste"]["idle"] == 0
     # also by its goal
     command = "vllm serve Qwen/Qwen3-32B -tp 2"
+    assert "wasted: 6 of 8 devices are idle" in verdict_text(check(command))
     fast, cheap = (check(command, ground(optimize=goal)) for goal in ("tpot", "cost"))
     tpot_s = fast["estimate"]["serving"]["tpot_s"]
     assert fast["better"]["estimate"]["serving"]["tpot_s"] < tpot_s
@@ -149,45 +144,18 @@ def test_what_is_judged_on_is_checked(values, field):
     assert refusal(Ground.of, **values).field == field
 
 
-COMMANDS = [
-    "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192",
-    "vllm serve Qwen/Qwen3-32B -tp 3",
-    "sglang serve Qwen/Qwen3-32B --tp 4 --context-length 8192",
-    "vllm serve Qwen/Qwen3-30B-A3B -tp 4 -ep --gpu-memory-utilization 0.85",
-    "trtllm-serve meta-llama/Llama-3.1-8B-Instruct --tp_size 1",
-    "vllm serve Qwen/Qwen3-32B -tp 8 --max-model-len 32768 --max-num-seqs 32",
-]
-
-
-def test_alone_and_together_commands_get_the_same_verdict():
-    together = [answers[0] for answers in check_commands(COMMANDS, H100, folders=False)]
-    for command, answer in zip(COMMANDS, together, strict=True):
-        alone = check(command)
-        assert answer | {"changes": []} == alone | {"changes": []}
+COMMANDS = table("check", "batch")
 
 
 def test_files_of_commands(tmp_path):
-    texts = {
-        "a.sh": "export TP=4\nvllm serve Qwen/Qwen3-32B \\\n  -tp $TP\n"
-        "vllm serve Qwen/Qwen3-32B -tp 3 &\n",
-        "b.txt": f"# a list\n{COMMANDS[0]}\n\nvllm serve 'open\n{COMMANDS[2]}\n",
-        "c.md": f"Text, don't read.\n```bash\n{COMMANDS[3]}\n```\nmore\n~~~\nls\n~~~\n",
-        "d.jsonl": f'{{"command": "{COMMANDS[4]}", "hardware": "h200-sxm"}}\n'
-        '{"argv": ["vllm", "serve", "Qwen/Qwen3-32B", "-tp", "4"]}\n{"x": 1}\nnot json\n',
-    }
-    for name, text in texts.items():
+    for name, text in table("check", "files").items():
         (tmp_path / name).write_text(text)
     (tmp_path / "e.png").write_bytes(b"\x89PNG")
     answers = list(check_items(list(read_items(tmp_path)), {"hardware": "h100-sxm:8"}))
-    verdicts = {
+    assert table("check", "of_files") == {
         answer["source"]: answer.get("verdict", answer.get("error", {}).get("field"))
         for answer in answers
     }
-    assert verdicts == {
-        "a.sh:1#1": "fits", "a.sh:1#2": "cannot start", "b.txt:2": "fits", "b.txt:4": "command",
-        "b.txt:5": "fits", "c.md:2": "fits", "d.jsonl:1": "fits", "d.jsonl:2": "fits",
-        "d.jsonl:3": "command", "d.jsonl:4": None,
-    }  # fmt: skip
     assert all("estimate" not in answer for answer in answers)
     assert answers[2]["serving"]["output_tokens_per_s"] > 0
 
@@ -212,18 +180,9 @@ def test_lines_may_be_requests_or_commands_in_any_order(tmp_path):
 def test_the_command_line_prints_one_line_a_command_and_exits_with_the_verdict(tmp_path):
     (tmp_path / "x.txt").write_text("\n".join(COMMANDS[:2]))
     done = recipe("check", "--dir", str(tmp_path), "--hardware", "h100-sxm", "--gpus", "8")
-    assert done.returncode == 0
     verdicts = [json.loads(line)["verdict"] for line in done.stdout.splitlines()]
-    assert verdicts == ["fits", "cannot start"]
-    wrong = '["vllm", "serve", "$M", "-tp", "x"]'
-    for command, words, code, says in (
-        (COMMANDS[0], "--hardware h100-sxm --gpus 8 --concurrency 8", 0, "fits: Qwen/Qwen3-32B"),
-        (COMMANDS[1], "--hardware h100-sxm:8", 1, "why: 64 attention heads"),
-        (wrong, "--hardware h100-sxm", 2, "takes int, not 'x'"),
-        (COMMANDS[0], "", 2, ""),
-        (COMMANDS[0], "--dir .", 2, ""),
-        (COMMANDS[0], "--hardware h100-sxm --optimize fun", 2, ""),
-    ):
+    assert (done.returncode, verdicts) == (0, ["fits", "cannot start"])
+    for command, words, code, says in table("check", "exits"):
         done = recipe("check", "--command", command, *words.split())
         assert done.returncode == code
         assert says in done.stdout
@@ -235,16 +194,12 @@ def test_the_api_judges_commands():
 
     def judged(**values):
         answer = client.post("/check", json={"hardware": "h100-sxm"} | values)
-        return answer.status_code, answer.json()
+        said = answer.json()
+        return answer.status_code, said.get("error", {}).get("field", said.get("verdict"))
 
-    status, fine = judged(command=COMMANDS[0], gpus=8)
-    assert (status, fine["verdict"]) == (200, "fits")
-    for values, field in (
-        ({"command": "vllm serve /etc"}, "model"),
-        ({"command": COMMANDS[0], "gpu": 8}, "gpu"),
-    ):
-        status, refused = judged(**values)
-        assert (status, refused["error"]["field"]) == (422, field)
+    assert judged(command=COMMANDS[0], gpus=8) == (200, "fits")
+    assert judged(command="vllm serve /etc") == (422, "model")
+    assert judged(command=COMMANDS[0], gpu=8) == (422, "gpu")
     assert judged(command=3)[0] == 422
 
 
@@ -316,16 +271,217 @@ STARTS = ["", "vllm serve Qwen/Qwen3-32B ", "trtllm-serve ", "sglang serve Qwen/
 @settings(max_examples=examples(60), deadline=None)
 @given(st.text(max_size=80), st.sampled_from(STARTS))
 def test_any_text_gets_a_verdict_or_one_error_and_starts_no_process(text, start):
-    def forbidden(*args, **kwargs):
-        raise AssertionError("a process was started")
-
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("Popen", "run", "call"):
-            patch.setattr(subprocess, name, forbidden)
-        patch.setattr("os.system", forbidden)
+        forbid_processes(patch)
         try:
-            answer = check_command(start + text, H100, folders=False)
+            answer = check(start + text)
         except RecipeError:
             return
         assert answer["verdict"] in (*OK, "unknown")
-        json.dumps(answer, allow_nan=False)
+
+
+H200 = ground("h200-sxm", gpus=8)
+MINIMAX = "vllm serve MiniMaxAI/MiniMax-M2 --tensor-parallel-size 4 --reasoning-parser minimax_m2"
+MINIMAX += " --gpu-memory-utilization 0.86"
+
+
+PUBLISHED = table("check", "published")
+
+
+@over("command, hardware", PUBLISHED.items())
+def test_no_published_command_is_refused_without_proof(command, hardware):
+    answer = check(command, ground(hardware, gpus=8))
+    low, high = start_errors().bounds
+    uncertain = answer["verdict"] == "uncertain"
+    assert uncertain or answer["verdict"] in ("fits", "tight")
+    assert answer["start_probability"] >= (low if uncertain else high)
+    assert (answer["ok"] is None, bool(answer["reasons"])) == (uncertain, uncertain)
+
+
+@over("command, hardware", table("check", "beyond_any_error"))
+def test_what_cannot_fit_beyond_any_error_is_refused(command, hardware):
+    answer = check(command, ground(hardware, gpus=8))
+    assert_says(answer, {"ok": False, "verdict": "cannot start", "says": "short"})
+    assert answer["start_probability"] < start_errors().bounds[0]
+
+
+def test_an_uncertain_start_names_probability_and_the_command_that_starts():
+    answer = check(MINIMAX)
+    wanted = {"ok": None, "verdict": "uncertain", "says": "starts with a probability of"}
+    assert_says(answer, wanted)
+    first = answer["changes"][0]
+    length = first["set"]["workload.max_context"]
+    assert first["options"] == {"--max-model-len": length}
+    assert first["command"] == f"{MINIMAX} --max-model-len {length}"
+    again = check(first["command"])
+    assert again["ok"] is True
+    assert again["start_probability"] == pytest.approx(first["start_probability"])
+    assert again["start_probability"] >= start_errors().sure
+    text = verdict_text(answer)
+    assert text.startswith("uncertain: ")
+    assert f"starts with --max-model-len {length}" in text
+    assert text.count("may not start") == 1
+    # other topologies stand after it
+    assert 0 < text.index(first["command"]) < text.index("better")
+    assert answer["better"]["estimate"]["memory"]["start_probability"] >= start_errors().bounds[1]
+    # what surely starts has no changes
+    sure = check(f"{MINIMAX} --max-model-len 32768")
+    assert (sure["verdict"], sure["changes"]) == ("fits", [])
+
+
+@over("spelling", ["--max-model-len {}", "--max-model-len={}", "--max_model_len {}"])
+def test_a_word_that_stands_there_keeps_its_spelling(spelling):
+    before = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2"
+    answer = check(f"{before} {spelling.format(131072)} --port 8001")
+    assert answer["verdict"] == "cannot start"
+    first = answer["changes"][0]
+    length = first["set"]["workload.max_context"]
+    assert first["command"].startswith(f"{before} {spelling.format(length)} --port 8001")
+    assert check(first["command"])["ok"] is True
+
+
+def test_a_container_keeps_all_before_the_changed_words():
+    before = "HF_HOME=/cache docker run --gpus all --ipc=host -v /m:/m vllm/vllm-openai:v0.32.0"
+    answer = check(f"{before} meta-llama/Llama-3.3-70B-Instruct -tp 2")
+    change = answer["changes"][0]["command"]
+    assert change.startswith(f"{before} meta-llama/Llama-3.3-70B-Instruct -tp 2 --max-model-len ")
+    assert read_script(change).commands[0].env == {"HF_HOME": "/cache"}
+    assert check(change)["ok"] is True
+
+
+def test_several_words_where_one_is_not_enough():
+    answer = check("vllm serve moonshotai/Kimi-K2-Instruct -tp 8", H200)
+    assert answer["verdict"] in ("cannot start", "uncertain")
+    assert answer["changes"]
+    for change in answer["changes"]:
+        assert check(change["argv"], H200)["verdict"] == change["verdict"]
+        assert set(change["set"]) >= {"workload.max_context"} or len(change["set"]) == 1
+    # words left open make no command
+    opened = check("vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2 --api-key $KEY")
+    assert opened["changes"]
+    assert all("command" not in change and change["options"] for change in opened["changes"])
+    # and what no words mend has no changed words
+    answer = check("docker run --gpus all vllm/vllm-openai:v0.32.0 vllm serve Qwen/Qwen3-32B-FP8")
+    assert answer["verdict"] == "cannot start"
+    assert not [change for change in answer["changes"] if "options" in change]
+
+
+def test_graphs_without_memory_are_answered_by_fewer_sequences_or_none():
+    command = "vllm serve Inferact/Qwen3.8-27B-NVFP4 --max-model-len 32768 --kv-cache-dtype fp8"
+    command += " --gpu-memory-utilization 0.93 --no-enforce-eager"
+    rtx_5090 = ground("rtx-5090", gpus=1)
+    answer = check(command, rtx_5090)
+    assert_says(answer, {"verdict": "cannot start", "says": "CUDA graphs need a block of cache"})
+    fewer, eager = answer["changes"]
+    sequences = fewer["set"]["candidate.max_num_seqs"]
+    assert fewer["command"] == f"{command} --max-num-seqs {sequences}"
+    assert eager["set"] == {"candidate.eager": True}
+    assert eager["command"] == command.replace("--no-enforce-eager", "--enforce-eager")
+    assert "starts with --enforce-eager (" in verdict_text(answer)
+    for change in (fewer, eager):
+        assert check(change["command"], rtx_5090)["ok"] is True
+    doubled = check(f"{command} --max-num-seqs {2 * sequences}", rtx_5090)
+    assert doubled["start_probability"] < start_errors().sure
+
+
+def test_refused_words_are_left_out_or_replaced():
+    command = "vllm serve Qwen/Qwen3-32B-FP8 --swap-space 4 --task generate --fooo --port 80"
+    answer = check(command)
+    assert answer["verdict"] == "cannot start"
+    [change] = answer["changes"]
+    assert not {"--fooo", "--swap-space"} & set(change["command"].split())
+    assert change["command"].endswith("--port 80")
+    assert change["options"]["--fooo"] is None
+    again = check(change["command"])
+    assert again["ok"] is True
+    assert "error" not in [finding["level"] for finding in again["findings"]]
+    assert "without --fooo" in words_text(change)
+
+
+def test_a_key_that_is_gone_leaves_the_others():
+    config = '{"backend":"FLASH_ATTN","no_such_key":true}'
+    answer = check(["vllm", "serve", "Qwen/Qwen3-32B-FP8", "--attention-config", config])
+    assert answer["verdict"] == "cannot start"
+    [change] = answer["changes"]
+    assert json.loads(change["argv"][-1]) == {"backend": "FLASH_ATTN"}
+    assert check(change["argv"])["ok"] is True
+    # a better split has a command too
+    assert answer["better"]["commands"]
+    assert "why_no_command" not in answer["better"]
+    nested = check("vllm serve Qwen/Qwen3-32B-FP8 --attention-config.no_such_key true --port 80")
+    assert nested["changes"][0]["command"] == "vllm serve Qwen/Qwen3-32B-FP8 --port 80"
+
+
+def test_batches_say_the_same_as_single_checks():
+    commands = [MINIMAX, *PUBLISHED, *COMMANDS]
+    many = check_commands(commands, H200, folders=False)
+    for command, [answer] in zip(commands, many, strict=True):
+        alone = check(command, H200)
+        changed = [change for change in alone["changes"] if "options" in change]
+        assert answer == alone | {"changes": changed}
+
+
+def test_lines_and_the_command_line_have_the_verdict_and_the_changed_command():
+    [line] = check_items([item("a:1", {"command": MINIMAX})], {"hardware": "h100-sxm:8"})
+    assert (line["verdict"], line["ok"]) == ("uncertain", None)
+    assert line["changes"][0]["command"].startswith(MINIMAX)
+    large = "vllm serve meta-llama/Llama-3.3-70B-Instruct"
+    for command, code in ((MINIMAX, 0), (large, 1)):  # nothing is proven of the first
+        done = recipe("check", "--command", command, "--hardware", "h100-sxm", "--gpus", "8")
+        assert done.returncode == code
+        assert done.stdout.startswith("uncertain: ") == (code == 0)
+    # a format by name is said in every answer
+    command = "vllm serve acme/MiniMax-M2-FP8 -tp 8"
+    answer = check(command, H200)
+    assert answer["verdict"] == "uncertain"
+    [note] = [finding for finding in answer["findings"] if finding["code"] == "by-name"]
+    assert "config.json" in note["message"]
+    assert note["message"] in verdict_text(answer)
+    [line] = check_items([item("a:1", {"command": command})], {"hardware": "h200-sxm:8"})
+    assert note in line["findings"]
+
+
+def files(command):
+    answer = check(f"{command} --max-model-len 8192")
+    return [finding for finding in answer["findings"] if finding["code"] == "file"]
+
+
+def test_a_template_that_only_the_source_tree_has_is_said():
+    template = "examples/tool_chat_template_gemma4.jinja"
+    [finding] = files(f"vllm serve Qwen/Qwen3-8B --chat-template {template}")
+    assert (finding["level"], finding["option"]) == ("warning", "--chat-template")
+    for said in (template, "does not start without it"):
+        assert said in finding["message"]
+    assert finding["hint"]
+    # folders of an image and adapters
+    image = "docker run --gpus all vllm/vllm-openai:v0.32.0 Qwen/Qwen3-8B"
+    assert files(f"{image} --chat-template examples/x.jinja") == []
+    [finding] = files(f"{image} --enable-lora --lora-modules sql=./adapters/sql")
+    assert finding["option"] == "--lora-modules"
+    sglang = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --chat-template {}"
+    for template, options in (("./t.jinja", ["--chat-template"]), ("llama-2", [])):
+        findings = check(sglang.format(template))["findings"]  # SGLang has llama-2 by name
+        assert [each["option"] for each in findings if each["code"] == "file"] == options
+
+
+def test_in_a_container_the_hint_is_a_mount_that_silences_it():
+    image = "docker run --gpus all {}vllm/vllm-openai:v0.32.0 Qwen/Qwen3-8B "
+    words = "--reasoning-parser-plugin nano/parser.py"
+    [finding] = files(image.format("") + words)
+    assert "/vllm-workspace/nano/parser.py" in finding["message"]
+    mount = finding["hint"].removeprefix("Mount it: ").removesuffix(".")
+    assert mount == '-v "$PWD"/nano/parser.py:/vllm-workspace/nano/parser.py:ro'
+    assert shlex.split(mount)[0] == "-v"
+    for given_mount in (
+        mount,
+        "-v ./nano:/vllm-workspace/nano",
+        "--mount type=bind,source=/x,target=/vllm-workspace",
+        "-w /work -v $PWD:/work",
+    ):
+        assert files(image.format(f"{given_mount} ") + words) == []
+    assert len(files(image.format("-v /data:/data ") + words)) == 1
+
+
+@over("words", table("check", "what_is_no_relative_path_is_silent"))
+def test_what_is_no_relative_path_is_silent(words):
+    assert files(f"vllm serve Qwen/Qwen3-8B {words}") == []

@@ -1,3 +1,5 @@
+"""Commands of engines: their words, what they start, what their options mean."""
+
 from __future__ import annotations
 
 import json
@@ -16,6 +18,7 @@ from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine, engine_names
 from tests.fixtures.paths import DATA
+from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 
@@ -23,13 +26,12 @@ PUBLISHED = [json.loads(line) for line in (DATA / "commands.jsonl").read_text().
 READ = ["vllm", "sglang", "tensorrt-llm"]
 
 
-def words(text: str) -> list[tuple[str, ...]]:
+def words(text):
     return [command.words for command in read_script(text).commands]
 
 
 def launch_in(text):
-    launches, _ = find_launches(read_script(text))
-    (launch,) = launches
+    ((launch,), _) = find_launches(read_script(text))
     return launch
 
 
@@ -41,10 +43,6 @@ def read(text):
     return launch.engine, found, [*arguments.findings, *found.findings]
 
 
-def codes(text):
-    return [finding.code for finding in read(text)[2]]
-
-
 @over("text, expected", table("commands", "words_are_those_of_a_shell"))
 def test_words_are_those_of_a_shell(text, expected):
     assert [list(found) for found in words(text)] == expected
@@ -52,15 +50,12 @@ def test_words_are_those_of_a_shell(text, expected):
 
 def test_variables_before_a_command_are_its_own():
     script = read_script("export A=1\nB=2 C='x y' vllm serve m")
-    assert script.env == {"A": "1"}
-    assert script.commands[0].env == {"B": "2", "C": "x y"}
+    assert (script.env, script.commands[0].env) == ({"A": "1"}, {"B": "2", "C": "x y"})
     # a blank after a backslash is noticed, and what cannot be read refused
     script = read_script("vllm serve a \\ \n --b")
-    assert script.loose_ends == 1
-    assert script.commands[0].words == ("vllm", "serve", "a", "--b")
-    for text in ("a 'b", 'a "b', 'a "b\\"', "a" * (MAX_CHARACTERS + 1), "a \0 b"):
-        with pytest.raises(InputError):
-            read_script(text)
+    assert (script.loose_ends, script.commands[0].words) == (1, ("vllm", "serve", "a", "--b"))
+    for text in ("a" * (MAX_CHARACTERS + 1), *table("commands", "unreadable")):
+        refusal(read_script, text)
 
 
 @given(st.lists(st.text(max_size=12).filter(lambda word: "\0" not in word), min_size=1, max_size=8))
@@ -78,13 +73,7 @@ def test_plain_text_splits_as_shlex_does(text):
     assert words("x " + text) == [tuple(expected)]
 
 
-PIECES_OF_WORDS = [
-    *("<a", "`x", "$(", "${a", "{{", "A=1\n", "<<E\n", "'a'", "\\\n", '"$A"', "a $A ", "(("),
-    *("bash -c '", "&&", ">"),
-]
-
-
-@over("piece", PIECES_OF_WORDS)
+@over("piece", table("commands", "repeated"))
 def test_reading_takes_time_in_proportion(piece):
     """No piece makes the reader quadratic: a full-size text of it is read at once."""
     text = f"A={'x' * 500}\nvllm serve " + piece * ((MAX_CHARACTERS - 600) // len(piece))
@@ -111,9 +100,8 @@ def test_devices_that_a_server_sees(text, seen):
 @over("args", ["org/model --tp 2", "--model org/model --tp 2"])
 def test_an_image_of_others_is_read_by_its_name(args):
     launch = launch_in(f"docker run --gpus all some/spark-vllm-fork:latest {args}")
-    found = (launch.engine, launch.program, launch.image_by_name)
-    assert found == ("vllm", ("vllm", "serve"), True)
-    assert "--tp" in launch.args
+    found = (launch.engine, launch.program, launch.image_by_name, "--tp" in launch.args)
+    assert found == ("vllm", ("vllm", "serve"), True, True)
     # what an image starts is not to be said again
     assert launch_in("docker run vllm/vllm-openai:v0.32.0 vllm serve m").repeated
     assert not launch_in("docker run rocm/vllm:x vllm serve m").repeated
@@ -125,12 +113,10 @@ def test_what_starts_no_server(text):
 
 
 def test_image_tags():
-    tags = {"a/b:1": "1", "a/b": None, "host:5000/a/b": None, "host:5000/a/b:2": "2"}
-    tags["a@sha256:ff"] = "sha256:ff"
+    tags = table("commands", "image_tags")
     assert {image: image_tag(image) for image in tags} == tags
     # a list of words needs no quoting
     launch = launch_of(("vllm", "serve", "a model", "-tp", "2"))
-    assert launch is not None
     assert launch.args == ("a model", "-tp", "2")
     # each engine that is built or read has its table
     specs = [engine(name) for name in engine_names()]
@@ -144,18 +130,18 @@ def test_tables_and_grammars_agree(name):
     """Every option that means something is there; every flag that is gone is not, or says itself
     that it goes; what to use instead is.
     """
-    table, grammar = engine(name).options, grammars()[name]
-    known = {*grammar.means, *grammar.words, *grammar.unmodelled}
-    assert known - {"draft_method"} <= set(table.by_name)
+    known, grammar = engine(name).options, grammars()[name]
+    meant = {*grammar.means, *grammar.words, *grammar.unmodelled}
+    assert meant - {"draft_method"} <= set(known.by_name)
     for flag, gone in grammar.gone.items():
-        assert flag not in table.by_spelling or table.by_spelling[flag].deprecated, flag
-        assert gone.use == "nothing" or gone.use.split(".")[0] in table.by_spelling, gone.use
+        assert flag not in known.by_spelling or known.by_spelling[flag].deprecated, flag
+        assert gone.use == "nothing" or gone.use.split(".")[0] in known.by_spelling, gone.use
     for option, values in grammar.words.items():
-        choices = table.by_name[option].choices if option in table.by_name else ()
+        choices = known.by_name[option].choices if option in known.by_name else ()
         assert not choices or set(values) <= set(choices), option
 
 
-def sample(option) -> list[str]:
+def sample(option):
     """Words of a value that an option takes."""
     if option.type == "switch":
         return []
@@ -165,8 +151,7 @@ def sample(option) -> list[str]:
 
 @pytest.mark.parametrize("name", READ)
 def test_every_option_in_every_spelling_is_read(name):
-    spec = engine(name)
-    for option in spec.options.options.values():
+    for option in engine(name).options.options.values():
         for flag in option.spellings:
             joined = [f"{flag}={value}" for value in sample(option)] or [flag]
             for argv in ([flag, *sample(option)], joined):
@@ -179,8 +164,7 @@ def test_every_option_in_every_spelling_is_read(name):
 def test_values_are_typed(command, values):
     launch = launch_in(command)
     found = read_arguments(launch.engine, launch.args)
-    assert found.values == values
-    assert found.findings == []
+    assert (found.values, found.findings) == (values, [])
 
 
 @over("command, code, says", table("commands", "findings_say_what_to_do"))
@@ -190,19 +174,20 @@ def test_findings_say_what_to_do(command, code, says):
 
 
 def test_harmless_values_of_what_is_not_modelled_are_not_worth_a_word():
-    assert codes("vllm serve m --cpu-offload-gb 0") == []
-    assert codes("trtllm-serve m --backend pytorch") == []
+    for command in ("vllm serve m --cpu-offload-gb 0", "trtllm-serve m --backend pytorch"):
+        assert read(command)[2] == []
     # attention ranks that do not divide are refused
-    assert "attention-dp" in codes("sglang serve m --tp 8 --attn-dp-size 3")
-    assert "attention-dp" in codes("sglang serve m --tp 8 --attn-dp-size 2 --dp-size 2")
+    for ranks in ("--attn-dp-size 3", "--attn-dp-size 2 --dp-size 2"):
+        findings = read(f"sglang serve m --tp 8 {ranks}")[2]
+        assert "attention-dp" in [finding.code for finding in findings]
 
 
 @over("row", PUBLISHED)
 def test_published_commands_are_read(row):
     name, found, findings = read(row["command"])
-    assert (name, found.model) == (row["engine"], row["model"])
-    assert (found.candidate, found.max_context) == (row["candidate"], row["max_context"])
-    assert [finding.code for finding in findings] == row["codes"]
+    said = {"engine": name, "model": found.model, "candidate": found.candidate}
+    said |= {"max_context": found.max_context, "codes": [finding.code for finding in findings]}
+    assert said == {name: row[name] for name in said}
 
 
 @over("options, candidate", table("commands", "sglang_counts_attention_ranks_within_tp"))
@@ -213,33 +198,28 @@ def test_sglang_counts_attention_ranks_within_tp(options, candidate):
 
 @over("command, draft", table("commands", "drafts_are_read_from_json_or_options"))
 def test_drafts_are_read_from_json_or_options(command, draft):
-    launch = launch_in(command.replace("{", "'{").replace("}", "}'"))
-    assert meaning_of(read_arguments(launch.engine, launch.args)).draft == draft
+    assert read(command.replace("{", "'{").replace("}", "}'"))[1].draft == draft
 
 
-def forbid_processes(monkeypatch):
+def forbid_processes(patch):
     def forbidden(*args, **kwargs):
         raise AssertionError("a process was started")
 
     for name in ("Popen", "run", "call", "check_output"):
-        monkeypatch.setattr(subprocess, name, forbidden)
+        patch.setattr(subprocess, name, forbidden)
     spawning = "system popen fork forkpty posix_spawn posix_spawnp execv execve execvp execvpe"
     for name in spawning.split():
-        monkeypatch.setattr(f"os.{name}", forbidden, raising=False)
+        patch.setattr(f"os.{name}", forbidden, raising=False)
 
 
 FLAGS = sorted(
     {flag for name in READ for flag in (*engine(name).options.by_spelling, *grammars()[name].gone)}
 )
-STARTS = [
-    *("vllm serve", "python3 -m sglang.launch_server", "trtllm-serve", "docker run", "bash -c"),
-    "vllm/vllm-openai:v1.2.3",
-]
-SIGNS = [
-    *("8", "-1", "fp8", "auto", "{}", '{"a": 1}', "'", '"', "\\\n", "&&", "|", "$TP", "${A:-1}"),
-    *("$(x)", "<m>", "#", "=", ".", "<<E"),
-]
-PIECES = st.one_of(st.text(max_size=30), st.sampled_from([*FLAGS, *STARTS]), st.sampled_from(SIGNS))
+PIECES = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from([*FLAGS, *table("commands", "starts")]),
+    st.sampled_from(table("commands", "signs")),
+)
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -258,11 +238,11 @@ def test_any_text_is_read_or_refused_and_never_run(pieces, glue):
             assert launch.visible_devices is None or launch.visible_devices > 0
 
 
+OPTION_WORDS = st.lists(st.one_of(st.sampled_from(FLAGS), st.text(max_size=12)), max_size=12)
+
+
 @settings(max_examples=examples(200), deadline=None)
-@given(
-    st.sampled_from(READ),
-    st.lists(st.one_of(st.sampled_from(FLAGS), st.text(max_size=12)), max_size=12),
-)
+@given(st.sampled_from(READ), OPTION_WORDS)
 def test_any_words_of_options_are_read(name, given_words):
     found = read_arguments(name, given_words)
     assert set(found.values) <= set(engine(name).options.by_name)
