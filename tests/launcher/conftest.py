@@ -57,11 +57,11 @@ def writes_are_steps(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
 def deployed(tmp_path: Path, world: FakeWorld) -> Callable[..., Deployment]:
     """A bundle in a fake world, of one server or some replicas."""
 
-    def make(replicas: int = 1, router: list[str] | None = None, **limits: Any) -> Deployment:
+    def make(replicas: int = 1, *, routed: bool = False, **limits: Any) -> Deployment:
         root = tmp_path / f"deployed-{world.clock.at}"
         found = serving_bundle(root, tmp_path / "model", 20_000)
         if replicas > 1:
-            found.put_replicas(replicas, router)
+            found.put_replicas(replicas, routed=routed)
         return Deployment(found, world, **limits)
 
     return make

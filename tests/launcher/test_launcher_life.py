@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,19 +12,20 @@ import pytest
 
 from recipe_core.launcher import procs, state, supervisor
 from recipe_core.launcher.errors import LateError, LauncherError, StartError
-from recipe_core.launcher.interrupts import interruptible
-from recipe_core.launcher.plan import load_plan
-from tests.fixtures.fake_world import Said, dies, serves, silent
+from recipe_core.launcher.interrupts import interruptible, uninterrupted
+from tests.fixtures.fake_world import FakeClock, Said, dies, serves, silent
 from tests.fixtures.patience import PATIENCE, comes
+from tests.fixtures.refusals import refusal
+
+HUP, TERM = signal.SIGHUP, signal.SIGTERM
 
 
 def test_a_server_that_dies_shows_its_log(world, deployed):
     up = deployed()
     world.scripts["server-0"] = [dies(text="fatal: no weights on this shelf")]
-    with pytest.raises(StartError) as caught:
-        up.start()
-    assert caught.value.message == "server-0 ended before it was ready."
-    assert caught.value.detail == "fatal: no weights on this shelf"
+    error = refusal(up.start, kind=StartError)
+    assert error.message == "server-0 ended before it was ready."
+    assert error.detail == "fatal: no weights on this shelf"
     assert not up.recorded
 
 
@@ -34,10 +34,9 @@ def test_a_server_that_never_answers_is_stopped(world, deployed, how):
     up = deployed()
     world.scripts["server-0"] = [how]
     world.after(1, lambda: world["server-0"].writes("loading"))
-    with pytest.raises(LateError) as caught:
-        up.start()
-    assert caught.value.message == "server-0 was not ready after 120 s."
-    assert caught.value.detail == "loading"
+    error = refusal(up.start, kind=LateError)
+    assert error.message == "server-0 was not ready after 120 s."
+    assert error.detail == "loading"
     assert "waiting for server-0: 3 s of 120; loading" in up.said.lines
     assert up.said.lines[-1] == "stopped server-0"
     assert (world.living(), up.recorded) == ([], False)
@@ -46,31 +45,64 @@ def test_a_server_that_never_answers_is_stopped(world, deployed, how):
 def test_what_cannot_be_started_stops_the_others(world, deployed):
     up = deployed(2)
     world.missing.add("server-1")
-    with pytest.raises(StartError) as caught:
-        up.start()
-    assert caught.value.hint == "Install it: pip install fake==1"
-    assert (world["server-0"].code, up.recorded) == (-signal.SIGTERM, False)
+    assert refusal(up.start, kind=StartError).hint == "Install it: pip install fake==1"
+    assert (world["server-0"].code, up.recorded) == (-TERM, False)
 
 
-@pytest.mark.usefixtures("writes_are_steps")
+# Signals
+
+
+@pytest.fixture
+def hangup_ends():
+    """Whoever runs the tests may ignore it, as nohup does."""
+    before = signal.signal(HUP, signal.SIG_DFL)
+    yield
+    signal.signal(HUP, before)
+
+
+@pytest.mark.usefixtures("hangup_ends", "writes_are_steps")
 def test_a_signal_at_any_step_of_a_start_leaves_nothing(world, deployed):
     up = deployed(2)
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs this may ignore it
-    try:
-        for nth in range(1, 30):
-            world.steps, world.signalled_at = 0, nth
-            try:
-                with interruptible(world.clock):
-                    up.start()
-            except KeyboardInterrupt:
-                assert (nth, world.living(), up.recorded) == (nth, [], False)
-                world.clock.sleep(2)  # the next signal is another one
-            else:
-                break
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    for nth in range(1, 30):
+        world.steps, world.signalled_at = 0, nth
+        try:
+            with interruptible(world.clock):
+                up.start()
+        except KeyboardInterrupt:
+            assert (nth, world.living(), up.recorded) == (nth, [], False)
+            world.clock.sleep(2)  # the next signal is another one
+        else:
+            break
     assert nth > 7
     assert len(world.living()) == 2
+
+
+def test_a_part_that_must_not_be_cut_in_two_is_finished():
+    done = []
+
+    def stop_in_the_middle():
+        with interruptible():
+            with uninterrupted():
+                os.kill(os.getpid(), TERM)
+                done.append("stopped")
+            done.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_in_the_middle()
+    assert done == ["stopped"]
+
+
+@pytest.mark.usefixtures("hangup_ends")
+def test_a_second_signal_at_once_is_the_same_end():
+    clock, ends = FakeClock(), []
+    with interruptible(clock):
+        for passed in (2, 0.5, 2):
+            clock.at += passed
+            try:
+                os.kill(os.getpid(), HUP)
+            except KeyboardInterrupt:
+                ends.append(passed)
+    assert ends == [2, 2]
 
 
 # Whose processes they are
@@ -101,40 +133,34 @@ def test_workers_of_a_dead_parent_are_found(world, tmp_path):
     assert here.left_behind(leader, "mark-1", logs=[str(log)]) == [marked.pid, writer.pid]
     ended, left = here.terminate(leader, "mark-1", grace_s=5, logs=[str(log)])
     assert (len(ended), left, other.code) == (2, set(), None)
-    assert {marked.code, writer.code} == {-signal.SIGTERM}
+    assert {marked.code, writer.code} == {-TERM}
     assert here.terminate(leader, "mark-1", grace_s=1) == (set(), set())
-
-
-def test_a_group_that_was_given_away_again_is_left_alone(world, tmp_path):
-    bystander = world.add("bystander", [], {}, tmp_path / "bystander.log")
-    leaders = [(bystander.pid, 1)]  # another start tick: not the one we knew
-    assert world.processes.family(leaders, "mark", logs=["server-0.log"]) == set()
-    assert world.processes.left_behind(leaders, "mark", logs=["server-0.log"]) == []
+    # A group that was given away again has another start tick, and is left alone.
+    leaders = [(other.pid, 1)]
+    assert here.family(leaders, "mark", logs=["server-0.log"]) == set()
+    assert here.left_behind(leaders, "mark", logs=["server-0.log"]) == []
 
 
 def test_who_ignores_sigterm_is_killed_and_who_outlives_that_is_told(world, deployed):
     up = deployed()
-    server, current = world, up.start()
+    up.start()
     server = world["server-0"]
     server.stubborn = server.held = True
-    with pytest.raises(LauncherError) as caught:
-        supervisor.stop(up.own, current, progress=Said(), world=world)
-    assert str(server.pid) in caught.value.message
+    assert str(server.pid) in refusal(up.stop, kind=LauncherError).message
     assert up.recorded
     server.held, began = False, world.clock.at
-    assert supervisor.stop(up.own, current, progress=Said(), world=world) == ["server-0"]
+    assert up.stop() == ["server-0"]
     assert (server.code, up.recorded) == (-signal.SIGKILL, False)
     assert world.clock.at - began >= supervisor.GRACE_S
 
 
 def test_strays_are_found_by_their_logs(world, deployed):
-    up = deployed()
+    up, said = deployed(), Said()
     up.start()
     state.remove(up.own)
-    plan, said = load_plan(up.bundle.root), Said()
-    assert len(supervisor.strays(plan, world=world)) == 1
-    assert supervisor.stop_strays(plan, said, world=world) == [f"pid {world['server-0'].pid}"]
-    assert (world.living(), supervisor.stop_strays(plan, said, world=world)) == ([], [])
+    assert len(supervisor.strays(up.plan, world=world)) == 1
+    assert supervisor.stop_strays(up.plan, said, world=world) == [f"pid {world['server-0'].pid}"]
+    assert (world.living(), supervisor.stop_strays(up.plan, said, world=world)) == ([], [])
 
 
 def test_the_kernel_shows_who_writes_a_log_and_who_ignores_a_signal(tmp_path):
@@ -145,12 +171,11 @@ def test_the_kernel_shows_who_writes_a_log_and_who_ignores_a_signal(tmp_path):
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "print('x', flush=True); time.sleep(600)"
     )
+    here = procs.Processes()
     with log.open() as lines, log.open("ab") as output:
         reader = subprocess.Popen(["sleep", "600"], stdin=lines, start_new_session=True)
-        here = procs.Processes()
-        writer, started = here.start(
-            [sys.executable, "-c", code], cwd=tmp_path, env={}, output=output
-        )
+        words = [sys.executable, "-c", code]
+        writer, started = here.start(words, cwd=tmp_path, env={}, output=output)
     try:
         assert comes(lambda: b"x" in log.read_bytes())
         assert here.family([], "mark", logs=[str(log)]) == {(writer, started)}
@@ -164,37 +189,19 @@ def test_the_kernel_shows_who_writes_a_log_and_who_ignores_a_signal(tmp_path):
             worker = here.start(["sleep", "600"], cwd=tmp_path, env=marked, output=output)
         assert comes(lambda: here.marked(worker[0], "mark-1"))  # once its program is loaded
         assert here.terminate([(2**22 + 1, 5)], "mark-1", grace_s=PATIENCE)[0] == {worker}
-        assert here.reap(worker[0]) == -signal.SIGTERM
+        assert here.reap(worker[0]) == -TERM
     finally:
         reader.kill()
         reader.wait()
 
 
-# Commands
-
-
-def test_busy_port(bundle, capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", bundle.port))
-        taken.listen()
-        assert bundle.run("up") == 1
-    error = capsys.readouterr().err
-    assert f"port {bundle.port} on 127.0.0.1 is in use" in error
-    assert "--port" in error
-    assert not bundle.up
-
-
-def test_damaged_state_kills_nothing(bundle, capsys):
-    (bundle.root / "run").mkdir()
-    (bundle.root / "run" / "state.json").write_text('{"servers": [{"pid": 1}]}')
-    assert bundle.run("down") == 1
-    assert "damaged" in capsys.readouterr().err
-    (bundle.root / "run" / "state.json").unlink()
-
-
-def test_one_launcher_at_a_time(bundle, capsys):
-    with state.exclusive(bundle.root / "run"):
-        assert bundle.run("up") == 1
-        assert "another launcher" in capsys.readouterr().err
+def test_damaged_state_kills_nothing_and_one_launcher_is_at_work_at_a_time(bundle):
+    own = bundle.root / "run"
+    own.mkdir()
+    (own / "state.json").write_text('{"servers": [{"pid": 1}]}')
+    assert "damaged" in bundle.says(1, "down")
+    (own / "state.json").unlink()
+    with state.exclusive(own):
+        assert "another launcher" in bundle.says(1, "up")
         assert bundle.run("status") == 1
     assert bundle.run("down") == 0

@@ -210,7 +210,7 @@ def test_a_drain_lets_a_request_finish(make_bundle, tmp_path):
 
 
 def test_replicas_are_restarted_without_a_failed_request(make_bundle, capsys):
-    bundle = kept(make_bundle("--metrics", "--delay", "0.01").put_replicas(2, []))
+    bundle = kept(make_bundle("--metrics", "--delay", "0.01").put_replicas(routed=True))
     assert bundle.run("up") == 0
     before = servers(bundle)
     clients = [Client(bundle.port, tokens=10) for _ in range(3)]

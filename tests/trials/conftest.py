@@ -14,7 +14,7 @@ import pytest
 from recipe_core.bundle.write import write_bundle
 from recipe_core.recipe import make_recipe
 from recipe_core.request.schema import PlanRequest
-from tests.fixtures.paths import FIXTURES
+from tests.fixtures.paths import ROOT
 
 
 @pytest.fixture
@@ -25,7 +25,8 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "programs"
     folder.mkdir()
     program = folder / "vllm"
-    program.write_text(f"#!{sys.executable}\n{(FIXTURES / 'fake_vllm.py').read_text()}")
+    found = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom tests.fixtures import fake_vllm\n"
+    program.write_text(f"#!{sys.executable}\n{found}fake_vllm.main()\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
