@@ -1,8 +1,9 @@
-"""Traces in every format that is read, and what is said of those that are not."""
+"""Traces in every format that is read, what is said of others, ``recipe trace`` and its figures."""
 
 import gzip
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_core.base.errors import InputError
+from recipe_core.present import charts
+from recipe_core.present.charts.trace import alt_text
+from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.traffic.describe import describe
 from recipe_core.traffic.formats.content import unpacked
 from recipe_core.traffic.formats.mooncake import roots
 from recipe_core.traffic.formats.names import time_column
@@ -21,12 +26,14 @@ from recipe_core.traffic.rates import Rates
 from recipe_core.traffic.read import read_load, read_trace
 from recipe_core.traffic.trace import Trace
 from tests.fixtures.catalogues import table
+from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 
 SAMPLES = {path.stem: path.read_text() for path in sorted((DATA / "traces").iterdir())}
+
 AZURE, MOONCAKE, OTLP = (SAMPLES[name] for name in ("azure_2023", "mooncake", "otlp"))
 
 
@@ -80,17 +87,8 @@ def test_roots_of_chains_are_those_of_walking_up(parents: list[int]) -> None:
 
 
 def test_logs_spans_and_benchmarks_count_their_failures() -> None:
-    found = {
-        name: counts(read(SAMPLES[name]))
-        for name in ("burstgpt", "spans", "litellm", "envoy", "guidellm")
-    }
-    assert found == {
-        "burstgpt": (2, 1, 113),  # an empty answer is a failure
-        "spans": (2, 1, 1),
-        "litellm": (2, 1, 2),
-        "envoy": (2, 1, 3.5),
-        "guidellm": (1, 1, 0),
-    }
+    expected = table("traces.yaml", "counts")
+    assert {name: [*counts(read(SAMPLES[name]))] for name in expected} == expected
     assert read(SAMPLES["spans"]).output_tokens.tolist() == [7, 8]
     assert read(SAMPLES["envoy"]).input_tokens.tolist() == [9, 10]
     assert read(SAMPLES["vllm_bench"]).arrival_s.tolist() == [0, 0.5]
@@ -153,53 +151,42 @@ def test_gzip_is_unpacked_in_all_its_members_but_no_bomb(text: str) -> None:
         unpacked(gzip.compress(b"0" * 3_000_000), 1 << 20)
 
 
-RATES = "model,t_s,rate_rps,clients_active,cv\nb,0,5,3,2\na,0,1,3,2\na,600,0,0,0\na,1200,3,3,2\n"
-
-
 def test_rates_have_windows_and_gaps_in_the_recording_and_ask_of_which_model() -> None:
-    rates = read_load(RATES.encode(), "x", model="a")
+    text = "model,t_s,rate_rps,clients_active,cv\nb,0,5,3,2\na,0,1,3,2\na,600,0,0,0\na,1200,3,3,2\n"
+    rates = read_load(text.encode(), "x", model="a")
     assert isinstance(rates, Rates)
     assert rates.rates.tolist() == [1, 2, 3]
     assert rates.missing.tolist() == [False, True, False]
     assert (rates.interval_s, rates.burstiness) == (600, 2)
     with pytest.raises(InputError, match="several of model: a, b"):
-        read_load(RATES.encode())
+        read_load(text.encode())
     with pytest.raises(InputError, match="model 'c'"):
-        read_load(RATES.encode(), model="c")
-    assert "no single requests" in problem(RATES)
+        read_load(text.encode(), model="c")
+    assert "no single requests" in problem(text)
 
 
-PACKED = (
+HOSTILE = (
     (b"\x80\x04\x95", "a pickle"),
     (b"PK\x03\x04", "packed"),
     (gzip.compress(AZURE.encode())[:-20], "ends too early"),
     (b"\x1f\x8b\x08junkjunkjunk", "damaged"),
+    ('{"timestamp": 0, "input_length": ' + "[" * 100_000 + "]" * 100_000 + "}", ""),
+    ('{"a":' * 50_000 + "1" + "}" * 50_000, ""),
+    ('{"timestamp": 1e999, "input_length": 1, "output_length": 1}', ""),
+    ('{"startTime": ' + "9" * 5000 + ', "prompt_tokens": 1}', ""),
+    ("time,isl,osl\n" + "9" * 400 + ",1,1\n", ""),
+    ("time,isl,osl\nnan,1,1\n", ""),
+    ('"' * 1001, ""),
+    ("a,b\n" + "x" * 70_000, ""),
 )
 
 
-@over("text says", [*PACKED, *table("traces.yaml", "wrong")])
-def test_what_is_wrong_is_named(text, says) -> None:
+@over("text says", [*HOSTILE, *table("traces.yaml", "wrong")])
+def test_what_is_wrong_or_hostile_is_one_error(text, says) -> None:
     if isinstance(text, dict):
         [(sample, change)] = text.items()
         text = SAMPLES[sample].replace(*change)
     assert says in problem(text)
-
-
-HOSTILE = (
-    '{"timestamp": 0, "input_length": ' + "[" * 100_000 + "]" * 100_000 + "}",
-    '{"a":' * 50_000 + "1" + "}" * 50_000,
-    '{"timestamp": 1e999, "input_length": 1, "output_length": 1}',
-    '{"startTime": ' + "9" * 5000 + ', "prompt_tokens": 1}',
-    "time,isl,osl\n" + "9" * 400 + ",1,1\n",
-    "time,isl,osl\nnan,1,1\n",
-    '"' * 1001,
-    "a,b\n" + "x" * 70_000,
-)
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_files_end_in_an_error(text: str) -> None:
-    problem(text)
 
 
 @given(st.binary(max_size=300))
@@ -210,3 +197,82 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     except InputError:
         return
     assert len(trace) > 0
+
+
+ROWS = [
+    {"timestamp": 250 * n, "input_length": 600 + n % 400, "output_length": 5 + n % 7}
+    | {"hash_ids": [0, 1 + n % 9]}
+    for n in range(1, 900)
+]
+
+TEXT = "\n".join(map(json.dumps, ROWS))
+
+
+def shown(*words: str, stdin: str = TEXT) -> str:
+    return str(recipe("trace", *words, stdin=stdin).stdout)
+
+
+def test_rates_and_hits_of_a_file_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(TEXT)
+    answer = json.loads(shown(str(file), "--json"))
+    assert answer["rate_per_s"] == pytest.approx(len(ROWS) / answer["span_s"])
+    hits = answer["prefix_hit"]["by_cache_tokens"]
+    assert list(map(int, hits)) == [512 << n for n in range(len(hits))]
+    assert max(hits.values()) == pytest.approx(answer["prefix_hit"]["unlimited"])
+    text = shown(str(file))
+    assert "899 requests in 3.74 minutes: 4.00 per second" in text
+    assert "blocks of 512 tokens, 10 different" in text
+    assert "times are rounded" not in text
+
+
+def test_a_workload_rates_and_shapes_are_shown() -> None:
+    words = ("-", "--workload", "--shape", "azure-code", "--json")
+    workload = ServingWorkload(**json.loads(shown(*words)))
+    assert workload.over_time.shape == "azure-code"
+    assert workload.prefix_reuse
+    rates = shown("-", stdin="t_s,rate_rps\n0,1\n600,3\n1200,2\n")
+    assert "rates in 3 intervals of 10.0 minutes" in rates
+    assert "2.00 requests per second, 1.00 to 3.00" in rates
+    shapes, text = json.loads(shown("--shapes", "--json")), shown("--shapes")
+    assert all(len(one["relative_rates"]) == 168 and one["source"] for one in shapes)
+    assert all(one["name"] in text for one in shapes)
+
+
+@over(
+    "words says",
+    [
+        ("", "needs either a file or --shapes"),
+        ("no-such-file", "cannot read no-such-file"),
+        ("README.md", "no trace that is known"),
+        ("- --json", "is empty"),
+    ],
+)
+def test_errors_say_what_to_do(words: str, says: str) -> None:
+    done = recipe("trace", *words.split())
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_figures_show_the_trace_gaps_beside_a_poisson_process_and_little() -> None:
+    made = read(TEXT)
+    rates = charts.requests_over_time(made).data[-1].y
+    assert sum(rates) * 60 == pytest.approx(len(made))
+    assert max(charts.requests_over_time(made).data[0].y) == 4
+    density = charts.lengths_density(made).data[0]
+    assert np.nansum(density.customdata) == pytest.approx(1)
+    hits = charts.hits_by_cache(describe(made)["prefix_hit"])
+    assert hits.data[0].y[-1] > 0.9
+    assert alt_text(made).startswith("Requests per second over")
+    for dark in (False, True):
+        own, poisson = charts.gaps(made, dark=dark).data
+        assert (np.diff(own.y) <= 0).all()
+        assert (np.diff(poisson.y) < 0).all()
+        assert own.name == "this trace"
+    ones = np.ones(1, dtype=np.int64)
+    single = Trace(np.zeros(1), ones, ones)
+    assert len(charts.gaps(single).data) == 0
+    assert len(charts.lengths_density(single).data) == 2
+    assert len(charts.requests_over_time(single).data[-1].y) == 1
+    rates = Rates(np.arange(1.0, 4), 600.0, np.zeros(3, dtype=np.bool_))
+    assert charts.requests_over_time(rates).data[0].y.tolist() == [1, 2, 3]
