@@ -1,14 +1,22 @@
-"""The codec between a request and a link: round trips, repairs, edits."""
+"""The codec between a request and a link: round trips, repairs, edits, and packed texts."""
 
-from __future__ import annotations
-
+import base64
+import hashlib
+import json
 import operator
-from typing import Any
+import random
+import string
+import zlib
+from urllib.parse import urlencode
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.hardware.request import HardwareRequest
+from recipe_core.base.errors import InputError
+from recipe_core.hardware.cluster import device, device_names, plain
+from recipe_core.hardware.upload import template, uploaded_profile
+from recipe_core.model.catalog import catalog_entry, catalog_ids
+from recipe_core.request import packed
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import change, value_of
 from recipe_core.request.link import (
@@ -20,35 +28,37 @@ from recipe_core.request.link import (
     link_query,
     to_query,
 )
+from recipe_core.request.packed import MAX_TEXT, MAX_UNPACKED, is_packed, pack, shorter, unpack
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import read_pins
 from recipe_core.request.training_workload import Loading
+from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 
 numbers = st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
 tokens = st.integers(1, 100_000)
 counts = st.integers(1, 2000)
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+names = texts.filter(bool)
 configs = st.dictionaries(
-    texts,
+    names,
     st.one_of(st.integers(), st.booleans(), st.none(), texts, st.lists(st.integers(), max_size=3)),
     max_size=4,
 )
 
 
-def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+def some(**fields):
     return st.fixed_dictionaries({}, optional=fields)
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> dict[str, Any]:
+def workloads(draw):
     if draw(st.booleans()) and draw(st.booleans()):
         lengths = {"sequence_length": draw(tokens), "global_batch": draw(counts)}
-        loading = some(
-            workers=st.integers(1, 1024), read_bytes_per_s=numbers, bytes_per_token=numbers
-        )
+        rates = dict.fromkeys(("read_bytes_per_s", "bytes_per_token"), numbers)
+        loading = some(workers=st.integers(1, 1024), **rates)
         methods = st.sampled_from(["pretrain", "finetune", "lora", "qlora"])
         more = some(method=methods, tokens=numbers, loading=loading)
         return {"kind": "training", **lengths, **draw(more)}
@@ -87,25 +97,32 @@ places = st.fixed_dictionaries(
         "nodes": counts,
     }
 )
+waits = st.integers(5, 100)
+supervision = some(hang_s=waits, drain_s=waits, backoff_s=st.floats(1, 60), min_available=waits)
+objectives = some(
+    optimize=st.sampled_from(["throughput", "cost", "ttft"]),
+    confidence=st.floats(0.5, 0.99),
+    limits=some(
+        gpus=counts,
+        percentile=st.integers(50, 99),
+        **dict.fromkeys(("ttft_ms", "tpot_ms", "usd_per_hour", "wall_hours", "usd"), numbers),
+    ),
+)
+options = some(
+    engines=st.lists(st.sampled_from(["vllm", "transformers"]), unique=True),
+    weight_dtypes=st.lists(weights, min_size=1),
+    kv_dtypes=st.lists(caches, min_size=1),
+    nodes=st.sampled_from(["any", "all"]),
+    hardware=st.lists(places, max_size=2),
+    supervision=supervision,
+)
 requests = st.fixed_dictionaries(
     {
-        "model": st.one_of(st.just("Qwen/Qwen3-8B"), texts, configs),
+        "model": st.one_of(st.just("Qwen/Qwen3-8B"), names, configs),
         "hardware": st.builds(operator.or_, places, st.just({}) | prices),
         "workload": workloads(),
-        "objective": some(
-            optimize=st.sampled_from(["throughput", "cost", "ttft"]),
-            limits=some(
-                gpus=counts,
-                percentile=st.integers(50, 99),
-                **dict.fromkeys(("ttft_ms", "tpot_ms", "usd_per_hour"), numbers),
-            ),
-        ),
-        "options": some(
-            engines=st.lists(st.sampled_from(["vllm", "transformers"]), unique=True),
-            weight_dtypes=st.lists(weights, min_size=1),
-            kv_dtypes=st.lists(caches, min_size=1),
-            nodes=st.sampled_from(["any", "all"]),
-        ),
+        "objective": objectives,
+        "options": options,
         "candidate": st.none() | candidates,
     }
 )
@@ -113,7 +130,7 @@ requests = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=examples(150))
 @given(requests)
-def test_a_request_survives_its_link(value: dict[str, Any]) -> None:
+def test_a_request_survives_its_link(value):
     if value["workload"].get("kind") == "training":  # which has engines of its own
         value = value | {"options": value["options"] | {"engines": ["megatron"]}}
         value["candidate"] = value["candidate"] and value["candidate"] | {"engine": "deepspeed"}
@@ -128,7 +145,7 @@ def test_a_request_survives_its_link(value: dict[str, Any]) -> None:
 
 @settings(deadline=None, max_examples=examples(150))
 @given(st.dictionaries(st.sampled_from([*FIELDS, "v", "pins", "utm_source"]), st.text(max_size=20)))
-def test_any_link_opens(query: dict[str, str]) -> None:
+def test_any_link_opens(query):
     request, ignored = from_query(query)
     assert from_query(to_query(request)) == (request, [])
     kept = {name for name in query if name in FIELDS and value_of(request, name) is not None}
@@ -140,70 +157,50 @@ def test_any_link_opens(query: dict[str, str]) -> None:
     )
 
 
-def test_only_what_differs_from_the_default_is_written() -> None:
+TRAINED = {"workload.kind": "training"}
+
+
+def test_only_what_differs_from_the_default_is_written_in_plain_values():
     assert to_query(DEFAULT) == {"v": "1"}
     assert from_query({}) == (DEFAULT, [])
-    for query in (
-        {"hardware.device": "mi300x", "workload.mode": "open"},
-        {"options.scaling.policy": "keda"},
-    ):
-        request = change(DEFAULT, query)
-        assert to_query(request) == {"v": "1"} | query
-        assert from_query(to_query(request)) == (request, [])
-    request, ignored = from_query({"workload.kind": "training"})
-    assert (request.workload, ignored) == (TRAINING, [])
-    assert to_query(request) == {"v": "1", "workload.kind": "training"}
+    for stated in table("query", "stated"):
+        assert to_query(change(DEFAULT, stated)) == {"v": "1"} | stated
+    for fields, written in table("query", "plain"):
+        request = change(DEFAULT, fields)
+        query = to_query(request)
+        assert {name: query.get(name) for name in written} == written
+        assert from_query(query) == (request, [])
+    assert to_query(from_query(TRAINED)[0]) == {"v": "1", **TRAINED}
+    loading = {"workload.loading.workers": "8"}
+    for more, parts in (({}, {}), (loading, {"loading": Loading(workers=8)})):
+        query = TRAINED | more
+        request, ignored = from_query(query)
+        assert (request.workload, ignored) == (TRAINING.model_copy(update=parts), [])
+        assert query.items() <= to_query(request).items()
+    _, ignored = from_query(loading)
+    assert ignored == ["workload.loading.workers=8: workload.loading is not a known field."]
 
 
-@over("query said", [*table("request", "links"), ({"model": "x" * 70_000}, "the limit is 65,536")])
-def test_a_bad_parameter_is_dropped_and_named(query: dict[str, str], said: str) -> None:
+@over("query said", [*table("query", "links"), ({"model": "x" * 70_000}, "the limit is 65,536")])
+def test_a_bad_parameter_is_dropped_and_named(query, said):
     request, (ignored,) = from_query({**query, "hardware.nodes": "2"})
     assert request.hardware.nodes == 2  # the rest is kept
     assert said in ignored
     assert ignored.startswith(tuple(query))
 
 
-def test_several_bad_parameters_and_pins_are_all_named() -> None:
+def test_several_bad_parameters_and_pins_are_all_named():
     query = {"hardware.device": "abacus", "workload.input_tokens": "-1"}
     query |= {"objective.limits.tpot_ms": "nan"}
     request, ignored = from_query(query)
-    assert request == DEFAULT
-    assert sorted(line.split("=")[0] for line in ignored) == sorted(query)
+    assert (request, sorted(line.split("=")[0] for line in ignored)) == (DEFAULT, sorted(query))
     good = [f"vllm.bf16.bf16.tp{n}.pp1.dp1.ep1" for n in range(1, 7)]
     pins, ignored = read_pins(",".join([good[0], "tp8", *good]), 4)
-    assert pins == good[:4]
-    assert len(ignored) == 2
+    assert (pins, len(ignored)) == (good[:4], 2)
     assert link_query(DEFAULT, pins)["pins"] == ",".join(pins)
 
 
-def test_loading_clusters_loads_over_time_policies_and_starts_are_plain_values() -> None:
-    request, ignored = from_query({"workload.kind": "training", "workload.loading.workers": "8"})
-    assert not ignored
-    assert request.workload == TRAINING.model_copy(update={"loading": Loading(workers=8)})
-    assert to_query(request)["workload.loading.workers"] == "8"
-    _, ignored = from_query({"workload.loading.workers": "8"})
-    assert ignored == ["workload.loading.workers=8: workload.loading is not a known field."]
-    periods = ({"from_hour": 8, "to_hour": 18, "replicas": 4},)
-    request = change(
-        DEFAULT,
-        {
-            "workload.over_time": {"shape": "azure_2024_code", "mean_rate": 5.0, "days": 2.0},
-            "options.scaling": {"policy": "schedule", "max_replicas": 4, "periods": periods},
-            "options.start": {"node": "ready", "compile_cache": True},
-        },
-    )
-    query = to_query(request)
-    assert query["workload.over_time.shape"] == "azure_2024_code"
-    assert query["options.scaling.periods"] == '[{"from_hour":8,"to_hour":18,"replicas":4}]'
-    assert query["options.start.compile_cache"] == "true"
-    assert "workload.over_time.burstiness" not in query  # as usual
-    assert from_query(query) == (request, [])
-    beside = (HardwareRequest(device="mi300x", per_node=8, nodes=2),)
-    request = change(DEFAULT, {"options.hardware": beside})
-    assert from_query(to_query(request)) == (request, [])
-
-
-def test_a_link_leaves_out_what_may_be_private_and_says_so() -> None:
+def test_a_link_leaves_out_what_may_be_private_and_says_so():
     private = {
         "options.engine_options": {"tool_call_parser": "hermes"},
         "options.environment": {"NCCL_SOCKET_IFNAME": "eth1.private"},
@@ -221,12 +218,107 @@ def test_a_link_leaves_out_what_may_be_private_and_says_so() -> None:
     assert change(request, {"options.engine_options": {}}).options.engine_options == {}
 
 
-def test_a_week_of_rates_is_packed_and_a_bad_one_is_named() -> None:
+def test_a_week_of_rates_is_packed_and_a_bad_one_is_named():
     rates = tuple(float(n % 24) for n in range(168))
     request = change(DEFAULT, {"workload.over_time": {"rates": rates}})
     query = to_query(request)
-    assert from_query(query) == (request, [])
     assert len(query["workload.over_time.rates"]) < 600
-    kept, ignored = from_query({**query, "workload.over_time.days": "9999"})
+    assert from_query(query) == (request, [])
+    kept, (ignored,) = from_query({**query, "workload.over_time.days": "9999"})
     assert kept == request
-    assert "workload.over_time.days" in ignored[0]
+    assert "workload.over_time.days" in ignored
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(10**30), 10**30), finite, texts),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(texts, inner, max_size=5),
+    max_leaves=30,
+)
+
+
+def stream(data, version="1", dictionary=packed._DICTIONARY):
+    """A packed text of any bytes."""
+    press = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zdict=dictionary)
+    out = press.compress(data) + press.flush()
+    return f"~{version}.{base64.urlsafe_b64encode(out).decode().rstrip('=')}"
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(values)
+def test_what_is_packed_comes_back(value):
+    text = pack(value)
+    assert is_packed(text)
+    assert urlencode({"a": text}) == f"a={text}"  # no letter needs an escape
+    assert unpack(text) == value
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(st.text(max_size=80) | st.binary(max_size=200).map(stream))
+def test_any_text_is_read_or_refused(text):
+    try:
+        value = unpack(text)
+    except InputError:
+        return
+    assert unpack(pack(value)) == value
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(values, st.data())
+def test_a_text_that_was_cut_or_changed_is_refused(value, data):
+    text = pack(value)
+    place = data.draw(st.integers(len("~1."), len(text) - 1))
+    assert "cut off or changed" in str(refusal(unpack, text[:place]))
+    letter = data.draw(st.sampled_from(string.ascii_letters + string.digits + "-_"))
+    try:  # the last letter has bits that no byte holds
+        assert unpack(text[:place] + letter + text[place + 1 :]) == value
+    except InputError:
+        return
+
+
+def test_no_stream_becomes_more_than_may_be_and_what_is_no_packed_text_is_said():
+    bomb = stream(b"0" * (80 << 20))
+    assert len(bomb) > MAX_TEXT  # so large a bomb is not even looked at
+    assert "characters; the limit is" in str(refusal(unpack, bomb))
+    largest = stream(b'"' + b"0" * (30 << 20) + b'"')
+    assert len(largest) < MAX_TEXT
+    assert f"more than {MAX_UNPACKED:,} bytes" in str(refusal(unpack, largest))
+    assert unpack(stream(b'"' + b"0" * (MAX_UNPACKED - 2) + b'"'))
+    cut = [stream(b"[1]", dictionary=b"another dictionary"), stream(b"[1]") + "AAAA"]
+    rows = [*table("query", "not_packed"), *((text, "cut off or changed") for text in cut)]
+    for text, said in rows:
+        if isinstance(text, dict):
+            text = stream(**text | {"data": text["data"].encode("latin-1")})
+        assert said in str(refusal(unpack, text)), text
+
+
+def test_the_dictionary_of_a_version_never_changes():
+    """Links of this version could no longer be read: another dictionary is another version."""
+    digest = hashlib.sha256(packed._DICTIONARY).hexdigest()
+    assert (packed.VERSION, digest[:16]) == (1, "98a913296f8427fb")
+    old = "~1.ePmQfAf8i45WggS5BTDEq7HFBUgC3asmQM2xAB8TEjE"
+    assert unpack(old) == [["Qwen3-8B", {"model": "Qwen/Qwen3-8B", "candidate.tp": "4"}]]
+
+
+def test_a_link_with_a_profile_of_ones_own_or_a_config_of_a_known_model_stays_short():
+    profiles = [uploaded_profile(template(device(n)).encode(), "mine.yaml") for n in device_names()]
+    configs = [{"_name_or_path": "ours", **catalog_entry(n).config} for n in catalog_ids()]
+    changed = [{"hardware.device": profile} for profile in profiles]
+    for changes in [*changed, *({"model": config} for config in configs)]:
+        request = change(DEFAULT, changes)
+        query = to_query(request)
+        assert len(urlencode(query)) < 4000, changes
+        assert from_query(query) == (request, [])
+
+
+def test_short_values_stay_legible_and_texts_that_look_packed_are_no_names():
+    small = {"model_type": "llama", "hidden_size": 64}
+    assert json.loads(shorter(small)) == small
+    assert is_packed(shorter(plain(device("h100-sxm"))))
+    scrambled = random.Random(0).randbytes(600).hex()
+    assert len(shorter(scrambled)) <= len(scrambled) + 2
+    # A model of such a name, though nobody has one, would still be the same in a link.
+    request = change(DEFAULT, {"model": "~1.odd"})
+    assert from_query(to_query(request)) == (request, [])
+    said = ["model: the model was cut off or changed on the way."]
+    assert from_query({"model": "~1.odd"}) == (DEFAULT, said)

@@ -1,18 +1,13 @@
 """A caller without folders learns nothing of this machine: names are judged by their form."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import os
 import pathlib
 import pwd
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,7 +37,7 @@ NAMES = [*(name for pair in PAIRS for name in pair), *ODD]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     for name in ("realdir", "real/dir", "a/real/dir"):
         (tmp_path / "here" / name).mkdir(parents=True)
         (tmp_path / "here" / name / "config.json").write_text("{}")
@@ -52,19 +47,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_looked_up(monkeypatch):
     """Fail at every look at files but this package's, at users, their homes and at hosts."""
     own = (str(PACKAGE), str(root("hw_profiles")))
 
-    def guarded(function: Any) -> Any:
-        def guard(path: Any = ".", *rest: Any, **more: Any) -> Any:
+    def guarded(function):
+        def guard(path=".", *rest, **more):
             text = os.fspath(path) if not isinstance(path, int) else ""
             assert isinstance(path, int) or str(text).startswith(own), f"looked at {text!r}"
             return function(path, *rest, **more)
 
         return guard
 
-    def refused(*words: Any, **_: Any) -> Any:
+    def refused(*words, **_):
         raise AssertionError(f"looked up {words!r}")
 
     looks = [(os, "stat lstat listdir scandir open access readlink"), (builtins, "open")]
@@ -78,7 +73,7 @@ def nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def refused(name: str) -> str:
+def refused(name):
     """What a remote caller is told of a name that is no model, without the name itself.
 
     Names alike are suggested by their letters: they are left out too.
@@ -91,30 +86,30 @@ def refused(name: str) -> str:
     return text.split(" Did you mean ")[0].split(" Available: ")[0]
 
 
-def test_no_name_is_looked_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_name_is_looked_up_and_what_exists_is_answered_as_what_does_not(folder, monkeypatch):
     assert len(NAMES) == 45
     with nothing_is_looked_up(monkeypatch):
         for name in NAMES:
             refused(name)
         with pytest.raises(AssertionError, match="looked"):  # the guard sees a look
             load_model("realdir")
-
-
-def test_what_exists_is_answered_as_what_does_not(folder: Path) -> None:
     assert [refused(real) for real, _ in PAIRS] == [refused(other) for _, other in PAIRS]
     for name, said in (("realdir", "config"), ("nosuchdir", "unknown model")):
         with pytest.raises(ModelError, match=said):  # a folder is read where that is allowed
             load_model(name)
 
 
+REQUEST = {
+    "model": "Qwen/Qwen3-8B",
+    "hardware": {"device": "h100-sxm", "per_node": 1},
+    "workload": {"concurrency": 4},
+}
 MODELS = ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "Qwen/Qwen3-8B@main", "unsloth/Qwen3-8B"]
 MODELS += ["a-gpt [h=2048,L=24,heads=16,vocab=32000]"]
 
 
 @over("model", MODELS, share=4)
-def test_a_bundle_is_built_without_a_look(
-    model: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_is_built_without_a_look(model, folder, monkeypatch):
     """Also where a folder of this name is here, and where the hub has a model of it."""
     ask, request = Answers(folders=False), {**REQUEST, "model": model}
     ask.build(request)  # reads what the package ships, once
@@ -124,37 +119,32 @@ def test_a_bundle_is_built_without_a_look(
     assert (name, data) == ask.build(request)
 
 
-REQUEST = {
-    "model": "Qwen/Qwen3-8B",
-    "hardware": {"device": "h100-sxm", "per_node": 1},
-    "workload": {"concurrency": 4},
-}
-
-
 PATHS = ["realdir", "realdir.yaml", "/etc/passwd", "../../etc/passwd.yaml", "../priors"]
 PATHS += ["fabrics/nvlink4", "~root/x.yaml"]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_name_of_hardware_or_an_engine_is_a_path(
-    path: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_name_of_hardware_or_an_engine_is_a_path(path, folder, monkeypatch):
     ask = Answers(folders=False)
     (folder / "here" / "realdir.yaml").write_text("schema_version: 1\n")
-    place, command = {"hardware": "h100-sxm"}, f"vllm serve {path}"
-    looks = [partial(look, path) for look in (device, fabric)]
-    looks += [partial(look, path) for look in (answers.engines, answers.schema, answers.models)]
-    looks += [
-        partial(ask.plan, {**REQUEST, "hardware": {**REQUEST["hardware"], field: path}})
-        for field in ("device", "fabric", "offer")
+    place = {"hardware": "h100-sxm"}
+    asked = [
+        *(
+            {"hardware": REQUEST["hardware"] | {name: path}}
+            for name in ("device", "fabric", "offer")
+        ),
+        {"candidate": {"engine": path}, "options": {"engines": [path]}},
     ]
-    stated = {"candidate": {"engine": path}, "options": {"engines": [path]}}
-    looks += [partial(ask.plan, {**REQUEST, **stated})]
-    looks += [lambda: ask.check({"command": command, **place})["error"]]
-    looks += [partial(ask.convert, {"command": command, **place})]
-    looks += [
-        partial(ask.convert, {"document": document, **place})
-        for document in ({"model": path}, {"model_path": path}, path)
+    converted = [
+        {"document": document} for document in ({"model": path}, {"model_path": path}, path)
+    ]
+    command = {"command": f"vllm serve {path}"}
+    looks = [
+        *(partial(look, path) for look in (device, fabric)),
+        *(partial(look, path) for look in (answers.engines, answers.schema, answers.models)),
+        *(partial(ask.plan, REQUEST | changes) for changes in asked),
+        *(partial(ask.convert, place | given) for given in (command, *converted)),
+        lambda: ask.check(command | place)["error"],
     ]
     with nothing_is_looked_up(monkeypatch):
         for look in looks:
