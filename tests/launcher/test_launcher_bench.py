@@ -1,136 +1,167 @@
-"""bench: real requests to a fake engine, and the arithmetic behind the figures."""
+"""bench: streams and requests, the arithmetic of figures, and measurements of a fake engine."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import threading
-from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import ThreadingHTTPServer
 from itertools import count
-from typing import Any
 
 import pytest
 
 from recipe_core.launcher import metrics
-from recipe_core.launcher.bench import Options, measure, plan_traffic
-from recipe_core.launcher.client import Sample
+from recipe_core.launcher.bench import Options, ask, measure, plan_traffic
+from recipe_core.launcher.client import Endpoint, Sample, _Stream, request_body
 from recipe_core.launcher.errors import RequestError
 from recipe_core.launcher.load import Traffic, drive
 from recipe_core.launcher.machine import Machine
-from recipe_core.launcher.plan import Workload, load_plan
+from recipe_core.launcher.plan import Api, Workload, load_plan
+from recipe_core.launcher.pooled import pool, question_of
 from recipe_core.launcher.preflight import Preflight
 from recipe_core.launcher.prompts import Prompts, calibrate
+from recipe_core.launcher.sse import EventParser
 from recipe_core.launcher.supervisor import Progress
-from tests.fixtures.bundles import Bundle
-from tests.fixtures.fake_server import Handler, Server
+from tests.fixtures.fake_server import Answering, Handler, Server
+from tests.fixtures.fake_world import FakeClock
+from tests.fixtures.rows import over, table
 
 CHECKED = Preflight((), Machine("cpu", (), "CPU", 1, 1, 1), "1.0")
+ROWS = partial(table, "launcher_bench")
 
 
-def measurement(bundle: Bundle) -> dict[str, Any]:
-    return dict(json.loads((bundle.root / "run" / "measurement.json").read_text()))
+# Streams
 
 
-def test_bench_on_a_running_server(bundle, capsys):
-    bundle.run("up")
-    capsys.readouterr()
-    assert bundle.run("bench") == 0
-    out = capsys.readouterr().out
-    assert "time per output token" in out
-    assert "w0 w1" in out
-    data = measurement(bundle)
-    assert (data["metrics"]["requests"], data["metrics"]["failed"]) == (9, 0)
-    assert (data["workload"]["input_tokens"], data["workload"]["output_tokens"]) == (40, 8)
-    assert data["ratio"]["tpot_s"] == pytest.approx(data["metrics"]["tpot_s"] / 0.002, rel=1e-3)
-    assert data["predicted"]["output_tokens_per_s"] is None
-    assert data["ratio"]["output_tokens_per_s"] is None
-    assert len(data["recipe_digest"]) == 64
-    assert bundle.run("bench", "--duration-limit", "0.000001") == 1
-    assert "the time limit passed before the first answer" in capsys.readouterr().err
-    assert bundle.up  # it was running before, it runs on
+@over("size", [1, 2, 3, 7, 1000])
+def test_any_chunking_gives_the_same_events(size):
+    def events(stream):
+        parser = EventParser()
+        pieces = (stream[start : start + size] for start in range(0, len(stream), size))
+        return [*(event for piece in pieces for event in parser.feed(piece)), *parser.close()]
+
+    stream = (
+        ': hello\n\ndata: {"a": "é€"}\r\n\r\nevent: x\ndata: one\ndata:two\n\n\n'
+        "id: 3\n\ndata: [DONE]\n\n"
+    ).encode()
+    assert events(stream) == ['{"a": "é€"}', "one\ntwo", "[DONE]"]
+    assert events(b"data: a\n\ndata: b") == ["a", "b"]  # the last without a blank line
 
 
-def test_bench_starts_and_stops_its_own(make_bundle, capsys):
-    bundle = make_bundle()
-    assert bundle.run("--json", "bench", "--requests", "4", "--concurrency", "2") == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data == measurement(bundle)
-    assert data["metrics"]["requests"] == 4
-    assert data["notes"] == ["the prediction is for 3 requests at once, the measurement for 2"]
-    assert not bundle.up
-    refusing = make_bundle("--behave", "refuse")
-    assert refusing.run("bench") == 1
-    assert "the model is asleep" in capsys.readouterr().err
-    assert not refusing.up
-    assert not (refusing.root / "run" / "measurement.json").exists()
+class Body(io.BytesIO):
+    """Gives what ``http.client`` would."""
+
+    def read1(self, size=-1):
+        return super().read1(min(size or 11, 11))
+
+
+def read(*data):
+    """A stream of events, and its sample: each read of 11 bytes takes a second."""
+    texts = (item if isinstance(item, str) else json.dumps(item) for item in data)
+    stream = _Stream(0.0, clock=count(1.0).__next__)
+    return stream, stream.read(Body("".join(f"data: {text}\n\n" for text in texts).encode()))
+
+
+def piece(text, **extra):
+    return {"choices": [{"text": text, **extra}]}
+
+
+def delta(**fields):
+    return {"choices": [{"delta": fields}]}
+
+
+def usage(tokens):
+    return {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": tokens}}
+
+
+LAST = piece("", finish_reason="length")
+
+
+def test_tokens_are_those_of_the_server_or_else_pieces():
+    _, sample = read(piece("ab"), piece("c"), usage(5), "[DONE]")
+    assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("abc", 4, 5)
+    assert (sample.ttft_s, sample.latency_s, sample.tpot_s) == (4.0, 7.0, 0.75)
+    end = {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": "stop"}]}
+    _, sample = read(delta(role="assistant"), delta(content="hi"), end)
+    assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("hihm", None, 2)
+    # Special tokens, and parts of a character that takes several, have no text.
+    stream, sample = read(piece(""), piece(""), LAST, usage(3), "[DONE]")
+    assert (sample.text, sample.output_tokens, stream.chunks) == ("", 3, 2)
+    assert sample.tpot_s is not None
+    assert sample.last == stream.ended  # the last token came with the reason of the end
+    _, sample = read(LAST, usage(1))
+    assert (sample.output_tokens, sample.first) == (1, sample.last)
+
+
+def test_what_opens_a_chat_is_no_token():
+    opening, empty = delta(role="assistant", content=""), delta(content="")
+    assert read(opening, empty, empty, usage(2))[0].chunks == 2
+    stream, sample = read(opening, empty, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    assert (stream.chunks, sample.output_tokens) == (1, 1)
+    # Some servers name the role in every chunk.
+    assert read(opening, opening, opening, usage(3))[0].chunks == 2
+
+
+@over("data message", ROWS("broken_streams"))
+def test_bad_streams(data, message):
+    with pytest.raises(RequestError, match=message):
+        read(*data)
+
+
+def test_body_fields_of_the_recipe_win_and_null_removes():
+    fields = {"ignore_eos": True, "stream_options": None, "temperature": 1.0}
+    asked = {"model": "m", "prompt": "hello", "max_tokens": 7, "stream": True}
+    wanted = asked | {"temperature": 1.0, "ignore_eos": True}
+    assert request_body(Api("/v1/completions", "m", fields), "hello", 7) == wanted
+    chat = request_body(Api("/v1/chat/completions", "m", {}), "hello", 7)
+    assert chat["messages"] == [{"role": "user", "content": "hello"}]
+
+
+# Vectors and scores
+
+POOLED = ROWS("pooled")
 
 
 @pytest.fixture
-def measured(bundle: Bundle) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Measures a server in a thread: with options, how it behaves, and another API or workload."""
-    behaviour = argparse.Namespace(behave="ok", orders=None, delay=0, context=10_000)
-    handler = type("Quick", (Handler,), {"options": behaviour, "log_message": lambda *_: None})
-    server = Server(("127.0.0.1", bundle.port), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
+def pooling():
+    class Pooling(Answering):
+        def do_POST(self):  # noqa: N802 - the name in the base class
+            self.answer(400 if b"bad" in self.body() else 200, POOLED[self.path][1])
 
-    def measurement_of(
-        options: Options, path: str = "/v1/completions", behave: Any = (), **workload: Any
-    ) -> dict[str, Any]:
-        vars(behaviour).update(behave)
-        bundle.edit(lambda data: data["api"].update(path=path))
-        bundle.edit(lambda data: data["workload"].update(workload))
-        plan, clock = load_plan(bundle.root), count().__next__
-        return measure(plan, CHECKED, options, Progress(quiet=True), clock=clock)
+        def end_headers(self):
+            if self.path in ("/embed", "/rerank"):
+                self.send_header("x-compute-tokens", "4")
+            super().end_headers()
 
-    yield measurement_of
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pooling) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield lambda path: Endpoint(*server.server_address, Api(path, "a", {}))
+        server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (
-            {"mode": "open", "request_rate": 40.0},
-            {"concurrency": None, "request_rate": 40.0, "requests": 10},
-        ),
-        ({"mode": "static", "batch": 4}, {"concurrency": 4, "batch": 4, "requests": 10}),
-        ({"mode": "offline", "requests": 20}, {"concurrency": 10, "requests": 10}),
-        ({"path": "/v1/chat/completions"}, {"requests": 10}),
-    ],
-)
-def test_modes(measured, change, expected):
-    work = measured(Options(requests=10), **change)["workload"]
-    assert {key: work[key] for key in expected} == expected
+def test_a_text_is_a_result_with_the_servers_own_count_of_tokens(pooling):
+    for path, (tokens, data) in POOLED.items():
+        if tokens is not None:
+            sample = pool(pooling(path), "some words", clock=iter([1.0, 3.0]).__next__)
+            assert (sample.prompt_tokens, sample.output_tokens) == (tokens, 1), path
+            assert (sample.ttft_s, sample.latency_s, sample.tpot_s) == (2.0, 2.0, None)
+            assert ("score" in sample.text) == ("score" in json.dumps(data))
+    with pytest.raises(RequestError, match="HTTP 400"):
+        ask(pooling("/embed"), "bad", 1)
+    with pytest.raises(RequestError, match="the server sent"):
+        ask(pooling("/v2/models/odd/infer"), "words", 1)
+    # What it is scored against is an input of its own.
+    asked = question_of(Api("/v2/models/a/infer", "a", {"query": "why"}), "because")
+    named = [(place["name"], place["data"]) for place in asked["inputs"]]
+    assert named == [("query", ["why"]), ("text", ["because"])]
 
 
-def test_failures_limits_and_other_lengths_are_counted_and_noted(measured):
-    data = measured(Options(requests=40), behave={"behave": "flaky"}, input_tokens=60)
-    assert data["metrics"]["failed"] > 0
-    assert data["metrics"]["failed"] + data["metrics"]["requests"] == 40
-    assert "out of plates" in data["notes"][0]
-    data = measured(Options(requests=200, limit_s=50), behave={"behave": "ok"})
-    assert data["metrics"]["skipped"] == 200 - data["metrics"]["requests"] > 0
-    assert "time limit" in data["notes"][0]
-    data = measured(Options(requests=2), behave={"context": 20}, input_tokens=40)
-    assert "tokens instead of 40" in " ".join(data["notes"])  # calibration ends below the limit
+# Load and figures
 
 
-@pytest.mark.parametrize(
-    ("change", "requests", "in_flight"),
-    [
-        ({"concurrency": 1}, 8, 1),
-        ({"concurrency": 16}, 48, 16),
-        ({"concurrency": 100}, 256, 100),
-        ({"concurrency": 300}, 600, 300),
-        ({"mode": "static", "batch": 5}, 15, 5),
-        ({"mode": "offline", "requests": 100}, 100, 100),
-        ({"mode": "offline", "requests": 100_000}, 512, 512),
-        ({"mode": "open", "request_rate": 2.0}, 40, 40),
-    ],
-)
+@over("change requests in_flight", ROWS("counts"))
 def test_how_many_requests(change, requests, in_flight):
     unset = dict.fromkeys(("request_rate", "batch", "requests"))
     usual = {"mode": "closed", "input_tokens": 1, "output_tokens": 1, "concurrency": 4, **unset}
@@ -138,7 +169,7 @@ def test_how_many_requests(change, requests, in_flight):
     assert (traffic.requests, traffic.in_flight) == (requests, in_flight)
 
 
-def sample(started: float, first: float, last: float, tokens: int) -> Sample:
+def sample(started, first, last, tokens):
     return Sample(started, first, last, 10, tokens, "")
 
 
@@ -161,7 +192,7 @@ def test_calibration_meets_the_target():
         assert abs(found.tokens - 512) <= max(2, per_word)
     assert calibrate(lambda words: None, 100).tokens is None
 
-    def refuse(words: int) -> int:
+    def refuse(words):
         raise RequestError("no")
 
     with pytest.raises(RequestError):
@@ -174,38 +205,105 @@ def test_prompts_differ_and_repeat():
     assert texts[3] == Prompts(20, seed=1).text(3)
 
 
-class Clock:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now, self.naps = 0.0, list[float]()
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self.naps.append(seconds)
-
-
 def test_requests_arrive_at_random_at_the_rate_that_is_asked_for():
-    clock, again, lines = Clock(), Clock(), list[str]()
+    clock, naps, lines = FakeClock(), [], []
 
-    def send(index: int) -> Sample:
-        return sample(0.0, 1.0, 2.0, 2)
+    def sleep(seconds):
+        naps.append(seconds)
+        clock.sleep(seconds)
 
-    traffic = Traffic("open", 200, 200, rate=0.5, seed=3)
-    outcome = drive(
-        traffic, send, limit_s=None, tell=lines.append, clock=lambda: clock.now, sleep=clock.sleep
-    )
+    def driven():
+        clock.at = 0.0
+        timed = {"limit_s": None, "clock": clock.monotonic, "sleep": sleep}
+        traffic = Traffic("open", 200, 200, rate=0.5, seed=3)
+        return drive(traffic, lambda _: sample(0.0, 1.0, 2.0, 2), tell=lines.append, **timed)
+
+    outcome = driven()
     assert len(outcome.samples) == 200
-    assert outcome.wall_s == clock.now == pytest.approx(200 / 0.5, rel=0.2)
-    assert max(clock.naps) == 0.5  # short, so that progress is told
+    assert outcome.wall_s == clock.at == pytest.approx(200 / 0.5, rel=0.2)
+    assert max(naps) == 0.5  # short, so that progress is told
     assert lines[0].endswith("of 200 requests answered")
-    drive(traffic, send, limit_s=None, tell=str, clock=lambda: again.now, sleep=again.sleep)
-    assert again.naps == clock.naps
+    before, naps[:] = naps[:], []
+    driven()
+    assert naps == before
 
 
 def test_a_bug_in_sending_is_a_failed_request():
-    def broken(index: int) -> Sample:
+    def broken(index):
         raise KeyError("oops")
 
     outcome = drive(Traffic("closed", 3, 2), broken, limit_s=None, tell=str)
     assert outcome.errors == ["KeyError: 'oops'"] * 3
+
+
+# Measurements
+
+
+def test_bench_on_a_running_server(bundle):
+    bundle.run("up")
+    shown = bundle.says(0, "bench")
+    assert "time per output token" in shown
+    assert "w0 w1" in shown
+    data = bundle.read("measurement.json")
+    assert (data["metrics"]["requests"], data["metrics"]["failed"]) == (9, 0)
+    assert (data["workload"]["input_tokens"], data["workload"]["output_tokens"]) == (40, 8)
+    assert data["ratio"]["tpot_s"] == pytest.approx(data["metrics"]["tpot_s"] / 0.002, rel=1e-3)
+    assert data["predicted"]["output_tokens_per_s"] is None
+    assert data["ratio"]["output_tokens_per_s"] is None
+    assert len(data["recipe_digest"]) == 64
+    late = bundle.says(1, "bench", "--duration-limit", "0.000001")
+    assert "the time limit passed before the first answer" in late
+    assert bundle.up  # it was running before, it runs on
+
+
+def test_bench_starts_and_stops_its_own(make_bundle):
+    bundle = make_bundle()
+    data = bundle.answers("--json", "bench", "--requests", "4", "--concurrency", "2")
+    assert data == bundle.read("measurement.json")
+    assert data["metrics"]["requests"] == 4
+    assert data["notes"] == ["the prediction is for 3 requests at once, the measurement for 2"]
+    assert not bundle.up
+    refusing = make_bundle("--behave", "refuse")
+    assert "the model is asleep" in refusing.says(1, "bench")
+    assert not refusing.up
+    assert not (refusing.root / "run" / "measurement.json").exists()
+
+
+@pytest.fixture
+def measured(bundle):
+    """Measures a server in a thread: with options, how it behaves, and another API or workload."""
+    behaviour = argparse.Namespace(behave="ok", orders=None, delay=0, context=10_000)
+    handler = type("Quick", (Handler,), {"options": behaviour, "log_message": lambda *_: None})
+    server = Server(("127.0.0.1", bundle.port), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    def measurement_of(options, path="/v1/completions", behave=(), **workload):
+        vars(behaviour).update(behave)
+        bundle.edit(lambda data: data["api"].update(path=path))
+        bundle.edit(lambda data: data["workload"].update(workload))
+        plan, clock = load_plan(bundle.root), count().__next__
+        return measure(plan, CHECKED, options, Progress(quiet=True), clock=clock)
+
+    yield measurement_of
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(("change", "expected"), ROWS("modes"))
+def test_modes(measured, change, expected):
+    work = measured(Options(requests=10), **change)["workload"]
+    assert {key: work[key] for key in expected} == expected
+
+
+def test_failures_limits_and_other_lengths_are_counted_and_noted(measured):
+    data = measured(Options(requests=40), behave={"behave": "flaky"}, input_tokens=60)
+    assert data["metrics"]["failed"] > 0
+    assert data["metrics"]["failed"] + data["metrics"]["requests"] == 40
+    assert "out of plates" in data["notes"][0]
+    data = measured(Options(requests=200, limit_s=50), behave={"behave": "ok"})
+    assert data["metrics"]["skipped"] == 200 - data["metrics"]["requests"] > 0
+    assert "time limit" in data["notes"][0]
+    data = measured(Options(requests=2), behave={"context": 20}, input_tokens=40)
+    assert "tokens instead of 40" in " ".join(data["notes"])  # calibration ends below the limit

@@ -4,88 +4,93 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import pytest
 
-from recipe_core.launcher import engine, preflight, supervisor
+from recipe_core.launcher import engine, machine_watch, preflight
+from recipe_core.launcher.claims import Claim, Memory, refused
+from recipe_core.launcher.holders import Holder
 from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.plan import load_plan
-from tests.fixtures.bundles import Bundle
+from tests.conftest import make_request
+from tests.fixtures.fake_world import GIB
+from tests.fixtures.recipes import bundle_for_request
+from tests.fixtures.rows import over, table
 
-Capture = pytest.CaptureFixture[str]
-CPU = Machine("cpu", (), "EPYC", 2, 8 << 30, 4 << 30)
+CPU = Machine("cpu", (), "EPYC", 2, 8 * GIB, 4 * GIB)
 H100 = replace(
     CPU,
     runtime="cuda",
     devices=tuple(Device(index, "NVIDIA H100 80GB HBM3", 81559 << 20) for index in range(2)),
 )
-NEEDS = {
-    "runtime": "cuda",
-    "device": "h100-sxm",
-    "title": "NVIDIA H100 SXM5 80 GB",
-    "names": ["NVIDIA H100 80GB HBM3"],
-    "count": 2,
-    "memory_bytes": 81559 << 20,
-    "used_bytes": 70 << 30,
-}
-
-
-def checks(bundle: Bundle, capsys: Capture, *words: str) -> tuple[int, dict[str, dict[str, str]]]:
-    capsys.readouterr()
-    code = bundle.run("--json", "preflight", *words)
-    return code, {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-
-
-def on(machine: Machine, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, **change: Any) -> None:
-    monkeypatch.setattr(preflight, "detect", lambda: machine)
-    bundle.edit(lambda data: data.update(needs={**NEEDS, **change}))
-
-
-def test_whole_tampered_missing_and_added(bundle, capsys):
-    code, found = checks(bundle, capsys)
-    assert code == 0
-    assert {check["status"] for check in found.values()} == {"ok"}
-    assert bundle.run("preflight") == 0
-    assert capsys.readouterr().out.startswith("check")
-    (bundle.root / "notes.txt").write_text("mine")
-    code, found = checks(bundle, capsys)
-    assert (code, found["bundle"]["detail"]) == (1, "added: notes.txt")
-    assert "belong in run/" in found["bundle"]["hint"]
-    (bundle.root / "notes.txt").unlink()
-    (bundle.root / "json.py").write_text("print('hello')")
-    (bundle.root / "expected.json").write_text("{}")
-    code, found = checks(bundle, capsys)
-    assert code == 1
-    assert found["bundle"]["detail"] == "changed: expected.json; added: json.py"
-    (bundle.root / "expected.json").unlink()
-    assert "missing: expected.json" in checks(bundle, capsys)[1]["bundle"]["detail"]
-    for name in ("../outside", "/etc/passwd", "a/../../b"):
-        listed = {"schema_version": 1, "files": {name: "0" * 64}}
-        (bundle.root / "MANIFEST.json").write_text(json.dumps(listed))
-        assert "outside the bundle" in checks(bundle, capsys)[1]["bundle"]["detail"]
-
-
-INSTINCT = {"profile": "mi300x", "runtime": "rocm", "names": ["AMD Instinct MI300X"]}
-HOPPER = {"profile": "h100-sxm", "runtime": "cuda", "names": ["NVIDIA H100 80GB HBM3"]}
-VARIANTS = [
-    {"name": "instinct", "kinds": [INSTINCT], "at_least": 2, "at_most": 8},
-    {"name": "single", "kinds": [HOPPER], "at_most": 1},
-]
 MI300X = replace(
     CPU,
     runtime="rocm",
     devices=tuple(Device(index, "AMD Instinct MI300X", 206141652992) for index in range(8)),
 )
+WITHOUT_DRIVER = replace(CPU, notes=("nvidia-smi: driver not loaded",))
+MACHINES = {"cpu": CPU, "h100": H100, "without driver": WITHOUT_DRIVER}
+ROWS = partial(table, "launcher_preflight")
+NEEDS = ROWS("needs")
 
 
-def test_another_machine_is_told_which_variant_is_for_it(bundle, capsys, monkeypatch):
-    on(MI300X, monkeypatch, bundle)
-    assert "variant" not in checks(bundle, capsys)[1]  # the bundle has none
-    bundle.edit(lambda data: data.update(variants=VARIANTS))
+def checks(bundle, *words):
+    """What ``preflight`` finds, by name."""
+    found = bundle.answers("preflight", "--json", *words)["checks"]
+    return {check["name"]: check for check in found}
+
+
+def told(check):
+    return f"{check['status']}: {check['detail']} {check['hint']}"
+
+
+@pytest.fixture
+def on(bundle, monkeypatch):
+    """Puts the bundle on a machine whose memory others hold."""
+
+    def put(machine, held=(), **needs):
+        monkeypatch.setattr(preflight, "holders", lambda _: list(held))
+        monkeypatch.setattr(preflight, "detect", lambda: machine)
+        bundle.edit(lambda data: data.update(needs={**NEEDS, **needs}))
+
+    return put
+
+
+def test_whole_tampered_missing_and_added(bundle):
+    assert {check["status"] for check in checks(bundle).values()} == {"ok"}
+    assert bundle.says(0, "preflight").startswith("check")
+
+    def refuses(detail):
+        assert bundle.run("preflight", "--json") == 1
+        assert detail in checks(bundle)["bundle"]["detail"]
+
+    (bundle.root / "notes.txt").write_text("mine")
+    refuses("added: notes.txt")
+    assert "belong in run/" in checks(bundle)["bundle"]["hint"]
+    (bundle.root / "notes.txt").unlink()
+    (bundle.root / "json.py").write_text("print('hello')")
+    (bundle.root / "expected.json").write_text("{}")
+    refuses("changed: expected.json; added: json.py")
+    (bundle.root / "expected.json").unlink()
+    refuses("missing: expected.json")
+    for name in ("../outside", "/etc/passwd", "a/../../b"):
+        listed = {"schema_version": 1, "files": {name: "0" * 64}}
+        (bundle.root / "MANIFEST.json").write_text(json.dumps(listed))
+        refuses("outside the bundle")
+
+
+# Devices and memory
+
+
+def test_another_machine_is_told_which_variant_is_for_it(bundle, on):
+    on(MI300X)
+    assert "variant" not in checks(bundle)  # the bundle has none
+    bundle.edit(lambda data: data.update(variants=ROWS("variants")))
     one_h100, one_mi300x = (replace(m, devices=m.devices[:1]) for m in (H100, MI300X))
     for machine, detail, hint in (
         (MI300X, "for mi300x:8 the recipe has the variant instinct", "mi300x:8 -o OTHER.zip"),
@@ -93,79 +98,130 @@ def test_another_machine_is_told_which_variant_is_for_it(bundle, capsys, monkeyp
         (one_h100, "for h100-sxm:1 the recipe has the variant single", "--hardware h100-sxm:1"),
         (CPU, "none of the recipe's variants", "recipe plan"),
     ):
-        on(machine, monkeypatch, bundle)
-        check = checks(bundle, capsys)[1]["variant"]
+        on(machine)
+        check = checks(bundle)["variant"]
         assert check["status"] == "warn"
         assert detail in check["detail"]
         assert hint in check["hint"]
-    on(H100, monkeypatch, bundle)  # the recipe's own
-    assert "variant" not in checks(bundle, capsys)[1]
+    on(H100)  # the recipe's own
+    assert "variant" not in checks(bundle)
 
 
-def test_wrong_runtime(bundle, capsys, monkeypatch):
-    on(replace(CPU, notes=("nvidia-smi: driver not loaded",)), monkeypatch, bundle)
-    code, found = checks(bundle, capsys)
-    assert code == 1
-    assert "needs 2 x NVIDIA H100 SXM5 80 GB" in found["device"]["detail"]
-    assert "this machine has no GPU (nvidia-smi: driver not loaded)" in found["device"]["detail"]
-    assert bundle.run("up") == 1
-    assert "preflight: device" in capsys.readouterr().err
+@over("machine change name text", ROWS("devices"))
+def test_devices_and_memory(bundle, on, machine, change, name, text):
+    on(MACHINES[machine], **change)
+    check = checks(bundle)[name]
+    assert re.match(text, told(check))
+    if check["status"] == "FAIL":
+        assert f"preflight: {name}" in bundle.says(1, "up")
 
 
-@pytest.mark.parametrize(
-    ("machine", "change", "name", "status", "text"),
-    [
-        (H100, {}, "device", "ok", "2 x NVIDIA H100 80GB HBM3"),
-        (H100, {}, "memory", "ok", "79.65 GiB per device"),
-        (H100, {"count": 4}, "device", "FAIL", "the recipe needs 4 x"),
-        (H100, {"names": ["NVIDIA H200"]}, "device", "warn", "the recipe is for"),
-        (H100, {"used_bytes": 90 << 30}, "memory", "FAIL", "10.35 GiB more"),
-        (H100, {"memory_bytes": 96 << 30}, "memory", "warn", "the recipe is for 96.00 GiB"),
-        (
-            CPU,
-            {"runtime": "cpu", "count": 1, "used_bytes": 6 << 30},
-            "memory",
-            "FAIL",
-            "4.00 GiB available, 6.00 GiB planned Free 2.00 GiB",
-        ),
-    ],
-)
-def test_devices_and_memory(bundle, capsys, monkeypatch, machine, change, name, status, text):
-    monkeypatch.setattr(preflight, "holders", lambda _: [])
-    on(machine, monkeypatch, bundle, **change)
-    check = checks(bundle, capsys)[1][name]
-    assert check["status"] == status
-    assert text in f"{check['detail']} {check['hint']}"
+# What an engine claims at its start, and who holds the rest
+
+NODE = Memory("memory node 0", round(21.84 * GIB), round(17.64 * GIB))
+SMALL_CPU = Machine("cpu", (), "EPYC", 2, 24 * GIB, 18 * GIB, memories=(NODE,))
+ON_CPU = {"runtime": "cpu", "names": [], "count": 1, "used_bytes": GIB // 7}
 
 
-def test_missing_engine_names_the_command(bundle, capsys):
+def test_a_share_of_the_cpu_that_is_not_free_fails_in_words(bundle, on):
+    """0.92 of 21.84 GiB were claimed while 17.64 were free: the engine refused after minutes."""
+    holder = Holder(812, "python3 train.py", 4 * GIB)
+    on(SMALL_CPU, [holder], **ON_CPU, claim={"share": 0.92})
+    memory = checks(bundle)["memory"]
+    assert memory["status"] == "FAIL"
+    assert "17.64 GiB of 21.84 GiB are free on memory node 0" in memory["detail"]
+    assert "the engine claims 20.09 GiB" in memory["detail"]
+    assert "pid 812 (python3 train.py) holds 4.00 GiB" in memory["detail"]
+    assert "memory_fraction of the candidate to 0.79 " in memory["hint"]
+    assert "memory_fraction" in bundle.says(1, "up")
+
+
+@over("claim environment status", ROWS("claims"))
+def test_a_lower_share_or_a_stated_size_passes(bundle, on, monkeypatch, claim, environment, status):
+    monkeypatch.setenv("SPACE_GIB", environment)
+    on(SMALL_CPU, **ON_CPU, claim=claim)
+    assert checks(bundle)["memory"]["status"] == status
+
+
+def with_free(*free_bytes):
+    """The two H100 with so much free memory."""
+    devices = zip(H100.devices, free_bytes, strict=True)
+    return replace(H100, devices=tuple(replace(each, free_bytes=free) for each, free in devices))
+
+
+def test_a_device_that_another_process_fills(bundle, on):
+    held, small = [Holder(99, "python3", 8 * GIB)], {"used_bytes": 20 * GIB}
+    busy = with_free(*((81559 - used) << 20 for used in (600, 9000)))
+    on(busy, held, **small, claim={"share": 0.92})
+    memory = checks(bundle)["memory"]
+    assert memory["status"] == "FAIL"
+    assert "on device 1" in memory["detail"]
+    assert "pid 99" in memory["detail"]
+    assert "to 0.87 " in memory["hint"]
+    for machine, needs in (
+        (busy, small | {"claim": {"share": 0.92}, "count": 1}),
+        (busy, small),  # an engine that takes what it uses
+        # What an idle device's driver keeps does not count against a share.
+        (with_free(80951 << 20, 80951 << 20), {"claim": {"share": 0.99}}),
+    ):
+        on(machine, held, **needs)
+        assert checks(bundle)["memory"]["status"] == "ok"
+    on(busy, claim={"share": 1.2})
+    assert "needs.claim.share" in bundle.says(2, "preflight")
+
+
+def test_what_runs_does_not_count_against_itself(bundle, on):
+    """A keeper that looks at its own machine sees the share that its engine holds as free."""
+    full = with_free(5 * GIB, 5 * GIB)
+    on(full, used_bytes=GIB, claim={"share": 0.92})
+    needs = load_plan(bundle.root).needs
+    for machine, fails in ((full, True), (machine_watch.freed(full, needs), False)):
+        verdicts = [check.status for check in preflight.check_machine(needs, machine)]
+        assert ("FAIL" in verdicts) == fails
+
+
+def test_the_share_in_the_fix_passes():
+    claim = Claim(0.92, programs_bytes=GIB)
+    refusal = refused(claim, NODE, GIB, exact=True)
+    assert "beside 1.00 GiB of its own processes" in refusal.detail
+    share = float(refusal.hint.split(" to ")[1].split()[0])
+    assert refused(replace(claim, share=share), NODE, GIB, exact=True) is None
+    sized = refused(replace(claim, size_bytes=20 * GIB), NODE, GIB, exact=True)
+    assert "to 16 GiB" in sized.hint
+    assert refused(replace(claim, size_bytes=16 * GIB), NODE, GIB, exact=True) is None
+    refusal = refused(Claim(0.9), Memory("device 0", 80 * GIB, 10 * GIB), 20 * GIB, exact=True)
+    assert refusal.hint.startswith("Free 62.00 GiB")  # no share would help
+
+
+def test_a_bundle_of_vllm_states_its_claim():
+    launch = json.loads(bundle_for_request(make_request()).files["launch.json"])
+    words = launch["processes"][0]["argv"]
+    share = float(words[words.index("--gpu-memory-utilization") + 1])
+    assert launch["needs"]["claim"] == {"share": share}
+
+
+# Engines, models and ports
+
+
+def test_a_missing_engine_names_the_command(bundle):
     missing = {"program": "no-such-engine", "install": "pip install no-such-engine==1"}
     bundle.edit(lambda data: data["engine"].update(missing))
-    code, found = checks(bundle, capsys)
-    assert code == 1
-    assert found["engine"]["hint"] == "Install it: pip install no-such-engine==1"
-    assert bundle.run("up") == 1
-    assert "pip install no-such-engine==1" in capsys.readouterr().err
+    assert checks(bundle)["engine"]["hint"] == "Install it: pip install no-such-engine==1"
+    assert "pip install no-such-engine==1" in bundle.says(1, "up")
 
 
-def test_engine_versions_and_missing_modules(bundle, capsys, tmp_path):
-    script = tmp_path / "bin" / "pytest-like"
-    script.parent.mkdir()
+def test_engine_versions_and_missing_modules(bundle, tmp_path):
+    script = tmp_path / "pytest-like"
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
-    bundle.edit(
-        lambda data: data["engine"].update(program=str(script), module="pytest", version="0.1")
-    )
-    check = checks(bundle, capsys)[1]["engine"]
+    found = {"program": str(script), "module": "pytest", "version": "0.1"}
+    bundle.edit(lambda data: data["engine"].update(found))
+    check = checks(bundle)["engine"]
     assert check["status"] == "warn"
     assert "the recipe is for 0.1" in check["detail"]
     assert pytest.__version__ in check["detail"]
     bundle.edit(lambda data: data["engine"].update(requires=["json", "no_such_module"]))
-    assert "it needs no_such_module" in checks(bundle, capsys)[1]["engine"]["detail"]
-
-
-def test_interpreter_of_scripts(tmp_path):
-    script = tmp_path / "tool"
+    assert "it needs no_such_module" in checks(bundle)["engine"]["detail"]
     for text, expected in [
         ("#!/opt/venv/bin/python3\n", "/opt/venv/bin/python3"),
         ("#!/bin/sh\n'''exec' \"/a path/bin/python\" \"$0\" \"$@\"\n' '''\n", "/a path/bin/python"),
@@ -179,10 +235,9 @@ def test_interpreter_of_scripts(tmp_path):
     assert not engine.same_version("0.33.0", "0.32.0")
 
 
-def test_models_and_hosts(bundle, capsys, tmp_path, monkeypatch):
-    def check(name: str, *words: str) -> str:
-        found = checks(bundle, capsys, *words)[1][name]
-        return f"{found['status']}: {found['detail']} {found['hint']}"
+def test_models_and_hosts(bundle, tmp_path, monkeypatch):
+    def check(name, *words):
+        return told(checks(bundle, *words)[name])
 
     assert "--model" in check("model", "--model", str(tmp_path / "none"))
     assert "no config.json" in check("model", "--model", str(tmp_path))
@@ -195,98 +250,51 @@ def test_models_and_hosts(bundle, capsys, tmp_path, monkeypatch):
     assert check("model", "--model", "owner/name").startswith("ok: ")
     assert "not an address of this machine" in check("port", "--host", "192.0.2.1")
     with socket.create_server(("127.0.0.1", bundle.port)):
-        assert check("port").startswith(f"FAIL: port {bundle.port} on 127.0.0.1 is in use")
+        taken = f"port {bundle.port} on 127.0.0.1 is in use"
+        assert check("port").startswith(f"FAIL: {taken}")
+        refusal = bundle.says(1, "up")
+    assert taken in refusal
+    assert "--port" in refusal
+    assert not bundle.up
 
 
-def test_devices_of_several_servers(bundle, monkeypatch):
-    def change(data: dict[str, Any]) -> None:
-        (process,) = data["processes"]
-        pairs = {f"server-{n}": {"port_offset": n, "devices": [2 * n, 2 * n + 1]} for n in (0, 1)}
-        servers = [{**process, "name": name, **pair} for name, pair in pairs.items()]
-        data.update(needs=NEEDS, processes=servers)
-
-    bundle.edit(change)
-    plan = load_plan(bundle.root)
-    for visible, shown in ((None, ["0,1", "2,3"]), ("4,5,6,7", ["4,5", "6,7"])):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        environments = [supervisor.process_environment(plan, p, "m") for p in plan.processes]
-        assert [found["CUDA_VISIBLE_DEVICES"] for found in environments] == shown
+# Input
 
 
-def test_placeholders(bundle, tmp_path):
-    def change(data: dict[str, Any]) -> None:
-        data["processes"][0].update(
-            argv=["x", "${host}:${port}", "${other}", "${root}/engine.yaml"], port_offset=3
-        )
-        data["api"]["body"] = {"a": ["${model}", 1]}
+@over("path value text", ROWS("launch"))
+def test_bad_launch_json(bundle, path, value, text):
+    whole = (bundle.root / "launch.json").read_text()
 
-    bundle.edit(change)
-    plan = load_plan(bundle.root, model="owner/name", host="0.0.0.0", port=9000)
-    assert plan.processes[0].argv == ("x", "0.0.0.0:9003", "${other}", f"{bundle.root}/engine.yaml")
-    assert plan.api.body == {"a": ["owner/name", 1]}
-    assert plan.address(9003) == "http://127.0.0.1:9003"
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "text"),
-    [
-        ("schema_version", 2, "launch.json.schema_version: expected 1"),
-        ("needs.runtime", "tpu", "expected one of cuda, rocm, xpu, metal, cpu, got 'tpu'"),
-        ("needs.count", 0, "at least 1, got 0"),
-        ("processes", [], "launch.json.processes"),
-        ("processes.0.argv", "serve", "processes[0].argv: expected a list of text"),
-        ("processes.0.argv", [], "processes[0].argv"),
-        ("processes.0.name", "../up", "processes[0].name"),
-        ("processes.0.port_offset", 70000, "not between 1 and 65535"),
-        ("parameters.port", "8000", "launch.json.parameters.port"),
-        ("api.path", "v1", "starts with /"),
-        ("workload.mode", "burst", "closed, open, static, offline"),
-        ("workload.input_tokens", True, "got True"),
-        ("engine", None, "launch.json.engine: expected an object"),
-    ],
-)
-def test_bad_launch_json(bundle, capsys, path, value, text):
-    def change(data: Any) -> None:
+    def change(data):
         *folders, last = path.split(".")
         for folder in folders:
             data = data[int(folder)] if isinstance(data, list) else data[folder]
         data[last] = value
 
     bundle.edit(change)
-    assert bundle.run("preflight") == 2
-    error = capsys.readouterr().err
-    assert text in error
-    assert error.count("\n") == 1
+    refusal = bundle.says(2, "preflight")
+    (bundle.root / "launch.json").write_text(whole)
+    assert text in refusal
+    assert refusal.count("\n") == 1
+    if path == "supervision":
+        assert repr(*value.values()) in refusal
 
 
-def test_bad_command_lines(bundle, capsys):
-    for line, text in (
-        ("", "COMMAND"),
-        ("explode", "explode"),
-        ("up --port 0", "--port: port 0"),
-        ("up --port 70000", "65535"),
-        ("up --port x", "--port"),
-        ("bench --requests 0", "above 0"),
-        ("bench --duration-limit nan", "above 0"),
-        ("up --timeout soon", "not a number"),
-    ):
-        assert bundle.run(*line.split()) == 2
-        error = capsys.readouterr().err
-        assert text in error
-        assert error.count("\n") == 1
+@over("line text", ROWS("commands"))
+def test_bad_command_lines(bundle, line, text):
+    refusal = bundle.says(2, *line.split())
+    assert text in refusal
+    assert refusal.count("\n") == 1
 
 
-def test_no_bundle_and_not_json(bundle, capsys):
+def test_no_bundle_and_not_json(bundle):
     assert bundle.run("--json", "status", "--port", "1") in (0, 1)
-    capsys.readouterr()
-    (bundle.root / "launch.json").write_text("{")
-    assert bundle.run("--json", "up") == 2
-    assert json.loads(capsys.readouterr().out)["error"]["code"] == "input"
-    (bundle.root / "launch.json").unlink()
+    path = bundle.root / "launch.json"
+    path.write_text("{")
+    assert bundle.answers("--json", "up")["error"]["code"] == "input"
     assert bundle.run("up") == 2
-    assert "launch.json does not exist" in capsys.readouterr().err
-    os.mkfifo(bundle.root / "launch.json")
-    assert bundle.run("up") == 2
-    assert "launch.json cannot be read as JSON: it is not a plain file" in capsys.readouterr().err
+    path.unlink()
+    assert "launch.json does not exist" in bundle.says(2, "up")
+    os.mkfifo(path)
+    plain = "launch.json cannot be read as JSON: it is not a plain file"
+    assert plain in bundle.says(2, "up")
