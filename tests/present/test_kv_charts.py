@@ -1,7 +1,5 @@
 """The chart of what caches find by their size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

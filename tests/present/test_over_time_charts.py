@@ -1,7 +1,5 @@
 """Figures and words of a simulation over time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from recipe_core.present.charts.over_time_load import weekly
 from recipe_core.present.charts.over_time_policies import missed
 from recipe_core.request.over_time import DAY_S
 from tests.fixtures.over_time import CAPACITY, answer, policy, rates, start, without_price
+from tests.fixtures.rows import table
 
 WEEK = answer()
 WHOLE = (0.0, WEEK["load"]["span_s"])
@@ -19,25 +18,17 @@ KEDA, FIXED, HPA = WEEK["policies"]
 DAY = view.days_of(WEEK["load"])["Tue"]
 
 
-@pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("window", [WHOLE, DAY], ids=["week", "day"])
-def test_every_curve_covers_its_window(window: tuple[float, float], dark: bool) -> None:
-    for draw in (
-        charts.load_and_capacity,
-        charts.replicas,
-        charts.first_tokens,
-        charts.within_limits,
-        charts.money_so_far,
-    ):
-        figure = draw(WEEK, KEDA, window, dark=dark)
-        first = "2024-01-02T00:00:00" if window == DAY else "2024-01-01T00:00:00"
-        hours = round((window[1] - window[0]) / 3600)
-        for trace in figure.data:
-            assert trace.x[0].startswith(first)
-            assert len(trace.x) == len(trace.y) == hours + 1
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_curve_covers_its_window(window, dark):
+    curves = (charts.load_and_capacity, charts.replicas, charts.first_tokens)
+    for draw in (*curves, charts.within_limits, charts.money_so_far):
+        for trace in draw(WEEK, KEDA, window, dark=dark).data:
+            assert trace.x[0].startswith(f"2024-01-0{2 if window == DAY else 1}T00:00:00")
+            assert len(trace.x) == len(trace.y) == round((window[1] - window[0]) / 3600) + 1
 
 
-def test_ready_replicas_are_capacity_starting_ones_stacked_and_wanted_ones_a_line() -> None:
+def test_ready_replicas_are_capacity_limits_are_lines_and_hours_without_requests_gaps():
     load, capacity = charts.load_and_capacity(WEEK, KEDA, WHOLE).data
     assert list(load.y[:-1]) == pytest.approx(rates(7))
     assert capacity.y[12] == KEDA["series"]["ready"][12] * CAPACITY
@@ -47,19 +38,16 @@ def test_ready_replicas_are_capacity_starting_ones_stacked_and_wanted_ones_a_lin
     assert wanted.stackgroup is None
     there = np.add(ready.y, starting.y)
     assert np.all(there[:-1] == np.array(wanted.y[:-1]))
-
-
-def test_limits_are_lines_and_hours_without_requests_are_gaps() -> None:
-    figure = charts.first_tokens(WEEK, KEDA, WHOLE)
-    assert figure.layout.shapes[0].y0 == 2.0
-    assert "2.00 s" in figure.layout.annotations[0].text
+    layout = charts.first_tokens(WEEK, KEDA, WHOLE).layout
+    assert layout.shapes[0].y0 == 2.0
+    assert "2.00 s" in layout.annotations[0].text
     quiet = policy("keda", [1] * 24, [0.0] * 3 + [1.0] * 21)
     share = charts.within_limits(WEEK, quiet, (0.0, DAY_S)).data[0]
     assert list(share.y[:4]) == [None, None, None, 100.0]
     assert charts.within_limits(WEEK, HPA, WHOLE).layout.shapes[0].y0 == 99.0
 
 
-def test_cost_so_far_ends_at_the_whole_cost_and_without_a_price_at_the_hours() -> None:
+def test_cost_so_far_ends_at_the_whole_cost_and_without_a_price_at_the_hours():
     paid = (WEEK["bounds"]["always_peak"], KEDA, WEEK["bounds"]["clairvoyant"])
     for cost, trace in zip(paid, charts.money_so_far(WEEK, KEDA, WHOLE).data, strict=True):
         assert trace.y[0] == 0
@@ -76,7 +64,7 @@ def test_cost_so_far_ends_at_the_whole_cost_and_without_a_price_at_the_hours() -
     assert money.data[1].y[-1] == pytest.approx(KEDA["gpu_hours"])
 
 
-def test_many_intervals_and_hours_of_a_week_are_drawn_as_fewer_that_keep_counts_and_means() -> None:
+def test_many_intervals_and_hours_of_a_week_are_drawn_as_fewer_that_keep_counts_and_means():
     count = 10_080
     series = {"interval_s": 60.0, "arrived": [2] * count, "ready": [3] * count}
     seconds, arrived, step = part(series, "arrived", (0.0, count * 60.0))
@@ -84,20 +72,17 @@ def test_many_intervals_and_hours_of_a_week_are_drawn_as_fewer_that_keep_counts_
     assert arrived.sum() == pytest.approx(2 * count)
     assert set(part(series, "ready", (0.0, count * 60.0))[1]) == {3.0}
     assert seconds[1] == step
-    half_hours = np.repeat(rates(14), 2)
-    means = weekly(half_hours, 1800.0, 0)
+    means = weekly(np.repeat(rates(14), 2), 1800.0, 0)
     assert means.shape == (7, 24)
-    assert means[0, 12] == pytest.approx(9.0)
-    assert means[6, 12] == pytest.approx(4.5)
+    assert (means[0, 12], means[6, 12]) == pytest.approx((9.0, 4.5))
     tuesday = weekly(np.ones(24), 3600.0, 24)
     assert np.isnan(tuesday[0]).all()
     assert (tuesday[1] == 1).all()
     drawn = charts.hours_of_week([1.0] * 24, 3600.0, 24).data[0]
-    assert drawn.z[0][0] is None
-    assert drawn.z[1][0] == 1.0
+    assert (drawn.z[0][0], drawn.z[1][0]) == (None, 1.0)
 
 
-def test_bars_are_costs_and_names_that_find_no_room_are_left_to_the_hover() -> None:
+def test_bars_are_costs_and_names_that_find_no_room_are_left_to_the_hover():
     figure = charts.policy_costs(WEEK, "keda")
     keeps, misses = figure.data[:2]
     assert list(keeps.x) == [KEDA["usd_per_month"], FIXED["usd_per_month"]]
@@ -120,15 +105,7 @@ def test_bars_are_costs_and_names_that_find_no_room_are_left_to_the_hover() -> N
     assert {names[0] for names in points.customdata} >= {"Kubernetes HPA", "Knative KPA"}
 
 
-def test_phases_of_a_start_are_one_bar_with_the_band_of_the_whole() -> None:
-    figure = charts.start_phases(start())
-    *phases, whole = figure.data
-    assert [bar.name for bar in phases] == ["Node", "Image", "Weights"]
-    assert sum(bar.x[0] for bar in phases) == whole.x[0] == 195.0
-    assert whole.error_x.array[0] == 195.0
-
-
-def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest() -> None:
+def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest():
     good, said = view.verdict(WEEK)
     assert good
     assert said.startswith("Cheapest is KEDA: $13,")
@@ -140,13 +117,7 @@ def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest() -> None:
     assert view.verdict(answer(best=None, policies=[])) == (False, "No policy was simulated.")
 
 
-def test_a_share_below_all_never_reads_as_all() -> None:
-    texts = {1.0: "100 %", 0.99: "99 %", 0.9934: "99.34 %", 0.99861: "99.86 %"}
-    texts |= {0.9999: "99.99 %", 0.9999999: "99.9999 %", 0.5: "50 %"}
-    assert {share: view.share_text(share) for share in texts} == texts
-
-
-def test_moments_are_times_of_the_week_and_days_are_cut_at_midnight() -> None:
+def test_moments_are_times_of_the_week_and_days_are_cut_at_midnight():
     assert view.moment(0) == "Mon 00:00"
     assert view.moment(14.5 * 3600, start_hour=24) == "Tue 14:30"
     assert view.moment(8 * DAY_S) == "Tue 00:00 (day 9)"
@@ -158,16 +129,14 @@ def test_moments_are_times_of_the_week_and_days_are_cut_at_midnight() -> None:
     assert "Mon, week 2" in view.days_of({"span_s": 8 * DAY_S, "start_hour": 0})
 
 
-def test_parameters_of_a_policy_are_named_and_every_policy_is_in_the_table() -> None:
-    scaling = {"policy": "schedule", "min_replicas": 0, "max_replicas": 4, "idle_s": 300.0}
-    scaling |= {"down_step": 1, "down_period_s": 60}
-    rows = view.scaling_rows(
-        scaling | {"periods": [{"from_hour": 8, "to_hour": 24, "replicas": 4}]}
-    )
-    assert rows["Replicas"] == "0 to 4"
-    assert rows["Ended at most"] == "1 replica in 60 s"
-    assert rows["Ends the last one after"] == "5 min"
-    assert rows["Periods"] == "Mon 08:00 to Mon 24:00: 4"
+def test_phases_shares_and_parameters_are_named_and_every_policy_is_in_the_table():
+    *phases, whole = charts.start_phases(start()).data
+    assert [bar.name for bar in phases] == ["Node", "Image", "Weights"]
+    assert sum(bar.x[0] for bar in phases) == whole.x[0] == whole.error_x.array[0] == 195.0
+    shares = table("over_time_charts", "shares")  # below all none reads as all
+    assert {share: view.share_text(share) for share in shares} == shares
+    rows = view.scaling_rows(table("over_time_charts", "scaling"))
+    assert table("over_time_charts", "named").items() <= rows.items()
     keda = view.scaling_rows(KEDA["scaling"])
     assert keda["Target of requests in flight"] == "12 a replica"
     frame = view.policies_frame(WEEK)

@@ -1,11 +1,9 @@
 """Kept choices beside each other: what is said of each, of their differences, and in files."""
 
-from __future__ import annotations
-
 import io
 import json
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +14,6 @@ from recipe_core.present import charts, side_by_side
 from recipe_core.present.side_by_side import (
     NOTHING,
     Choice,
-    Line,
     cautions,
     chances,
     command_lines,
@@ -32,14 +29,13 @@ from recipe_core.present.side_by_side import (
 )
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT
-from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
 from recipe_core.targets.start_command import start_command, start_words
+from tests.conftest import LLAMA_70B
+from tests.fixtures.rows import table
 
-LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
-
-def asked(split: str, model: str = LLAMA_70B, **fields: Any) -> PlanRequest:
+def asked(split, model=LLAMA_70B, **fields):
     request = change(DEFAULT, {"model": model} | fields)
     return change(request, select_split(request, f"{split}.ep1"))
 
@@ -59,53 +55,45 @@ REQUESTS = {
 }
 
 
-def evaluated(name: str, request: PlanRequest) -> Choice:
-    return Choice(name, request, *plan_candidate(request))
-
-
 @cache
-def choice(name: str) -> Choice:
+def choice(name):
     return evaluated(name, REQUESTS[name])
 
 
-def choices(*names: str) -> list[Choice]:
+def evaluated(name, request):
+    return Choice(name, request, *plan_candidate(request))
+
+
+def choices(*names):
     return [choice(name) for name in names]
 
 
-def line(lines: list[Line], title: str) -> Line:
+def line(lines, title):
     return next(line for line in lines if line.title == title)
 
 
-def texts(lines: list[Line], title: str) -> list[str]:
+def texts(lines, title):
     return [cell.text for cell in line(lines, title).cells]
 
 
 LOST = Choice("lost", REQUESTS["eight"], error="no such model.")
 
 
-def test_states_are_three_and_limits_beside_them() -> None:
-    for name, said in {
-        "eight": "holds the load",
-        "queues": "starts and queues: holds ",
-        "doubtful": "may not start: needs ",
-        "refused": "cannot run: needs ",
-        "limited": "beyond its limits: ",
-        "run": "can run",
-    }.items():
+def test_states_are_three_and_limits_beside_them():
+    for name, said in table("side_by_side", "states").items():
         assert state(choice(name)).startswith(said), name
         assert choice(name).holds == (name in ("eight", "run"))
     assert state(LOST) == "cannot be evaluated: no such model."
 
 
-def test_facts_say_what_each_choice_is() -> None:
+def test_facts_say_what_each_choice_is():
     lines = facts(choices("eight", "four", "amd"))
     assert texts(lines, "Devices") == ["8 × H100 SXM5", "4 of 8 × H100 SXM5", "4 of 8 × MI300X"]
     assert texts(lines, "Model")[::2] == [LLAMA_70B, DEFAULT.model]
     assert texts(lines, "Engine")[0].startswith("vLLM ")
     assert texts(lines, "Formats")[2] == "fp8 weights, bf16 cache"
     assert texts(lines, "Load") == ["64 requests in flight"] * 3
-    assert not line(lines, "Load").differs
-    assert line(lines, "Devices").differs
+    assert [line(lines, title).differs for title in ("Load", "Devices")] == [False, True]
     assert "Kind" not in [line.title for line in lines]
     mixed = facts(choices("eight", "run"))
     assert texts(mixed, "Kind") == ["Serving", "Training"]
@@ -118,7 +106,7 @@ def test_facts_say_what_each_choice_is() -> None:
     assert frame(several)["state"][1] == state(LOST)
 
 
-def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline() -> None:
+def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
     several = choices("eight", "four")
     lines = figures(several)
     for n, kept in enumerate(several):
@@ -135,13 +123,12 @@ def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline() -> N
         assert cells[baseline].difference == ""
         shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix("%"))
         assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)
-    rows = [(85, 100, "−15%"), (137, 100, "+37%"), (100.4, 100, "same"), (99.6, 100, "same")]
-    rows += [(1234, 100, "× 12"), (0, 100, "−100%"), (100, 0, "")]
-    rows += [(np.nan, 100, ""), (100, np.nan, "")]
-    assert [difference(amount, base) for amount, base, _ in rows] == [text for *_, text in rows]
+    for *amounts, said in table("side_by_side", "differences"):
+        amounts = [np.nan if amount is None else amount for amount in amounts]
+        assert difference(*amounts) == said, amounts
 
 
-def test_only_what_holds_its_load_is_best() -> None:
+def test_only_what_holds_its_load_is_best_and_no_choice_alone():
     lines = figures(choices("four", "queues", "eight"))
     assert not any(shown.cells[1].best for shown in lines)
     for title, best in {
@@ -154,7 +141,7 @@ def test_only_what_holds_its_load_is_best() -> None:
         assert not any(cell.best for shown in figures(alone) for cell in shown.cells)
 
 
-def test_serving_and_training_share_few_figures_and_cautions_name_what_differs() -> None:
+def test_serving_and_training_share_few_figures_and_cautions_name_what_differs():
     several = choices("eight", "run")
     shared = [
         shown for shown in figures(several) if all(cell.text != NOTHING for cell in shown.cells)
@@ -173,7 +160,7 @@ def test_serving_and_training_share_few_figures_and_cautions_name_what_differs()
     assert "secret" not in sentence
 
 
-def test_the_chance_is_that_of_the_plans() -> None:
+def test_the_chance_is_that_of_the_plans():
     several = choices("eight", "four", "queues", "run")
     row, swapped = chances(several), chances(several, baseline=1)
     assert row.title == "Measures better by: throughput"
@@ -183,19 +170,15 @@ def test_the_chance_is_that_of_the_plans() -> None:
     assert chances(choices("eight", "run")) is None
 
 
-def test_commands_are_compared_option_by_option() -> None:
+def test_commands_are_compared_option_by_option():
     lines = command_lines([start_words(REQUESTS[name]) for name in ("eight", "four")])
-    differing = {line.title: [cell.text for cell in line.cells] for line in lines if line.differs}
-    assert differing == {"--tensor-parallel-size": ["8", "4"]}
+    differing = [(line.title, [cell.text for cell in line.cells]) for line in lines if line.differs]
+    assert differing == [("--tensor-parallel-size", ["8", "4"])]
     assert line(lines, "program").cells[0].text == f"vllm serve {LLAMA_70B}"
     rows = command_lines([["A=1", "run", "--x 1", "--flag", "-5", "--y=2"], ["run", "--x 2"]])
     assert {row.title: [cell.text for cell in row.cells] for row in rows} == {
-        "A": ["1", NOTHING],
-        "program": ["run", "run"],
-        "--x": ["1", "2"],
-        "--flag": ["set", NOTHING],
-        "-5": ["set", NOTHING],
-        "--y": ["2", NOTHING],
+        name: [text or NOTHING for text in said]
+        for name, said in table("side_by_side", "options").items()
     }
     for kept in choices("eight", "amd", "run"):
         typed = start_command(kept.plan, kept.row).replace("\\\n", " ").split()
@@ -204,21 +187,21 @@ def test_commands_are_compared_option_by_option() -> None:
     assert [len(group) for group in groups.values()] == [2, 1]
 
 
-def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula() -> None:
+def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula():
     names = ["eight", "queues", "refused", "amd", "run"]
     several = choices(*names)
-    table = frame(several)
-    assert list(table["name"]) == names
-    assert table["tpot_s"][0] == value(several[0], "Time per output token")
-    assert table["tpot_s_low"][0] < table["tpot_s"][0] < table["tpot_s_high"][0]
-    assert np.isnan([table["step_s"][0], table["tpot_s"][4], table["tpot_s"][2]]).all()
-    assert table["devices_there"][3] == 8
-    read = pd.read_parquet(io.BytesIO(to_parquet(table)))
-    pd.testing.assert_frame_equal(read, table)
-    months = table["usd_per_hour"] * HOURS_PER_MONTH
-    assert table["usd_per_month"].to_numpy() == pytest.approx(months.to_numpy(), nan_ok=True)
-    again = pd.read_csv(io.BytesIO(to_csv(table)))
-    assert again["tpot_s"].to_numpy() == pytest.approx(table["tpot_s"].to_numpy(), nan_ok=True)
+    written = frame(several)
+    assert list(written["name"]) == names
+    assert written["tpot_s"][0] == value(several[0], "Time per output token")
+    assert written["tpot_s_low"][0] < written["tpot_s"][0] < written["tpot_s_high"][0]
+    assert np.isnan([written["step_s"][0], written["tpot_s"][4], written["tpot_s"][2]]).all()
+    assert written["devices_there"][3] == 8
+    months = (written["usd_per_hour"] * HOURS_PER_MONTH).to_numpy()
+    assert written["usd_per_month"].to_numpy() == pytest.approx(months, nan_ok=True)
+    read = pd.read_parquet(io.BytesIO(to_parquet(written)))
+    pd.testing.assert_frame_equal(read, written)
+    read = pd.read_csv(io.BytesIO(to_csv(written)))
+    assert read["tpot_s"].to_numpy() == pytest.approx(written["tpot_s"].to_numpy(), nan_ok=True)
     names = ["=1+1", "+1", "-1", "@x", '=HYPERLINK("http://e.example")', "plain"]
     several = [Choice(name, REQUESTS["eight"], error="=cmd") for name in names]
     read = pd.read_csv(io.BytesIO(to_csv(frame(several))))
@@ -226,9 +209,8 @@ def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula() -> Non
     assert not any(text.startswith(("=", "+", "-", "@")) for text in read["state"])
 
 
-def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup() -> None:
-    named = choice("four")
-    hostile = Choice('<a href="http://e.example">x</a>', named.request, named.plan, named.row)
+def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup():
+    hostile = replace(choice("four"), name='<a href="http://e.example">x</a>')
     several = [*choices("eight", "queues", "run"), hostile]
     title = "Time per output token"
     whole = json.loads(charts.kept_points(several, title).to_json())
