@@ -1,3 +1,5 @@
+"""What is in a bundle, how it is written and read, and what `recipe check` says of it."""
+
 from __future__ import annotations
 
 import hashlib
@@ -10,17 +12,20 @@ from random import Random
 
 import pytest
 
-from recipe_core.base.documents import parse_yaml
-from recipe_core.base.errors import BundleError, InputError, NoAnswer
+from recipe_core.base.errors import BundleError, NoAnswer
 from recipe_core.bundle.manifest import MANIFEST
+from recipe_core.bundle.sbom import sbom
+from recipe_core.bundle.signing import new_key
 from recipe_core.bundle.verify import check_bundle, read_bundle, unpack
 from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes, zipped
 from recipe_core.launcher.machine import Device, Machine
-from recipe_core.recipe import Recipe, make_recipe, recipe_request
-from recipe_core.request.schema import PlanRequest
-from tests.conftest import make_request, request_values
+from recipe_core.recipe import make_recipe, recipe_request
+from tests.conftest import make_request
+from tests.fixtures.command_line import recipe as run
 from tests.fixtures.paths import DATA
-from tests.fixtures.recipes import fallback_request, recipe_for_request
+from tests.fixtures.recipes import fallback_request, recipe_for_request, recipe_of
+from tests.fixtures.refusals import refusal
+from tests.fixtures.training import training_request
 from tests.nightly.attack.hostile_bundles import pack, seal
 
 SHORT = {"input_tokens": 64, "output_tokens": 64}
@@ -29,49 +34,33 @@ SHORT = {"input_tokens": 64, "output_tokens": 64}
 def test_the_same_recipe_gives_the_same_bytes(recipe, files):
     again = make_recipe(make_request(candidate={"tp": 8, "pp": 1, "dp": 1}))
     assert zip_bytes(again) == zipped(files)
-
-
-def test_a_bundle_reads_back_as_its_recipe(recipe, tmp_path):
-    for target in (tmp_path / "b.zip", tmp_path / "folder"):
-        checked = read_bundle(write_bundle(recipe, target))
-        assert checked.recipe == recipe
-        assert checked.warnings == ()
-
-
-def test_a_bundle_holds_what_it_promises(recipe, files):
-    assert {"launch.py", "launcher/main.py", "monitoring/rules.yaml"} <= set(files)
-    manifest = json.loads(files[MANIFEST])
-    assert manifest["files"] == {
+    assert json.loads(files["expected.json"]) == recipe.estimate
+    assert json.loads(files[MANIFEST])["files"] == {
         name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != MANIFEST
     }
-    assert json.loads(files["expected.json"]) == recipe.estimate
-    assert Recipe.parse(parse_yaml(files["recipe.yaml"].decode())) == recipe
-    # Every target is there or said not to be.
-    readme = files["README.md"].decode()
-    assert "targets/kubernetes/deployment.yaml" in files
-    for command in (
-        "kubectl apply -k targets/kubernetes",
-        "docker compose -f targets/compose/compose.yaml up",
-        "sbatch targets/slurm",
-    ):
-        assert command in readme
-    assert "Not for kubernetes-keda" in readme  # one copy does not scale
-    assert recipe.lock.image.reference in files["targets/compose/compose.yaml"].decode()
 
 
-def test_what_is_launched_is_what_was_estimated(recipe, files):
-    launch = json.loads(files["launch.json"])
-    (process,) = launch["processes"]
-    words = dict(zip(process["argv"], process["argv"][1:], strict=False))
-    for flag, value in {
-        "--tensor-parallel-size": recipe.candidate["tp"],
-        "--max-num-seqs": recipe.candidate["max_num_seqs"],
-        "--max-num-batched-tokens": recipe.candidate["max_batched_tokens"],
-        "--gpu-memory-utilization": recipe.candidate["memory_fraction"],
-        "--max-model-len": recipe.max_context,
-    }.items():
-        assert words[flag] == str(value)
-    assert launch["needs"]["count"] == 8
+@pytest.mark.parametrize("place", ["b", pytest.param("b.zip", marks=pytest.mark.nightly)])
+def test_bundles_of_all_kinds_are_read_back_and_differ_in_nothing(tmp_path, tiny_config, place):
+    """Also those of a folder that is gone, of a configuration, of a training run, of variables."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(tiny_config))
+    recipes = [
+        make_recipe(make_request(str(folder), "h100-sxm", 1, workload=SHORT)),
+        recipe_of(tiny_config, "mi300x", 1, workload=SHORT),
+        recipe_for_request(training_request({"engine": "torch"}, 1, "Qwen/Qwen3-8B", tokens=1e8)),
+        recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2, options={"environment": {"NCCL_DEBUG": "WARN"}}),
+    ]
+    (folder / "config.json").unlink()
+    for number, each in enumerate(recipes):
+        path = write_bundle(each, tmp_path / f"{number}{place}")
+        assert not any(check_bundle(path)["differs"].values()), each.name
+        checked = read_bundle(path)
+        assert (checked.recipe, checked.warnings) == (each, ())
+    # the configuration travels with the recipe, and not the path of its folder
+    assert recipe_request(recipes[0]).model["hidden_size"] == 256
+    assert str(folder) not in json.dumps(sbom(recipes[0]))
 
 
 def test_the_launcher_needs_only_the_standard_library_and_refuses_another_machine(folder):
@@ -123,35 +112,19 @@ def test_damaged_or_dangerous_archives_are_refused(files, tmp_path, change, says
     assert [p.name for p in tmp_path.iterdir()] == ["b.zip"]
 
 
-def test_links_in_a_folder_are_refused(folder):
-    (folder / "run.log").symlink_to("/etc/passwd")
-    with pytest.raises(BundleError, match="not a plain file"):
-        read_bundle(folder)
-
-
-def flip(path, data, files, places):
-    """Change a byte: the archive is refused, or the byte means nothing (such as a date)."""
-    for place in places:
-        path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
-        try:
-            assert read_bundle(path).files == files
-        except BundleError:
-            continue
-
-
 def test_no_cut_and_no_flipped_byte_gets_through_or_crashes(files, archive):
+    """A flipped byte may mean nothing (such as a date)."""
     data = archive.read_bytes()
     for cut in (0, 10, 1000, -10):
         archive.write_bytes(data[:cut])
         with pytest.raises(BundleError, match="not a complete zip"):
             read_bundle(archive)
-    flip(archive, data, files, Random(1).sample(range(len(data)), 40))
-
-
-@pytest.mark.nightly
-def test_no_flipped_byte_anywhere_gets_through_or_crashes(files, archive):
-    data = archive.read_bytes()
-    flip(archive, data, files, range(0, len(data), len(data) // 400))
+    for place in Random(1).sample(range(len(data)), 40):
+        archive.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+        try:
+            assert read_bundle(archive).files == files
+        except BundleError:
+            continue
 
 
 def test_a_recipe_with_unknown_fields_is_refused_and_an_older_one_is_read(files, tmp_path):
@@ -168,12 +141,10 @@ def test_a_bundle_is_written_whole_and_only_over_one(recipe, folder):
     place = folder.parent
     (place / "mine").mkdir()
     (place / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="other content"):
-        write_bundle(recipe, place / "mine")
+    assert "other content" in str(refusal(write_bundle, recipe, place / "mine"))
     assert [p.name for p in (place / "mine").iterdir()] == ["thesis.tex"]
     for target in (place / "no" / "b.zip", place / "no" / "such" / "folder"):
-        with pytest.raises(InputError, match="cannot write"):
-            write_bundle(recipe, target)
+        assert "cannot write" in str(refusal(write_bundle, recipe, target))
     (folder / "README.md").write_text("edited")
     write_bundle(recipe, folder)
     assert read_bundle(folder).recipe == recipe
@@ -187,36 +158,17 @@ def test_unpacking_twice_gives_the_same_folder(archive):
     assert (folder / "run").is_dir()
 
 
-def test_a_recipe_of_a_folder_travels_without_it(tmp_path, tiny_config):
-    """The config goes with the recipe, so that another machine can estimate it again."""
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    recipe = make_recipe(make_request(str(tmp_path), "h100-sxm", 1, workload=SHORT))
-    (tmp_path / "config.json").unlink()
-    assert read_bundle(write_bundle(recipe, tmp_path / "b.zip")).warnings == ()
-    assert recipe_request(recipe).model["hidden_size"] == 256
-
-
 def test_nothing_secret_gets_in(tiny_config, monkeypatch):
     """Even without the form of a secret: its value is in a variable that is called one."""
     monkeypatch.setenv("HF_TOKEN", "hf_planted_secret")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted")
+    monkeypatch.setenv("REGISTRY_PASSWORD", "tr0ub4dor-and-3")
     found = make_recipe(make_request(tiny_config, "h100-sxm", 1, workload=SHORT))
     assert b"planted" not in b"".join(bundle_files(found).values())
-    monkeypatch.setenv("REGISTRY_PASSWORD", "tr0ub4dor-and-3")
     config = tiny_config | {"note": "tr0ub4dor-and-3"}
     found = make_recipe(make_request(config, "h100-sxm", 1, workload=SHORT))
-    with pytest.raises(InputError, match="REGISTRY_PASSWORD") as error:
-        bundle_files(found)
-    assert "tr0ub4dor" not in str(error.value)
-
-
-def test_a_bundle_over_nodes_says_what_runs_where():
-    found = make_recipe(make_request("meta-llama/Llama-3.1-405B-Instruct", "h100-sxm", 8, 2))
-    files = bundle_files(found)
-    launch = json.loads(files["launch.json"])
-    assert "python launch.py up --node N --head ADDRESS_OF_NODE_0" in files["README.md"].decode()
-    assert (launch["nodes"], {process["node"] for process in launch["processes"]}) == (2, {0, 1})
-    assert launch["needs"]["count"] == 16
+    error = str(refusal(bundle_files, found))
+    assert "REGISTRY_PASSWORD" in error
+    assert "tr0ub4dor" not in error
 
 
 def test_what_it_says_of_this_machine(archive, monkeypatch):
@@ -229,18 +181,14 @@ def test_what_it_says_of_this_machine(archive, monkeypatch):
         assert (answer["ok"], answer["fits_here"], bool(answer["machine"])) == (True, ok, not ok)
 
 
-@pytest.mark.parametrize(
-    ("parts", "says"),
-    [
+def test_what_cannot_start_is_not_built():
+    for parts, says in (
         ({"per_node": 1}, "short"),
         ({"per_node": 6, "nodes": 2, "candidate": {"tp": 4, "pp": 1, "dp": 3}}, "2 nodes"),
         ({"candidate": {"tp": 8, "pp": 1, "dp": 1, "weight_dtype": "int4"}}, "int4"),
         ({"objective": {"limits": {"tpot_ms": 0.1}}}, "exceeds the limit"),
-    ],
-)
-def test_what_cannot_start_is_not_built(parts, says):
-    with pytest.raises(NoAnswer, match=says):
-        make_recipe(make_request(**parts))
+    ):
+        assert says in str(refusal(make_recipe, make_request(**parts), kind=NoAnswer))
 
 
 def launch_of(files, folder=""):
@@ -262,13 +210,10 @@ def test_fallbacks_are_rendered_as_their_own_bundles_are(recipe, files):
 
 
 def test_a_training_fallback_has_its_own_settings_and_shares_the_program():
-    workload = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
-    values = request_values("meta-llama/Llama-3.1-8B", options={"engines": ["torch"]})
-    recipe = recipe_for_request(PlanRequest.parse(values | {"workload": workload}))
+    work = {"sequence_length": 4096, "global_batch": 64, "tokens": 1e9}
+    recipe = recipe_for_request(training_request({"engine": "torch"}, 1, **work))
     files = bundle_files(recipe)
-    assert {"trainer/main.py", "train.json", "targets/slurm/job.sbatch"} <= set(files)
     assert json.loads(files["train.json"])["split"]["dp"] == recipe.candidate["dp"]
-    assert "Step time" in files["README.md"].decode()
     fewer = [entry["name"] for entry in launch_of(files)["fallbacks"]]
     assert {name.partition("-")[2] for name in fewer} <= {"fewer-gpus", "other-device"}
     counts = [launch_of(files, f"fallbacks/{name}/")["needs"]["count"] for name in fewer]
@@ -279,3 +224,61 @@ def test_a_training_fallback_has_its_own_settings_and_shares_the_program():
         assert "${root}/train.py" in words
         assert f"fallbacks/{name}/train.json" in files
         assert f"fallbacks/{name}/train.py" not in files
+
+
+# What `recipe check` says of a bundle that nobody vouches for
+
+
+def sealed(files, path, **changes):
+    """The bundle after ``changes``, with a manifest made anew."""
+    changed = {**files, **changes}
+    return pack(seal({name: data for name, data in changed.items() if data is not None}), path)
+
+
+def test_an_unsigned_bundle_is_called_so(archive):
+    answer = check_bundle(archive)
+    assert answer["signed"] is None
+    assert answer["verdict"].startswith("unsigned: anyone may have changed it")
+    assert not any(answer["differs"].values())
+    assert run("check", str(archive)).stdout.startswith("ok, unsigned: anyone may have changed it")
+
+
+def test_what_was_sealed_anew_is_held_against_its_recipe(recipe, files, tmp_path):
+    path = tmp_path / "b.zip"
+    for kind, changes in {
+        "changed": {
+            "launch.py": b"",
+            "launch.json": b"{}",
+            "targets/compose/compose.yaml": b"",
+        },
+        "added": {"launcher/json.py": b"import os"},
+        "missing": {"launcher/errors.py": None},
+    }.items():
+        names = sorted(changes)
+        answer = check_bundle(sealed(files, path, **changes))
+        found = {name: sorted(listed) for name, listed in answer["differs"].items() if listed}
+        assert found == {kind: names}
+        assert all(name in answer["warnings"][0].partition(f"{kind}: ")[2] for name in names)
+    assert "note: It differs from what recipe-builder" in run("check", str(path)).stdout
+    assert json.loads(run("check", str(path), "--json").stdout)["differs"]["missing"] == names
+    # another version is expected to differ
+    older = recipe.model_copy(update={"built_by": "recipe-builder 0.0.1"}).locked()
+    sealed(bundle_files(older), path, **{"launch.py": b"older"})
+    assert "recipe-builder 0.0.1" in " ".join(check_bundle(path)["warnings"])
+    # a recipe that this version refuses is not compared
+    refused = recipe.model_copy(update={"candidate": {**recipe.candidate, "tp": 7}})
+    text = json.dumps(refused.model_dump(mode="json")).encode()
+    answer = check_bundle(sealed(files, path, **{"recipe.yaml": text}))
+    assert answer["differs"]["refusal"]
+    assert "could not be compared" in answer["warnings"][0]
+
+
+def test_only_a_given_key_makes_a_bundle_its_authors(recipe, tmp_path):
+    private, public = new_key()
+    path = write_bundle(recipe, tmp_path / "b.zip", private)
+    answer = check_bundle(path)
+    assert "not compared with a key of yours" in answer["verdict"]
+    assert answer["differs"] is not None
+    answer = check_bundle(path, public)
+    assert answer["verdict"].endswith("the given key")
+    assert answer["differs"] is None

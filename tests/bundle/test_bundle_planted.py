@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ from recipe_core.bundle.replace import replace_folder
 from recipe_core.bundle.signing import new_key
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import write_bundle
-from recipe_core.launcher import procs, state
-from recipe_core.launcher.state import Server, State
+from recipe_core.launcher import state
+from recipe_core.launcher.state import State
 from tests.fixtures.command_line import recipe as run
 from tests.fixtures.patience import PATIENCE
 from tests.nightly.attack.hostile_bundles import pack, seal
@@ -35,21 +34,14 @@ COMPILED = [
 ]
 
 
-def plant(folder: Path, name: str, data: bytes = b"x") -> Path:
+def plant(folder, name, data=b"x"):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
 
 
-def compiled(source: str) -> bytes:
-    """A compiled module that Python takes whatever its source says ("unchecked hash")."""
-    code = compile(source, "planted", "exec")
-    pyc = bootstrap._code_to_hash_pyc(code, importlib.util.source_hash(b""), False)
-    return bytes(pyc)
-
-
-def refused(path: Path, match: str) -> None:
+def refused(path, match):
     with pytest.raises(BundleError, match=match):
         read_bundle(path)
 
@@ -83,7 +75,7 @@ def test_a_folder_that_cannot_be_listed_is_refused(folder, monkeypatch):
     hidden = plant(folder, "json/__init__.py").parent
     scandir = os.scandir
 
-    def refusing(path: str) -> object:
+    def refusing(path):
         if Path(path) == hidden:
             raise PermissionError(13, "Permission denied")
         return scandir(path)
@@ -99,14 +91,19 @@ def test_a_pipe_is_not_waited_for(folder, name):
     refused(folder, f"{name} is not a plain file")
 
 
-@pytest.mark.parametrize("name", ["run/lock", "run/state.json", "run/server-0.log"])
-def test_links_are_not_followed_where_the_launcher_writes(folder, name):
+def test_links_are_not_followed_where_the_launcher_writes(folder):
     outside = plant(folder.parent, "outside", b"precious")
     (folder / "run").mkdir()
-    (folder / name).symlink_to(outside)
-    refused(folder, f"{name} is not a plain file")
-    assert run("up", str(folder)).returncode == 1
-    assert outside.read_text() == "precious"
+    for name in ("run/lock", "run/state.json", "run/server-0.log", "run.log"):
+        (folder / name).symlink_to(outside)
+        refused(folder, f"{name} is not a plain file")
+        assert run("up", str(folder)).returncode == 1
+        assert outside.read_text() == "precious"
+        (folder / name).unlink()
+    # a linked folder of checkpoints is its user's choice
+    (folder.parent / "disk").mkdir()
+    (folder / "run" / "checkpoints").symlink_to(folder.parent / "disk")
+    assert read_bundle(folder)
 
 
 @pytest.mark.parametrize("name", ["run/state.json", "run/node-0/state.json"])
@@ -117,20 +114,15 @@ def test_a_state_that_would_fill_the_memory_is_not_read(folder, name):
         replace_folder(folder, {})
 
 
-def test_a_linked_folder_of_checkpoints_is_its_users_choice(folder, tmp_path):
-    (tmp_path / "disk").mkdir()
-    (folder / "run").mkdir()
-    (folder / "run" / "checkpoints").symlink_to(tmp_path / "disk")
-    assert read_bundle(folder)
-
-
 def test_planted_code_of_a_signed_bundle_is_not_run(recipe, tmp_path, monkeypatch):
     private, public = new_key()
     folder = write_bundle(recipe, tmp_path / "b", private)
     trace = tmp_path / "foreign-code-ran"
     source = f"open({str(trace)!r}, 'w')\ndef main(*a, **k): return 0\n"
     name = f"launcher/__pycache__/main.{sys.implementation.cache_tag}.pyc"
-    plant(folder, name, compiled(source))
+    # compiled as Python takes it whatever its source says ("unchecked hash")
+    code, no_hash = compile(source, "planted", "exec"), importlib.util.source_hash(b"")
+    plant(folder, name, bytes(bootstrap._code_to_hash_pyc(code, no_hash, False)))
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)  # where byte code would be elsewhere
     subprocess.run([sys.executable, "-B", "-c", "import launcher.main"], cwd=folder, check=True)
     assert trace.exists()  # the plant works
@@ -156,32 +148,14 @@ def test_the_command_line_adds_nothing_to_a_bundle(folder, monkeypatch):
     assert read_bundle(folder)
 
 
-@pytest.mark.nightly
-def test_a_process_adds_nothing_to_a_bundle(folder, monkeypatch):
-    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
-        monkeypatch.delenv(name, raising=False)
-    command = [sys.executable, "-m", "recipe_core", "preflight", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert "Traceback" not in done.stderr
-    assert "device" in done.stdout
-    assert read_bundle(folder)
-
-
 @pytest.fixture
-def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(folder, marked):
     """A process that runs and is recorded as the bundle's."""
-    mark = f"mark-of-{os.getpid()}"
-    with subprocess.Popen(
-        ["sleep", "600"], env={**os.environ, procs.MARK: mark}, start_new_session=True
-    ) as process:
-        stat = procs.read_stat(process.pid)
-        assert stat is not None
-        server = Server("server-0", process.pid, stat.started, 8000, str(folder / "run/log"))
-        (folder / "run").mkdir()
-        values = (mark, state.boot_id(), "m", "127.0.0.1", 8000, True, (server,))
-        state.save(folder / "run", State(*values))
-        yield process
-        process.kill()
+    process, server, mark = marked
+    (folder / "run").mkdir()
+    values = (mark, state.boot_id(), "m", "127.0.0.1", 8000, True, (server,))
+    state.save(folder / "run", State(*values))
+    return process
 
 
 def test_a_changed_bundle_tells_its_status_and_can_be_stopped(folder, running):
@@ -206,7 +180,7 @@ def test_stopping_neither_writes_elsewhere_nor_waits(folder, running):
     outside = plant(folder.parent, "outside", b"precious")
     plant(folder, "notes.txt")
 
-    def replaced(name: str, kind: str, command: str, code: int) -> None:
+    def replaced(name, kind, command, code):
         (folder / name).unlink(missing_ok=True)
         if kind == "link":
             (folder / name).symlink_to(outside)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.bundle import replace as builds
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.replace import recover, replace_folder
-from recipe_core.launcher import procs, state
+from recipe_core.launcher import state
 from recipe_core.launcher.state import Server, State
 
 RUNS = {
@@ -29,7 +26,7 @@ RUNS = {
 """What a bundle's starts left; locks hold nothing."""
 
 
-def bundle(text: str, *, nodes: int = 1) -> dict[str, bytes]:
+def bundle(text, nodes=1):
     """The files of a small bundle; the manifest is all that a swap reads of them."""
     files = {
         "launch.json": json.dumps({"nodes": nodes, "text": text}).encode(),
@@ -40,32 +37,32 @@ def bundle(text: str, *, nodes: int = 1) -> dict[str, bytes]:
     return {**files, MANIFEST: manifest.model_dump_json().encode()}
 
 
-def write(folder: Path, files: dict[str, bytes]) -> None:
+def write(folder, files):
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(folder):
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def runs(folder: Path) -> dict[str, bytes]:
+def runs(folder):
     files = content(folder).items()
     return {n: data for n, data in files if n.startswith("run/") and not n.endswith("/lock")}
 
 
-def own(folder: Path) -> dict[str, bytes]:
+def own(folder):
     return {name: data for name, data in content(folder).items() if not name.startswith("run/")}
 
 
-def beside(folder: Path) -> list[str]:
+def beside(folder):
     return [path.name for path in folder.parent.iterdir()]
 
 
-def refused(target: Path, match: str) -> None:
+def refused(target, match):
     """A build over ``target`` is refused in words, and changes nothing."""
     before = own(target), runs(target)
     with pytest.raises(RecipeError, match=match):
@@ -74,18 +71,18 @@ def refused(target: Path, match: str) -> None:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def target(tmp_path):
     """A bundle that has run and been stopped."""
     write(tmp_path / "b", bundle("old") | RUNS)
     return tmp_path / "b"
 
 
 @pytest.fixture(params=["exchange", "renames"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request, monkeypatch):
     """With the kernel's exchange, and as on a file system without one."""
     if request.param == "renames":
-        monkeypatch.setattr(builds, "exchange", lambda one, other: False)
-    return str(request.param)
+        monkeypatch.setattr(builds, "exchange", lambda first, second: False)
+    return request.param
 
 
 GONE = Server("server-0", 999_999_999, 1, 8000, "server-0.log")
@@ -93,21 +90,10 @@ GONE = Server("server-0", 999_999_999, 1, 8000, "server-0.log")
 USUAL = State("no-such-mark", state.boot_id(), "m", "127.0.0.1", 8000, True, (GONE,))
 
 
-def record(run: Path, **changes: Any) -> None:
+def record(run, **changes):
     """A state as the launcher writes it, by default of this boot and of a server that has ended."""
     run.mkdir(parents=True, exist_ok=True)
     state.save(run, replace(USUAL, **changes))
-
-
-@pytest.fixture
-def marked() -> Iterator[tuple[Server, str]]:
-    """A process with a launcher's mark in its environment, as a server."""
-    mark = "mark-of-this-test"
-    with subprocess.Popen(["sleep", "600"], env={**os.environ, procs.MARK: mark}) as process:
-        stat = procs.read_stat(process.pid)
-        assert stat is not None
-        yield Server("server-0", process.pid, stat.started, 8000, "log"), mark
-        process.kill()
 
 
 def test_runs_are_carried_into_the_new_bundle(target, way):
@@ -131,7 +117,7 @@ def test_a_bundle_that_never_ran_has_no_run_folder(tmp_path, way):
 
 
 def test_a_running_bundle_is_not_replaced(target, marked):
-    server, mark = marked
+    _, server, mark = marked
     for place in ("run", "run/node-1", "run/elsewhere/deep"):
         record(target / place, servers=(server,))
         refused(target, rf"is running.*recipe down {target}")
@@ -144,45 +130,35 @@ def test_a_running_bundle_is_not_replaced(target, marked):
 def test_a_state_of_what_has_ended_is_kept(target, marked):
     # A process of an earlier boot is another one; another program may call a file so.
     write(target, {"run/checkpoints/step-100/state.json": b"{}"})
-    for changes in ({}, {"boot": "earlier"}, {"boot": "earlier", "servers": marked[:1]}):
+    for changes in ({}, {"boot": "earlier"}, {"boot": "earlier", "servers": marked[1:2]}):
         record(target / "run", **changes)
         before = runs(target)
         replace_folder(target, bundle("new"))
         assert (own(target), runs(target)) == (bundle("new"), before)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"servers": 3}', "\0"])
-def test_a_damaged_state_counts_as_running(target, text):
-    (target / "run" / "state.json").write_text(text)
-    refused(target, r"state\.json is damaged")
-
-
-@pytest.mark.parametrize("place", ["run", "run/node-0", "run/node-2"])
-def test_a_launcher_at_work_is_waited_for_by_its_user(target, place):
+def test_what_is_damaged_held_or_a_users_own_is_named_and_stays(target):
+    for name in ("notes.txt", "launcher/mine.py", "launcher/__pycache__/notes.txt", ".env"):
+        write(target, {name: b"years of work"})
+        refused(target, f"{name} is not a file of the bundle")
+        (target / name).unlink()
+    for text in ("", "{", "[]", '{"servers": 3}', "\0"):
+        (target / "run" / "state.json").write_text(text)
+        refused(target, r"state\.json is damaged")
+    (target / "run" / "state.json").unlink()
+    # a launcher at work is waited for by its user
     write(target, bundle("old", nodes=3))
-    with state.exclusive(target / place):
-        refused(target, "another launcher is starting or stopping")
+    for place in ("run", "run/node-0", "run/node-2"):
+        with state.exclusive(target / place):
+            refused(target, "another launcher is starting or stopping")
 
 
-@pytest.mark.parametrize(
-    "name", ["notes.txt", "launcher/mine.py", "launcher/__pycache__/notes.txt", ".env"]
-)
-def test_a_users_own_file_is_named_and_stays(target, name):
-    write(target, {name: b"years of work"})
-    refused(target, f"{name} is not a file of the bundle")
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/hosts")])
-@pytest.mark.parametrize("name", ["run/lock", "run/state.json", "run/node-1/state.json"])
-def test_odd_files_in_run_are_neither_followed_nor_waited_for(target, name, make):
-    (target / name).unlink(missing_ok=True)
-    make(target / name)
-    with pytest.raises(Exception, match=f"{name} is not a plain file"):
-        replace_folder(target, bundle("new"))
-    assert own(target) == bundle("old")
-
-
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(target):
+def test_odd_files_are_neither_followed_nor_waited_for(target):
+    for name in ("run/lock", "run/state.json", "run/node-1/state.json"):
+        for make in (os.mkfifo, lambda path: path.symlink_to("/etc/hosts")):
+            make(target / name)
+            refused(target, f"{name} is not a plain file")
+            (target / name).unlink()
     (target / "launch.json").unlink()
     os.mkfifo(target / "launch.json")
     replace_folder(target, bundle("new"))
@@ -210,24 +186,25 @@ KILLED = 77
 class Fault:
     """Lets the ``count``-th change of a file fail, or be the last thing that this process does."""
 
-    def __init__(self, count: int, mode: str) -> None:
+    def __init__(self, count, mode):
         self.count, self.mode, self.calls = count, mode, 0
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
+    def install(self, patch):
+        def half(path, data):
+            with path.open("wb") as file:
+                file.write(data[: len(data) // 2])
+
         for name in CALLS:
             patch.setattr(os, name, self.around(getattr(os, name)))
         patch.setattr(builds, "exchange", self.around(builds.exchange))
-        patch.setattr(Path, "write_bytes", self.around(Path.write_bytes, self.half))
+        patch.setattr(Path, "write_bytes", self.around(Path.write_bytes, half))
 
-    def around(
-        self, function: Callable[..., object], part: Callable[..., object] | None = None
-    ) -> Callable[..., object]:
-        def call(*args: object, **settings: object) -> object:
+    def around(self, function, part=lambda *_: None):
+        def call(*args, **settings):
             self.calls += 1
             now = self.calls == self.count
             if now and self.mode != "after":
-                if part:
-                    part(*args)
+                part(*args)
                 self.strike()
             try:
                 return function(*args, **settings)
@@ -237,18 +214,13 @@ class Fault:
 
         return call
 
-    def strike(self) -> None:
+    def strike(self):
         if self.mode == "fail":
             raise OSError(errno.ENOSPC, "No space left on device")
         os._exit(KILLED)
 
-    @staticmethod
-    def half(path: Path, data: bytes) -> None:
-        with path.open("wb") as file:
-            file.write(data[: len(data) // 2])
 
-
-def forked(work: Callable[[], object]) -> int:
+def forked(work):
     """The pid of a process that does ``work``, and ends with 1 where that raises an error."""
     pid = os.fork()
     if pid == 0:
@@ -261,10 +233,10 @@ def forked(work: Callable[[], object]) -> int:
     return pid
 
 
-def struck(fault: Fault, work: Callable[..., object], *args: object) -> int:
+def struck(fault, work, *args):
     """The exit code of a process that does ``work`` under a fault."""
 
-    def broken() -> None:
+    def broken():
         with pytest.MonkeyPatch.context() as patch:
             fault.install(patch)
             work(*args)
@@ -272,12 +244,12 @@ def struck(fault: Fault, work: Callable[..., object], *args: object) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(forked(broken), 0)[1])
 
 
-def holds_all(target: Path) -> bool:
+def holds_all(target):
     """Whether ``target`` is a complete bundle with all its runs."""
     return own(target) in (bundle("old"), bundle("new")) and runs(target) == RUNS
 
 
-def somewhere(folder: Path) -> bool:
+def somewhere(folder):
     """Whether every file of the runs is below ``folder``, in one and the same ``run``."""
     return any(runs(run.parent) == RUNS for run in folder.rglob("run"))
 
@@ -286,7 +258,7 @@ SHARES = pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.n
 """A fault at every fourth change, or at every one."""
 
 
-def changes(folder: Path, step: int) -> range:
+def changes(folder, step):
     """Which changes of a build are struck."""
     write(folder / "b", bundle("old") | RUNS)
     fault = Fault(0, "fail")
@@ -297,12 +269,12 @@ def changes(folder: Path, step: int) -> range:
     return range(1, fault.calls + 1, step)
 
 
-def struck_build(target: Path, count: int, mode: str) -> int:
+def struck_build(target, count, mode):
     write(target, bundle("old") | RUNS)
     return struck(Fault(count, mode), replace_folder, target, bundle("new"))
 
 
-def builds_again(target: Path) -> None:
+def builds_again(target):
     replace_folder(target, bundle("newer"))
     assert own(target) == bundle("newer")
     assert beside(target) == ["b"]
@@ -368,7 +340,7 @@ def test_builds_at_once_leave_one_whole_bundle_and_readers_always_see_one(target
         forked(lambda text=text: [replace_folder(target, bundle(text)) for _ in range(20)])
         for text in ("one", "two")
     ]
-    missing, codes = 0, list[int]()
+    missing, codes = 0, []
     while pids:
         missing += not (target / MANIFEST).exists()
         ended, status = os.waitpid(pids[0], os.WNOHANG)

@@ -7,22 +7,21 @@ import json
 import pytest
 
 from recipe_core.base.documents import write_whole
-from recipe_core.base.errors import BundleError, InputError
+from recipe_core.base.errors import BundleError
 from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.sbom import sbom
 from recipe_core.bundle.signing import SIGNATURE, new_key, sign
 from recipe_core.bundle.verify import read_bundle, unpack
 from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
-from recipe_core.recipe import make_recipe
 from recipe_core.recipe.lock import ImageLock
-from tests.conftest import make_request
 from tests.fixtures.recipes import recipe_of
+from tests.fixtures.refusals import refusal
 
 pytest.importorskip("cryptography", reason="needs cryptography (the extra 'sign')")
 
 
 @pytest.fixture(scope="module")
-def keys() -> tuple[bytes, bytes]:
+def keys():
     return new_key()
 
 
@@ -38,58 +37,40 @@ def test_a_signature_is_checked_against_the_key(recipe, keys, tmp_path):
     assert read_bundle(unpack(tmp_path / "b.zip"), public).signed.trusted
 
 
-def test_signing_is_deterministic(recipe, files, keys):
+def test_signing_is_deterministic_and_keeps_the_key(recipe, files, keys, tmp_path):
     assert zip_bytes(recipe, keys[0]) == zip_bytes(recipe, keys[0])
     signed = bundle_files(recipe, keys[0])
     assert signed[MANIFEST] == files[MANIFEST]
     assert b"".join(keys[0].splitlines()[1:-1]) not in b"".join(signed.values())
+    write_whole(tmp_path / "k.pem", keys[0], private=True)
+    assert (tmp_path / "k.pem").stat().st_mode & 0o077 == 0  # its owner's alone
 
 
-def test_an_unsigned_bundle_is_refused_where_a_key_is_asked_for(archive, keys):
-    assert read_bundle(archive).signed is None
-    with pytest.raises(BundleError, match="not signed"):
-        read_bundle(archive, keys[1])
-
-
-def test_a_signature_of_another_bundle_is_refused(folder, keys):
+def test_a_missing_foreign_or_damaged_signature_is_one_error(folder, keys):
     """Files and manifest that agree with each other do not help without the key."""
+    assert read_bundle(folder).signed is None
+    with pytest.raises(BundleError, match="not signed"):
+        read_bundle(folder, keys[1])
     other = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2)
     (folder / SIGNATURE).write_bytes(bundle_files(other, keys[0])[SIGNATURE])
     for public in (None, keys[1]):
         with pytest.raises(BundleError, match="does not belong"):
             read_bundle(folder, public)
+    odd = (("rsa", "", ""), ("ed25519", "!", ""), ("ed25519", 3, ""), ("ed25519", "AA==", "AA=="))
+    names = ("algorithm", "public_key", "signature")
+    documents = [{"schema_version": 1, **dict(zip(names, row, strict=True))} for row in odd]
+    texts = [json.dumps(document).encode() for document in documents]
+    for text in (b"", b"{}", b"[]", b"\xff", *texts):
+        (folder / SIGNATURE).write_bytes(text)
+        with pytest.raises(BundleError, match=r"signature|SIGNATURE"):
+            read_bundle(folder)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{}",
-        b"[]",
-        b"\xff",
-        b'{"schema_version": 1, "algorithm": "rsa", "public_key": "", "signature": ""}',
-        b'{"schema_version": 1, "algorithm": "ed25519", "public_key": "!", "signature": ""}',
-        b'{"schema_version": 1, "algorithm": "ed25519", "public_key": 3, "signature": ""}',
-        b'{"schema_version": 1, "algorithm": "ed25519", "public_key": "AA==", "signature": "AA=="}',
-    ],
-)
-def test_a_damaged_signature_is_one_error_and_nothing_is_written(folder, text):
-    (folder / SIGNATURE).write_bytes(text)
-    with pytest.raises(BundleError, match=r"signature|SIGNATURE"):
-        read_bundle(folder)
-
-
-@pytest.mark.parametrize(
-    "key", [b"x", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
-)
-def test_what_is_no_key_is_refused(recipe, keys, key, tmp_path):
-    with pytest.raises(InputError, match="private key"):
-        sign(b"manifest", key)
-    with pytest.raises(InputError, match="public key"):
-        read_bundle(write_bundle(recipe, tmp_path / "b.zip", keys[0]), key)
-
-
-def test_a_key_of_another_kind_or_encrypted_is_refused():
+def test_what_is_no_key_or_of_another_kind_or_encrypted_is_refused(recipe, keys, tmp_path):
+    signed = write_bundle(recipe, tmp_path / "b.zip", keys[0])
+    for key in (b"x", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"):
+        assert "private key" in str(refusal(sign, b"manifest", key))
+        assert "public key" in str(refusal(read_bundle, signed, key))
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,
@@ -100,16 +81,10 @@ def test_a_key_of_another_kind_or_encrypted_is_refused():
 
     form = (Encoding.PEM, PrivateFormat.PKCS8)
     other = ec.generate_private_key(ec.SECP256R1()).private_bytes(*form, NoEncryption())
-    with pytest.raises(InputError, match="not an ed25519 key"):
-        sign(b"m", other)
+    assert "not an ed25519 key" in str(refusal(sign, b"m", other))
     locked = ed25519.Ed25519PrivateKey.generate()
-    with pytest.raises(InputError, match="encrypted"):
-        sign(b"m", locked.private_bytes(*form, BestAvailableEncryption(b"p")))
-
-
-def test_a_private_file_is_its_owners_alone(tmp_path, keys):
-    write_whole(tmp_path / "k.pem", keys[0], private=True)
-    assert (tmp_path / "k.pem").stat().st_mode & 0o077 == 0
+    encrypted = locked.private_bytes(*form, BestAvailableEncryption(b"p"))
+    assert "encrypted" in str(refusal(sign, b"m", encrypted))
 
 
 def test_the_bill_names_what_is_pulled(recipe, files):
@@ -119,9 +94,7 @@ def test_the_bill_names_what_is_pulled(recipe, files):
     assert refs["pypi:vllm"]["version"] == recipe.engine.version
     assert set(found["dependencies"][0]["dependsOn"]) == set(refs)
     assert found == json.loads(files["sbom.json"])
-
-
-def test_an_image_is_named_by_digest_and_tag(recipe):
+    # an image is named by digest and tag
     image = ImageLock(reference="vllm/vllm-openai:v0.32.0", digest=f"sha256:{'ab' * 32}")
     lock = recipe.lock.model_copy(update={"image": image})
     found = sbom(recipe.model_copy(update={"lock": lock}))
@@ -129,10 +102,3 @@ def test_an_image_is_named_by_digest_and_tag(recipe):
     assert container["purl"].startswith("pkg:oci/vllm-openai@sha256%3Aabab")
     assert container["purl"].endswith("tag=v0.32.0")
     assert container["hashes"] == [{"alg": "SHA-256", "content": "ab" * 32}]
-
-
-def test_a_folder_is_not_named_by_its_path(tmp_path, tiny_config):
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    work = {"input_tokens": 64, "output_tokens": 64}
-    found = make_recipe(make_request(str(tmp_path), "h100-sxm", 1, workload=work))
-    assert str(tmp_path) not in json.dumps(sbom(found))
