@@ -1,20 +1,33 @@
 import json
+import random
 import re
 import subprocess
 import sys
+from collections import Counter
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from recipe_core.base.errors import NoAnswer
+from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
+from recipe_core.launch.serving.groups import _packed
 from recipe_core.launch.serving.start import launch
 from recipe_core.launcher.plan import Filler, Parameters
-from recipe_core.recipe import deployment_of
-from recipe_core.search.plans import plan_candidate
+from recipe_core.recipe import deployment_of, make_recipe
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.search.plans import estimate_batch, plan, plan_candidate
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
+from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.search.verdict import check_request
+from recipe_core.space import placement
+from recipe_core.space.rules import place_rules, refusals
 from tests.conftest import LLAMA_70B, make_request
+from tests.fixtures.deployments import ALONE, DEVICES, EMBEDDING
+from tests.fixtures.launch_words import options as flags
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -31,19 +44,6 @@ def launched(*args, **parts):
     table, row = planned(*args, **parts)
     assert table.reasons(row) == []
     return launch(deployment_of(table, row))
-
-
-def flags(argv):
-    """Options of an argv: flag → value (True for switches)."""
-    out = {}
-    for word, after in zip(argv, (*argv[1:], "--"), strict=True):
-        if word.startswith("--"):
-            out[word] = True if after.startswith("--") else after
-    return out
-
-
-def vllm_flags(*args, **parts):
-    return flags(launched(*args, **parts).processes[0].argv)
 
 
 @over("name", engine_names())
@@ -66,43 +66,35 @@ def test_containers_differ_by_architecture_and_have_no_tag_that_moves():
     with pytest.raises(ValidationError, match="latest moves"):
         ContainerImage(reference="vllm/vllm-openai:latest", source="x")
     # each runtime has one engine
-    assert default_engine("cuda").name == default_engine("rocm").name == "vllm"
-    assert default_engine("cpu").name == "transformers"
     usual = [(runtime, name) for name in engine_names() for runtime in engine(name).default_on]
-    assert len(dict(usual)) == len(usual)
-    assert {runtime: default_engine(runtime).name for runtime, _ in usual} == dict(usual)
+    assert sorted(usual) == sorted((runtime, default_engine(runtime).name) for runtime, _ in usual)
+    assert {("cuda", "vllm"), ("rocm", "vllm"), ("cpu", "transformers")} <= set(usual)
     # a wrapper has the figures of what it wraps
     vllm, dynamo = engine("vllm"), engine("dynamo")
     assert (dynamo.wraps, dynamo.wrapped_version) == ("vllm", "0.31.0")
-    assert dynamo.memory == vllm.memory
-    assert dynamo.overheads == vllm.overheads
+    assert (dynamo.memory, dynamo.overheads) == (vllm.memory, vllm.overheads)
     assert dynamo.metrics != vllm.metrics
 
 
 def test_data_parallel_attention_is_one_server_that_shares_experts():
-    (process,) = launched("deepseek-ai/DeepSeek-V3", "h200-sxm", tp=1, dp=8, ep=8).processes
-    options = flags(process.argv)
-    assert options["--data-parallel-size"] == "8"
-    assert options["--enable-expert-parallel"] is True
-    assert process.devices == tuple(range(8))
+    """What it is told, test_engines_meaning reads back."""
+    assert len(launched("deepseek-ai/DeepSeek-V3", "h200-sxm", tp=1, dp=8, ep=8).processes) == 1
     # replicas of a dense model are vLLM's own
-    (process,) = launched(LLAMA_8B, "h100-sxm", tp=2, dp=4).processes
-    assert flags(process.argv)["--data-parallel-size"] == "4"
+    assert len(launched(LLAMA_8B, "h100-sxm", tp=2, dp=4).processes) == 1
     # replicas of experts are servers of their own: data parallelism would split the experts
-    processes = launched("Qwen/Qwen3-30B-A3B", "h100-sxm", tp=2, dp=4).processes
-    assert [p.port_offset for p in processes] == [0, 1, 2, 3]
-    assert [p.devices for p in processes] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert {flags(p.argv)["--data-parallel-size"] for p in processes} == {"1"}
+    servers = launched("Qwen/Qwen3-30B-A3B", "h100-sxm", tp=2, dp=4).processes
+    assert [(p.port_offset, p.devices) for p in servers] == [
+        (n, (2 * n, 2 * n + 1)) for n in range(4)
+    ]
     # so are replicas that fill nodes
-    processes = launched(LLAMA_70B, "h100-sxm", 8, 2, tp=8, dp=2).processes
-    assert [(p.node, p.group, p.role) for p in processes] == [(0, 0, "server"), (1, 1, "server")]
+    servers = launched(LLAMA_70B, "h100-sxm", 8, 2, tp=8, dp=2).processes
+    assert [(p.node, p.group, p.role) for p in servers] == [(0, 0, "server"), (1, 1, "server")]
 
 
 @over("model, candidate, expected", table("engines", "dtypes_and_limits"))
 def test_dtypes_and_limits_reach_the_command(model, candidate, expected):
     argv = launched(model, "h100-sxm", **candidate).processes[0].argv
-    options = flags(argv)
-    assert {name: options.get(name) for name in expected} == expected
+    assert {name: flags(argv).get(name) for name in expected} == expected
     assert all(" " not in word and word for word in argv)  # every word is one argument
 
 
@@ -121,20 +113,18 @@ def test_options_are_typed_and_known():
 
 def test_a_split_over_nodes_is_one_process_a_node():
     head, worker = launched(LLAMA_70B, "h100-sxm", 8, 2, tp=8, pp=2).processes
-    assert [flags(p.argv)["--node-rank"] for p in (head, worker)] == ["0", "1"]
-    assert {flags(p.argv)["--master-addr"] for p in (head, worker)} == {"${head}"}
-    assert (head.role, worker.role) == ("server", "worker")
-    assert "--headless" in worker.argv
-    assert "--port" not in worker.argv
-    assert not worker.answers
+    told = [flags(p.argv) for p in (head, worker)]
+    assert [(own["node_rank"], own["master_addr"]) for own in told] == [
+        ("0", "${head}"),
+        ("1", "${head}"),
+    ]
+    assert (head.role, worker.role, worker.answers) == ("server", "worker", False)
+    assert ("headless" in told[1], "port" in told[1]) == (True, False)
     # SGLang meets at the head
     head, worker = launched(LLAMA_70B, "mi300x", 8, 2, engine="sglang", tp=8, pp=2).processes
-    assert flags(worker.argv)["--dist-init-addr"].startswith("${head}:")
-    assert flags(worker.argv)["--node-rank"] == "1"
-    assert head.env["SGLANG_USE_AITER"] == "1"
-
-
-def test_tensorrt_llm_starts_its_ranks_by_mpi():
+    assert flags(worker.argv)["dist_init_addr"].startswith("${head}:")
+    assert (flags(worker.argv)["node_rank"], head.env["SGLANG_USE_AITER"]) == ("1", "1")
+    # TensorRT-LLM's ranks are started by MPI
     split = {"engine": "tensorrt-llm", "tp": 1, "dp": 16, "ep": 16}
     started = launched("deepseek-ai/DeepSeek-V3", "h200-sxm", 8, 2, **split)
     head, worker = started.processes
@@ -154,8 +144,8 @@ def test_pools_stand_behind_a_router(name, program):
     assert program in router.argv
     assert router.devices == ()
     assert [p.role for p in servers] == ["prefill"] * 3 + ["decode"] * 2
-    for process in servers:
-        assert f"http://${{node{process.node}}}:${{port{process.port_offset}}}" in router.argv
+    for p in servers:
+        assert f"http://${{node{p.node}}}:${{port{p.port_offset}}}" in router.argv
     assert len({p.port_offset for p in started.processes}) == 6
 
 
@@ -169,29 +159,30 @@ def test_what_does_not_fit_into_nodes_is_refused():
     assert "do not fit into 2 nodes" in str(error)
 
     # so are weights without kernels
-    def reasons(model, device, name):
-        table, row = planned(model, device, engine=name, tp=4)
-        return " ".join(table.reasons(row))
-
-    fp8 = ("Qwen/Qwen3-32B-FP8", "a100-sxm-80gb")
-    assert "no kernels for fp8-block weights" in reasons(*fp8, "tensorrt-llm")
-    assert "no kernels for mxfp4 weights" in reasons("openai/gpt-oss-120b", "h100-sxm", "tgi")
-    assert reasons(*fp8, "vllm") == ""
+    fp8, fp4 = ("Qwen/Qwen3-32B-FP8", "a100-sxm-80gb"), ("openai/gpt-oss-120b", "h100-sxm")
+    for place, name, said in (
+        (fp8, "tensorrt-llm", "no kernels for fp8-block weights"),
+        (fp4, "tgi", "no kernels for mxfp4 weights"),
+    ):
+        table, row = planned(*place, engine=name, tp=4)
+        assert said in " ".join(table.reasons(row))
+    launched(*fp8, tp=4)
 
 
 def drafted(target, **draft):
     workload = {"speculative": {"tokens": 2, "acceptance": 0.7} | draft}
-    return vllm_flags(target, "h200-sxm", tp=8, workload=workload)["--speculative-config"]
+    (process,) = launched(target, "h200-sxm", tp=8, workload=workload).processes
+    return flags(process.argv)["speculative_config"]
 
 
 def test_drafts_reach_the_command():
+    two = {"num_speculative_tokens": 2}
     mtp = drafted("deepseek-ai/DeepSeek-V3", method="mtp")
     assert mtp == '{"method":"mtp","num_speculative_tokens":2}'
     eagle = json.loads(drafted(LLAMA_70B, method="eagle", model="a/EAGLE3-b"))
-    assert eagle == {"method": "eagle3", "num_speculative_tokens": 2, "model": "a/EAGLE3-b"}
+    assert eagle == two | {"method": "eagle3", "model": "a/EAGLE3-b"}
     ngram = json.loads(drafted(LLAMA_70B, method="ngram"))
-    wanted = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
-    assert ngram.items() >= wanted.items()
+    assert ngram.items() >= (two | {"method": "ngram", "prompt_lookup_max": 2}).items()
     assert "checkpoint of its own" in str(refusal(drafted, LLAMA_70B, method="eagle"))
 
 
@@ -201,7 +192,7 @@ def test_the_users_options_are_passed_on():
         "environment": {"NCCL_SOCKET_IFNAME": "ens3"},
     }
     started = launched("Qwen/Qwen3-32B", "h100-sxm", tp=4, options=options)
-    assert flags(started.processes[0].argv)["--tool-call-parser"] == "hermes"
+    assert flags(started.processes[0].argv)["tool_call_parser"] == "hermes"
     assert started.processes[0].env["NCCL_SOCKET_IFNAME"] == "ens3"
     assert started.options["enable_lora"] is True
     # rules by hardware reach the environment
@@ -243,13 +234,12 @@ def pools_of_tensorrt_llm(*hardware):
 def test_pools_of_tensorrt_llm_stand_behind_its_own_server():
     found = pools_of_tensorrt_llm("h100-sxm", 8)
     front, *servers = found.processes
-    assert [p.role for p in servers] == ["prefill"] * 3 + ["decode"] * 2
     known = {role: f"engine/tensorrt-llm-{role}.yaml" for role in ("prefill", "decode")}
-    assert all(flags(p.argv)["--config"] == f"${{root}}/{known[p.role]}" for p in servers)
+    assert all(flags(p.argv)["config"] == f"${{root}}/{known[p.role]}" for p in servers)
     prefill, decode = (yaml.safe_load(found.files[name]) for name in known.values())
     assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
-    assert prefill["disable_overlap_scheduler"] is True
-    assert "disable_overlap_scheduler" not in decode
+    overlap = "disable_overlap_scheduler"
+    assert (prefill[overlap], overlap in decode) == (True, False)
     server = front.argv[front.argv.index("--") + 1 :]
     assert server[:4] == ("trtllm-serve", "disaggregated", "-c", "${run}/pools.yaml")
 
@@ -268,9 +258,140 @@ def test_the_file_of_pools_is_filled_when_they_start(tmp_path):
     assert done.stdout == "started\n", done.stderr
     content = yaml.safe_load((tmp_path / "run/pools.yaml").read_text())
     assert (content["hostname"], content["port"]) == ("0.0.0.0", 8000)
-    there = {"prefill": [], "decode": []}
-    for p in found.processes[1:]:
-        there[p.role].append(f"10.0.0.{1 + p.node}:{8000 + p.port_offset}")
-    assert content["context_servers"] == {"num_instances": 3, "urls": there["prefill"]}
-    assert content["generation_servers"] == {"num_instances": 2, "urls": there["decode"]}
+    for role, name, count in (("prefill", "context", 3), ("decode", "generation", 2)):
+        pool = [p for p in found.processes if p.role == role]
+        urls = [f"10.0.0.{1 + p.node}:{8000 + p.port_offset}" for p in pool]
+        assert content[f"{name}_servers"] == {"num_instances": count, "urls": urls}
     assert {p.node for p in found.processes} == {0, 1}
+
+
+MODELS = (
+    *("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-30B-A3B"),
+    *("deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b"),
+)
+SIZES = ((1, 1), (6, 1), (8, 1), (5, 2), (3, 3), (4, 2), (8, 2), (8, 3), (7, 3))
+TOP = 20
+
+
+def asked(draw):
+    """A random request of one engine."""
+    name = draw.choice(engine_names())
+    device = draw.choice([d for runtime in engine(name).runtimes for d in DEVICES[runtime]])
+    per_node, nodes = (1, 1) if device in ALONE else draw.choice(SIZES)
+    per_node = 4 if device == "gb200" else per_node
+    can_split = per_node * nodes <= 9 and engine(name).split.disaggregated
+    options = {
+        "engines": [name],
+        "weight_dtypes": draw.choice((["auto"], ["auto", "fp8"], ["fp16"])),
+        "kv_dtypes": draw.choice((["auto"], ["auto", "fp8"], ["bf16", "fp16"])),
+        "disaggregated": can_split and draw.random() < 0.3,
+    }
+    model = draw.choice(MODELS if "generate" in engine(name).tasks else EMBEDDING)
+    workload = {"concurrency": draw.choice((4, 64, 400))}
+    return make_request(model, device, per_node, nodes, options=options, workload=workload)
+
+
+@over("seed", range(12), share=12)
+def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
+    draw, started = random.Random(seed), Counter()
+    for _ in range(26):
+        request = asked(draw)
+        table = plan(request)
+        for row in map(int, table.order[:TOP]):
+            other = table.setting(row).needs_other_checkpoint
+            assert any("Needs a checkpoint" in note for note in table.estimate(row).notes) == other
+            if other:
+                continue
+            processes = launch(deployment_of(table, row)).processes
+            placed = [(p.node, d) for p in processes for d in p.devices]
+            assert len(placed) == len(set(placed)) == table.columns["gpus"][row]
+            started[table.setting(row).engine.name] += 1
+    assert sum(started.values()) > 20
+
+
+@over("seed, count", [(0, 200), (0, 600), (1, 600), (2, 600)], share=4)
+def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed, count):
+    """What an estimate says of a split's place is what its launch says, and an estimate without it
+    is one that starts.
+    """
+    draw, seen = random.Random(seed), Counter()
+    for _ in range(count):
+        engine = draw.choice(("vllm", "vllm", "sglang", "tensorrt-llm"))
+        degrees = draw.choice((1, 2, 4)), draw.randint(1, 7), draw.randint(1, 6)
+        split = dict(zip(("tp", "pp", "dp"), degrees, strict=True))
+        model, place = draw.choice(MODELS), draw.choice(((6, 2), (5, 3), (3, 3), (7, 2)))
+        found = resolve(make_request(model, "b200-sxm", *place))
+        chosen, cases = one_case(found, CandidateRequest(engine=engine, **split))
+        broken = any(rule.broken[0] for rule in refusals(chosen, cases))
+        if broken or chosen.needs_other_checkpoint or not chosen.cache_can_be_had:
+            continue
+        table = ServingPlan.of(found, chosen, cases)
+        placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
+        assert set(placed) <= set(table.reasons(0))
+        if not placed:
+            assert launch(deployment_of(table, 0)).processes
+            seen["starts"] += 1
+            continue
+        error = refusal(launch, deployment_of(table, 0), kind=NoAnswer)
+        said, _, fix = placed[0].partition("; ")
+        assert (error.message, error.hint) == (f"{said}.", f"{fix.capitalize()}.")
+        seen["refused"] += 1
+    assert min(seen["starts"], seen["refused"]) > count / 120
+
+
+def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
+    split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 3}
+    fits, request = (
+        make_request("openai/gpt-oss-120b", "h100-sxm", per_node, 2, candidate=split)
+        for per_node in (8, 6)
+    )
+    assert estimate_batch([fits.to_json()])[0]["feasible"]
+    answer, verdict = estimate_batch([request.to_json()])[0], check_request(request)
+    (said,) = answer["reasons"]
+    assert said.startswith("3 servers of 4 devices do not fit into 2 nodes of 6; use fewer")
+    assert (answer["feasible"], "serving" in answer) == (False, False)
+    assert (verdict["ok"], said in verdict["reasons"]) == (False, True)
+    error = refusal(make_recipe, request, kind=NoAnswer)
+    assert "do not fit into 2 nodes of 6" in str(error)
+
+
+@over("seed", range(4))
+def test_what_packs_by_count_packs_one_by_one(seed):
+    """The rule of the search against placing every server, for one and two kinds of servers."""
+    draw, seen = random.Random(seed), Counter()
+    for _ in range(1000):
+        per_node, nodes, kinds = draw.randint(1, 9), draw.randint(1, 4), []
+        for _ in range(draw.choice((1, 2))):
+            over = draw.choice((1, 1, 2))
+            kinds.append((draw.randint(1, 6), over * draw.randint(1, per_node), over))
+        servers = [placement.Servers(*map(np.asarray, kind)) for kind in kinds]
+        place = np.asarray(per_node), np.asarray(nodes)
+        fits = bool(placement.fits_in_nodes(servers, *place))
+        sizes = [(devices, over) for count, devices, over in kinds for _ in range(count)]
+        try:
+            _packed(sizes, per_node, nodes)
+            assert fits, (kinds, per_node, nodes)
+        except NoAnswer:
+            assert not fits, (kinds, per_node, nodes)
+        seen[fits] += 1
+    assert min(seen[True], seen[False]) > 100
+
+
+@over(
+    "hardware, engine, degrees, kv, says",
+    [
+        (("h100-sxm", 4, 2), "vllm", (1, 5, 1), "auto", "= 5 devices cannot be spread evenly"),
+        (("h100-sxm", 6, 2), "tensorrt-llm", (4, 1, 3), "auto", "do not fit into 2 nodes of 6"),
+        (("h100-sxm", 2, 1), "tgi", (2, 1, 1), "fp16", "not support fp16 KV caches with bf16"),
+    ],
+)
+def test_a_search_refuses_what_cannot_be_started(hardware, engine, degrees, kv, says):
+    request = make_request("meta-llama/Llama-3.1-8B-Instruct", *hardware)
+    changed = {"engines": (engine,), "kv_dtypes": (kv,)}
+    options = request.options.model_copy(update=changed)
+    table = plan(request.model_copy(update={"options": options}))
+    split = dict(zip(("tp", "pp", "dp"), degrees, strict=True))
+    rows = [n for n in range(len(table)) if split.items() <= table.candidate(n).items()]
+    assert rows
+    assert all(any(says in reason for reason in table.reasons(n)) for n in rows)
+    refusal(launch, deployment_of(table, rows[0]), kind=RecipeError)

@@ -3,7 +3,12 @@ back out of every output.
 """
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -13,15 +18,19 @@ from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.serving.start import launch
-from tests.fixtures.deployments import deployments
+from recipe_core.launch.serving.vllm_ranks import NODE
+from recipe_core.recipe import make_recipe, relaunch
+from tests.conftest import LLAMA_70B, make_request
+from tests.fixtures.deployments import ASKED, EXTERNAL, HYBRID, RAY, deployments, drawn
 from tests.fixtures.launch_words import CACHE, options, read_by_meaning
-from tests.fixtures.rows import table
+from tests.fixtures.patience import PATIENCE, comes
+from tests.fixtures.ports import free_port
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 
 EACH = examples(300, least=60)
 LIMITS = ("max_num_seqs", "max_batched_tokens", "memory_fraction")
-
-
 ONE = dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
 
 
@@ -47,17 +56,6 @@ def _draft_of(config):
 def named(engine, values, number=lambda value: value):
     names = table("engines_meaning", engine).items()
     return ONE | {field: number(values[name]) for field, name in names}
-
-
-def read_vllm_file(values):
-    draft = values.get("speculative_config")
-    told = named("vllm_file", values) | {
-        "dp": values.get("data_parallel_size", 1),
-        "kv": CACHE[values["kv_cache_dtype"]],
-        "weight_dtype": values.get("quantization") or values["dtype"],
-        "draft": draft and draft["num_speculative_tokens"],
-    }
-    return told | {"ep": told["tp"] if values.get("enable_expert_parallel") else 1}
 
 
 def read_llmapi_file(values):
@@ -116,7 +114,9 @@ def server(name, process, files):
             return read_dynamo(words[3:])
         case "triton":
             text = next(text for path, text in files.items() if path.endswith(".json"))
-            return read_vllm_file(json.loads(text))
+            values = json.loads(text)
+            words = ["vllm", "serve", "m", *engine("vllm").argv(values)]
+            return read_command("vllm", words[2:], {})
         case "triton-tensorrt-llm":
             return read_llmapi_file(yaml.safe_load(next(iter(files.values()))))
         case "tgi":
@@ -169,6 +169,13 @@ def check_places(deployment, started):
     assert len(answering) == len(set(answering))
 
 
+def pools_of(candidate):
+    """The split of every role that answers, and the ranks that the roles have."""
+    splits = {"server": candidate.split, "decode": candidate.split, "prefill": candidate.prefill}
+    roles = ("prefill", "decode") if candidate.prefill else ("server",)
+    return splits, {role: splits[role].dp * splits[role].replicas for role in roles}
+
+
 @pytest.mark.parametrize("name", engine_names())
 def test_every_output_says_what_was_estimated(name):
     seen = Counter()
@@ -178,20 +185,212 @@ def test_every_output_says_what_was_estimated(name):
         except NoAnswer:
             seen["not started"] += 1
             continue
-        candidate = deployment.candidate
         check_places(deployment, started)
-        pools = {"server": candidate.split, "decode": candidate.split, "prefill": candidate.prefill}
+        splits, wanted = pools_of(deployment.candidate)
         ranks = Counter()
         for process in started.processes:
-            if process.role in ("worker", "router"):
-                continue
-            told = server(name, process, started.files)
-            check_server(deployment, told, expected(deployment, pools[process.role]))
-            ranks[process.role] += told["dp"]
-        roles = ("prefill", "decode") if candidate.prefill else ("server",)
-        assert ranks == {role: pools[role].dp * pools[role].replicas for role in roles}
-        seen["pools"] += candidate.prefill is not None
+            if process.role in splits:
+                told = server(name, process, started.files)
+                check_server(deployment, told, expected(deployment, splits[process.role]))
+                ranks[process.role] += told["dp"]
+        assert ranks == wanted
+        seen["pools"] += deployment.candidate.prefill is not None
         seen["several nodes"] += started.nodes > 1
     assert seen["not started"] < EACH / 2
     assert seen["several nodes"] or engine(name).split.over_nodes == "never"
     assert seen["pools"] or not engine(name).split.disaggregated
+
+
+def engine_words(process):
+    """The words of ``vllm serve``, also behind a Ray start; None for a node that only joins."""
+    words = list(process.argv)
+    return words[words.index("vllm") + 2 :] if "vllm" in words else None
+
+
+@pytest.mark.parametrize("count", [120, pytest.param(400, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("way", ASKED)
+def test_every_way_says_what_was_estimated(way, count):
+    seen = Counter()
+    for deployment, started in drawn(way, count):
+        check_places(deployment, started)
+        splits, wanted = pools_of(deployment.candidate)
+        ranks, answered = Counter(), {p.group: p.role for p in started.processes if p.answers}
+        for process in started.processes:
+            words = engine_words(process)
+            if process.role == "router" or words is None:
+                continue
+            told, own = read_command("vllm", words, {}), options(words)
+            role = answered[process.group]
+            check_server(deployment, told, expected(deployment, splits[role]))
+            seen.update(name for name in (EXTERNAL, HYBRID, RAY) if name in own)
+            if EXTERNAL in own or HYBRID in own:  # a part of the ranks that the words count
+                ranks[role] += int(own.get("data_parallel_size_local", 1))
+                assert (told["dp"], "headless" in own) == (splits[role].dp, False)
+            elif process.answers:
+                ranks[role] += told["dp"]
+        assert ranks == wanted
+        seen["several nodes"] += started.nodes > 1
+    assert seen["several nodes"] > count / 40
+    assert seen[next(iter(ASKED[way]))] > count / 80
+
+
+def test_every_external_rank_is_told_its_number_and_where_the_first_one_is():
+    checked = 0
+    for _, started in drawn("external", 300):
+        groups = {}
+        for process in started.processes:
+            own = options(engine_words(process) or process.argv)
+            if EXTERNAL in own:
+                where = own["data_parallel_address"], own["data_parallel_rpc_port"]
+                groups.setdefault(where, []).append((int(own["data_parallel_rank"]), process, own))
+        # engines that share a node meet at ports of their own
+        assert len({port for _, port in groups}) == len(groups)
+        for (address, _), ranks in groups.items():
+            numbers, processes, owns = zip(*ranks, strict=True)
+            assert sorted(numbers) == list(range(int(owns[0]["data_parallel_size"])))
+            assert address == f"${{node{processes[numbers.index(0)].node}}}"
+            assert all(process.answers for process in processes)
+            checked += 1
+    assert checked > 5
+
+
+def asked(model, split, nodes=1, **engine_options):
+    given = {"engine_options": engine_options}
+    return make_request(model, nodes=nodes, candidate=split, options=given)
+
+
+def test_replicas_of_a_dense_model_need_no_rank_to_be_balanced_outside():
+    split = {"tp": 2, "pp": 1, "dp": 4}
+    recipe = make_recipe(asked("Qwen/Qwen3-32B", split, **{EXTERNAL: True}))
+    started = relaunch(recipe)
+    assert [process.devices for process in started.processes] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert all("--data-parallel-rank" not in process.argv for process in started.processes)
+    assert recipe.engine.options[EXTERNAL] is True
+    assert recipe.provenance[f"options.{EXTERNAL}"] == "user"
+
+
+def two_nodes(**engine_options):
+    """Shared experts over two nodes."""
+    split = {"tp": 1, "pp": 1, "dp": 16, "ep": 16}
+    return relaunch(make_recipe(asked("Qwen/Qwen3-30B-A3B", split, 2, **engine_options)))
+
+
+def test_a_hybrid_balancer_has_a_server_on_every_node():
+    names = ("node_rank", "data_parallel_size", "data_parallel_size_local")
+    for node, process in enumerate(two_nodes(**{HYBRID: True}).processes):
+        assert (process.node, process.role, process.port_offset) == (node, "server", 0)
+        own = options(engine_words(process))
+        assert [own[name] for name in names] == [str(node), "16", "8"]
+
+
+def test_ray_has_one_engine_and_the_other_nodes_join():
+    split = {"tp": 8, "pp": 2, "dp": 1}
+    started = relaunch(make_recipe(asked(LLAMA_70B, split, 2, **{RAY: "ray"})))
+    head, other = started.processes
+    program = ("python3", "${root}/engine/ray_node.py")
+    assert head.argv[:8] == (*program, "head", "2", "${node0}", "6379", "8", "--")
+    assert other.argv == (*program, "join", "${head}", "6379", "${node1}", "8")
+    assert {"--nnodes", "--node-rank", "--master-addr", "--headless"}.isdisjoint(head.argv)
+    assert other.env["VLLM_HOST_IP"] == "${node1}"
+    assert "ray" in started.requires
+    assert set(started.files) == {"engine/ray_node.py"}
+    # it places replicas too
+    head, _ = two_nodes(**{RAY: "ray"}).processes
+    own = options(engine_words(head))
+    names = ("backend", "size_local", "size")
+    assert [own[f"data_parallel_{name}"] for name in names] == ["ray", "8", "16"]
+
+
+@over("engine, given, field, says", table("engines_meaning", "ranks_refused"))
+def test_what_cannot_be_asked_is_refused_by_its_field(engine, given, field, says):
+    alone = (d for d in deployments(engine, 100, seed=1) if d.candidate.prefill is None)
+    deployment = next(d for d in alone if d.candidate.devices == 2)
+    error = refusal(launch, replace(deployment, engine_options=given))
+    assert (error.field, says in str(error)) == (f"options.engine_options.{field}", True)
+
+
+@over("way", ["external", "hybrid"])
+def test_a_rank_over_several_nodes_has_no_server_of_its_own(way):
+    split = {"tp": 16, "pp": 1, "dp": 2, "ep": 32}
+    request = asked("deepseek-ai/DeepSeek-V3", split, 4, **ASKED[way])
+    error = refusal(make_recipe, request, kind=NoAnswer)
+    assert "tp 16 × pp 1 = 16 devices spans nodes" in str(error)
+
+
+# The program that makes a node part of a Ray cluster, with stand-ins for Ray
+
+RAY_PROGRAM = """#!{python}
+import json, signal, socket, sys
+words = sys.argv[1:]
+open({log!r}, "a").write(json.dumps(words) + "\\n")
+if "--head" in words:
+    port = next(int(w.split("=")[1]) for w in words if w.startswith("--port="))
+    server = socket.create_server(("127.0.0.1", port))
+signal.pause()
+"""
+RAY_MODULE = """
+asked = []
+def init(address, log_to_driver): open({log!r}, "a").write('["init", "%s"]\\n' % address)
+def nodes():
+    asked.append(None)
+    return [{{"Alive": True}}] * min(len(asked), 2) + [{{"Alive": False}}]
+def shutdown(): pass
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Folders with a ``ray`` that notes its words, and a free port."""
+    log = str(tmp_path / "log")
+    program = tmp_path / "ray"
+    program.write_text(RAY_PROGRAM.format(python=sys.executable, log=log))
+    program.chmod(0o755)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "ray.py").write_text(RAY_MODULE.format(log=log))
+    port = str(free_port())
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(tmp_path / "modules")}
+
+    def said():
+        lines = (tmp_path / "log").read_text().splitlines() if (tmp_path / "log").exists() else []
+        return [json.loads(line) for line in lines]
+
+    return port, env, said
+
+
+def head_words(port, engine):
+    command = [sys.executable, str(NODE), "head", "2", "127.0.0.1", port, "8", "--"]
+    return [*command, sys.executable, "-c", engine]
+
+
+def test_the_head_starts_ray_waits_for_the_others_and_ends_with_the_engine(cluster):
+    port, env, said = cluster
+    engine = "import os; print(os.environ['RAY_ADDRESS']); raise SystemExit(7)"
+    words = head_words(port, engine)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout.strip()) == (7, f"127.0.0.1:{port}"), done.stderr
+    started = ["start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}"]
+    started += ["--num-gpus=8", "--disable-usage-stats", "--block"]
+    assert said() == [started, ["init", f"127.0.0.1:{port}"]]
+
+
+def test_the_head_takes_ray_and_the_engine_with_it(cluster):
+    port, env, _ = cluster
+    engine = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    words, pipe = head_words(port, engine), subprocess.PIPE
+    with subprocess.Popen(words, env=env, stdout=pipe, text=True) as head:
+        child = int(head.stdout.readline())
+        head.terminate()
+        assert head.wait(PATIENCE) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_a_node_joins_as_soon_as_there_is_a_head(cluster):
+    port, env, said = cluster
+    words = [sys.executable, str(NODE), "join", "127.0.0.1", port, "10.0.0.2", "4"]
+    with subprocess.Popen(words, env=env) as joined, socket.create_server(("127.0.0.1", int(port))):
+        assert comes(lambda: bool(said()))
+        joined.kill()
+    joining = ["start", f"--address=127.0.0.1:{port}", "--node-ip-address=10.0.0.2"]
+    assert said() == [[*joining, "--num-gpus=4", "--disable-usage-stats", "--block"]]

@@ -16,8 +16,7 @@ import pytest
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.serving.start import launch
 from recipe_core.model.catalog import load_model
-from tests.engines.test_engines_ranks import ASKED
-from tests.fixtures.deployments import DRAFT_CHECKPOINT, MODELS, deployments
+from tests.fixtures.deployments import ASKED, DRAFT_CHECKPOINT, MODELS, deployments
 from tests.fixtures.paths import ROOT
 
 SCRIPT = ROOT / "scripts" / "engine_parsers.py"
@@ -47,18 +46,15 @@ def python_with(engine: str) -> str:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A folder with the config.json of every model, by its id."""
-    out = {}
-    for model in MODELS:
+    configs, out = {model: dict(load_model(model).config) for model in MODELS}, {}
+    for config in configs.values():
+        config["architectures"] = [f"{CLASSES[config['model_type']]}ForCausalLM"]
+    configs[DRAFT_CHECKPOINT] = configs[MODELS[0]] | EAGLE3
+    for model, config in configs.items():
         folder = tmp_path_factory.mktemp("models") / model.replace("/", "--")
         folder.mkdir()
-        config = dict(load_model(model).config)
-        config["architectures"] = [f"{CLASSES[config['model_type']]}ForCausalLM"]
         (folder / "config.json").write_text(json.dumps(config))
         out[model] = str(folder)
-    draft = tmp_path_factory.mktemp("models") / "Model-EAGLE3"
-    draft.mkdir()
-    (draft / "config.json").write_text(json.dumps(dict(load_model(MODELS[0]).config) | EAGLE3))
-    out[DRAFT_CHECKPOINT] = str(draft)
     return out
 
 
@@ -107,28 +103,22 @@ def engine_part(words):
 
 
 def run(engine, words):
+    """What the parser refuses, after it has read every line."""
     given = "".join(json.dumps(each) + "\n" for each in words)
     command = [python_with(engine), str(SCRIPT), engine]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-2000:]
-    *refusals, counts = done.stdout.splitlines()
-    return [json.loads(each) for each in refusals], json.loads(counts)
+    *refusals, counts = map(json.loads, done.stdout.splitlines())
+    assert counts == {"lines": len(words), "refused": len(refusals)}
+    return refusals
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_engines_own_parser_takes_every_command(engine, folders):
+def test_the_engines_own_parser_takes_every_command_and_refuses_what_is_wrong(engine, folders):
     python_with(engine)
     for program, words in lines(engine, folders, RECIPES).items():
-        refusals, counts = run(program, words)
-        assert refusals == []
-        assert counts == {"lines": len(words), "refused": 0}
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_engines_own_parser_refuses_what_is_wrong(engine, folders):
-    python_with(engine)
+        assert run(program, words) == []
     flag = {"vllm": "--model", "sglang": "--model-path"}[engine]
     words = [flag, folders[MODELS[1]], "--tensor-paralel-size", "2"]
-    refusals, counts = run(engine, [{"argv": words}])
-    assert counts == {"lines": 1, "refused": 1}
-    assert "tensor" in refusals[0]["why"]
+    (refused,) = run(engine, [{"argv": words}])
+    assert "tensor" in refused["why"]
