@@ -18,9 +18,10 @@ from recipe_core.targets.monitoring.metrics import engine_metrics, exporter
 from recipe_core.targets.monitoring.pack import monitoring_files
 from recipe_core.targets.monitoring.rules import jobs, rules
 from recipe_core.targets.monitoring.thresholds import thresholds, warm_up_s
+from tests.fixtures.rows import over
 from tests.fixtures.targets import AMD, ESTIMATE, EXAMPLES, ROCM, context, needs, pools, replicas
 
-SERVING = {name: value for name, value in EXAMPLES.items() if value.kind == "serving"}
+SERVING = [value for value in EXAMPLES.values() if value.kind == "serving"]
 
 
 def written(value, folder):
@@ -29,13 +30,14 @@ def written(value, folder):
 
 
 def promtool(folder, *words):
-    return subprocess.run(["promtool", *words], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(["promtool", *words], cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
 
 
 @needs("promtool")
-@pytest.mark.parametrize("name", SERVING)
-def test_prometheus_takes_configuration_rules_and_queries(name, tmp_path):
-    written(SERVING[name], tmp_path)
+@over("value", SERVING)
+def test_prometheus_takes_configuration_rules_and_queries(value, tmp_path):
+    written(value, tmp_path)
     within = parse_yaml((tmp_path / "prometheus-kubernetes.yaml").read_text())
     for job in within["scrape_configs"]:  # Debian's build leaves out discovery by Kubernetes
         job.pop("kubernetes_sd_configs")
@@ -45,11 +47,13 @@ def test_prometheus_takes_configuration_rules_and_queries(name, tmp_path):
     records = [{"record": f"query:{n}", "expr": query} for n, query in enumerate(queries)]
     groups = [{"name": "queries", "rules": records}]
     (tmp_path / "queries.yaml").write_text(to_yaml({"groups": groups}))
-    done = promtool(tmp_path, "check", "rules", "rules.yaml", "queries.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    for file in ("prometheus.yaml", "kubernetes.yaml"):
-        done = promtool(tmp_path, "check", "config", file)
-        assert done.returncode == 0, done.stdout + done.stderr
+    for words in (
+        ("rules", "rules.yaml", "queries.yaml"),
+        ("config", "prometheus.yaml"),
+        ("config", "kubernetes.yaml"),
+    ):
+        code, said = promtool(tmp_path, "check", *words)
+        assert code == 0, said
 
 
 VALUE = context()
@@ -94,17 +98,13 @@ def busy(running):
 
 
 def nvidia(**values):
-    return [
-        series(f"DCGM_FI_DEV_{name}", text, job=DEVICES, gpu="3", Hostname="node-1")
-        for name, text in values.items()
-    ]
+    place = {"job": DEVICES, "gpu": "3", "Hostname": "node-1"}
+    return [series(f"DCGM_FI_DEV_{name}", text, **place) for name, text in values.items()]
 
 
 def amd(**values):
-    return [
-        series(f"gpu_{name}", text, job=DEVICES, gpu_id="3", hostname="node-1")
-        for name, text in values.items()
-    ]
+    place = {"job": DEVICES, "gpu_id": "3", "hostname": "node-1"}
+    return [series(f"gpu_{name}", text, **place) for name, text in values.items()]
 
 
 HOT = "violation_socket_thermal_residency_percentage"
@@ -138,25 +138,23 @@ ALERTS = [  # recipe, alert, one sample a minute, whether it fires
 
 
 @needs("promtool")
-@pytest.mark.parametrize("value", [VALUE, PERCENTILE, INSTINCT], ids=["mean", "percentile", "amd"])
+@over("value", [VALUE, PERCENTILE, INSTINCT])
 def test_alerts_fire_at_their_thresholds(value, tmp_path):
     """By promtool's own engine, which is told that none fires and names those that do."""
     written(value, tmp_path)
     for expected in (True, False):
         rows = [row[1:3] for row in ALERTS if row[0] is value and row[3] is expected]
         at = {"RecipeThroughputLow": "30m"}
-        tests = [
-            {"interval": "1m", "input_series": given}
-            | {"alert_rule_test": [{"eval_time": at.get(alert, "20m"), "alertname": alert}]}
-            for alert, given in rows
-        ]
+        tests = []
+        for alert, given in rows:
+            fires = [{"eval_time": at.get(alert, "20m"), "alertname": alert}]
+            tests.append({"interval": "1m", "input_series": given, "alert_rule_test": fires})
         test = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
         (tmp_path / "test.yaml").write_text(to_yaml(test))
-        done = promtool(tmp_path, "test", "rules", "test.yaml")
-        said = done.stdout + done.stderr
+        code, said = promtool(tmp_path, "test", "rules", "test.yaml")
         fired = Counter(re.findall(r"alertname: (\w+)", said))
         assert fired == Counter(alert for alert, _ in rows if expected), said
-        assert (done.returncode != 0) is expected, said
+        assert (code != 0) is expected, said
 
 
 def test_thresholds_come_from_limits_and_else_from_the_band():
@@ -166,33 +164,25 @@ def test_thresholds_come_from_limits_and_else_from_the_band():
     assert (found.waiting, found.load, found.tokens_per_s) == (6, 64, 1672.0)
     # a cache that is meant to be full is not alarming
     tight = ESTIMATE | {"memory": ESTIMATE["memory"] | {"kv_needed_bytes": 53.5e9}}
-    assert thresholds(replace(VALUE, estimate=tight)).kv_usage == pytest.approx(
-        53.5 / 54.9, abs=1e-3
-    )
-
-
-def test_a_load_by_rate_has_no_full_load_to_compare_with():
+    usage = thresholds(replace(VALUE, estimate=tight)).kv_usage
+    assert usage == pytest.approx(53.5 / 54.9, abs=1e-3)
+    # a load by rate has no full load to compare with
     open_loop = {"mode": "open", "request_rate": 2.0, "input_tokens": 100, "output_tokens": 100}
     value = replace(VALUE, workload=open_loop)
     every = [rule for group in rules(value)["groups"] for rule in group["rules"]]
     assert "RecipeThroughputLow" not in {rule.get("alert") for rule in every}
     assert thresholds(value).waiting == round(0.1 * 1047)
-
-
-def test_larger_weights_take_longer_to_warm_up():
+    # larger weights take longer to warm up
     ready = replace(VALUE, start=Start(node="ready", weights="nvme"))
     assert 120 <= warm_up_s(ready) < warm_up_s(VALUE)  # nothing is pulled or downloaded
     assert warm_up_s(replace(VALUE, weights_bytes=10**13)) == 1800
 
 
-def scraped(value):
-    config = parse_yaml(monitoring_files(value)["monitoring/prometheus.yaml"])
-    return config["scrape_configs"][0]["static_configs"][0]["targets"]
-
-
 def test_every_server_is_scraped_and_no_router():
-    assert scraped(context(pools())) == ["127.0.0.1:8001", "127.0.0.1:8002"]
-    assert len(scraped(context(replicas(4, 2)))) == 4
+    for launch, ports in ((pools(), (8001, 8002)), (replicas(4, 2), range(8000, 8004))):
+        config = parse_yaml(monitoring_files(context(launch))["monitoring/prometheus.yaml"])
+        scraped = config["scrape_configs"][0]["static_configs"][0]["targets"]
+        assert scraped == [f"127.0.0.1:{port}" for port in ports]
     within = monitoring_files(context(pools()))["monitoring/prometheus-kubernetes.yaml"]
     rule = {"source_labels": ["__meta_kubernetes_pod_container_name"], "regex": "router"}
     labels = parse_yaml(within)["scrape_configs"][0]["relabel_configs"]
@@ -207,18 +197,17 @@ def test_an_engine_without_metrics_still_has_device_alerts():
     assert "not known" in refusals(replace(value, vendor="cpu"))["monitoring"]
 
 
-@pytest.mark.parametrize("name", SERVING)
-def test_dashboards_are_grafanas(name):
+@over("value", SERVING)
+def test_dashboards_are_grafanas(value):
     """What its importer needs: unique ids, panels side by side, queries with a data source."""
-    board = json.loads(monitoring_files(SERVING[name])["monitoring/dashboard.json"])
+    board = json.loads(monitoring_files(value)["monitoring/dashboard.json"])
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    taken = {(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels}
-    assert len(taken) == len(panels)
-    assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in panels)
-    assert all(
-        t["expr"] and t["datasource"]["uid"] == "$datasource" for p in panels for t in p["targets"]
-    )
+    places = [panel["gridPos"] for panel in panels]
+    assert len({(place["x"], place["y"]) for place in places}) == len(panels)
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    targets = [target for panel in panels for target in panel["targets"]]
+    assert all(each["expr"] and each["datasource"]["uid"] == "$datasource" for each in targets)
     assert board["templating"]["list"][0]["type"] == "datasource"
 
 

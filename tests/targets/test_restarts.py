@@ -1,32 +1,34 @@
-"""Who restarts what where: every setting that is named is in the files, with the recipe's value."""
+"""Who restarts what where: every setting that is named is in the files, with the recipe's value;
+and one time limit of a start, which grows with the weights, wherever something waits for it.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from itertools import product
 from operator import getitem
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipe_core.base.documents import parse_yaml
-from recipe_core.launch.process import Launch
+from recipe_core.launch.startup import limit_s, startup_rates, weights_s
 from recipe_core.request.supervision import LAUNCHERS, Supervision
-from recipe_core.targets import each_target, target_files, target_names
-from recipe_core.targets.context import Context
-from recipe_core.targets.restarts import EVENTS, LAUNCHER, Setting, answers, restarting, rows
+from recipe_core.targets import each_target, supervise, target_files, target_names
+from recipe_core.targets.restarts import EVENTS, LAUNCHER, answers, restarting, rows
 from recipe_core.targets.supervise import expected_failures, hang, rollout, unready
 from recipe_core.targets.use import TITLES
 from tests.conftest import make_request
 from tests.fixtures.paths import ROOT
 from tests.fixtures.recipes import bundle_for_request
+from tests.fixtures.rows import over
 from tests.fixtures.targets import (
+    CONTEXTS,
     EXAMPLES,
     both_nodes_answer,
     context,
@@ -37,8 +39,8 @@ from tests.fixtures.targets import (
     replicas,
     single,
     spread,
+    with_parameters,
 )
-from tests.targets.test_targets_schemas import VALUES
 
 ODD = Supervision(
     **{"crash_budget": 7, "window_s": 661, "backoff_s": 1.25, "backoff_most_s": 67},
@@ -49,21 +51,13 @@ ODD = Supervision(
 OTHER: dict[str, Any] = {**ODD.model_dump(), "min_available": 0}
 BESIDE = ("monitoring", "kubernetes-keda", "kubernetes-hpa")
 """Targets that start nothing themselves."""
-LONG_RUN = {"run": {"wall_s": 30 * 86400.0, "mtbf_s": 3 * 86400.0}}
 
 
-CONTEXTS: dict[str, Context] = {
-    **VALUES,
-    "every-node-answers": context(both_nodes_answer()),
-    "long-run": replace(EXAMPLES["training-two-nodes"], estimate=LONG_RUN),
-}
-
-
-def supervised(value: Context, supervision: Supervision = ODD) -> Context:
+def supervised(value, supervision=ODD):
     return replace(value, supervision=supervision)
 
 
-def chains(value: Any, names: list[str]) -> Iterator[Any]:
+def chains(value, names):
     """Values at a chain of keys that begins anywhere in a document."""
     with suppress(KeyError, TypeError):
         yield reduce(getitem, names, value)
@@ -72,7 +66,7 @@ def chains(value: Any, names: list[str]) -> Iterator[Any]:
         yield from chains(item, names)
 
 
-def stands_in(setting: Setting, path: str, text: str) -> bool:
+def stands_in(setting, path, text):
     """Whether a file has the setting with its value, in the language of the file."""
     value = list(setting.value) if isinstance(setting.value, tuple) else setting.value
     if path.endswith((".yaml", ".json")):
@@ -82,26 +76,20 @@ def stands_in(setting: Setting, path: str, text: str) -> bool:
     return bool(lines & ({setting.name} if value is None else written))
 
 
-def missing(target: str, value: Context, files: dict[str, str]) -> list[str]:
+def missing(target, value, files):
     """Settings of a target's answers that no file has."""
-    folder = f"targets/{target}/"
-    return [
-        f"{event}: {setting}"
-        for event, answer in answers(target, value).items()
-        for setting in answer.settings
-        if not any(
-            stands_in(setting, path, text)
-            for path, text in files.items()
-            if (path == setting.file if setting.file else path.startswith(folder))
-        )
-    ]
+    lost = []
+    for event, answer in answers(target, value).items():
+        for setting in answer.settings:
+            own = setting.file or f"targets/{target}/"
+            places = [path for path in files if path.startswith(own)]
+            if not any(stands_in(setting, path, files[path]) for path in places):
+                lost.append(f"{event}: {setting}")
+    return lost
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
-@pytest.mark.parametrize("supervision", [Supervision(), ODD], ids=["default", "odd"])
-def test_every_setting_is_in_its_files_with_the_recipes_value(
-    name: str, supervision: Supervision
-) -> None:
+@over("name, supervision", product(CONTEXTS, [Supervision(), ODD]))
+def test_every_setting_is_in_its_files_with_the_recipes_value(name, supervision):
     value = supervised(CONTEXTS[name], supervision)
     files = target_files(value)
     offered = [key for key, result in each_target(value).items() if isinstance(result, dict)]
@@ -110,53 +98,49 @@ def test_every_setting_is_in_its_files_with_the_recipes_value(
     assert not any(lost.values()), lost
 
 
-def test_a_setting_that_is_not_there_is_missed() -> None:
+def test_a_setting_that_is_not_there_is_missed():
     """The test above can fail: files of other values lack what the answers name."""
     value, files = supervised(context()), target_files(context())
     targets = "systemd compose docker kubernetes kserve llm-d ray-serve slurm skypilot"
-    assert [name for name in targets.split() if not missing(name, value, files)] == []
+    assert all(missing(name, value, files) for name in targets.split())
 
 
-@pytest.mark.parametrize("name", ["nvidia-one-node", "training-two-nodes"])
-def test_every_target_that_starts_something_answers_every_event(name: str) -> None:
+@over("name", ["nvidia-one-node", "training-two-nodes"])
+def test_every_target_that_starts_something_answers_every_event(name):
     value = EXAMPLES[name]
     starting = [target for target in target_names(value) if target not in BESIDE]
-    assert sorted(restarting(value.kind)) == sorted([LAUNCHER, *starting])
-    for target in restarting(value.kind):
+    targets = restarting(value.kind)
+    assert sorted(targets) == sorted([LAUNCHER, *starting])
+    table = rows(value, targets)
+    assert {row.target for row in table} == set(targets)
+    for target in targets:
         assert list(answers(target, value)) == list(EVENTS)
-    table = rows(value, restarting(value.kind))
-    assert {row.target for row in table} == set(restarting(value.kind))
-    for target in restarting(value.kind):
         named = [event for row in table if row.target == target for event in row.events]
         assert sorted(named) == sorted(EVENTS.values())
 
 
-def test_a_bundle_tells_the_launcher_and_its_reader() -> None:
+def test_a_bundle_tells_the_launcher_and_its_reader():
     """``launch.json`` has what the launcher reads, the README a row of every target's answers."""
     stated = ODD.model_dump()
     bundle = bundle_for_request(make_request(options={"supervision": stated}))
-    launch = json.loads(bundle.files["launch.json"])
-    assert launch["supervision"] == {name: stated[name] for name in LAUNCHERS}
+    text = bundle.files["launch.json"].decode()
+    assert json.loads(text)["supervision"] == {name: stated[name] for name in LAUNCHERS}
     for answer in answers(LAUNCHER, bundle.context).values():
-        for setting in answer.settings:
-            assert stands_in(setting, "launch.json", bundle.files["launch.json"].decode())
+        assert all(stands_in(setting, "launch.json", text) for setting in answer.settings)
     readme = bundle.files["README.md"].decode()
     for name, result in bundle.targets.items():
         if isinstance(result, dict) and name not in BESIDE:
             assert f"\n| {TITLES[name]} | process dies" in readme
     assert "`supervision.hang_s: 97`" in readme
     assert "`terminationGracePeriodSeconds: 71`" in readme
-
-
-def test_requests_that_outlast_a_stop_are_said() -> None:
-    """Where a mean request takes longer than the drain, a reader is told."""
+    # where a mean request takes longer than the drain, a reader is told
     for seconds, cut in ((1, True), (600, False)):
         request = make_request(options={"supervision": {"drain_s": seconds}})
         readme = bundle_for_request(request).files["README.md"].decode()
         assert ("longer ones are cut off" in readme) is cut
 
 
-def test_no_field_is_without_effect() -> None:
+def test_no_field_is_without_effect():
     """Each field changes ``launch.json`` or a file of a target."""
     before, value = Supervision(), context(replicas())
     plain = target_files(value)
@@ -167,13 +151,13 @@ def test_no_field_is_without_effect() -> None:
         assert written or field in ("stable_s", "poll_s", "backoff_most_s")
 
 
-def test_the_page_of_operations_is_not_stale() -> None:
+def test_the_page_of_operations_is_not_stale():
     words, env = [sys.executable, "scripts/restarts.py", "--check"], {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"run python scripts/restarts.py: {done.stdout}{done.stderr}"
 
 
-def labels_of(document: dict[str, Any]) -> list[dict[str, str]]:
+def labels_of(document):
     """Labels of the pods of a workload, one entry per kind of pod."""
     spec = document.get("spec", {})
     if document["kind"] == "Deployment":
@@ -184,59 +168,58 @@ def labels_of(document: dict[str, Any]) -> list[dict[str, str]]:
     return []
 
 
-def selects(budget: dict[str, Any], labels: dict[str, str]) -> bool:
+def selects(budget, labels):
     selector = budget["spec"]["selector"]
     exact = selector["matchLabels"].items() <= labels.items()
     several = selector.get("matchExpressions", [])
     return exact and all(labels.get(rule["key"]) in rule["values"] for rule in several)
 
 
-BUDGETS: list[tuple[Launch, dict[str, int]]] = [
-    (single(), {"": 1}),
-    (replicas(4), {"": 3}),
-    (pools(), {"": 1}),
-    (pools(2), {"prefill": 1, "decode": 1, "router": 1}),
-    (spread(), {"": 1, "workers": 1}),
-    (spread(4, 8), {"": 1, "workers": 3}),
-    (both_nodes_answer(), {"": 2}),
-]
-
-
-def test_every_pod_counts_in_one_budget() -> None:
+@over(
+    "launch, kept",
+    [
+        (single(), {"": 1}),
+        (replicas(4), {"": 3}),
+        (pools(), {"": 1}),
+        (pools(2), {"prefill": 1, "decode": 1, "router": 1}),
+        (spread(), {"": 1, "workers": 1}),
+        (spread(4, 8), {"": 1, "workers": 3}),
+        (both_nodes_answer(), {"": 2}),
+    ],
+)
+def test_every_pod_counts_in_one_budget(launch, kept):
     """The eviction of a pod that two budgets select is refused."""
-    for launch, kept in BUDGETS:
-        value, folder = context(launch), "targets/kubernetes/"
-        files = documents(value, ".yaml").items()
-        objects = [each for path, each in files if path.startswith(folder)]
-        budgets = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
-        found = {each["metadata"]["name"]: each["spec"]["minAvailable"] for each in budgets}
-        assert found == {f"{value.name}-{part}".rstrip("-"): n for part, n in kept.items()}
-        pods = [labels for each in objects for labels in labels_of(each)]
-        assert pods
-        for labels in pods:
-            assert sum(selects(budget, labels) for budget in budgets) == 1
+    value, files = context(launch), documents(context(launch), ".yaml").items()
+    objects = [each for path, each in files if path.startswith("targets/kubernetes/")]
+    budgets = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
+    found = {each["metadata"]["name"]: each["spec"]["minAvailable"] for each in budgets}
+    assert found == {f"{value.name}-{part}".rstrip("-"): n for part, n in kept.items()}
+    pods = [labels for each in objects for labels in labels_of(each)]
+    assert pods
+    for labels in pods:
+        assert sum(selects(budget, labels) for budget in budgets) == 1
 
 
-def test_an_update_leaves_up_what_must_be() -> None:
+def test_an_update_leaves_up_what_must_be():
     for count in range(1, 9):
         for least in (None, 0, 1, count, count + 1):
             value = supervised(context(), Supervision(min_available=least))
             kept = value.supervision.available_of(count)
             update = rollout(value, count)
-            assert update["maxSurge"] == 0  # both 0 would be refused, and never end
-            assert update["maxUnavailable"] == max(1, count - kept)
+            # both 0 would be refused, and never end
+            assert update == {"maxSurge": 0, "maxUnavailable": max(1, count - kept)}
             assert 0 <= kept <= count
 
 
-@pytest.mark.parametrize("hang_s", [5, 6, 11, 60, 97, 3600])
-def test_a_hang_lasts_as_long_as_the_recipe_says(hang_s: int) -> None:
+@over("hang_s", [5, 6, 11, 60, 97, 3600])
+def test_a_hang_lasts_as_long_as_the_recipe_says(hang_s):
     value = supervised(context(), Supervision(hang_s=hang_s))
     looks = hang(value)
     assert hang_s <= looks.period_s * looks.failures < hang_s + looks.period_s
     assert 1 <= unready(value).failures < looks.failures  # requests stop before the server does
 
 
-def test_a_stop_has_time_for_the_requests_that_run() -> None:
+def test_a_stop_has_time_for_the_requests_that_run():
     """The hook, which runs within the grace period, leaves time for the engine itself."""
     group = document(supervised(context(spread())), "kubernetes/leaderworkerset.yaml")["spec"]
     for part in ("leaderTemplate", "workerTemplate"):
@@ -244,9 +227,7 @@ def test_a_stop_has_time_for_the_requests_that_run() -> None:
         (container,) = spec["containers"]
         assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "41"]
         assert spec["terminationGracePeriodSeconds"] >= 41 + 30
-
-
-def test_runs_may_fail_as_often_as_their_devices_are_expected_to() -> None:
+    # runs may fail as often as their devices are expected to
     assert expected_failures(context()) == 0
     long_run = CONTEXTS["long-run"]
     assert expected_failures(long_run) == 20  # twice ten in thirty days
@@ -256,8 +237,8 @@ def test_runs_may_fail_as_often_as_their_devices_are_expected_to() -> None:
 
 
 @needs("systemd-analyze")
-@pytest.mark.parametrize("name", ["nvidia-one-node", "two-nodes"])
-def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
+@over("name", ["nvidia-one-node", "two-nodes"])
+def test_systemd_takes_the_unit(name, tmp_path):
     """``verify`` warns of unknown keys and values, and ends well all the same."""
     files = target_files(supervised(EXAMPLES[name]))
     (text,) = (text for path, text in files.items() if path.endswith(".service"))
@@ -269,3 +250,40 @@ def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
     assert (done.returncode, ours) == (0, [])
     unit.write_text(text.replace("WatchdogSec", "WatchdogSecs"))
     assert "WatchdogSecs" in subprocess.run(words, capture_output=True, text=True).stderr
+
+
+WEIGHTS = 690 * 10**9
+"""DeepSeek-R1's checkpoint."""
+
+
+def test_the_limit_of_a_start_grows_with_what_is_fetched_and_read():
+    assert limit_s(single(), WEIGHTS, "org/model", None) == 1800 + 6900 + 2760  # 100 MB/s
+    assert limit_s(single(), WEIGHTS, "/data/model", None) == 1800 + 2760  # a folder is only read
+    assert limit_s(single(), 10**6, "org/model", None) == 1801
+    for model in ("org/model", "/data/model"):  # a stated rate counts
+        slow, fast = (weights_s(WEIGHTS, model, rate) for rate in (50, 1000))
+        assert slow - fast == pytest.approx(WEIGHTS / 50e6 - WEIGHTS / 1000e6)
+    rates = startup_rates()
+    for rate in (rates.fetch_bytes_per_s, rates.read_bytes_per_s):
+        assert rate.source in rates.sources
+
+
+@over("stated", [{}, {"storage_mb_per_s": 40}, {"model": "/data/model"}])
+def test_every_target_waits_equally_long(stated):
+    value = with_parameters(replace(context(), weights_bytes=WEIGHTS), **stated)
+    limit = supervise.start_s(value)
+    model, rate = stated.get("model", value.model), stated.get("storage_mb_per_s")
+    assert limit == limit_s(single(), WEIGHTS, model, rate)
+    files = target_files(value)
+    assert f"initial_delay_seconds: {limit}" in files["targets/skypilot/task.yaml"]
+    assert f"start_period: {limit}s" in files["targets/compose/compose.yaml"]
+    pod = document(value, "kubernetes/deployment.yaml")["spec"]["template"]["spec"]
+    probe = pod["containers"][0]["startupProbe"]
+    assert 0 <= probe["failureThreshold"] * probe["periodSeconds"] - limit < supervise.PROBE_S
+
+
+def test_the_launcher_waits_as_long_as_the_targets():
+    files = bundle_for_request(make_request()).files
+    service = parse_yaml(files["targets/skypilot/task.yaml"].decode())["service"]
+    waits_s = service["readiness_probe"]["initial_delay_seconds"]
+    assert json.loads(files["launch.json"])["startup_timeout_s"] == waits_s > 1800

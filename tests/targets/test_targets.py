@@ -1,6 +1,7 @@
+"""Targets of contexts of every shape: what they offer, refuse and say."""
+
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import replace
@@ -20,6 +21,7 @@ from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill
 from recipe_core.targets.layout import INDEX, layout, same_pod
 from recipe_core.targets.monitoring.thresholds import warm_up_s
 from recipe_core.targets.pod import object_name
+from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 from tests.fixtures.targets import (
     AMD,
@@ -28,7 +30,9 @@ from tests.fixtures.targets import (
     REVIEWED,
     ROCM,
     TARGET_GOLDENS,
+    UNFILLED,
     VLLM,
+    after,
     context,
     document,
     documents,
@@ -50,33 +54,22 @@ def test_examples_are_as_they_were_reviewed(name):
     assert goldens == target_files(EXAMPLES[name])
 
 
-def test_reviewed_examples_have_every_target():
+def test_every_target_is_offered_or_refused_and_those_of_examples_are_reviewed():
     """Schemas and reading back (test_targets_schemas, test_by_hand) hold the other examples."""
-    targets = {
-        name: {path.split("/")[1] for path in target_files(value) if path.startswith("targets/")}
-        for name, value in EXAMPLES.items()
-    }
-    assert set().union(*targets.values()) == set().union(*(targets[name] for name in REVIEWED))
-
-
-def test_every_target_is_offered_or_refused():
-    for value in EXAMPLES.values():
-        offered = {
-            path.split("/")[1] if path.startswith("targets/") else path.split("/")[0]
-            for path in target_files(value)
+    written = {}
+    for name, value in EXAMPLES.items():
+        found = written[name] = {
+            path.removeprefix("targets/").split("/")[0] for path in target_files(value)
         }
-        assert offered | set(refusals(value)) == set(target_names(value))
-        assert not offered & set(refusals(value))
+        assert sorted([*found, *refusals(value)]) == sorted(target_names(value))
+    assert set().union(*written.values()) == set().union(*(written[name] for name in REVIEWED))
 
 
-def test_without_an_image_containers_are_refused_and_slurm_is_not():
+def test_without_an_image_containers_are_refused_and_an_image_does_not_move():
     said = refusals(context(image=None))
     assert "no container image is known for vllm 0.32.0 on nvidia. Name one" in said["compose"]
     assert {"docker", "kubernetes", "kserve", "llm-d", "skypilot"} <= set(said)
     assert "slurm" not in said
-
-
-def test_an_image_of_the_user_takes_the_place_of_the_recipes_and_does_not_move():
     files = target_files(with_parameters(context(image=None), image="registry.example/vllm:1.2"))
     assert "image: registry.example/vllm:1.2" in files["targets/kubernetes/deployment.yaml"]
     for image in ("vllm/vllm-openai", "vllm/vllm-openai:latest", "registry.example:5000/vllm"):
@@ -85,37 +78,9 @@ def test_an_image_of_the_user_takes_the_place_of_the_recipes_and_does_not_move()
     assert Parameters(image="registry.example:5000/vllm@sha256:00").image
 
 
-def deployment_of(value, name="deployment"):
-    return documents(value)[f"targets/kubernetes/{name}.yaml"]
-
-
-def containers_of(value, name="deployment"):
-    """The containers of a deployment's pods, by name."""
-    pod = deployment_of(value, name)["spec"]["template"]["spec"]
-    return {container["name"]: container for container in pod["containers"]}
-
-
-def container_of(value, name="deployment"):
-    (container,) = containers_of(value, name).values()
-    return container
-
-
-def after(words, flag):
-    return words[words.index(flag) + 1]
-
-
-def test_gaudi_is_asked_for_by_its_own_name():
-    gaudi = {"device": "gaudi3", "architecture": "gaudi3", "device_memory_bytes": 128 << 30}
-    value = context(hardware=gaudi | {"vendor": "intel", "runtime": "hpu"})
-    assert container_of(value)["resources"]["limits"] == {"habana.ai/gaudi": "8"}
-    assert "is not supported here" in refusals(value)["compose"]
-
-
-def test_a_token_is_asked_for_where_one_is_named():
-    named = target_files(with_parameters(context(), token_secret="hf-token"))
-    assert "name: hf-token" in named["targets/kubernetes/deployment.yaml"]
-    for files, asked in ((named, True), (target_files(context()), False)):
-        assert ("HF_TOKEN" in files["targets/skypilot/task.yaml"]) is asked
+def pod_of(value):
+    """The pod of the context's deployment."""
+    return document(value, "kubernetes/deployment.yaml")["spec"]["template"]["spec"]
 
 
 def test_bounds_that_scale_nothing_or_go_the_wrong_way_round_are_refused():
@@ -123,41 +88,21 @@ def test_bounds_that_scale_nothing_or_go_the_wrong_way_round_are_refused():
     assert "kubernetes-keda" not in refusals(with_parameters(context(), max_replicas=2))
     with pytest.raises(ValidationError, match=r"min_replicas \(3\) .* max_replicas \(2\)"):
         Parameters(min_replicas=3, max_replicas=2)
-    zero = refusals(with_parameters(context(), min_replicas=0, max_replicas=2))
-    assert "min_replicas is 0" in zero["kubernetes-keda"]  # its own queue cannot wake it
 
 
-def test_replicas_become_copies_of_one_pod():
-    value = context(replicas(4, 2))
-    assert deployment_of(value)["spec"]["replicas"] == 4
-    container = container_of(value)
+def test_replicas_become_copies_of_one_pod_which_pools_share_with_ports_of_their_own():
+    spec = document(context(replicas(4, 2)), "kubernetes/deployment.yaml")["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert spec["replicas"] == 4
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert after(container["command"], "--port") == "8000"
-
-
-def test_pools_share_a_pod_with_ports_of_their_own():
-    containers = containers_of(context(pools()))
+    containers = {each["name"]: each for each in pod_of(context(pools()))["containers"]}
     ports = {name: each["ports"][0]["containerPort"] for name, each in containers.items()}
     assert ports == {"router": 8000, "prefill-0": 8001, "decode-0": 8002}
     assert "nvidia.com/gpu" not in containers["router"]["resources"].get("limits", {})
     assert "http://127.0.0.1:8001" in containers["router"]["command"]
     service = document(context(pools()), "kubernetes/service.yaml")
     assert [port["port"] for port in service["spec"]["ports"]] == [8000]
-
-
-def test_pools_on_nodes_of_their_own_are_workloads_that_find_each_other():
-    value = context(pools(2))
-    found = documents(value, ".yaml")
-    service = found["targets/kubernetes/service-decode-0.yaml"]
-    command = container_of(value, "deployment-router")["command"]
-    assert command[-1] == f"http://{service['metadata']['name']}:8002"
-    component = "app.kubernetes.io/component"
-    assert service["spec"]["selector"][component] == "decode-0"
-    decode = container_of(value, "deployment-decode-0")
-    environment = {entry["name"]: entry.get("value") for entry in decode["env"]}
-    assert environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"
-    whole = found["targets/kubernetes/service.yaml"]
-    assert whole["spec"]["selector"][component] == "router"
 
 
 def test_workers_that_need_root_or_differ_otherwise_are_refused_on_kubernetes():
@@ -170,9 +115,7 @@ def test_workers_that_need_root_or_differ_otherwise_are_refused_on_kubernetes():
     value = context(replace(spread(3), processes=processes))
     assert "one template" in refusals(value)["kubernetes"]
     assert "--start=16" in target_files(value)["targets/slurm/node.sh"]
-
-
-def test_workers_of_many_nodes_take_their_number_from_the_set():
+    # otherwise they take their number from the set
     template = document(context(spread(4)), "leaderworkerset.yaml")["spec"]["leaderWorkerTemplate"]
     (worker,) = template["workerTemplate"]["spec"]["containers"]
     assert template["size"] == 4
@@ -180,29 +123,22 @@ def test_workers_of_many_nodes_take_their_number_from_the_set():
     assert "livenessProbe" not in worker
 
 
-VENDORS = [
-    (NVIDIA, VLLM, "nvidia.com/gpu", "nvidia.com/gpu.product"),
-    (AMD, ROCM, "amd.com/gpu", "amd.com/gpu.product-name"),
-]
-
-
-@pytest.mark.parametrize(("hardware", "image", "resource", "label"), VENDORS)
-def test_vendors_have_their_resources_and_labels(hardware, image, resource, label):
-    pod = deployment_of(context(hardware=hardware, image=image))["spec"]["template"]["spec"]
-    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (rule,) = required["nodeSelectorTerms"][0]["matchExpressions"]
-    assert pod["containers"][0]["resources"]["limits"] == {resource: "8"}
-    assert rule["key"] == label
-    assert all(re.fullmatch(r"[\w.-]+", value) for value in rule["values"])
-    assert pod["securityContext"]["runAsNonRoot"] is True
-
-
-def test_startup_waits_for_the_engine_and_the_download():
-    folder = with_parameters(context(), model="/data/llama")
-    for value, download_s in ((context(), 141e9 / 100e6), (folder, 0)):
-        probe = container_of(value)["startupProbe"]
-        limit = probe["periodSeconds"] * probe["failureThreshold"]
-        assert limit == pytest.approx(1800 + download_s + 141e9 / 250e6, abs=10)
+def test_vendors_have_their_resources_and_labels():
+    for hardware, image, resource, label in (
+        (NVIDIA, VLLM, "nvidia.com/gpu", "nvidia.com/gpu.product"),
+        (AMD, ROCM, "amd.com/gpu", "amd.com/gpu.product-name"),
+    ):
+        pod = pod_of(context(hardware=hardware, image=image))
+        required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (rule,) = required["nodeSelectorTerms"][0]["matchExpressions"]
+        assert pod["containers"][0]["resources"]["limits"] == {resource: "8"}
+        assert rule["key"] == label
+        assert all(re.fullmatch(r"[\w.-]+", value) for value in rule["values"])
+        assert pod["securityContext"]["runAsNonRoot"] is True
+    gaudi = {"device": "gaudi3", "architecture": "gaudi3", "device_memory_bytes": 128 << 30}
+    value = context(hardware=gaudi | {"vendor": "intel", "runtime": "hpu"})
+    assert pod_of(value)["containers"][0]["resources"]["limits"] == {"habana.ai/gaudi": "8"}
+    assert "is not supported here" in refusals(value)["compose"]
 
 
 def test_a_model_in_an_absolute_folder_is_mounted_and_nothing_is_downloaded():
@@ -220,7 +156,7 @@ def test_a_model_in_an_absolute_folder_is_mounted_and_nothing_is_downloaded():
 def test_files_that_processes_read_are_mounted():
     value = context(replace(single(), files={"engine/options.yaml": "tp: 8\n"}))
     assert document(value, "kubernetes/files.yaml")["data"] == {"engine..options.yaml": "tp: 8\n"}
-    volumes = deployment_of(value)["spec"]["template"]["spec"]["volumes"]
+    volumes = pod_of(value)["volumes"]
     (items,) = [volume["configMap"]["items"] for volume in volumes if "configMap" in volume]
     assert items == [{"key": "engine..options.yaml", "path": "engine/options.yaml"}]
     large = context(replace(single(), files={"big": "x" * 1_100_000}))
@@ -241,27 +177,13 @@ def test_autoscaling_knows_queue_cache_and_warm_up():
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 600
 
 
-def test_training_finds_its_first_node_by_name():
-    found = documents(EXAMPLES["training-two-nodes"])
-    first = "llama-3-1-8b-training-node-0-0.llama-3-1-8b-training:29500"
-    heads = {
-        "targets/kubeflow-trainjob/trainjob.yaml": first,
-        "targets/jobset/jobset.yaml": first,
-        "targets/kubeflow-pytorchjob/pytorchjob.yaml": "llama-3-1-8b-training-master-0:29500",
-        "targets/volcano/job.yaml": "llama-3-1-8b-training-node-0.llama-3-1-8b-training:29500",
-    }
-    assert all(head in json.dumps(found[path]) for path, head in heads.items())
-
-
-def test_a_queue_goes_to_whoever_has_queues():
+def test_a_queue_goes_to_whoever_has_queues_and_ray_gets_the_engines_options():
     found = documents(with_parameters(EXAMPLES["training-two-nodes"], queue="research"))
     labels = found["targets/jobset/jobset.yaml"]["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "research"
     job = found["targets/volcano/job.yaml"]["spec"]
     assert (job["queue"], job["minAvailable"]) == ("research", 2)
-
-
-def test_ray_gets_the_engines_options_and_none_of_the_servers():
+    # Ray gets none of the servers' options
     found = document(context(spread()), "serve.yaml")
     (model,) = found["applications"][0]["args"]["llm_configs"]
     sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "data_parallel_size": 1}
@@ -269,15 +191,21 @@ def test_ray_gets_the_engines_options_and_none_of_the_servers():
     assert model["accelerator_type"] == "H100"
 
 
-def test_long_names_are_cut_and_stay_apart():
+def test_long_names_are_cut_and_stay_apart_and_placeholders_are_filled():
     names = {object_name(context(name=f"{'a' * 50}-{end}")) for end in "xy"}
     assert len(names) == 2
     assert all(len(name) <= 40 for name in names)
+    # placeholders are filled, literals kept
+    address = fill("http://${head}:1/$(x)", {"head": Variable("LWS")}, IN_KUBERNETES)
+    assert address == "http://$(LWS):1/$$(x)"
+    assert fill("$HOME ${model}", {"model": "a$b"}, IN_COMPOSE) == "$$HOME a$$b"
+    assert fill("${unknown}", {}, IN_KUBERNETES) == "$${unknown}"
+    with pytest.raises(NoAnswer, match=r"\$\{head\}"):
+        fill("${head}", {"model": "m"}, IN_COMPOSE)
 
 
 def test_layout_keeps_processes_that_know_each_other_together():
-    shapes = ((replicas(3), (3, 1, 1)), (pools(), (1, 1, 3)), (spread(3), (1, 3, 1)))
-    for launch, shape in shapes:
+    for launch, shape in ((replicas(3), (3, 1, 1)), (pools(), (1, 1, 3)), (spread(3), (1, 3, 1))):
         (unit,) = layout(launch)
         assert (unit.copies, len(unit.pods), len(unit.leader)) == shape
     assert [unit.name for unit in layout(pools(2))] == ["prefill-0", "decode-0", "router"]
@@ -286,9 +214,14 @@ def test_layout_keeps_processes_that_know_each_other_together():
     moved = tuple(replace(p, node=p.node + 2, group=1, port_offset=1) for p in second)
     (unit,) = layout(replace(spread(2), processes=(*first, *moved)))
     assert (unit.copies, len(unit.pods)) == (2, 2)
+    # a word that counts is the pod's number
+    (worker,) = same_pod(layout(spread(4))[0].pods[1:], first=1) or ()
+    assert INDEX in worker.argv
+    first, second = (Process(name, ("x", word), {}, 0, ()) for name, word in ("a1", "b5"))
+    assert same_pod([(first,), (second,)], first=1) is None
 
 
-@pytest.mark.parametrize(("role", "label"), [("server", "leader"), ("worker", "worker")])
+@over("role, label", [("server", "leader"), ("worker", "worker")])
 def test_a_service_asks_the_nodes_that_answer(role, label):
     first, second = spread(2).processes
     hybrid = replace(spread(2), processes=(first, replace(second, role=role)))
@@ -298,22 +231,6 @@ def test_a_service_asks_the_nodes_that_answer(role, label):
     workers = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
     assert workers["app.kubernetes.io/component"] == label
     assert service["spec"]["selector"]["app.kubernetes.io/component"] == "leader"
-
-
-def test_a_word_that_counts_is_the_pods_number():
-    (worker,) = same_pod(layout(spread(4))[0].pods[1:], first=1) or ()
-    assert INDEX in worker.argv
-    first, second = (Process(name, ("x", word), {}, 0, ()) for name, word in ("a1", "b5"))
-    assert same_pod([(first,), (second,)], first=1) is None
-
-
-def test_placeholders_are_filled_and_literals_kept():
-    address = fill("http://${head}:1/$(x)", {"head": Variable("LWS")}, IN_KUBERNETES)
-    assert address == "http://$(LWS):1/$$(x)"
-    assert fill("$HOME ${model}", {"model": "a$b"}, IN_COMPOSE) == "$$HOME a$$b"
-    assert fill("${unknown}", {}, IN_KUBERNETES) == "$${unknown}"
-    with pytest.raises(NoAnswer, match=r"\$\{head\}"):
-        fill("${head}", {"model": "m"}, IN_COMPOSE)
 
 
 SECRET = "hf_plantedSecretThatMustNotLeak"
@@ -341,62 +258,57 @@ PARAMETERS = st.fixed_dictionaries(
 
 @settings(max_examples=examples(30), deadline=None, phases=QUICK)
 @given(LAUNCHES, st.sampled_from([(NVIDIA, VLLM), (AMD, ROCM)]), PARAMETERS)
-def test_no_output_is_unfilled_floating_or_secret(launch, hardware, parameters):
+def test_outputs_are_filled_pinned_without_secrets_and_say_the_launchs_degrees(
+    launch, hardware, parameters
+):
+    """Each command is found word by word in each target that starts commands, and no word was
+    joined with another.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)
         value = context(launch, hardware[0], image=hardware[1])
         files = target_files(with_parameters(value, **parameters))
-    unfilled = re.compile(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}")
-    token = re.compile(r"HF_TOKEN(=|: (?!null)|\n +value:)")
+    token, said = re.compile(r"HF_TOKEN(=|: (?!null)|\n +value:)"), {}
     for path, text in files.items():
-        assert not unfilled.search(text), path
+        assert not UNFILLED.search(text), path
         assert not [word for word in (":latest", "None", SECRET) if word in text], path
         assert "${" not in text or path.endswith((".sh", ".sbatch")), path
         assert not token.search(text), path
-
-
-@settings(max_examples=examples(30), deadline=None, phases=QUICK)
-@given(LAUNCHES, PARAMETERS)
-def test_every_target_says_the_launchs_own_degrees(launch, parameters):
-    """Each command is found word by word in each target that starts commands, and no word was
-    joined with another.
-    """
-    value = with_parameters(context(launch), **parameters)
-    degrees = re.compile(r"--(tensor|pipeline|data)-parallel-size|--nnodes|--nproc-per-node")
-    every = [pair for process in launch.processes for pair in pairwise(process.argv)]
-    wanted = {pair for pair in every if degrees.fullmatch(pair[0])}
-    found: dict[str, list[list[str]]] = {}
-    for path, text in target_files(value).items():
-        own = commands(path, text) if path.startswith("targets/") else []
-        found.setdefault(path.split("/")[1], []).extend(own)
-    for target, said in found.items():
-        every = [pair for words in said for pair in pairwise(words)]
-        pairs = {pair for pair in every if degrees.fullmatch(str(pair[0]))}
-        assert pairs == (wanted if said else set()), target
-        joined = [word for words in said for word in words if word[:1] == "-" and " --" in word]
+        if path.startswith("targets/"):
+            said.setdefault(path.split("/")[1], []).extend(commands(path, text))
+    wanted = degrees(process.argv for process in launch.processes)
+    for target, every in said.items():
+        assert degrees(every) == (wanted if every else set()), target
+        joined = [word for words in every for word in words if word[:1] == "-" and " --" in word]
         assert joined == [], target
-    assert all(found[target] for target in ("slurm", "skypilot"))
+    assert all(said[target] for target in ("slurm", "skypilot"))
 
 
-def commands(path: str, text: str) -> list[list[str]]:
+def degrees(every):
+    """Flags of degrees in commands, each with the word after it."""
+    flag = re.compile(r"--(tensor|pipeline|data)-parallel-size|--nnodes|--nproc-per-node")
+    pairs = {pair for words in every for pair in pairwise(words)}
+    return {pair for pair in pairs if flag.fullmatch(str(pair[0]))}
+
+
+def commands(path, text):
     """The words of every engine's command in a target's file; a unit has the launcher's only."""
     if path.endswith(".service"):
         return []
     if path.endswith((".sh", ".sbatch")):
         lines = text.replace("\\\n", " ").splitlines()
         return [shlex.split(line) for line in lines if "--tensor" in line or "torchrun --" in line]
-    return list(_lists(parse_yaml(text, path)))
+    return commands_in(parse_yaml(text, path))
 
 
-def _lists(value):
+def commands_in(value):
     """Commands anywhere in a document; compose cuts a command into entrypoint and rest, Kubernetes
     may into command and args.
     """
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key == "command" and isinstance(item, list):
-                yield [*item, *value.get("args", ())]
-            yield from _lists(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _lists(item)
+    if isinstance(value, list):
+        return [words for item in value for words in commands_in(item)]
+    if not isinstance(value, dict):
+        return []
+    command = value.get("command")
+    own = [[*command, *value.get("args", ())]] if isinstance(command, list) else []
+    return own + commands_in(list(value.values()))

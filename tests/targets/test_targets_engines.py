@@ -1,32 +1,45 @@
-"""Launches as the engines make them, on one node and several, through every target."""
+"""Launches as the engines make them, on one node and several, through every target; and what
+KServe's LLMInferenceService counts by and hands to the engine.
+"""
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
+from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.meaning import meaning_of
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.launch.process import Deployment
+from recipe_core.launch.process import Process
 from recipe_core.launch.serving.start import launch
 from recipe_core.launch.training.start import training_launch
-from recipe_core.search.plans import plan_candidate
-from recipe_core.targets import Context, Image, refusals, target_files
-from tests.engines.test_engines_ranks import ASKED, drawn
-from tests.fixtures.deployments import deployments
+from recipe_core.targets import Image, refusals, target_files
+from recipe_core.targets.kserve_llm import files
+from tests.fixtures.cluster_schemas import assert_valid, errors, key_of
+from tests.fixtures.deployments import ASKED, deployments, drawn
+from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
-from tests.fixtures.targets import context
-from tests.launch.test_training_launch import ENGINES as TRAINERS
-from tests.launch.test_training_launch import request as training_request
-from tests.targets.test_targets_schemas import OTHERS, custom, errors, manifests, validate
+from tests.fixtures.targets import (
+    AMD,
+    UNFILLED,
+    after,
+    argv,
+    context,
+    degrees,
+    launched,
+    options,
+    ranks,
+    replicas,
+    with_parameters,
+)
+from tests.fixtures.training import TRAINERS, training_table
 
-COUNT = 6
-UNFILLED = re.compile(r"\$\{(model|host|port\d*|head|root|run|index|self|node\d+|at\d+)\}")
 
-
-def of(deployment: Deployment) -> Context:
+def of(deployment):
     """The context of a random deployment; raises NoAnswer if its engine cannot start this way."""
     started, device = launch(deployment), deployment.setting.cluster.device
     spec = engine(deployment.candidate.engine)
@@ -48,17 +61,7 @@ def of(deployment: Deployment) -> Context:
     )
 
 
-def contexts(name: str) -> list[Context]:
-    found = []
-    for deployment in deployments(name, COUNT):
-        try:
-            found.append(of(deployment))
-        except NoAnswer:  # groups that do not pack into nodes
-            continue
-    return found
-
-
-def assert_whole(value: Context, templates: bool = True) -> None:
+def assert_whole(value, templates=True):
     """Slurm's files are there, nothing is unfilled but templates, every object is valid."""
     files = target_files(value)
     assert {"targets/slurm/job.sbatch", "targets/slurm/node.sh"} <= set(files)
@@ -66,41 +69,140 @@ def assert_whole(value: Context, templates: bool = True) -> None:
         files = {path: text for path, text in files.items() if not path.endswith("/files.yaml")}
     assert [path for path, text in files.items() if UNFILLED.search(text)] == []
     parsed = {path: parse_yaml(text) for path, text in files.items() if path.endswith(".yaml")}
-    found = {path: each for path, each in parsed.items() if "kind" in each}
-    assert {path: errors(each) for path, each in found.items() if errors(each)} == {}
+    wrong = {path: errors(found) for path, found in parsed.items() if "kind" in found}
+    assert not any(wrong.values()), wrong
 
 
-@pytest.mark.parametrize("name", engine_names())
+@over("name", engine_names())
 def test_launches_of_engines_fit_their_targets(name):
-    found = contexts(name)
-    assert len(found) >= COUNT // 2
-    for value in found:
+    values = []
+    for deployment in deployments(name, 6):
+        with suppress(NoAnswer):  # groups that do not pack into nodes
+            values.append(of(deployment))
+    assert len(values) >= 3
+    for value in values:
         assert_whole(value, templates=False)
+        if name in ("vllm", "sglang", "tgi"):
+            assert_valid(value)
 
 
-@pytest.mark.parametrize("way", ASKED)
+@over("way", ASKED)
 def test_launches_with_other_balancers_and_ray_fit_their_targets(way):
     for deployment, _ in drawn(way, examples(40, least=6)):
         assert_whole(of(deployment))
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "tgi"])
-def test_objects_of_real_launches_are_valid(name):
-    known = {api for api, _ in custom()} | set(OTHERS)
-    for value in contexts(name):
-        for found in manifests(value).values():
-            if found["apiVersion"] not in known:
-                validate(found)
-
-
-@pytest.mark.parametrize("name", TRAINERS)
+@over("name", TRAINERS)
 def test_launches_of_trainers_fit_their_targets(name):
     """Two nodes: every pod runs the same command, told apart by its number alone."""
     split = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | {"engine": name, "recompute": "full"}
     split["zero_stage"] = 1 if name == "megatron" else 3
-    found, row = plan_candidate(training_request(name, candidate=split))
+    found, row = training_table(split)
     assert found.reasons(row) == []
     image = Image(reference="example/trainer:1")
     value = context(training_launch(*found.detail(row)), name="llama-3-1-8b-training", image=image)
     assert refusals(value) == {}
     assert_whole(value)
+
+
+KEY = ("serving.kserve.io/v1alpha2", "LLMInferenceService")
+
+
+def made(value):
+    return parse_yaml(files(value)["targets/kserve-llm/llminferenceservice.yaml"])
+
+
+def words(pod):
+    (container,) = pod["containers"]
+    return [*container["command"], *container["args"]]
+
+
+def over_nodes(nodes, tp=1, pp=1, dp=1, **more):
+    values = degrees(tp, pp, dp) | more
+    return context(launched(ranks(nodes, values, tuple(range(8))), values))
+
+
+@pytest.mark.parametrize("count", [120, pytest.param(300, marks=pytest.mark.nightly)])
+def test_what_is_started_is_what_the_recipe_starts(count):
+    """Every pod of many launches has the launch's words, in an object that the API accepts."""
+    seen = {"worker": 0, "prefill": 0, "refused": 0}
+    for deployment in deployments("vllm", count, seed=11):
+        try:
+            value, candidate = of(deployment), deployment.candidate
+            document = made(value)
+        except NoAnswer:
+            seen["refused"] += 1
+            continue
+        assert (key_of(document), errors(document)) == (KEY, [])
+        spec = document["spec"]
+        roles = {"server": spec, "decode": spec, "prefill": spec.get("prefill")}
+        for process in value.launch.processes:
+            if process.role not in roles:
+                continue
+            part = roles[process.role]
+            own = [word for word in words(part["template"]) if not word.startswith("--ssl-")]
+            assert own[:2] == ["vllm", "serve"]
+            told, meant = (
+                meaning_of(read_arguments("vllm", list(w[2:]))) for w in (own, process.argv)
+            )
+            assert (told.candidate, told.max_context) == (meant.candidate, meant.max_context)
+            split = candidate.prefill if process.role == "prefill" else candidate.split
+            of_role = [p for p in value.launch.processes if p.role == process.role]
+            ranks = meant.candidate["dp"] * len(of_role)
+            assert (part["replicas"], ranks) == (len(of_role), split.dp * split.replicas)
+            seen["worker"] += "worker" in part
+        seen["prefill"] += "prefill" in spec
+    assert min(seen.values()) > 3
+
+
+SPLIT = {"tensor": 1, "data": 32, "dataLocal": 8, "expert": True}
+
+
+@over(
+    "nodes, split, parallelism",
+    [
+        (2, {"tp": 8, "pp": 2}, {"tensor": 8, "pipeline": 2}),
+        (2, {"tp": 2, "dp": 8}, {"tensor": 2, "data": 8, "dataLocal": 4}),
+        (4, {"dp": 32, "enable_expert_parallel": True}, SPLIT),
+    ],
+)
+def test_kserve_counts_the_nodes_of_the_recipe(nodes, split, parallelism):
+    spec = made(over_nodes(nodes, **split))["spec"]
+    assert spec["parallelism"] == parallelism
+    size = parallelism.get("pipeline") or parallelism["data"] // parallelism["dataLocal"]
+    assert size == nodes
+    told = words(spec["worker"])
+    rank = "1" if nodes == 2 else "$(LWS_WORKER_INDEX)"  # the only worker is the first
+    assert after(told, "--node-rank") == rank
+    assert after(told, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
+    assert not any(word.startswith("--ssl-") for word in told)  # it answers nobody
+
+
+def test_what_kserve_would_count_otherwise_is_refused():
+    for split, says in (
+        ({"tp": 16}, "tp 16 × pp 1 × dp 1 runs on 2 nodes"),
+        ({"tp": 4, "pp": 4}, "pp 4 × dp 1 runs on 2 nodes"),
+        ({"tp": 4, "pp": 2, "dp": 2}, "one pipeline stage per node"),
+    ):
+        assert says in refusals(over_nodes(2, **split))["kserve-llm"]
+    assert "not sglang" in refusals(replace(context(), engine="sglang"))["kserve-llm"]
+
+
+def test_copies_are_scheduled_and_one_server_needs_no_scheduler():
+    """How a decode pod answers through its sidecar, the golden of pools-two-nodes holds."""
+    copies = made(context(replicas(4), AMD))["spec"]
+    assert (copies["replicas"], "scheduler" in copies["router"]) == (4, True)
+    assert "scheduler" not in made(context())["spec"]["router"]
+
+
+def test_templates_of_kserve_leave_the_words_alone():
+    values = options(tensor_parallel_size=8, chat_template="{{ messages }}")
+    server = Process("server-0", argv(values), {"A": "{{"}, 0, tuple(range(8)))
+    (container,) = made(context(launched((server,), values)))["spec"]["template"]["containers"]
+    assert "{{`{{`}} messages }}" in container["args"]
+    assert {"name": "A", "value": "{{`{{`}}"} in container["env"]
+    # a folder on the nodes is mounted
+    spec = made(with_parameters(context(), model="/data/llama"))["spec"]
+    assert spec["model"]["uri"] == "file:///data/llama"
+    place = {"path": "/data/llama", "type": "Directory"}
+    assert {"name": "model", "hostPath": place} in spec["template"]["volumes"]

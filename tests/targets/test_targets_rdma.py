@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from recipe_core.targets.names import names
 from recipe_core.targets.notes import cluster_notes
 from recipe_core.targets.of_recipe import placed
 from tests.fixtures.recipes import recipe_of
+from tests.fixtures.rows import over
 from tests.fixtures.targets import (
     AMD,
     EXAMPLES,
@@ -31,53 +31,48 @@ from tests.fixtures.targets import (
     with_parameters,
 )
 
-SEVERAL = {
-    "engine": context(spread(2)),
-    "pools": EXAMPLES["pools-two-nodes"],
-    "training": EXAMPLES["training-two-nodes"],
-    "amd": context(spread(2), AMD, image=ROCM),
-}
+TRAINING = EXAMPLES["training-two-nodes"]
+POOLS, INSTINCT = EXAMPLES["pools-two-nodes"], context(spread(2), AMD, image=ROCM)
+SEVERAL = (context(spread(2)), POOLS, TRAINING, INSTINCT)
 NODES_OF = ("kubernetes/", "kserve-llm/", "jobset/", "kubeflow", "volcano/")
 
 
-def pods(value: Any) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+def templates(node, about):
+    """Metadata and specification of every pod template in a document."""
+    if isinstance(node, list):
+        for item in node:
+            yield from templates(item, about)
+    elif isinstance(node, dict) and {"containers", "volumes"} <= node.keys():
+        yield about, node
+    elif isinstance(node, dict):
+        for item in node.values():
+            yield from templates(item, node.get("metadata", node))
+
+
+def pods(value):
     """Path, metadata and specification of every pod template with devices in it."""
-    listed: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
-
-    def look(path: str, node: Any, about: dict[str, Any]) -> None:
-        if isinstance(node, list):
-            for item in node:
-                look(path, item, about)
-        elif isinstance(node, dict):
-            if "containers" in node and "volumes" in node:
-                listed.append((path, about, node))
-            else:
-                for item in node.values():
-                    look(path, item, node.get("metadata", node))
-
-    for path, found in documents(value).items():
-        if any(f"targets/{target}" in path for target in NODES_OF):
-            look(path, found, {})
-    return listed
+    return [
+        (path, *template)
+        for path, found in documents(value).items()
+        if any(f"targets/{target}" in path for target in NODES_OF)
+        for template in templates(found, {})
+    ]
 
 
-def devices(container: dict[str, Any]) -> dict[str, str]:
+def devices(container):
     return container.get("resources", {}).get("limits", {})
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_pods_on_several_nodes_ask_for_what_the_estimate_assumes(name):
-    value = SEVERAL[name]
+@over("value", SEVERAL)
+def test_pods_on_several_nodes_ask_for_what_the_estimate_assumes(value):
     resource = {"nvidia": "rdma/ib", "amd": "rdma/rdma_shared_device_a"}[value.vendor]
     looked_at = set()
     for path, _, spec in pods(value):
         for container in spec["containers"]:
+            limits = devices(container)
             if "trainjob" in path:  # its devices are the trainer's, beside the patch of the pod
-                limits = document(value, "trainjob.yaml")["spec"]["trainer"]["resourcesPerNode"][
-                    "limits"
-                ]
-            else:
-                limits = devices(container)
+                trainer = document(value, "trainjob.yaml")["spec"]["trainer"]
+                limits = trainer["resourcesPerNode"]["limits"]
             if not limits:  # a router
                 continue
             looked_at.add(path)
@@ -91,9 +86,9 @@ def test_pods_on_several_nodes_ask_for_what_the_estimate_assumes(name):
     assert value.network_title in note
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_without_the_resource_the_notes_say_tcp(name):
-    value = with_parameters(SEVERAL[name], rdma_resource="none")
+@over("value", SEVERAL)
+def test_without_the_resource_the_notes_say_tcp(value):
+    value = with_parameters(value, rdma_resource="none")
     text = "".join(target_files(value).values())
     assert not [word for word in ("rdma/", "IPC_LOCK") if word in text]
     for path, _, spec in pods(value):
@@ -103,7 +98,7 @@ def test_without_the_resource_the_notes_say_tcp(name):
     assert "`hardware.network: ethernet-100`" in note
 
 
-@pytest.mark.parametrize("launch", [single(), pools()])
+@over("launch", [single(), pools()])
 def test_pods_on_one_node_ask_for_nothing_more(launch):
     value = with_parameters(context(launch), host_network=True, networks="rdma-0")
     for path, about, spec in pods(value):
@@ -126,13 +121,10 @@ def test_pools_that_kserve_takes_apart_ask_for_the_network():
     assert cluster_notes(value, ["kubernetes"]) == []
 
 
-def test_a_network_that_goes_through_the_kernel_needs_nothing():
+def test_a_network_of_the_kernel_needs_nothing_and_efa_has_interfaces_of_each_device():
     value = context(spread(2), network="ethernet-100", network_title="100 Gigabit Ethernet")
     assert all(spec["securityContext"]["runAsNonRoot"] for _, _, spec in pods(value))
     assert not any("TCP" in note for note in cluster_notes(value, ["kubernetes"]))
-
-
-def test_efa_has_interfaces_of_each_device():
     for stated, count in (({}, "8"), ({"rdma_count": 32}, "32")):
         value = with_parameters(context(spread(2), network="efa-400"), **stated)
         group = document(value, "kubernetes/leaderworkerset.yaml")["spec"]["leaderWorkerTemplate"]
@@ -141,10 +133,10 @@ def test_efa_has_interfaces_of_each_device():
             assert container["resources"][kind]["vpc.amazonaws.com/efa"] == count
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_pods_are_on_the_networks_of_their_place(name):
+@over("value", SEVERAL)
+def test_pods_are_on_the_networks_of_their_place(value):
     stated = {"rdma_resource": "nvidia.com/hostdev", "networks": "rdma-0,rdma-1"}
-    value = with_parameters(SEVERAL[name], **stated)
+    value = with_parameters(value, **stated)
     for path, about, spec in pods(value):
         if any("nvidia.com/hostdev" in devices(container) for container in spec["containers"]):
             assert about["annotations"]["k8s.v1.cni.cncf.io/networks"] == "rdma-0,rdma-1", path
@@ -154,7 +146,7 @@ def test_pods_are_on_the_networks_of_their_place(name):
 
 
 def test_pods_use_the_network_of_their_host():
-    value = with_parameters(SEVERAL["training"], host_network=True)
+    value = with_parameters(TRAINING, host_network=True)
     for path, _, spec in pods(value):
         assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet"), path
     assert "JobSet" in refusals(value)["kubeflow-trainjob"]
@@ -185,7 +177,7 @@ def test_parameters_of_clusters_are_checked():
             Parameters.model_validate({field: value})
 
 
-def test_shared_volumes_take_their_own_class():
+def test_shared_volumes_take_their_own_class_and_without_one_are_said_to_wait():
     for launch, shared, expected in (
         (spread(2), "nfs", ("ReadWriteMany", "nfs")),
         (spread(2), None, ("ReadWriteMany", "fast")),
@@ -194,17 +186,16 @@ def test_shared_volumes_take_their_own_class():
         place = {"storage_class": "fast", "shared_storage_class": shared}
         claim = document(with_parameters(context(launch), **place), "kubernetes/storage.yaml")
         assert (*claim["spec"]["accessModes"], claim["spec"]["storageClassName"]) == expected
-
-
-def test_a_shared_volume_without_a_class_is_said_to_wait():
     value = context(training(2))
     waits = [note for note in cluster_notes(value, ["jobset"]) if "pending" in note]
     assert any("`shared_storage_class`" in note for note in waits)
-    told = with_parameters(value, shared_storage_class="nfs")
-    assert not any("shared_storage_class" in note for note in cluster_notes(told, ["jobset"]))
-    assert not any("storage" in note for note in cluster_notes(context(single()), ["kubernetes"]))
     mounted = with_parameters(context(spread(2)), model="/data/llama")
-    assert not any("storage" in note for note in cluster_notes(mounted, ["kubernetes"]))
+    for other, target in (
+        (with_parameters(value, shared_storage_class="nfs"), "jobset"),
+        (context(single()), "kubernetes"),
+        (mounted, "kubernetes"),
+    ):
+        assert not any("storage" in note for note in cluster_notes(other, [target]))
     assert cluster_notes(value, ["slurm", "skypilot"]) == []
 
 
