@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recipe_core.launcher import state
-from tests.fixtures.bundles import Bundle, serving_bundle, training_bundle
+from tests.fixtures.bundles import serving_bundle, training_bundle
 from tests.fixtures.fake_world import Deployment, FakeWorld, Training, trains
 from tests.fixtures.ports import free_port
 
 
 @pytest.fixture
-def make_bundle(tmp_path: Path) -> Iterator[Callable[..., Bundle]]:
-    made: list[Bundle] = []
+def make_bundle(tmp_path):
+    made = []
 
-    def make(*server: str) -> Bundle:
+    def make(*server):
         root = tmp_path / f"bundle{len(made)}"
-        bundle = serving_bundle(root, tmp_path / "model", free_port(), *server)
-        made.append(bundle)
-        return bundle
+        made.append(serving_bundle(root, tmp_path / "model", free_port(), *server))
+        return made[-1]
 
     yield make
     for bundle in made:
@@ -32,21 +28,21 @@ def make_bundle(tmp_path: Path) -> Iterator[Callable[..., Bundle]]:
 
 
 @pytest.fixture
-def bundle(make_bundle: Callable[..., Bundle]) -> Bundle:
+def bundle(make_bundle):
     return make_bundle()
 
 
 @pytest.fixture
-def world() -> FakeWorld:
+def world():
     return FakeWorld()
 
 
 @pytest.fixture
-def writes_are_steps(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def writes_are_steps(world, monkeypatch):
     """A launcher can be killed before it writes its state, too."""
     write = state.write_json
 
-    def written(path: Path, data: object) -> None:
+    def written(path, data):
         world.step()
         write(path, data)
 
@@ -54,10 +50,10 @@ def writes_are_steps(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def deployed(tmp_path: Path, world: FakeWorld) -> Callable[..., Deployment]:
+def deployed(tmp_path, world):
     """A bundle in a fake world, of one server or some replicas."""
 
-    def make(replicas: int = 1, *, routed: bool = False, **limits: Any) -> Deployment:
+    def make(replicas=1, *, routed=False, **limits):
         root = tmp_path / f"deployed-{world.clock.at}"
         found = serving_bundle(root, tmp_path / "model", 20_000)
         if replicas > 1:
@@ -68,10 +64,10 @@ def deployed(tmp_path: Path, world: FakeWorld) -> Callable[..., Deployment]:
 
 
 @pytest.fixture
-def trained(tmp_path: Path, world: FakeWorld) -> Callable[..., Training]:
+def trained(tmp_path, world):
     """A training run in a fake world; ``faults`` of its trainer."""
 
-    def make(steps: int = 12, *faults: dict[str, Any], every: int = 2, **limits: Any) -> Training:
+    def make(steps=12, *faults, every=2, **limits):
         found = training_bundle(tmp_path / "trained", tmp_path, 20_000, steps)
         (found.root / "run").mkdir()
         scenario = {"every": every, "faults": list(faults)}

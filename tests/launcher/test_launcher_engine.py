@@ -2,66 +2,49 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import DEMO_MODEL
-from tests.fixtures.bundles import Bundle, launch_json
+from tests.fixtures.bundles import serving_bundle
+from tests.fixtures.needs import TORCH, needs
 from tests.fixtures.patience import PATIENCE
 from tests.fixtures.ports import free_port
 
-MODULES = ("torch", "transformers", "openai", "fastapi", "uvicorn", "accelerate")
-MISSING = [name for name in MODULES if importlib.util.find_spec(name) is None]
-
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.engine,
-    pytest.mark.skipif(
-        bool(MISSING),
-        reason=f"NOT TESTED: the real engine: {', '.join(MISSING)} missing; pip install '.[torch]'",
-    ),
-]
+MODULES = (*TORCH, "fastapi", "uvicorn")
+FLAGS = "--host ${host} --port ${port} --device cpu --continuous-batching --cb-num-blocks 32"
 
 
-def real(port: int, model: Path) -> dict[str, Any]:
-    data = launch_json(port, model)
-    data["engine"] |= {"name": "transformers", "program": "transformers", "module": "transformers"}
-    data["engine"] |= {"version": "5.23.0", "requires": list(MODULES)}
-    flags = "--host ${host} --port ${port} --device cpu --continuous-batching --cb-num-blocks 32"
+def real(data):
+    program = {"name": "transformers", "program": "transformers", "module": "transformers"}
+    data["engine"] |= program | {"version": "5.23.0", "requires": list(MODULES)}
     data["processes"][0] |= {
-        "argv": ["transformers", "serve", "${model}", *flags.split()],
+        "argv": ["transformers", "serve", "${model}", *FLAGS.split()],
         "env": {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub"},
     }
-    data["startup_timeout_s"] = PATIENCE
-    data["api"]["body"] = {
-        "generation_config": json.dumps({"eos_token_id": -1, "do_sample": False}),
-        "stream_options": None,
-    }
+    generation = {"eos_token_id": -1, "do_sample": False}
+    body = {"generation_config": json.dumps(generation), "stream_options": None}
+    data["api"]["body"], data["startup_timeout_s"] = body, PATIENCE
     data["workload"] |= {"input_tokens": 64, "output_tokens": 24, "concurrency": 2}
-    return data
 
 
-def test_demo_model_is_served_and_measured(tmp_path, demo_model, capsys):
+@pytest.mark.nightly
+@pytest.mark.engine
+@needs("the real engine", *MODULES)
+def test_demo_model_is_served_and_measured(tmp_path, demo_model):
     words = [sys.executable, str(DEMO_MODEL), str(demo_model)]
     again = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "up to date" in again.stdout
     learnt = json.loads((demo_model / "demo_model.json").read_text())
     assert learnt["loss_after"] <= 0.12 < learnt["loss_before"]
-    bundle = Bundle(tmp_path / "bundle", free_port())
-    bundle.root.mkdir()
-    (bundle.root / "launch.json").write_text(json.dumps(real(bundle.port, demo_model)))
-    expected = {"schema_version": 1, "serving": {"tpot_s": 0.006}}
-    (bundle.root / "expected.json").write_text(json.dumps(expected))
-    bundle.seal()
-    assert bundle.run("bench") == 0
-    assert "time per output token" in capsys.readouterr().out
-    data = json.loads((bundle.root / "run" / "measurement.json").read_text())
+    bundle = serving_bundle(tmp_path / "bundle", tmp_path / "model", free_port())
+    bundle.edit(lambda data: data["parameters"].update(model=str(demo_model)))
+    bundle.edit(real)
+    assert "time per output token" in bundle.says(0, "bench")
+    data = bundle.read("measurement.json")
     assert data["metrics"]["failed"] == 0
     assert data["workload"]["output_tokens"] == 24
     assert abs(data["workload"]["input_tokens"] - 64) < 6

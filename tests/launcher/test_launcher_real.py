@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -28,61 +27,61 @@ from tests.fixtures.kept import (
     runs,
     servers,
     serves,
-    status,
     until,
 )
 from tests.fixtures.patience import PATIENCE
 from tests.fixtures.ports import free_port
 
 
-def collected(pid: int) -> bool:
-    """Whether a process has ended; what this test started ends only once it is collected."""
+def kill_and_collect(pid):
+    """End a process; what this test started ends only once it is collected."""
+    kill(pid)
+    until(lambda: collected(pid))
+
+
+def collected(pid):
     procs.reap(pid)
     return not runs(pid)
+
+
+def changed(before, after):
+    return {name for name in before if before[name] != after[name]}
 
 
 # Serving
 
 
-def test_up_status_and_down(bundle, capsys):
+def test_up_status_and_down(bundle):
     bundle.put_replicas()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert bundle.run("up", "--no-keep", "--port", str(port)) == 0
-    assert f"http://127.0.0.1:{port}/v1/completions" in capsys.readouterr().out
-    answer = status(bundle, capsys)  # without --port: the state knows
+    port = free_port()
+    shown = bundle.says(0, "up", "--no-keep", "--port", str(port))
+    assert f"http://127.0.0.1:{port}/v1/completions" in shown
+    answer = bundle.answers("status")  # without --port: the state knows
     assert (answer["state"], answer["supervision"]) == ("up", "unsupervised")
-    assert [(s["port"], s["healthy"]) for s in answer["servers"]] == [
-        (port, True),
-        (port + 1, True),
-    ]
+    healthy = [(server["port"], server["healthy"]) for server in answer["servers"]]
+    assert healthy == [(port, True), (port + 1, True)]
     before = servers(bundle)
-    assert bundle.run("--json", "up", "--no-keep", "--port", str(port)) == 0
-    assert json.loads(capsys.readouterr().out)["already"] is True
+    assert bundle.answers("--json", "up", "--no-keep", "--port", str(port))["already"] is True
     assert (servers(bundle), bundle.state()["keeper"]) == (before, None)
-    kill(before["server-1"])
-    until(lambda: collected(before["server-1"]))
+    kill_and_collect(before["server-1"])
     assert bundle.run("status") == 1
-    assert status(bundle, capsys)["state"] == "degraded"
+    assert bundle.answers("status")["state"] == "degraded"
     assert bundle.run("up", "--no-keep") == 0  # what was left is replaced
     assert not runs(before["server-0"])
     pids = servers(bundle).values()
     assert bundle.run("up") == 0  # a keeper can be had later
-    assert status(bundle, capsys)["supervision"] == "supervised"
+    assert bundle.answers("status")["supervision"] == "supervised"
     assert bundle.run("status") == 0
     assert list(servers(bundle).values()) == list(pids)
     assert bundle.run("down") == 0
     assert not any(runs(pid) for pid in pids)
     assert not bundle.up
-    capsys.readouterr()
-    assert bundle.run("down") == 0
-    assert "nothing was running" in capsys.readouterr().out
+    assert "nothing was running" in bundle.says(0, "down")
     assert bundle.run("status") == 1
-    assert status(bundle, capsys)["state"] == "down"
+    assert bundle.answers("status")["state"] == "down"
 
 
-def test_a_server_that_is_killed_is_restarted_without_its_workers(make_bundle, capsys):
+def test_a_server_that_is_killed_is_restarted_without_its_workers(make_bundle):
     bundle = kept(make_bundle("--worker"))
     assert bundle.run("up") == 0
     before = servers(bundle)["server-0"]
@@ -90,13 +89,10 @@ def test_a_server_that_is_killed_is_restarted_without_its_workers(make_bundle, c
     until(lambda: page(bundle, "/healthz") == (200, "serving\n"))
     kill(before)
     until(lambda: serves(bundle, 1))
-    answer = status(bundle, capsys)
-    assert (answer["state"], answer["supervision"], answer["choice"]) == (
-        "up",
-        "supervised",
-        "first",
-    )
-    assert (answer["restarts"], answer["last_event"]["event"]) == (1, "ready")
+    answer = bundle.answers("status")
+    assert (answer["state"], answer["supervision"]) == ("up", "supervised")
+    assert (answer["choice"], answer["restarts"]) == ("first", 1)
+    assert answer["last_event"]["event"] == "ready"
     assert answer["last_failure"]["event"] == "died"
     assert (answer["keeper"]["alive"], answer["keeper"]["pid"]) == (True, keeper(bundle))
     assert servers(bundle)["server-0"] != before
@@ -121,7 +117,7 @@ def test_a_stopped_server_is_a_hang_and_a_stopped_keeper_keeps_nobody_waiting(bu
     assert not any(runs(pid) for pid in (before, watcher))
 
 
-def test_servers_outlive_their_keeper_and_are_adopted(bundle, capsys):
+def test_servers_outlive_their_keeper_and_are_adopted(bundle):
     options = ("--hang", "77", "--crash-budget", "2", "--metrics-port", "0")
     kept(bundle.put_replicas()).run("up", *options)
     before, first = servers(bundle), keeper(bundle)
@@ -130,41 +126,34 @@ def test_servers_outlive_their_keeper_and_are_adopted(bundle, capsys):
         *("keep", "--crash-budget", "2", "--hang", "77.0", "--metrics-port", "0")
     ]
     assert bundle.state()["keeper"]["metrics_port"] is None
-    kill(first)
-    until(lambda: collected(first))
-    answer = status(bundle, capsys)
+    kill_and_collect(first)
+    answer = bundle.answers("status")
     assert (answer["state"], answer["supervision"]) == ("up", "unsupervised")
     assert answer["keeper"]["alive"] is False
-    kill(before["server-1"])  # nobody is there to restart it
-    until(lambda: collected(before["server-1"]))
+    kill_and_collect(before["server-1"])  # nobody is there to restart it
     assert bundle.run("up") == 0
-    assert servers(bundle)["server-0"] == before["server-0"]
-    assert servers(bundle)["server-1"] != before["server-1"]
-    answer = status(bundle, capsys)
+    after = servers(bundle)
+    assert changed(before, after) == {"server-1"}
+    answer = bundle.answers("status")
     assert (answer["state"], answer["supervision"]) == ("up", "supervised")
     assert keeper(bundle) != first
-    assert sorted(with_variable(procs.MARK, bundle.state()["mark"])) == sorted(
-        servers(bundle).values()
-    )
+    assert with_variable(procs.MARK, bundle.state()["mark"]) == sorted(after.values())
 
 
-def test_a_foreground_takes_over_keeps_and_tells_systemd(bundle, tmp_path):
+def test_a_foreground_takes_over_keeps_and_tells_systemd(bundle, tmp_path, monkeypatch):
     kept(bundle).run("up")
     before, first = servers(bundle), keeper(bundle)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(PATIENCE)
-        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
-        shown = subprocess.Popen(
-            [*bundle.stand_alone(), "up", "--foreground"],
-            env={**os.environ, **environment},
-            preexec_fn=usual_signals,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        words: set[str] = set()
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = [*bundle.stand_alone(), "up", "--foreground"]
+        shown = subprocess.Popen(command, preexec_fn=usual_signals, **silent)
+        words = set()
 
-        def told(*wanted: str) -> bool:
+        def told(*wanted):
             words.update(systemd.recv(4096).decode().split("\n"))
             return set(wanted) <= words
 
@@ -179,14 +168,6 @@ def test_a_foreground_takes_over_keeps_and_tells_systemd(bundle, tmp_path):
     assert not bundle.up
 
 
-DRAIN = """
-import sys
-from pathlib import Path
-from recipe_core.launcher.main import main
-sys.exit(main(["down", "--drain", "90"], root=Path(sys.argv[1])))
-"""
-
-
 def test_a_drain_lets_a_request_finish(make_bundle, tmp_path):
     orders = tmp_path / "orders"
     bundle = kept(make_bundle("--orders", str(orders)), hang_s=600)
@@ -197,7 +178,7 @@ def test_a_drain_lets_a_request_finish(make_bundle, tmp_path):
     until(lambda: page(bundle, "/healthz")[0] == 200)
     orders.write_text("stuck")  # the request runs until the word is gone
     with urllib.request.urlopen(url, body, timeout=PATIENCE) as answer, ExitStack() as stack:
-        draining = subprocess.Popen([sys.executable, "-c", DRAIN, str(bundle.root)])
+        draining = subprocess.Popen([*bundle.stand_alone(), "down", "--drain", "90"])
         stack.callback(draining.wait, PATIENCE)
         until(lambda: happened(bundle, "drain"))
         assert page(bundle, "/healthz") == (503, "draining\n")
@@ -209,7 +190,7 @@ def test_a_drain_lets_a_request_finish(make_bundle, tmp_path):
     assert not runs(pid)
 
 
-def test_replicas_are_restarted_without_a_failed_request(make_bundle, capsys):
+def test_replicas_are_restarted_without_a_failed_request(make_bundle):
     bundle = kept(make_bundle("--metrics", "--delay", "0.01").put_replicas(routed=True))
     assert bundle.run("up") == 0
     before = servers(bundle)
@@ -217,69 +198,54 @@ def test_replicas_are_restarted_without_a_failed_request(make_bundle, capsys):
     for client in clients:
         client.start()
     until(lambda: all(client.answers for client in clients))
-    assert bundle.run("restart") == 0
-    assert "restarted server-0, server-1" in capsys.readouterr().out
+    assert "restarted server-0, server-1" in bundle.says(0, "restart")
     until(lambda: serves(bundle, 2))
     after, served = servers(bundle), [client.answers for client in clients]
     until(lambda: all(c.answers > count for c, count in zip(clients, served, strict=True)))
     for client in clients:
         client.stop()
     assert [client.errors for client in clients] == [[], [], []]
-    assert {name for name in before if before[name] != after[name]} == {"server-0", "server-1"}
+    assert changed(before, after) == {"server-0", "server-1"}
     assert not any(runs(before[name]) for name in ("server-0", "server-1"))
-    assert [(e["name"], e["finished"]) for e in happened(bundle, "drained")] == [
-        ("server-0", True),
-        ("server-1", True),
-    ]
+    drained = [(event["name"], event["finished"]) for event in happened(bundle, "drained")]
+    assert drained == [("server-0", True), ("server-1", True)]
 
 
-def test_what_outlives_its_server_is_seen_and_ended(make_bundle, capsys):
+def test_what_outlives_its_server_is_seen_and_ended(make_bundle):
     bundle = make_bundle("--worker")
 
-    def orphan() -> int:
+    def orphan():
         """The worker of a server that was killed while nobody kept it."""
         assert bundle.run("up", "--no-keep") == 0
         leader = servers(bundle)["server-0"]
         (worker,) = members(leader) - {leader}
-        kill(leader)
-        until(lambda: collected(leader))
+        kill_and_collect(leader)
         return worker
 
     worker = orphan()
     assert bundle.run("status") == 1
-    answer = status(bundle, capsys)
-    assert (answer["state"], [left["pid"] for left in answer["left_behind"]]) == (
-        "degraded",
-        [worker],
-    )
-    assert "time.sleep" in answer["left_behind"][0]["name"]
+    answer = bundle.answers("status")
+    (left,) = answer["left_behind"]
+    assert (answer["state"], left["pid"]) == ("degraded", worker)
+    assert "time.sleep" in left["name"]
     second = orphan()  # `up` ended the first
     until(lambda: not runs(worker))
-    capsys.readouterr()
-    assert bundle.run("--json", "down") == 0
-    assert json.loads(capsys.readouterr().out)["stopped"] == [f"pid {second}"]
-    assert "left_behind" not in status(bundle, capsys)
+    assert bundle.answers("--json", "down")["stopped"] == [f"pid {second}"]
+    assert "left_behind" not in bundle.answers("status")
     third = orphan()
     (bundle.root / "run" / "state.json").unlink()  # the logs still tell
-    assert [left["pid"] for left in status(bundle, capsys)["left_behind"]] == [third]
-    assert bundle.run("down") == 0
+    assert [left["pid"] for left in bundle.answers("status")["left_behind"]] == [third]
+    assert f"pid {third}" in bundle.says(0, "down")
     until(lambda: not runs(third))
-    assert f"pid {third}" in capsys.readouterr().out
 
 
-def test_a_worker_of_a_server_is_started_without_being_asked(bundle, capsys):
-    sleeper = {
-        "argv": [sys.executable, "-c", "import time; time.sleep(600)"],
-        "env": {},
-        "port_offset": 0,
-        "devices": [0],
-    }
-    worker = {"name": "worker-1", "node": 1, "role": "worker", **sleeper}
-    bundle.edit(lambda data: data["processes"].append(worker))
-    assert bundle.run("up", "--node", "1", "--head", "127.0.0.1") == 0
-    assert "started: worker-1" in capsys.readouterr().out
-    assert bundle.run("bench", "--node", "1") == 2
-    assert "no server answers on node 1" in capsys.readouterr().err
+def test_a_worker_of_a_server_is_started_without_being_asked(bundle):
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
+    worker = {"name": "worker-1", "node": 1, "role": "worker", "argv": words}
+    bundle.edit(lambda data: data["processes"].append(data["processes"][0] | worker))
+    shown = bundle.says(0, "up", "--node", "1", "--head", "127.0.0.1")
+    assert "started: worker-1" in shown
+    assert "no server answers on node 1" in bundle.says(2, "bench", "--node", "1")
     assert bundle.run("down", "--node", "1") == 0
 
 
@@ -306,15 +272,13 @@ def train(tmp_path):
             found.run("down")
 
 
-def test_a_run_is_restarted_and_its_keeper_ends_with_it(train, capsys):
+def test_a_run_is_restarted_and_its_keeper_ends_with_it(train):
     bundle = train(100_000, step_s=0.05, every=2)
     assert bundle.run("up") == 0
-    shown = status(bundle, capsys)
+    shown = bundle.answers("status")
     assert (shown["state"], shown["supervision"], shown["world_size"]) == ("up", "supervised", 2)
-    first = keeper(bundle)
-    kill(first)
-    until(lambda: collected(first))
-    assert status(bundle, capsys)["supervision"] == "unsupervised"
+    kill_and_collect(keeper(bundle))
+    assert bundle.answers("status")["supervision"] == "unsupervised"
     before = servers(bundle)
     assert bundle.run("up") == 0
     assert servers(bundle) == before
@@ -324,57 +288,51 @@ def test_a_run_is_restarted_and_its_keeper_ends_with_it(train, capsys):
     (bundle.root / "run" / "stop").touch()
     until(lambda: collected(watcher))
     assert kinds(bundle)[-4:] == ["died", "restart", "stopped", "keeper_stop"]
-    assert status(bundle, capsys)["state"] == "down"
+    assert bundle.answers("status")["state"] == "down"
     assert not bundle.up
 
 
-def test_a_run_ends_with_a_checkpoint_from_which_the_next_goes_on(train, capsys):
+def test_a_run_ends_with_a_checkpoint_from_which_the_next_goes_on(train):
     bundle = train(60, step_s=60)
-    assert bundle.run("up", "--data", "/tmp/mine.txt") == 0
-    assert capsys.readouterr().out.startswith("up: step ")
+    assert "up: step " in bundle.says(0, "up", "--data", "/tmp/mine.txt")
     assert "data: /tmp/mine.txt" in (bundle.root / "run" / "trainer-0.log").read_text()
     mark = bundle.state()["mark"]
     assert bundle.run("down", "--checkpoint") == 0
     assert "restart" not in kinds(bundle)
     assert with_variable(procs.MARK, mark) == []
-    stopped = status(bundle, capsys)
+    stopped = bundle.answers("status")
     place = bundle.root / "run" / "checkpoints" / f"step-{stopped['step']}"
     assert (stopped["state"], stopped["checkpoint"]) == ("down", str(place))
     (bundle.root / "run" / "fake.json").write_text('{"step_s": 0.001}')
     assert bundle.run("up") == 0
-    until(lambda: status(bundle, capsys)["state"] == "finished")
-    shown = status(bundle, capsys)
+    until(lambda: bundle.answers("status")["state"] == "finished")
+    shown = bundle.answers("status")
     assert (shown["step"], shown["steps"], shown["loss"]) == (60, 60, pytest.approx(5 / 60))
     assert shown["model"] == str(bundle.root / "run" / "model")
     assert shown["step"] > stopped["step"]
 
 
-def test_bench_compares_steps_with_the_prediction(train, capsys):
+def test_bench_compares_steps_with_the_prediction(train):
     bundle = train(500)
-    assert bundle.run("bench", "--steps", "6") == 0
-    data = json.loads((bundle.root / "run" / "measurement.json").read_text())
+    assert "step time, median" in bundle.says(0, "bench", "--steps", "6")
+    data = bundle.read("measurement.json")
     assert data["metrics"]["step_s"] == 0.02
-    assert data["ratio"] == {
-        "step_s": 0.5,
-        "tokens_per_s": 2.0,
-        "tokens_per_s_per_gpu": 2.0,
-        "mfu": None,
-        "peak_memory_bytes": data["ratio"]["peak_memory_bytes"],
-    }
+    assert data["ratio"].pop("peak_memory_bytes")
+    rates = {"tokens_per_s": 2.0, "tokens_per_s_per_gpu": 2.0}
+    assert data["ratio"] == {"step_s": 0.5, "mfu": None, **rates}
     assert data["steps"]["first"] > 2
     assert data["steps"]["count"] == 6
-    assert "step time, median" in capsys.readouterr().out
     assert not bundle.up
     assert list((bundle.root / "run" / "checkpoints").iterdir())
 
 
-def test_each_node_starts_its_own_processes_and_knows_the_first(train, capsys):
+def test_each_node_starts_its_own_processes_and_knows_the_first(train):
     bundle = train(300, 2, step_s=60)
     assert bundle.run("up", "--node", "1", "--head", "127.0.0.1") == 0
-    found = status(bundle, capsys, "--node", "1")
-    assert [each["name"] for each in found["processes"]] == ["trainer-1"]
-    command = Path(f"/proc/{found['processes'][0]['pid']}/cmdline").read_text().split("\0")
+    (process,) = bundle.answers("status", "--node", "1")["processes"]
+    assert process["name"] == "trainer-1"
+    command = Path(f"/proc/{process['pid']}/cmdline").read_text().split("\0")
     assert command[command.index("--master-addr") + 1] == "127.0.0.1"
-    assert status(bundle, capsys, "--node", "0")["processes"] == []
+    assert bundle.answers("status", "--node", "0")["processes"] == []
     assert bundle.run("down", "--node", "1") == 0
     assert not (bundle.root / "run" / "node-1" / "state.json").exists()

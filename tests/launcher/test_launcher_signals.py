@@ -7,21 +7,17 @@ any step of a start is in ``test_launcher_life.py``.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from recipe_core.launcher.interrupts import interruptible, uninterrupted
-from tests.fixtures.bundles import Bundle, training_bundle, usual_signals, with_variable
-from tests.fixtures.fake_world import FakeClock
+from tests.fixtures.bundles import training_bundle, usual_signals, with_variable
 from tests.fixtures.kept import until
 from tests.fixtures.patience import PATIENCE
 from tests.fixtures.ports import free_port
@@ -48,11 +44,11 @@ sys.exit(main(sys.argv[4:], root=Path(sys.argv[3])))
 """A launcher that a signal meets the moment before it writes its state for the n-th time."""
 
 
-def nightly(*values: object) -> object:
+def nightly(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
-def signalled_at(nth: int, number: signal.Signals, bundle: Bundle, *words: str) -> int:
+def signalled_at(nth, number, bundle, *words):
     program = [sys.executable, "-c", KILLED_AT, str(nth), str(int(number)), str(bundle.root)]
     done = subprocess.run(
         [*program, *words], capture_output=True, text=True, check=False, preexec_fn=usual_signals
@@ -62,88 +58,81 @@ def signalled_at(nth: int, number: signal.Signals, bundle: Bundle, *words: str) 
 
 
 @pytest.fixture
-def token(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A variable that all that a test starts inherits; what has it at the end is killed."""
+def alive(monkeypatch, request):
+    """What runs of all that a test starts, by a variable that it inherits; killed at the end."""
     value = f"{os.getpid()}-{request.node.name}"
     monkeypatch.setenv("RECIPE_TEST", value)
-    yield value
-    for pid in alive(value):
+    yield lambda: with_variable("RECIPE_TEST", value)
+    for pid in with_variable("RECIPE_TEST", value):
         os.kill(pid, KILL)
 
 
-def alive(token: str) -> list[int]:
-    return with_variable("RECIPE_TEST", token)
-
-
-def stand_alone(bundle: Bundle, *words: str, **settings: object) -> subprocess.Popen[str]:
+def stand_alone(bundle, *words, **settings):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": usual_signals}
-    program = [*bundle.stand_alone(), *words]
-    return subprocess.Popen(program, text=True, **(options | settings))  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen([*bundle.stand_alone(), *words], text=True, **options | settings)
 
 
 @pytest.mark.parametrize(
     ("nth", "remedy"),
     [(2, "down"), *(nightly(n, how) for n, how in [(1, "up"), (1, "down"), (2, "up"), (3, "up")])],
 )
-def test_what_a_killed_start_left_is_found_by_its_mark(bundle, token, capsys, nth, remedy):
+def test_what_a_killed_start_left_is_found_by_its_mark(bundle, alive, nth, remedy):
     second = {"name": "server-1", "port_offset": 1}
     bundle.edit(lambda data: data["processes"].append(data["processes"][0] | second))
     assert signalled_at(nth, KILL, bundle, "up") == -KILL
     started = nth - 1
-    until(lambda: len(alive(token)) == started)  # the variable shows once the program is loaded
-    left = alive(token)
-    assert bundle.run("status") == 1
-    answer = json.loads(capsys.readouterr().out)
+    until(lambda: len(alive()) == started)  # the variable shows once the program is loaded
+    left = alive()
+    answer = bundle.answers("status")
     assert answer["state"] == ("degraded" if started else "down")
     assert answer.get("unrecorded", []) == left[-1:]
     if remedy == "up":
         assert bundle.run("up", "--no-keep") == 0
-        assert len(alive(token)) == 2
+        assert len(alive()) == 2
         assert bundle.run("status") == 0
     else:
-        assert bundle.run("--json", "down") == 0
-        stopped = json.loads(capsys.readouterr().out)["stopped"]
+        assert bundle.run("status") == 1
+        stopped = bundle.answers("--json", "down")["stopped"]
         assert stopped[-1:] == [f"pid {pid}" for pid in left[-1:]]
     assert bundle.run("down") == 0
-    assert (alive(token), bundle.up) == ([], False)
+    assert (alive(), bundle.up) == ([], False)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("number", "nth"), [(HUP, 1), (HUP, 2), (HUP, 3), (KILL, 2)])
-def test_a_bench_that_ends_at_any_step_leaves_nothing_for_long(bundle, token, number, nth):
+def test_a_bench_that_ends_at_any_step_leaves_nothing_for_long(bundle, alive, number, nth):
     words = ["bench", "--requests", "3"]
     assert signalled_at(nth, number, bundle, *words) == (130 if number == HUP else -KILL)
     if number == KILL:  # the next one ends what it left, and starts it again
-        until(lambda: alive(token))
+        until(alive)
         assert bundle.run(*words) == 0
-    assert (alive(token), bundle.up) == ([], False)
+    assert (alive(), bundle.up) == ([], False)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_run_whose_launcher_was_killed_is_found_on_its_node(tmp_path, token, capsys, nodes):
+def test_a_run_whose_launcher_was_killed_is_found_on_its_node(tmp_path, alive, nodes):
     bundle = training_bundle(tmp_path / "bundle", tmp_path, free_port(), 5000, nodes=nodes)
     node = ["--node", "1", "--head", "127.0.0.1"] if nodes > 1 else []
     assert signalled_at(2, KILL, bundle, "up", *node) == -KILL
-    until(lambda: alive(token))
-    assert bundle.run("status", *node) == 1
-    assert json.loads(capsys.readouterr().out)["state"] == "degraded"
+    until(alive)
+    assert bundle.answers("status", *node)["state"] == "degraded"
     assert bundle.run("up", "--no-keep", *node) == 0
-    assert len(alive(token)) == 1
+    assert len(alive()) == 1
     assert bundle.run("down", *node) == 0
-    assert alive(token) == []
+    assert alive() == []
 
 
-def test_an_interrupted_up_leaves_what_ran_before(bundle, token):
+def test_an_interrupted_up_leaves_what_ran_before(bundle, alive):
     """It asks a server that another launcher started, and waits for an answer."""
     assert bundle.run("up", "--no-keep") == 0
     state_file = bundle.root / "run" / "state.json"
     state_file.write_text(state_file.read_text().replace('"ready": true', '"ready": false'))
-    (pid,) = alive(token)
+    (pid,) = alive()
     os.kill(pid, signal.SIGSTOP)
     waiting = stand_alone(bundle, "up")
 
-    def locked() -> bool:
+    def locked():
         with (bundle.root / "run" / "lock").open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -154,22 +143,61 @@ def test_an_interrupted_up_leaves_what_ran_before(bundle, token):
     until(locked)
     waiting.send_signal(TERM)
     waiting.communicate(timeout=PATIENCE)
-    assert alive(token) == [pid]
+    assert alive() == [pid]
     os.kill(pid, signal.SIGCONT)
     assert bundle.run("down") == 0
+
+
+@pytest.fixture
+def followed(bundle, alive):
+    """A server that is followed until a signal comes, and everything with it."""
+
+    def start(**settings):
+        shown = stand_alone(bundle, "up", "--foreground", **settings)
+        assert "ready" in shown.stdout.readline()
+        return shown
+
+    def end(shown, number=TERM, times=1):
+        for _ in range(times):
+            shown.send_signal(number)
+        _, errors = shown.communicate(timeout=PATIENCE)
+        assert (shown.returncode, alive(), bundle.up) == (0, [], False), errors
+        assert "Traceback" not in errors
+
+    return start, end
 
 
 @pytest.mark.parametrize(
     ("number", "times"), [(INT, 2), nightly(INT, 1), nightly(HUP, 2), nightly(TERM, 2)]
 )
-def test_a_followed_server_stops_cleanly(bundle, token, number, times):
-    shown = stand_alone(bundle, "up", "--foreground")
-    assert "ready" in shown.stdout.readline()
-    for _ in range(times):
-        shown.send_signal(number)
-    _, errors = shown.communicate(timeout=PATIENCE)
-    assert (shown.returncode, alive(token), bundle.up) == (0, [], False), errors
-    assert "Traceback" not in errors
+def test_a_followed_server_stops_cleanly(followed, number, times):
+    start, end = followed
+    end(start(), number, times)
+
+
+def ignores(pid, number):
+    text = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(text.split("SigIgn:")[1].split()[0], 16) & 1 << (number - 1))
+
+
+def test_nohup_is_respected(bundle, followed):
+    def nohup():
+        usual_signals()
+        signal.signal(HUP, signal.SIG_IGN)
+
+    start, end = followed
+    shown = start(preexec_fn=nohup)
+    assert ignores(shown.pid, HUP)  # the kernel drops it
+    shown.send_signal(HUP)
+    assert bundle.run("status") == 0
+    end(shown)
+
+
+def test_servers_of_a_background_job_take_interrupts(bundle):
+    """A shell starts such jobs with SIGINT ignored, which programs they start would inherit."""
+    job = stand_alone(bundle, "up", preexec_fn=lambda: signal.signal(INT, signal.SIG_IGN))
+    job.communicate(timeout=PATIENCE)
+    assert not ignores(bundle.state()["servers"][0]["pid"], INT)
 
 
 @pytest.mark.parametrize("number", [HUP, nightly(TERM), nightly(INT)])
@@ -178,45 +206,17 @@ def test_a_followed_server_stops_cleanly(bundle, token, number, times):
     [(["up"], ["--behave", "hang"], False), (BENCH, ["--delay", "0.2"], True)],
     ids=["up", "bench"],
 )
-def test_a_signal_stops_what_was_started(make_bundle, token, number, words, server, ready):
+def test_a_signal_stops_what_was_started(make_bundle, alive, number, words, server, ready):
     bundle = make_bundle(*server)
     waiting = stand_alone(bundle, *words)
     until(lambda: bundle.up and bundle.state()["servers"] and bundle.state()["ready"] == ready)
     waiting.send_signal(number)
     waiting.communicate(timeout=PATIENCE)
-    assert (waiting.returncode, alive(token), bundle.up) == (130, [], False)
-
-
-def ignored(pid: int) -> int:
-    """The signals that a process ignores, a bit each."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(text.split("SigIgn:")[1].split()[0], 16)
-
-
-def test_nohup_is_respected(bundle, token):
-    def nohup() -> None:
-        usual_signals()
-        signal.signal(HUP, signal.SIG_IGN)
-
-    shown = stand_alone(bundle, "up", "--foreground", preexec_fn=nohup)
-    assert "ready" in shown.stdout.readline()
-    assert ignored(shown.pid) & 1 << (HUP - 1)  # the kernel drops it
-    shown.send_signal(HUP)
-    assert bundle.run("status") == 0
-    shown.send_signal(TERM)
-    shown.communicate(timeout=PATIENCE)
-    assert (shown.returncode, alive(token)) == (0, [])
-
-
-def test_servers_of_a_background_job_take_interrupts(bundle):
-    """A shell starts such jobs with SIGINT ignored, which programs they start would inherit."""
-    job = stand_alone(bundle, "up", preexec_fn=lambda: signal.signal(INT, signal.SIG_IGN))
-    job.communicate(timeout=PATIENCE)
-    assert not ignored(bundle.state()["servers"][0]["pid"]) & 1 << (INT - 1)
+    assert (waiting.returncode, alive(), bundle.up) == (130, [], False)
 
 
 @pytest.mark.parametrize("words", [["up", "--foreground"], nightly(BENCH)])
-def test_a_lost_terminal_stops_everything(make_bundle, token, words):
+def test_a_lost_terminal_stops_everything(make_bundle, alive, words):
     """The kernel sends SIGHUP, and every write to the terminal fails from then on."""
     bundle = make_bundle("--delay", "0.2")
     program = [*bundle.stand_alone(), *words]
@@ -228,10 +228,10 @@ def test_a_lost_terminal_stops_everything(make_bundle, token, words):
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
     assert os.WIFEXITED(status)
-    assert (alive(token), bundle.up) == ([], False)
+    assert (alive(), bundle.up) == ([], False)
 
 
-def test_a_reader_that_left_does_not_end_what_is_followed(bundle, token):
+def test_a_reader_that_left_does_not_end_what_is_followed(bundle, alive):
     shown = stand_alone(bundle, "up", "--foreground")
     shown.stdout.close()
     until(lambda: bundle.up and bundle.state()["ready"])
@@ -242,7 +242,7 @@ def test_a_reader_that_left_does_not_end_what_is_followed(bundle, token):
     assert shown.wait(timeout=PATIENCE) in (0, 1)
     assert "Traceback" not in errors
     assert "Exception ignored" not in errors
-    assert (alive(token), bundle.up) == ([], False)
+    assert (alive(), bundle.up) == ([], False)
 
 
 def test_ctrl_c_while_python_imports_is_quiet(bundle):
@@ -253,9 +253,9 @@ def test_ctrl_c_while_python_imports_is_quiet(bundle):
     importing = subprocess.Popen(
         [*program, "status"], stderr=subprocess.PIPE, text=True, preexec_fn=usual_signals
     )
-    writing: list[int] = []
+    writing = []
 
-    def imports() -> bool:
+    def imports():
         with suppress(OSError):  # until somebody reads
             writing.append(os.open(module, os.O_WRONLY | os.O_NONBLOCK))
         return bool(writing)
@@ -265,42 +265,3 @@ def test_ctrl_c_while_python_imports_is_quiet(bundle):
     os.close(writing[0])  # ends the read that a signal came too early to interrupt
     assert importing.communicate(timeout=PATIENCE)[1] == ""
     assert importing.returncode == 130
-
-
-# In this process
-
-
-@pytest.fixture
-def hangup_ends() -> Iterator[None]:
-    """Whoever runs the tests may ignore it, as nohup does."""
-    before = signal.signal(HUP, signal.SIG_DFL)
-    yield
-    signal.signal(HUP, before)
-
-
-def test_a_part_that_must_not_be_cut_in_two_is_finished():
-    done: list[str] = []
-
-    def stop_in_the_middle() -> None:
-        with interruptible():
-            with uninterrupted():
-                os.kill(os.getpid(), TERM)
-                done.append("stopped")
-            done.append("never")
-
-    with pytest.raises(KeyboardInterrupt):
-        stop_in_the_middle()
-    assert done == ["stopped"]
-
-
-@pytest.mark.usefixtures("hangup_ends")
-def test_a_second_signal_at_once_is_the_same_end():
-    clock, ends = FakeClock(), []
-    with interruptible(clock):
-        for passed in (2, 0.5, 2):
-            clock.at += passed
-            try:
-                os.kill(os.getpid(), HUP)
-            except KeyboardInterrupt:
-                ends.append(passed)
-    assert ends == [2, 2]

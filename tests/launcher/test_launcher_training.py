@@ -1,101 +1,49 @@
-"""Training bundles: what is followed, refused and read; and bundles for several nodes."""
+"""Training runs in a fake world: what is followed, kept, given up and refused."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import signal
+
 import pytest
 
-from recipe_core.launcher import events, runs, state, supervisor
-from recipe_core.launcher.errors import LateError, StartError
-from recipe_core.launcher.plan import load_plan
+from recipe_core.launcher import events, run_look, runs, state, supervisor
+from recipe_core.launcher.errors import LateError, LauncherError, PreflightError, StartError
+from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.request import Request
-from recipe_core.launcher.steps import read_steps
 from tests.fixtures.bundles import training_bundle
-from tests.fixtures.fake_world import serves
+from tests.fixtures.fake_world import GIB, Killed, Said, serves
+from tests.fixtures.refusals import refusal
 
 
-def test_the_foreground_follows_every_step(trained):
-    run = trained(5).up(shown=0)
-    run.keep()
-    for n in range(1, 6):
-        assert f"step {n} of 5: loss {5 / n:.4f}, 1,000.0/s" in run.said.text
-    assert not run.recorded
+def fault(step, kind, times=1, **more):
+    return {"step": step, "kind": kind, "times": times, **more}
 
 
-def test_a_run_that_dies_shows_the_end_of_its_log(world, trained):
-    run = trained(20, {"step": 3, "kind": "crash", "times": 99}, every=0, crash_budget=0)
-    run.up()
-    with pytest.raises(StartError) as caught:
-        run.runner.keep()
-    assert caught.value.message.startswith("trainer-0 ended before its last step: ended")
-    assert caught.value.detail == "RuntimeError: the loss is not a number"
+def gives_up(run, **options):
+    run.up(**options)
+    error = refusal(run.runner.keep, kind=StartError)
+    assert (run.world.living(), run.recorded) == ([], False)
+    assert run.happened("keeper_stop")[0]["reason"] == "gave up"
+    return error
 
 
-def test_bench_of_a_framework_without_a_record_says_so(tmp_path, capsys):
-    bundle = training_bundle(tmp_path / "bundle", tmp_path, 20_000, 5, record=False)
-    assert bundle.run("bench") == 1
-    assert "fake writes no record that this launcher can read" in capsys.readouterr().err
-
-
-def test_what_is_missing_on_several_nodes_is_one_error(tmp_path, capsys):
-    bundle = training_bundle(tmp_path / "bundle", tmp_path, 20_000, nodes=2)
-    for words, code, said in (
-        (["up"], 2, "this bundle runs on 2 nodes; --node is missing"),
-        (["up", "--node", "1"], 2, "node 1 of 2 does not know the address of node 0"),
-        (["up", "--node", "2", "--head", "10.0.0.1"], 2, "node 2 is not between 0 and 1"),
-        (["status"], 2, "--node is missing"),
-        (
-            ["preflight", "--node", "1", "--head", "no-such-host.invalid"],
-            1,
-            "'no-such-host.invalid' does not resolve",
-        ),
-    ):
-        assert bundle.run(*words) == code
-        printed = capsys.readouterr()
-        assert said in printed.out + printed.err
-        assert "Traceback" not in printed.err
-
-
-def test_users_ask_the_router_and_not_the_pools_behind_it(bundle):
-    def pools(data):
-        (first,) = data["processes"]
-        named = [("prefill", "prefill", 1), ("decode", "decode", 2), ("router", "router", 0)]
-        data["processes"] = [
-            first | {"name": name, "role": role, "port_offset": offset}
-            for name, role, offset in named
-        ]
-
-    bundle.edit(pools)
-    plan = load_plan(bundle.root)
-    assert [process.name for process in plan.answering] == ["prefill", "decode", "router"]
-    assert [process.name for process in plan.entrances] == ["router"]
-
-
-def test_a_row_cut_short_is_left_out(tmp_path):
-    path = tmp_path / "metrics.csv"
-    path.write_text("step,loss,mfu\n1,5.0,\n2,4.0\n3,nan,0.5\n")
-    assert [(step.number, step.get("loss"), step.get("mfu")) for step in read_steps(path)] == [
-        (1, 5.0, None),
-        (3, None, 0.5),
-    ]
-
-
-def request_of(run, **options):
-    return Request(run.bundle.root, "up", **options)
+# Up and down
 
 
 def wait_first_step(run, current, **options):
-    runs.wait_first_step(
-        request_of(run, **options), load_plan(run.bundle.root), current, run.said, world=run.world
-    )
+    request = Request(run.bundle.root, "up", **options)
+    runs.wait_first_step(request, run.plan, current, run.said, world=run.world)
 
 
 def test_up_waits_for_the_first_step_or_as_long_as_was_said(world, trained):
-    run = trained(12, {"step": 3, "kind": "hang", "times": 9}, every=0)
+    run = trained(12, fault(3, "hang", 9), every=0)
     current = run.start()
     wait_first_step(run, current, no_keep=True)
     assert (run.own / "metrics.csv").read_text().count("\n") == 2  # its head and a step
     world.scripts["trainer-0"] = [serves()]  # runs, and never makes a step
-    supervisor.stop(run.own, current, progress=run.said, world=world)
+    run.stop()
     (run.own / "metrics.csv").unlink()
     current, began = run.start(), world.clock.at
     wait_first_step(run, current, no_keep=True, timeout=50)
@@ -104,17 +52,16 @@ def test_up_waits_for_the_first_step_or_as_long_as_was_said(world, trained):
 
 
 def test_up_says_why_a_run_ended_before_its_first_step(world, trained):
-    run = trained(8, {"step": 1, "kind": "crash", "times": 99})
-    with pytest.raises(StartError) as caught:
-        wait_first_step(run, run.start(), no_keep=True)
-    assert caught.value.detail == "RuntimeError: the loss is not a number"
+    run = trained(8, fault(1, "crash", 99))
+    error = refusal(wait_first_step, run, run.start(), no_keep=True, kind=StartError)
+    assert error.detail == "RuntimeError: the loss is not a number"
     assert (world.living(), run.recorded) == ([], False)
 
     def keeper_gives_up():
         events.append(run.own, "gave_up", reason="no device is left", fix="See the machine.")
         state.remove(run.own)
 
-    for end, error, field in (
+    for end, kind, text in (
         (keeper_gives_up, StartError, "no device is left"),
         (lambda: state.remove(run.own), LateError, "stopped before its first step"),
     ):
@@ -122,19 +69,277 @@ def test_up_says_why_a_run_ended_before_its_first_step(world, trained):
         current = run.start()
         events.append(run.own, "start")
         world.after(3, end)
-        with pytest.raises(error, match=field):
-            wait_first_step(run, current)
+        assert text in str(refusal(wait_first_step, run, current, kind=kind))
 
 
 def test_a_run_that_is_ended_after_a_checkpoint_has_minutes_for_it(world, trained):
     run = trained(1000, every=0)
     current = run.start()
-    plan = load_plan(run.bundle.root)
-    world.after(4.5, lambda: runs.end_with_checkpoint(plan, current, run.said, world=world))
-    runs.wait_steps(plan, current, 1000, run.said, world=world)
+    ends = {"plan": run.plan, "current": current, "progress": run.said, "world": world}
+    world.after(4.5, lambda: runs.end_with_checkpoint(**ends))
+    runs.wait_steps(run.plan, current, 1000, run.said, world=world)
     assert (run.shown["step"], run.shown["checkpoint"]) == (5, f"{run.own}/checkpoints/step-5")
     world.scripts["trainer-0"] = [serves()]  # heeds nothing
-    current, began = run.start(), world.clock.at
-    runs.end_with_checkpoint(plan, current, run.said, world=world)
+    ends["current"], began = run.start(), world.clock.at
+    runs.end_with_checkpoint(**ends)
     assert 600 <= world.clock.at - began < 601
     assert world.living()  # `down` ends it next
+
+
+def test_what_is_missing_is_one_error(tmp_path):
+    bundle = training_bundle(tmp_path / "bundle", tmp_path, 20_000, 5, record=False)
+    assert "fake writes no record that this launcher can read" in bundle.says(1, "bench")
+    bundle = training_bundle(tmp_path / "several", tmp_path, 20_000, nodes=2)
+    for words, code, said in (
+        (["up"], 2, "this bundle runs on 2 nodes; --node is missing"),
+        (["up", "--node", "1"], 2, "node 1 of 2 does not know the address of node 0"),
+        (["up", "--node", "2", "--head", "10.0.0.1"], 2, "node 2 is not between 0 and 1"),
+        (["status"], 2, "--node is missing"),
+        (["preflight", "--node", "1", "--head", "no.invalid"], 1, "'no.invalid' does not resolve"),
+    ):
+        printed = bundle.says(code, *words)
+        assert said in printed
+        assert "Traceback" not in printed
+
+
+# Runs that break
+
+
+@pytest.mark.parametrize("kind", ["crash", "kill"])
+def test_a_run_that_crashed_goes_on_from_its_checkpoint(trained, kind):
+    run = trained(12, fault(6, kind)).up(shown=0)
+    run.keep()
+    assert run.kinds == ["keeper_start", "died", "restart", "finished", "keeper_stop"]
+    assert run.happened("restart")[0]["step"] == 4
+    for n in range(1, 13):  # the foreground follows every step
+        times = 2 if n == 5 else 1
+        assert run.said.text.count(f"step {n} of 12: loss {5 / n:.4f}, 1,000.0/s") == times
+    assert (run.shown["state"], run.recorded) == ("finished", False)
+
+
+def test_a_hang_is_ended_and_the_run_goes_on(world, trained):
+    run = trained(12, fault(6, "hang")).up()
+    run.keep()
+    assert run.kinds[1:4] == ["hung", "restart", "finished"]
+    assert run.happened("hung")[0]["reason"].endswith("; a step takes 1 s")
+
+
+def test_a_stopped_process_is_a_hang_too(world, trained):
+    run = trained(40).up()
+    world.after(10, lambda: world.kill("trainer-0", signal.SIGSTOP))
+    run.keep()
+    assert run.kinds[1:4] == ["hung", "restart", "finished"]
+
+
+def test_a_rollback_is_no_failure(trained):
+    run = trained(8, fault(5, "rollback"), crash_budget=1).up()
+    run.keep()
+    assert run.kinds[1:4] == ["rollback", "restart", "finished"]
+    assert run.happened("rollback")[0]["skipped"] == [4, 5]
+    assert run.shown["rollbacks"] == 1
+
+
+def test_what_a_person_must_change_is_not_tried_again(trained):
+    run = trained(8, fault(3, "refuse", 9))
+    said = "trainer-0 ended before its last step: train.json.steps is '4', not int."
+    assert gives_up(run).message == said
+    assert run.kinds == ["keeper_start", "died", "gave_up", "keeper_stop"]
+    assert run.happened("gave_up")[0]["cause"] == "refused"
+
+
+def test_a_run_that_always_fails_is_given_up_with_a_diagnosis(trained):
+    log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    run = trained(12, fault(6, "crash", 99, log=log))
+    error = gives_up(run)
+    assert error.message.startswith("trainer-0 ended before its last step: ended")
+    assert "ended with exit code 1; it is not started again" in error.message
+    assert error.hint.startswith("Diagnosis: ")
+    assert run.kinds.count("restart") == 3
+    (last,) = run.happened("gave_up")
+    assert (last["cause"], last["lines"], last["restarts"]) == ("device-memory", [log], 3)
+
+
+def test_a_run_that_never_made_a_step_is_not_tried_again(trained):
+    run = trained(8, fault(1, "crash", 99))
+    assert gives_up(run).detail == "RuntimeError: the loss is not a number"
+    assert "restart" not in run.kinds
+
+
+def test_a_kill_for_want_of_memory_is_named(world, trained):
+    run = trained(12, fault(6, "kill")).up()
+    world.after(5.5, lambda: world.oom.update(machine=1))
+    run.keep()
+    assert run.happened("killed")[0]["cause"] == "host-memory-killed"
+
+
+def test_a_rank_that_torchrun_names_is_diagnosed(world, trained):
+    run = trained(12)
+    current = run.start()
+    world["trainer-0"].ends(1, "  exitcode  : -11 (pid: 77)")
+    observer = run_look.Observer(run.plan, Said(), None, world=world)
+    assert observer.diagnosis(run.plan, current, proven=True).cause == "crashed"
+
+
+@pytest.mark.parametrize(
+    ("error", "restarts"),
+    [
+        (PreflightError("port", "port 20000 is in use", ""), 1),
+        (PreflightError("bundle", "added: notes.txt", ""), 0),
+        (LauncherError("No space left on device."), 1),
+    ],
+)
+def test_a_check_before_a_restart_that_may_pass_is_waited_for(trained, error, restarts):
+    run, errors = trained(12, fault(6, "crash")), [error]
+
+    def checked(*_):
+        if errors:
+            raise errors.pop()
+
+    if restarts:
+        run.up(checked=checked).keep()
+    else:
+        assert error.message in gives_up(run, checked=checked).message
+    assert run.kinds.count("restart") == restarts
+
+
+def test_a_program_that_is_gone_is_named(world, trained):
+    run = trained(12, fault(6, "crash"))
+    world.when(lambda: "died" in run.kinds, lambda: world.missing.add("trainer-0"))
+    assert "cannot be started" in gives_up(run).message
+
+
+# Runs and keepers that are ended
+
+
+def test_a_run_stops_with_a_checkpoint_when_somebody_asks(world, trained):
+    run = trained(1000).up()
+    assert (run.shown["state"], run.shown["world_size"]) == ("up", 2)
+    world["trainer-0"].child = True  # kept by who started it
+    world.after(7.5, lambda: (run.own / "stop").touch())
+    run.keep()
+    assert run.kinds == ["keeper_start", "stopped", "keeper_stop"]
+    assert run.shown["checkpoint"] == str(run.own / "checkpoints" / "step-8")
+    assert not run.recorded
+
+
+def test_a_run_that_ended_unseen_is_finished_all_the_same(world, trained):
+    """Its exit code is known to nobody: the launcher that started it is gone."""
+    run = trained(3)
+    run.start()
+    world.clock.sleep(60)
+    run.adopt().keep()
+    assert run.kinds == ["keeper_start", "finished", "keeper_stop"]
+
+
+def test_a_keeper_leaves_the_run_alone_when_it_is_dismissed(world, trained):
+    run = trained(600).up()
+    before = world.pids()
+    run.keep(lambda: world.clock.at > 1020)
+    assert (world.pids(), run.happened("keeper_stop")[0]["reason"]) == (before, "left")
+    run.adopt()
+    world.kill("trainer-0")
+    run.keep(lambda: "restart" in run.kinds)
+    assert run.state.restarts == 1
+
+
+def test_it_leaves_while_it_rests_and_where_another_is_at_work(world, trained):
+    run = trained(600, fault(6, "crash"), backoff_s=600, backoff_most_s=600).up()
+    run.keep(lambda: run.recorded and not run.state.servers and "died" in run.kinds)
+    assert "restart" not in run.kinds
+    assert run.stop() == []
+    run.up()
+    world.after(20, lambda: state.remove(run.own))  # another launcher stopped the run
+    run.keep()
+    assert not run.recorded
+    before = len(run.up().kinds)
+    with state.exclusive(run.own):  # a command that holds it for long is left to it
+        run.keep()
+    assert run.kinds[before:] == ["keeper_stop"]
+
+
+@pytest.mark.usefixtures("writes_are_steps")
+def test_a_keeper_may_be_killed_at_any_step(world, trained):
+    """Wherever it is killed, the next one brings the run to its end, and never two at once."""
+    run, whole, nth = trained(8), False, 0
+    scenario = {"every": 2, "faults": [fault(5, "crash")]}
+    while not whole:
+        nth += 1
+        (run.own / "fake.json").write_text(json.dumps(scenario))
+        run.up()
+        world.steps, world.dies_at = 0, nth
+        try:
+            run.keep()
+            whole = True
+        except Killed:
+            assert len(world.living()) <= 1
+            world.next_launcher()
+            if run.recorded:
+                run.adopt().keep()
+        assert (nth, world.living(), run.shown["state"]) == (nth, [], "finished")
+        for folder in ("checkpoints", "model"):
+            shutil.rmtree(run.own / folder)
+        (run.own / "metrics.csv").unlink()
+    assert nth > 8
+
+
+# Devices
+
+
+def gpus(count):
+    devices = tuple(Device(n, "Pretend GPU", 80 * GIB, 80 * GIB) for n in range(count))
+    return Machine("cuda", devices, "CPU", 2, 64 * GIB, 32 * GIB)
+
+
+@pytest.fixture
+def on_two(world, trained):
+    """A run on two devices, with a fallback for one."""
+    run = trained(100_000)
+    world.machine = gpus(2)
+
+    def needs(data, devices):
+        data["needs"] |= {"runtime": "cuda", "names": ["Pretend GPU"], "count": devices}
+        data["processes"][0]["devices"] = list(range(devices))
+        data["processes"][0]["argv"][4:] = [f"devices={devices}"]
+
+    run.bundle.edit(lambda data: needs(data, 2))
+    run.bundle.add_fallback("1-fewer-gpus", lambda data: needs(data, 1))
+    return run
+
+
+def lose_one(world):
+    world.machine = gpus(1)
+    world.kill("trainer-0")
+
+
+def test_a_lost_device_is_done_without_until_it_is_back(world, on_two):
+    run = on_two.up()
+    world.after(5, lambda: lose_one(world))
+    run.keep(lambda: "restart" in run.kinds)
+    assert run.kinds[1:-1] == ["died", "device_lost", "fallback", "restart"]
+    shown = run.shown
+    assert (shown["choice"], shown["world_size"], shown["restarts"]) == ("1-fewer-gpus", 1, 1)
+    assert run.happened("device_lost")[0]["reason"] == "1 x Pretend GPU; the recipe needs 2 x CPU"
+    assert world["trainer-0"].argv[-1] == "devices=1"
+    run.adopt()
+    world.after(60, lambda: setattr(world, "machine", gpus(2)))
+    run.keep(lambda: run.kinds.count("restart") == 2)
+    assert run.kinds[-4:] == ["device_found", "first_choice", "restart", "keeper_stop"]
+    assert world["trainer-0"].argv[-1] == "devices=2"
+    assert (run.shown["choice"], run.shown["world_size"]) == ("first", 2)
+    assert run.happened("restart")[-1]["step"] > 0
+
+
+def test_strict_waits_for_a_lost_device_and_gives_up_at_last(world, on_two):
+    world.after(5, lambda: lose_one(world))
+    gives_up(on_two, fixed=True)
+    assert "fallback" not in on_two.kinds
+    assert on_two.said.text.count("no choice fits what is left of the machine") == 2
+    assert on_two.shown["state"] == "down"
+
+
+def test_a_device_that_comes_back_in_time_is_waited_for(world, on_two):
+    run = on_two.up(fixed=True)
+    world.after(5, lambda: lose_one(world))
+    world.after(6.2, lambda: setattr(world, "machine", gpus(2)))
+    run.keep(lambda: "restart" in run.kinds)
+    assert run.state.choice == "first"
