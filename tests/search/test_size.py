@@ -1,105 +1,49 @@
-"""Candidates are counted before they are made; what is too large says what would fit."""
+"""Candidates are counted before they are made, and who watches a calculation may end it."""
 
-from __future__ import annotations
-
+from functools import partial
 from itertools import product
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from recipe_core.base import budget
+from recipe_core.base import budget, progress
 from recipe_core.base.budget import Budget, Cancelled
 from recipe_core.base.errors import LimitError
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search import serving_candidates, size
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.space.splits import ExpertSharing, count_splits, enumerate_splits
-from tests.conftest import make_request
+from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
+from tests.fixtures.training import training_values
 
 MIXTRAL = "mistralai/Mixtral-8x7B-Instruct-v0.1"
 
 
-def refused_above(rows: int, request: PlanRequest) -> LimitError:
-    """The request takes just this many candidates: one fewer is refused."""
+def refused_above(request):
+    """What a request is refused with where one candidate fewer than it takes is allowed."""
+    with budget.limited(Budget(None)) as account:
+        rows = len(plan(request))
+    assert account.planned == rows
     with budget.limited(Budget(rows)):
         assert len(plan(request)) == rows
     with budget.limited(Budget(rows - 1)):
-        return refusal(plan, request, kind=LimitError)
+        refused = refusal(plan, request, kind=LimitError)
+    assert f"{rows - 1:,}" in refused.message
+    return refused
 
 
-def test_the_count_is_what_would_be_made() -> None:
+def test_the_count_is_what_would_be_made():
     devices = (1, 2, 3, 8, 12, 16, 60, 64)
     for count, sharing, heads in product(devices, get_args(ExpertSharing), (None, 1, 2, 8)):
         made = enumerate_splits(count, shares_experts=sharing, kv_heads=heads)
         counted = count_splits(count, shares_experts=sharing, kv_heads=heads)
         assert counted == len(made["tp"]), (count, sharing, heads)
-
-
-@over("options", table("search", "counted"))
-def test_a_plan_has_as_many_candidates_as_were_counted(options: dict[str, Any]) -> None:
-    for model in (MIXTRAL, "Qwen/Qwen3-8B"):
-        request = make_request(model, nodes=2, options=options)
-        with budget.limited(Budget(None)) as account:
-            rows = len(plan(request))
-        assert account.planned == rows
-        assert f"{rows - 1:,}" in refused_above(rows, request).message
-
-
-def test_training_counts_too() -> None:
-    serving = dict.fromkeys(("mode", "input_tokens", "output_tokens", "concurrency"))
-    workload = {"kind": "training", "sequence_length": 8192, "global_batch": 512} | serving
-    beside = {"hardware": [{"device": "mi300x", "per_node": 8}]}
-    for options in ({}, beside):
-        request = make_request(workload=workload, options=options)
-        with budget.limited(Budget(None)) as account:
-            rows = len(plan(request))
-        assert account.planned == rows
-        error = refused_above(rows, request)
-        named = "options.hardware" if options else "micro_batch"
-        assert named in str(error)
-
-
-def test_nothing_is_made_of_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five million candidates: counted from a few hundred splits, and refused."""
-    made = []
-    whole = serving_candidates._varied
-    monkeypatch.setattr(
-        serving_candidates, "_varied", lambda *args: made.append(args) or whole(*args)
-    )
-    loads, steps = list(range(1, 257)), [64 * n for n in range(1, 65)]
-    options = {"loads": loads, "max_batched_tokens": steps}
-    refused = refusal(plan, make_request(nodes=8, options=options), kind=LimitError)
-    assert not made
-    assert refused.field == "options.loads"
-    fitting = int(refused.hint.rpartition(" ")[2].rstrip("."))
-    fewer = make_request(nodes=8, options=options | {"loads": loads[: fitting - 1]})
-    with budget.limited(Budget(seconds=1e-9)):  # it fits by number, and begins
-        assert "took longer" in str(refusal(plan, fewer, kind=LimitError))
-
-
-def test_splits_alone_or_several_options_together_may_be_too_many() -> None:
-    options = {"engines": ["tensorrt-llm"], "context_parallel": True}
-
-    def asked(nodes: int) -> PlanRequest:
-        return make_request(MIXTRAL, nodes=nodes, options=options)
-
-    with budget.limited(Budget(20_000)):
-        refused = refusal(plan, asked(512), kind=LimitError)
-        assert refused.field == "hardware.nodes"
-        nodes = int(refused.hint.partition(", ")[2].split()[0].replace(",", ""))
-        assert len(plan(asked(nodes))) <= 20_000
-        refusal(plan, asked(nodes + 1), kind=LimitError)
-    options = {"loads": list(range(1, 30)), "max_batched_tokens": [1024 * n for n in range(1, 30)]}
-    with budget.limited(Budget(100)):
-        refused = refusal(plan, make_request(options=options), kind=LimitError)
-    assert all(f"options.{name}" in refused.message for name in options)
-
-
-def test_pairs_of_pools_are_counted_exactly() -> None:
-    for devices in (1, 2, 5, 8, 16):
+    for devices in (1, 2, 5, 8, 16):  # pairs of pools
         sizes = [n for n in (1, 1, 2, 3, 4, 8) if n <= devices]
         copies = range(1, devices + 1)
         brute = sum(
@@ -109,7 +53,51 @@ def test_pairs_of_pools_are_counted_exactly() -> None:
         assert size.count_pairs(devices, np.array(sizes)) == brute
 
 
-def test_a_calculation_ends_at_its_next_chunk_and_one_stated_split_has_no_size() -> None:
+@over("options", table("search", "counted"))
+def test_a_plan_has_as_many_candidates_as_were_counted(options):
+    for model in (MIXTRAL, "Qwen/Qwen3-8B"):
+        refused_above(make_request(model, nodes=2, options=options))
+
+
+def test_training_counts_too():
+    beside = {"hardware": [{"device": "mi300x", "per_node": 8}]}
+    for options, named in (({}, "micro_batch"), (beside, "options.hardware")):
+        run = training_values(nodes=1, global_batch=512) | {"options": options}
+        assert named in str(refused_above(PlanRequest.parse(run)))
+
+
+def test_nothing_is_made_of_what_is_too_large(monkeypatch):
+    """Five million candidates: counted from a few hundred splits, and refused."""
+    made = []
+    whole = serving_candidates._varied
+    monkeypatch.setattr(
+        serving_candidates, "_varied", lambda *args: made.append(args) or whole(*args)
+    )
+    options = {"loads": [*range(1, 257)], "max_batched_tokens": [*range(64, 4097, 64)]}
+    refused = refusal(plan, make_request(nodes=8, options=options), kind=LimitError)
+    assert (made, refused.field) == ([], "options.loads")
+    fitting = int(refused.hint.rpartition(" ")[2].rstrip("."))
+    fewer = make_request(nodes=8, options=options | {"loads": options["loads"][: fitting - 1]})
+    with budget.limited(Budget(seconds=1e-9)):  # it fits by number, and begins
+        assert "took longer" in str(refusal(plan, fewer, kind=LimitError))
+
+
+def test_splits_alone_or_several_options_together_may_be_too_many():
+    options = {"engines": ["tensorrt-llm"], "context_parallel": True}
+    asked = partial(make_request, MIXTRAL, options=options)
+    with budget.limited(Budget(20_000)):
+        refused = refusal(plan, asked(nodes=512), kind=LimitError)
+        assert refused.field == "hardware.nodes"
+        nodes = int(refused.hint.partition(", ")[2].split()[0].replace(",", ""))
+        assert len(plan(asked(nodes=nodes))) <= 20_000
+        refusal(plan, asked(nodes=nodes + 1), kind=LimitError)
+    options = {"loads": [*range(1, 30)], "max_batched_tokens": [*range(1024, 30_000, 1024)]}
+    with budget.limited(Budget(100)):
+        refused = refusal(plan, make_request(options=options), kind=LimitError)
+    assert all(f"options.{name}" in refused.message for name in options)
+
+
+def test_a_calculation_ends_at_its_next_chunk_and_one_stated_split_has_no_size():
     left = iter([False, False, True])
     with budget.limited(Budget(), lambda: next(left, True)) as account, pytest.raises(Cancelled):
         plan(make_request(nodes=2, options={"engines": ["vllm", "sglang", "tensorrt-llm"]}))
@@ -117,3 +105,54 @@ def test_a_calculation_ends_at_its_next_chunk_and_one_stated_split_has_no_size()
     stated = {"tp": 8, "pp": 1, "dp": 512}
     with budget.limited(Budget(10)):
         assert len(plan_candidate(make_request(nodes=512, candidate=stated))[0]) == 1
+
+
+P95 = {
+    "model": LLAMA_70B,
+    "workload.concurrency": 64,
+    "objective.limits.percentile": 95,
+    "objective.limits.tpot_ms": 60,
+}
+
+
+class EnoughError(Exception):
+    pass
+
+
+def watched(changes):
+    seen = []
+    with progress.watched(lambda *step: seen.append(step)):
+        table = plan(change(DEFAULT, P95 | changes))
+    return table, seen
+
+
+def test_every_simulated_split_is_a_step_and_a_search_of_loads_one_task():
+    table, seen = watched({})
+    simulations = [block.simulation for block in table.blocks if block.simulation is not None]
+    simulated = sum(int((each.means_s["tpot_s"] > 0).sum()) for each in simulations)
+    assert simulated > 1
+    assert seen == [(n, simulated) for n in range(simulated + 1)]
+    table, seen = watched({"workload.concurrency": None})
+    assert table.load_searched
+    assert len({steps for _, steps in seen}) == 1
+    assert [done for done, _ in seen] == list(range(len(seen)))
+    assert seen[-1][0] <= seen[-1][1]
+
+
+def test_a_watcher_ends_the_work_at_the_next_step():
+    seen = []
+
+    def enough(done, _):
+        seen.append(done)
+        if done == 2:
+            raise EnoughError
+
+    with pytest.raises(EnoughError), progress.watched(enough):
+        plan(change(DEFAULT, P95))
+    assert seen == [0, 1, 2]
+    # nobody watches any more, and nothing is left of what was ended
+    assert plan(change(DEFAULT, P95)).order.size
+    # means have no steps
+    with progress.watched(lambda *_: pytest.fail("nothing is simulated")):
+        plan(make_request())
+        progress.step()

@@ -1,0 +1,264 @@
+"""Limits: with which probability splits keep them, and those on money where a price is unknown."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recipe_core as rb
+from recipe_core.base.intervals import NORMAL, factor_at, probability_below, scores_below
+from recipe_core.present.terminal import plan_text
+from recipe_core.request.edit import change
+from recipe_core.search.changes import fixes
+from recipe_core.search.confidence import signed_correlation, together
+from recipe_core.search.limits import LIMITS
+from recipe_core.search.plans import estimate_batch, plan
+from recipe_core.search.slos import keeping
+from tests.conftest import LLAMA_70B, request_values
+from tests.fixtures.rows import over, table
+from tests.fixtures.sizes import examples
+from tests.fixtures.training import training_request
+
+INTERVALS = {"50": (0.9, 1.1), "80": (0.8, 1.3), "95": (0.6, 1.8)}
+
+
+def planned(**limits):
+    objective = {"optimize": "cost"}
+    if "confidence" in limits:
+        objective["confidence"] = limits.pop("confidence")
+    return rb.plan(request_values(objective=objective | {"limits": limits}))
+
+
+def test_scores_are_those_of_the_intervals_and_their_inverse():
+    for level, share in (("50", 0.75), ("80", 0.9), ("95", 0.975)):
+        high = INTERVALS[level][1]
+        assert probability_below(INTERVALS, high) == pytest.approx(share)
+        assert factor_at(INTERVALS, NORMAL.inv_cdf(share)) == pytest.approx(high)
+    limits = np.geomspace(0.1, 10, 50)
+    scores = scores_below(INTERVALS, limits)
+    assert (np.diff(scores) > 0).all()
+    assert [factor_at(INTERVALS, score) for score in scores] == pytest.approx(limits.tolist())
+
+
+@given(
+    st.lists(st.floats(-2.5, 2.5), min_size=2, max_size=3),
+    st.floats(-0.95, 0.95),
+)
+@settings(max_examples=examples(40, least=6), deadline=None)
+def test_several_limits_hold_together_as_drawn_normals_do(scores, shared):
+    size = len(scores)
+    loading = np.full(size, np.sqrt(abs(shared)))
+    loading[0] *= np.sign(shared) or 1.0
+    correlation = np.outer(loading, loading)
+    np.fill_diagonal(correlation, 1.0)
+    drawn = np.random.default_rng(1).multivariate_normal(np.zeros(size), correlation, 200_000)
+    counted = (drawn <= np.array(scores)).all(axis=1).mean()
+    [found] = together(np.array(scores)[:, None], correlation)
+    assert found == pytest.approx(counted, abs=0.01)
+    assert found <= min(NORMAL.cdf(score) for score in scores) + 1e-9
+
+
+def test_a_limit_on_what_rises_with_a_figure_counts_against_one_on_what_falls():
+    known = {"a": {"b": 0.5}}
+    signed = [("a", 1), ("b", -1), ("a", -1)]
+    rows = [[1.0, -0.5, -1.0], [-0.5, 1.0, 0.5], [-1.0, 0.5, 1.0]]
+    assert signed_correlation(signed, known).tolist() == rows
+
+
+def test_one_limit_holds_as_its_figure_says_and_what_is_certain_holds_or_does_not():
+    limited = planned(tpot_ms=30)
+    for row in limited.order[:5]:
+        own = limited.estimate(row).tpot_s.probability_below(0.030)
+        assert limited.confidence([row])[0] == pytest.approx(own)
+    first = limited.to_json(top=3)["candidates"][0]["confidence"]
+    assert first == pytest.approx(limited.confidence(limited.order[:1])[0])
+    free = planned()
+    assert free.to_json(top=1)["candidates"][0]["confidence"] is None
+    assert free.confidence_text(free.best_row) == ""
+    few = planned(gpus=4)
+    chance = few.confidence(np.arange(len(few)))[few.runs]
+    assert set(np.unique(chance)) == {0.0, 1.0}
+    assert (chance == (few.columns["gpus"][few.runs] <= 4)).all()
+
+
+def test_a_looser_limit_never_holds_less_likely_and_a_tight_one_is_a_coin_toss():
+    plans = [planned(tpot_ms=limit, ttft_ms=800) for limit in (15, 20, 30, 60, 200)]
+    chances = np.stack([limited.confidence([0, 5, 11, 17]) for limited in plans])
+    assert (np.diff(np.nan_to_num(chances), axis=0) >= -1e-9).all()
+    free = planned()
+    tight = planned(tpot_ms=float(free.columns["tpot_s"][free.best_row]) * 1e3 * 1.001)
+    row = tight.find(free.key(free.best_row))
+    assert tight.feasible[row]
+    assert "coin toss" in tight.confidence_text(row)
+
+
+@pytest.mark.parametrize("asked", [0.6, 0.8, 0.95])
+def test_a_confidence_that_is_asked_for_is_a_rule(asked):
+    sure = planned(tpot_ms=30, ttft_ms=900, confidence=asked)
+    free = planned(tpot_ms=30, ttft_ms=900)
+    chance = free.confidence(np.arange(len(free)))
+    assert (sure.feasible == (free.feasible & (chance >= asked))).all()
+    for row in np.flatnonzero(free.feasible & ~sure.feasible)[:3]:
+        assert any("is asked for" in reason for reason in sure.reasons(int(row)))
+
+
+def test_where_nothing_is_sure_enough_the_changes_that_help_are_planned():
+    nothing = planned(tpot_ms=16, confidence=0.99)
+    assert nothing.best is None
+    assert nothing.changes()
+    for offered in nothing.changes():
+        assert plan(change(nothing.request, offered.fields)).best is not None
+
+
+def test_training_holds_a_run_to_its_time_with_a_probability():
+    run = training_request(nodes=1, sequence_length=4096, tokens=1e9)
+    free = plan(run)
+    limit = 1.5 * float(free.columns["wall_s"][free.best_row])
+    limited = plan(change(run, {"objective.limits.wall_hours": limit / 3600}))
+    row = limited.best_row
+    step, wall = (float(limited.columns[name][row]) for name in ("step_s", "wall_s"))
+    own = limited.estimate(row).step_s.probability_below(step * limit / wall)
+    assert limited.confidence([row])[0] == pytest.approx(own)
+
+
+PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
+COST = "usd_per_million_output_tokens"
+GH200 = {"device": "gh200-144gb", "per_node": 4}
+"""Nobody is known to offer it."""
+WORKLOADS = {
+    "serving": {"input_tokens": 1024, "output_tokens": 256, "concurrency": 64},
+    "training": {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9},
+}
+MODELS = {"serving": LLAMA_70B, "training": "meta-llama/Llama-3.1-8B"}
+kinds = pytest.mark.parametrize("kind", WORKLOADS)
+
+
+def priced(kind, places, **objective):
+    first, *beside = [place if isinstance(place, dict) else {"device": place} for place in places]
+    values = {"model": MODELS[kind], "workload": WORKLOADS[kind], "hardware": first}
+    values |= {"options": {"hardware": beside}, "objective": objective or {"optimize": "cost"}}
+    return rb.plan(values)
+
+
+def order_of(splits, rows=None):
+    """Rows by their splits and devices, whatever number their cluster has."""
+    return [
+        (splits.setting(row).cluster.device.name, splits.key(row).partition(".on")[0])
+        for row in map(int, splits.order if rows is None else rows)
+    ]
+
+
+JUDGED = table("search", "money")
+
+
+def test_every_limit_on_money_is_tried_here_and_on_one_stated_split_too():
+    assert {rule.name for rule in LIMITS.values() if rule.money} == {name for _, name, *_ in JUDGED}
+    split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
+    limit = {"limits": {"usd_per_hour": 60}}
+    values = request_values("Qwen/Qwen3-32B", "gh200-144gb", 4, candidate=split, objective=limit)
+    (answer,) = estimate_batch([values])
+    assert not answer["feasible"]
+    assert "the limit of $60 an hour cannot be judged" in answer["reasons"][0]
+
+
+@over("kind name limit said", JUDGED)
+def test_a_limit_on_money_refuses_what_has_no_price(kind, name, limit, said):
+    limits = {"limits": {name: limit}}
+    alone = priced(kind, [GH200], **limits)
+    assert alone.best is None
+    row = alone.nearest_row()
+    assert alone.codes(row) == {code for code, rule in LIMITS.items() if rule.name == name}
+    reason = (
+        "no price of NVIDIA GH200 Grace Hopper 144 GB (HBM3e) is known, "
+        f"so the limit of {said} cannot be judged; state hardware.usd_per_device_hour"
+    )
+    assert alone.reasons(row) == [reason]
+    assert alone.beyond_limits() == fixes(alone, row) == []
+    assert reason in plan_text(alone, 3)
+    known = priced(kind, [GH200 | {"usd_per_device_hour": 0.001}], **limits)
+    assert len(known.order) == int(alone.runs.sum())
+    free, beside = (
+        priced(kind, places, **limits) for places in (["h100-sxm"], ["h100-sxm", GH200])
+    )
+    assert {device for device, _ in order_of(beside)} == {"h100-sxm"}
+    assert order_of(beside) == order_of(free)
+    measure = next(n for n, m in beside.measures.items() if m.limit == "gpus")
+    assert keeping(beside, measure, None) == len(beside.order)
+
+
+@cache
+def mixed(kind, *places):
+    return priced(kind, [GH200 if name == GH200["device"] else name for name in places])
+
+
+@kinds
+@settings(max_examples=examples(12, least=5), deadline=None)
+@given(
+    places=st.lists(st.sampled_from(PRICED), min_size=1, max_size=3, unique=True),
+    at=st.integers(0, 3),
+)
+def test_a_device_without_a_price_changes_the_order_of_no_others(kind, places, at):
+    without = mixed(kind, *places)
+    splits = mixed(kind, *places[:at], "gh200-144gb", *places[at:])
+    assert order_of(splits) == order_of(without) + order_of(mixed(kind, "gh200-144gb"))
+    assert splits.tied == without.tied
+
+
+def test_cost_orders_priced_devices_before_those_without_a_price():
+    """One unknown price used to turn the goal into the fewest devices, for all splits."""
+    objective = {"optimize": "cost", "limits": {"tpot_ms": 40}}
+    splits = priced("serving", ["h100-sxm", GH200], **objective)
+    held = splits.order[splits.holds[splits.order]]  # what queues ranks last
+    cost = splits.columns[COST][held]
+    known = np.isfinite(cost)
+    assert known.any()
+    assert not known.all()
+    assert not (np.diff(known.astype(int)) > 0).any()
+    assert (cost[known] >= np.maximum.accumulate(cost[known]) * 0.999).all()
+    rate = splits.columns["output_tokens_per_s_per_gpu"][held][~known]
+    assert (rate <= np.minimum.accumulate(rate) * 1.001).all()
+    places = ["h100-sxm", {"device": "gb300", "per_node": 4}]
+    splits = priced("serving", places)
+    assert (splits.price_note, splits.to_json(1)["unpriced"]) == (None, [])
+    cost, holds = splits.columns[COST][splits.order], splits.holds[splits.order]
+    assert np.isfinite(cost).all()
+    for part in (cost[holds], cost[~holds]):  # those that queue come after them
+        assert (part >= np.maximum.accumulate(part) * 0.999).all()
+    assert None not in splits.beats(splits.order[1:], splits.best_row)
+    assert {device for device, _ in order_of(splits)} == {"h100-sxm", "gb300"}
+    limited = priced("serving", places, limits={"usd_per_hour": 1e4})
+    assert len(limited.order) == len(splits.order)
+
+
+@kinds
+def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind):
+    splits = mixed(kind, "h100-sxm", "gh200-144gb")
+    best = splits.best_row
+    lacking = [row for row in map(int, splits.order) if "GH200" in splits.label(row)]
+    known = [row for row in map(int, splits.order[1:]) if "GH200" not in splits.label(row)]
+    assert set(splits.beats(lacking, best)) == {None}
+    assert None not in [*splits.beats(known, best), *splits.beats(lacking, lacking[0])]
+    assert splits.against_best(lacking[0]) == ""
+    values = splits.to_json(len(splits))
+    assert values["unpriced"] == ["gh200-144gb"]
+    chances = {case["hardware"]["device"]: case["beats_best"] for case in values["candidates"]}
+    assert chances["gh200-144gb"] is None
+    assert values["counts"]["tied_with_best"] == splits.tied < len(known) + 1
+    note = "No price of GH200 Grace Hopper 144 GB is known: "
+    assert splits.price_note == f"{note}its splits come last."
+    assert f"{splits.price_note} State usd_per_device_hour" in plan_text(splits, 3)
+    assert mixed(kind, "gh200-144gb").price_note == f"{note}splits rank by output per device."
+    fast = priced(kind, ["h100-sxm", GH200], optimize="throughput")
+    assert (fast.price_note, fast.to_json(1)["unpriced"]) == (None, ["gh200-144gb"])
+    assert None not in fast.beats(fast.order, fast.best_row)
+    assert mixed(kind, "h100-sxm").to_json(1)["unpriced"] == []
+
+
+@pytest.mark.parametrize("weights", [{"cost": 1.0, "throughput": 1.0}, {"cost": 3.0, "gpus": 1.0}])
+def test_weights_with_cost_put_unknown_prices_last(weights):
+    splits = priced("training", ["h100-sxm", GH200], weights=weights)
+    without = order_of(priced("training", ["h100-sxm"], weights=weights))
+    assert order_of(splits)[: len(without)] == without
+    assert {device for device, _ in order_of(splits)[len(without) :]} == {"gh200-144gb"}
