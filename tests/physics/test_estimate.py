@@ -1,63 +1,67 @@
-"""Properties that hold for every split, and figures published elsewhere."""
+"""What holds of every split, of every estimate of the corpus and of their schema."""
 
+import copy
+import json
+import pickle
+import random
+from collections import Counter
+from dataclasses import FrozenInstanceError
 from itertools import permutations, product
 
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_model
+from recipe_core.physics.results import Estimate
 from recipe_core.physics.serving.weights import stage_layers
-from recipe_core.search.plans import estimate_batch, plan, plan_candidate
+from recipe_core.physics.training.memory import PARTS
+from recipe_core.physics.training.results import TrainingStage
+from recipe_core.present.schemas import schema
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.rows import pareto_front
-from tests.conftest import make_request, request_values
+from tests.conftest import LLAMA_70B, make_request, request_values
+from tests.corpus.__main__ import recorded
+from tests.corpus.asking import entries
+from tests.fixtures.properties import broken
 from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
+from tests.fixtures.training import training_request
 
-LLAMA_8B, QWEN_32B = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B"
-MODELS = [LLAMA_8B, "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-20b"]
-MODELS.append("google/gemma-2-9b-it")
+MODELS = ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3"]
+MODELS += ["openai/gpt-oss-20b", "google/gemma-2-9b-it"]
+
+
+HELD = {"finite", "within its band", "memory parts add up", "times add up", "below the peak rate"}
+HELD |= {"Little's law (closed, static)", "open loop serves what arrives"}
+
+
+def test_recorded_estimates_keep_what_holds_of_all_of_them():
+    """Pools, drafts, encoders, windows, tiers below the cache and runs of training."""
+    answers, checked = recorded(("estimates/", "training/")), 0
+    for name, entry in entries().items():
+        if entry.operation != "estimate" or not answers.get(name, {}).get("feasible"):
+            continue
+        asked = entry.values["request"]
+        request = PlanRequest.parse(asked.get("request", asked))
+        summed = {"memory parts add up"} if name == "training/megatron-3d" else set()
+        assert set(broken(request, answers[name], *(HELD - summed))) == set(), name
+        checked += 1
+    assert checked > 35
+
+
 DEVICES = ["h100-sxm", "mi300x", "l40s", "b200-sxm"]
 SPLIT = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
-OPEN = {"mode": "open", "concurrency": None}
 
 
-def memory_of(model, workload=None, **candidate):
-    split = SPLIT | candidate
-    request = make_request(model, "h100-sxm", 8, 4, workload=workload or {}, candidate=split)
-    table, row = plan_candidate(request)
-    return table.estimate(row).memory.to_json()
-
-
-def test_kv_heads_are_divided_until_one_is_left_and_a_latent_is_not():
-    """Llama-3.1-8B: 32 layers × 8 KV heads × 2 × 128 × 2 bytes; 16 ranks store each head twice."""
-    one = {"input_tokens": 1000, "output_tokens": 24, "concurrency": 1}
-    heads = {tp: memory_of(LLAMA_8B, one, tp=tp)["kv_needed_bytes"] for tp in (1, 4, 8, 16)}
-    per_token = {1: 131_072, 4: 32_768, 8: 16_384, 16: 16_384}
-    assert heads == {tp: 1024 * size for tp, size in per_token.items()}
-    latent = {memory_of(MODELS[2], tp=tp)["kv_needed_bytes"] for tp in (1, 8, 16)}
-    assert latent == {64 * 1280 * 61 * 576 * 2}
-
-
-@over(
-    "layers stages sizes", [(80, 8, [10] * 8), (61, 4, [15, 15, 16, 15]), (94, 4, [23, 24, 24, 23])]
-)
-def test_layers_are_spread_over_stages_as_vllm_does(layers, stages, sizes):
-    assert [end - start for start, end in stage_layers(layers, stages)] == sizes
-
-
-@over("name chip", product(MODELS, DEVICES), share=5)
-def test_parts_add_to_totals_exactly(name, chip):
-    table = plan(make_request(name, chip))
-    for row in map(int, table.order):
-        answer = table.estimate(row).to_json()
-        memory, served, parts = answer["memory"], answer["serving"], answer["breakdown_s"]
-        names = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
-        assert sum(memory[name] for name in names) == memory["total_bytes"]
-        assert sum(parts["decode"].values()) == pytest.approx(served["tpot_s"], rel=1e-12)
-        assert sum(parts["prefill"].values()) == pytest.approx(served["ttft_s"], rel=1e-12)
+def test_layers_are_spread_over_stages_as_vllm_does():
+    for layers, sizes in ((80, [10] * 8), (61, [15, 15, 16, 15]), (94, [23, 24, 24, 23])):
+        assert [end - start for start, end in stage_layers(layers, len(sizes))] == sizes
 
 
 @over("name", MODELS, share=3)
@@ -106,32 +110,6 @@ def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
     assert np.all(rate * tpot_s <= load * 1.001 * lengths[1] / (lengths[1] - 1))
 
 
-@pytest.mark.parametrize("field", ["input_tokens", "concurrency"])
-def test_more_work_never_makes_a_token_faster(field):
-    answers = estimate_batch(
-        request_values(workload={field: value}, candidate=SPLIT | {"tp": 8})
-        for value in (64, 256, 1024)
-    )
-    tpot = [answer["serving"]["tpot_s"] for answer in answers]
-    assert tpot == sorted(tpot)
-
-
-def test_an_open_loop_serves_what_arrives_or_is_refused():
-    def served(**load):
-        return plan_candidate(make_request(workload=load, candidate={"tp": 8, "pp": 1, "dp": 1}))
-
-    table, row = served(**OPEN, request_rate=2.0)
-    assert table.estimate(row).serving.output_tokens_per_s == pytest.approx(512, rel=1e-6)
-    flood, row = served(**OPEN, request_rate=500.0)
-    assert "500 requests/s arrive" in flood.reasons(row)[0]
-    # a slow one is as fast as a lonely request
-    slow, lonely = (
-        served(**load)[0].estimate(0).serving.request_latency_s
-        for load in (OPEN | {"request_rate": 0.01}, {"concurrency": 1})
-    )
-    assert slow == pytest.approx(lonely, rel=0.02)
-
-
 def test_many_estimates_equal_single_ones():
     """Columns are estimated together; each answer is what it would be alone, errors included."""
     splits = [SPLIT | more for more in ({"tp": 8}, {"tp": 2, "pp": 2}, {"dp": 2})]
@@ -156,3 +134,150 @@ def test_the_front_has_no_dominated_point_and_misses_none(points):
         beaten = any(good and c <= a and d <= b and (c, d) != (a, b) for c, d, good in points)
         assert on[i] <= (among and not beaten)
         assert ((a, b) in front) == (among and not beaten) or not among
+
+
+LOADS = (
+    {"concurrency": 64},
+    {"mode": "open", "concurrency": None, "request_rate": 3},
+    {"mode": "offline", "concurrency": None, "requests": 500},
+    {"mode": "static", "concurrency": None, "batch": 8},
+)
+CHIPS = (*DEVICES, "rtx-4090", "gaudi3", "cpu")
+SCHEMA = schema("estimate")
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
+ADAPTER = TypeAdapter(Estimate)
+
+
+def plain(values):
+    """As it is written: no number that JSON does not have."""
+    return json.loads(json.dumps(values, allow_nan=False))
+
+
+def wrong_in(values):
+    """What is wrong with an estimate, of the kind that it is of."""
+    return [error.message for error in VALIDATOR.iter_errors(plain(values))]
+
+
+def assert_holds(estimate):
+    """An estimate is what the schema says, and is read back as it was, in the order of its keys."""
+    values = estimate.to_json()
+    assert wrong_in(values) == []
+    again = ADAPTER.validate_python(plain(values))
+    assert again == estimate
+    assert type(again) is type(estimate)
+    assert json.dumps(ADAPTER.dump_python(again)) == json.dumps(values)
+
+
+@over("seed", range(4), share=4)
+def test_estimates_of_serving_are_what_the_schema_says(seed):
+    draw, seen = random.Random(seed), Counter()
+    limited = {"optimize": "throughput", "limits": {"ttft_ms": 2000}}
+    for _ in range(20):
+        workload = draw.choice(LOADS)
+        options = {"disaggregated": workload.get("mode") != "static" and draw.random() < 0.3}
+        objective = limited if draw.random() < 0.3 else {"optimize": "cost"}
+        place = draw.choice([*MODELS[:3], LLAMA_70B]), draw.choice(CHIPS), draw.choice((1, 4, 8))
+        table = plan(make_request(*place, options=options, objective=objective, workload=workload))
+        for row in draw.sample(range(len(table)), min(8, len(table))):
+            estimate = table.estimate(row) if draw.random() < 0.8 else table.detailed(row)
+            assert_holds(estimate)
+            seen[estimate.feasible] += 1
+        for row in map(int, table.order[:2]):
+            detailed = table.detailed(row)
+            assert_holds(detailed)
+            seen["causes"] += "causes_s" in detailed.to_json()
+            seen["percentiles"] += "ttft_p95_s" in detailed.to_json()["serving"]
+    assert all(seen[what] >= 5 for what in (True, False, "causes", "percentiles"))
+
+
+@over("seed", range(2), share=2)
+def test_estimates_of_training_are_what_the_schema_says(seed):
+    draw, seen = random.Random(seed), Counter()
+    runs = ({}, {"tokens": 1e9}, {"tokens": 1e9, "method": "lora"}, {"method": "dpo"})
+    for _ in range(3):
+        work = {"sequence_length": draw.choice((2048, 8192)), "global_batch": 64}
+        work |= draw.choice(runs)
+        hardware = {"device": draw.choice(("h100-sxm", "mi300x", "b200-sxm")), "per_node": 8}
+        model = draw.choice(MODELS[:2])
+        table = plan(training_request(nodes=1, model=model, hardware=hardware, **work))
+        drawn = draw.sample(range(len(table)), min(60, len(table)))
+        for row in [*drawn, *map(int, table.order[:10])]:
+            estimate = table.estimate(row)
+            assert_holds(estimate)
+            seen[estimate.feasible] += 1
+    assert min(seen[True], seen[False]) >= 20
+
+
+def test_it_is_strict():
+    """Anything more, less or of another kind is found, at every depth."""
+    table = plan(make_request())
+    good = plain(table.detailed(int(table.order[0])).to_json())
+    changes = [
+        lambda e: e.update(surprise=1),
+        lambda e: e["serving"].update(ttft_p95=1.0),
+        lambda e: e["serving"].pop("tpot_s"),
+        lambda e: e["memory"].update(weights_bytes="much"),
+        lambda e: e["cost"].update(usd_per_hour=-1),
+        lambda e: e["bands"].update(tpot_s=[1.0]),
+        lambda e: e["intervals"]["tpot_s"].update({"90": [1.0, 2.0]}),
+        lambda e: e["causes_s"]["decode"].update(luck=1.0),
+        lambda e: e.pop("reasons"),
+    ]
+    for change in changes:
+        bad = copy.deepcopy(good)
+        change(bad)
+        assert wrong_in(bad)
+    assert wrong_in(good) == []
+
+
+def test_parts_of_memory_and_percentiles_have_their_names():
+    assert tuple(TrainingStage.__slots__) == tuple(f"{part}_bytes" for part in PARTS)
+    (percentiles,) = SCHEMA["$defs"]["ServingFigures"]["patternProperties"].values()
+    assert "in seconds" in percentiles["description"]
+    values = plan(make_request()).best.estimate.to_json()
+    values["serving"] |= {"ttft_p95_s": 1.0, "tpot_p99.9_s": 0.1}
+    assert ADAPTER.validate_python(values).to_json()["serving"]["tpot_p99.9_s"] == 0.1
+    for name in ("ttft_p95", "percentiles_s", "watts_p50_s"):
+        with pytest.raises(ValueError, match=name):
+            ADAPTER.validate_python(values | {"serving": values["serving"] | {name: 1.0}})
+
+
+def test_a_figure_comes_with_its_band():
+    table = plan(make_request())
+    estimate = table.detailed(table.best_row)
+    parts = estimate.to_json()
+    values = {**parts["cost"], **parts["energy"], **parts["serving"]}
+    assert set(estimate.bands) == set(estimate.intervals)
+    for name, (low, high) in estimate.bands.items():
+        figure = getattr(estimate, name)
+        assert (figure.low, figure.high) == (low, high)
+        assert figure.value == values[name]
+        assert figure.interval() == figure.interval(80) == (low, high)
+        lows, highs = zip(*map(figure.interval, (95, 80, 50)), strict=True)
+        assert (*lows, *reversed(highs)) == (*sorted(lows), *sorted(highs))
+        assert 0.5 - 0.45 < figure.probability_below(figure.value) < 0.5 + 0.45
+        assert figure.basis == estimate.basis[name]
+    assert {"tpot_s", "ttft_p95_s", "output_tokens_per_s"} <= set(dir(estimate))
+    with pytest.raises(ValueError, match="level must be 50, 80, 95"):
+        estimate.tpot_s.interval(90)
+    with pytest.raises(ValueError, match="limit must be above 0"):
+        estimate.tpot_s.probability_below(0.0)
+    with pytest.raises(AttributeError, match="'tpot'; known: ttft_s, tpot_s, "):
+        _ = estimate.tpot
+
+
+def test_a_split_that_cannot_run_has_no_figures_and_estimates_are_values():
+    table = plan(make_request(LLAMA_70B, "rtx-4090", 1))
+    estimate = table.estimate(table.nearest_row())
+    assert not estimate.feasible
+    assert estimate.predictions() == {}
+    with pytest.raises(AttributeError, match="cannot run"):
+        _ = estimate.tpot_s
+    # Equal, copied and pickled as such; nothing changes one
+    table = plan(make_request())
+    estimate = table.best.estimate
+    assert estimate == table.best.estimate
+    assert copy.deepcopy(estimate) == pickle.loads(pickle.dumps(estimate)) == estimate
+    assert estimate != table.ranked[1].estimate
+    with pytest.raises(FrozenInstanceError):
+        estimate.feasible = False

@@ -16,7 +16,6 @@ from tests.fixtures.rows import over
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 POINTS = ((1e4, 0.1), (1e5, 0.3), (1e6, 0.6), (1e7, 0.8))
-NVME = {"tier": "nvme", "gib": 9}
 
 
 def request(model, work, offload=None, tp=1, dp=1, nodes=1, engine="vllm", **own):
@@ -73,37 +72,12 @@ def test_more_host_memory_finds_more_and_its_tokens_are_bytes_over_the_link():
     assert host["capacity_tokens"] < answers[0]["prefix_cache"]["free_tokens"]
     assert host["hit_added"] == 0
     assert "nothing" in host["because"]
-    # Llama 3.1 8B: 32 layers of 8 heads, 128 wide, keys and values in 16 bits: 128 KiB
-    whole, qwen = 100 * 2**30 / 2**17, {"model": "Qwen/Qwen3-4B", "tp": 8}
-    alone, split, copied, more = (
-        with_host(100, **split)["kv_tiers"][0]
-        for split in ({}, {"tp": 8}, qwen, qwen | {"tp": 16, "nodes": 2})
-    )
-    assert alone["load_s_per_token"] == pytest.approx(2**17 / 50e9)
-    assert [each["capacity_tokens"] for each in (alone, split)] == pytest.approx([whole] * 2)
-    assert more["capacity_tokens"] == pytest.approx(copied["capacity_tokens"] / 2)
     # a measured profile goes before the table
     chip = device("h100-sxm")
     rate = chip.memory_bandwidth_bytes_per_s.model_copy(update={"value": 2.0e10})
     measured = chip.model_copy(update={"transfers": Transfers(to_device_bytes_per_s=rate)})
     assert isinstance(measured, Device)
     assert (link_rates(chip), link_rates(measured)) == ((50e9, 50e9), (2e10, 50e9))
-
-
-def test_without_reuse_only_the_cost_counts_and_slow_drives_keep_a_part():
-    answer = estimate(LLAMA_8B, lengths(1024, 128, 8))
-    assert not {"prefix_cache", "kv_tiers"} & set(answer)
-    work = lengths(2048, 128, 64, prefix_hit=0.3)
-    plain, answer = (estimate(LLAMA_8B, work, tiers) for tiers in (None, {"host_gib": 100}))
-    rates = [each["serving"]["output_tokens_per_s"] for each in (plain, answer)]
-    assert rates[1] < rates[0]
-    assert answer["kv_tiers"][0]["hit_added"] == 0
-    assert any("workload.prefix_reuse" in note for note in answer["notes"])
-    tiers = {"host_gib_per_device": 50, "through": "lmcache", "disk": NVME | {"gib": 9000}}
-    work = lengths(16_000, 8, 64, ((1e6, 0.0), (3e7, 0.5)))
-    disk = estimate(LLAMA_8B, work, tiers, tp=1, dp=8)["kv_tiers"][1]
-    assert disk["write_bytes_per_s"] == pytest.approx(3.5e9, rel=0.05)
-    assert "only write" in disk["because"]
 
 
 def test_percentiles_and_replicas_over_time_wait_for_blocks_too():

@@ -13,7 +13,6 @@ from recipe_core.physics.training.reinforcement import at_longest, at_mean, forw
 from recipe_core.physics.training.schedule import step_parts
 from recipe_core.present.terminal import estimate_text
 from recipe_core.request.edit import change
-from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.problem import resolve
@@ -24,20 +23,14 @@ MODEL = "Qwen/Qwen2.5-7B-Instruct"
 PARAMETERS = 7_615_616_512
 ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 256, "response_tokens": 768, "tp": 1}
 SPLIT = {"engine": "verl", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 2}
+SPLIT |= {"recompute": "full"}
 APART = {"placement": "apart", "devices": 8}
 
 
-def request(
-    rollout: dict[str, Any] | None = None,
-    *,
-    nodes: int = 1,
-    device: str = "h100-sxm",
-    split: dict[str, Any] | None = None,
-    **work: Any,
-) -> PlanRequest:
-    hardware = {"device": device, "per_node": 8, "nodes": nodes, "usd_per_device_hour": 2.0}
+def request(rollout: Any = None, nodes: int = 1, split: Any = None, **work: Any) -> PlanRequest:
+    hardware = {"device": "h100-sxm", "per_node": 8, "nodes": nodes, "usd_per_device_hour": 2.0}
     sampling = {"kind": "training", "method": "grpo", "rollout": ROLLOUT | (rollout or {})}
-    candidate = SPLIT | {"recompute": "full"} | (split or {})
+    candidate = SPLIT | (split or {})
     values = {"model": MODEL, "hardware": hardware, "candidate": candidate}
     return PlanRequest.parse(values | {"workload": sampling | work})
 
@@ -61,33 +54,21 @@ def loop(*args: Any, **more: Any) -> Any:
 def test_phases_add_up_and_updates_are_those_of_training_at_the_mean_length() -> None:
     for rollout, more in (({}, {}), ({}, {"method": "ppo"}), ({"reward": "model"}, {})):
         found = answer(rollout | ({"reward_s": 3.0} if rollout else {}), **more)
-        step_s = found.training.step_s
-        assert sum(found.breakdown_s.step.values()) == pytest.approx(step_s)
-        assert sum(found.reinforcement.phases_s.values()) == pytest.approx(step_s, rel=1e-6)
+        phases_s = sum(found.reinforcement.phases_s.values())
+        assert phases_s == pytest.approx(found.training.step_s, rel=1e-6)
+    ppo = loop(method="ppo")
+    assert ppo.phases_s["critic"] == pytest.approx(ppo.phases_s["update"])
+    assert ppo.phases_s["values"] == pytest.approx(ppo.phases_s["old_log_probs"])
     found, step = answer(global_batch=256).reinforcement, estimates(global_batch=256)
     trained = step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
     assert found.updates == 4
     assert found.phases_s["update"] == pytest.approx(4 * float(sum(trained.values())[0]))
-    scored = pytest.approx(4 * float(forward_s(trained)[0]))
-    assert found.phases_s["reference"] == scored
-    assert found.phases_s["old_log_probs"] == scored
+    for scored in ("reference", "old_log_probs"):
+        assert found.phases_s[scored] == pytest.approx(4 * float(forward_s(trained)[0]))
     # a forward pass is a third of a step without recomputation
     step = estimates(split={"recompute": "none", "micro_batch": 1})
     parts = step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
     assert float(forward_s(parts)[0] / sum(parts.values())[0]) == pytest.approx(1 / 3, abs=0.05)
-
-
-def test_epochs_repeat_the_updates_only_and_a_critic_is_trained_and_asked() -> None:
-    once, twice, ppo = loop(), loop({"epochs": 2}), loop(method="ppo")
-    assert twice.updates == 2 * once.updates
-    assert twice.phases_s["update"] == pytest.approx(2 * once.phases_s["update"])
-    assert twice.phases_s["rollout"] == pytest.approx(once.phases_s["rollout"])
-    assert ppo.phases_s["critic"] == pytest.approx(ppo.phases_s["update"])
-    assert ppo.phases_s["values"] == pytest.approx(ppo.phases_s["old_log_probs"])
-    assert (once.phases_s["values"], once.phases_s.get("critic", 0.0)) == (0.0, 0.0)
-    bare = loop({"reference": False, "old_log_probs": False})
-    assert [bare.phases_s[n] for n in ("reference", "old_log_probs", "rewards")] == [0.0] * 3
-    assert loop({"reward_s": 5.0}).phases_s["rewards"] == 5.0
 
 
 def test_the_rollout_takes_its_tokens_and_the_longest_answers_tail() -> None:
@@ -101,11 +82,6 @@ def test_the_rollout_takes_its_tokens_and_the_longest_answers_tail() -> None:
     per_token = long.rollout_tail_s / (4096 - 768)
     # a decode step of one sequence reads all weights: 15.2 GB at 3.35 TB/s, and what comes on top
     assert 2 * PARAMETERS / 3.35e12 < per_token < 4 * PARAMETERS / 3.35e12
-    # more samples take longer
-    answers = [answer({"samples": n}) for n in (2, 4, 8, 16)]
-    steps = [found.training.step_s for found in answers]
-    rollouts = [found.reinforcement.phases_s["rollout"] for found in answers]
-    assert (steps, rollouts) == (sorted(steps), sorted(rollouts))
 
 
 def test_apart_takes_the_longer_of_the_halves_and_weights_are_sent_in_16_bits() -> None:
@@ -137,25 +113,7 @@ def test_what_stays_on_the_device_leaves_the_rest_to_the_engine() -> None:
     # a sleeping engine keeps a little while it trains
     reserves = [each.memory.reserve_bytes for each in (answer(), answer(APART, nodes=2))]
     assert reserves[0] - reserves[1] == pytest.approx(2.0e9)
-    # a critic doubles what lasts
-    ppo = answer({"offload": False}, method="ppo").memory
-    for name in ("parameters_bytes", "optimizer_bytes"):
-        assert getattr(ppo, name) == 2 * getattr(memory, name)
-    assert ppo.activations_bytes == memory.activations_bytes
-
-
-def test_offloaded_states_are_moved_and_the_longest_answer_counts_for_memory() -> None:
-    stays, waits = loop({"offload": False}), loop({"offload": True})
-    assert (stays.offloaded_bytes, stays.phases_s["state_moves"]) == (0.0, 0.0)
-    assert waits.offloaded_bytes == pytest.approx(14 * PARAMETERS / 8, rel=0.01)
-    moved = (2 * 12 + 2) * PARAMETERS / 8
-    assert waits.phases_s["state_moves"] == pytest.approx(moved / 2.2e10, rel=0.01)
-    assert waits.rollout_memory_share > stays.rollout_memory_share
-    full = loop(method="ppo", split={"engine": "openrlhf", "zero_stage": 2})
-    assert loop().offloaded_bytes == 0.0 < full.offloaded_bytes
-    short, long = (answer({"max_response_tokens": n}) for n in (1024, 8192))
-    assert long.memory.activations_bytes > short.memory.activations_bytes
-    assert long.reinforcement.phases_s["update"] == short.reinforcement.phases_s["update"]
+    # the longest answer counts for memory
     step = estimates({"max_response_tokens": 1024})
     packed = at_longest(step.setting.sampling, step.cases)
     assert (packed.micro_batch[0], packed.sequence_length[0]) == (1, 2 * (256 + 768))
@@ -199,10 +157,8 @@ def test_text_and_plans_show_phases_and_rank_by_the_whole_step() -> None:
 
 
 def test_a_method_that_samples_brings_a_usual_rollout_and_takes_it_away() -> None:
-    asked = request(APART, nodes=2)
-    assert from_query(to_query(asked)) == (asked, [])
     # sizes left out are all answers at their longest
-    work = asked.workload
+    work = request(APART, nodes=2).workload
     assert (work.global_batch, work.sequence_length) == (1024, 2 * 256 + 2 * 768)
     plain = training_request(model=MODEL, nodes=1, sequence_length=4096)
     sampling = change(plain, {"workload.method": "grpo"})

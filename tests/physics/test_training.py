@@ -1,17 +1,13 @@
-"""Training through its doors: steps, runs, refusals, plans."""
-
-import json
+"""Training through its doors: steps, runs that fail and shrink, refusals, plans."""
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from recipe_core.base.arrays import add
-from recipe_core.doors.cli import app
+from recipe_core.physics.training.elastic import elastic_nodes, next_smaller
 from recipe_core.physics.training.loss_chunks import decided
 from recipe_core.physics.training.memory import memory
 from recipe_core.physics.training.run import goodput, interval_s
-from recipe_core.physics.training.schedule import bubble_micro_batches, step_parts
+from recipe_core.physics.training.schedule import bubble_micro_batches
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.problem import resolve
@@ -23,52 +19,6 @@ from tests.fixtures.training import training_values as values
 
 SPLIT = {"engine": "megatron", "tp": 2, "pp": 4, "dp": 8, "zero_stage": 1, "micro_batch": 1}
 SPLIT |= {"recompute": "none"}
-
-
-def test_the_parts_add_up_to_the_step_and_the_run() -> None:
-    got = answer(SPLIT, tokens=1e12)
-    step, run, memory = got["training"], got["run"], got["memory"]
-    assert got["feasible"]
-    assert sum(got["breakdown_s"]["step"].values()) == pytest.approx(step["step_s"], rel=1e-12)
-    assert step["tokens_per_s_per_gpu"] * 64 * step["step_s"] == pytest.approx(256 * 8192)
-    by_stage = step["memory_by_stage_bytes"]
-    assert len(by_stage) == 4
-    assert max(by_stage) == step["peak_memory_bytes"] == memory["total_bytes"]
-    stage = memory["stages"][memory["fullest_stage"]]
-    assert sum(stage.values()) == pytest.approx(memory["total_bytes"])
-    # 6 · 7.5 G (without the lookup) and causal attention, 6 · 32 · 4,096 · 8,192
-    per_token = step["flops_per_s_per_gpu"] / step["tokens_per_s_per_gpu"]
-    flops = 6 * (8.030e9 - 128256 * 4096) + 6 * 32 * 4096 * 8192
-    assert per_token == pytest.approx(flops, rel=1e-3)
-    assert step["mfu"] == pytest.approx(step["flops_per_s_per_gpu"] / 989.4e12, rel=1e-3)
-    assert run["steps"] == np.ceil(1e12 / (256 * 8192))
-    assert run["wall_s"] == pytest.approx(run["steps"] * step["step_s"] / run["goodput"])
-    assert got["cost"]["usd"] == pytest.approx(got["cost"]["usd_per_hour"] * run["wall_s"] / 3600)
-    assert run["checkpoint_bytes"] == pytest.approx(14 * 8.03e9, rel=1e-3)
-    assert answer(SPLIT)["run"]["wall_s"] is None
-
-
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "expected"),
-    [("1f1b", 1, 7), ("interleaved", 4, 7 / 4), ("gpipe", 1, 7), ("zb-v", 2, 0)],
-)
-def test_bubbles_are_those_of_the_schedules(schedule: str, chunks: int, expected: float) -> None:
-    """(p - 1)/v micro-batches (Narayanan et al.); none for ZB-V."""
-    sizes = {"sequence_length": 4096, "global_batch": 64, "nodes": 1}
-    sizes |= {"pp": 8, "virtual_stages": chunks, "schedule": SCHEDULES.index(schedule)}
-    assert bubble_micro_batches(training_columns(1, **sizes))[0] == pytest.approx(expected)
-
-
-def test_bubbles_shrink_with_micro_batches_and_recomputation_is_never_faster() -> None:
-    """(p - 1)/(m + p - 1) of the time of equal stages."""
-    split = SPLIT | {"pp": 2, "dp": 16}
-    answers = [answer(split, global_batch=batch)["training"] for batch in (16, 128, 1024)]
-    shares = [step["bubble_share"] for step in answers]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] == pytest.approx(0.5, abs=0.12)
-    # A forward pass more: about 30 % (Korthikanti et al.: 30 to 40 % with their overheads)
-    times = [answer(SPLIT | {"recompute": name})["training"]["step_s"] for name in ("none", "full")]
-    assert 1.15 < times[1] / times[0] < 1.4
 
 
 def test_young_dalys_interval_loses_least() -> None:
@@ -90,13 +40,6 @@ def test_many_lines_answer_in_order_and_columns_do_not_change_each_other() -> No
     assert steps == [answer(split).get("training", {}).get("step_s") for split in splits]
     assert got[4]["error"]["field"] == "candidate.tp"
     assert got[5]["training"]["step_s"] < got[1]["training"]["step_s"]
-    # A shallow pipeline beside a deep one keeps its time to the bit
-    setting = settings(resolve(training_request(SPLIT)))[0]
-    pipelines = {"pp": np.array([2, 16]), "dp": np.array([16, 2])}
-    sizes = {"zero_stage": 1, "tp": 2, "global_batch": 256, "nodes": 8}
-    both = training_columns(2, **pipelines, **sizes)
-    together, alone = (add(step_parts(setting, some).values()) for some in (both, both.take([0])))
-    assert together[0] == pytest.approx(alone[0], rel=1e-12)
 
 
 def test_a_plan_ranks_by_throughput_has_a_front_and_chooses_what_is_left_open() -> None:
@@ -143,24 +86,6 @@ def test_the_fewest_devices_that_train_a_model_are_found_or_the_nearest_is_named
     assert max(nodes) > 1
 
 
-def test_the_command_line_answers_and_exits(tmp_path) -> None:
-    file, rows, lines = (tmp_path / name for name in ("train.json", "rows.csv", "many.jsonl"))
-
-    def recipe(*words):
-        done = CliRunner().invoke(app, list(map(str, words)))
-        assert done.exit_code == 0
-        return done.stdout
-
-    file.write_text(json.dumps(values(SPLIT)))
-    assert json.loads(recipe("estimate", file, "--json"))["training"]["mfu"] > 0.1
-    assert "Forward, " in recipe("estimate", file)
-    file.write_text(json.dumps(values(nodes=1, global_batch=64)))
-    assert "legal splits can run" in recipe("plan", file, "--top", "3", "--all", rows)
-    assert rows.read_text().startswith("device,engine,tp,pp")
-    lines.write_text("\n".join(json.dumps(values(SPLIT)) for _ in range(3)))
-    assert len(recipe("estimate", lines).splitlines()) == 3
-
-
 LONG = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 16}
 LONG |= {"recompute": "full"}
 
@@ -191,17 +116,69 @@ def test_a_loss_is_made_in_pieces_where_nothing_else_fits_beside_rows_that_fit()
     assert np.array_equal(mem.by_stage, again.by_stage, equal_nan=True)
 
 
-def test_8_bits_without_a_compiler_are_no_faster() -> None:
-    """ROCm's validation suite: 11,767 tokens/s in 16 bits, 11,724 in 8 on MI355X, not compiled."""
-    split = {"tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 1, "recompute": "selective"}
+def test_parts_make_the_step_and_the_run() -> None:
+    got = answer(SPLIT, tokens=1e12)
+    step, run, memory = got["training"], got["run"], got["memory"]
+    assert got["feasible"]
+    assert len(step["memory_by_stage_bytes"]) == 4
+    assert step["peak_memory_bytes"] == memory["total_bytes"]
+    stage = memory["stages"][memory["fullest_stage"]]
+    assert sum(stage.values()) == pytest.approx(memory["total_bytes"])
+    # 6 · 7.5 G (without the lookup) and causal attention, 6 · 32 · 4,096 · 8,192
+    per_token = step["flops_per_s_per_gpu"] / step["tokens_per_s_per_gpu"]
+    flops = 6 * (8.030e9 - 128256 * 4096) + 6 * 32 * 4096 * 8192
+    assert per_token == pytest.approx(flops, rel=1e-3)
+    assert step["mfu"] == pytest.approx(step["flops_per_s_per_gpu"] / 989.4e12, rel=1e-3)
+    assert run["steps"] == np.ceil(1e12 / (256 * 8192))
+    assert run["wall_s"] == pytest.approx(run["steps"] * step["step_s"] / run["goodput"])
+    assert got["cost"]["usd"] == pytest.approx(got["cost"]["usd_per_hour"] * run["wall_s"] / 3600)
+    assert run["checkpoint_bytes"] == pytest.approx(14 * 8.03e9, rel=1e-3)
+    assert answer(SPLIT)["run"]["wall_s"] is None
 
-    work = {"hardware": {"device": "mi355x", "nodes": 1}, "global_batch": 8}
-    gains = {}
-    for engine in ("torch", "torchtitan"):
-        wide, narrow = (
-            answer(split | {"engine": engine, "precision": precision}, **work)["training"]
-            for precision in ("bf16", "fp8")
-        )
-        gains[engine] = narrow["tokens_per_s_per_gpu"] / wide["tokens_per_s_per_gpu"]
-    assert gains["torch"] == pytest.approx(11724 / 11767, abs=0.03)
-    assert gains["torchtitan"] > 1.2
+
+def test_bubbles_are_those_of_the_schedules_and_recomputation_is_never_faster() -> None:
+    """(p - 1)/v micro-batches (Narayanan et al.), none for ZB-V; (p - 1)/(m + p - 1) of the time of
+    equal stages.
+    """
+    sizes = {"sequence_length": 4096, "global_batch": 64, "nodes": 1, "pp": 8}
+    for schedule, chunks, expected in (
+        ("1f1b", 1, 7),
+        ("interleaved", 4, 7 / 4),
+        ("gpipe", 1, 7),
+        ("zb-v", 2, 0),
+    ):
+        scheduled = {"virtual_stages": chunks, "schedule": SCHEDULES.index(schedule)}
+        found = bubble_micro_batches(training_columns(1, **sizes, **scheduled))[0]
+        assert found == pytest.approx(expected)
+    split = SPLIT | {"pp": 2, "dp": 16}
+    answers = [answer(split, global_batch=batch)["training"] for batch in (16, 128, 1024)]
+    shares = [step["bubble_share"] for step in answers]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(0.5, abs=0.12)
+    # A forward pass more: about 30 % (Korthikanti et al.: 30 to 40 % with their overheads)
+    times = [answer(SPLIT | {"recompute": name})["training"]["step_s"] for name in ("none", "full")]
+    assert 1.15 < times[1] / times[0] < 1.4
+
+
+def test_a_run_keeps_its_checkpoints_and_its_batch_where_nodes_fail() -> None:
+    """256 sequences over 8 replicas a node: 8, 4, 2 or 1 nodes, and no others."""
+    split = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 64, "zero_stage": 3, "micro_batch": 1}
+    split |= {"recompute": "selective"}
+    plain, kept, elastic = (
+        answer(split, **work)["run"] for work in ({}, {"kept_checkpoints": 5}, {"min_nodes": 2})
+    )
+    assert kept["storage_bytes"] == pytest.approx(5 * plain["checkpoint_bytes"])
+    for factor in (0.2, 5.0):
+        stated_s = factor * plain["checkpoint_interval_s"]
+        run = answer(split, checkpoint_interval_s=stated_s)["run"]
+        assert run["goodput"] < plain["goodput"]
+    assert elastic["elastic_nodes"] == [2, 4, 8]
+    cases = training_columns(1, dp=64, global_batch=256, nodes=8)
+    assert elastic_nodes(cases, 1, 0) == [1, 2, 4, 8]
+    assert [next_smaller(cases, least)[0] for least in (1, 5)] == [4, 0]
+    # Megatron Core's distributed optimizer: 4 + 16/d with fp16 gradients
+    split |= {"engine": "megatron", "tp": 8, "dp": 8, "zero_stage": 1, "precision": "fp16"}
+    memory = answer(split)["memory"]
+    parts = ("parameters", "gradients", "optimizer", "master")
+    states = sum(memory[f"{part}_bytes"] for part in parts)
+    assert states == pytest.approx(8.03e9 / 8 * (4 + 16 / 8), rel=0.01)

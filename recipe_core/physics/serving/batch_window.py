@@ -19,7 +19,7 @@ same random numbers for all, so that results are smooth and repeat. What is know
 
 Several instances take batches in turn: work of the host overlaps with the device, which runs one
 batch at a time. Known error: 2 % of means and 5 % of a 99th percentile up to a load of 0.9
-(``tests/physics/test_batch_window.py``, against a simulation event by event); beyond, runs are too
+(``tests/physics/test_encoders.py``, against a simulation event by event); beyond, runs are too
 short for a queue that has no bounds. Left out: time-outs, priorities, queues of limited length.
 """
 
