@@ -1,25 +1,26 @@
-"""Serving and training are planned alike: one form of answers, and no field that is passed over."""
+"""Serving and training are planned alike: one form of answers, and no field that is passed over.
 
-from __future__ import annotations
+A run, too, is planned over several clusters, within limits on its time and its cost.
+"""
 
 import json
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from recipe_core.bundle.write import write_bundle
 from recipe_core.doors.api import create_api
-from recipe_core.request.edit import RUN_LIMITS, change
+from recipe_core.recipe.build import make_recipe
+from recipe_core.request.edit import change, select_split
 from recipe_core.request.objective import Limits, Objective
 from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.search.limits import LIMITS
-from recipe_core.search.plan import Plan
-from recipe_core.search.plans import plan
-from recipe_core.search.problem import TRAINING_GOALS
-from recipe_core.search.rows import TIED
+from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.problem import TRAINING_GOALS, resolve
+from recipe_core.search.rows import TIED, pareto_front
+from recipe_core.search.training_plan import TrainingPlan
 from tests.conftest import request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
@@ -29,55 +30,43 @@ SERVING = request_values("meta-llama/Llama-3.1-8B-Instruct", per_node=4)
 TRAINING = {
     "model": "meta-llama/Llama-3.1-8B",
     "hardware": {"device": "h100-sxm", "per_node": 8},
-    "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64},
+    "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 2e9},
 }
 REQUESTS = {"serving": SERVING, "training": TRAINING}
-SPLITS = {
-    "serving": {"engine": "vllm", "tp": 2, "pp": 1, "dp": 1},
-    "training": {"engine": "torchtitan", "tp": 2, "pp": 1, "dp": 4}
-    | {"zero_stage": 3, "micro_batch": 1},
-}
+RUN_SPLIT = {"engine": "torchtitan", "tp": 2, "pp": 1, "dp": 4, "zero_stage": 3, "micro_batch": 1}
+SPLITS = {"serving": {"engine": "vllm", "tp": 2, "pp": 1, "dp": 1}, "training": RUN_SPLIT}
 HUGE = {"model": "meta-llama/Llama-3.1-405B"}
 
 kinds = pytest.mark.parametrize("kind", REQUESTS)
 
 
 @cache
-def plain(kind: str) -> Plan:
+def plain(kind):
     return planned(REQUESTS[kind])
 
 
-def planned(values: dict[str, Any]) -> Plan:
+def planned(values):
     return plan(PlanRequest.parse(values))
 
 
-def training_with(field: str, value: Any, **limits: float) -> Plan:
-    """The plan of a run with a field changed; a limit on a whole run needs its tokens.
-
-    ``limits``: beside the field, which means nothing without.
-    """
-    named = [*limits, *(value if isinstance(value, dict) else field.split("."))]
-    whole = any(name in named for name in RUN_LIMITS)
-    values = _with(TRAINING, "workload.tokens", 2e9) if whole else TRAINING
-    for name, limit in limits.items():
-        values = _with(values, f"objective.limits.{name}", limit)
-    return planned(_with(values, field, value))
-
-
-def _with(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+def changed(values, path, value):
     """A copy of plain values with one dotted field set."""
     first, _, rest = path.partition(".")
-    return {**values, first: _with(values.get(first, {}), rest, value) if rest else value}
+    return {**values, first: changed(values.get(first, {}), rest, value) if rest else value}
 
 
-HONOURED, REFUSED = table("one_plan", "honoured"), table("one_plan", "refused")
+def training_with(field, value):
+    return planned(changed(TRAINING, field, value))
 
 
-def keys_of(splits: Plan) -> list[str]:
+HONOURED, REFUSED, SHARED = (table("one_plan", name) for name in ("honoured", "refused", "limits"))
+
+
+def keys_of(splits):
     return [split.key for split in splits.ranked]
 
 
-def test_every_field_is_honoured_or_refused_and_every_limit_of_training_tried() -> None:
+def test_every_field_is_honoured_or_refused_and_every_limit_of_training_tried():
     fields = [f"objective.{name}" for name in Objective.model_fields if name != "limits"]
     fields += [f"objective.limits.{name}" for name in Limits.model_fields]
     fields += [f"options.{name}" for name in Options.model_fields]
@@ -88,45 +77,39 @@ def test_every_field_is_honoured_or_refused_and_every_limit_of_training_tried() 
 
 
 @over("field value", HONOURED.items())
-def test_what_training_honours_changes_its_plan(field: str, value: Any) -> None:
-    beside = {"usd": 450.0} if field == "objective.confidence" else {}
-    changed = training_with(field, value, **beside)
-    assert len(changed.order)
-    before = training_with("objective.limits", beside) if beside else plain("training")
-    assert keys_of(changed) != keys_of(before)
+def test_what_training_honours_changes_its_plan(field, value):
+    before = changed(TRAINING, "objective.limits", {"usd": 450.0} if "confid" in field else {})
+    after = planned(changed(before, field, value))
+    assert len(after.order)
+    assert keys_of(after) != keys_of(planned(before))
 
 
-@kinds
-def test_a_confidence_is_honoured_by_both_kinds(kind: str) -> None:
-    limits = {"serving": {"tpot_ms": 12.0}, "training": {"wall_hours": 30.0}}[kind]
-    values = _with(REQUESTS[kind], "objective.limits", limits)
-    if kind == "training":
-        values = _with(values, "workload.tokens", 2e9)
-    likely, sure = planned(values), planned(_with(values, "objective.confidence", 0.95))
+def test_a_confidence_is_honoured_by_a_run():  # by serving: test_limits
+    values = changed(TRAINING, "objective.limits", {"wall_hours": 30.0})
+    likely, sure = planned(values), planned(changed(values, "objective.confidence", 0.95))
     assert 0 < len(sure.order) < len(likely.order)
     assert (sure.confidence(sure.order) >= 0.95).all()
     assert set(sure.order) == {row for row in likely.order if likely.confidence([row])[0] >= 0.95}
 
 
 @over("field value", REFUSED.items())
-def test_what_only_serving_has_is_refused_with_a_fix(field: str, value: Any) -> None:
+def test_what_only_serving_has_is_refused_with_a_fix(field, value):
     error = refusal(training_with, field, value)
     assert (error.field, bool(error.hint)) == (field, True)
     assert "serving" in error.message
-    assert len(planned(_with(SERVING, field, value)))  # and serving takes it
+    assert len(planned(changed(SERVING, field, value)))  # and serving takes it
 
 
-def test_goals_of_requests_are_refused_for_a_run() -> None:
+def test_goals_of_requests_are_refused_for_a_run():
     for goal in ("latency", "ttft", "tpot", "accuracy"):
-        weights = refusal(training_with, "objective.weights", {"cost": 1.0, goal: 1.0})
-        single = refusal(training_with, "objective.optimize", goal)
-        assert weights.field == f"objective.weights.{goal}"
-        assert single.field == "objective.optimize"
-        for error in (weights, single):
+        for field, value in (("weights", {"cost": 1.0, goal: 1.0}), ("optimize", goal)):
+            error = refusal(training_with, f"objective.{field}", value)
+            of_goal = f".{goal}" if field == "weights" else ""
+            assert error.field == f"objective.{field}{of_goal}"
             assert all(name in (error.hint or "") for name in TRAINING_GOALS)
 
 
-def test_defaults_that_are_written_out_are_not_refused() -> None:
+def test_defaults_that_are_written_out_are_not_refused():
     whole = PlanRequest.parse(TRAINING).to_json()
     optional = {"scaling", "kv_offload", "compression"}
     assert set(whole["options"]) == set(Options.model_fields) - optional
@@ -142,7 +125,7 @@ GOALS = {
 
 
 @over("weights", table("one_plan", "weights"))
-def test_weights_rank_as_columns_multiplied_by_hand(weights: dict[str, float]) -> None:
+def test_weights_rank_as_columns_multiplied_by_hand(weights):
     frame = training_with("objective.weights", weights).to_frame()
     ranked = frame[frame["rank"].notna()].sort_values("rank")
     merit = np.ones(len(ranked))
@@ -157,13 +140,8 @@ def test_weights_rank_as_columns_multiplied_by_hand(weights: dict[str, float]) -
         assert (group >= np.maximum.accumulate(group) * (1 - slack)).all()
 
 
-SHARED = table("one_plan", "limits")
-
-
 @over("name limit", SHARED.items())
-def test_a_limit_of_training_is_named_with_its_figure_and_a_change_that_works(
-    name: str, limit: list[Any]
-) -> None:
+def test_a_limit_of_training_is_named_with_its_figure_and_a_change_that_works(name, limit):
     value, label, said = limit
     splits = training_with("objective.limits", {name: value})
     assert not len(splits.order)
@@ -179,7 +157,7 @@ def test_a_limit_of_training_is_named_with_its_figure_and_a_change_that_works(
     assert all(row["reasons"] for row in answer["refused"])
 
 
-def shape(values: Any) -> Any:
+def shape(values):
     """Names of an answer at every depth that is not a split or its estimate."""
     if isinstance(values, list):
         return [shape(values[0])] if values else []
@@ -191,34 +169,32 @@ def shape(values: Any) -> Any:
     return None
 
 
-def test_json_of_both_kinds_has_the_same_names() -> None:
-    serving, training = (shape(plain(kind).to_json()) for kind in REQUESTS)
-    assert serving == training
-    case = "rank candidate state bundle estimate pareto beats_best confidence"
-    assert set(training["candidates"][0]) == set(case.split())
-    counts = "candidates feasible holds queues uncertain refused tied_with_best"
-    assert set(training["counts"]) == set(counts.split())
-    serving, training = (
-        shape(plan(change(PlanRequest.parse(values), HUGE)).to_json())
-        for values in REQUESTS.values()
-    )
-    assert serving == training  # where nothing runs, too
+def test_json_of_both_kinds_has_the_same_names():
+    for edits in ({}, HUGE):  # where nothing runs, too
+        serving, training = (
+            shape(plan(change(PlanRequest.parse(values), edits)).to_json())
+            for values in REQUESTS.values()
+        )
+        assert serving == training
+        if not edits:
+            case = "rank candidate state bundle estimate pareto beats_best confidence"
+            assert set(training["candidates"][0]) == set(case.split())
+            counts = "candidates feasible holds queues uncertain refused tied_with_best"
+            assert set(training["counts"]) == set(counts.split())
     assert training["candidates"] == []
     assert set(training["nearest"]) == {"candidate", "estimate", "reasons", "changes"}
     assert training["nearest"]["changes"]
 
 
 @kinds
-def test_splits_of_a_plan_and_its_frame(kind: str) -> None:
+def test_splits_of_a_plan_and_its_frame(kind):
     splits = plain(kind)
-    best = splits.best
+    best, refused = splits.best, splits.refused[0]
     assert best == splits.ranked[0]
     assert (best.feasible, best.rank, best.reasons) == (True, 1, [])
     assert [split.rank for split in splits.ranked[:3]] == [1, 2, 3]
     assert len(splits.ranked) + len(splits.refused) == len(splits)
-    refused = splits.refused[0]
-    assert (refused.feasible, refused.rank) == (False, None)
-    assert refused.reasons
+    assert (refused.feasible, refused.rank, bool(refused.reasons)) == (False, None, True)
     assert splits.changes() == []
     for split in (best, refused):
         alone = plan(split.request)
@@ -235,7 +211,7 @@ def test_splits_of_a_plan_and_its_frame(kind: str) -> None:
 
 
 @kinds
-def test_json_says_what_splits_say(kind: str) -> None:
+def test_json_says_what_splits_say_and_a_front_is_that_of_its_columns(kind):
     splits = plain(kind)
     view = splits.to_json(2, 3)
     for listed, split in zip(view["candidates"], splits.ranked[:2], strict=True):
@@ -243,11 +219,11 @@ def test_json_says_what_splits_say(kind: str) -> None:
         assert listed["candidate"] == split.candidate
         assert listed["estimate"] == split.estimate.to_json()
         assert listed["pareto"] is (split.row in splits.pareto().rows)
-    assert [row["reasons"] for row in view["refused"]] == [
-        splits.reasons(int(row)) for row in np.flatnonzero(~splits.feasible)[:3]
-    ]
-    chances = splits.beats(splits.order[1:], int(splits.order[0]))
+    refused = np.flatnonzero(~splits.feasible)[:3].tolist()
+    assert [row["reasons"] for row in view["refused"]] == list(map(splits.reasons, refused))
+    chances = splits.beats(splits.order[1:], splits.best_row)
     assert [listed["beats_best"] for listed in view["candidates"]] == [None, chances[0]]
+    assert view["nearest"] is None
     counts = view["counts"]
     assert counts == {
         "candidates": len(splits),
@@ -259,33 +235,16 @@ def test_json_says_what_splits_say(kind: str) -> None:
         "tied_with_best": sum(chance is not None and chance >= TIED for chance in chances),
     }
     assert sum(counts[name] for name in ("holds", "queues", "uncertain")) == len(splits.ranked)
-    assert view["nearest"] is None
-
-
-@kinds
-def test_no_split_of_a_front_is_beaten(kind: str) -> None:
-    splits = plain(kind)
     for names in (splits.frontier_columns, (*splits.frontier_columns, "gpus")):
+        less = [splits.columns[n] * (-1.0 if "tokens_per_s" in n else 1.0) for n in names]
+        on = pareto_front(*less, among=splits.feasible)  # none beats them: test_search
         front = splits.pareto(*names) if "gpus" in names else splits.pareto()
         assert len(front) >= 2
-        less_is_better = [
-            splits.columns[name] * (-1.0 if "tokens_per_s" in name else 1.0) for name in names
-        ]
-        values = np.stack(less_is_better, axis=1)
-        for split in front:
-            no_worse = (values[splits.order] <= values[split.row]).all(axis=1)
-            better = (values[splits.order] < values[split.row]).any(axis=1)
-            assert not (no_worse & better).any()
-        on = values[[split.row for split in front]]
-        beaten = set(splits.order.tolist()) - {split.row for split in front}
-        assert all((on <= values[row]).all(axis=1).any() for row in beaten)
-    assert "two or three columns" in str(refusal(splits.pareto, "gpus", "colour"))
+        assert {split.row for split in front} == set(np.flatnonzero(on))
 
 
 @pytest.mark.parametrize("kind", ["serving", pytest.param("training", marks=pytest.mark.nightly)])
-def test_sensitivity_is_really_planned_and_answers_on_the_command_line(
-    kind: str, tmp_path: Path
-) -> None:
+def test_sensitivity_is_really_planned_and_answers_on_the_command_line(kind, tmp_path):
     splits = plain(kind)
     flips = splits.sensitivity()
     assert len(flips) >= 4
@@ -304,20 +263,18 @@ def test_sensitivity_is_really_planned_and_answers_on_the_command_line(
 
 
 @pytest.fixture(scope="module")
-def api() -> TestClient:
+def api():
     return TestClient(create_api(folders=False))
 
 
-def written(folder: Path, values: dict[str, Any]) -> str:
+def written(folder, values):
     path = folder / "request.json"
     path.write_text(json.dumps(values))
     return str(path)
 
 
 @kinds
-def test_check_answers_for_a_split_with_a_better_one_or_says_why_not(
-    kind: str, api: TestClient, tmp_path: Path
-) -> None:
+def test_check_answers_for_a_split_with_a_better_one_or_says_why_not(kind, api, tmp_path):
     values = REQUESTS[kind] | {"candidate": SPLITS[kind]}
     verdict = api.post("/check", json=values).json()
     assert verdict["ok"] is True
@@ -331,7 +288,7 @@ def test_check_answers_for_a_split_with_a_better_one_or_says_why_not(
     assert text.startswith("yes: it can run")
     assert "better: " in text
 
-    values = REQUESTS[kind] | {"candidate": SPLITS[kind] | {"dp": 16}}
+    values = changed(values, "candidate.dp", 16)
     verdict = api.post("/check", json=values).json()
     assert verdict["ok"] is False
     assert any("devices; only" in reason for reason in verdict["reasons"])
@@ -339,10 +296,7 @@ def test_check_answers_for_a_split_with_a_better_one_or_says_why_not(
     assert done.returncode == 1
     assert done.stdout.startswith("no: it cannot run")
 
-
-@kinds
-def test_check_offers_changes_where_nothing_runs(kind: str, api: TestClient) -> None:
-    request = change(PlanRequest.parse(REQUESTS[kind]), HUGE)
+    request = change(PlanRequest.parse(REQUESTS[kind]), HUGE)  # where nothing runs
     verdict = api.post("/check", json=request.to_json()).json()
     assert (verdict["ok"], verdict["better"]) == (False, None)
     assert verdict["changes"]
@@ -351,20 +305,134 @@ def test_check_offers_changes_where_nothing_runs(kind: str, api: TestClient) -> 
         assert after.best.candidate == offered["candidate"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "other"), [("serving", {"zero_stage": 3}), ("training", {"max_num_seqs": 1})]
+def test_a_candidate_field_of_the_other_kind_is_an_error_at_every_door(api, tmp_path):
+    others = (("serving", "zero_stage", 3), ("training", "max_num_seqs", 1))
+    for kind, name, value in (*others, ("training", "kv_dtype", "fp8")):
+        values = REQUESTS[kind] | {"candidate": {name: value}}
+        assert refusal(planned, values).field == f"candidate.{name}"
+        for question in ("plan", "estimate", "check"):
+            answer = api.post(f"/{question}", json=values)
+            assert answer.status_code == 422
+            assert answer.json()["error"]["field"] == f"candidate.{name}"
+            done = recipe(question, written(tmp_path, values))
+            assert done.returncode == 2
+            assert f"candidate.{name}" in done.stderr
+
+
+BESIDE = ({"device": "mi300x", "per_node": 8}, {"device": "h100-sxm", "per_node": 4})
+
+
+def request(*beside, **edits):
+    """The run with clusters beside; ``objective__optimize`` is ``objective.optimize``."""
+    fields = {name.replace("__", "."): value for name, value in edits.items()}
+    options = {"options.hardware": beside} if beside else {}
+    return change(PlanRequest.parse(TRAINING), {**options, **fields})
+
+
+@cache
+def several():
+    return plan(request(*BESIDE))
+
+
+def figures(splits, rows):
+    names = ("tp", "pp", "dp", "zero_stage", "micro_batch", "step_s", "peak_memory_bytes", "usd")
+    return np.stack([splits.columns[name][rows] for name in names])
+
+
+PLACES = (TRAINING["hardware"], *BESIDE)
+
+
+def test_a_plan_over_several_clusters_is_that_of_each():
+    splits = several()
+    numbers = np.array([splits.cluster_number(row) for row in range(len(splits))])
+    for k, place in enumerate(PLACES):
+        alone = plan(request(hardware=place))
+        rows = np.flatnonzero(numbers == k)
+        assert len(rows) == len(alone)
+        ours = splits.order[numbers[splits.order] == k]
+        np.testing.assert_array_equal(figures(splits, ours), figures(alone, alone.order))
+        devices = {splits.setting(int(row)).cluster.devices for row in rows}
+        assert devices == {alone.problem.cluster.devices}
+
+
+def test_rows_know_their_cluster():
+    splits = several()
+    keys = [splits.key(row) for row in range(len(splits))]
+    assert len(set(keys)) == len(splits)
+    some = range(0, len(splits), 97)
+    assert [splits.find(keys[row]) for row in some] == list(some)
+    for k, device in enumerate(("8 × H100 SXM", "8 × MI300X", "4 × H100 SXM")):
+        row = next(row for row in splits.order.tolist() if splits.cluster_number(row) == k)
+        assert keys[row].endswith(f".on{k}") == bool(k)
+        assert device in splits.label(row)
+        alone = splits.request_of(row)
+        assert alone.options.hardware == ()
+        assert alone.hardware == splits.setting(row).cluster.asked
+        exact, only = plan_candidate(alone)
+        assert exact.estimate(only) == splits.estimate(row)
+        chosen = change(splits.request, select_split(splits.request, keys[row]))
+        assert PLACES[k].items() <= chosen.hardware.model_dump().items()
+        assert len(chosen.options.hardware) == len(BESIDE)
+    assert set(splits.to_frame()["device"]) == {"h100-sxm", "mi300x"}
+    assert len({splits.identity(int(row))[0] for row in splits.order}) == 2
+    values = splits.to_json(20, 5)
+    for case in (*values["candidates"], *values["refused"]):
+        assert case["hardware"]["device"] in ("h100-sxm", "mi300x")
+    assert "hardware" not in plain("training").to_json(1)["candidates"][0]
+
+
+def test_a_price_may_move_the_choice_and_a_recipe_is_of_the_cluster_that_won(tmp_path):
+    moves = [name for name, _ in several().moves()]
+    assert moves[:2] == ["price -20%", "price +20%"]
+    assert not any("price" in name for name, _ in plain("training").moves())
+    flips = plan(request(*BESIDE, objective__optimize="cost")).sensitivity()
+    assert {flip.what for flip in flips} >= set(moves[:2])
+    built = make_recipe(request(*BESIDE))
+    assert built.request["hardware"]["device"] == several().best.request.hardware.device
+    assert built.request["options"]["hardware"] == []
+    devices = {fall.device for fall in built.fallbacks if fall.kind == "other-device"}
+    assert devices <= {"h100-sxm", "mi300x"}
+    assert write_bundle(built, tmp_path / "bundle")
+
+
+def test_several_problems_are_one_plan_and_name_an_unknown_device():
+    problems = [resolve(request()), resolve(request(workload__sequence_length=2048))]
+    together = TrainingPlan.together(problems)
+    assert np.bincount(together.sources).tolist() == [len(plan(p.request)) for p in problems]
+    assert together.label(len(together) - 1)
+    unknown = refusal(training_with, "options.hardware", [{"device": "h1000"}])
+    assert unknown.field == "options.hardware.0.device"
+
+
+def limited(name, bound, *beside):
+    return request(*beside, **{f"objective__limits__{name}": bound})
+
+
+@over(
+    "name column unit shown", [("wall_hours", "wall_s", 3600, "wall"), ("usd", "usd", 1, "usd_run")]
 )
-def test_a_candidate_field_of_the_other_kind_is_an_error_at_every_door(
-    kind: str, other: dict[str, Any], api: TestClient, tmp_path: Path
-) -> None:
-    values = REQUESTS[kind] | {"candidate": other}
-    field = f"candidate.{next(iter(other))}"
-    assert refusal(planned, values).field == field
-    for question in ("plan", "estimate", "check"):
-        answer = api.post(f"/{question}", json=values)
-        assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
-        done = recipe(question, written(tmp_path, values))
-        assert done.returncode == 2
-        assert field in done.stderr
-    kv = refusal(planned, TRAINING | {"candidate": {"kv_dtype": "fp8"}})
-    assert kv.field == "candidate.kv_dtype"
+def test_a_limit_on_a_run_keeps_what_is_below_it_needs_its_tokens_and_is_none_of_serving(
+    name, column, unit, shown
+):
+    free = plain("training")
+    values = free.columns[column][free.order] / unit
+    bound = float(f"{np.median(values):.3g}")
+    splits = plan(limited(name, bound))
+    assert (splits.columns[column][splits.order] <= bound * unit).all()
+    assert len(splits.order) == (values <= bound).sum()
+    assert splits.limit(shown) == pytest.approx(bound * unit * splits.measures[shown].factor)
+    code = next(code for code, rule in LIMITS.items() if rule.name == name)
+    assert not LIMITS[code].timed
+    assert splits.title([code]).startswith("Over the limit on")
+    limits = {"objective": {"limits": {name: 10}}}
+    for asked, hints in (
+        (changed(TRAINING, "workload.tokens", None), ["workload.tokens"]),
+        (request_values(), ["ttft_ms", "percentile"]),
+    ):
+        error = refusal(planned, asked | limits)
+        assert error.field == f"objective.limits.{name}"
+        assert all(other in (error.hint or "") for other in hints)
+    without = change(limited(name, 10), {"workload.tokens": None})
+    served = change(limited(name, 10, *BESIDE), {"workload.kind": "serving"})
+    assert [getattr(asked.objective.limits, name) for asked in (without, served)] == [None, None]
+    assert len(served.options.hardware) == len(BESIDE)

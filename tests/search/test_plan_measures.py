@@ -1,10 +1,7 @@
-"""Plans of serving and training as people compare them."""
-
-from __future__ import annotations
+"""Plans of serving and training as people compare them: measures, labels, causes, refusals."""
 
 import re
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,61 +9,70 @@ import pytest
 from recipe_core.base import labels, units
 from recipe_core.base.resources import PACKAGE
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.present import tables
 from recipe_core.present.terminal import estimate_text
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.plan import Plan
-from recipe_core.search.plans import plan
+from recipe_core.search.plans import plan, plan_candidate
+from tests.conftest import LLAMA_70B, make_request
+from tests.fixtures.rows import over, table
 
-SERVING: dict[str, Any] = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
-TRAINING: dict[str, Any] = {"workload.kind": "training", "hardware.nodes": 2}
+TRAINING = {"workload.kind": "training", "hardware.nodes": 2}
 
 
-BOARDS: dict[str, dict[str, Any]] = {
-    "serving": SERVING,
+BOARDS = {
+    "serving": {"model": LLAMA_70B},
     "training": TRAINING,
-    "pooled": SERVING | {"options.disaggregated": True},
+    "pooled": {"model": LLAMA_70B, "options.disaggregated": True},
     "beside": {"options.hardware": (HardwareRequest(device="mi300x"),)},
 }
 
 
 @cache
-def planned(name: str) -> Plan:
-    return plan(change(DEFAULT, BOARDS[name]))
+def planned(name):
+    return made(BOARDS[name])
+
+
+def made(changes):
+    return plan(change(DEFAULT, changes))
 
 
 boards = pytest.mark.parametrize("name", ["serving", "training"])
 
 
 @boards
-def test_every_measure_is_read_in_its_unit(name: str) -> None:
+def test_every_measure_is_read_in_its_unit_and_refused_rows_have_named_kinds(name):
     board = planned(name)
-    for name, measure in board.measures.items():
-        assert len(board.values(name)) == len(board)
-        assert measure.title
-        if board.known(name):
-            assert board.text(name, board.best_row) != "unknown"
+    for measure in board.measures:
+        assert len(board.values(measure)) == len(board)
+        assert board.measures[measure].title
+        assert board.text(measure, board.best_row) != "unknown" or not board.known(measure)
+    rows = [int(row) for row in board.refused_rows()[:20]]
+    assert rows
+    for row, said in zip(rows, board.sentences(rows), strict=True):
+        assert said == board.reasons(row)
+        assert all(said)
+        assert board.title(board.codes(row))
+    assert set(board.rules()) <= set(board.titles)
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_row_has_its_own_key_and_is_found_by_it(name: str) -> None:
+def test_every_row_has_its_own_key_and_is_found_by_it(name):
     board = planned(name)
     keys = [board.key(row) for row in range(len(board))]
     assert len(set(keys)) == len(keys)
     some = range(0, len(board), max(1, len(board) // 200))
     assert [board.find(keys[row]) for row in some] == list(some)
-    other = planned("serving" if name == "training" else "training")
     if name == "beside":
         second = [row for row, key in enumerate(keys) if key.endswith(".on1")]
         assert 0 < len(second) < len(keys)
         assert "MI300X" in board.label(second[0])
+    other = planned("serving" if name == "training" else "training")
     for key in ("nonsense", "vllm.bf16.bf16.tp99.pp1.dp1.ep1", other.key(0)):
         assert board.find(key) is None
 
 
-def test_labels_name_what_differs_and_counts_rates_and_rounding_read_well() -> None:
-    board = plan(change(DEFAULT, SERVING | {"options.weight_dtypes": ("bf16", "fp8")}))
+def test_labels_name_what_differs_and_counts_rates_and_rounding_read_well():
+    board = made(BOARDS["serving"] | {"options.weight_dtypes": ("bf16", "fp8")})
     assert len({board.label(row) for row in range(len(board))}) == len(board)
     assert labels.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
     split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1}
@@ -89,19 +95,18 @@ def test_labels_name_what_differs_and_counts_rates_and_rounding_read_well() -> N
     assert rounded == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
 
 
-@boards
-def test_refused_rows_have_reasons_and_named_kinds(name: str) -> None:
-    board = planned(name)
-    rows = [int(row) for row in board.refused_rows()[:20]]
-    assert rows
-    for row, said in zip(rows, board.sentences(rows), strict=True):
-        assert said == board.reasons(row)
-        assert all(said)
-        assert board.title(board.codes(row))
-    assert set(board.rules()) <= set(board.titles)
+def test_devices_are_counted_of_those_there_and_clusters_of_one_are_told_apart():
+    splits = planned("serving")
+    eight, four = (splits.find(f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (8, 4))
+    assert splits.devices_text(eight) == "8 × H100 SXM5"
+    assert splits.devices_text(four) == "4 of 8 × H100 SXM5"
+    twice = (HardwareRequest(device="h100-sxm", per_node=4),) * 2
+    splits = made(BOARDS["serving"] | {"options.hardware": twice})
+    titles = {splits.cluster_title(row): None for row in range(len(splits))}
+    assert list(titles) == ["8 × H100 SXM5", "4 × H100 SXM5 (1)", "4 × H100 SXM5 (2)"]
 
 
-def test_refusals_that_no_board_here_shows_have_names_too() -> None:
+def test_refusals_that_no_board_here_shows_have_names_too():
     for patterns, names in (
         (("space/rules.py", "search/limits.py", "physics/serving/*.py"), labels.REFUSALS),
         (("space/training_rules.py", "physics/training/*.py"), labels.TRAINING_REFUSALS),
@@ -112,9 +117,9 @@ def test_refusals_that_no_board_here_shows_have_names_too() -> None:
         assert codes <= set(names)
 
 
-def test_every_cause_and_part_has_a_name() -> None:
-    for model in (SERVING["model"], "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"):
-        board = plan(change(DEFAULT, {"model": model}))
+def test_every_cause_and_part_has_a_name():
+    for model in (LLAMA_70B, "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"):
+        board = made({"model": model})
         for row in board.order[:10]:
             breakdown = board.estimate(int(row)).to_json()["breakdown_s"]
             assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(labels.CAUSES)
@@ -124,44 +129,22 @@ def test_every_cause_and_part_has_a_name() -> None:
     assert set(step) <= set(labels.TRAINING_CAUSES)
 
 
-def test_a_training_precision_is_taken_from_the_candidate() -> None:
-    board = plan(change(DEFAULT, TRAINING | {"candidate.precision": "fp8"}))
-    assert board.candidate(0)["precision"] == "fp8"
-    assert len(board) > 100
-
-
-@boards
-def test_tables_are_in_units_for_people(name: str) -> None:
-    board = planned(name)
-    frame = tables.splits_frame(board, [int(row) for row in board.order[:50]])
-    assert frame["memory"][0] == pytest.approx(board.values("memory")[board.best_row], rel=5e-3)
-    assert (frame["front"] == "◆").sum() == board.front(*board.axes)[board.order[:50]].sum()
-    refused = tables.refused_frame(board, at_most=3)
-    assert len(refused) == 3
-    assert (refused["why"] != "").all()
-    assert sum(tables.refusal_counts(board).values()) >= int((~board.feasible).sum())
-
-
 @cache
-def run_of(tokens: float) -> Plan:
-    return plan(change(DEFAULT, TRAINING | {"workload.tokens": tokens}))
+def run_of(tokens):
+    return made(TRAINING | {"workload.tokens": tokens})
 
 
-def test_mfu_is_a_measure_of_training_and_the_estimates_own():
+def test_mfu_is_a_measure_of_training_and_hfu_counts_what_is_computed_again():
     board = run_of(1e9)
     best = board.best_row
-    estimate = board.estimate(best).training
-    assert board.raw("mfu")[best] == pytest.approx(estimate.mfu, rel=1e-12)
-    assert board.text("mfu", best) == f"{estimate.mfu:.1%}"
+    training = board.estimate(best).training
+    assert board.raw("mfu")[best] == pytest.approx(training.mfu, rel=1e-12)
+    assert board.text("mfu", best) == f"{training.mfu:.1%}"
     assert all("mfu" in names for names in (board.headline, board.listed, board.tabled))
     assert board.measures["mfu"].more_is_better
     low, high = board.estimate(best).bands["mfu"]
-    assert low < estimate.mfu < high
+    assert low < training.mfu < high
     assert board.pareto("mfu", "peak_memory_bytes")
-
-
-def test_hfu_counts_what_is_computed_again_and_the_command_line_says_it():
-    board = run_of(1e9)
     recompute = board.columns["recompute"]
     none, full = (next(int(row) for row in board.order if recompute[row] == k) for k in (0, 2))
     training = board.estimate(none).training
@@ -174,6 +157,9 @@ def test_hfu_counts_what_is_computed_again_and_the_command_line_says_it():
     text = estimate_text(board.candidate(full), estimate.to_json())
     assert re.search(rf"MFU +{training.mfu:.1%}", text)
     assert re.search(rf"HFU, with recomputation +{training.hfu:.1%}", text)
+    board = made(TRAINING | {"candidate.precision": "fp8"})  # taken from the candidate
+    assert board.candidate(0)["precision"] == "fp8"
+    assert len(board) > 100
 
 
 @pytest.mark.parametrize(("tokens", "unit", "seconds"), [(1e9, "h", 3600), (1e11, "days", 86400)])
@@ -185,3 +171,40 @@ def test_the_time_to_finish_has_one_unit_in_a_plan(tokens, unit, seconds):
     assert {board.text("wall", int(row)).split()[-1] for row in board.order} == {unit}
     best = board.best_row
     assert board.values("wall")[best] * seconds == pytest.approx(board.raw("wall")[best])
+
+
+def causes_of(answer):
+    """Seconds of an answer by their causes, which add up to its times."""
+    for name, whole in (("decode", "tpot_s"), ("prefill", "ttft_s")):
+        causes = answer["causes_s"][name]
+        assert set(causes) <= {"compute", "memory", "network", "overhead", "queue"}
+        assert all(seconds > 0 for seconds in causes.values())
+        assert sum(causes.values()) == pytest.approx(answer["serving"][whole], rel=1e-9)
+    return answer["causes_s"]["decode"], answer["causes_s"]["prefill"]
+
+
+def estimate_of(model=LLAMA_70B, **parts):
+    candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {"tp": 8})
+    splits, row = plan_candidate(make_request(model, candidate=candidate, **parts))
+    answer = splits.detailed(row).to_json()
+    assert answer["feasible"], answer["reasons"]
+    return answer
+
+
+@over("parts", table("search", "causes"))
+def test_causes_add_up_to_the_time(parts):
+    causes_of(estimate_of(**parts))
+
+
+def test_causes_are_those_of_physics_and_of_the_row():
+    decode, prefill = causes_of(estimate_of(workload={"concurrency": 1, "input_tokens": 8000}))
+    assert decode["memory"] > 2 * decode["compute"]
+    assert prefill["compute"] > 2 * prefill["memory"]
+    assert "queue" not in decode
+    answer = estimate_of("meta-llama/Llama-3.1-8B-Instruct", candidate={"tp": 1})
+    decode, _ = causes_of(answer)
+    assert "network" not in decode  # of one device
+    interference = answer["breakdown_s"]["decode"]["prefill_interference"]
+    assert decode["queue"] == pytest.approx(interference)
+    splits = plan(make_request())
+    causes_of(splits.detailed(splits.best_row).to_json())  # not of the plan's first row
