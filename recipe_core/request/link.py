@@ -134,6 +134,7 @@ _LISTS = tuple(
         ("workload", TrainingWorkload),
         ("workload.over_time", OverTime),
         ("options.scaling", Scaling),
+        ("candidate", CandidateRequest),
     )
     for name, field in schema.model_fields.items()
     if "tuple" in str(field.annotation).lower()

@@ -22,6 +22,7 @@ from recipe_core.physics.serving.weights import stage_layers
 from recipe_core.physics.training.memory import PARTS
 from recipe_core.physics.training.results import TrainingStage
 from recipe_core.present.schemas import schema
+from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.rows import pareto_front
@@ -37,22 +38,35 @@ MODELS = ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "deepseek-ai
 MODELS += ["openai/gpt-oss-20b", "google/gemma-2-9b-it"]
 
 
-HELD = {"finite", "within its band", "memory parts add up", "times add up", "below the peak rate"}
+HELD = {"within its band", "memory parts add up", "times add up", "below the peak rate"}
 HELD |= {"Little's law (closed, static)", "open loop serves what arrives"}
 
 
-def test_recorded_estimates_keep_what_holds_of_all_of_them():
-    """Pools, drafts, encoders, windows, tiers below the cache and runs of training."""
-    answers, checked = recorded(("estimates/", "training/")), 0
+def asked(*operations):
+    """Requests of the corpus by name: pools, drafts, encoders, windows, tiers, training."""
     for name, entry in entries().items():
-        if entry.operation != "estimate" or not answers.get(name, {}).get("feasible"):
-            continue
-        asked = entry.values["request"]
-        request = PlanRequest.parse(asked.get("request", asked))
+        if entry.operation in operations and not name.startswith("refusals/"):
+            values = entry.values["request"]
+            yield name, PlanRequest.parse(values.get("request", values))
+
+
+def test_recorded_estimates_keep_what_holds_of_all_of_them():
+    answers = recorded(("estimates/", "training/"))
+    held = {name: request for name, request in asked("estimate") if answers[name]["feasible"]}
+    assert len(held) > 35
+    for name, request in held.items():
         summed = {"memory parts add up"} if name == "training/megatron-3d" else set()
-        assert set(broken(request, answers[name], *(HELD - summed))) == set(), name
-        checked += 1
-    assert checked > 35
+        assert broken(request, answers[name], *(HELD - summed)) == [], name
+
+
+def test_recorded_requests_survive_their_links():
+    drafts = {"tokens": 2, "acceptance": 0.7, "method": "ngram"}
+    for name, request in (
+        *asked("estimate", "plan"),
+        ("drafts of a split", make_request(candidate={"speculative": drafts})),
+    ):
+        if request.options.kv_offload is None:  # which no link carries
+            assert from_query(to_query(request)) == (request, []), name
 
 
 DEVICES = ["h100-sxm", "mi300x", "l40s", "b200-sxm"]
