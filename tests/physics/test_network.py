@@ -27,7 +27,6 @@ from recipe_core.search.serving_candidates import one_case
 from recipe_core.space.serving import cases
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.catalogues import table
-from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -45,16 +44,11 @@ def one(function, where, ranks, size, remote=1):
     return float(function(where, members(ranks, remote), np.array([float(size)]))[0])
 
 
-@over("device ranks kib microseconds", table("physics.yaml", "all_reduce"))
-def test_all_reduces_take_what_was_measured(device, ranks, kib, microseconds):
-    found = one(all_reduce_s, joined(device), ranks, kib * KIB)
-    assert found * 1e6 == pytest.approx(microseconds, rel=0.3)
-
-
-@over("device ranks kib microseconds", table("physics.yaml", "all_gather"))
-def test_gathers_take_what_was_measured(device, ranks, kib, microseconds):
-    found = one(all_gather_s, joined(device), ranks, kib * KIB)
-    assert found * 1e6 == pytest.approx(microseconds, rel=0.3)
+@pytest.mark.parametrize("operation", [all_reduce_s, all_gather_s])
+def test_collectives_take_what_was_measured(operation):
+    for device, ranks, kib, microseconds in table("physics.yaml", operation.__name__[:-2]):
+        found = one(operation, joined(device), ranks, kib * KIB)
+        assert found * 1e6 == pytest.approx(microseconds, rel=0.3), (device, ranks, kib)
 
 
 def sent(function, where, group, tokens, width, choices=8):

@@ -1,4 +1,4 @@
-"""What tensor parallelism can cut, by the format of each kind of tensor."""
+"""What tensor parallelism can cut, by the format of each tensor, and products of degrees."""
 
 import pytest
 
@@ -6,7 +6,10 @@ from recipe_core.model.catalog import catalog_model, load_model
 from recipe_core.model.spec import MATRIX_ROLES
 from recipe_core.physics.serving.weights import layer_weight_bytes, vocabulary_bytes
 from recipe_core.search.plans import plan_candidate
+from recipe_core.space.dims import ParallelDims
 from tests.conftest import make_request
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over, table
 
 PRO, NEXT = "deepseek-ai/DeepSeek-V4-Pro", "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8"
 SHARED = "the shared expert share 3072/16 = 192 is not a multiple of the fp8-block block of 128"
@@ -20,21 +23,6 @@ def split(model, tp, engine="vllm", release=None, dp=1, ep=1, nodes=1, device="h
     request = make_request(model, device, 8, nodes, workload=work, candidate=candidate)
     table, row = plan_candidate(request)
     return table.reasons(row), table.blocks[0].setting, table.blocks[0].cases
-
-
-@pytest.mark.parametrize(
-    ("engine", "release", "device", "refused"),
-    [
-        ("vllm", "0.23.0", "h200-sxm", True),  # vllm#40955, #42384
-        ("vllm", "0.25.0", "h200-sxm", False),  # #46001: whole blocks on every rank
-        ("vllm", None, "h200-sxm", False),
-        ("vllm", None, "mi355x", True),
-        ("sglang", None, "h200-sxm", True),  # sglang#23602
-    ],
-)
-def test_shared_experts_are_asked_by_their_own_format(engine, release, device, refused):
-    reasons, *_ = split(PRO, 16, engine, release, nodes=2, device=device)
-    assert any(SHARED in reason for reason in reasons) is refused
 
 
 def test_whole_blocks_of_shared_experts_cost_memory_and_routed_ones_have_none():
@@ -54,13 +42,6 @@ def test_whole_blocks_of_shared_experts_cost_memory_and_routed_ones_have_none():
     shared = sizes.pop("moe.shared") * 16
     sixteen = layer_weight_bytes(setting, layer, cases)[0]
     assert sixteen - sum(sizes.values()) == pytest.approx(shared * 256 / 3072, rel=0.02)
-
-
-@pytest.mark.parametrize(("dp", "ep", "nodes", "refused"), [(1, 8, 1, True), (2, 16, 2, False)])
-def test_data_parallel_attention_holds_shared_experts_whole(dp, ep, nodes, refused):
-    """512/8 = 64 is no block of 128; with dp vLLM does not cut it (use_sequence_parallel_moe)."""
-    reasons, *_ = split(NEXT, 8, dp=dp, ep=ep, nodes=nodes)
-    assert any("shared expert share 512/8 = 64" in reason for reason in reasons) is refused
 
 
 def test_publishers_leave_different_parts_of_hybrids_unquantised():
@@ -101,3 +82,34 @@ def test_cut_tensors_add_up_over_the_ranks(tp):
             if item.role in MATRIX_ROLES and item.shard == "tensor"
         )
         assert float(layer_weight_bytes(setting, layer, cases)[0]) * tp >= whole
+
+
+DIMS = {"tp": 2, "pp": 4, "cp": 2, "dp": 8, "micro_batch": 2, "global_batch": 256}
+
+
+def test_products_and_the_nearest_batches_come_out() -> None:
+    dims = ParallelDims(**DIMS)
+    dims.check(128)
+    assert (dims.devices, dims.replicas, dims.sequences, dims.accumulation) == (128, 16, 16, 16)
+    assert dims.global_batch == dims.micro_batch * dims.accumulation * dims.dp
+    near = ParallelDims(**(DIMS | {"global_batch": 250})).nearest_batches
+    assert near == (240, 256)
+    for batch in near:
+        ParallelDims(**(DIMS | {"global_batch": batch})).check(128)
+
+
+@over("change field said", table("space", "dims"))
+def test_what_does_not_come_out_prints_every_term(change, field, said):
+    error = refusal(lambda: ParallelDims(**(DIMS | change)).check(128))
+    assert error.field == field
+    assert said in str(error)
+
+
+@over("engine release device refused", table("space", "shared"))
+def test_shared_experts_are_asked_by_their_own_format(engine, release, device, refused):
+    reasons, *_ = split(PRO, 16, engine, release, nodes=2, device=device)
+    assert any(SHARED in reason for reason in reasons) is refused
+    # 512/8 = 64 is no block of 128; with dp vLLM does not cut it (use_sequence_parallel_moe)
+    for dp, nodes in ((1, 1), (2, 2)):
+        reasons, *_ = split(NEXT, 8, dp=dp, ep=8 * dp, nodes=nodes)
+        assert any("shared expert share 512/8 = 64" in reason for reason in reasons) is (dp == 1)
