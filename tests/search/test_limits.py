@@ -46,7 +46,7 @@ def test_scores_are_those_of_the_intervals_and_their_inverse():
     st.lists(st.floats(-2.5, 2.5), min_size=2, max_size=3),
     st.floats(-0.95, 0.95),
 )
-@settings(max_examples=examples(40, least=6), deadline=None)
+@settings(max_examples=examples(40, least=6))
 def test_several_limits_hold_together_as_drawn_normals_do(scores, shared):
     size = len(scores)
     loading = np.full(size, np.sqrt(abs(shared)))
@@ -194,7 +194,7 @@ def mixed(kind, *places):
 
 
 @kinds
-@settings(max_examples=examples(12, least=5), deadline=None)
+@settings(max_examples=examples(12, least=5))
 @given(
     places=st.lists(st.sampled_from(PRICED), min_size=1, max_size=3, unique=True),
     at=st.integers(0, 3),
