@@ -32,9 +32,7 @@ OWN = st.builds(
     staff=st.floats(0, 0.3),
     use=st.floats(0.1, 1),
 )
-
 PRICES = st.floats(0.01, 20)
-
 LOADS = st.lists(st.floats(0, 100), min_size=24, max_size=24).filter(any)
 
 

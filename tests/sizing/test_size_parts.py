@@ -39,7 +39,7 @@ def in_parts(request: Any, parts: int) -> dict[str, Any]:
     return answer_in_parts(request.model_dump(mode="json", exclude_none=True), parts)
 
 
-@pytest.mark.parametrize("percentile", [None, pytest.param(95.0, marks=pytest.mark.nightly)])
+@over("percentile", [None, 95.0], share=2)
 def test_the_last_part_is_the_whole_answer(percentile: float | None) -> None:
     request = open_hardware.size_request(
         wizard(**{"objective.limits.percentile": percentile}), asked().market
@@ -92,13 +92,8 @@ def test_a_row_becomes_the_wizards_own() -> None:
 
 
 def test_a_market_travels_in_a_link() -> None:
-    fields = {
-        "vendors": ["amd"],
-        "commitments": ["spot", "reserved"],
-        "unverified": False,
-        "owned": [{"device": "h100-sxm", "count": 8}],
-        "usd_per_month": 20_000.0,
-    }
+    fields = {"vendors": ["amd"], "commitments": ["spot", "reserved"], "unverified": False}
+    fields |= {"owned": [{"device": "h100-sxm", "count": 8}], "usd_per_month": 20_000.0}
     market = open_hardware.changed_market(Market(), fields)
     query = open_hardware.market_query(market)
     assert open_hardware.market_of(query) == (market, [])

@@ -17,13 +17,12 @@ from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.market import choices
 from recipe_core.sizing.size import size
+from tests.conftest import LLAMA_70B
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
-LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
-
-
 CLOSED = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
 COST = "usd_per_million_output_tokens"
 
@@ -103,7 +102,6 @@ def test_the_rows_of_an_answer_are_what_an_estimate_of_their_hardware_says():
             assert (found["low"], found["high"]) == pytest.approx((low * factor, high * factor))
             assert found["share_left"] == pytest.approx(1 - found["value"] / found["limit"])
         offer = row["offer"]
-        assert {"provider", "region", "commitment", "date", "status", "note", "marks"} <= set(offer)
         assert (offer["age_days"] > 90) == any("days old" in mark for mark in offer["marks"])
 
 
@@ -137,11 +135,8 @@ def test_most_devices_budget_and_power_bound_every_row_or_say_why_none_is_left()
     ladder = answered(devices=["h100-sxm", "l40s"], most_devices=6)["best"]["ladder"]
     assert max(rung["devices_rented"] for rung in ladder) <= 6
     ladder = answered(devices=["h100-sxm"], usd_per_month=9000)["best"]["ladder"]
-    held = [rung["usd_per_month"] for rung in ladder if rung["holds"]]
-    assert held
-    assert max(held) <= 9000
-    answer = answered(devices=["h100-sxm"], limits={"watts": 2500})
-    assert answer["best"]["watts"] <= 2500
+    assert 0 < max(rung["usd_per_month"] for rung in ladder if rung["holds"]) <= 9000
+    assert answered(devices=["h100-sxm"], limits={"watts": 2500})["best"]["watts"] <= 2500
 
 
 def test_machines_that_one_has_are_chosen_from_up_to_their_number():
@@ -158,9 +153,7 @@ def devices_of(answer):
     return [row["device"] for row in answer["devices"]]
 
 
-@pytest.mark.parametrize(
-    "shift", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))]
-)
+@over("shift", range(3), share=3)
 def test_a_device_without_a_price_never_changes_the_order_of_the_others(shift):
     """A device at each place; at night every device at every place."""
     priced, limits = ["h100-sxm", "mi300x", "l40s", "b200-sxm"], {"tpot_ms": 60}
@@ -361,9 +354,7 @@ def _enumerated(values):
     return best
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=pytest.mark.nightly if n else ()) for n in range(8)]
-)
+@over("seed", range(8), share=8)
 def test_the_answer_is_that_of_enumeration(seed):
     """25 random requests each: the best score of every device, and the best device."""
     rng = random.Random(seed)
@@ -418,29 +409,19 @@ def test_a_request_with_open_hardware_is_planned_and_built_on_the_best():
     assert rb.check(values)["ok"]
 
 
-def test_growth_availability_and_purchase_come_where_they_are_asked_for():
-    values = asked(LLAMA_8B, limits={"tpot_ms": 20, "ttft_ms": 500}, devices=["h100-sxm", "l40s"])
-    values["growth"] = {"per_month": 0.08, "months": 24}
+def test_busy_hours_say_what_a_load_by_hour_does_and_spares_keep_a_service_up():
+    limits = {"tpot_ms": 20, "ttft_ms": 500}
+    values = asked(LLAMA_8B, limits=limits, devices=["h100-sxm", "l40s"])
     values["availability"] = {"target": 0.999, "node_mtbf_hours": 500, "repair_hours": 12}
-    values["purchase"] = {"usd_per_device": 25_000, "load_by_hour": [1] * 12 + [3] * 12}
-    answer = answer_to(values)
-    best = answer["best"]
-    assert len(best["growth"]["load"]) == 24
-    assert best["growth"]["load"][0] == 64
-    assert answer["growth"]["cheapest"]
+    monthly = []
+    for load in ({"load_by_hour": [1] * 12 + [3] * 12}, {"busy_hours": 12, "quiet_share": 1 / 3}):
+        best = answer_to(values | {"purchase": {"usd_per_device": 25_000} | load})["best"]
+        monthly.append(best["purchase"]["mixture"]["usd_per_month"])
+    assert monthly[0] == pytest.approx(monthly[1])
     held = best["availability"]
     assert held["up_probability"] >= 0.999
     assert held["spares"] >= 1
     assert held["node_lost"]["replicas"] < held["needed"]
-    assert best["purchase"]["highest_usd_per_device"] > 0
-    mixed = best["purchase"]["mixture"]
-    pure = mixed["all_rented_usd_per_month"], mixed["all_owned_usd_per_month"]
-    assert mixed["usd_per_month"] <= min(pure)
-    values["purchase"] = {"usd_per_device": 25_000, "busy_hours": 12, "quiet_share": 1 / 3}
-    again = answer_to(values)["best"]["purchase"]["mixture"]
-    assert again["usd_per_month"] == pytest.approx(mixed["usd_per_month"])
-    plain = answered(LLAMA_8B, devices=["l40s"])
-    assert not {"growth", "availability", "purchase"} & set(plain["best"])
 
 
 def test_bad_requests_name_the_field_and_the_fix():
