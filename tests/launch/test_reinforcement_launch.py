@@ -1,30 +1,27 @@
 """verl and OpenRLHF are told exactly what was estimated, by the packages' own parsers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.launch.process import Launch
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.launch.training.tasks import tasks
-from recipe_core.physics.training.estimates import TrainingEstimates
-from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
 from recipe_core.trainer import ray_node, reward
 from tests.fixtures.packages import package_folder
 from tests.fixtures.paths import FIXTURES
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import table
+from tests.fixtures.training import training_request
 
 VERL = ("verl==0.9.1", "hydra-core==1.3.2", "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.3")
 OPENRLHF = ("openrlhf==0.11.2",)
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
 COMPOSE = """
 import json, sys
 from hydra import compose, initialize_config_dir
@@ -35,87 +32,73 @@ with initialize_config_dir(folder, version_base=None):
     config = compose("verl", overrides=[f"hydra.searchpath=[file://{shipped}]", *words])
 print(json.dumps(OmegaConf.to_container(config, resolve=True)))
 """
-CASES: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    "ppo": {"method": "ppo", "nodes": 2},
-    "hsdp": {"nodes": 2, "candidate": {"shard": 8}},
-    "apart": {"nodes": 2, "placement": "apart", "devices": 8},
-    "half-a-node-apart": {"placement": "apart", "devices": 4},
-    "epochs": {"epochs": 2, "reference": False, "recompute": "full"},
-    "offloaded": {"offload": True},
-}
-WORK = ("placement", "devices", "epochs", "reference", "offload", "old_log_probs", "engine")
+CASES = table("training_launch", "reinforcement")
 
 
-def request(engine: str, **more: Any) -> PlanRequest:
-    rollout = {"prompts": 128, "samples": 8, "prompt_tokens": 200, "response_tokens": 800}
-    rollout |= {name: more.pop(name) for name in WORK if name in more}
-    candidate = {"engine": engine, "zero_stage": 3, "micro_batch": 2, "recompute": "full"}
-    candidate |= more.pop("candidate", {})
-    candidate |= {name: more.pop(name) for name in ("recompute",) if name in more}
+def request(engine, nodes=1, method="grpo", rollout=None, candidate=None, global_batch=256):
+    work = {"prompts": 128, "samples": 8, "prompt_tokens": 200, "response_tokens": 800}
+    work |= rollout or {}
+    split = {"engine": engine, "zero_stage": 3, "micro_batch": 2, "recompute": "full"}
+    split |= {"tp": 1, "pp": 1, "dp": 8 * nodes - work.get("devices", 0)} | (candidate or {})
     if engine == "openrlhf":  # it divides states over all replicas
-        candidate.pop("shard", None)
-    nodes = more.pop("nodes", 1)
-    candidate |= {"tp": 1, "pp": 1, "dp": 8 * nodes - rollout.get("devices", 0)}
-    workload = {"kind": "training", "method": more.pop("method", "grpo"), "rollout": rollout}
-    workload |= {"global_batch": 256, "tokens": 2e8}
-    hardware = {"device": "h100-sxm", "per_node": 8, "nodes": nodes}
-    values = {"model": "Qwen/Qwen2.5-7B-Instruct", "hardware": hardware, "workload": workload}
-    return PlanRequest.parse(values | {"candidate": candidate} | more)
+        split.pop("shard", None)
+    run = {"sequence_length": None, "global_batch": global_batch, "tokens": 2e8}
+    return training_request(split, nodes, MODEL, method=method, rollout=work, **run)
 
 
-def detail(asked: PlanRequest) -> tuple[TrainingEstimates, int]:
-    table, row = plan_candidate(asked)
-    problem, place = table.at(row)
+def detail(asked):
+    found, row = plan_candidate(asked)
+    problem, place = found.at(row)
     return problem.detail(place)
 
 
 @cache
-def started(engine: str, case: str) -> tuple[TrainingEstimates, int, Launch]:
+def started(engine, case):
     estimates, place = detail(request(engine, **CASES[case]))
     return estimates, place, training_launch(estimates, place)
 
 
-def program(launch: Launch) -> list[str]:
+def program(launch):
     """The words of the trainer, without those that join nodes, paths filled in."""
-    words = list(launch.processes[0].argv)
-    words = words[words.index("--") + 1 :] if "--" in words else words
+    words = "\0".join(launch.processes[0].argv).rpartition("\0--\0")[2]
     places = {"${root}": "/bundle", "${run}": "/bundle/run", "${model}": "/models/a model"}
     for name, place in places.items():
-        words = [word.replace(name, place) for word in words]
-    return words
+        words = words.replace(name, place)
+    return words.split("\0")
+
+
+def read(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @cache
-def by_verl(case: str, folder: Path) -> dict[str, Any]:
+def by_verl(case, folder):
     """What verl's own configuration becomes with a case's file and words."""
     launch = started("verl", case)[2]
     words = program(launch)
-    folder.joinpath("verl.yaml").write_text(launch.files["verl.yaml"], encoding="utf-8")
+    (folder / "verl.yaml").write_text(launch.files["verl.yaml"])
     packages = package_folder(*VERL)
     shipped = packages / "verl" / "trainer" / "config"
     overrides = words[words.index("--config-name") + 2 :]
     command = [sys.executable, "-c", COMPOSE, str(folder), str(shipped), *overrides]
     env = {"PYTHONPATH": str(packages), "PATH": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return read(command, env=env)
 
 
 @cache
-def by_openrlhf(case: str) -> dict[str, Any]:
+def by_openrlhf(case):
     """What OpenRLHF's own parser makes of a case's words, its checks passed."""
     words = program(started("openrlhf", case)[2])
     script, folder = FIXTURES / "openrlhf_words.py", package_folder(*OPENRLHF)
     command = [sys.executable, str(script), str(folder), *words[3:]]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return read(command)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES)
-def test_verl_reads_what_was_estimated(case: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_verl_reads_what_was_estimated(case, tmp_path_factory):
     estimates, place, _ = started("verl", case)
     loop, cases = estimates.reinforcement, estimates.cases.take([place])
     assert loop is not None
@@ -141,13 +124,13 @@ def test_verl_reads_what_was_estimated(case: str, tmp_path_factory: pytest.TempP
     assert config["algorithm"]["adv_estimator"] == ("gae" if loop.sampling.critic else "grpo")
     scored = actor["use_kl_loss"] or config["algorithm"]["use_kl_in_reward"]
     assert scored is work.reference
-    assert config["actor_rollout_ref"]["model"]["path"] == "/models/a model"
-    assert config["critic"]["model"]["path"] == "/models/a model"
+    models = (config["actor_rollout_ref"]["model"], config["critic"]["model"])
+    assert {each["path"] for each in models} == {"/models/a model"}
     assert data["train_files"] == "/bundle/data/tasks.jsonl"
 
 
 @pytest.mark.nightly
-def test_verl_samples_apart_on_a_pool_of_its_own(tmp_path: Path) -> None:
+def test_verl_samples_apart_on_a_pool_of_its_own(tmp_path):
     config = by_verl("apart", tmp_path)
     roll, trainer = config["actor_rollout_ref"]["rollout"], config["trainer"]
     assert (roll["nnodes"], roll["n_gpus_per_node"]) == (1, 8)
@@ -161,34 +144,34 @@ def test_verl_samples_apart_on_a_pool_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES)
-def test_openrlhf_reads_what_was_estimated(case: str) -> None:
+def test_openrlhf_reads_what_was_estimated(case):
     estimates, place, _ = started("openrlhf", case)
     loop, cases = estimates.reinforcement, estimates.cases.take([place])
     assert loop is not None
-    read, work, rollouts = by_openrlhf(case), loop.sampling.work, loop.rollouts
-    actor, vllm = read["actor"], read["vllm"]
+    told, work, rollouts = by_openrlhf(case), loop.sampling.work, loop.rollouts
+    actor, vllm, train = told["actor"], told["vllm"], told["train"]
     assert actor["num_nodes"] * actor["num_gpus_per_node"] == cases.devices[0]
     sampled = vllm["num_engines"] * vllm["tensor_parallel_size"]
     assert sampled == (cases.sampling_devices[0] or cases.devices[0])
     assert vllm["tensor_parallel_size"] == rollouts.tp[place]
     assert vllm["gpu_memory_utilization"] == pytest.approx(rollouts.share[place])
     assert vllm["enable_sleep"] is not loop.sampling.apart
-    assert read["train"]["async_enable"] is loop.sampling.apart
-    assert read["rollout"]["batch_size"] == work.prompts
-    assert read["rollout"]["n_samples_per_prompt"] == work.samples
-    assert read["train"]["batch_size"] == cases.global_batch[0]
-    assert read["train"]["max_epochs"] == work.epochs
-    assert read["ds"]["zero_stage"] == cases.zero_stage[0]
-    assert read["ds"]["enable_sleep"] is bool(rollouts.offload[place])
+    assert train["async_enable"] is loop.sampling.apart
+    assert told["rollout"]["batch_size"] == work.prompts
+    assert told["rollout"]["n_samples_per_prompt"] == work.samples
+    assert train["batch_size"] == cases.global_batch[0]
+    assert train["max_epochs"] == work.epochs
+    assert told["ds"]["zero_stage"] == cases.zero_stage[0]
+    assert told["ds"]["enable_sleep"] is bool(rollouts.offload[place])
     assert actor["gradient_checkpointing_enable"] is bool(cases.recompute[0] == 2)
-    assert bool(read["critic"]["model_name_or_path"]) is loop.sampling.critic
-    assert (read["algo"]["kl"]["init_coef"] > 0) is work.reference
-    rows = read["data"]["max_samples"]
+    assert bool(told["critic"]["model_name_or_path"]) is loop.sampling.critic
+    assert (told["algo"]["kl"]["init_coef"] > 0) is work.reference
+    rows = told["data"]["max_samples"]
     assert rows <= len(tasks(work.prompts))
-    assert rows // work.prompts * read["train"]["num_episodes"] == estimates.run.steps[place]
+    assert rows // work.prompts * train["num_episodes"] == estimates.run.steps[place]
 
 
-def test_several_nodes_are_joined_before_the_program_starts() -> None:
+def test_several_nodes_are_joined_before_the_program_starts():
     launch, alone = (started("verl", case)[2] for case in ("apart", "grpo"))
     first, second = (process.argv for process in launch.processes)
     assert {process.devices for process in launch.processes} == {tuple(range(8))}
@@ -200,9 +183,7 @@ def test_several_nodes_are_joined_before_the_program_starts() -> None:
     assert not [name for name in alone.files if "ray" in name or name.startswith("trainer")]
 
 
-def test_the_first_node_runs_the_program_once_all_have_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_node_runs_the_program_once_all_have_joined(tmp_path, monkeypatch, capsys):
     stub, seen = tmp_path / "ray", tmp_path / "address"
     stub.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     stub.chmod(0o755)
@@ -218,14 +199,11 @@ def test_the_first_node_runs_the_program_once_all_have_joined(
     assert seen.read_text().strip() == "10.0.0.1:6379"
 
 
-def test_the_rule_rewards_the_last_number() -> None:
+def test_the_rule_rewards_the_last_number_and_tasks_have_right_answers():
     assert reward.score("First 3, then 1,204.", "1204") == 1.0
     assert reward.score("1204, or rather 7", "1204") == 0.0
     assert reward.score("no number", "7") == 0.0
     assert reward.compute_score("any", "so it is -2", "-2", extra_info={}) == 1.0
-
-
-def test_tasks_have_right_answers_and_fill_whole_steps() -> None:
     for prompts in (1, 96, 1000):
         assert len(tasks(prompts)) >= 256
         assert len(tasks(prompts)) % prompts == 0
@@ -234,7 +212,7 @@ def test_tasks_have_right_answers_and_fill_whole_steps() -> None:
         assert first + boxes * more - used == int(answer) >= 1
 
 
-def test_configuration_extends_verls_and_rows_are_read_by_both() -> None:
+def test_configuration_extends_verls_and_rows_are_read_by_both():
     launch = started("verl", "grpo")[2]
     config = yaml.safe_load(launch.files["verl.yaml"])
     assert config["defaults"] == ["ppo_trainer", "_self_"]
@@ -246,16 +224,11 @@ def test_configuration_extends_verls_and_rows_are_read_by_both() -> None:
         assert row["label"] == row["reward_model"]["ground_truth"]
 
 
-def test_what_cannot_be_told_is_refused() -> None:
-    asked = request("openrlhf")
+def test_what_cannot_be_told_is_refused():
     for field, value in (("engine", "sglang"), ("old_log_probs", False)):
-        rollout = asked.workload.rollout.model_copy(update={field: value})
-        workload = asked.workload.model_copy(update={"rollout": rollout})
-        with pytest.raises(NoAnswer) as caught:
-            training_launch(*detail(asked.model_copy(update={"workload": workload})))
-        assert caught.value.field == f"workload.rollout.{field}"
-    values = request("verl").to_json()
-    values["workload"]["global_batch"] = 4
-    values["candidate"] |= {"dp": 2, "micro_batch": 1}
-    reasons = launch_reasons(*detail(PlanRequest.parse(values)))
+        asked = request("openrlhf", rollout={field: value})
+        error = refusal(training_launch, *detail(asked), kind=NoAnswer)
+        assert error.field == f"workload.rollout.{field}"
+    asked = request("verl", candidate={"dp": 2, "micro_batch": 1}, global_batch=4)
+    reasons = launch_reasons(*detail(asked))
     assert any("not a multiple of samples 8" in reason for reason in reasons)

@@ -1,9 +1,8 @@
 """Encoders in Triton: the repository, its front, the export, and results beside torch's."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import types
@@ -12,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.batch_window import Batcher, small_bert
+from benchmarks.batch_window import small_bert
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.launch.serving import encoder_export, encoder_start
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
+from tests.fixtures.rows import over
+from tests.fixtures.targets import after
 
 # exporters of torch, ONNX and OpenVINO warn of each other's deprecations
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,8 +39,15 @@ def launched(engine, model="BAAI/bge-m3", options=None, **candidate):
 
 def configs(started):
     """The front's file and the encoder's."""
-    texts = [text for path, text in started.files.items() if path.endswith("config.pbtxt")]
-    return texts[0], texts[1]
+    return [text for path, text in started.files.items() if path.endswith("config.pbtxt")]
+
+
+def loaded(path):
+    """The module of a file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +57,10 @@ def schema():
     if found is None:
         pytest.skip("tritonclient is not installed")
     path = Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
-    spec = importlib.util.spec_from_file_location("model_config_pb2", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.ModelConfig
+    return loaded(path).ModelConfig
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@over("engine", ENGINES)
 def test_triton_reads_the_files_by_its_own_schema(engine, schema):
     from google.protobuf import text_format
 
@@ -74,15 +79,12 @@ def test_triton_reads_the_files_by_its_own_schema(engine, schema):
     assert "dynamic_batching {\n  max_queue_delay_microseconds: 0\n}" in at_once
 
 
-def test_a_batch_of_the_longest_texts_fits_into_the_tokens_of_a_step():
+def test_the_models_own_fields_are_written_and_the_servers_are_flags():
+    # a batch of the longest texts fits into the tokens of a step
     started = launched("triton-onnxruntime", max_batched_tokens=4096, max_num_seqs=64)
     tokens = started.options["max_tokens"]
     assert started.options["max_batch_size"] == 4096 // tokens
-    words = started.processes[0].argv
-    assert words[words.index("--max-tokens") + 1] == str(tokens)
-
-
-def test_the_models_own_fields_are_written_and_the_servers_are_flags():
+    assert after(started.processes[0].argv, "--max-tokens") == str(tokens)
     options = {"execution_accelerator": "tensorrt", "preferred_batch_size": [4, 8]}
     options |= {"max_queue_size": 256, "http_thread_count": 16}
     started = launched("triton-onnxruntime", options=options)
@@ -92,20 +94,17 @@ def test_the_models_own_fields_are_written_and_the_servers_are_flags():
     assert 'name: "tensorrt"' in encoder
     assert 'value: "input_ids:1x2,attention_mask:1x2"' in encoder
     words = started.processes[0].argv
-    assert words[words.index("--http-thread-count") + 1] == "16"
+    assert after(words, "--http-thread-count") == "16"
     assert "--preferred-batch-size" not in words
 
 
-def test_what_a_backend_cannot_do_is_refused():
+def test_what_a_backend_cannot_do_is_refused_and_a_reranker_is_asked_with_a_query():
     with pytest.raises(NoAnswer, match="no execution provider"):
         launched("triton-tensorrt", options={"execution_accelerator": "tensorrt"})
     with pytest.raises(NoAnswer, match=r"no kernels|supports no"):
         launched("triton-onnxruntime", weight_dtype="int8")  # on a GPU
     with pytest.raises(InputError, match="set by the recipe"):
         launched("triton-tensorrt", options={"metrics_port": 9})
-
-
-def test_a_reranker_is_asked_with_a_query():
     started = launched("triton-onnxruntime", "BAAI/bge-reranker-v2-m3")
     front, _ = configs(started)
     assert front.index('name: "query"') < front.index('name: "text"') < front.index('"score"')
@@ -179,15 +178,11 @@ def by_onnx(path):
     return lambda given: made.run(None, dict(given))[0]
 
 
-SHAPES = ((1, 2), (3, 17), (8, 96))
-"""Batches and lengths other than those of the trace."""
-
-
 def agreement(module, run):
-    return min(
-        least_cosine(run(given), by_torch(module, given))
-        for given in (texts(*shape, seed=number) for number, shape in enumerate(SHAPES))
-    )
+    """The least cosine over batches and lengths other than those of the trace."""
+    shapes = ((1, 2), (3, 17), (8, 96))
+    batches = [texts(*shape, seed=number) for number, shape in enumerate(shapes)]
+    return min(least_cosine(run(given), by_torch(module, given)) for given in batches)
 
 
 @pytest.mark.nightly
@@ -214,10 +209,7 @@ def test_openvino_agrees_with_torch_for_every_shape(module, onnx_file, tmp_path)
 def test_pooling_is_that_of_sentence_transformers(checkpoint, kind, tmp_path):
     import torch
 
-    folder = tmp_path / kind
-    folder.mkdir()
-    for file in checkpoint.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = shutil.copytree(checkpoint, tmp_path / kind)
     kinds = [{"type": "sentence_transformers.models.Pooling"}, {"type": "x.Normalize"}]
     (folder / "modules.json").write_text(json.dumps(kinds))
     (folder / "1_Pooling").mkdir()
@@ -251,17 +243,18 @@ def front(checkpoint, onnx_file, monkeypatch, tmp_path):
     """The front of a bundle, with ONNX Runtime in the place of Triton's encoder."""
     run, calls = by_onnx(onnx_file), []
 
-    class Request:
-        def __init__(self, model_name, requested_output_names, inputs):
-            self.given = {tensor.name: tensor.values for tensor in inputs}
+    def inference_request(model_name, requested_output_names, inputs):
+        given = {tensor.name: tensor.values for tensor in inputs}
 
-        def exec(self):
-            calls.append(self.given["input_ids"].shape)
-            values = run(self.given)
-            return types.SimpleNamespace(has_error=lambda: False, outputs=[Tensor("", values)])
+        def answer():
+            calls.append(given["input_ids"].shape)
+            outputs = [Tensor("", run(given))]
+            return types.SimpleNamespace(has_error=lambda: False, outputs=outputs)
+
+        return types.SimpleNamespace(exec=answer)
 
     backend = types.SimpleNamespace(
-        InferenceRequest=Request,
+        InferenceRequest=inference_request,
         Tensor=Tensor,
         InferenceResponse=lambda output_tensors: output_tensors,
         get_input_tensor_by_name=lambda request, name: request[name],
@@ -274,10 +267,7 @@ def front(checkpoint, onnx_file, monkeypatch, tmp_path):
     file.parent.mkdir()
     file.write_text(started.files[path])
     (tmp_path / "1" / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
-    spec = importlib.util.spec_from_file_location("front_model", file)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    made = loaded.TritonPythonModel()
+    made = loaded(file).TritonPythonModel()
     stated = {"encoder": "e", "inputs": ",".join(NAMES), "max_tokens": "16"}
     stated |= {"result": "text_vector", "output": "embedding"}
     parameters = {name: {"string_value": value} for name, value in stated.items()}
@@ -290,8 +280,8 @@ def front(checkpoint, onnx_file, monkeypatch, tmp_path):
 @pytest.mark.nightly
 def test_the_front_sends_one_padded_batch_and_gives_each_request_its_own(front):
     made, calls = front
-    words = [b"w1 w2 w3", b"w4", b"w5 " * 40]
-    requests = [{"text": Tensor("text", np.array([[word]], dtype=object))} for word in words]
+    sent = (b"w1 w2 w3", b"w4", b"w5 " * 40)
+    requests = [{"text": Tensor("text", np.array([[text]], dtype=object))} for text in sent]
     together = made.execute(requests)
     assert calls == [(3, 16)]  # the longest, cut
     assert [int(out[1].values.item()) for out in together] == [5, 3, 16]
@@ -299,23 +289,6 @@ def test_the_front_sends_one_padded_batch_and_gives_each_request_its_own(front):
         (alone,) = made.execute([request])
         assert out[0].values.shape == (1, 64)
         assert least_cosine(out[0].values, alone[0].values) > 0.9999
-
-
-@pytest.mark.nightly
-def test_a_real_batcher_sends_full_batches_at_once_and_the_rest_after_the_window(onnx_file):
-    run = by_onnx(onnx_file)
-
-    def batch(rows):
-        ids = np.stack(rows)
-        return list(run({"input_ids": ids, "attention_mask": np.ones_like(ids)}))
-
-    rows = list(texts(10, 12)["input_ids"])
-    batcher = Batcher(batch, most=4, window_s=0.3)
-    results = [out.result(60) for out in [batcher.send(row) for row in rows]]
-    batcher.close()
-    assert sum(batcher.sizes) == 10
-    assert len(batcher.sizes) <= 4  # one by one only where the machine stands still for long
-    assert least_cosine(np.stack(results), np.stack(batch(rows))) > 0.9999
 
 
 def test_a_server_exports_once_and_then_starts(tmp_path):
@@ -331,10 +304,11 @@ def test_a_server_exports_once_and_then_starts(tmp_path):
     encoder_start.prepare(places, [sys.executable, "-c", program])
     assert (target / "m-encoder" / "1" / "model.onnx").read_text() == "made"
     assert (target / "m" / "1" / "tokenizer.json").read_text() == "{}"
-    encoder_start.prepare(places, [sys.executable, "-c", "raise SystemExit(1)"])  # not run again
+    fails = [sys.executable, "-c", "raise SystemExit(1)"]
+    encoder_start.prepare(places, fails)  # not run again
     (target / "m-encoder" / "1" / "model.onnx").unlink()
     with pytest.raises(SystemExit, match="could not be made here"):
-        encoder_start.prepare(places, [sys.executable, "-c", "raise SystemExit(1)"])
+        encoder_start.prepare(places, fails)
 
 
 def test_the_export_says_what_it_lacks(tmp_path):
