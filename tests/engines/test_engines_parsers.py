@@ -2,8 +2,6 @@
 (``scripts/engine_parsers.py``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
