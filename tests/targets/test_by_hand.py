@@ -2,8 +2,6 @@
 bundle starts; the place is a form and a recipe for another place the same recipe.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace

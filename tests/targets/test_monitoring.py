@@ -1,12 +1,11 @@
 """The monitoring pack, held against Prometheus' own tool and the rules of Grafana's model."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -14,11 +13,11 @@ from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.start import Start
 from recipe_core.targets import refusals
-from recipe_core.targets.monitoring.metrics import engine_metrics, exporter
+from recipe_core.targets.monitoring.metrics import exporter
 from recipe_core.targets.monitoring.pack import monitoring_files
 from recipe_core.targets.monitoring.rules import jobs, rules
 from recipe_core.targets.monitoring.thresholds import thresholds, warm_up_s
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 from tests.fixtures.targets import AMD, ESTIMATE, EXAMPLES, ROCM, context, needs, pools, replicas
 
 SERVING = [value for value in EXAMPLES.values() if value.kind == "serving"]
@@ -58,103 +57,32 @@ def test_prometheus_takes_configuration_rules_and_queries(value, tmp_path):
 
 VALUE = context()
 JOB, DEVICES = jobs(VALUE)
-M = engine_metrics("vllm")
-PERCENTILE = replace(VALUE, limits={"ttft_ms": 1000, "percentile": 95})
-INSTINCT = context(hardware=AMD, image=ROCM)
-
-
-def series(name, values, **labels):
-    inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
-    return {"series": f"{name}{{{inside}}}", "values": values}
-
-
-def served(**values):
-    """Series of the first server, by the field that names the metric."""
-    return [series(getattr(M, name), text, job=JOB, instance="a") for name, text in values.items()]
-
-
-def tpot(seconds):
-    parts = (("sum", 600 * seconds), ("count", 600))
-    return [series(f"{M.tpot}_{name}", f"0+{n}x30", job=JOB, instance="a") for name, n in parts]
-
-
-def slow_first_tokens(percent):
-    buckets = {"0.5": 100 - percent, "1.0": 100 - percent, "10.0": 100, "+Inf": 100}
-    return [
-        series(f"{M.ttft}_bucket", f"0+{count}x30", job=JOB, instance="a", le=le)
-        for le, count in buckets.items()
-    ]
-
-
-def queues(*waiting):
-    return [
-        series(M.waiting, f"{count}x30", job=JOB, instance=f"server-{n}")
-        for n, count in enumerate(waiting)
-    ]
-
-
-def busy(running):
-    return served(output_tokens=f"0+{1600 * 60}x40", running=f"{running}x40")
-
-
-def nvidia(**values):
-    place = {"job": DEVICES, "gpu": "3", "Hostname": "node-1"}
-    return [series(f"DCGM_FI_DEV_{name}", text, **place) for name, text in values.items()]
-
-
-def amd(**values):
-    place = {"job": DEVICES, "gpu_id": "3", "hostname": "node-1"}
-    return [series(f"gpu_{name}", text, **place) for name, text in values.items()]
-
-
-HOT = "violation_socket_thermal_residency_percentage"
-ALERTS = [  # recipe, alert, one sample a minute, whether it fires
-    (VALUE, "RecipeTpotHigh", tpot(0.039), False),
-    (VALUE, "RecipeTpotHigh", tpot(0.041), True),
-    # 5 % may be slow when 95 % must be quick
-    (PERCENTILE, "RecipeTtftHigh", slow_first_tokens(2), False),
-    (PERCENTILE, "RecipeTtftHigh", slow_first_tokens(8), True),
-    # the queue of each server counts
-    (VALUE, "RecipeQueue", queues(5, 5), False),
-    (VALUE, "RecipeQueue", queues(9, 5), True),
-    # slow output matters at full load only
-    (VALUE, "RecipeThroughputLow", busy(64), True),
-    (VALUE, "RecipeThroughputLow", busy(10), False),
-    (VALUE, "RecipeKvCacheFull", served(kv_usage="0.94x30"), False),
-    (VALUE, "RecipeKvCacheFull", served(kv_usage="0.97x30"), True),
-    (VALUE, "DeviceXid", nvidia(XID_ERRORS="0x15 79x15"), True),
-    # an old one, from before this deployment
-    (VALUE, "DeviceXid", nvidia(XID_ERRORS="79x30"), False),
-    (VALUE, "DeviceDoubleBitEcc", nvidia(ECC_DBE_VOL_TOTAL="0x15 1x15"), True),
-    (VALUE, "DeviceRowRemapFailure", nvidia(ROW_REMAP_FAILURE="0x30"), False),
-    (VALUE, "DeviceThrottled", nvidia(THERMAL_VIOLATION="0+1000x30"), True),
-    (VALUE, "DeviceThrottled", nvidia(THERMAL_VIOLATION="5000x30"), False),
-    (VALUE, "DeviceMemoryFull", nvidia(FB_USED="81000x30", FB_FREE="500x30"), True),
-    (INSTINCT, "DeviceRasUncorrectable", amd(ecc_uncorrect_total="0x15 1x15"), True),
-    (INSTINCT, "DeviceRasUncorrectable", amd(ecc_uncorrect_total="1x30"), False),
-    (INSTINCT, "DeviceRasCorrectable", amd(ecc_correct_total="0+10x30"), True),
-    (INSTINCT, "DeviceThrottled", amd(**{HOT: "12x30"}), True),
-]
+RECIPES = {
+    "mean": VALUE,
+    "percentile": replace(VALUE, limits={"ttft_ms": 1000, "percentile": 95}),
+    "amd": context(hardware=AMD, image=ROCM),
+}
 
 
 @needs("promtool")
-@over("value", [VALUE, PERCENTILE, INSTINCT])
-def test_alerts_fire_at_their_thresholds(value, tmp_path):
+@over("recipe, expected", product(RECIPES, (True, False)))
+def test_alerts_fire_at_their_thresholds(recipe, expected, tmp_path):
     """By promtool's own engine, which is told that none fires and names those that do."""
-    written(value, tmp_path)
-    for expected in (True, False):
-        rows = [row[1:3] for row in ALERTS if row[0] is value and row[3] is expected]
-        at = {"RecipeThroughputLow": "30m"}
-        tests = []
-        for alert, given in rows:
-            fires = [{"eval_time": at.get(alert, "20m"), "alertname": alert}]
-            tests.append({"interval": "1m", "input_series": given, "alert_rule_test": fires})
-        test = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
-        (tmp_path / "test.yaml").write_text(to_yaml(test))
-        code, said = promtool(tmp_path, "test", "rules", "test.yaml")
-        fired = Counter(re.findall(r"alertname: (\w+)", said))
-        assert fired == Counter(alert for alert, _ in rows if expected), said
-        assert (code != 0) is expected, said
+    written(RECIPES[recipe], tmp_path)
+    alerts, tests = table("monitoring", "alerts"), []
+    rows = [row[1::2] for row in alerts if row[::2] == [recipe, expected]]
+    for alert, given in rows:
+        place = f'{{job="{DEVICES if alert.startswith("Device") else JOB}",'
+        series = [{"series": n.replace("{", place), "values": v} for n, v in given.items()]
+        at = "30m" if alert == "RecipeThroughputLow" else "20m"
+        fires = [{"eval_time": at, "alertname": alert}]
+        tests.append({"interval": "1m", "input_series": series, "alert_rule_test": fires})
+    test = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "test.yaml").write_text(to_yaml(test))
+    code, said = promtool(tmp_path, "test", "rules", "test.yaml")
+    fired = Counter(re.findall(r"alertname: (\w+)", said))
+    assert fired == Counter(alert for alert, _ in rows if expected), said
+    assert (code != 0) is expected, said
 
 
 def test_thresholds_come_from_limits_and_else_from_the_band():

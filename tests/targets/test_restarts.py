@@ -2,8 +2,6 @@
 and one time limit of a start, which grows with the weights, wherever something waits for it.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -34,6 +32,7 @@ from tests.fixtures.targets import (
     context,
     document,
     documents,
+    mappings,
     needs,
     pools,
     replicas,
@@ -57,13 +56,11 @@ def supervised(value, supervision=ODD):
     return replace(value, supervision=supervision)
 
 
-def chains(value, names):
+def chains(document, names):
     """Values at a chain of keys that begins anywhere in a document."""
-    with suppress(KeyError, TypeError):
-        yield reduce(getitem, names, value)
-    items = value.values() if isinstance(value, dict) else value
-    for item in items if isinstance(value, dict | list) else ():
-        yield from chains(item, names)
+    for value in mappings(document):
+        with suppress(KeyError, TypeError):
+            yield reduce(getitem, names, value)
 
 
 def stands_in(setting, path, text):

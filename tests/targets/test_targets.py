@@ -1,27 +1,25 @@
 """Targets of contexts of every shape: what they offer, refuse and say."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.request.start import Start
-from recipe_core.targets import Parameters, refusals, target_files, target_names
+from recipe_core.targets import refusals, target_files, target_names
 from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill
 from recipe_core.targets.layout import INDEX, layout, same_pod
 from recipe_core.targets.monitoring.thresholds import warm_up_s
 from recipe_core.targets.pod import object_name
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.targets import (
     AMD,
@@ -32,10 +30,10 @@ from tests.fixtures.targets import (
     TARGET_GOLDENS,
     UNFILLED,
     VLLM,
-    after,
     context,
     document,
     documents,
+    mappings,
     pools,
     replicas,
     single,
@@ -43,6 +41,8 @@ from tests.fixtures.targets import (
     training,
     with_parameters,
 )
+
+LAUNCHES = {each.__name__: each for each in (single, replicas, spread, pools, training)}
 
 
 @pytest.mark.parametrize("name", REVIEWED)
@@ -65,44 +65,28 @@ def test_every_target_is_offered_or_refused_and_those_of_examples_are_reviewed()
     assert set().union(*written.values()) == set().union(*(written[name] for name in REVIEWED))
 
 
-def test_without_an_image_containers_are_refused_and_an_image_does_not_move():
-    said = refusals(context(image=None))
-    assert "no container image is known for vllm 0.32.0 on nvidia. Name one" in said["compose"]
-    assert {"docker", "kubernetes", "kserve", "llm-d", "skypilot"} <= set(said)
-    assert "slurm" not in said
-    files = target_files(with_parameters(context(image=None), image="registry.example/vllm:1.2"))
-    assert "image: registry.example/vllm:1.2" in files["targets/kubernetes/deployment.yaml"]
-    for image in ("vllm/vllm-openai", "vllm/vllm-openai:latest", "registry.example:5000/vllm"):
-        with pytest.raises(ValidationError, match="moves"):
-            Parameters(image=image)
-    assert Parameters(image="registry.example:5000/vllm@sha256:00").image
+@over("stated", table("targets", "written"))
+def test_targets_write_what_is_stated(stated):
+    name, *sizes = stated.get("launch", ["single"])
+    launch = LAUNCHES[name](*sizes)
+    launch = replace(launch, files={**launch.files, **stated.get("files", {})})
+    vendor = {"hardware": AMD, "image": ROCM} if "vendor" in stated else {}
+    value = context(launch, **vendor, **stated.get("fields", {}))
+    value = with_parameters(value, **stated.get("parameters", {}))
+    files, refused = target_files(value), refusals(value)
+    for target, words in stated.get("refused", {}).items():
+        assert words in refused[target]
+    for suffix, places in stated.get("documents", {}).items():
+        found = document(value, suffix)
+        assert {place: reduce(part_of, place.split(), found) for place in places} == places
+    for path, words in stated.get("has", {}).items():
+        assert words in files[f"targets/{path}"]
+    for suffix, words in stated.get("lacks", {}).items():
+        assert not [path for path in files if path.endswith(suffix) and words in files[path]]
 
 
-def pod_of(value):
-    """The pod of the context's deployment."""
-    return document(value, "kubernetes/deployment.yaml")["spec"]["template"]["spec"]
-
-
-def test_bounds_that_scale_nothing_or_go_the_wrong_way_round_are_refused():
-    assert "both 1" in refusals(context())["kubernetes-keda"]
-    assert "kubernetes-keda" not in refusals(with_parameters(context(), max_replicas=2))
-    with pytest.raises(ValidationError, match=r"min_replicas \(3\) .* max_replicas \(2\)"):
-        Parameters(min_replicas=3, max_replicas=2)
-
-
-def test_replicas_become_copies_of_one_pod_which_pools_share_with_ports_of_their_own():
-    spec = document(context(replicas(4, 2)), "kubernetes/deployment.yaml")["spec"]
-    (container,) = spec["template"]["spec"]["containers"]
-    assert spec["replicas"] == 4
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}
-    assert after(container["command"], "--port") == "8000"
-    containers = {each["name"]: each for each in pod_of(context(pools()))["containers"]}
-    ports = {name: each["ports"][0]["containerPort"] for name, each in containers.items()}
-    assert ports == {"router": 8000, "prefill-0": 8001, "decode-0": 8002}
-    assert "nvidia.com/gpu" not in containers["router"]["resources"].get("limits", {})
-    assert "http://127.0.0.1:8001" in containers["router"]["command"]
-    service = document(context(pools()), "kubernetes/service.yaml")
-    assert [port["port"] for port in service["spec"]["ports"]] == [8000]
+def part_of(document, key):
+    return document[int(key)] if isinstance(document, list) else (document or {}).get(key)
 
 
 def test_workers_that_need_root_or_differ_otherwise_are_refused_on_kubernetes():
@@ -115,50 +99,6 @@ def test_workers_that_need_root_or_differ_otherwise_are_refused_on_kubernetes():
     value = context(replace(spread(3), processes=processes))
     assert "one template" in refusals(value)["kubernetes"]
     assert "--start=16" in target_files(value)["targets/slurm/node.sh"]
-    # otherwise they take their number from the set
-    template = document(context(spread(4)), "leaderworkerset.yaml")["spec"]["leaderWorkerTemplate"]
-    (worker,) = template["workerTemplate"]["spec"]["containers"]
-    assert template["size"] == 4
-    assert after(worker["command"], "--node-rank") == "$(LWS_WORKER_INDEX)"
-    assert "livenessProbe" not in worker
-
-
-def test_vendors_have_their_resources_and_labels():
-    for hardware, image, resource, label in (
-        (NVIDIA, VLLM, "nvidia.com/gpu", "nvidia.com/gpu.product"),
-        (AMD, ROCM, "amd.com/gpu", "amd.com/gpu.product-name"),
-    ):
-        pod = pod_of(context(hardware=hardware, image=image))
-        required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        (rule,) = required["nodeSelectorTerms"][0]["matchExpressions"]
-        assert pod["containers"][0]["resources"]["limits"] == {resource: "8"}
-        assert rule["key"] == label
-        assert all(re.fullmatch(r"[\w.-]+", value) for value in rule["values"])
-        assert pod["securityContext"]["runAsNonRoot"] is True
-    gaudi = {"device": "gaudi3", "architecture": "gaudi3", "device_memory_bytes": 128 << 30}
-    value = context(hardware=gaudi | {"vendor": "intel", "runtime": "hpu"})
-    assert pod_of(value)["containers"][0]["resources"]["limits"] == {"habana.ai/gaudi": "8"}
-    assert "is not supported here" in refusals(value)["compose"]
-
-
-def test_a_model_in_an_absolute_folder_is_mounted_and_nothing_is_downloaded():
-    files = target_files(with_parameters(context(), model="/data/llama"))
-    assert "targets/kubernetes/storage.yaml" not in files
-    assert "path: /data/llama" in files["targets/kubernetes/deployment.yaml"]
-    assert "port: 443" not in files["targets/kubernetes/network.yaml"]
-    assert "HF_TOKEN" not in "".join(files.values())
-    relative = with_parameters(context(), model="./tiny")
-    for target in ("kubernetes", "compose"):
-        assert "absolute path" in refusals(relative)[target]
-    assert "vllm serve ./tiny" in target_files(relative)["targets/slurm/node.sh"]
-
-
-def test_files_that_processes_read_are_mounted():
-    value = context(replace(single(), files={"engine/options.yaml": "tp: 8\n"}))
-    assert document(value, "kubernetes/files.yaml")["data"] == {"engine..options.yaml": "tp: 8\n"}
-    volumes = pod_of(value)["volumes"]
-    (items,) = [volume["configMap"]["items"] for volume in volumes if "configMap" in volume]
-    assert items == [{"key": "engine..options.yaml", "path": "engine/options.yaml"}]
     large = context(replace(single(), files={"big": "x" * 1_100_000}))
     assert "1,000,000" in refusals(large)["kubernetes"]
 
@@ -175,20 +115,6 @@ def test_autoscaling_knows_queue_cache_and_warm_up():
     ready = replace(value, start=Start(node="ready"))
     assert warm_up_s(value) > 2 * warm_up_s(ready)  # a node, its image, weights from the hub
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 600
-
-
-def test_a_queue_goes_to_whoever_has_queues_and_ray_gets_the_engines_options():
-    found = documents(with_parameters(EXAMPLES["training-two-nodes"], queue="research"))
-    labels = found["targets/jobset/jobset.yaml"]["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/queue-name"] == "research"
-    job = found["targets/volcano/job.yaml"]["spec"]
-    assert (job["queue"], job["minAvailable"]) == ("research", 2)
-    # Ray gets none of the servers' options
-    found = document(context(spread()), "serve.yaml")
-    (model,) = found["applications"][0]["args"]["llm_configs"]
-    sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "data_parallel_size": 1}
-    assert model["engine_kwargs"] == sizes | {"distributed_executor_backend": "ray"}
-    assert model["accelerator_type"] == "H100"
 
 
 def test_long_names_are_cut_and_stay_apart_and_placeholders_are_filled():
@@ -235,29 +161,19 @@ def test_a_service_asks_the_nodes_that_answer(role, label):
 
 SECRET = "hf_plantedSecretThatMustNotLeak"
 QUICK = (Phase.explicit, Phase.generate)  # to shrink a bundle takes minutes and makes it no clearer
-LAUNCHES = st.one_of(
+DRAWN_LAUNCHES = st.one_of(
     st.builds(single, st.sampled_from([1, 2, 4, 8])),
     st.builds(replicas, st.integers(1, 4), st.sampled_from([1, 2])),
     st.builds(spread, st.integers(2, 5), st.sampled_from([4, 8])),
     st.builds(training, st.integers(1, 4), st.sampled_from([1, 8])),
     st.builds(pools, st.integers(1, 2)),
 )
-PARAMETERS = st.fixed_dictionaries(
-    {
-        "namespace": st.sampled_from(["default", "team-a"]),
-        "port": st.integers(1024, 60000),
-        "model": st.sampled_from([None, "/data/model", "owner/name"]),
-        "token_secret": st.sampled_from([None, "hf-token"]),
-        "queue": st.sampled_from([None, "research"]),
-        "min_replicas": st.sampled_from([1, 2]),
-        "max_replicas": st.sampled_from([2, 4]),
-        "node_selector": st.sampled_from([{}, {"pool": "gpu"}]),
-    }
-)
+DRAWN = {name: st.sampled_from(some) for name, some in table("targets", "drawn_parameters").items()}
+PARAMETERS = st.fixed_dictionaries(DRAWN | {"port": st.integers(1024, 60000)})
 
 
 @settings(max_examples=examples(30), deadline=None, phases=QUICK)
-@given(LAUNCHES, st.sampled_from([(NVIDIA, VLLM), (AMD, ROCM)]), PARAMETERS)
+@given(DRAWN_LAUNCHES, st.sampled_from([(NVIDIA, VLLM), (AMD, ROCM)]), PARAMETERS)
 def test_outputs_are_filled_pinned_without_secrets_and_say_the_launchs_degrees(
     launch, hardware, parameters
 ):
@@ -298,17 +214,6 @@ def commands(path, text):
     if path.endswith((".sh", ".sbatch")):
         lines = text.replace("\\\n", " ").splitlines()
         return [shlex.split(line) for line in lines if "--tensor" in line or "torchrun --" in line]
-    return commands_in(parse_yaml(text, path))
-
-
-def commands_in(value):
-    """Commands anywhere in a document; compose cuts a command into entrypoint and rest, Kubernetes
-    may into command and args.
-    """
-    if isinstance(value, list):
-        return [words for item in value for words in commands_in(item)]
-    if not isinstance(value, dict):
-        return []
-    command = value.get("command")
-    own = [[*command, *value.get("args", ())]] if isinstance(command, list) else []
-    return own + commands_in(list(value.values()))
+    # compose cuts a command into entrypoint and rest, Kubernetes may into command and args
+    found = [each for each in mappings(parse_yaml(text)) if isinstance(each.get("command"), list)]
+    return [[*each["command"], *each.get("args", ())] for each in found]

@@ -2,8 +2,6 @@
 KServe's LLMInferenceService counts by and hands to the engine.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,7 +22,6 @@ from tests.fixtures.deployments import ASKED, deployments, drawn
 from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 from tests.fixtures.targets import (
-    AMD,
     UNFILLED,
     after,
     argv,
@@ -33,8 +30,6 @@ from tests.fixtures.targets import (
     launched,
     options,
     ranks,
-    replicas,
-    with_parameters,
 )
 from tests.fixtures.training import TRAINERS, training_table
 
@@ -188,21 +183,9 @@ def test_what_kserve_would_count_otherwise_is_refused():
     assert "not sglang" in refusals(replace(context(), engine="sglang"))["kserve-llm"]
 
 
-def test_copies_are_scheduled_and_one_server_needs_no_scheduler():
-    """How a decode pod answers through its sidecar, the golden of pools-two-nodes holds."""
-    copies = made(context(replicas(4), AMD))["spec"]
-    assert (copies["replicas"], "scheduler" in copies["router"]) == (4, True)
-    assert "scheduler" not in made(context())["spec"]["router"]
-
-
 def test_templates_of_kserve_leave_the_words_alone():
     values = options(tensor_parallel_size=8, chat_template="{{ messages }}")
     server = Process("server-0", argv(values), {"A": "{{"}, 0, tuple(range(8)))
     (container,) = made(context(launched((server,), values)))["spec"]["template"]["containers"]
     assert "{{`{{`}} messages }}" in container["args"]
     assert {"name": "A", "value": "{{`{{`}}"} in container["env"]
-    # a folder on the nodes is mounted
-    spec = made(with_parameters(context(), model="/data/llama"))["spec"]
-    assert spec["model"]["uri"] == "file:///data/llama"
-    place = {"path": "/data/llama", "type": "Directory"}
-    assert {"name": "model", "hostPath": place} in spec["template"]["volumes"]

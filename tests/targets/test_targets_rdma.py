@@ -1,7 +1,5 @@
 """Pods on several nodes: the network that the estimate assumes, and the volumes that they share."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -16,7 +14,7 @@ from recipe_core.targets.names import names
 from recipe_core.targets.notes import cluster_notes
 from recipe_core.targets.of_recipe import placed
 from tests.fixtures.recipes import recipe_of
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 from tests.fixtures.targets import (
     AMD,
     EXAMPLES,
@@ -24,6 +22,7 @@ from tests.fixtures.targets import (
     context,
     document,
     documents,
+    mappings,
     pools,
     single,
     spread,
@@ -37,25 +36,15 @@ SEVERAL = (context(spread(2)), POOLS, TRAINING, INSTINCT)
 NODES_OF = ("kubernetes/", "kserve-llm/", "jobset/", "kubeflow", "volcano/")
 
 
-def templates(node, about):
-    """Metadata and specification of every pod template in a document."""
-    if isinstance(node, list):
-        for item in node:
-            yield from templates(item, about)
-    elif isinstance(node, dict) and {"containers", "volumes"} <= node.keys():
-        yield about, node
-    elif isinstance(node, dict):
-        for item in node.values():
-            yield from templates(item, node.get("metadata", node))
-
-
 def pods(value):
     """Path, metadata and specification of every pod template with devices in it."""
     return [
-        (path, *template)
+        (path, node.get("metadata", node), spec)
         for path, found in documents(value).items()
         if any(f"targets/{target}" in path for target in NODES_OF)
-        for template in templates(found, {})
+        for node in mappings(found)
+        for spec in node.values()
+        if isinstance(spec, dict) and {"containers", "volumes"} <= spec.keys()
     ]
 
 
@@ -84,15 +73,11 @@ def test_pods_on_several_nodes_ask_for_what_the_estimate_assumes(value):
     (note, *_) = cluster_notes(value, ["kubernetes"])
     assert f"`{resource}`" in note
     assert value.network_title in note
-
-
-@over("value", SEVERAL)
-def test_without_the_resource_the_notes_say_tcp(value):
+    # without the resource the notes say TCP
     value = with_parameters(value, rdma_resource="none")
     text = "".join(target_files(value).values())
     assert not [word for word in ("rdma/", "IPC_LOCK") if word in text]
-    for path, _, spec in pods(value):
-        assert spec["securityContext"]["runAsUser"] == 1000, path
+    assert {spec["securityContext"]["runAsUser"] for _, _, spec in pods(value)} == {1000}
     (note, *_) = cluster_notes(value, ["kubernetes"])
     assert "over TCP" in note
     assert "`hardware.network: ethernet-100`" in note
@@ -112,25 +97,15 @@ def test_pods_on_one_node_ask_for_nothing_more(launch):
 def test_pools_that_kserve_takes_apart_ask_for_the_network():
     """Prefill and decode of one node are pods of their own there."""
     value = context(pools())
-    service = document(value, "llminferenceservice.yaml")
-    for workload in (service["spec"], service["spec"]["prefill"]):
-        (container,) = workload["template"]["containers"]
-        assert container["resources"]["limits"]["rdma/ib"] == "1"
     (note,) = [note for note in cluster_notes(value, ["kserve-llm"]) if "rdma/ib" in note]
     assert note.startswith("On KServe each pod asks")
     assert cluster_notes(value, ["kubernetes"]) == []
 
 
-def test_a_network_of_the_kernel_needs_nothing_and_efa_has_interfaces_of_each_device():
+def test_a_network_of_the_kernel_needs_nothing():
     value = context(spread(2), network="ethernet-100", network_title="100 Gigabit Ethernet")
     assert all(spec["securityContext"]["runAsNonRoot"] for _, _, spec in pods(value))
     assert not any("TCP" in note for note in cluster_notes(value, ["kubernetes"]))
-    for stated, count in (({}, "8"), ({"rdma_count": 32}, "32")):
-        value = with_parameters(context(spread(2), network="efa-400"), **stated)
-        group = document(value, "kubernetes/leaderworkerset.yaml")["spec"]["leaderWorkerTemplate"]
-        (container,) = group["workerTemplate"]["spec"]["containers"]
-        for kind in ("limits", "requests"):
-            assert container["resources"][kind]["vpc.amazonaws.com/efa"] == count
 
 
 @over("value", SEVERAL)
@@ -145,14 +120,11 @@ def test_pods_are_on_the_networks_of_their_place(value):
     assert "rdma/ib" not in text
 
 
-def test_pods_use_the_network_of_their_host():
+def test_pods_use_the_network_of_their_host_and_the_variables_of_communication():
     value = with_parameters(TRAINING, host_network=True)
     for path, _, spec in pods(value):
         assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet"), path
     assert "JobSet" in refusals(value)["kubeflow-trainjob"]
-
-
-def test_variables_of_communication_reach_every_device():
     variables = {"NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "eth0"}
     launch = placed(pools(2), Parameters(communication=variables))
     for process in launch.processes:
@@ -162,30 +134,16 @@ def test_variables_of_communication_reach_every_device():
     assert files["targets/kubernetes/deployment-decode-0.yaml"].count("NCCL_IB_HCA") == 1
 
 
-def test_parameters_of_clusters_are_checked():
-    for field, value in (
-        ("rdma_resource", "rdma"),
-        ("rdma_resource", "rdma/ib; x"),
-        ("communication", {"LD_PRELOAD": "x"}),
-        ("communication", {"NCCL_IB_HCA": "$(reboot)"}),
-        ("networks", "a b"),
-        ("gpu_type", "h100:8"),
-        ("constraint", "a b"),
-        ("shared_storage_class", "Files"),
-    ):
+def test_parameters_of_clusters_are_checked_and_networks_with_a_resource_are_networks():
+    known = {name for name in fabric_names() if fabric(name).kind == "scale-out"}
+    assert set(names().networks) <= known
+    assert "ethernet-100" in known - set(names().networks)
+    for field, value in table("targets", "refused_parameters"):
         with pytest.raises((ValueError, InputError), match=field):
             Parameters.model_validate({field: value})
 
 
-def test_shared_volumes_take_their_own_class_and_without_one_are_said_to_wait():
-    for launch, shared, expected in (
-        (spread(2), "nfs", ("ReadWriteMany", "nfs")),
-        (spread(2), None, ("ReadWriteMany", "fast")),
-        (single(), "nfs", ("ReadWriteOnce", "fast")),
-    ):
-        place = {"storage_class": "fast", "shared_storage_class": shared}
-        claim = document(with_parameters(context(launch), **place), "kubernetes/storage.yaml")
-        assert (*claim["spec"]["accessModes"], claim["spec"]["storageClassName"]) == expected
+def test_shared_volumes_without_a_class_are_said_to_wait():
     value = context(training(2))
     waits = [note for note in cluster_notes(value, ["jobset"]) if "pending" in note]
     assert any("`shared_storage_class`" in note for note in waits)
@@ -197,12 +155,6 @@ def test_shared_volumes_take_their_own_class_and_without_one_are_said_to_wait():
     ):
         assert not any("storage" in note for note in cluster_notes(other, [target]))
     assert cluster_notes(value, ["slurm", "skypilot"]) == []
-
-
-def test_networks_with_a_resource_are_networks():
-    known = {name for name in fabric_names() if fabric(name).kind == "scale-out"}
-    assert set(names().networks) <= known
-    assert "ethernet-100" in known - set(names().networks)
 
 
 def test_a_bundle_says_what_its_pods_ask_for():

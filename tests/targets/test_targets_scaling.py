@@ -1,7 +1,5 @@
 """What is written into autoscalers is the policy that was simulated: written, read back, equal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

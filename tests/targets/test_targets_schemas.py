@@ -1,7 +1,5 @@
 """Targets by the readers of what they write: schemas of clusters, strictly, and the tools' own."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Slurm scripts in a real Slurm: two emulated nodes, programs that record their arguments."""
 
-from __future__ import annotations
-
 import pytest
 
 from recipe_core.request.supervision import Supervision
