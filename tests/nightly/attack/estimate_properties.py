@@ -4,48 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from recipe_core.base.text_rows import is_pooled
 from recipe_core.hardware.cluster import device
-from recipe_core.model.spec import MoeMlp
+from recipe_core.model.catalog import load_model
+from recipe_core.model.spec import ModelSpec, MoeMlp
 from recipe_core.physics.serving.starts import DOUBT
 from recipe_core.request.serving_workload import LOADS
-from tests.nightly.attack.estimate_draws import Request, spec
 
+Request = dict[str, Any]
 Answer = dict[str, Any]
 Check = Callable[[Request, Answer], bool | None]
 """Whether an answer has a property; None where it does not apply."""
 
-ROUNDING = 1e-9
 READ_SHARE = 0.65
 """Of the weights of a dense model, what a token must read: embeddings are looked up, and small
 tensors may stay in the processor's cache."""
 
 
-def near(value: float, expected: float) -> bool:
-    """Equal to rounding."""
-    return math.isclose(value, expected, rel_tol=ROUNDING, abs_tol=1e-15)
+@cache
+def spec(name: str) -> ModelSpec:
+    """A model of the catalog."""
+    return load_model(name)
 
 
-def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of an answer with where it stands."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from numbers(inner, f"{path}.{name}")
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from numbers(inner, f"{path}[{index}]")
+def near(value: float, expected: float, rounding: float = 1e-9) -> bool:
+    return math.isclose(value, expected, rel_tol=rounding, abs_tol=1e-15)
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number of an answer."""
+    if isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from numbers(inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield path, value
+        yield value
 
 
 def finite(_: Request, answer: Answer) -> bool:
-    return all(math.isfinite(value) for _, value in numbers(answer))
-
-
-def not_negative(_: Request, answer: Answer) -> bool:
-    return all(value >= 0 for _, value in numbers(answer))
+    return all(0 <= value < math.inf for value in numbers(answer))
 
 
 def _figures(answer: Answer) -> Any:
@@ -88,14 +87,10 @@ def times_add_up(_: Request, answer: Answer) -> bool:
     )
 
 
-def starts_surely(answer: Answer) -> bool:
-    """Whether the start is not in doubt."""
-    return not any(note.startswith(DOUBT) for note in answer["notes"])
-
-
 def starts_in_memory(request: Request, answer: Answer) -> bool | None:
     """Weights leave some of the memory that may be used for a cache; encoders keep none."""
-    if "training" in answer or not starts_surely(answer) or spec(request["model"]).is_encoder:
+    doubted = any(note.startswith(DOUBT) for note in answer["notes"])
+    if "training" in answer or doubted or spec(request["model"]).is_encoder:
         return None
     memory = answer["memory"]
     return bool(memory["kv_cache_bytes"] > 0 and memory["weights_bytes"] < memory["usable_bytes"])
@@ -104,8 +99,7 @@ def starts_in_memory(request: Request, answer: Answer) -> bool | None:
 def _requests_per_s(request: Request, answer: Answer) -> float:
     serving = answer["serving"]  # embeddings and scores have no other output
     tokens = 1 if is_pooled(answer) else request["workload"]["output_tokens"]
-    rate: float = serving["output_tokens_per_s"] / tokens
-    return rate
+    return serving["output_tokens_per_s"] / tokens
 
 
 def little(request: Request, answer: Answer) -> bool | None:
@@ -114,15 +108,13 @@ def little(request: Request, answer: Answer) -> bool | None:
     if mode not in ("closed", "static"):
         return None
     in_flight = _requests_per_s(request, answer) * answer["serving"]["request_latency_s"]
-    return math.isclose(in_flight, request["workload"][LOADS[mode]], rel_tol=1e-6)
+    return near(in_flight, request["workload"][LOADS[mode]], 1e-6)
 
 
 def serves_what_arrives(request: Request, answer: Answer) -> bool | None:
     if request["workload"].get("mode") != "open":
         return None
-    return math.isclose(
-        _requests_per_s(request, answer), request["workload"]["request_rate"], rel_tol=1e-6
-    )
+    return near(_requests_per_s(request, answer), request["workload"]["request_rate"], 1e-6)
 
 
 def reads_weights(request: Request, answer: Answer) -> bool | None:
@@ -175,8 +167,7 @@ def trains_its_batch(request: Request, answer: Answer) -> bool | None:
 
 
 PROPERTIES: dict[str, Check] = {
-    "finite": finite,
-    "not negative": not_negative,
+    "finite and not negative": finite,
     "within its band": in_band,
     "memory parts add up": memory_adds_up,
     "times add up": times_add_up,

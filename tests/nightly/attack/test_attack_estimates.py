@@ -14,23 +14,19 @@ from recipe_core.base.units import duration, gib
 from recipe_core.hardware.cluster import in_nodes
 from recipe_core.search.plans import estimate_batch
 from tests.fixtures.paths import DATA
+from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
-from tests.nightly.attack.estimate_draws import Request, draw
-from tests.nightly.attack.estimate_oddities import ODDITIES, Case, Pair, over
-from tests.nightly.attack.estimate_reasons import over_reason, reason_for
+from tests.nightly.attack.estimate_oddities import ODDITIES, Case, Pair, over_reason
+from tests.nightly.attack.estimate_properties import Request
 from tests.nightly.attack.estimates import attack
 
-BY_NAME = {oddity.name: oddity for oddity in ODDITIES}
 KNOWN: Any = yaml.safe_load((DATA / "odd_estimates.yaml").read_text())
 
 
 def request(model: str, device: str, candidate: Request, workload: Request) -> Request:
-    return {
-        "model": model,
-        "hardware": in_nodes(device, 8, 16),
-        "workload": {"kind": "serving", **workload},
-        "candidate": {"tp": 1, "pp": 1, "dp": 1, **candidate},
-    }
+    split = {"tp": 1, "pp": 1, "dp": 1, **candidate}
+    asked = {"workload": {"kind": "serving", **workload}, "candidate": split}
+    return {"model": model, "hardware": in_nodes(device, 8, 16), **asked}
 
 
 @cache
@@ -49,14 +45,9 @@ def note(case: Case, words: str) -> str:
 
 
 def test_random_estimates_keep_their_properties_and_odd_ones_have_a_reason() -> None:
-    findings = attack(3, range(examples(600)))
-    assert not findings.failed, findings.text()
+    findings = attack(3, examples(600))
+    assert not findings.failures, findings.text()
     assert findings.feasible > findings.requests / 4
-
-
-def test_a_request_of_an_attack_follows_from_its_seed_and_index() -> None:
-    assert draw(3, 17) == draw(3, 17) != draw(4, 17)
-    assert len(draw(3, 17)) == 8
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -65,14 +56,13 @@ def test_a_known_pair_is_as_odd_as_its_reason_explains(name: str) -> None:
     for figure, (low, high) in known.get("changes", {}).items():
         least, most = -inf if low is None else low, inf if high is None else high
         assert least < found.change(figure) < most, figure
-    if oddity := BY_NAME.get(known.get("oddity")):
+    if oddity := ODDITIES.get(known.get("oddity")):
         assert oddity.seen(found) == known.get("seen", True)
-        reason = reason_for(oddity, found)
+        reason = oddity.reason_for(found)
         assert reason is not None
         assert reason.startswith(known["reason"])
-        both = (found.before, found.after)
-        silent = (Case(case.request, case.answer | {"notes": []}) for case in both)
-        assert reason_for(oddity, Pair(*silent)) is None  # a reason that no answer states is none
+        silent = (Case(case.request, case.answer | {"notes": []}) for case in found)
+        assert oddity.reason_for(Pair(*silent)) is None  # a reason that no answer states is none
     if words := known.get("note"):
         assert note(found.after, words)
 
@@ -109,27 +99,24 @@ def test_long_prompts_are_served_no_faster_than_one_chunk_a_step() -> None:
     assert chunks_per_s * before.figure("tpot_s") == pytest.approx(2, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("mode", "load", "queued"),
+@over(
+    "mode, load, queued",
     [
         ("closed", {"concurrency": 500}, True),
         ("offline", {"requests": 500}, True),
         ("static", {"batch": 60}, False),
     ],
 )
-def test_what_needs_more_memory_than_there_is_says_how_much_is_held(
-    mode: str, load: dict[str, int], queued: bool
-) -> None:
+def test_what_needs_more_memory_than_there_is_says_how_much_is_held(mode, load, queued):
     workload = {"mode": mode, "input_tokens": 4000, "output_tokens": 4000} | load
-    model = "meta-llama/Llama-3.1-8B-Instruct"
-    crowded = request(model, "h100-sxm", {"engine": "vllm"}, workload)
+    crowded = request("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", {"engine": "vllm"}, workload)
     case = Case(crowded, estimate_batch([crowded])[0])
     assert case.answer["feasible"]
-    assert over(case)
+    assert case.memory["total_bytes"] > case.memory["usable_bytes"]
     assert over_reason(case) is not None
-    holds = next(said for said in case.answer["notes"] if "requests at full length" in said)
+    holds = note(case, "requests at full length")
     assert f"holds {case.memory['max_concurrency']:,} of" in holds
-    assert any("run at once" in words for words in case.answer["notes"]) == queued
+    assert case.says("run at once") == queued
     assert ("starts and queues" in holds) == queued
     total, usable = (gib(case.memory[name]) for name in ("total_bytes", "usable_bytes"))
     assert f"{total} of {usable} usable" in holds
