@@ -56,8 +56,6 @@ def holds(equation):
     return value(right)
 
 
-
-
 def multiplied_out(row):
     """A row's equations hold, and lead from its work to its time."""
     for equation in (row.compute, row.moved):

@@ -13,28 +13,20 @@ from recipe_core.explain.curves import crossing, load_curve, scaling, usd_per_mi
 from recipe_core.explain.frontier import INTERACTIVITIES, frontier
 from recipe_core.explain.timeline import best_with_pipeline, step_timeline, timeline
 from recipe_core.explain.tornado import FIGURES, tornado
-from recipe_core.hardware.request import HardwareRequest
 from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.training.schedule import bubble_micro_batches
 from recipe_core.present import charts
 from recipe_core.present.charts.frontier import frontier_lines, frontier_table
-from recipe_core.request.edit import change
-from recipe_core.request.link import DEFAULT
-from recipe_core.search.plans import plan, plan_candidate
-from tests.conftest import LLAMA_70B
+from recipe_core.search.plans import plan_candidate
+from tests.fixtures.plans import BESIDE, planned, training
 from tests.fixtures.refusals import refusal
 from tests.fixtures.sizes import examples
 
 
-@cache
-def serving(mode="closed"):
-    board = plan(change(DEFAULT, {"workload.mode": mode}))
-    return board, board.best_row
-
-
 @pytest.mark.parametrize("mode", ["closed", "open", "static", "offline"])
 def test_a_load_curve_goes_through_the_request_and_crosses_a_limit_at_its_largest_load(mode):
-    board, row = serving(mode)
+    board = planned(("workload.mode", mode))
+    row = board.best_row
     curve = load_curve(board, row)
     here = int(np.argmin(np.abs(curve.load - board.columns["load"][row])))
     assert curve.load[here] == board.columns["load"][row]
@@ -58,7 +50,7 @@ def test_a_load_curve_goes_through_the_request_and_crosses_a_limit_at_its_larges
 def test_cost_falls_with_use_and_scaling_has_the_best_of_each_number_of_devices():
     use = np.array([0.25, 0.5, 1.0])
     assert usd_per_million_by_use(36.0, 1000.0, use) == pytest.approx([40.0, 20.0, 10.0])
-    board = plan(change(DEFAULT, {"workload.kind": "training", "hardware.nodes": 2}))
+    board = training()
     found, (gpus, rates) = scaling(board), map(board.raw, ("gpus", "output"))
     assert list(found.gpus) == sorted(set(gpus[board.feasible]))
     best = [rates[board.feasible & (gpus == number)].max() for number in found.gpus]
@@ -68,7 +60,8 @@ def test_cost_falls_with_use_and_scaling_has_the_best_of_each_number_of_devices(
 
 
 def test_a_tornado_moves_one_assumption_at_a_time_and_knows_which_way_things_go():
-    board, row = serving()
+    board = planned()
+    row = board.best_row
     for measure in FIGURES:
         base, swings = tornado(board, row, measure)
         assert base == pytest.approx(board.raw(measure)[row])
@@ -90,22 +83,17 @@ def test_a_tornado_moves_one_assumption_at_a_time_and_knows_which_way_things_go(
     assert (slow.within, slow.load) == (True, 16 * board.columns["load"][row])
 
 
-BESIDE = {"options.hardware": (HardwareRequest(device="mi300x", per_node=8),)}
-LIMITED = BESIDE | {"objective.limits.tpot_ms": 40.0}
+LIMITED = (BESIDE, ("objective.limits.tpot_ms", 40.0))
 
 
 @cache
 def both():
-    return frontier(planned(**LIMITED))
+    return frontier(planned(*LIMITED))
 
 
 @cache
 def free():
     return frontier(planned())
-
-
-def planned(**changes):
-    return plan(change(DEFAULT, {"model": LLAMA_70B} | changes))
 
 
 def test_each_device_has_an_envelope_that_only_falls_and_nothing_lies_beyond_it():
@@ -128,7 +116,7 @@ STATIC = {"workload.mode": "static", "workload.batch": 64, "workload.concurrency
 
 @pytest.mark.parametrize("load", [{"workload.concurrency": 64}, OPEN, STATIC])
 def test_points_agree_with_estimates_of_one_split(load):
-    wide = frontier(planned(**load, **BESIDE))
+    wide = frontier(planned(*load.items(), BESIDE))
     assert wide.envelopes
     for envelope in wide.envelopes:
         for place in range(0, len(envelope.rows), 5):
@@ -139,13 +127,13 @@ def test_points_agree_with_estimates_of_one_split(load):
 
 
 def test_limits_on_time_leave_splits_in_and_large_plans_have_fewer_loads():
-    timed = frontier(planned(**{"objective.limits.tpot_ms": 5.0}))
+    timed = frontier(planned(("objective.limits.tpot_ms", 5.0)))
     assert timed.envelopes[0].per_gpu.tolist() == free().envelopes[0].per_gpu.tolist()
-    few = frontier(planned(**{"objective.limits.gpus": 4}))
+    few = frontier(planned(("objective.limits.gpus", 4)))
     assert few.plan.raw("gpus")[few.envelopes[0].rows].max() <= 4
     queue = {"workload.mode": "offline", "workload.requests": 1000, "workload.concurrency": None}
-    assert "no load to vary" in str(refusal(frontier, planned(**queue)))
-    wide = frontier(planned(**{"hardware.nodes": 16, "options.engines": ("vllm", "sglang")}))
+    assert "no load to vary" in str(refusal(frontier, planned(*queue.items())))
+    wide = frontier(planned(("hardware.nodes", 16), ("options.engines", ("vllm", "sglang"))))
     assert 5 < len(wide.loads) < len(both().loads)
     assert wide.loads.max() == 1024
 
@@ -153,7 +141,7 @@ def test_limits_on_time_leave_splits_in_and_large_plans_have_fewer_loads():
 @pytest.mark.nightly
 def test_percentiles_are_not_simulated_for_it():
     limits = {"objective.limits.tpot_ms": 60.0, "objective.limits.percentile": 95.0}
-    wide = frontier(planned(**limits))
+    wide = frontier(planned(*limits.items()))
     assert all(block.simulation is None for block in wide.plan.blocks)
     assert wide.envelopes[0].per_gpu.tolist() == free().envelopes[0].per_gpu.tolist()
 
@@ -172,7 +160,7 @@ def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_
         gain = second.per_gpu[other] / first.per_gpu[one] - 1
         assert float(row[-1].rstrip("%")) == pytest.approx(gain * 100, abs=0.51)
     assert "in flight" in table.rows[0][1]
-    splits = planned(**LIMITED)
+    splits = planned(*LIMITED)
     figure = frontier_lines(both(), splits, splits.best_row)
     names = [trace.name for trace in figure.data]
     assert names == ["H100 SXM5", "MI300X", "This split at its load"]
@@ -185,7 +173,7 @@ def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_
 SCHEDULES = st.sampled_from(["1f1b", "gpipe", "interleaved"])
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(SCHEDULES, st.integers(2, 8), st.integers(1, 4), st.integers(2, 4))
 def test_a_step_takes_its_micro_batches_and_the_bubble_and_nothing_runs_too_early(
     schedule, stages, groups, chunks
@@ -211,7 +199,7 @@ def test_1f1b_holds_as_many_micro_batches_as_stages_and_a_row_is_drawn_with_its_
     assert max(itertools.accumulate(-1 if task.backward else 1 for task in tasks)) == 4
     assert "zb-v" in str(refusal(timeline, "zb-v", 4, 8, 1.0, 2.0))
     assert "do not fill" in str(refusal(timeline, "interleaved", 4, 6, 1.0, 2.0, 2))
-    board = planned(**{"hardware.nodes": 4, "workload.kind": "training"})
+    board = training()
     deep, alone = (
         next(int(row) for row in board.order if board.degree("pp")[row] == pp) for pp in (4, 1)
     )

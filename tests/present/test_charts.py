@@ -1,7 +1,6 @@
 """Figures of splits of a plan: memory, time, load, scaling; and the registry of views."""
 
 import re
-from functools import cache
 
 import numpy as np
 import pytest
@@ -10,26 +9,13 @@ from recipe_core.base import labels
 from recipe_core.base.units import GIB
 from recipe_core.explain import curves, tornado
 from recipe_core.explain.timeline import timeline
-from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present import charts, tables
 from recipe_core.present.charts import views
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan
 from tests.conftest import LLAMA_70B
-
-
-@cache
-def planned(*changes):
-    return plan(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
-
-
-def beside():
-    return planned(("options.hardware", (HardwareRequest(device="mi300x", per_node=8),)))
-
-
-def training():
-    return planned(("workload.kind", "training"), ("hardware.nodes", 4))
+from tests.fixtures.plans import BESIDE, planned, training
 
 
 def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused():
@@ -68,7 +54,7 @@ def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     loads = [f"tp 8 · {load} in flight" for load in (64, 16, 512)]
     assert list(figure.layout.yaxis.ticktext) == loads
     assert all(len(set(bar.y)) == 3 for bar in figure.data if bar.type == "bar")
-    splits = beside()
+    splits = planned(BESIDE)
     clusters = splits.clusters_of_rows[splits.order]
     rows = [int(splits.order[clusters == cluster][0]) for cluster in (0, 1)]
     figure = charts.memory_bars(splits, rows)

@@ -10,23 +10,9 @@ import pandas as pd
 import pytest
 
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.present import charts, side_by_side
-from recipe_core.present.side_by_side import (
-    NOTHING,
-    Choice,
-    cautions,
-    chances,
-    command_lines,
-    difference,
-    facts,
-    figures,
-    frame,
-    measures,
-    state,
-    to_csv,
-    to_parquet,
-    value,
-)
+from recipe_core.present import charts
+from recipe_core.present import side_by_side as side
+from recipe_core.present.side_by_side import NOTHING, Choice, value
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan_candidate
@@ -81,13 +67,13 @@ LOST = Choice("lost", REQUESTS["eight"], error="no such model.")
 
 def test_states_are_three_and_limits_beside_them():
     for name, said in table("side_by_side", "states").items():
-        assert state(choice(name)).startswith(said), name
+        assert side.state(choice(name)).startswith(said), name
         assert choice(name).holds == (name in ("eight", "run"))
-    assert state(LOST) == "cannot be evaluated: no such model."
+    assert side.state(LOST) == "cannot be evaluated: no such model."
 
 
 def test_facts_say_what_each_choice_is():
-    lines = facts(choices("eight", "four", "amd"))
+    lines = side.facts(choices("eight", "four", "amd"))
     assert texts(lines, "Devices") == ["8 × H100 SXM5", "4 of 8 × H100 SXM5", "4 of 8 × MI300X"]
     assert texts(lines, "Model")[::2] == [LLAMA_70B, DEFAULT.model]
     assert texts(lines, "Engine")[0].startswith("vLLM ")
@@ -95,20 +81,20 @@ def test_facts_say_what_each_choice_is():
     assert texts(lines, "Load") == ["64 requests in flight"] * 3
     assert [line(lines, title).differs for title in ("Load", "Devices")] == [False, True]
     assert "Kind" not in [line.title for line in lines]
-    mixed = facts(choices("eight", "run"))
+    mixed = side.facts(choices("eight", "run"))
     assert texts(mixed, "Kind") == ["Serving", "Training"]
     assert texts(mixed, "Method") == [NOTHING, "pre-train"]
     assert texts(mixed, "Load")[1] == "256 × 4,096 tokens per step"
     several = [choice("eight"), LOST]  # the other stays as it is
-    assert texts(facts(several), "Split") == ["tp 8", NOTHING]
-    assert texts(figures(several), "Output")[1] == NOTHING
-    assert figures(several, baseline=1)[0].cells[0].difference == ""
-    assert frame(several)["state"][1] == state(LOST)
+    assert texts(side.facts(several), "Split") == ["tp 8", NOTHING]
+    assert texts(side.figures(several), "Output")[1] == NOTHING
+    assert side.figures(several, baseline=1)[0].cells[0].difference == ""
+    assert side.frame(several)["state"][1] == side.state(LOST)
 
 
 def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
     several = choices("eight", "four")
-    lines = figures(several)
+    lines = side.figures(several)
     for n, kept in enumerate(several):
         for name, measure in kept.plan.measures.items():
             if name not in ("gpus", "load"):
@@ -118,18 +104,18 @@ def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
     month = float(texts(lines, "Cost per month")[0].strip("$").replace(",", ""))
     assert month == pytest.approx(value(several[0], "Cost per hour") * HOURS_PER_MONTH, rel=0.001)
     for baseline in (0, 1):
-        cells = line(figures(several, baseline), "Output").cells
+        cells = line(side.figures(several, baseline), "Output").cells
         ratio = value(several[1 - baseline], "Output") / value(several[baseline], "Output")
         assert cells[baseline].difference == ""
         shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix("%"))
         assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)
     for *amounts, said in table("side_by_side", "differences"):
         amounts = [np.nan if amount is None else amount for amount in amounts]
-        assert difference(*amounts) == said, amounts
+        assert side.difference(*amounts) == said, amounts
 
 
 def test_only_what_holds_its_load_is_best_and_no_choice_alone():
-    lines = figures(choices("four", "queues", "eight"))
+    lines = side.figures(choices("four", "queues", "eight"))
     assert not any(shown.cells[1].best for shown in lines)
     for title, best in {
         "Cost per hour": [True, False, False],
@@ -138,44 +124,46 @@ def test_only_what_holds_its_load_is_best_and_no_choice_alone():
     }.items():
         assert [cell.best for cell in line(lines, title).cells] == best
     for alone in (choices("eight"), choices("eight") * 2):
-        assert not any(cell.best for shown in figures(alone) for cell in shown.cells)
+        assert not any(cell.best for shown in side.figures(alone) for cell in shown.cells)
 
 
 def test_serving_and_training_share_few_figures_and_cautions_name_what_differs():
     several = choices("eight", "run")
     shared = [
-        shown for shown in figures(several) if all(cell.text != NOTHING for cell in shown.cells)
+        shown
+        for shown in side.figures(several)
+        if all(cell.text != NOTHING for cell in shown.cells)
     ]
     titles = {shown.title for shown in shared}
     assert titles == {"Cost per hour", "Cost per month", "Power of the devices"}
     assert not any(cell.best for shown in shared for cell in shown.cells)
-    assert "are of different things" in cautions(several)[0]
-    assert cautions(choices("eight", "four")) == []
-    assert "differ in model:" in cautions(choices("eight", "amd"))[0]
+    assert "are of different things" in side.cautions(several)[0]
+    assert side.cautions(choices("eight", "four")) == []
+    assert "differ in model:" in side.cautions(choices("eight", "amd"))[0]
     other = evaluated("other", change(REQUESTS["eight"], {"workload.concurrency": 8}))
-    assert "differ in load:" in cautions([choice("eight"), other])[0]
+    assert "differ in load:" in side.cautions([choice("eight"), other])[0]
     private = change(REQUESTS["eight"], {"options.environment": {"TOKEN": "secret"}})
-    (sentence,) = cautions([evaluated("private", private)])
+    (sentence,) = side.cautions([evaluated("private", private)])
     assert "The link leaves out TOKEN" in sentence
     assert "secret" not in sentence
 
 
 def test_the_chance_is_that_of_the_plans():
     several = choices("eight", "four", "queues", "run")
-    row, swapped = chances(several), chances(several, baseline=1)
+    row, swapped = side.chances(several), side.chances(several, baseline=1)
     assert row.title == "Measures better by: throughput"
     assert [row.cells[n].text for n in (0, 2, 3)] == ["baseline", NOTHING, NOTHING]
     ahead, behind = (float(cell.text.strip("<>%")) for cell in (swapped.cells[0], row.cells[1]))
     assert ahead + behind == pytest.approx(100, abs=1)
-    assert chances(choices("eight", "run")) is None
+    assert side.chances(choices("eight", "run")) is None
 
 
 def test_commands_are_compared_option_by_option():
-    lines = command_lines([start_words(REQUESTS[name]) for name in ("eight", "four")])
+    lines = side.command_lines([start_words(REQUESTS[name]) for name in ("eight", "four")])
     differing = [(line.title, [cell.text for cell in line.cells]) for line in lines if line.differs]
     assert differing == [("--tensor-parallel-size", ["8", "4"])]
     assert line(lines, "program").cells[0].text == f"vllm serve {LLAMA_70B}"
-    rows = command_lines([["A=1", "run", "--x 1", "--flag", "-5", "--y=2"], ["run", "--x 2"]])
+    rows = side.command_lines([["A=1", "run", "--x 1", "--flag", "-5", "--y=2"], ["run", "--x 2"]])
     assert {row.title: [cell.text for cell in row.cells] for row in rows} == {
         name: [text or NOTHING for text in said]
         for name, said in table("side_by_side", "options").items()
@@ -183,14 +171,14 @@ def test_commands_are_compared_option_by_option():
     for kept in choices("eight", "amd", "run"):
         typed = start_command(kept.plan, kept.row).replace("\\\n", " ").split()
         assert " ".join(start_words(kept.request)).split() == typed
-    groups = side_by_side.by_engine(choices("eight", "amd", "four"))
+    groups = side.by_engine(choices("eight", "amd", "four"))
     assert [len(group) for group in groups.values()] == [2, 1]
 
 
 def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula():
     names = ["eight", "queues", "refused", "amd", "run"]
     several = choices(*names)
-    written = frame(several)
+    written = side.frame(several)
     assert list(written["name"]) == names
     assert written["tpot_s"][0] == value(several[0], "Time per output token")
     assert written["tpot_s_low"][0] < written["tpot_s"][0] < written["tpot_s_high"][0]
@@ -198,13 +186,13 @@ def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula():
     assert written["devices_there"][3] == 8
     months = (written["usd_per_hour"] * HOURS_PER_MONTH).to_numpy()
     assert written["usd_per_month"].to_numpy() == pytest.approx(months, nan_ok=True)
-    read = pd.read_parquet(io.BytesIO(to_parquet(written)))
+    read = pd.read_parquet(io.BytesIO(side.to_parquet(written)))
     pd.testing.assert_frame_equal(read, written)
-    read = pd.read_csv(io.BytesIO(to_csv(written)))
+    read = pd.read_csv(io.BytesIO(side.to_csv(written)))
     assert read["tpot_s"].to_numpy() == pytest.approx(written["tpot_s"].to_numpy(), nan_ok=True)
     names = ["=1+1", "+1", "-1", "@x", '=HYPERLINK("http://e.example")', "plain"]
     several = [Choice(name, REQUESTS["eight"], error="=cmd") for name in names]
-    read = pd.read_csv(io.BytesIO(to_csv(frame(several))))
+    read = pd.read_csv(io.BytesIO(side.to_csv(side.frame(several))))
     assert list(read["name"]) == [*(f"'{name}" for name in names[:-1]), "plain"]
     assert not any(text.startswith(("=", "+", "-", "@")) for text in read["state"])
 
@@ -221,5 +209,5 @@ def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup():
     assert "<a" not in json.dumps(whole)
     assert held["x"][0] == pytest.approx(value(several[0], title) * 1e3)
     assert held["error_x"]["array"][0] > 0
-    for name in measures(several):
+    for name in side.measures(several):
         charts.kept_points(several, name, baseline=3, dark=True).to_json()

@@ -1,28 +1,18 @@
 """Splits in tables for people, what tables keep, and tables and charts as files."""
 
 import io
-from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present import charts, exports, tables
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan
-from tests.conftest import LLAMA_70B
+from tests.fixtures.plans import BESIDE, LONG, planned
 
 REQUEST = change(DEFAULT, {"model": "Qwen/Qwen3-32B", "objective.limits.tpot_ms": 60.0})
-BESIDE = ("options.hardware", (HardwareRequest(device="mi300x", per_node=8),))
-LONG = ("workload.max_context", 24_576)
-"""At tp 2 one such request may not fit on an H100."""
-
-
-@cache
-def planned(*changes):
-    return plan(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
 
 
 def devices_and_loads():

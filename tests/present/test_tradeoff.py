@@ -1,6 +1,6 @@
 """The tradeoff, its groups, states and bands, and other charts that compare splits of a plan."""
 
-from functools import cache
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,30 +8,11 @@ import pytest
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.present import charts
 from recipe_core.present.charts import front, groups, lines
-from recipe_core.request.edit import change
-from recipe_core.request.link import DEFAULT
-from recipe_core.search.plans import plan
-from tests.conftest import LLAMA_70B
+from tests.fixtures.plans import BESIDE, LONG, planned, training
 
-BESIDE = ("options.hardware", (HardwareRequest(device="mi300x", per_node=8),))
-LONG = ("workload.max_context", 24_576)
-"""At tp 2 one such request may not fit on an H100."""
 LIMITED = ("objective.limits.tpot_ms", 40.0)
 DEVICES = ("h200-sxm", "a100-sxm-80gb", "b200-sxm", "l40s", "mi325x", "mi355x", "gh200-96gb")
 DEVICES += ("mi350x", "h100-nvl")
-
-
-@cache
-def planned(*changes):
-    return plan(change(DEFAULT, {"model": LLAMA_70B} | dict(changes)))
-
-
-def beside():
-    return planned(BESIDE)
-
-
-def training():
-    return planned(("workload.kind", "training"), ("hardware.nodes", 4))
 
 
 def drawn(figure):
@@ -147,7 +128,7 @@ def test_no_chart_needs_webgl(make):
 
 
 def test_devices_are_told_apart_have_a_front_each_and_are_drawn_by_interactivity():
-    splits = beside()
+    splits = planned(BESIDE)
     assert splits.axes == ("interactivity", "per_gpu")
     assert planned().axes == ("tpot", "per_gpu")
     figure = charts.tradeoff(splits, *splits.axes)
@@ -192,7 +173,7 @@ def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden
     assert charts.palette(dark=False).muted in others
     monkeypatch.setattr(front, "CELLS", (1, 1))
     monkeypatch.setattr(front, "MAX_POINTS", 4)
-    splits = beside()
+    splits = planned(BESIDE)
     rows = splits.order[splits.holds[splits.order]]
     codes = groups.grouped(splits, "device").codes
     thin = front.thinned(splits, rows, *splits.axes, codes)
@@ -215,7 +196,7 @@ def test_colours_of_groups_are_distinct_and_seen_on_the_page():
             assert (high + 0.05) / (low + 0.05) >= 3
 
 
-@pytest.mark.parametrize("make", [planned, beside, training])
+@pytest.mark.parametrize("make", [planned, partial(planned, BESIDE), training])
 def test_bands_of_rows_are_those_of_their_estimates(make):
     splits = make()
     rows = [int(row) for row in splits.order[:: max(len(splits.order) // 40, 1)]]

@@ -7,23 +7,9 @@ import pytest
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.present.glossary import (
-    FILE,
-    Glossary,
-    field_help,
-    glossary,
-    markdown,
-    measure_help,
-    term_help,
-)
-from recipe_core.present.verdict import (
-    counts,
-    limits_text,
-    main_figures,
-    money_text,
-    range_text,
-    verdict,
-)
+from recipe_core.present import glossary
+from recipe_core.present import verdict as words
+from recipe_core.present.verdict import verdict
 from recipe_core.request.link import FIELDS, from_query
 from recipe_core.request.schema import describe_field
 from recipe_core.search.legal import NEVER, legal
@@ -61,11 +47,11 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
     of = int(legal(every).sum())
     assert of < len(every)
     said = f"{held} of {of} legal splits hold the load · {doubtful} may not start"
-    assert counts(every) == said
+    assert words.counts(every) == said
     assert set(planned().titles) | set(planned(RUN).titles) >= NEVER
     assert not any(code == "memory" or code.startswith("limit") for code in NEVER)
     run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
-    assert re.fullmatch(r"[\d,]+ of [\d,]+ legal splits can run", counts(run))
+    assert re.fullmatch(r"[\d,]+ of [\d,]+ legal splits can run", words.counts(run))
 
 
 def test_the_best_says_devices_figures_and_how_sure_it_is():
@@ -76,19 +62,19 @@ def test_the_best_says_devices_figures_and_how_sure_it_is():
     miss = 1 - float(limited.confidence([row])[0])
     assert f"may miss the limit: {miss * 100:.0f} %" in said.line
     assert "within the limit" in said.counts
-    assert main_figures(limited, row)[:2] == ["usd", "tpot"]  # what is limited comes next
+    assert words.main_figures(limited, row)[:2] == ["usd", "tpot"]  # what is limited comes next
     assert re.search(r"34\.\d ms, likely \d\d\.\d to \d\d\.\d ms; limit 35", said.facts[-1])
     sure = planned(LOADED | {"objective.confidence": "0.8"}, tpot_ms="60", ttft_ms="5000")
-    assert "within the limits with 80 % confidence" in counts(sure)
-    assert limits_text(sure, sure.best_row).startswith("keeps the limits: ")
+    assert "within the limits with 80 % confidence" in words.counts(sure)
+    assert words.limits_text(sure, sure.best_row).startswith("keeps the limits: ")
 
 
 def test_a_plan_says_ranges_limits_that_there_are_and_a_load_that_is_searched_or_of_several():
     free = planned()
     best, other = free.best_row, int(free.order[1])
-    assert limits_text(free, best) == range_text(free, "gpus", best) == ""
-    assert "limit" not in counts(free)
-    said = range_text(free, "tpot", best)
+    assert words.limits_text(free, best) == words.range_text(free, "gpus", best) == ""
+    assert "limit" not in words.counts(free)
+    said = words.range_text(free, "tpot", best)
     assert re.fullmatch(r"Time per output token: \S+ ms, likely \S+ to \S+ ms", said)
     chosen = verdict(free, other)
     assert not chosen.best
@@ -107,12 +93,12 @@ def test_money_is_by_the_hour_and_the_month_of_the_devices_used():
     cheap = planned(COST)
     row = cheap.best_row
     hour = float(cheap.raw("usd_hour")[row])
-    text = money_text(cheap, row)
+    text = words.money_text(cheap, row)
     assert text.startswith(f"{cheap.devices_text(row)}: ${hour:.3g} an hour, $")
     month = float(re.search(r"\$([\d,]+) a month", text)[1].replace(",", ""))
     assert month == pytest.approx(hour * HOURS_PER_MONTH, rel=0.01)
     unpriced = planned({"hardware.device": "gh200-144gb", "hardware.per_node": "4"})
-    assert money_text(unpriced, unpriced.best_row) == ""
+    assert words.money_text(unpriced, unpriced.best_row) == ""
 
 
 def test_the_best_that_queues_says_what_it_holds_and_nothing_that_runs_names_the_nearest():
@@ -138,11 +124,11 @@ def test_the_best_that_queues_says_what_it_holds_and_nothing_that_runs_names_the
 
 
 def test_every_word_of_the_field_is_explained_in_the_file_and_the_document():
-    terms = glossary().terms
+    terms = glossary.glossary().terms
     texts = "\n".join(f"{term.title} {term.text}" for term in terms.values()).casefold()
     assert [word for word in table("words", "needed") if word.casefold() not in texts] == []
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    assert page == markdown(), "run python scripts/glossary.py"
+    assert page == glossary.markdown(), "run python scripts/glossary.py"
     columns = {measure.column for measure in (*SERVING.values(), *TRAINING.values())}
     columns |= {*planned().columns, *planned(RUN).columns}
     for name, term in terms.items():
@@ -152,14 +138,14 @@ def test_every_word_of_the_field_is_explained_in_the_file_and_the_document():
 
 
 def test_help_is_the_term_s_text_and_a_mistake_in_the_file_is_named():
-    ttft, field = glossary().terms["ttft"].text, "objective.limits.ttft_ms"
-    assert measure_help(SERVING["ttft"]) == ttft == term_help("ttft")
-    assert field_help(field).startswith(describe_field(field))
-    assert ttft in field_help(field)
-    assert field_help("hardware.nodes") == describe_field("hardware.nodes")
-    assert measure_help(SERVING["memory"]) == SERVING["memory"].help
-    assert measure_help(SERVING["gpus"]) in (SERVING["gpus"].help, SERVING["gpus"].title)
-    file = DataFile(FILE, "glossary")
+    ttft, field = glossary.glossary().terms["ttft"].text, "objective.limits.ttft_ms"
+    assert glossary.measure_help(SERVING["ttft"]) == ttft == glossary.term_help("ttft")
+    assert glossary.field_help(field).startswith(describe_field(field))
+    assert ttft in glossary.field_help(field)
+    assert glossary.field_help("hardware.nodes") == describe_field("hardware.nodes")
+    assert glossary.measure_help(SERVING["memory"]) == SERVING["memory"].help
+    assert glossary.measure_help(SERVING["gpus"]) in (SERVING["gpus"].help, SERVING["gpus"].title)
+    file = DataFile(glossary.FILE, "glossary")
     source = file.read()["terms"]["tp"]["source"]
     for wrong, message in (
         ({"group": "spilts"}, "unknown group 'spilts'"),
@@ -169,4 +155,4 @@ def test_help_is_the_term_s_text_and_a_mistake_in_the_file_is_named():
     ):
         document = file.read()
         document["terms"]["tp"].update(wrong)
-        assert message in str(refusal(file.validated, document, Glossary))
+        assert message in str(refusal(file.validated, document, glossary.Glossary))
