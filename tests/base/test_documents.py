@@ -153,7 +153,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(PLAIN)
 def test_every_other_value_is_read_as_it_was_written(value):
     check_plain(value)

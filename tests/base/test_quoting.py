@@ -35,7 +35,7 @@ TEXT = st.text(
     max_size=30,
 )
 TEXTS = st.one_of(st.sampled_from(CARRIED), TEXT)
-UNCHECKED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+UNCHECKED = {"suppress_health_check": list(HealthCheck)}
 PROPERTY = settings(max_examples=examples(400), **UNCHECKED)
 
 
@@ -68,7 +68,7 @@ def test_a_shell_knows_texts_from_references(text):
     assert shlex.split(word) == [f"{text}$head"]
 
 
-@settings(max_examples=examples(20, least=3), deadline=None)
+@settings(max_examples=examples(20, least=3))
 @given(st.lists(TEXT, min_size=30, max_size=60))
 @example(CARRIED)
 def test_docker_compose_reads_any_text_and_fills_in_what_is_not_quoted(texts):
