@@ -58,18 +58,11 @@ def test_a_store_slower_than_computing_hurts_as_sglang_users_measured():
     assert (fast["verdict"], slow["verdict"] != "helps") == ("helps", True)
 
 
-def with_host(gib, model=LLAMA_8B, **more):
-    return estimate(model, lengths(8000, 256, 16, POINTS), {"host_gib": gib}, **more)
-
-
-def test_more_host_memory_finds_more_and_its_tokens_are_bytes_over_the_link():
+def test_a_host_smaller_than_the_devices_adds_nothing_and_a_measured_link_counts():
     """Blocks are written through, so that a smaller host holds only what the devices hold too."""
-    answers = [with_host(gib) for gib in (10, 100, 400, 1200)]
-    hits = [answer["prefix_cache"]["hit"] for answer in answers]
-    assert hits == sorted(hits)
-    assert hits[-1] < 0.8 < hits[-1] + 0.05
-    [host] = answers[0]["kv_tiers"]
-    assert host["capacity_tokens"] < answers[0]["prefix_cache"]["free_tokens"]
+    answer = estimate(LLAMA_8B, lengths(8000, 256, 16, POINTS), {"host_gib": 10})
+    [host] = answer["kv_tiers"]
+    assert host["capacity_tokens"] < answer["prefix_cache"]["free_tokens"]
     assert host["hit_added"] == 0
     assert "nothing" in host["because"]
     # a measured profile goes before the table
@@ -97,9 +90,8 @@ def test_percentiles_and_replicas_over_time_wait_for_blocks_too():
     assert with_tiers.prompt_s[1, -1] > plain.prompt_s[1, -1]
 
 
-def value(points=POINTS, device="h100-sxm", dp=1, split=None, **work):
-    load = lengths(8000, 256, 8, points) | work
-    return request(LLAMA_8B, load, dp=dp, device=device, **(split or {}))
+def value(dp=1, split=None, **work):
+    return request(LLAMA_8B, lengths(8000, 256, 8, POINTS) | work, dp=dp, **(split or {}))
 
 
 def candidate(asked):
@@ -121,11 +113,8 @@ def test_the_estimate_is_that_of_the_share_its_cache_finds_beside_running_reques
     stated = estimate(LLAMA_8B, lengths(8000, 256, 8, prefix_hit=hit))
     assert answer["serving"] == pytest.approx(stated["serving"])
     assert "prefix_cache" not in stated
-    # running requests leave less room
-    shares = [found(concurrency=n) for n in (1, 8, 32, 128)]
-    assert (np.diff([share["hit"] for share in shares]) < 0).all()
     free = answer["memory"]["kv_cache_tokens"] - 8 * ((1 - hit) * 8000 + 128)
-    assert shares[1]["free_tokens"] == pytest.approx(free, rel=1e-6)
+    assert answer["prefix_cache"]["free_tokens"] == pytest.approx(free, rel=1e-6)
 
 
 @over("load", [{"concurrency": 64}, {"mode": "open", "request_rate": 0.5, "concurrency": None}])
@@ -136,21 +125,9 @@ def test_more_memory_never_finds_less(load):
     assert shares[-1] > shares[0]
 
 
-def test_replicas_find_what_one_does_and_with_affinity_what_all_do():
-    """Running requests hold a system prompt, so that thrash does not lose it."""
-    system = ((2000, 0.9), (1e9, 0.9))
-    shared = found(device="l4", points=system, input_tokens=2200, concurrency=512)
-    assert shared["hit"] == pytest.approx(0.9)
-    alone, two, shared = (
-        found(dp=n, concurrency=8 * n, **more)
-        for n, more in ((1, {}), (2, {}), (2, {"prefix_affinity": True}))
-    )
-    assert two["hit"] == pytest.approx(alone["hit"], rel=1e-3)
-    assert shared["hit"] > two["hit"]
-    assert shared["seen_tokens"] == pytest.approx(2 * shared["free_tokens"])
-
-
 def test_every_split_of_a_plan_and_a_pool_of_prompts_have_their_own_share():
+    shared = found(dp=2, concurrency=16, prefix_affinity=True)
+    assert shared["seen_tokens"] == pytest.approx(2 * shared["free_tokens"])
     plan = plan_of(PlanRequest.parse(value(dp=4, concurrency=32) | {"candidate": None}))
     shares = {
         (plan.candidate(row)["tp"], plan.candidate(row)["dp"]): plan.estimate(row).prefix_cache.hit

@@ -125,18 +125,6 @@ def test_queued_requests_go_through_at_the_rate_of_the_slower_pool(replicas):
     assert rates[0] == pytest.approx(replicas * one)
 
 
-@pytest.mark.parametrize("workload", [OPEN, CLOSED], ids=lambda load: load["mode"])
-def test_more_prefill_replicas_lower_the_time_to_first_token_only(workload):
-    answers = [
-        estimate_of(workload=workload, nodes=4, prefill={"tp": 4, "replicas": n})["serving"]
-        for n in (1, 2, 4)
-    ]
-    first, later = ([answer[name] for answer in answers] for name in ("ttft_s", "tpot_s"))
-    assert first == sorted(first, reverse=True)
-    assert first[2] < first[0]
-    assert later == pytest.approx([later[0]] * 3, rel=0.02)
-
-
 def test_with_nothing_to_wait_for_tpot_is_that_of_decoding_alone():
     """No transfer, little to prefill: as good as all requests decode at once, and none of their
     steps has a prompt in it.

@@ -38,7 +38,6 @@ MINIMAX = {"model": "MiniMaxAI/MiniMax-M2", "hardware": H100S, "workload": LOAD}
 SPLIT = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1, "ep": 1, "memory_fraction": 0.86}
 LLAMA = {"model": "meta-llama/Llama-3.3-70B-Instruct", "hardware": H100S | {"per_node": 2}}
 LLAMA |= {"workload": LOAD | {"max_context": 24_576}}
-
 """Two H100 have room for about one request of this length."""
 
 

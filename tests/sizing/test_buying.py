@@ -19,7 +19,6 @@ from tests.fixtures.refusals import refusal
 PLAIN = OwnershipCost(
     capex_usd=24_000, years=4, watts=1000, usd_per_kwh=0.1, pue=1.0, upkeep=0.05, use=1.0
 )
-
 """A month: 500 capital, 100 upkeep, 73 power."""
 
 OWN = st.builds(

@@ -28,7 +28,6 @@ from recipe_core.traffic.trace import Blocks, Trace
 from tests.fixtures.sizes import examples
 
 WORKLOAD = ServingWorkload(concurrency=1, input_tokens=1000, output_tokens=100)
-
 ONE = Lengths(np.ones(1), np.ones(1), np.ones(1))
 
 
@@ -116,7 +115,6 @@ def test_intervals_have_their_rate_and_gaps_the_burstiness(burst: float) -> None
 
 
 MONDAY_S = 4 * 86_400.0
-
 """The first Monday after 1970 began, in seconds."""
 
 

@@ -33,7 +33,6 @@ from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 
 SAMPLES = {path.stem: path.read_text() for path in sorted((DATA / "traces").iterdir())}
-
 AZURE, MOONCAKE, OTLP = (SAMPLES[name] for name in ("azure_2023", "mooncake", "otlp"))
 
 
@@ -204,7 +203,6 @@ ROWS = [
     | {"hash_ids": [0, 1 + n % 9]}
     for n in range(1, 900)
 ]
-
 TEXT = "\n".join(map(json.dumps, ROWS))
 
 
