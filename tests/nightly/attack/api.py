@@ -8,8 +8,6 @@ that the document tells, errors have the one shape, and the server lives on.
 
 from __future__ import annotations
 
-import argparse
-import copy
 import http.client
 import json
 import random
@@ -17,13 +15,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.fixtures.serve import Server, recipe_serve
+from tests.nightly.attack.harness import Tally, command
+from tests.nightly.attack.hostile_bundles import edit, mutate
 from tests.nightly.attack.load import LIGHT, plan
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
@@ -52,13 +50,6 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "simulate": [{"request": OVER_TIME, "policies": ["fixed"], "days": 0.1}],
     "convert": [COMMAND, {"document": {"argv": ["vllm", "serve", "Qwen/Qwen3-8B"]}}],
 }
-VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**400, -(10**40), 1e308, -1e-308, 0.1, "",
-    " ", "0", "NaN", "../../etc/passwd", "/etc/passwd", "~root", "\x00", "\ud800", "é" * 999,
-    "x" * 100_000, "${HF_TOKEN}", "$(id)", "`id`", "-x", "--trust-remote-code", "'; --", "{{7*7}}",
-    "<script>alert(1)</script>", "\r\nSet-Cookie: a=b", "http://127.0.0.1:1/", [], [[]], [None], {},
-    {"": {}}, {"$ref": "#"}, {"__class__": "x"}, [0] * 5000, {str(n): n for n in range(5000)},
-]  # fmt: skip
 DAMAGE: list[Callable[[str, random.Random], str]] = [
     lambda text, rng: text[: rng.randrange(len(text))],
     lambda text, rng: text + rng.choice(["}", "]", ",", "x", "\x00", "{}"]),
@@ -75,76 +66,22 @@ DAMAGE: list[Callable[[str, random.Random], str]] = [
 ]
 
 
-@dataclass
-class Found:
-    """What was tried, and what failed with the number of its case."""
-
-    statuses: Counter[int] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value inside plain values."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, part in items:
-        yield (*path, key)
-        if isinstance(part, dict | list):
-            yield from places(part, (*path, key))
-
-
-def mutated(body: dict[str, Any], rng: random.Random) -> str:
-    """A body with up to three of its values replaced, removed or added, as JSON."""
-    out = copy.deepcopy(body)
-    for _ in range(rng.randint(1, 3)):
-        paths = list(places(out))
-        if not paths:
-            break
-        *parents, key = rng.choice(paths)
-        owner: Any = out
-        for step in parents:
-            owner = owner[step]
-        action = rng.random()
-        if action < 0.7:
-            owner[key] = copy.deepcopy(rng.choice(VALUES))
-        elif action < 0.85:
-            del owner[key]
-        elif isinstance(owner, dict):
-            owner[str(rng.choice(VALUES))[:50]] = copy.deepcopy(rng.choice(VALUES))
-    return json.dumps(out)
-
-
-def whole_bodies(server: Server) -> dict[str, list[dict[str, Any]]]:
-    """The bodies that are damaged, recipes among them."""
-    recipe = json.loads(server.ask("POST", "/api/v1/recipe", LIGHT)[1])
-    return BODIES | {
-        "build": [*BODIES["build"], recipe],
-        "recipe": [*BODIES["recipe"], recipe],
-        "resolve": [*BODIES["resolve"], {"recipe": recipe, "hardware": "mi300x:8"}],
-        "diff": [*BODIES["diff"], {"before": recipe, "after": LIGHT}],
-    }
-
-
 def hostile(
     number: int, seed: int, bodies: dict[str, list[dict[str, Any]]]
 ) -> tuple[str, bytes, dict[str, str]]:
     """The route, the bytes and the headers of one case."""
     rng = random.Random(f"{seed}:{number}")
-    route = rng.choice(list(bodies))
+    route, kind, form = rng.choice(list(bodies)), rng.random(), "application/json"
     body = rng.choice(bodies[route])
-    headers = {"Content-Type": "application/json"}
-    kind = rng.random()
-    if kind < 0.6:
-        return route, mutated(body, rng).encode(), headers
-    if kind < 0.9:
-        text = rng.choice(DAMAGE)(json.dumps(body), rng)
-        return route, text.encode(errors="surrogatepass"), headers
-    if kind < 0.95:
-        noise = bytearray(json.dumps(body).encode())
-        for _ in range(rng.randint(1, 8)):
-            noise[rng.randrange(len(noise))] = rng.randrange(256)
-        return route, bytes(noise), headers
-    odd = rng.choice(["text/plain", "application/xml", "", "application/json; charset=utf-16"])
-    return route, json.dumps(body).encode(), {"Content-Type": odd}
+    text = json.dumps(edit(rng, body) if kind < 0.6 else body)
+    if 0.6 <= kind < 0.9:
+        text = rng.choice(DAMAGE)(text, rng)
+    data = text.encode(errors="surrogatepass")
+    if 0.9 <= kind < 0.95:
+        data = mutate(rng, data)
+    if kind >= 0.95:
+        form = rng.choice(["text/plain", "application/xml", "", f"{form}; charset=utf-16"])
+    return route, data, {"Content-Type": form}
 
 
 def judge(status: int, content: bytes, headers: dict[str, str]) -> str | None:
@@ -164,21 +101,27 @@ def judge(status: int, content: bytes, headers: dict[str, str]) -> str | None:
     return None if set(problem) == {"code", "field", "message", "hint"} else "an error's fields"
 
 
-def attack(server: Server, count: int, seed: int) -> Found:
-    """Send hostile bodies one after the other."""
-    found, bodies = Found(), whole_bodies(server)
+def attack(server: Server, count: int, seed: int) -> Tally:
+    """Send hostile bodies one after the other; counts statuses."""
+    found = Tally()
+    recipe = json.loads(server.ask("POST", "/api/v1/recipe", LIGHT)[1])
+    whole = {
+        "build": [recipe],
+        "recipe": [recipe],
+        "resolve": [{"recipe": recipe, "hardware": "mi300x:8"}],
+        "diff": [{"before": recipe, "after": LIGHT}],
+    }
+    bodies = {route: known + whole.get(route, []) for route, known in BODIES.items()}
     for number in range(count):
         route, data, sent = hostile(number, seed, bodies)
         try:
-            status, content, headers = server.ask(
-                "POST", f"/api/v1/{route}", data, sent | {"Connection": "close"}
-            )
-            found.statuses[status] += 1
-            problem = judge(status, content, headers)
+            answer = server.ask("POST", f"/api/v1/{route}", data, sent | {"Connection": "close"})
+            found.tried[str(answer[0])] += 1
+            problem = judge(*answer)
         except (OSError, http.client.HTTPException) as error:
             problem = repr(error)
         if problem:
-            found.failures.append(f"seed {seed} case {number} /{route}: {problem}: {data[:200]!r}")
+            found.failures.append(f"case {number} /{route}: {problem}: {data[:200]!r}")
     if plan(server, LIGHT) != 200:
         found.failures.append("the server does not plan any more")
     if "Traceback" in (log := server.log.read_text(errors="replace")):
@@ -201,24 +144,18 @@ def generated(server: Server, examples: int, seed: int, phases: str) -> tuple[in
     return done.returncode, done.stdout + done.stderr
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=3500, help="hostile bodies")
-    parser.add_argument("--examples", type=int, help="generated cases an operation, or count / 35")
-    parser.add_argument("--phases", default="examples,coverage,fuzzing")
-    parser.add_argument("--seed", type=int, default=1)
-    chosen = parser.parse_args()
+def both(count: int, seed: int, examples: int, phases: str) -> Tally:
+    """Hostile bodies, then so many generated cases an operation."""
     with tempfile.TemporaryDirectory() as folder, recipe_serve(Path(folder)) as server:
         began = server.resident_mb()
-        found = attack(server, chosen.count, chosen.seed)
-        print(f"{chosen.count} hostile bodies: {dict(sorted(found.statuses.items()))}")
-        print(f"{len(found.failures)} failures", *found.failures, sep="\n")
+        found = attack(server, count, seed)
         print(f"memory of the server: {began} MB, then {server.resident_mb()} MB")
-        examples = chosen.examples or max(1, chosen.count // 35)
-        code, text = generated(server, examples, chosen.seed, chosen.phases)
+        code, text = generated(server, examples or max(1, count // 35), seed, phases)
         print(text[text.find("SUMMARY") :] if code == 0 else text)
-    return 1 if found.failures or code else 0
+    found.failures += ["generated cases"] if code else []
+    return found
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    phases = "examples,coverage,fuzzing"
+    sys.exit(command(__doc__, both, count=3500, examples=0, phases=phases))

@@ -8,7 +8,6 @@ unsigned. ``--only FAMILY:INDEX`` runs one again and prints what it said.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import io
@@ -39,28 +38,28 @@ from recipe_core.launcher.main import main as launcher_main
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.command_line import recipe as command_line
 from tests.fixtures.recipes import recipe_for_request, recipe_of
-from tests.nightly.attack import hostile_archives as archives
-from tests.nightly.attack import hostile_documents as documents
+from tests.nightly.attack import hostile_bundles as documents
+from tests.nightly.attack import hostile_files as files
+from tests.nightly.attack.harness import Tally, command
 from tests.nightly.attack.hostile_bundles import Draw, Hostile, Maker, Material
-from tests.nightly.attack.hostile_folders import odd_folder
 
 CPU_S, WALL_S, MEMORY = 60, 120.0, 1 << 30
-"""What one bundle may take: seconds of processor and wall, and bytes beyond the program's own."""
+"""What a bundle may take: seconds of processor and wall, and bytes beyond the program's own."""
 CRASHED = 99
-Snapshot = dict[str, tuple[object, ...]]
+WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 PRECIOUS = b"precious"
 
 FAMILIES: dict[str, tuple[Maker, int]] = {
-    "zip-bytes": (archives.zip_bytes_changed, 8),
-    "zip-directory": (archives.zip_directory_changed, 8),
-    "zip-cut": (archives.zip_cut, 4),
-    "file-bytes": (archives.file_changed, 8),
-    "names": (archives.name_added, 8),
-    "members": (archives.odd_member, 8),
-    "bombs": (archives.bomb, 1),
-    "folders": (odd_folder, 5),
+    "zip-bytes": (files.zip_bytes_changed, 8),
+    "zip-directory": (files.zip_directory_changed, 8),
+    "zip-cut": (files.zip_cut, 4),
+    "file-bytes": (files.file_changed, 8),
+    "names": (files.name_added, 8),
+    "members": (files.odd_member, 8),
+    "bombs": (files.bomb, 1),
+    "folders": (files.odd_folder, 5),
     "manifests": (documents.odd_manifest, 6),
-    "yaml": (documents.yaml_bomb, 2),
+    "yaml": (documents.odd_recipe, 2),
     "recipes": (documents.recipe_values, 8),
     "launches": (documents.launch_values, 8),
     "keys": (documents.keys, 4),
@@ -69,44 +68,50 @@ FAMILIES: dict[str, tuple[Maker, int]] = {
 
 
 @dataclass
-class Tally:
-    """What was tried and accepted by families, failures, and what a process took at most."""
+class Ended:
+    """How a process ended, and what it printed."""
 
-    tried: Counter[str] = field(default_factory=Counter)
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Bundles(Tally):
+    """Bundles by families: those tried, and those accepted."""
+
     accepted: Counter[str] = field(default_factory=Counter)
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    most: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def add(self, case: str, results: list[Ended | str]) -> None:
-        ends = [result for result in results if isinstance(result, Ended)]
+        codes = [result.code for result in results if isinstance(result, Ended)]
         family = case.partition(":")[0]
         self.tried[family] += 1
-        self.accepted[family] += ends[0].code == 0
-        self.failures += [(case, result) for result in results if isinstance(result, str)]
-        for name in ("cpu_s", "wall_s", "memory"):
-            figures = [(float(getattr(end, name)), case) for end in ends]
-            self.most[name] = max([*figures, self.most.get(name, (0.0, ""))])
+        self.accepted[family] += codes[0] == 0
+        wrong = [result for result in results if isinstance(result, str)]
+        self.failures += [f"--only {case}: {result}" for result in wrong]
+
+    def text(self) -> str:
+        lines = [
+            f"{name:14} {count:5} tried, {self.accepted[name]:5} accepted"
+            for name, count in self.tried.items()
+        ]
+        own, most = (resource.getrusage(who).ru_maxrss >> 10 for who in WHO)
+        memory = f"one took {most} MiB at most (the program has {own})"
+        return "\n".join([*lines, f"{self.tried.total()} bundles; {memory}"])
 
 
 def material() -> Material:
     """A serving and a training bundle, both signed, and the key."""
     private, public = new_key()
+    training = {"kind": "training", "sequence_length": 1024, "global_batch": 64, "tokens": 1e7}
     request = {
         "model": "meta-llama/Llama-3.1-8B-Instruct",
         "hardware": {"device": "h100-sxm", "per_node": 4, "nodes": 2},
-        "workload": {
-            "kind": "training",
-            "sequence_length": 1024,
-            "global_batch": 64,
-            "tokens": 1e7,
-        },
+        "workload": training,
     }
-    recipes = [
-        recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2),
-        recipe_for_request(PlanRequest.parse(request)),
-    ]
-    bundles = tuple(bundle_files(recipe, private) for recipe in recipes)
-    return Material(bundles, private, public)
+    trained = recipe_for_request(PlanRequest.parse(request))
+    recipes = (recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2), trained)
+    return Material(tuple(bundle_files(recipe, private) for recipe in recipes), private, public)
 
 
 def cases(count: int) -> Iterator[tuple[str, int]]:
@@ -121,19 +126,7 @@ def cases(count: int) -> Iterator[tuple[str, int]]:
         seen[name] += 1
 
 
-@dataclass
-class Ended:
-    """How a process ended, what it printed and what it took."""
-
-    code: int
-    out: str
-    err: str
-    cpu_s: float
-    wall_s: float
-    memory: int
-
-
-def in_a_process(work: Callable[[], int], folder: Path) -> Ended:
+def in_a_process(work: Callable[[], int | None], folder: Path) -> Ended:
     """``work`` in a process of its own, within limits, its output in files of ``folder``."""
     began = time.monotonic()
     paths = [folder / name for name in ("stdout", "stderr")]
@@ -145,7 +138,7 @@ def in_a_process(work: Callable[[], int], folder: Path) -> Ended:
         finally:
             os._exit(code)
     while True:
-        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             break
         if time.monotonic() - began > WALL_S:
@@ -153,23 +146,24 @@ def in_a_process(work: Callable[[], int], folder: Path) -> Ended:
         time.sleep(0.005)
     code = os.waitstatus_to_exitcode(status)
     out, err = (path.read_text(errors="replace") if path.exists() else "" for path in paths)
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return Ended(code, out, err, cpu_s, time.monotonic() - began, usage.ru_maxrss << 10)
+    return Ended(code, out, err)
 
 
-def _limited(work: Callable[[], int], paths: list[Path]) -> int:
-    for number, path in enumerate(paths, 1):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, number)
-    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), errors="backslashreplace")
-    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace")
+def _limited(work: Callable[[], int | None], paths: list[Path]) -> int:
+    for number, (name, path) in enumerate(zip(("stdout", "stderr"), paths, strict=True), 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        stream = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors="backslashreplace")
+        setattr(sys, name, stream)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     space = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (space, space))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 20, 256 << 20))
     try:
-        code = work()
+        code = work() or 0
+    except RecipeError as error:  # as the command line says it
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else CRASHED
     except BaseException:
@@ -216,59 +210,37 @@ def start(bundle: Hostile) -> int:
     return max(codes)
 
 
-def build_over(bundle: Hostile, files: dict[str, bytes]) -> int:
-    """A build whose output is this folder."""
-    replace_folder(bundle.path, files)
-    return 0
-
-
-def told(work: Callable[[], int]) -> Callable[[], int]:
-    """``work`` with its errors as the command line's: a sentence and an exit code."""
-
-    def run() -> int:
-        try:
-            return work()
-        except RecipeError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_code
-
-    return run
-
-
 def digests(files: dict[str, bytes]) -> dict[str, str]:
     """The SHA-256 of every file."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
-def snapshot(root: Path, *, without: Path | None = None) -> Snapshot:
-    """Kind, size, time and owner of everything below a folder, links not followed."""
-    entries: Snapshot = {}
+def snapshot(root: Path, without: Path | None) -> set[tuple[object, ...]]:
+    """Path, kind, size, time and number of all but our output, links not followed."""
+    entries, left_out = set[tuple[object, ...]](), {os.fsencode(root / "output")}
+    left_out |= {os.fsencode(without)} if without else set()
     for parent, folders, names in os.walk(os.fsencode(root)):
-        if without is not None and Path(os.fsdecode(parent)) == without:
-            folders[:] = []
-            continue
-        for name in [*folders, *names]:
-            path = os.path.join(parent, name)  # noqa: PTH118 - bytes, which Path does not take
+        paths = {os.path.join(parent, name): name for name in [*folders, *names]}  # noqa: PTH118 - bytes
+        folders[:] = [paths[path] for path in paths.keys() - left_out if paths[path] in folders]
+        for path in paths.keys() - left_out:
             status = os.lstat(path)
             kind = stat.S_IFMT(status.st_mode)
-            size = status.st_size if kind == stat.S_IFREG else 0
-            changed = status.st_mtime_ns if kind == stat.S_IFREG else 0
-            entries[repr(path)] = (kind, size, changed, status.st_ino)
+            size = (status.st_size, status.st_mtime_ns) if kind == stat.S_IFREG else ()
+            entries.add((repr(path), kind, size, status.st_ino))
     return entries
 
 
-def judge_end(ended: Ended, step: str) -> list[str]:
+def judge_end(ended: Ended, step: str) -> Iterator[str]:
     """How a process ended as none may."""
     if ended.code not in (0, 1, 2):
-        return [f"{step}: exit code {ended.code}: {ended.err[-400:]}"]
-    if "Traceback" in ended.err:
-        return [f"{step}: traceback: {ended.err[-400:]}"]
-    if ended.code and not ended.err.strip() and not ended.out.strip():
-        return [f"{step}: no word about exit code {ended.code}"]
-    return []
+        yield f"{step}: exit code {ended.code}: {ended.err[-400:]}"
+    elif "Traceback" in ended.err:
+        yield f"{step}: traceback: {ended.err[-400:]}"
+    elif ended.code and not ended.err.strip() and not ended.out.strip():
+        yield f"{step}: no word about exit code {ended.code}"
 
 
-def judge_accepted(bundle: Hostile, ended: Ended) -> list[str]:
+def judge_accepted(bundle: Hostile, ended: Ended) -> Iterator[str]:
     """Why a bundle that `recipe check` accepts should not have been."""
     text, _, listed = ended.out.rpartition("\n===")
     answer, given = json.loads(text), json.loads(listed)
@@ -276,22 +248,20 @@ def judge_accepted(bundle: Hostile, ended: Ended) -> list[str]:
     manifest = given.get(MANIFEST) == wanted[MANIFEST]
     content = {n: d for n, d in given.items() if n not in (MANIFEST, SIGNATURE)}
     same = content == {n: d for n, d in wanted.items() if n not in (MANIFEST, SIGNATURE)}
+    changed = {n for n in content.keys() | wanted.keys() if content.get(n) != wanted.get(n)}
+    # A recipe may say something else, and its files say it too.
+    untold = sorted(changed - {MANIFEST, SIGNATURE, "recipe.yaml"})
     if bundle.key is not None:
-        trusted = answer["signed"] and answer["signed"]["trusted"]
-        fine = same and manifest and trusted
-        return [] if fine else ["accepted, though its key did not sign it"]
-    if not same and not bundle.sealed:
-        return ["accepted with other content than its author's"]
-    if not same and answer["signed"] and manifest:
-        return ["accepted as signed with other content"]
-    if not any(answer["differs"].values()):
-        changed = {n for n in content.keys() | wanted.keys() if content.get(n) != wanted.get(n)}
-        # A recipe may say something else, and its files say it too.
-        if untold := changed - {MANIFEST, SIGNATURE, "recipe.yaml"}:
-            return [f"no difference is told of {sorted(untold)[:3]}"]
-    if answer["signed"] is None and not answer["verdict"].startswith("unsigned"):
-        return ["accepted without being called unsigned"]
-    return []
+        if not (same and manifest and answer["signed"] and answer["signed"]["trusted"]):
+            yield "accepted, though its key did not sign it"
+    elif not same and not bundle.sealed:
+        yield "accepted with other content than its author's"
+    elif not same and answer["signed"] and manifest:
+        yield "accepted as signed with other content"
+    elif untold and not any(answer["differs"].values()):
+        yield f"no difference is told of {untold[:3]}"
+    elif answer["signed"] is None and not answer["verdict"].startswith("unsigned"):
+        yield "accepted without being called unsigned"
 
 
 def run_case(name: str, index: int, seed: int, wealth: Material, root: Path) -> list[Ended | str]:
@@ -305,14 +275,13 @@ def run_case(name: str, index: int, seed: int, wealth: Material, root: Path) -> 
         key.write_bytes(bundle.key or b"")
     results: list[Ended | str] = []
 
-    def step(what: str, work: Callable[[], int], without: Path | None = None) -> Ended:
+    def step(what: str, work: Callable[[], int | None], without: Path | None = None) -> Ended:
         """Do something; it may write nowhere but to ``without``."""
-        before = snapshot(root, without=without)
-        ended = in_a_process(told(work), root / "output")
-        wrong = judge_end(ended, what)
-        if changed := differences(before, snapshot(root, without=without), without):
-            wrong.append(f"{what} wrote {changed[:3]}")
-        results.extend([ended, *wrong])
+        before = snapshot(root, without)
+        ended = in_a_process(work, root / "output")
+        results.extend([ended, *judge_end(ended, what)])
+        if changed := sorted({path for path, *_ in before ^ snapshot(root, without)}):
+            results.append(f"{what} wrote {changed[:3]}")
         return ended
 
     folder = bundle.path.is_dir()
@@ -325,30 +294,23 @@ def run_case(name: str, index: int, seed: int, wealth: Material, root: Path) -> 
         if checked.code:  # what is refused can be looked at and stopped
             path = str(bundle.path)
             step("status and down", lambda: max(recipe("status", path), recipe("down", path)), case)
-        step("build", lambda: build_over(bundle, wealth.bundles[0]), case)
+        step("build", lambda: replace_folder(bundle.path, wealth.bundles[0]), case)
         left = (path.read_bytes() for path in case.rglob("step-1/weights"))
         if precious and PRECIOUS not in left:
             results.append("build lost a run")
     return results
 
 
-def differences(before: Snapshot, after: Snapshot, without: Path | None) -> list[str]:
-    """Paths that were made, changed or removed, but for the output of our own processes."""
-    paths = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    own = repr(os.fsencode(without)) if without else ""
-    return sorted(path for path in paths if "/output/" not in path and path != own)
-
-
-def attack(chosen: Iterable[tuple[str, int]], seed: int, *, verbose: bool = False) -> Tally:
+def attack(chosen: Iterable[tuple[str, int]], seed: int, *, verbose: bool = False) -> Bundles:
     """Make and judge bundles by their families and indices."""
-    wealth, tally = material(), Tally()
+    wealth, tally = material(), Bundles()
     for name, index in chosen:
         with sandbox() as root:
             results = run_case(name, index, seed, wealth, root)
         tally.add(f"{name}:{index}", results)
         for end in results if verbose else ():
             if isinstance(end, Ended):
-                print(f"exit {end.code}, {end.cpu_s:.2f} s\n{end.out[-2000:]}{end.err[-2000:]}")
+                print(f"exit {end.code}\n{end.out[-2000:]}{end.err[-2000:]}")
     return tally
 
 
@@ -368,30 +330,11 @@ def sandbox() -> Iterator[Path]:
                 Path(folder).chmod(0o700)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", metavar="FAMILY:INDEX")
-    options = parser.parse_args()
-    began = time.monotonic()
-    family, _, index = (options.only or "").partition(":")
-    chosen = [(family, int(index))] if family else cases(options.count)
-    tally = attack(chosen, options.seed, verbose=bool(family))
-    for name in FAMILIES:
-        print(f"{name:14} {tally.tried[name]:5} tried, {tally.accepted[name]:5} accepted")
-    for case, reason in tally.failures:
-        print(f"FAILED --seed {options.seed} --only {case}: {reason}")
-    (cpu, slow), (wall, slower), (memory, large) = tally.most.values()
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(
-        f"{tally.tried.total()} bundles in {time.monotonic() - began:.0f} s, seed {options.seed}: "
-        f"{tally.accepted.total()} accepted, {len(tally.failures)} failures; at most {cpu:.1f} s "
-        f"of processor ({slow}), {wall:.1f} s ({slower}) and {int(memory) >> 20} MiB ({large}; "
-        f"the program alone has {own})"
-    )
-    return 1 if tally.failures else 0
+def drawn(count: int, seed: int, only: str | None) -> Bundles:
+    """So many bundles, or one by FAMILY:INDEX, and what it said."""
+    family, _, index = (only or "").partition(":")
+    return attack([(family, int(index))] if only else cases(count), seed, verbose=bool(only))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(command(__doc__, drawn, count=500, only=None))

@@ -81,10 +81,8 @@ def times_add_up(_: Request, answer: Answer) -> bool:
     parts = answer["breakdown_s"]
     if "training" in answer:
         return near(sum(parts["step"].values()), answer["training"]["step_s"])
-    serving = answer["serving"]
-    return near(sum(parts["decode"].values()), serving["tpot_s"]) and near(
-        sum(parts["prefill"].values()), serving["ttft_s"]
-    )
+    phases = (("decode", "tpot_s"), ("prefill", "ttft_s"))
+    return all(near(sum(parts[name].values()), answer["serving"][time]) for name, time in phases)
 
 
 def starts_in_memory(request: Request, answer: Answer) -> bool | None:

@@ -1,4 +1,4 @@
-"""What makers of hostile bundles share: material, changes at random, and how to write them down."""
+"""Hostile bundles: how they are made and written down, and hostile documents in them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import io
 import json
 import random
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
+from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.signing import SIGNATURE
+from recipe_core.bundle.signing import SIGNATURE, new_key, sign
+from tests.fixtures.hostile import hostile
 
 Files = dict[str, bytes]
 DEFLATED = zipfile.ZIP_DEFLATED
@@ -56,21 +60,17 @@ class Draw:
         self.files = dict(self.r.choice(self.material.bundles))
 
     def key(self) -> bytes | None:
-        """The public key, or none."""
         return self.r.choice((None, self.material.public))
 
     def zip(self, data: bytes, key: bytes | None = None, *, sealed: bool = False) -> Hostile:
-        """An archive of these bytes."""
         path = self.place / "b.zip"
         path.write_bytes(data)
         return Hostile(path, self.files, key, sealed)
 
     def packed(self, files: Files, *, sealed: bool = True, method: int = DEFLATED) -> Hostile:
-        """An archive of these files."""
         return Hostile(pack(files, self.place / "b.zip", method), self.files, sealed=sealed)
 
     def either(self, files: Files, key: bytes | None, *, sealed: bool = False) -> Hostile:
-        """A folder or an archive of these files."""
         zipped = self.r.random() < 0.5
         path = pack(files, self.place / "b.zip") if zipped else lay(files, self.place / "b")
         return Hostile(path, self.files, key, sealed)
@@ -134,57 +134,122 @@ def mutate(random_: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
-def odd_value(r: random.Random, depth: int = 0) -> Any:
-    """Plain values as nobody means them."""
-    simple: tuple[Any, ...] = (
-        *(None, True, False, 0, 1, -1, 2**31, 2**63, 10**30, -(10**30), 1e308, -0.0, 1e-320, 0.5),
-        *("", "x", "../../outside", "/etc/passwd", "${HOME}", "$(id)", "a\0b", "\n", "x" * 5000),
-        *(
-            "-1",
-            "NaN",
-            "\u202e",
-            "{{ 1 }}",
-            "${model}",
-            "${node99}",
-            "0" * 64,
-            "<b>x</b>",
-            "\ud7ff",
-        ),
-    )
-    kind = r.randrange(6)
-    if kind < 4 or depth > 2:
-        return r.choice(simple)
-    if kind == 4:
-        return [odd_value(r, depth + 1) for _ in range(r.randrange(4))]
-    return {str(r.choice(simple)): odd_value(r, depth + 1) for _ in range(r.randrange(4))}
+VALUES = [
+    *hostile("values"),
+    *(10**400, "é" * 999, "x" * 100_000, [0] * 5000, {str(n): n for n in range(5000)}),
+]
+"""Plain values as nobody means them."""
+NAMES = hostile("names")
+DOCUMENTS = [text.encode("latin-1") for text in hostile("documents")]
 
 
-def places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in plain values."""
-    items: list[Any] = []
-    if isinstance(value, dict):
-        items = list(value.items())
-    elif isinstance(value, list):
-        items = list(enumerate(value))
-    return [each for k, v in items for each in [(*here, k), *places(v, (*here, k))]]
+def places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in plain values, by the keys that lead there."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (*here, key)
+            yield from places(inner, (*here, key))
 
 
 def edit(r: random.Random, value: Any) -> Any:
     """Plain values with one to three places replaced, removed or added to."""
     out = copy.deepcopy(value)
     for _ in range(r.choice((1, 1, 2, 3))):
-        spots = places(out)
-        if not spots:
+        if not (spots := [*places(out)]):
             break
-        path = r.choice(spots)
-        at = out
-        for step in path[:-1]:
-            at = at[step]
-        kind = r.randrange(8)
+        *path, key = r.choice(spots)
+        owner = reduce(getitem, path, out)
+        kind, odd = r.randrange(8), copy.deepcopy(r.choice(VALUES))
         if kind == 0:
-            del at[path[-1]]
-        elif kind == 1 and isinstance(at, dict):
-            at[str(odd_value(r, 9))] = odd_value(r)
+            del owner[key]
+        elif kind == 1 and isinstance(owner, dict):
+            owner[str(r.choice(VALUES))[:50]] = odd
         else:
-            at[path[-1]] = odd_value(r)
+            owner[key] = r.choice((odd, odd, odd, [odd], {"a": odd}))
     return out
+
+
+def odd_manifest(draw: Draw) -> Hostile:
+    r, files = draw.r, draw.files
+    manifest = json.loads(files[MANIFEST])
+    kind = draw.index % 4
+    if kind == 0:
+        data = DOCUMENTS[draw.index // 4 % len(DOCUMENTS)]
+    elif kind == 1:
+        data = json.dumps(edit(r, manifest)).encode(errors="replace")
+    elif kind == 2:
+        name = r.choice(NAMES)
+        manifest["files"][name] = r.choice(("0" * 64, hashlib.sha256(b"x").hexdigest(), "Z" * 64))
+        data = json.dumps(manifest).encode(errors="replace")
+    else:
+        first = f'"launch.py": "{"0" * 64}", '.encode()
+        data = files[MANIFEST].replace(b'"files": {', b'"files": {' + first)
+    return draw.either({**files, MANIFEST: data}, draw.key(), sealed=True)
+
+
+def odd_recipe(draw: Draw) -> Hostile:
+    """A recipe.yaml that costs more than it weighs, or that nobody wrote."""
+    start = draw.files["recipe.yaml"]
+    texts = [text.encode().replace(b"START", start) for text in hostile("recipes")]
+    texts += [
+        b"".join(b"%d: 1\n" % (n * (2**61 - 1)) for n in range(20_000)),  # all of one hash
+        start.decode().encode("utf-16"),
+        start.replace(b"request:", b"request: !!set"),
+        start.replace(b": ", b":\t", 40),
+    ]
+    return draw.packed(seal({**draw.files, "recipe.yaml": texts[draw.index % len(texts)]}))
+
+
+def recipe_values(draw: Draw) -> Hostile:
+    values = edit(draw.r, parse_yaml(draw.files["recipe.yaml"].decode()))
+    try:
+        text = to_yaml(values).encode()
+    except UnicodeError:
+        text = json.dumps(values).encode()
+    return draw.packed(seal({**draw.files, "recipe.yaml": text}))
+
+
+def launch_values(draw: Draw) -> Hostile:
+    """Random values in what the launcher reads: launch.json, expected.json, train.json."""
+    r, files = draw.r, draw.files
+    name = r.choice(("launch.json", "launch.json", "expected.json"))
+    if draw.index % 10 == 0:
+        data = r.choice(DOCUMENTS)
+    else:
+        data = json.dumps(edit(r, json.loads(files[name]))).encode(errors="replace")
+    return Hostile(lay(seal({**files, name: data}), draw.place / "b"), files, sealed=True)
+
+
+def keys(draw: Draw) -> Hostile:
+    """Signatures that are missing, foreign, of something else, or no signatures."""
+    r, files, public = draw.r, draw.files, draw.material.public
+    mine = sign(files[MANIFEST], draw.material.private)
+    document = json.loads(mine)
+    draw.files = {**files, SIGNATURE: mine}
+    other_private, other_public = new_key()
+    other = seal({**files, "launch.py": b"import os\n"})
+    foreign = sign(other[MANIFEST], other_private)
+    forged = json.loads(foreign) | {"public_key": document["public_key"]}
+    algorithm = r.choice(("none", "", "rsa", "ED25519", None, "hs256"))
+    ended = document["signature"][:-4] + "AAA="
+    worded = {**files, MANIFEST: json.dumps(json.loads(files[MANIFEST])).encode()}
+    odd_key = r.choice((b"", b"x", draw.material.private, mutate(r, public), b"-" * 60_000))
+    parts, signature, key = (
+        (files, None, public),  # stripped
+        (other, None, public),  # stripped and sealed anew
+        (other, foreign, public),  # sealed anew, and signed by somebody else
+        (other, mine, public),  # the author's signature of another manifest
+        (files, document | {"algorithm": algorithm}, public),
+        (other, forged, public),  # the given key is named, another one signed
+        (files, mutate(r, mine), public),
+        (files, edit(r, document), public),
+        (worded, mine, public),  # the same manifest in other words
+        (files, mine, other_public),
+        (files, mine, odd_key),
+        (files, document | {"signature": ended, "extra": {"signature": ended}}, public),
+    )[draw.index % 12]
+    signed = {name: data for name, data in parts.items() if name != SIGNATURE}
+    if signature is not None:
+        is_document = not isinstance(signature, bytes)
+        signed[SIGNATURE] = json.dumps(signature).encode() if is_document else signature
+    return draw.either(signed, key, sealed=parts is not files)

@@ -9,14 +9,11 @@ that field: nothing may differ but that word, and every program gets the text as
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import random
 import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,104 +24,109 @@ from recipe_core.bundle.write import Bundle
 from recipe_core.present import snippets
 from recipe_core.request.schema import PlanRequest
 from tests.nightly.attack import readers
-from tests.nightly.attack.readers import Shell
-from tests.nightly.attack.texts import (
-    NAME,
-    PAYLOADS,
-    SERVING,
-    TRAINING,
-    WORD,
-    Case,
-    Field,
-    build,
-    fields,
-)
-from tests.nightly.attack.views import differences, views, whole_differences
+from tests.nightly.attack.harness import Tally, command
+from tests.nightly.attack.readers import NAME, WORD, Shell, differences, views
+from tests.nightly.attack.texts import CASES, PAYLOADS, Case, Field, build, fields
+
+Plain = tuple[dict[str, Any], str] | None
+Try = tuple[Case, Field, str]
 
 
-@dataclass(slots=True)
-class Attack:
-    """What was tried, and what went wrong."""
+@dataclass
+class Attack(Tally):
+    """What was tried; ``compose``: its files, those with a plain word, and texts in them."""
 
-    tried: int = 0
-    built: int = 0
-    refused: int = 0
-    scripts: int = 0
-    files: int = 0
-    failures: list[str] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
+    shell: Shell = field(kw_only=True)
+    plain: dict[tuple[str, str], Plain] = field(default_factory=dict)
     compose: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return (
-            f"{self.tried} requests: {self.refused} refused by name, {self.built} built; "
-            f"{self.scripts} runs of scripts and {self.files} other files read, "
-            f"{len(self.compose)} compose files; {len(self.failures)} failures"
+    def attempt(self, case: Case, place: Field, payload: str) -> None:
+        """One request; what goes wrong is added to the failures."""
+        self.tried["requests"] += 1
+        label = f"{case.name} / {place.name} / {payload!r:.60}"
+        plain = self._plain(case, place)
+        try:
+            bundle = build(case, place, payload)
+        except RecipeError as error:
+            self.tried["refused by name"] += 1
+            if not error.field:
+                self.failures.append(f"{label}: refused without a field: {error}")
+            return
+        except Exception as error:
+            self.failures.append(f"{label}: {type(error).__name__}: {error!s:.200}")
+            return
+        self.tried["built"] += 1
+        try:
+            problems = [*self._read(bundle, place, plain, payload)]
+        except Exception as error:
+            problems = [f"{type(error).__name__}: {error!s:.300}"]
+        if self.shell.injected:
+            problems.append(f"ran: {self.shell.injected}")
+            for path in self.shell.folder.rglob("*INJECTED*"):
+                path.unlink()
+        self.failures += [f"{label}: {problem}" for problem in problems[:3]]
+
+    def _plain(self, case: Case, place: Field) -> Plain:
+        """The same request with a plain word; None where that is no value of the field."""
+        key = case.name, place.name
+        if key not in self.plain:
+            try:
+                bundle = build(case, place, NAME if place.whole else WORD)
+            except RecipeError:
+                self.plain[key] = None
+            else:
+                self.plain[key] = views(bundle, self.shell), _compose(bundle)
+        return self.plain[key]
+
+    def _read(self, bundle: Bundle, place: Field, plain: Plain, payload: str) -> Iterator[str]:
+        actual = views(bundle, self.shell)
+        self.tried["runs of scripts"] += sum(
+            path.endswith(("sh", "sbatch")) or "," in path for path in actual
         )
+        self.tried["files"] += len(actual)
+        if text := _compose(bundle):
+            before = plain[1] if plain and not place.whole else ""
+            self.compose[str(self.tried["requests"])] = (text, before, payload)
+        yield from _snippets(bundle, self.shell)
+        if plain is None:  # the plain word is refused here: there is nothing to hold it against
+            return
+        if place.whole:
+            # a training run loads no model without an owner or a folder
+            if bundle.recipe.kind == "serving" or "/" in payload:
+                yield from readers.whole_differences(plain[0], actual, payload)
+            return
+        unavailable = {name for name, files in bundle.targets.items() if isinstance(files, str)}
+        for path, before in plain[0].items():
+            if path == "README.md" and plain[0].keys() != actual.keys():
+                continue  # it lists the targets
+            if path == "sbom.json" and "/" in payload:
+                continue  # with more slashes it is no id of the hub
+            if path in actual:
+                yield from differences(before, actual[path], payload, path)
+            elif not any(f"/{name}/" in path for name in unavailable):
+                yield f"{path} is missing"
+        if extra := actual.keys() - plain[0].keys():
+            yield f"more files: {sorted(extra)}"
 
-
-def attempt(attack: Attack, case: Case, place: Field, payload: str, shell: Shell) -> None:
-    """One request; what goes wrong is added to the failures."""
-    attack.tried += 1
-    label = f"{case.name} / {place.name} / {payload!r:.60}"
-    plain = _plain(case, place, shell)
-    try:
-        bundle = build(case, place, payload)
-    except RecipeError as error:
-        attack.refused += 1
-        attack.reasons[error.message[-40:]] += 1
-        if not error.field:
-            attack.failures.append(f"{label}: refused without a field: {error}")
-        return
-    except Exception as error:
-        attack.failures.append(f"{label}: {type(error).__name__}: {error!s:.200}")
-        return
-    attack.built += 1
-    try:
-        problems = [*_read(attack, bundle, place, plain, payload, shell)]
-    except Exception as error:
-        problems = [f"{type(error).__name__}: {error!s:.300}"]
-    if shell.injected:
-        problems.append(f"ran: {shell.injected}")
-        for path in shell.folder.rglob("*INJECTED*"):
-            path.unlink()
-    attack.failures += [f"{label}: {problem}" for problem in problems[:3]]
-
-
-def _read(
-    attack: Attack,
-    bundle: Bundle,
-    place: Field,
-    plain: tuple[dict[str, Any], str] | None,
-    payload: str,
-    shell: Shell,
-) -> Iterator[str]:
-    actual = views(bundle, shell)
-    attack.scripts += sum(path.endswith(("sh", "sbatch")) or "," in path for path in actual)
-    attack.files += len(actual)
-    if text := _compose(bundle):
-        before = plain[1] if plain and not place.whole else ""
-        attack.compose[f"{attack.tried}"] = (text, before, payload)
-    yield from _snippets(bundle, shell)
-    if plain is None:  # the plain word is refused here, so that there is nothing to hold it against
-        return
-    if place.whole:
-        # a training run loads no model without an owner or a folder
-        if bundle.recipe.kind == "serving" or "/" in payload:
-            yield from whole_differences(plain[0], actual, payload)
-        return
-    unavailable = {name for name, files in bundle.targets.items() if isinstance(files, str)}
-    for path, before in plain[0].items():
-        if path == "README.md" and plain[0].keys() != actual.keys():
-            continue  # it lists the targets
-        if path == "sbom.json" and "/" in payload:
-            continue  # with more slashes it is no id of the hub
-        if path in actual:
-            yield from differences(before, actual[path], payload, path)
-        elif not any(f"/{name}/" in path for name in unavailable):
-            yield f"{path} is missing"
-    if extra := actual.keys() - plain[0].keys():
-        yield f"more files: {sorted(extra)}"
+    def check_compose(self, at_once: int = 100) -> None:
+        """Read the compose files of all bundles that were built."""
+        items = list(self.compose.items())
+        for start in range(0, len(items), at_once):
+            batch = items[start : start + at_once]
+            files = {name: text for name, (text, _, _) in batch}
+            files |= {f"plain {name}": before for name, (_, before, _) in batch if before}
+            try:
+                services = readers.compose(files)
+            except ValueError as error:
+                self.failures.append(str(error))
+                continue
+            for name, (_, before, payload) in batch:
+                found = services[name]
+                if "substituted" in json.dumps(found):
+                    self.failures.append(f"compose {name}: {payload!r} is substituted")
+                if before:
+                    differ = differences(services[f"plain {name}"], found, payload, "compose")
+                    self.failures += [f"{payload!r:.60}: {problem}" for problem in differ][:3]
 
 
 def _snippets(bundle: Bundle, shell: Shell) -> Iterator[str]:
@@ -149,99 +151,45 @@ def _snippets(bundle: Bundle, shell: Shell) -> Iterator[str]:
 
 
 def _compose(bundle: Bundle) -> str:
-    return bundle.files.get("targets/compose/compose.yaml", b"").decode()
+    return bundle.files.get(readers.COMPOSE, b"").decode()
 
 
-_PLAIN: dict[tuple[str, str], tuple[dict[str, Any], str] | None] = {}
-
-
-def _plain(case: Case, place: Field, shell: Shell) -> tuple[dict[str, Any], str] | None:
-    """The same request with a plain word; None where a plain word is no value of the field."""
-    key = case.name, place.name
-    if key not in _PLAIN:
-        try:
-            bundle = build(case, place, NAME if place.whole else WORD)
-        except RecipeError:
-            _PLAIN[key] = None
-        else:
-            _PLAIN[key] = views(bundle, shell), _compose(bundle)
-    return _PLAIN[key]
-
-
-def check_compose(attack: Attack, at_once: int = 100) -> None:
-    """Read the compose files of all bundles that were built."""
-    items = list(attack.compose.items())
-    for start in range(0, len(items), at_once):
-        batch = items[start : start + at_once]
-        files = {name: text for name, (text, _, _) in batch}
-        files |= {f"plain {name}": before for name, (_, before, _) in batch if before}
-        try:
-            services = readers.compose(files)
-        except ValueError as error:
-            attack.failures.append(str(error))
-            continue
-        for name, (_, before, payload) in batch:
-            if any("substituted" in text for text in readers.all_texts(services[name])):
-                attack.failures.append(f"compose {name}: {payload!r} is substituted")
-            if before:
-                found = differences(services[f"plain {name}"], services[name], payload, "compose")
-                attack.failures += [f"{payload!r:.60}: {problem}" for problem in found][:3]
-
-
-def every() -> list[tuple[Case, Field, str]]:
+def every() -> list[Try]:
     """Every payload in every field of every deployment."""
     return [
         (case, place, payload)
-        for case in (*SERVING, *TRAINING)
-        for place in fields(case)
+        for case in CASES.values()
+        for place in fields(case).values()
         for payload in PAYLOADS
     ]
 
 
-def drawn(count: int, seed: int) -> list[tuple[Case, Field, str]]:
+def drawn(count: int, seed: int) -> list[Try]:
     """So many of ``every``; one in four has two payloads, one after the other."""
-    chance = random.Random(seed)
-    tries = every()
-    picked = chance.sample(tries, min(count, len(tries)))
+    chance, tries = random.Random(seed), every()
     return [
         (case, place, payload + chance.choice(PAYLOADS) if chance.random() < 0.25 else payload)
-        for case, place, payload in picked
+        for case, place, payload in chance.sample(tries, min(count, len(tries)))
     ]
 
 
-def run(tries: list[tuple[Case, Field, str]]) -> Attack:
-    """Try requests, in order."""
-    attack = Attack()
+def run(tries: list[Try]) -> Attack:
+    """Try requests, in order; bundles of one deployment and field share the plain one."""
     with tempfile.TemporaryDirectory() as folder:
-        shell = Shell(Path(folder))
-        # Bundles of one deployment and field are held against the same plain one.
+        attack = Attack(shell=Shell(Path(folder)))
         for case, place, payload in tries:
-            attempt(attack, case, place, payload, shell)
-    check_compose(attack)
+            attack.attempt(case, place, payload)
+    attack.check_compose()
     return attack
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--field", help="only fields with this name")
-    parser.add_argument("--case", help="only the deployment of this name")
-    options = parser.parse_args()
-    tries = drawn(options.count, options.seed)
-    if options.field or options.case:
-        tries = [
-            (case, place, payload)
-            for case, place, payload in every()
-            if options.field in (None, place.name) and options.case in (None, case.name)
-        ][: options.count]
-    started = time.monotonic()
-    attack = run(tries)
-    print(f"seed {options.seed}: {attack}; {time.monotonic() - started:.0f} s")
-    for failure in attack.failures:
-        print(f"FAILED {failure}")
-    return 1 if attack.failures else 0
+def chosen(count: int, seed: int, field: str | None, case: str | None) -> Attack:
+    """Draw requests, or take all payloads of a field, of a deployment, or of both."""
+    if not (field or case):
+        return run(drawn(count, seed))
+    asked = ((c, f, text) for c, f, text in every() if field in (None, f.name))
+    return run([each for each in asked if case in (None, each[0].name)][:count])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, chosen, count=200, field=None, case=None))

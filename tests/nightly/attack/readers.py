@@ -1,22 +1,33 @@
 """Files of a bundle as what reads them takes them: shells, Compose, Kubernetes, Helm, KServe, Ray.
 
 Shell scripts are run by bash, with every program replaced by one that records its words; compose
-files are read by docker-compose. Of the others the documented rules stand here.
+files are read by docker-compose. Of the others the documented rules stand here. Two bundles are
+compared by what their readers take.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from markdown_it import MarkdownIt
 
 from recipe_core.base.documents import to_yaml
+from recipe_core.bundle.write import Bundle
+from recipe_core.launcher.plan import load_plan
+from recipe_core.targets.by_hand import node_commands, read_addresses
+
+WORD = "plainword7"
+"""What stands in a field of the request that others are held against."""
+NAME = "plainowner7/plain-name"
+"""What stands there where the text is a whole name."""
 
 HOSTILE = dict.fromkeys(("HF_TOKEN", "IFS", "X", "POD_IP"), "substituted")
 HOSTILE["HOME"] = "/home/substituted"
@@ -34,6 +45,14 @@ PROGRAMS = (
     *("mpirun", "llama-server", "text-generation-launcher", "transformers", "tritonserver"),
     *("torchrun", "accelerate", "deepspeed", "primus-cli", "srun", "scontrol", "curl", "recipe"),
 )
+
+
+def _run(words: list[str], environment: dict[str, str], folder: Path, **settings: Any) -> str:
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, **settings)
+    if done.returncode:
+        message = done.stderr.decode(errors="replace")[:500]
+        raise ValueError(f"{words} fails ({done.returncode}): {message}")
+    return done.stdout.decode()
 
 
 class Shell:
@@ -54,11 +73,7 @@ class Shell:
     def run(
         self, script: str, arguments: Sequence[str] = (), path: str = "run.sh", **variables: str
     ) -> list[dict[str, Any]]:
-        """What a script starts, in no order: each program's ``argv`` and ``env``.
-
-        Raises:
-            ValueError: for a script that bash cannot read, or that fails.
-        """
+        """What a script starts, in no order: each program's ``argv`` and ``env``."""
         file = self.folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(script)
@@ -71,27 +86,17 @@ class Shell:
             **variables,
         }
         for check in (["-n"], []):
-            done = subprocess.run(
-                ["bash", *check, str(file), *arguments],
-                cwd=self.folder,
-                env=base,
-                capture_output=True,
-                timeout=60,
-                check=False,
-            )
-            if done.returncode:
-                message = done.stderr.decode(errors="replace")[:300]
-                raise ValueError(f"{path} fails ({done.returncode}): {message}")
+            words = ["bash", *check, str(file), *arguments]
+            _run(words, base, self.folder, timeout=60)
         return self._recorded({*base, "PWD", "OLDPWD", "SHLVL", "_"})
 
     def _recorded(self, known: set[str]) -> list[dict[str, Any]]:
         programs = []
         for file in sorted(self._records.iterdir()):
             count, *rest = file.read_bytes().decode().split("\0")[:-1]
-            words, variables = rest[: int(count)], rest[int(count) :]
-            env = dict(variable.split("=", 1) for variable in variables)
+            env = dict(variable.split("=", 1) for variable in rest[int(count) :])
             env = {name: value for name, value in env.items() if name not in known}
-            programs.append({"argv": words, "env": env})
+            programs.append({"argv": rest[: int(count)], "env": env})
             file.unlink()
         return programs
 
@@ -105,9 +110,6 @@ def compose(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Services of compose files by name, as docker-compose reads them in a hostile environment.
 
     All are read at once, each service under a name of its own.
-
-    Raises:
-        ValueError: for what docker-compose refuses.
     """
     services, volumes = {}, {}
     names: dict[str, tuple[str, str]] = {}
@@ -123,23 +125,16 @@ def compose(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     document = {"version": "3.8", "services": services, "volumes": volumes}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "compose.yaml").write_text(to_yaml(document))
-        done = subprocess.run(
-            ["docker-compose", "-f", "compose.yaml", "config"],
-            cwd=folder,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **HOSTILE},
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode:
-            raise ValueError(f"docker-compose: {done.stderr.decode(errors='replace')[:500]}")
-        text = done.stdout.decode().replace(folder, "FOLDER")
+        environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **HOSTILE}
+        words = ["docker-compose", "-f", "compose.yaml", "config"]
+        text = _run(words, environment, Path(folder)).replace(folder, "FOLDER")
     out: dict[str, dict[str, Any]] = {}
     for key, body in yaml.safe_load(text)["services"].items():
         name, service = names[key]
         body.get("environment", {}).pop("HF_TOKEN", None)  # passed through on purpose
         # it writes what it has read as a compose file, with dollar signs doubled but in mounts
         mounts = body.pop("volumes", [])
-        body = _texts(body, lambda text: text.replace("$$", "$"))
+        body = texts(body, lambda text: text.replace("$$", "$"))
         out.setdefault(name, {})[service] = {**body, "volumes": mounts}
     return out
 
@@ -150,29 +145,16 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
     By ``third_party/forked/golang/expansion`` of k8s.io/kubernetes: ``$$`` is ``$``, ``$(NAME)`` a
     variable that is defined; everything else stays.
     """
-    out, at = [], 0
-    while at < len(text):
-        character, following = text[at], text[at + 1 : at + 2]
-        end = text.find(")", at)
-        if character != "$" or not following:
-            out.append(character)
-            at += 1
-        elif following == "$":
-            out.append("$")
-            at += 2
-        elif following == "(" and end > 0:
-            name = text[at + 2 : end]
-            out.append(variables.get(name, text[at : end + 1]))
-            at = end + 1
-        else:
-            out.append(text[at : at + 2])
-            at += 2
-    return "".join(out)
+
+    def filled(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", filled, text)
 
 
 SET_BY_CLUSTER = (
     *("POD_IP", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX", "RANK"),
-    *("VC_TASK_INDEX",),
+    "VC_TASK_INDEX",
 )
 
 
@@ -182,85 +164,203 @@ def kubernetes(value: Any) -> Any:
         return [kubernetes(item) for item in value]
     if not isinstance(value, dict):
         return value
-    entries = value.get("env")
-    if not isinstance(entries, list) or "image" not in value:
+    if not isinstance(value.get("env"), list) or "image" not in value:
         return {key: kubernetes(item) for key, item in value.items()}
-    variables = {**HOSTILE, **{name: f"<{name}>" for name in SET_BY_CLUSTER}}
-    env = []
-    for entry in entries:
+    variables, env = {**HOSTILE, **{name: f"<{name}>" for name in SET_BY_CLUSTER}}, []
+    for entry in value["env"]:
         if "value" in entry:
             entry = {**entry, "value": expanded(entry["value"], variables)}
             variables[entry["name"]] = entry["value"]
         env.append(entry)
-    words = {
-        key: [expanded(word, variables) for word in value[key]]
-        for key in ("command", "args")
-        if key in value
-    }
     rest = {key: item for key, item in value.items() if key not in ("command", "args", "env")}
     # Which of the two a word stands in makes no difference to the program.
-    return {
-        **kubernetes(rest),
-        "argv": [*words.get("command", []), *words.get("args", [])],
-        "env": env,
-    }
+    words = [*value.get("command", []), *value.get("args", [])]
+    return {**kubernetes(rest), "argv": [expanded(w, variables) for w in words], "env": env}
 
 
-_ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-_RAW = re.compile(r"`([^`]*)`")
+_ACTION = re.compile(r"\{\{(?:`([^`]*)`)?+(.*?)\}\}|\{\{", re.DOTALL)
 
 
 def go_template(text: str) -> str:
-    """A text as Go's ``text/template`` renders it: raw strings as they are, any other action named.
+    """A text as Go's ``text/template`` renders it: raw strings stay, other actions are named."""
 
-    Raises:
-        ValueError: for an action that is not closed.
-    """
-    out, at = [], 0
-    while (start := text.find("{{", at)) >= 0:
-        out.append(text[at:start])
-        raw = _RAW.match(text, start + 2)
-        end = text.find("}}", raw.end() if raw else start)
-        if end < 0:
-            raise ValueError(f"an action is not closed: {text[start:][:80]!r}")
-        out.append(raw[1] if raw else f"<action {text[start + 2 : end].strip()}>")
-        at = end + 2
-    return "".join([*out, text[at:]])
+    def rendered(found: re.Match[str]) -> str:
+        if found[0] == "{{":
+            raise ValueError(f"an action is not closed: {text[found.start() :][:80]!r}")
+        return f"<action {found[2].strip()}>" if found[1] is None else found[1]
+
+    return _ACTION.sub(rendered, text)
 
 
 def ray(value: str) -> str:
     """A variable's value as Ray's ``update_envs`` sets it, in a hostile environment."""
-    expanded_value = re.sub(
-        r"\$(\w+|\{[^}]*\})",
-        lambda match: HOSTILE.get(match[1].strip("{}"), match[0]),
-        value,
-        flags=re.ASCII,
-    )
-    return re.sub(r"\$\{[A-Z0-9_]+\}", "", expanded_value)
+    known = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
+    value = known.sub(lambda found: HOSTILE.get(found[1].strip("{}"), found[0]), value)
+    return re.sub(r"\$\{[A-Z0-9_]+\}", "", value)
 
 
-def _texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A value with every text changed."""
+def texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value with every text changed, keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {_texts(key, change): _texts(item, change) for key, item in value.items()}
-    return [_texts(item, change) for item in value] if isinstance(value, list) else value
+        return {texts(key, change): texts(item, change) for key, item in value.items()}
+    return [texts(item, change) for item in value] if isinstance(value, list) else value
 
 
-def rendered(value: Any) -> Any:
-    """A manifest with every text rendered as a Go template."""
-    return _texts(value, go_template)
+COMPOSE = "targets/compose/compose.yaml"
+ELSEWHERE = ("MANIFEST.json", COMPOSE)
+"""Digests of files, and what is read for many bundles at once."""
 
 
-def all_texts(value: Any) -> Iterable[str]:
-    """Every text inside a value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from all_texts(key)
-            yield from all_texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from all_texts(item)
+def views(bundle: Bundle, shell: Shell) -> dict[str, Any]:
+    """What every file of a bundle is to its reader, by path."""
+    out: dict[str, Any] = {}
+    for path, data in bundle.files.items():
+        if path.startswith(("launcher/", "trainer/", "data/")) or path in ELSEWHERE:
+            continue
+        text = data.decode()
+        if path == "launch.json":
+            out[path] = list(_launched(text, bundle.context.nodes))
+        elif path.endswith((".sh", ".sbatch")):
+            out |= _scripts(path, text, bundle, shell)
+        elif path.endswith(".json"):
+            out[path] = json.loads(text)
+        elif path.endswith(".yaml"):
+            out[path] = _manifest(path, text)
+        elif path.endswith(".md"):
+            tokens = MarkdownIt("commonmark").enable("table").parse(text)
+            inner = [inner.type for token in tokens for inner in token.children or ()]
+            out[path] = [[token.type for token in tokens], [t for t in inner if t != "text"]]
+        else:
+            out[path] = text
+    addresses = read_addresses("", bundle.context.nodes)
+    for node in node_commands(bundle.context, addresses):
+        for name, command in (("launch.py", node.launcher), *node.processes):
+            out[f"by hand, {node.node}, {name}"] = shell.run(command)
+    return out
+
+
+def _launched(text: str, nodes: int) -> Iterator[Any]:
+    """The processes that the launcher starts on each node."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "launch.json").write_text(text)
+        head = ",".join(f"node{n}" for n in range(nodes))
+        for node in range(nodes):
+            plan = load_plan(Path(folder), node=node if nodes > 1 else None, head=head)
+            for process in plan.processes:
+                program = {"argv": list(process.argv), "env": process.env}
+                yield json.loads(json.dumps([plan.api.model, program]).replace(folder, "FOLDER"))
+
+
+def _scripts(path: str, text: str, bundle: Bundle, shell: Shell) -> Iterator[tuple[str, Any]]:
+    nodes = range(bundle.context.nodes)
+    if not path.endswith("node.sh"):
+        where = {"SLURM_SUBMIT_DIR": str(shell.folder), "SLURM_JOB_NODELIST": "node0"}
+        yield path, shell.run(text, (), path, **where, SLURM_JOB_NAME="job", SLURM_JOB_ID="1")
+        return
+    for node in nodes:
+        number = {"SLURM_NODEID": str(node), "SKYPILOT_NODE_RANK": str(node)}
+        yield f"{path}, {node}", shell.run(text, [f"node{n}" for n in nodes], path, **number)
+
+
+def _manifest(path: str, text: str) -> Any:
+    documents = [*yaml.safe_load_all(text)]
+    if path == "recipe.yaml":
+        return documents
+    if path.startswith("targets/kserve-llm/"):
+        documents = texts(documents, go_template)
+    elif path.startswith("targets/llm-d/"):
+        for container in documents[0]["decode"]["containers"]:
+            container["env"] = texts(container["env"], go_template)
+    elif path.startswith("targets/ray-serve/"):
+        for model in documents[0]["applications"][0]["args"]["llm_configs"]:
+            variables = model.get("runtime_env", {}).get("env_vars", {})
+            for name, value in variables.items():
+                variables[name] = ray(value)
+    return kubernetes(documents)
+
+
+FROM_DIGESTS = ("serialNumber", "version", "purl", "uid")
+"""Fields that follow from the digest of a recipe, or write a name in percent signs."""
+
+
+def differences(plain: Any, actual: Any, payload: str, where: str = "") -> Iterator[str]:
+    """Where ``actual`` is not ``plain`` with the payload in place of the plain word."""
+    if isinstance(plain, str):
+        yield from _text_differences(plain, actual, payload, where)
+    elif isinstance(plain, dict) and isinstance(actual, dict):
+        named = {key.replace(WORD, payload): key for key in plain if key not in FROM_DIGESTS}
+        if named.keys() != actual.keys() - set(FROM_DIGESTS):
+            yield f"{where}: {sorted(named)} became {sorted(actual)}"
+            return
+        for name, key in named.items():
+            if "digest" not in key:
+                yield from differences(plain[key], actual[name], payload, f"{where}.{key}")
+    elif isinstance(plain, list) and isinstance(actual, list):
+        expected = list(_glued(plain, payload))
+        if len(expected) != len(actual):
+            yield f"{where}: {expected!r:.400} became {actual!r:.400}"
+        elif all(isinstance(item, dict) and "argv" in item for item in expected):
+            yield from _program_differences(expected, actual, payload, where)
+        else:
+            for n, (item, other) in enumerate(zip(expected, actual, strict=True)):
+                yield from differences(item, other, payload, f"{where}[{n}]")
+    elif plain != actual:
+        yield f"{where}: {plain!r:.200} became {actual!r:.200}"
+
+
+def _program_differences(
+    expected: list[Any], actual: list[Any], payload: str, where: str
+) -> Iterator[str]:
+    """Programs in any order: they are started side by side."""
+    rest = list(actual)
+    for program in expected:
+        same = next((p for p in rest if not [*differences(program, p, payload)]), None)
+        if same is None:
+            yield f"{where}: no {program!r:.600} among {rest!r:.600}"
+        else:
+            rest.remove(same)
+
+
+def _glued(words: list[Any], payload: str) -> Iterator[Any]:
+    """Words, with an option and its value as one where the value alone would be another option."""
+    n = 0
+    while n < len(words):
+        word, value = words[n], words[n + 1] if n + 1 < len(words) else None
+        odd = not payload or payload.startswith("-")
+        if value == WORD and odd and isinstance(word, str) and word.startswith("--"):
+            yield f"{word}={value}"
+            n += 2
+        else:
+            yield word
+            n += 1
+
+
+def _text_differences(plain: str, actual: Any, payload: str, where: str) -> Iterator[str]:
+    if isinstance(actual, str) and WORD in plain and plain.startswith("{"):
+        yield from differences(json.loads(plain), json.loads(actual), payload, where)
+    elif isinstance(actual, str) and WORD in plain and where.endswith(".yaml") and "\n" in plain:
+        read = (kubernetes(yaml.safe_load(text)) for text in (plain, actual))
+        yield from differences(*read, payload, where)
+    elif not isinstance(actual, str) or _path(actual) != _path(plain.replace(WORD, payload)):
+        yield f"{where}: {plain!r:.200} became {actual!r:.200}"
+
+
+def _path(text: str) -> str:
+    """A text with its slashes as a normal path has them, which readers may make of it."""
+    return re.sub("(?<!:)/+", "/", text).replace("/:", ":")
+
+
+def whole_differences(plain: dict[str, Any], actual: dict[str, Any], text: str) -> Iterator[str]:
+    """What a launch with this text as the whole name of its model does not pass on as one word.
+
+    Weights of a name that is neither a folder's nor an id of the hub are asked for at the start.
+    """
+    before, after = plain["launch.json"], actual["launch.json"]
+    for (_, one), (_, other) in zip(before, after, strict=True):
+        named = [n for n, word in enumerate(one["argv"]) if word == NAME]
+        if len(one["argv"]) != len(other["argv"]):
+            yield f"launch.json: {one['argv']!r:.400} became {other['argv']!r:.400}"
+        elif {other["argv"][n] for n in named} - {text, "FOLDER/weights"}:
+            yield f"launch.json: {text!r} is missing from {other['argv']!r:.400}"

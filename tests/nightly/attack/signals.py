@@ -7,7 +7,6 @@ or absent, `status` answers, `down` ends everything, and no process, port or sta
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from typing import Any
 from tests.fixtures.bundles import Bundle, serving_bundle, training_bundle
 from tests.fixtures.patience import PATIENCE
 from tests.fixtures.ports import free_port, is_free
+from tests.nightly.attack.harness import Tally, command
 from tests.nightly.chaos.deployments import Deployment
 from tests.nightly.chaos.trial import LateError, Trial
 
@@ -33,7 +32,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.
 CLEAN = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals after which the launcher itself leaves nothing behind."""
 KINDS = ("one server", "two servers", "server on two nodes", "training", "training on two nodes")
-COMMANDS = ("up", "up --foreground", "bench", "down")
 SPANS_S = {"up": 1.6, "up --foreground": 3.0, "bench": 4.0, "down": 0.8}
 """Within these seconds of its start a signal meets a command anywhere, and sometimes after it."""
 
@@ -44,7 +42,7 @@ class Case:
 
     index: int
     kind: str
-    command: str
+    words: str
     number: signal.Signals
     moment: float | str
     delay: float
@@ -53,24 +51,18 @@ class Case:
     @classmethod
     def draw(cls, seed: int, index: int) -> Case:
         rng = random.Random(f"{seed}/{index}")
-        command = rng.choice(COMMANDS)
-        moment: float | str = rng.uniform(0.02, SPANS_S[command])
+        words = rng.choice(list(SPANS_S))
+        moment: float | str = rng.uniform(0.02, SPANS_S[words])
         if rng.random() < 0.5:  # between the start of a process and its record, for example
             moment = rng.choice(tuple(EVENTS))
-        return cls(
-            index,
-            rng.choice(KINDS),
-            command,
-            rng.choice(SIGNALS),
-            moment,
-            rng.choice((0.0, rng.uniform(0, 0.02))),
-            rng.random() < 0.2,
-        )
+        kind, number = rng.choice(KINDS), rng.choice(SIGNALS)
+        delay, twice = rng.choice((0.0, rng.uniform(0, 0.02))), rng.random() < 0.2
+        return cls(index, kind, words, number, moment, delay, twice)
 
     def __str__(self) -> str:
         moment = self.moment if isinstance(self.moment, str) else f"{self.moment:.3f} s"
         times = " twice" if self.twice else ""
-        return f"{self.kind}: {self.command}, {self.number.name}{times} at {moment}"
+        return f"{self.kind}: {self.words}, {self.number.name}{times} at {moment}"
 
 
 def met(case: Case, folder: Path) -> tuple[bool, list[str]]:
@@ -81,12 +73,11 @@ def met(case: Case, folder: Path) -> tuple[bool, list[str]]:
     options, node = (("--node", "0"), "node-0") if several else ((), "")
     trial = Trial(Deployment(case.kind, bundle, folder), random.Random(0), options, node)
     head = ["--head", "127.0.0.1"] if several else []
-    faults: list[str] = []
-    hit = False
+    faults, hit = [], False
     try:
-        if case.command == "down":
+        if case.words == "down":
             trial.run("up", *head)
-        words = case.command.split()
+        words = case.words.split()
         if words[0] == "bench":
             words += ["--steps", "5"] if "training" in case.kind else ["--requests", "12"]
         process = trial.spawn(*words, *head)
@@ -103,12 +94,10 @@ def met(case: Case, folder: Path) -> tuple[bool, list[str]]:
 
 def _send(case: Case, trial: Trial, process: subprocess.Popen[str]) -> bool:
     """Send the signal at its moment, or when it has not come for a while; whether it was met."""
-    moment, deadline = case.moment, time.monotonic() + 6.0
-    event = EVENTS[moment] if isinstance(moment, str) else None
-    if isinstance(moment, float):
-        deadline = time.monotonic() + moment
+    seconds = case.moment if isinstance(case.moment, float) else 6.0
+    deadline, seen = time.monotonic() + seconds, EVENTS.get(case.moment, lambda *_: False)
     while process.poll() is None and time.monotonic() < deadline:
-        if event is not None and event(trial.own, process.pid):
+        if seen(trial.own, process.pid):
             break
         time.sleep(0.0005)
     time.sleep(case.delay)
@@ -133,7 +122,7 @@ def _look(case: Case, trial: Trial, code: int, errors: str, *, hit: bool) -> lis
         trial.wait("nothing runs without a state", lambda: not trial.pids())
     alive = trial.pids()
     # `up` may have been done, and `down` not begun.
-    began = {"up": code != 0, "down": left is None}.get(case.command, True)
+    began = {"up": code != 0, "down": left is None}.get(case.words, True)
     if hit and case.number in CLEAN and code >= 0 and began and (left or alive):
         faults.append(f"after {case.number.name} and exit code {code} are left: {left}, {alive}")
     return faults
@@ -190,36 +179,24 @@ EVENTS: dict[str, Callable[[Path, int], bool]] = {
 }
 
 
-def attack(
-    cases: Iterable[Case], tell: Callable[[str], None] = lambda _: None
-) -> tuple[Counter[str], list[str]]:
-    """How many of which kind were tried, and failures with the index that repeats each."""
-    tried: Counter[str] = Counter()
-    failures: list[str] = []
+def attack(cases: Iterable[Case]) -> Tally:
+    """Failures have the index that repeats each."""
+    found = Tally()
     for case in cases:
         with tempfile.TemporaryDirectory(prefix="recipe-attack-", ignore_cleanup_errors=True) as at:
             hit, faults = met(case, Path(at))
-        tried.update([case.number.name, case.command, case.kind])
-        tried["met a live launcher"] += hit
-        failures += [f"{case.index}: {case}: {fault}" for fault in faults]
-        if faults:
-            tell(failures[-1])
-    return tried, failures
+        found.tried.update([case.number.name, case.words, case.kind])
+        found.tried["met a live launcher"] += hit
+        for fault in faults:
+            found.failures.append(f"{case.index}: {case}: {fault}")
+            print(found.failures[-1])
+    return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="index of the first trial")
-    options = parser.parse_args()
-    began, numbers = time.monotonic(), range(options.first, options.first + options.count)
-    tried, failures = attack((Case.draw(options.seed, index) for index in numbers), tell=print)
-    print(f"{options.count} trials, seed {options.seed}, {time.monotonic() - began:.0f} s")
-    print(", ".join(f"{name}: {times}" for name, times in tried.items()))
-    print(f"{len(failures)} failures", *failures, sep="\n")
-    return 1 if failures else 0
+def drawn(count: int, seed: int, first: int = 0) -> Tally:
+    """So many trials of a run, from this index on."""
+    return attack(Case.draw(seed, index) for index in range(first, first + count))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, drawn, count=300, first=0))

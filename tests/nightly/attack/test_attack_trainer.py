@@ -14,7 +14,7 @@ def test_killed_runs_go_on_with_the_same_losses() -> None:
     from tests.nightly.attack.trainer import attack
 
     kills = 100 if FULL else 2
-    tried, failures = attack(kills, seed=3)
-    assert failures == []
-    assert tried["kills"] == kills
-    assert tried["resumed"]
+    run = attack(kills, seed=3)
+    assert run.failures == []
+    assert run.tried["kills"] == kills
+    assert run.tried["resumed"]

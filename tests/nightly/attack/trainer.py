@@ -8,18 +8,15 @@ damaged too: the next start must say so and use the one before it.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,18 +24,14 @@ from pathlib import Path
 from recipe_core.trainer.checkpoint import complete, stored
 from recipe_core.trainer.damage import damage
 from tests.fixtures.ports import free_port
+from tests.nightly.attack.harness import Tally, command
 from tests.trainer.conftest import CONFIG, Job
 
-STEPS, KEEP = 100_000, 3
+STEPS = 100_000
 LIMIT_S = 180.0
 FIRST = re.compile(r"^step (\d+) of", re.MULTILINE)
 """The line of a step that was done."""
-SMALLER = CONFIG | {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-}
+SMALLER = CONFIG | {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
 def job_of(root: Path, **parts: object) -> Job:
@@ -47,7 +40,7 @@ def job_of(root: Path, **parts: object) -> Job:
         "model": {"config": SMALLER, "tokenizer": "data"},
         "batch": {"sequence_length": 16, "global_batch": 2, "micro_batch": 2},
         "steps": STEPS,
-        "checkpoints": {"every_steps": 1, "keep": KEEP},
+        "checkpoints": {"every_steps": 1, "keep": 3},
     }
     return Job(root, **(plain | parts))
 
@@ -55,34 +48,26 @@ def job_of(root: Path, **parts: object) -> Job:
 def start(job: Job, log: Path) -> subprocess.Popen[bytes]:
     """The one process of the run, without torchrun in between."""
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    env = {**os.environ, **place, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "train.py", "--config", "train.json"]
     with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "train.py", "--config", "train.json"],
-            cwd=job.root,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **place, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"},
-        )
+        return subprocess.Popen(words, cwd=job.root, stdout=output, stderr=output, env=env)
 
 
 def losses(job: Job) -> dict[int, str]:
     """Every complete row of the run's record, to the last digit."""
     path = job.run_folder / "metrics.csv"
-    if not path.is_file():
-        return {}
-    text = path.read_text(encoding="utf-8")  # at once: the header may be written while it is read
+    text = path.read_text() if path.is_file() else ""  # at once: it may be written meanwhile
     rows = [row for row in csv.DictReader(text.splitlines()) if None not in row.values()]
     return {int(row["step"]): row["loss"] for row in rows if row["loss_scale"]}
 
 
-@dataclass
-class Attack:
-    """One run, killed again and again."""
+@dataclass(kw_only=True)
+class Attack(Tally):
+    """One run, killed again and again; failures have the index of their kill."""
 
     folder: Path
     rng: random.Random
-    tried: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
     known: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -135,9 +120,7 @@ class Attack:
         self.tried[f"at {moment}"] += 1
         time.sleep(self.rng.choice((0.0, self.rng.uniform(0, 0.01))))
 
-    def _wait(
-        self, process: subprocess.Popen[bytes], seen: Callable[[], bool], limit_s: float = LIMIT_S
-    ) -> bool:
+    def _wait(self, process, seen: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
         deadline = time.monotonic() + limit_s
         while process.poll() is None and time.monotonic() < deadline:
             if seen():
@@ -153,9 +136,8 @@ class Attack:
                 self._fail(index, f"{self.damaged} was damaged and nothing says so: {text[-500:]}")
             whole = whole[:-1]
         match = re.search(r"resuming after step (\d+)", text)
-        step = int(match.group(1)) if match else 0
+        self.resumed = step = int(match[1]) if match else 0
         newest = whole[-1] if whole else 0
-        self.resumed = step
         self.tried["resumed"] += step > 0
         if step != newest:
             self._fail(index, f"resumed after step {step}, the newest is {newest}")
@@ -178,18 +160,13 @@ class Attack:
     def _damage(self) -> None:
         _, path = complete(self.checkpoints)[-1]
         self.damaged = str(path)
-        files = [*sorted(path.glob("*.distcp")), path / ".metadata"]
-        victim = self.rng.choice(files)
-        data = victim.read_bytes()
-        cut = self.rng.randrange(len(data))
-        victim.write_bytes(data[:cut])
+        victim = self.rng.choice([*sorted(path.glob("*.distcp")), path / ".metadata"])
+        os.truncate(victim, self.rng.randrange(victim.stat().st_size))
 
     def reference(self) -> None:
         """The same steps without a kill have the same losses."""
         steps = max(self.known, default=0)
-        job = job_of(
-            self.folder / "whole", checkpoints={"every_steps": STEPS, "keep": 1}, steps=STEPS
-        )
+        job = job_of(self.folder / "whole", checkpoints={"every_steps": STEPS, "keep": 1})
         process = start(job, self.folder / "whole.log")
         try:
             self._wait(process, lambda: max(losses(job), default=0) >= steps, 10 * LIMIT_S)
@@ -206,31 +183,15 @@ class Attack:
         self.failures.append(f"kill {index}: {text}")
 
 
-def attack(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """``count`` kills of one run: what was tried, and failures with the index of their kill."""
-    folder = Path(tempfile.mkdtemp(prefix="recipe-attack-"))
-    try:
-        run = Attack(folder, random.Random(seed))
+def attack(count: int, seed: int) -> Attack:
+    """``count`` kills of one run."""
+    with tempfile.TemporaryDirectory(prefix="recipe-attack-", ignore_cleanup_errors=True) as folder:
+        run = Attack(folder=Path(folder), rng=random.Random(seed))
         for index in range(count):
             run.kill(index)
         run.reference()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return run.tried, run.failures
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    began = time.monotonic()
-    tried, failures = attack(options.count, options.seed)
-    print(f"{options.count} kills, seed {options.seed}, {time.monotonic() - began:.0f} s")
-    print(", ".join(f"{name}: {times}" for name, times in tried.items()))
-    print(f"{len(failures)} failures", *failures, sep="\n")
-    return 1 if failures else 0
+    return run
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, attack, count=100))

@@ -1,15 +1,20 @@
-"""Hostile archives: changed bytes, names that lead elsewhere, odd members, bombs."""
+"""Hostile archives and folders: changed bytes, names, members, bombs, links, planted files."""
 
 from __future__ import annotations
 
 import io
+import os
+import socket
 import stat
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
+from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.write import zipped
-from tests.nightly.attack.hostile_bundles import Draw, Files, Hostile, mutate, seal
+from tests.nightly.attack.hostile_bundles import NAMES, Draw, Files, Hostile, lay, mutate, seal
 
 
 def zip_bytes_changed(draw: Draw) -> Hostile:
@@ -39,28 +44,6 @@ def file_changed(draw: Draw) -> Hostile:
     """Every file in turn, in a folder or a zip, its digest left as it was."""
     name = sorted(draw.files)[draw.index % len(draw.files)]
     return draw.either({**draw.files, name: mutate(draw.r, draw.files[name])}, draw.key())
-
-
-_PRINTABLE = r"""
-../outside ../../outside a/../../outside launcher/../../outside /tmp/outside /etc/passwd
-//outside ./outside a//b a/./b a/ .. . C:outside C:/outside C:\outside \\host\share\x
-a\..\..\outside ..\outside a. ~ ~/.bashrc $HOME/x ${HOME}/x `id` $(id) -rf --help a;b a|b a*b
-Launch.py LAUNCH.PY launch.py. RECIPE.yaml manifest.json Run/x %2e%2e/x ..%2fx CON NUL aux.txt
-COM1 launch.py::$DATA a:b LPT1.json desktop.ini launch.py/x recipe.yaml/y launcher
-launcher/main.py/x MANIFEST.json/x SIGNATURE/x .git/config .env run run/state.json run/lock
-RUN/state.json run/checkpoints/step-9/x run/../x __pycache__/launch.cpython-311.pyc
-launcher/__pycache__/main.cpython-311.pyc json.pyc launcher/main.pyc launcher/_x.so
-x.cpython-311-x86_64-linux-gnu.so x.pyd x.pth json.py launcher/json.py sitecustomize.py
-usercustomize.py encodings/utf_8.py launcher/__init__.pyw launcher.py trainer.py
-launcher/__main__.py os.py
-"""
-NAMES = (
-    *_PRINTABLE.split(),
-    *("", "a\0b", "launch.py\0.txt", "\0", "a\nb", "a\rb", "\x1b[31m", "a\tb", " ", "a "),
-    *("launch.py ", "lau\u200bnch.py", "\u202eyp.hcnual", "ｌaunch.py", "launch\u0441.py"),
-    *("\ufeffx", "e\u0301", "\u2025/x", "\uff0e\uff0e/x", "\u2215etc", "a\u2044b"),
-    *("\ud83d\ude00", "x" * 199, "x" * 5000, "/".join("a" * 60), "a/" * 90 + "b"),
-)
 
 
 def name_added(draw: Draw) -> Hostile:
@@ -156,3 +139,127 @@ def _overlapping(draw: Draw) -> bytes:
     end = bytearray(data[start:])
     end[8:20] = struct.pack("<HHLL", count + 400, count + 400, size + len(more), offset)
     return data[:start] + more + bytes(end)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A bundle's folder, one of its files, and a file outside."""
+
+    folder: Path
+    some: Path
+    outside: Path
+
+
+Change = Callable[[Scene], object]
+
+
+def _in_place(make: Callable[[Path, Path], object]) -> Change:
+    def change(at: Scene) -> None:
+        at.some.unlink()
+        make(at.some, at.outside)
+
+    return change
+
+
+def _pipes(at: Scene) -> None:
+    for name in ("lock", "state.json", "stop"):
+        os.mkfifo(at.folder / "run" / name)
+
+
+def _socket(at: Scene) -> None:
+    """Bound below /proc, as the name of a socket is short."""
+    parent = os.open(at.folder, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"/proc/self/fd/{parent}/socket")
+    os.close(parent)
+
+
+def _device(at: Scene) -> None:
+    """/dev/zero, which never ends; only root may make one."""
+    try:
+        os.mknod(at.folder / "zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    except PermissionError:
+        os.mkfifo(at.folder / "zero")
+
+
+def _deep(at: Scene) -> None:
+    deep = at.folder
+    for _ in range(300):
+        deep = deep / "d"
+    deep.mkdir(parents=True)
+    (deep / "x").write_bytes(b"x")
+
+
+def _many(make: str) -> Change:
+    def change(at: Scene) -> None:
+        for n in range(3000):
+            getattr(at.folder / f"n{n}", make)()
+
+    return change
+
+
+def _sparse(name: str, size: int) -> Change:
+    def change(at: Scene) -> None:
+        with (at.folder / name).open("ab") as file:
+            file.truncate(size)
+
+    return change
+
+
+def _linked_runs(at: Scene) -> None:
+    for name in ("lock", "state.json", "server-0.log"):
+        (at.folder / "run" / name).symlink_to(at.outside)
+
+
+def _linked_run(at: Scene) -> None:
+    (at.folder / "run").rename(at.folder.parent / "moved")
+    (at.folder / "run").symlink_to(at.folder.parent / "moved")
+
+
+def _added(name: str) -> Change:
+    def change(at: Scene) -> None:
+        path = at.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+    return change
+
+
+def _undecodable(at: Scene) -> None:
+    (at.folder / os.fsdecode(b"\xff\xfe")).touch()
+
+
+CHANGES: tuple[Change, ...] = (
+    *(
+        _in_place(Path.symlink_to),
+        _in_place(Path.hardlink_to),
+        _in_place(lambda some, _: some.mkdir()),
+    ),
+    *(_in_place(lambda some, _: os.mkfifo(some)), _pipes, _socket, _device, _deep),
+    *(_many("mkdir"), _many("touch"), _linked_runs, _linked_run, _undecodable),
+    *(_sparse("sparse", 1 << 40), _sparse("README.md", 1 << 36), _sparse("run/log", 1 << 40)),
+    *(_sparse("run/state.json", 1 << 30), _sparse("recipe.yaml", 5 << 20)),
+    *(_added("launcher/__pycache__/main.cpython-311.pyc"), _added("launcher/__pycache__")),
+    *(_added("json.pyc"), _added("launcher/x.so"), _added("\n\x1b[2J"), _added(".hidden")),
+    *(_added("run/state.json"), _added("run/node-0/state.json"), _added("notes/mine.txt")),
+    lambda at: (at.folder / "launcher" / "link").symlink_to(at.outside.parent),
+    lambda at: (at.folder / "loop").symlink_to(at.folder),
+    lambda at: (at.folder / "nowhere").symlink_to(at.folder / "missing"),
+    lambda at: os.mkfifo(at.folder / "launcher" / "pipe"),
+    lambda at: os.link(at.outside, at.folder / "hard"),
+    lambda at: (at.folder / "run" / "node-0").symlink_to(at.outside.parent),
+    lambda at: (at.folder / "empty" / "folders").mkdir(parents=True),
+    lambda at: (at.folder / "launcher").chmod(0),
+    lambda at: at.some.chmod(0),
+)
+
+
+def odd_folder(draw: Draw) -> Hostile:
+    """One change of a folder, sometimes two."""
+    folder = lay(draw.files, draw.place / "b")
+    outside = draw.place.parent / "outside" / "secret"
+    some = folder / draw.r.choice(("launch.json", "launcher/main.py", "README.md", MANIFEST))
+    CHANGES[draw.index % len(CHANGES)](Scene(folder, some, outside))
+    if draw.r.random() < 0.2 and (state := folder / "run" / "state.json").is_file():
+        state.write_bytes(mutate(draw.r, b'{"schema_version": 1, "servers": [], "mark": "x"}'))
+    return Hostile(folder, draw.files, draw.key())
