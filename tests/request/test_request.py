@@ -1,19 +1,45 @@
-"""Requests that are refused by the field, and ``options.supervision``: its limits and edits."""
+"""Requests: refused by the field, edited by field name, offered by pages, kept side by side."""
 
 import math
+from functools import reduce
+from urllib.parse import urlencode
 
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.ownership import OwnershipCost
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.upload import template, uploaded_profile
+from recipe_core.measured.support import support
 from recipe_core.recipe.build import make_recipe, rebuilt, redecide
-from recipe_core.request.edit import change
-from recipe_core.request.link import DEFAULT
+from recipe_core.request import shelf as shelves
+from recipe_core.request.describe import steps_of, summary
+from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
+from recipe_core.request.link import DEFAULT, START_LOADS, to_query
+from recipe_core.request.objective import Limits
+from recipe_core.request.packed import pack
+from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS
+from recipe_core.request.shelf import keep, shelf_of, shelf_query
+from recipe_core.request.split_key import cluster_of, key_of, split_key, split_of
 from recipe_core.request.supervision import Supervision
 from recipe_core.search.plans import plan
-from tests.conftest import make_request, request_values
+from recipe_core.search.slos import keeping, limit_steps
+from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
+from tests.fixtures.sizes import examples
+
+FIELD = "options.supervision"
+FOREVER = {"options": {"supervision": {"backoff_s": math.inf}}}
+REFUSED = [*table("request", "requests"), (FOREVER, f"{FIELD}.backoff_s", "finite number")]
 
 
-@over("changes field said", table("request", "requests"))
+@over("changes field said", REFUSED)
 def test_bad_requests_name_the_field_the_value_and_the_fix(changes, field, said):
     workload = request_values(workload=changes.get("workload", {}))["workload"]
     values = request_values() | changes | {"workload": workload}
@@ -33,30 +59,9 @@ def test_a_request_is_an_object_of_serving_unless_it_says_otherwise_and_json_kee
     assert "object" in str(refusal(PlanRequest.parse, []))
 
 
-FIELD = "options.supervision"
-
-
-def test_the_defaults_are_those_that_are_documented_and_replicas_stay_up():
-    times = {"window_s": 600, "backoff_s": 1, "backoff_most_s": 60, "stable_s": 300, "hang_s": 60}
-    times |= {"slow_s": 300, "drain_s": 30, "poll_s": 1}
-    counts = {"crash_budget": 5, "min_available": None, "requeues": 3}
-    assert Supervision().model_dump() == times | counts
-    rows = [(None, 1, 1), (None, 2, 1), (None, 8, 7), (0, 1, 0), (2, 8, 2), (9, 8, 8)]
-    for least, replicas, kept in rows:
-        assert Supervision(min_available=least).available_of(replicas) == kept
-
-
-@over(
-    "values field said",
-    [*table("request", "supervision"), ({"backoff_s": math.inf}, ".backoff_s", "finite number")],
-)
-def test_what_cannot_be_is_refused_by_name(values, field, said):
-    error = refusal(PlanRequest.parse, request_values(options={"supervision": values}))
-    assert error.field == FIELD + field
-    assert said in str(error)
-
-
 def test_supervision_is_kept_by_training_without_replicas_and_by_a_recipe_but_changes_no_plan():
+    for least, replicas, kept in table("request", "available"):
+        assert Supervision(min_available=least).available_of(replicas) == kept
     request = change(DEFAULT, {f"{FIELD}.crash_budget": 9, f"{FIELD}.min_available": 0})
     run = change(request, {"workload.kind": "training"})
     assert run.options.supervision == Supervision(crash_budget=9)
@@ -67,9 +72,253 @@ def test_supervision_is_kept_by_training_without_replicas_and_by_a_recipe_but_ch
     before, after = plan(make_request()), plan(changed)
     assert [split.key for split in after.ranked] == [split.key for split in before.ranked]
     recipe = make_recipe(changed)
-    assert stated.items() <= recipe.request["options"]["supervision"].items()
     assert redecide(recipe).request.options.supervision == Supervision(**stated)
     assert rebuilt(recipe).digest == recipe.digest
     options = {k: v for k, v in recipe.request["options"].items() if k != "supervision"}
     older = recipe.model_copy(update={"request": {**recipe.request, "options": options}})
     assert redecide(older).request.options.supervision == Supervision()
+
+
+TRAINING = change(DEFAULT, {"workload.kind": "training"})
+
+
+@pytest.mark.parametrize("request_", [DEFAULT, TRAINING], ids=["serving", "training"])
+def test_presets_fit_and_presets_and_aims_are_recognised(request_):
+    for name in presets(request_):
+        after = change(request_, preset_changes(request_, name))
+        assert preset_of(after) == name
+        assert plan(after).best_row is not None
+    for name, aim in aims(request_).items():
+        assert aim_of(change(request_, aim.changes)) == name
+    assert aim_of(change(request_, {"objective.weights.cost": 2.0})) is None
+    assert preset_of(DEFAULT) == "chat"
+    for changes in ({"workload.input_tokens": 1000}, {"workload.input_spread": 0.3}):
+        assert preset_of(change(DEFAULT, changes)) is None
+
+
+@pytest.mark.parametrize("name", ["tpot", "ttft", "usd", "usd_hour", "gpus", "output"])
+def test_the_count_of_a_step_is_what_the_plan_then_has(name):
+    request = change(DEFAULT, {"model": LLAMA_70B, "objective.limits.ttft_ms": 400.0})
+    board = plan(request)
+    measure = board.measures[name]
+    steps = limit_steps(measure.limit or "", devices=8)
+    assert list(steps) == sorted(steps)
+    steps = [int(step) if name == "gpus" else step for step in steps[:: max(1, len(steps) // 5)]]
+    counts = [keeping(board, name, step) for step in steps]
+    assert counts == sorted(counts, reverse=measure.more_is_better)
+    for step in (*steps, None):
+        after = plan(change(request, {f"objective.limits.{measure.limit}": step}))
+        assert keeping(board, name, step) == len(after.order)
+
+
+def test_steps_of_a_limit_are_round_its_own_and_the_stated_one_and_any_measure_is_counted():
+    board = plan(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
+    assert 7.777 in limit_steps("tpot_ms", devices=8, stated=7.777)
+    assert keeping(board, "tpot", 7.777) == len(board.order) < keeping(board, "tpot", None)
+    for name in Limits.model_fields.keys() - {"percentile"}:
+        steps = limit_steps(name, devices=12)
+        assert 4 <= len(steps) <= 90, name
+        digits = 3 if name == "accuracy_recovery" else 2  # of shares close to 1
+        assert all(float(f"{step:.{digits}g}") == step for step in steps), name
+    assert limit_steps("gpus", devices=12) == (1, 2, 4, 8, 12)
+    cpu = {"hardware.device": "cpu", "hardware.per_node": 1}
+    board = plan(change(DEFAULT, cpu | {"model": "Qwen/Qwen3-0.6B"}))
+    assert not np.isfinite(board.raw("usd")).any()
+    assert keeping(board, "usd", 1e9) == 0
+    board = plan(TRAINING)
+    most = board.raw("gpus")[board.runs].max()
+    assert keeping(board, "gpus", most) == keeping(board, "gpus", None) == len(board.order)
+
+
+def test_a_device_says_how_well_it_is_known_and_owning_refuses_what_makes_no_sense():
+    levels = {name: support(device(name)).level for name in device_names()}
+    assert (levels["h100-sxm"], levels["rtx-5090"]) == ("measured", "computed")
+    assert set(levels.values()) <= {"measured", "calibrated", "computed", "unsupported"}
+    assert support(device("h100-sxm")).runs > 10
+    assert "vllm" in support(device("mi300x")).engines
+    bad = {"years": 0, "pue": 0.9, "use": 0, "capex_usd": float("nan"), "wheels": 4}
+    for name, value in bad.items():  # its sums: tests/sizing/test_buying.py
+        assert name in str(refusal(OwnershipCost.of, **{name: value}))
+
+
+def test_a_request_is_one_line():
+    said = "Llama-3.1-8B-Instruct · 8 × H100 SXM5 · 64 requests in flight, 1,024 → 256 tokens"
+    assert summary(DEFAULT) == f"{said} · throughput"
+    beside = (HardwareRequest(device="mi300x", per_node=8, nodes=2),)
+    several = summary(change(DEFAULT, {"options.hardware": beside}))
+    assert "8 × H100 SXM5 or 16 × MI300X in 2 nodes" in several
+    run = "pre-train, 256 × 4,096 tokens per step, 10.0 B tokens · time to finish"
+    assert summary(TRAINING).endswith(run)
+    assert steps_of(TRAINING.workload) == "10.0 B tokens in steps of 1.05 M: 9,537 steps."
+    assert summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1
+
+
+@pytest.mark.parametrize("mode", sorted(LOADS))
+def test_a_new_mode_swaps_the_load(mode):
+    request = change(change(DEFAULT, {"workload.concurrency": 7}), {"workload.mode": mode})
+    stated = {name for name in LOADS.values() if getattr(request.workload, name) is not None}
+    assert stated == {LOADS[mode]}
+    assert getattr(request.workload, LOADS[mode]) == (7 if mode == "closed" else START_LOADS[mode])
+
+
+@over("edits then", table("request", "bought"))
+def test_an_offer_a_commitment_and_a_price_replace_each_other(edits, then):
+    after = reduce(change, edits, DEFAULT).hardware
+    assert after.model_dump() == HardwareRequest(**then).model_dump()
+
+
+def test_longer_lengths_stretch_the_context_and_a_candidate_is_set_as_a_whole():
+    longer = reduce(
+        change, [{"workload.max_context": 2048}, {"workload.input_tokens": 4000}], DEFAULT
+    )
+    assert longer.workload.max_context == 4256
+    assert "shorter than" in str(refusal(change, DEFAULT, {"workload.max_context": 10}))
+    request = change(DEFAULT, {"candidate": {"tp": 8, "pp": 1, "dp": 1}})
+    stated = {"candidate.tp": "8", "candidate.pp": "1", "candidate.dp": "1"}
+    assert to_query(request) == {"v": "1"} | stated
+    assert change(request, {"candidate": None}) == DEFAULT
+
+
+def test_training_starts_from_its_usual_run_and_keeps_model_and_hardware():
+    limits = {"objective.limits.tpot_ms": 40.0, "objective.limits.gpus": 4}
+    here = change(DEFAULT, {"hardware.device": "mi300x", "candidate": {"tp": 8}} | limits)
+    there = change(here, {"workload.kind": "training"})
+    assert (there.workload.kind, there.workload.tokens) == ("training", TRAINING_TOKENS)
+    assert (there.model, there.hardware, there.candidate) == (here.model, here.hardware, None)
+    assert there.objective.limits.model_dump(exclude_none=True) == {"gpus": 4}
+    assert change(there, {"workload.kind": "serving"}).workload == DEFAULT.workload
+    short = change(
+        change(DEFAULT, {"model": "EleutherAI/pythia-12b"}), {"workload.kind": "training"}
+    )
+    assert short.workload.sequence_length == 2048  # all that the model has
+    assert len(plan(short))
+
+
+def test_taking_a_split_swaps_clusters_and_its_key_is_read_back():
+    other = HardwareRequest(device="mi300x", per_node=4)
+    request = change(DEFAULT, {"options.hardware": (other,)})
+    after = change(request, select_split(request, "vllm.bf16.bf16.tp4.pp1.dp1.ep1.on1"))
+    assert (after.hardware, after.options.hardware) == (other, (DEFAULT.hardware,))
+    assert after.candidate.tp == 4
+    request = change(DEFAULT, {"options.disaggregated": True})
+    key = "vllm.bf16.bf16.tp2.pp1.dp1.ep1.x2.pre4.tp1.pp1.dp1.ep1"
+    candidate = change(request, select_split(request, key)).candidate
+    pools = (candidate.tp, candidate.replicas, candidate.prefill.tp, candidate.prefill.replicas)
+    assert pools == (2, 2, 1, 4)
+    assert key_of(candidate.model_dump()) == key
+    for key in table("request", "keys"):
+        candidate = split_of(key)
+        assert split_key(candidate, cluster_of(key)) == key
+        assert key_of(candidate) == key.split(".on")[0]
+    assert split_of("vllm.tp4") is None
+    for open_split in ({"tp": 4, "pp": 1}, {"micro_batch": 4}):
+        assert key_of(open_split) is None
+
+
+TP8 = "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
+TP4 = "vllm.fp8.bf16.tp4.pp1.dp2.ep1"
+TRAINED = "torchtitan.bf16.tp2.pp1.v1.cp1.ep1.dp4.z1.mb2.full"
+
+
+def chosen(key, **fields):
+    request = change(DEFAULT, fields)
+    return change(request, select_split(request, key))
+
+
+SERVED = chosen(TP8, model=LLAMA_70B)
+ON_MI300X = chosen(
+    TP4, **{"hardware.device": "mi300x", "workload.concurrency": 128, "objective.optimize": "cost"}
+)
+RUN = chosen(TRAINED, **{"workload.kind": "training"})
+FEW = keep(keep(keep((), SERVED), ON_MI300X), RUN)
+
+
+def test_a_name_says_what_tells_a_choice_from_others():
+    other_format = chosen(TP4.replace("fp8", "bf16"), **{"hardware.device": "mi300x"})
+    other_load = change(ON_MI300X, {"workload.concurrency": 8})
+    assert [kept.name for kept in keep(keep(FEW, other_format), other_load)] == [
+        "Llama-3.1-70B-Instruct · H100 SXM5 · tp 8",
+        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2",
+        "Llama-3.1-8B-Instruct · H100 SXM5 · dp 4 · tp 2 · zero 1 · mb 2",
+        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2 · bf16",
+        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2 · fp8",
+    ]
+
+
+def test_what_is_kept_already_is_not_kept_twice_and_more_than_may_be_is_refused():
+    assert keep(FEW, SERVED, "again") == FEW
+    assert shelves.holds(FEW, RUN)
+    shelf = ()
+    for load in range(1, shelves.MAX_KEPT + 1):
+        shelf = keep(shelf, change(SERVED, {"workload.concurrency": load}), "same name")
+    assert len({kept.name for kept in shelf}) == shelves.MAX_KEPT
+    assert "the most that may be" in str(refusal(keep, shelf, SERVED))
+    assert "whole split" in str(refusal(keep, (), DEFAULT))
+    assert keep(shelves.without(shelf, 2), SERVED)[-1].request == SERVED
+
+
+def test_a_choice_is_renamed_in_its_place_and_some_names_are_not_allowed():
+    shelf = shelves.renamed(FEW, 1, "  ours,\tcheap ")
+    assert [kept.name for kept in shelf] == [FEW[0].name, "ours, cheap", FEW[2].name]
+    assert shelves.renamed(shelf, 1, "ours, cheap") == shelf
+    rows = [("x" * (shelves.MAX_NAME + 1), "not 81"), (FEW[1].name, "name of another choice")]
+    for name, said in (*table("request", "bad_names"), *rows):
+        assert said in str(refusal(shelves.renamed, FEW, 0, name))
+
+
+names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=shelves.MAX_NAME)
+requests = st.builds(
+    lambda base, load: change(base, {"workload.concurrency": load}),
+    st.sampled_from([SERVED, ON_MI300X]),
+    st.integers(1, 5000),
+) | st.just(RUN)
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.tuples(names, requests), max_size=shelves.MAX_KEPT))
+def test_what_is_kept_survives_its_link(choices):
+    shelf = ()
+    for name, request in choices:
+        shelf = keep(shelf, request, name[:70])
+    assert shelf_of(shelf_query(shelf)) == (shelf, [])
+
+
+def test_a_link_with_all_that_may_be_kept_stays_short():
+    shelf = FEW
+    for load in range(shelves.MAX_KEPT - len(FEW)):
+        shelf = keep(shelf, change(SERVED, {"workload.concurrency": 2**load}), f"load {load}")
+    assert len(urlencode(shelf_query(shelf))) < 1500
+    own = {"hardware.device": uploaded_profile(template(device("h100-sxm")).encode(), "mine.yaml")}
+    ours = tuple(shelves.Kept(str(n), change(kept.request, own)) for n, kept in enumerate(shelf))
+    assert len(urlencode(shelf_query(ours))) < 4000
+    assert shelf_of(shelf_query(ours)) == (ours, [])
+
+
+FIELDS = FEW[0].query
+NO_NAME = "kept 1: is not a name with the fields"
+UNREAD = [
+    *(([choice], NO_NAME) for choice in table("request", "no_choice")),
+    *(([["a", FIELDS | more]], said) for more, said in table("request", "unread")),
+    ([["x" * 5000, FIELDS]], "kept 1: a name has 1 to 80"),
+    ([["a", {}]], "does not state a whole split"),
+    ([["a", {**FIELDS, "hardware.device": pack([0])[:-4]}]], "cut off or changed"),
+]
+
+
+def test_what_cannot_be_read_of_a_link_or_is_too_much_is_left_out_and_said():
+    """A choice with one bad field would be another choice under the same name."""
+    for values, said in UNREAD:
+        shelf, (ignored,) = shelf_of({"kept": pack([*values, ["good", FIELDS]])})
+        assert [kept.name for kept in shelf] == ["good"]
+        assert said in ignored
+    no_list = pack({})
+    for text in ("a", "~1.AAAA", "~7.AAAA", "[]", "~1." + "A" * 70_000, no_list):
+        shelf, (ignored,) = shelf_of({"kept": text})
+        assert (shelf, ignored[:4]) == ((), "kept")
+        assert ("is not a list" in ignored) == (text == no_list)
+    many = [[str(n), {**FIELDS, "workload.concurrency": str(n)}] for n in range(1, 2000)]
+    shelf, ignored = shelf_of({"kept": pack(many)})
+    assert len(shelf) == shelves.MAX_KEPT
+    assert ignored == [
+        f"kept: {len(many):,} choices are kept; the first {shelves.MAX_KEPT} are read."
+    ]

@@ -1,5 +1,9 @@
-"""Limits: with which probability splits keep them, and those on money where a price is unknown."""
+"""Limits: what they refuse and what helps, how sure splits keep them, and choices beside the best.
 
+Each change is applied and judged again. Limits on money refuse what has no known price.
+"""
+
+import pickle
 from functools import cache
 
 import numpy as np
@@ -9,29 +13,197 @@ from hypothesis import strategies as st
 
 import recipe_core as rb
 from recipe_core.base.intervals import NORMAL, factor_at, probability_below, scores_below
+from recipe_core.base.labels import change_label
+from recipe_core.doors.worker import pickled
 from recipe_core.present.terminal import plan_text
 from recipe_core.request.edit import change
-from recipe_core.search.changes import fixes
+from recipe_core.request.link import DEFAULT, from_query
+from recipe_core.search import alternatives as beside
+from recipe_core.search.alternatives import alternatives, safer
+from recipe_core.search.changes import fixes, helpful_changes, looser_limits, nearest_feasible
 from recipe_core.search.confidence import signed_correlation, together
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plans import estimate_batch, plan
+from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.slos import keeping
 from tests.conftest import LLAMA_70B, request_values
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.training import training_request
 
+CASES = table("search", "alternatives")
+LLAMA, LIMITED = CASES["throughput"], CASES["cost"]
+
+
+def planned(query):
+    request, ignored = from_query(query)
+    assert not ignored
+    return plan(request)
+
+
+@cache
+def case(name):
+    return planned(CASES[name])
+
+
+@over("changes code", table("search", "fixed"))
+def test_a_change_that_is_offered_lets_the_split_run(changes, code):
+    board = plan(change(DEFAULT, changes))
+    rows = [int(row) for row in board.refused_rows() if code in board.codes(int(row))]
+    row, fix = next((row, fix) for row in rows for fix in fixes(board, row) if fix.fields)
+    after = plan(change(board.request, fix.fields))
+    key = board.key(row)
+    if weights := fix.fields.get("options.weight_dtypes"):
+        key = key.replace(".bf16.", f".{weights[0]}.", 1)
+    assert after.feasible[after.find(key)]
+    assert change_label(fix.fields)
+
+
+@pytest.mark.parametrize("query", [LLAMA, {"workload.kind": "training", "hardware.nodes": "2"}])
+def test_the_nearest_split_that_fits_differs_least(query):
+    board = planned(query)
+    row = int(board.refused_rows()[0])
+    near = nearest_feasible(board, row)
+    assert board.feasible[near]
+    assert fixes(board, row)[-1].key == board.key(near)
+    assert fixes(board, near) == []
+    if query == LLAMA:
+        odd = nearest_feasible(board, board.find("vllm.bf16.bf16.tp7.pp1.dp1.ep1"))
+        assert board.key(odd) == "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
+
+
+@over("changes", table("search", "nothing_fits"))
+def test_where_nothing_fits_changes_let_something_in(changes):
+    board = plan(change(DEFAULT, changes))
+    assert board.best is None
+    offered = helpful_changes(board)
+    assert 1 <= len(offered) <= 3
+    assert [remedy.fields for remedy in board.changes()] == [remedy.fields for remedy in offered]
+    for remedy in offered:
+        after = plan(change(board.request, remedy.fields))
+        assert after.best.candidate == remedy.candidate
+        assert remedy.split == after.label(after.best_row) or isinstance(after, ServingPlan)
+        assert str(remedy).startswith(next(iter(remedy.fields)))
+        if changes == LLAMA | {"hardware.per_node": 1}:  # only weights that the engine can load
+            assert remedy.fields.get("options.weight_dtypes") in (None, ("fp8",))
+    free = case("throughput")
+    assert (free.nearest_row(), helpful_changes(free)) == (None, [])
+
+
+@over("kind limits", table("search", "limits"))
+def test_each_limit_refuses_and_looser_ones_let_the_named_split_in(kind, limits):
+    fields = {f"objective.limits.{name}": value for name, value in limits.items()}
+    base = change(DEFAULT, {"workload.kind": kind})
+    board = plan(change(base, fields))
+    assert not len(board.order)
+    [looser] = looser_limits(board)
+    assert sorted(looser.fields) == sorted(fields)
+    if len(limits) == 1:
+        row = board.nearest_row()
+        assert {LIMITS[code].name for code in board.codes(row)} == limits.keys()
+        assert looser.candidate == board.candidate(row)
+        assert board.changes()[0].fields == looser.fields
+    elif kind == "training":
+        assert [len(board.reasons(row)) for row in board.beyond_limits()[:3]] == [2, 2, 2]
+    assert looser.key in {split.key for split in plan(change(base, looser.fields)).ranked}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(name):
+    before = case(name)
+    choices = alternatives(before)
+    assert choices
+    assert len({choice.kind for choice in choices}) == len(choices) <= 5
+    better = [choice.better for choice in choices if choice.kind != "sure"]
+    assert better == sorted(better, reverse=True)  # those that improve come first
+    for choice in choices:
+        after = plan(change(before.request, choice.fields))
+        row = after.find(choice.key)
+        assert row is not None, choice
+        assert after.feasible[row]
+        assert after.candidate(row) == choice.candidate
+        assert after.raw("gpus")[row] == choice.devices
+        assert choice.figure in {after.text(measure, row) for measure in after.measures}
+        assert choice.label.startswith(f"{choice.what}: ")
+        assert choice.better != bool(choice.gained)
+        if choice.better and len(before.request.objective.goals) == 1:
+            assert abs(choice.change) >= beside.LEAST_GAIN * 0.9
+        if not choice.better:  # another format without a gain is no choice
+            assert choice.kind in ("fewer", "more", "sure")
+        if name == "stated" and choice.kind not in ("fewer", "more"):
+            assert choice.fields["candidate"] is None  # left to the ranking again
+    if name == "clusters":  # another process gives the same
+        sent = alternatives(pickle.loads(pickled(before)))
+        assert [choice.label for choice in sent] == [choice.label for choice in choices]
+
+
+def test_cheaper_formats_that_engine_and_device_have_are_offered():
+    choices = alternatives(case("cost"))
+    value = choices[0].to_json()
+    assert (value["set"], value["label"]) == (dict(choices[0].fields), choices[0].label)
+    by_kind = {choice.kind: choice for choice in choices}
+    assert by_kind["weights"].fields == {"options.weight_dtypes": ("fp8",)}
+    assert by_kind["weights"].change < -0.1
+    assert by_kind["weights"].formats
+    assert by_kind["cache"].what == "fp8 cache"
+    assert by_kind["checkpoint"].fields["model"] != LLAMA["model"]
+    assert by_kind["more"].gained
+    assert not by_kind["more"].formats
+    chosen = planned(LIMITED | {"hardware.device": "a100-sxm-80gb"})
+    device = chosen.problem.cluster.device
+    known = {"cache": device.kv_dtypes, "weights": device.weight_dtypes}
+    for choice in alternatives(chosen):
+        if choice.kind in known:
+            assert choice.what.removesuffix(f" {choice.kind}") in known[choice.kind]
+
+
+def test_nothing_is_planned_beside_a_large_plan_or_where_nothing_runs():
+    large = planned(CASES["training"] | {"hardware.nodes": "2"})
+    assert len(large) > beside.MOST_ROWS
+    choices = alternatives(large)
+    assert {choice.kind for choice in choices} <= {"fewer", "more"}
+    assert all("hardware.nodes" not in choice.fields for choice in choices)
+    assert alternatives(planned(LLAMA | {"hardware.per_node": "1"})) == []
+    shares = {-0.152: "−15 %", 0.001: "same", 12.0: "+1,200 %", -0.004: "same"}
+    assert {share: beside.share_text(share) for share in shares} == shares
+
+
+def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered_first():
+    doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35"})
+    best = doubtful.best_row
+    assert doubtful.confidence([best])[0] < beside.SURE
+    safe = safer(doubtful, best)
+    assert doubtful.confidence([safe])[0] >= beside.SURE
+    ranked = [int(row) for row in doubtful.order]
+    before = ranked[: ranked.index(safe)]
+    assert all(
+        doubtful.confidence([row])[0] < beside.SURE or doubtful.queues[row] for row in before
+    )
+    asked = plan(change(doubtful.request, {"objective.confidence": beside.SURE}))
+    assert asked.candidate(asked.best_row) == doubtful.candidate(safe)
+    free, limited = case("throughput"), case("cost")
+    assert safer(free, free.best_row) is None
+    if limited.confidence([limited.best_row])[0] >= beside.SURE:
+        assert safer(limited, limited.best_row) is None
+    searched = case("searched")
+    assert searched.confidence([searched.best_row])[0] < beside.SURE
+    first = alternatives(searched)[0]
+    assert (first.kind, first.fields) == ("sure", {"objective.confidence": beside.SURE})
+    assert first.change > 0  # it costs more
+    assert "keeps the limit with 8" in first.label
+    sure = plan(change(searched.request, first.fields))
+    assert sure.confidence([sure.best_row])[0] >= beside.SURE
+
+
 INTERVALS = {"50": (0.9, 1.1), "80": (0.8, 1.3), "95": (0.6, 1.8)}
 
 
-def planned(**limits):
-    objective = {"optimize": "cost"}
-    if "confidence" in limits:
-        objective["confidence"] = limits.pop("confidence")
+def within(**limits):
+    objective = {"optimize": "cost", "confidence": limits.pop("confidence", None)}
     return rb.plan(request_values(objective=objective | {"limits": limits}))
 
 
-def test_scores_are_those_of_the_intervals_and_their_inverse():
+def test_scores_are_those_of_the_intervals_and_what_rises_counts_against_what_falls():
     for level, share in (("50", 0.75), ("80", 0.9), ("95", 0.975)):
         high = INTERVALS[level][1]
         assert probability_below(INTERVALS, high) == pytest.approx(share)
@@ -40,12 +212,13 @@ def test_scores_are_those_of_the_intervals_and_their_inverse():
     scores = scores_below(INTERVALS, limits)
     assert (np.diff(scores) > 0).all()
     assert [factor_at(INTERVALS, score) for score in scores] == pytest.approx(limits.tolist())
+    known = {"a": {"b": 0.5}}
+    signed = [("a", 1), ("b", -1), ("a", -1)]
+    rows = [[1.0, -0.5, -1.0], [-0.5, 1.0, 0.5], [-1.0, 0.5, 1.0]]
+    assert signed_correlation(signed, known).tolist() == rows
 
 
-@given(
-    st.lists(st.floats(-2.5, 2.5), min_size=2, max_size=3),
-    st.floats(-0.95, 0.95),
-)
+@given(st.lists(st.floats(-2.5, 2.5), min_size=2, max_size=3), st.floats(-0.95, 0.95))
 @settings(max_examples=examples(40, least=6))
 def test_several_limits_hold_together_as_drawn_normals_do(scores, shared):
     size = len(scores)
@@ -60,56 +233,46 @@ def test_several_limits_hold_together_as_drawn_normals_do(scores, shared):
     assert found <= min(NORMAL.cdf(score) for score in scores) + 1e-9
 
 
-def test_a_limit_on_what_rises_with_a_figure_counts_against_one_on_what_falls():
-    known = {"a": {"b": 0.5}}
-    signed = [("a", 1), ("b", -1), ("a", -1)]
-    rows = [[1.0, -0.5, -1.0], [-0.5, 1.0, 0.5], [-1.0, 0.5, 1.0]]
-    assert signed_correlation(signed, known).tolist() == rows
-
-
 def test_one_limit_holds_as_its_figure_says_and_what_is_certain_holds_or_does_not():
-    limited = planned(tpot_ms=30)
+    limited = within(tpot_ms=30)
     for row in limited.order[:5]:
         own = limited.estimate(row).tpot_s.probability_below(0.030)
         assert limited.confidence([row])[0] == pytest.approx(own)
     first = limited.to_json(top=3)["candidates"][0]["confidence"]
     assert first == pytest.approx(limited.confidence(limited.order[:1])[0])
-    free = planned()
+    free = within()
     assert free.to_json(top=1)["candidates"][0]["confidence"] is None
     assert free.confidence_text(free.best_row) == ""
-    few = planned(gpus=4)
+    few = within(gpus=4)
     chance = few.confidence(np.arange(len(few)))[few.runs]
     assert set(np.unique(chance)) == {0.0, 1.0}
     assert (chance == (few.columns["gpus"][few.runs] <= 4)).all()
 
 
-def test_a_looser_limit_never_holds_less_likely_and_a_tight_one_is_a_coin_toss():
-    plans = [planned(tpot_ms=limit, ttft_ms=800) for limit in (15, 20, 30, 60, 200)]
+def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_planned():
+    plans = [within(tpot_ms=limit, ttft_ms=800) for limit in (15, 20, 30, 60, 200)]
     chances = np.stack([limited.confidence([0, 5, 11, 17]) for limited in plans])
     assert (np.diff(np.nan_to_num(chances), axis=0) >= -1e-9).all()
-    free = planned()
-    tight = planned(tpot_ms=float(free.columns["tpot_s"][free.best_row]) * 1e3 * 1.001)
+    free = within()
+    tight = within(tpot_ms=float(free.columns["tpot_s"][free.best_row]) * 1e3 * 1.001)
     row = tight.find(free.key(free.best_row))
     assert tight.feasible[row]
     assert "coin toss" in tight.confidence_text(row)
-
-
-@pytest.mark.parametrize("asked", [0.6, 0.8, 0.95])
-def test_a_confidence_that_is_asked_for_is_a_rule(asked):
-    sure = planned(tpot_ms=30, ttft_ms=900, confidence=asked)
-    free = planned(tpot_ms=30, ttft_ms=900)
-    chance = free.confidence(np.arange(len(free)))
-    assert (sure.feasible == (free.feasible & (chance >= asked))).all()
-    for row in np.flatnonzero(free.feasible & ~sure.feasible)[:3]:
-        assert any("is asked for" in reason for reason in sure.reasons(int(row)))
-
-
-def test_where_nothing_is_sure_enough_the_changes_that_help_are_planned():
-    nothing = planned(tpot_ms=16, confidence=0.99)
+    nothing = within(tpot_ms=16, confidence=0.99)
     assert nothing.best is None
     assert nothing.changes()
     for offered in nothing.changes():
         assert plan(change(nothing.request, offered.fields)).best is not None
+
+
+@pytest.mark.parametrize("asked", [0.6, 0.8, 0.95])
+def test_a_confidence_that_is_asked_for_is_a_rule(asked):
+    sure = within(tpot_ms=30, ttft_ms=900, confidence=asked)
+    free = within(tpot_ms=30, ttft_ms=900)
+    chance = free.confidence(np.arange(len(free)))
+    assert (sure.feasible == (free.feasible & (chance >= asked))).all()
+    for row in np.flatnonzero(free.feasible & ~sure.feasible)[:3]:
+        assert any("is asked for" in reason for reason in sure.reasons(int(row)))
 
 
 def test_training_holds_a_run_to_its_time_with_a_probability():
