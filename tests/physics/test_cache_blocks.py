@@ -23,7 +23,7 @@ from tests.fixtures.rows import over
 HYBRID, GEMMA, MIXED = "Qwen/Qwen3.5-27B", "google/gemma-4-31B-it", "Qwen/Qwen3.6-35B-A3B"
 
 
-def booted(model, device, tp, max_context, release=None, **limits):
+def boot(model, device, tp, max_context, release=None, **limits):
     """The plan of a start-up, of vLLM unless the limits say otherwise."""
     work = {"input_tokens": 512, "output_tokens": 512, "concurrency": 1, "max_context": max_context}
     split = {"engine": "vllm", "tp": tp, "pp": 1, "dp": 1, "engine_version": release} | limits
@@ -32,17 +32,13 @@ def booted(model, device, tp, max_context, release=None, **limits):
     return plan_candidate(make_request(model, device, devices, workload=work, candidate=stated))[0]
 
 
-def boot(*args, **limits):
-    """The setting and the case of a start-up."""
-    block = booted(*args, **limits).blocks[0]
-    return block.setting, block.cases
+def case(*args, **limits):
+    """The setting, the case and the memory of a start-up."""
+    block = boot(*args, **limits).blocks[0]
+    return block.setting, block.cases, memory(block.setting, block.cases, np.ones(1))
 
 
-def held(*args, **limits):
-    return memory(*boot(*args, **limits), np.ones(1))
-
-
-def shared(setting, cases):
+def shared(setting, cases, _=None):
     return cache.shared_blocks(setting, setting.model.kinds, cases)
 
 
@@ -54,7 +50,7 @@ def request_blocks(setting, cases):
 
 @over("device tp cache_format page", table("physics.yaml", "pages"))
 def test_a_page_of_attention_holds_a_state(device, tp, cache_format, page):
-    setting, cases = boot(HYBRID, device, tp, 262_144, kv_dtype=cache_format)
+    setting, cases, _ = case(HYBRID, device, tp, 262_144, kv_dtype=cache_format)
     blocks = shared(setting, cases)
     assert [float(tokens[0]) for tokens, _ in blocks.full] == [page]
     # 16 layers of attention and three groups of 16 with states, two blocks of which a request holds
@@ -63,20 +59,20 @@ def test_a_page_of_attention_holds_a_state(device, tp, cache_format, page):
 
 @over("model tp max_context cache_format tokens blocks", table("physics.yaml", "logged_blocks"))
 def test_logged_tokens_are_blocks(model, tp, max_context, cache_format, tokens, blocks):
-    setting, cases = boot(model, "rtx-5090", tp, max_context, kv_dtype=cache_format)
+    setting, cases, _ = case(model, "rtx-5090", tp, max_context, kv_dtype=cache_format)
     found = int(blocks / request_blocks(setting, cases) * max_context)
     assert found == pytest.approx(tokens, abs=1)
 
 
 def test_a_logged_pool_is_that_number_of_blocks():
-    setting, cases = boot(MIXED, "rtx-5090", 1, 131_072, kv_dtype="fp8")
+    setting, cases, _ = case(MIXED, "rtx-5090", 1, 131_072, kv_dtype="fp8")
     assert 299 * float(shared(setting, cases).block_bytes[0]) / GIB == pytest.approx(5.98, abs=0.01)
 
 
 @over("release needed", [("0.25.0", 45.79), ("0.26.0", 70.79), (None, 70.79)])
 def test_windows_keep_what_is_in_flight(release, needed):
     """vllm#49878: since 0.26 two steps of 32,768 tokens are in flight, before it was one."""
-    setting, cases = boot(GEMMA, "h200-sxm", 1, 262_144, release, max_batched_tokens=32_768)
+    setting, cases, _ = case(GEMMA, "h200-sxm", 1, 262_144, release, max_batched_tokens=32_768)
     layers = setting.model.kinds
     total = cache.context_bytes(setting, layers, cases, cases.max_context)
     total = total + cache.in_flight_bytes(setting, layers, cases, cases.max_context)
@@ -90,19 +86,19 @@ def test_deepseek_v4_on_eight_h200_by_release():
     limits = {"dp": 8, "ep": 8, "max_num_seqs": 16, "memory_fraction": 0.95, "kv_dtype": "fp8"}
     model, figures = "deepseek-ai/DeepSeek-V4-Pro", []
     for release in ("0.25.0", None):
-        taken = held(model, "h200-sxm", 1, 200_000, release, **limits)
+        *_, taken = case(model, "h200-sxm", 1, 200_000, release, **limits)
         figures.append(float((taken.shortfall_bytes / taken.usable_bytes)[0]))
     assert figures[0] < -0.01
     assert 0 < figures[1] < 0.02
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@over("eager", [False, True])
 def test_graphs_are_measured_with_a_block_for_each_request(eager):
     """The recipe of Qwen3.8-27B: in NVFP4 on one RTX 5090 it dies where a layer's 256 blocks of
     1,568 tokens (784 MiB) are allocated, at any share; eagerly it starts.
     """
     limits = {"kv_dtype": "fp8", "memory_fraction": 0.93}
-    setting, cases = boot("Inferact/Qwen3.8-27B-NVFP4", "rtx-5090", 1, 32_768, **limits)
+    setting, cases, _ = case("Inferact/Qwen3.8-27B-NVFP4", "rtx-5090", 1, 32_768, **limits)
     page = float(shared(setting, cases).block_bytes[0]) / 16
     assert 256 * page == 784 * 2**20
     if eager:
@@ -118,19 +114,18 @@ def test_states_need_a_block_for_each_request():
     start; 512 did.
     """
     few, many = (
-        boot("Qwen/Qwen3.6-27B-FP8", "h100-sxm", 1, 262_144, memory_fraction=0.95, max_num_seqs=n)
+        case("Qwen/Qwen3.6-27B-FP8", "h100-sxm", 1, 262_144, memory_fraction=0.95, max_num_seqs=n)
         for n in (512, 1024)
     )
-    fits, short = (memory(*each, np.ones(1)) for each in (few, many))
-    assert float(fits.shortfall_bytes[0]) <= 0 < float(short.shortfall_bytes[0])
-    blocks = float((short.pool_bytes / shared(*many).block_bytes)[0])
+    assert float(few[2].shortfall_bytes[0]) <= 0 < float(many[2].shortfall_bytes[0])
+    blocks = float((many[2].pool_bytes / shared(*many).block_bytes)[0])
     assert blocks == pytest.approx(856, rel=0.1)
 
 
 def test_graphs_are_captured_for_these_batches_and_set_aside_since_0_20():
     largest = np.array([1, 2, 4, 8, 16, 32, 256, 512])
     assert captured_sizes(largest).tolist() == [1, 2, 3, 4, 5, 7, 35, 51]
-    now, then = (held(HYBRID, "h100-sxm", 1, 8192, release) for release in ("0.28.0", "0.19.1"))
+    now, then = (case(HYBRID, "h100-sxm", 1, 8192, release)[2] for release in ("0.28.0", "0.19.1"))
     assert now.runtime_bytes[0] - then.runtime_bytes[0] == pytest.approx(0.52 * GIB, rel=0.01)
     assert then.capture_shortfall[0] == -np.inf
 
@@ -149,7 +144,7 @@ def test_groups_have_as_many_layers_as_the_rarest_kind_and_stages_share_them():
 
     assert block_bytes(1) == 4 * block_bytes(4)
     # layers that cache alike share no blocks
-    assert shared(*boot("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", 1, 8192)) is None
+    assert shared(*case("meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", 1, 8192)) is None
 
 
 FLASH, PRO = "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"
@@ -163,7 +158,7 @@ def packed(name, value_bytes=1.0):
 
 def one(model=FLASH, tp=2, max_context=30_000, **parts):
     split = {"ep": 1, "max_batched_tokens": 8192} | parts
-    table = booted(model, "h200-sxm", tp, max_context, **split)
+    table = boot(model, "h200-sxm", tp, max_context, **split)
     return table.blocks[0], table.state(0)
 
 
@@ -198,10 +193,9 @@ def test_a_start_and_the_longest_request_need_what_vllm_logged():
     needed = m.start_bytes[0] - fixed_bytes(m)
     assert needed / GIB == pytest.approx(6.66, rel=0.1)
     assert needed == pytest.approx(6800 * 1_002_240)
+
     # By the log above, 5.44 GiB hold 13,528 tokens; 5 % more by the pinned version's narrower
     # blocks
-    m = one()[0].estimates.memory
-
     def with_pool(gib):
         return one(memory_fraction=float((fixed_bytes(m) + gib * GIB) / m.capacity_bytes[0]))
 

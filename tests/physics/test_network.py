@@ -87,17 +87,6 @@ def test_more_bytes_never_take_less(operation, name, size, ranks, more):
     assert (first == 0) == (ranks == 1)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_columns_are_many_cases_of_one(operation):
-    sizes, ranks = np.array([1e3, 1e6, 1e8, 1e6]), np.array([2.0, 4.0, 8.0, 8.0])
-    nodes = np.array([1.0, 1.0, 2.0, 4.0])
-    together = operation(WHERE["nodes"], Group(ranks, nodes), sizes)
-    alone = [
-        one(operation, WHERE["nodes"], r, s, n) for r, s, n in zip(ranks, sizes, nodes, strict=True)
-    ]
-    assert together.tolist() == alone
-
-
 def test_small_messages_go_in_one_shot_and_large_ones_in_two():
     """Twice the bytes in the second regime cost 2 (n - 1)/n of a link's time each, in the first n -
     1.
