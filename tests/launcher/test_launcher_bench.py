@@ -32,9 +32,6 @@ CHECKED = Preflight((), Machine("cpu", (), "CPU", 1, 1, 1), "1.0")
 ROWS = partial(table, "launcher_bench")
 
 
-# Streams
-
-
 @over("size", [1, 2, 3, 7, 1000])
 def test_any_chunking_gives_the_same_events(size):
     def events(stream):
@@ -57,57 +54,25 @@ class Body(io.BytesIO):
         return super().read1(min(size or 11, 11))
 
 
-def read(*data):
-    """A stream of events, and its sample: each read of 11 bytes takes a second."""
-    texts = (item if isinstance(item, str) else json.dumps(item) for item in data)
+def read(events):
+    """A stream and its sample: each read of 11 bytes takes a second."""
+    texts = (event if isinstance(event, str) else json.dumps(event) for event in events)
     stream = _Stream(0.0, clock=count(1.0).__next__)
     return stream, stream.read(Body("".join(f"data: {text}\n\n" for text in texts).encode()))
 
 
-def piece(text, **extra):
-    return {"choices": [{"text": text, **extra}]}
-
-
-def delta(**fields):
-    return {"choices": [{"delta": fields}]}
-
-
-def usage(tokens):
-    return {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": tokens}}
-
-
-LAST = piece("", finish_reason="length")
-
-
-def test_tokens_are_those_of_the_server_or_else_pieces():
-    _, sample = read(piece("ab"), piece("c"), usage(5), "[DONE]")
-    assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("abc", 4, 5)
-    assert (sample.ttft_s, sample.latency_s, sample.tpot_s) == (4.0, 7.0, 0.75)
-    end = {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": "stop"}]}
-    _, sample = read(delta(role="assistant"), delta(content="hi"), end)
-    assert (sample.text, sample.prompt_tokens, sample.output_tokens) == ("hihm", None, 2)
-    # Special tokens, and parts of a character that takes several, have no text.
-    stream, sample = read(piece(""), piece(""), LAST, usage(3), "[DONE]")
-    assert (sample.text, sample.output_tokens, stream.chunks) == ("", 3, 2)
-    assert sample.tpot_s is not None
-    assert sample.last == stream.ended  # the last token came with the reason of the end
-    _, sample = read(LAST, usage(1))
-    assert (sample.output_tokens, sample.first) == (1, sample.last)
-
-
-def test_what_opens_a_chat_is_no_token():
-    opening, empty = delta(role="assistant", content=""), delta(content="")
-    assert read(opening, empty, empty, usage(2))[0].chunks == 2
-    stream, sample = read(opening, empty, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
-    assert (stream.chunks, sample.output_tokens) == (1, 1)
-    # Some servers name the role in every chunk.
-    assert read(opening, opening, opening, usage(3))[0].chunks == 2
+@over("events expected", ROWS("streams"))
+def test_streams(events, expected):
+    stream, sample = read(events)
+    for name, value in expected.items():
+        found = getattr(stream if name in ("chunks", "ended") else sample, name)
+        assert (name, found) == (name, value)
 
 
 @over("data message", ROWS("broken_streams"))
-def test_bad_streams(data, message):
+def test_broken_streams(data, message):
     with pytest.raises(RequestError, match=message):
-        read(*data)
+        read(data)
 
 
 def test_body_fields_of_the_recipe_win_and_null_removes():
@@ -118,8 +83,6 @@ def test_body_fields_of_the_recipe_win_and_null_removes():
     chat = request_body(Api("/v1/chat/completions", "m", {}), "hello", 7)
     assert chat["messages"] == [{"role": "user", "content": "hello"}]
 
-
-# Vectors and scores
 
 POOLED = ROWS("pooled")
 
@@ -158,9 +121,6 @@ def test_a_text_is_a_result_with_the_servers_own_count_of_tokens(pooling):
     assert named == [("query", ["why"]), ("text", ["because"])]
 
 
-# Load and figures
-
-
 @over("change requests in_flight", ROWS("counts"))
 def test_how_many_requests(change, requests, in_flight):
     unset = dict.fromkeys(("request_rate", "batch", "requests"))
@@ -197,9 +157,7 @@ def test_calibration_meets_the_target():
 
     with pytest.raises(RequestError):
         calibrate(refuse, 2)
-
-
-def test_prompts_differ_and_repeat():
+    # Prompts differ and repeat.
     texts = [Prompts(20, seed=1).text(index) for index in range(50)]
     assert len({" ".join(text.split()[:4]) for text in texts}) == 50
     assert texts[3] == Prompts(20, seed=1).text(3)
@@ -227,16 +185,11 @@ def test_requests_arrive_at_random_at_the_rate_that_is_asked_for():
     driven()
     assert naps == before
 
-
-def test_a_bug_in_sending_is_a_failed_request():
-    def broken(index):
+    def broken(index):  # a bug in sending is a failed request
         raise KeyError("oops")
 
     outcome = drive(Traffic("closed", 3, 2), broken, limit_s=None, tell=str)
     assert outcome.errors == ["KeyError: 'oops'"] * 3
-
-
-# Measurements
 
 
 def test_bench_on_a_running_server(bundle):

@@ -22,7 +22,6 @@ LOST = f"1 x {NAME}; the recipe needs 2 x H100"
 
 
 def gpus(*free_bytes):
-    """A machine with these devices."""
     devices = tuple(Device(n, NAME, 80 * GIB, free) for n, free in enumerate(free_bytes))
     return Machine("cuda", devices, "CPU", 2, 64 * GIB, 32 * GIB)
 
@@ -35,9 +34,6 @@ def needs(count, used_gib):
     of_device = {"runtime": "cuda", "device": "h100-sxm", "title": "H100", "names": [NAME]}
     amounts = {"count": count, "memory_bytes": 80 * GIB, "used_bytes": used_gib * GIB}
     return lambda data: data.update(needs={**of_device, **amounts})
-
-
-# Starts
 
 
 @pytest.fixture
@@ -137,15 +133,10 @@ def on_two(world, deployed):
     return up
 
 
-def fails_on_one(up):
-    up.world.machine = ONE
-    up.world.kill("server-0")
-
-
 def test_a_lost_device_takes_the_fallback_until_it_is_found(world, on_two):
     on_two.bundle.add_fallback("1-fewer-gpus", needs(1, 60))
-    up = on_two.up()
-    fails_on_one(up)
+    up, world.machine = on_two.up(), ONE
+    world.kill("server-0")
     up.until(lambda: up.state.choice == "1-fewer-gpus" and up.state.ready)
     (fallback,) = up.happened("fallback")
     assert fallback["reason"] == LOST
@@ -163,11 +154,11 @@ def test_a_lost_device_takes_the_fallback_until_it_is_found(world, on_two):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_without_a_fallback_it_stops_and_says_which_device_is_missing(on_two, strict):
+def test_without_a_fallback_it_stops_and_says_which_device_is_missing(world, on_two, strict):
     if strict:
         on_two.bundle.add_fallback("1-fewer-gpus", needs(1, 60))
-    up = on_two.up(strict=strict)
-    fails_on_one(up)
+    up, world.machine = on_two.up(strict=strict), ONE
+    world.kill("server-0")
     refusal(up.keeper.run, kind=StartError)
     assert up.happened("gave_up")[0]["reason"] == LOST
     assert not {"restart", "fallback"} & set(up.kinds)

@@ -111,11 +111,6 @@ def test_slow_is_restarted_once_then_another_choice_or_left():
     assert decide.respond(better, slow, 99, LIMITS)[1] is Step.RESTART
 
 
-def test_rests_double_up_to_the_most():
-    assert [decide.backoff_s(n, LIMITS, 1.0) for n in range(6)] == [1, 2, 4, 8, 8, 8]
-    assert decide.backoff_s(3, LIMITS, 0.0) == 4
-
-
 def fail(track, *times, **how):
     """Failures of a service, each with a start afterwards, and what was done about each."""
     steps = []
@@ -133,6 +128,9 @@ def test_the_budget_is_for_a_window_and_stable_service_forgets():
     assert fail(decide.serving(0), 1, 40, 80, 120, 160)[1] == [Step.RESTART] * 5
     track, _ = looks(fail(decide.serving(0), 1)[0], [(52, WELL)])
     assert (track.failures, track.attempt) == ((), 0)
+    # Rests double up to the most.
+    assert [decide.backoff_s(n, LIMITS, 1.0) for n in range(6)] == [1, 2, 4, 8, 8, 8]
+    assert decide.backoff_s(3, LIMITS, 0.0) == 4
 
 
 def test_a_parked_group_is_tried_again_once_its_failures_are_old():
@@ -199,8 +197,7 @@ PROVEN = run_decide.judge(BEGUN, run_decide.Seen(alive=True, step=1), 1, OF_RUNS
 def looked(track, now, **seen):
     """The track after a look, and the trouble; a start has a thousand seconds."""
     seen = run_decide.Seen(**({"alive": True} | seen))
-    track, trouble = run_decide.judge(track, seen, now, OF_RUNS, 1000.0)
-    return track, trouble
+    return run_decide.judge(track, seen, now, OF_RUNS, 1000.0)
 
 
 def kind_of(track, now, **seen):
@@ -285,10 +282,8 @@ def test_ends_that_say_what_to_do(kind, action):
 
 def test_waiting_for_devices_costs_the_budget_and_another_choice_starts_with_all_of_it():
     track = PROVEN
-    for now, wanted in ((1.0, True), (2.0, True), (3.0, False)):
-        if now == 3.0:
-            assert run_decide.rest_s(track, OF_RUNS, 1.0) == 2.0
+    for now, wanted, rest in ((1.0, True, 1.0), (2.0, True, 2.0), (3.0, False, 4.0)):
         track, worth = run_decide.waited(track, now, OF_RUNS)
-        assert worth is wanted
+        assert (worth, run_decide.rest_s(track, OF_RUNS, 1.0)) == (wanted, rest)
     fresh = run_decide.forgiven(track)
     assert (fresh.failures, fresh.attempt, fresh.stuck, fresh.proven) == ((), 0, 0, False)

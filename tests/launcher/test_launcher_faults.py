@@ -71,24 +71,17 @@ def test_what_lies_where_the_launcher_writes(bundle, capsys):
     assert not bundle.up
 
 
-def may_mount():
-    """Whether a private mount is allowed here."""
-    if shutil.which("unshare") is None:
-        return False
-    probe = "mount -t tmpfs none /mnt"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", probe], capture_output=True, check=False)
-    return done.returncode == 0
-
-
 @pytest.fixture(scope="module")
 def mounted():
     """The launcher where ``mount`` was run before, for it alone, refuses a command."""
-    if not may_mount():
+    private = ["unshare", "-rm", "sh", "-c"]
+    probe = [*private, "mount -t tmpfs none /mnt"]
+    if not shutil.which("unshare") or subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("no private mounts here")
 
     def refused(bundle, mount, words, says):
         program = [sys.executable, str(bundle.root / "launch.py"), *words]
-        command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", *program]
+        command = [*private, f'{mount} && exec "$@"', "sh", *program]
         settings = {"capture_output": True, "text": True, "timeout": PATIENCE, "cwd": bundle.root}
         done = subprocess.run(command, check=False, **settings)
         refuses(done.returncode, done.stderr, words, says)
@@ -146,7 +139,12 @@ def test_letters_that_the_terminal_lacks(standing, tmp_path, name, encoding, lin
         run(odd, "down")
 
 
-def test_a_launcher_that_was_copied_in_part(standing):
+def test_output_that_nobody_reads_and_a_launcher_that_was_copied_in_part(standing):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run(standing, "status", capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
     module = standing.root / "launcher" / "engine.py"
     text = module.read_text()
     for size in (None, 0, 700):
@@ -158,14 +156,6 @@ def test_a_launcher_that_was_copied_in_part(standing):
         assert done.stderr.startswith("launch: launcher/ is damaged: ")
         assert done.stderr.count("\n") == 1
         module.touch()
-
-
-def test_output_that_nobody_reads(standing):
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = run(standing, "status", capture_output=False, stdout=writing, stderr=subprocess.PIPE)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("version", [(2, 7, 18), (3, 6, 15), (3, 9, 18)])

@@ -38,7 +38,7 @@ def test_a_server_that_is_killed_is_restarted(world, deployed):
 
 
 def test_what_hangs_is_ended_and_restarted(world, deployed):
-    up = deployed(hang_s=10).up()
+    up = deployed(hang_s=10, crash_budget=9).up()
     server = world["server-0"]
     up.outlives("server-0", signal.SIGSTOP)
     (event,) = up.happened("hung")
@@ -47,6 +47,18 @@ def test_what_hangs_is_ended_and_restarted(world, deployed):
     world["server-0"].sick = True  # 503 is no answer
     up.settled(2)
     assert len(up.happened("hung")) == 2
+    server = world["server-0"]
+    server.sick = server.stubborn = server.held = True  # by a driver
+    up.until(lambda: "do not end" in up.said.text)
+    assert world.living() == [server]
+    server.held = False
+    up.settled(3)
+    assert server.code == -signal.SIGKILL
+    world.scripts["server-0"] = [silent(), serves()]
+    world.kill("server-0")
+    up.settled(5)  # a start that never answers is late
+    assert up.kinds[-7:-2] == ["died", "restart", "start", "hung", "restart"]
+    assert up.happened("hung")[-1]["reason"] == "not ready after 120 s"
 
 
 def test_requests_without_new_tokens_are_a_hang(world, deployed):
@@ -60,15 +72,6 @@ def test_requests_without_new_tokens_are_a_hang(world, deployed):
     up.settled(1)
     (event,) = up.happened("hung")
     assert event["reason"].startswith("1 request, no new token for ")
-
-
-def test_a_start_that_never_answers_is_late(world, deployed):
-    up = deployed().up()
-    world.scripts["server-0"] = [silent(), serves()]
-    world.kill("server-0")
-    up.settled(2)
-    assert up.kinds[:4] == ["died", "restart", "start", "hung"]
-    assert up.happened("hung")[0]["reason"] == "not ready after 120 s"
 
 
 def test_a_slow_server_is_restarted_once(world, deployed):
@@ -183,9 +186,6 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
     assert world.pids()["server-0"] == before
 
 
-# Its end, and that of its launcher
-
-
 @pytest.mark.parametrize(
     ("number", "reason", "runs"),
     [
@@ -238,17 +238,6 @@ def test_a_command_at_work_and_a_full_disk_are_outlived(world, deployed, monkeyp
     assert len(world.living()) == 1
 
 
-def test_a_process_that_a_driver_holds_is_told(world, deployed):
-    up = deployed(hang_s=10).up()
-    server = world["server-0"]
-    server.sick = server.stubborn = server.held = True
-    up.until(lambda: "do not end" in up.said.text)
-    assert world.living() == [server]
-    server.held = False
-    up.settled(1)
-    assert server.code == -signal.SIGKILL
-
-
 @pytest.mark.usefixtures("writes_are_steps")
 @pytest.mark.parametrize("story", ["restart", "fallback", "park", "roll"])
 def test_a_launcher_may_be_killed_at_any_step(world, deployed, story):
@@ -298,9 +287,6 @@ def test_a_launcher_may_be_killed_at_any_step(world, deployed, story):
         world.processes.known.clear()
         world.clock.plans.clear()
     assert nth >= 10
-
-
-# Commands that wait for a keeper, or dismiss it
 
 
 def kept_by(world, up, **heeds):
@@ -369,9 +355,6 @@ def test_a_keeper_that_does_not_start_is_told(world, deployed):
     assert words[words.index("keep") :] == ["keep", "--strict"]
 
 
-# Drains
-
-
 @pytest.mark.parametrize("figures", [False, True], ids=["connections", "figures"])
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "unkept"])
 def test_a_drain_lets_requests_finish(world, deployed, figures, kept):
@@ -420,9 +403,6 @@ def test_a_kept_bundle_is_drained_by_its_keeper(world, deployed):
     request = Request(up.bundle.root, "down", drain=25)
     keep.drain(request, up.plan, up.state, up.said, world=world)
     assert (asked, keeper.code) == ([{"drain_s": 25}], 0)
-
-
-# What it tells
 
 
 def test_its_own_figures(world, deployed):

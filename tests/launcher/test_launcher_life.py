@@ -14,7 +14,7 @@ from recipe_core.launcher import procs, state, supervisor
 from recipe_core.launcher.errors import LateError, LauncherError, StartError
 from recipe_core.launcher.interrupts import interruptible, uninterrupted
 from tests.fixtures.fake_world import FakeClock, Said, dies, serves, silent
-from tests.fixtures.patience import PATIENCE, comes
+from tests.fixtures.patience import comes
 from tests.fixtures.refusals import refusal
 
 HUP, TERM = signal.SIGHUP, signal.SIGTERM
@@ -27,6 +27,11 @@ def test_a_server_that_dies_shows_its_log(world, deployed):
     assert error.message == "server-0 ended before it was ready."
     assert error.detail == "fatal: no weights on this shelf"
     assert not up.recorded
+    up = deployed(2)  # what cannot be started stops the others
+    world.missing.add("server-1")
+    world.scripts["server-0"] = [serves()]
+    assert refusal(up.start, kind=StartError).hint == "Install it: pip install fake==1"
+    assert (world["server-0"].code, up.recorded) == (-TERM, False)
 
 
 @pytest.mark.parametrize("how", [silent(), serves(sick=True)], ids=["silent", "sick"])
@@ -40,16 +45,6 @@ def test_a_server_that_never_answers_is_stopped(world, deployed, how):
     assert "waiting for server-0: 3 s of 120; loading" in up.said.lines
     assert up.said.lines[-1] == "stopped server-0"
     assert (world.living(), up.recorded) == ([], False)
-
-
-def test_what_cannot_be_started_stops_the_others(world, deployed):
-    up = deployed(2)
-    world.missing.add("server-1")
-    assert refusal(up.start, kind=StartError).hint == "Install it: pip install fake==1"
-    assert (world["server-0"].code, up.recorded) == (-TERM, False)
-
-
-# Signals
 
 
 @pytest.fixture
@@ -103,9 +98,6 @@ def test_a_second_signal_at_once_is_the_same_end():
             except KeyboardInterrupt:
                 ends.append(passed)
     assert ends == [2, 2]
-
-
-# Whose processes they are
 
 
 def test_a_recycled_pid_is_not_signalled(world, deployed):
@@ -184,12 +176,6 @@ def test_the_kernel_shows_who_writes_a_log_and_who_ignores_a_signal(tmp_path):
         ended, left = here.terminate([(writer, started)], "none", grace_s=0.2, logs=[str(log)])
         assert (ended, left) == ({(writer, started)}, set())
         assert (here.reap(writer), here.alive(writer, started)) == (-signal.SIGKILL, False)
-        marked = {**os.environ, procs.MARK: "mark-1"}
-        with (tmp_path / "other.log").open("wb") as output:
-            worker = here.start(["sleep", "600"], cwd=tmp_path, env=marked, output=output)
-        assert comes(lambda: here.marked(worker[0], "mark-1"))  # once its program is loaded
-        assert here.terminate([(2**22 + 1, 5)], "mark-1", grace_s=PATIENCE)[0] == {worker}
-        assert here.reap(worker[0]) == -TERM
     finally:
         reader.kill()
         reader.wait()

@@ -7,56 +7,41 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 
 from recipe_core.launcher import holders, machine
 from recipe_core.launcher.claims import Memory, node_memories
 from recipe_core.launcher.holders import Holder
-from recipe_core.launcher.machine import Device, parse_amd_smi, parse_nvidia_smi, parse_rocm_smi
+from recipe_core.launcher.machine import Device
 from recipe_core.launcher.observe import Observer
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.world import HERE
+from tests.fixtures.rows import over, table
 
+ROWS = partial(table, "launcher_machine")
 H100 = "NVIDIA H100 80GB HBM3, 81559\n" * 8
-MI300X, MI350X, SIZE = "AMD Instinct MI300X", "AMD Instinct MI350X", 206141652992
-ROCM_SMI = {
-    f"card{n}": {
-        f"Card {series}": MI300X if n else "0x74a1",
-        f"Card {model}": "0x74a1" if n else f"{MI300X} OAM",
-        "VRAM Total Memory (B)": str(SIZE),
-    }
-    for n, series, model in ((1, "Series", "Model"), (0, "series", "model"))
-} | {"system": {"Driver version": "6.10.5"}}
+SIZE = 206141652992
 
 
-def test_nvidia_smi():
-    devices = parse_nvidia_smi(H100)
-    assert len(devices) == 8
-    assert devices[7] == Device(7, "NVIDIA H100 80GB HBM3", 81559 << 20)
-    assert parse_nvidia_smi("NVIDIA GB10, [N/A]\n") == [Device(0, "NVIDIA GB10", None)]
-    assert parse_nvidia_smi("No devices were found\n") == []
+def printed(data):
+    return data if isinstance(data, str) else json.dumps(data)
 
 
-def test_rocm_smi_sorts_and_finds_the_name():
-    assert parse_rocm_smi("WARNING: something\n" + json.dumps(ROCM_SMI)) == [
-        Device(0, f"{MI300X} OAM", SIZE),
-        Device(1, MI300X, SIZE),
-    ]
+@over("tool data devices", ROWS("devices"))
+def test_devices_as_tools_print_them(tool, data, devices):
+    parse = getattr(machine, f"parse_{tool}_smi")
+    assert parse(printed(data)) == [Device(*device) for device in devices]
 
 
-def test_amd_smi():
-    cards = [
-        {"gpu": n, "asic": {"market_name": MI350X}, "vram": {"type": "HBM3E", "size": size}}
-        for n, size in enumerate(({"value": 294896, "unit": "MB"}, "N/A"))
-    ]
-    found = [Device(0, MI350X, 294896 << 20), Device(1, MI350X, None)]
-    for listed in (cards, {"gpu_data": cards}):
-        assert parse_amd_smi(json.dumps(listed)) == found
-    sizes = {"total_vram": 196592, "used_vram": 592}
-    usage = {name: {"value": size, "unit": "MB"} for name, size in sizes.items()}
-    listed = [{"gpu": 0, "mem_usage": usage}]
-    assert machine.parse_amd_usage(json.dumps(listed)) == {0: 196000 << 20}
-    usage["free_vram"] = {"value": 195000, "unit": "MB"}
-    assert machine.parse_amd_usage(json.dumps({"gpu_data": listed})) == {0: 195000 << 20}
+@over("data free", ROWS("amd_usage"))
+def test_free_memory_as_amd_smi_tells_it(data, free):
+    assert machine.parse_amd_usage(printed(data)) == free
+
+
+@over("tool data found", ROWS("holders"))
+def test_processes_on_devices_as_tools_print_them(tool, data, found):
+    parse = getattr(holders, f"parse_{tool}")
+    assert parse(printed(data)) == [Holder(2**22 + 7, *each) for each in found]
 
 
 def test_kfd_lists_only_nodes_with_simds(tmp_path):
@@ -81,7 +66,7 @@ def test_detect_through_the_tools(tmp_path, monkeypatch):
     found = machine.detect()
     assert found.runtime == "cpu"
     assert "couldn't communicate" in found.notes[0]
-    tool(tmp_path, "rocm-smi", json.dumps(ROCM_SMI))
+    tool(tmp_path, "rocm-smi", next(data for name, data, _ in ROWS("devices") if name == "rocm"))
     assert (machine.detect().runtime, len(machine.detect().devices)) == ("rocm", 2)
     tool(tmp_path, "nvidia-smi", H100.strip())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
@@ -95,27 +80,21 @@ def test_detect_through_the_tools(tmp_path, monkeypatch):
     assert found.notes == ("CUDA_VISIBLE_DEVICES= hides all of 8 x NVIDIA H100 80GB HBM3",)
 
 
-def test_visible_devices_as_the_runtimes_read_them(monkeypatch):
+@over("value left", ROWS("visible"))
+def test_visible_devices_as_the_runtimes_read_them(monkeypatch, value, left):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     devices = [Device(n, "NVIDIA H200", None) for n in (0, 1)]
-    none = [(value, []) for value in ("", " ", "-1", "-1,0")]
-    for value, left in [*none, ("1, 0", [0, 1]), ("0,9,1", [0]), ("GPU-8a2f", [0, 1])]:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        seen = [device.index for device in machine.visible(devices, "CUDA_VISIBLE_DEVICES")]
-        assert (value, seen) == (value, left)
+    seen = machine.visible(devices, "CUDA_VISIBLE_DEVICES")
+    assert [device.index for device in seen] == left
 
 
-def test_the_kernel_says_which_driver_it_has(tmp_path, monkeypatch):
-    nvidia = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\nGCC version: 12"
+@over("runtime text version", ROWS("drivers"))
+def test_the_kernel_says_which_driver_it_has(tmp_path, monkeypatch, runtime, text, version):
     path = tmp_path / "version"
-    for runtime, text, version in (
-        ("cuda", nvidia, "550.54.15"),
-        ("rocm", "6.8.5\n", "6.8.5"),
-        ("cuda", "nothing of use", ""),
-        ("cuda", None, ""),
-    ):
-        path.unlink(missing_ok=True) if text is None else path.write_text(text)
-        monkeypatch.setitem(machine._DRIVERS, runtime, (path, machine._DRIVERS[runtime][1]))
-        assert machine.driver_version(runtime) == version
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setitem(machine._DRIVERS, runtime, (path, machine._DRIVERS[runtime][1]))
+    assert machine.driver_version(runtime) == version
 
 
 # Memory, and who holds it
@@ -146,26 +125,6 @@ def test_nodes_of_memory(tmp_path):
     (limited,) = node_memories(frozenset({1}), tmp_path, **sizes)
     assert (limited.total_bytes, limited.free_bytes) == (800 << 10, 300 << 10)
     assert node_memories(frozenset({1}), tmp_path / "none") == ()
-
-
-def test_processes_on_devices_as_tools_print_them():
-    nothing = 2**22 + 7  # no such process: the tool's name stands
-    for text, found in (
-        (f"{nothing}, 38912, /usr/bin/python3\n{nothing}, 1024, x\n", [("x", 39936 << 20)]),
-        ("No running processes found", []),
-        (f"{nothing}, [N/A], [Not Found]", [("", None)]),
-    ):
-        assert holders.parse_compute_apps(text) == [Holder(nothing, *each) for each in found]
-    usage = {"vram_mem": {"value": 37, "unit": "GB"}}
-    process = {"name": "python3", "pid": nothing, "memory_usage": usage}
-    for info, found in (
-        (process, [Holder(nothing, "python3", 37 << 30)]),
-        ("No running processes detected", []),
-    ):
-        devices = [{"gpu": 0, "process_list": [{"process_info": info}]}]
-        assert holders.parse_amd_processes(json.dumps(devices)) == found
-    pids = json.dumps({"system": {f"PID{nothing}": "python3, 1, 40802189312, 0, 0"}})
-    assert holders.parse_rocm_pids(pids) == [Holder(nothing, "python3", 40802189312)]
 
 
 def test_who_holds_memory_of_the_machine():

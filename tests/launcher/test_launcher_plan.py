@@ -82,9 +82,6 @@ def test_pools_find_each_other_once_every_address_is_known(tmp_path, nodes):
     assert unknown_nodes(plan) == []
 
 
-# Targets and limits
-
-
 @over(
     "workload most load",
     [

@@ -3,52 +3,85 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from recipe_core.launcher import procs
+from recipe_core.launcher import events, procs
 from tests.fixtures.bundles import training_bundle, usual_signals, with_variable
-from tests.fixtures.kept import (
-    Client,
-    happened,
-    keeper,
-    kept,
-    kill,
-    kinds,
-    members,
-    page,
-    runs,
-    servers,
-    serves,
-    until,
-)
-from tests.fixtures.patience import PATIENCE
+from tests.fixtures.patience import PATIENCE, until
 from tests.fixtures.ports import free_port
+
+
+def kept(bundle, **limits):
+    """The bundle with quick limits; ``limits`` differ."""
+    quick = {"window_s": 600, "stable_s": 600, "hang_s": 4, "slow_s": 1.5, "drain_s": 60}
+    quick |= {"crash_budget": 3, "backoff_s": 0.05, "backoff_most_s": 0.2, "poll_s": 0.1}
+    bundle.edit(lambda data: data.update(supervision=quick | limits))
+    return bundle
+
+
+def happened(bundle, kind):
+    return [event for event in events.read(bundle.root / "run") if event["event"] == kind]
+
+
+def kinds(bundle):
+    return [event["event"] for event in events.read(bundle.root / "run")]
+
+
+def servers(bundle):
+    return {server["name"]: server["pid"] for server in bundle.state()["servers"]}
+
+
+def keeper(bundle):
+    return bundle.state()["keeper"]["pid"]
+
+
+def runs(pid):
+    stat = procs.read_stat(pid)
+    return stat is not None and stat.state not in "ZX"
+
+
+def worker_of(leader):
+    """The other living process of its group."""
+    (worker,) = {stat.pid for stat in procs.HERE.running() if stat.group == leader} - {leader}
+    return worker
+
+
+def serves(bundle, restarts):
+    """Whether all is ready, after at least so many restarts."""
+    return bundle.up and bundle.state()["ready"] and bundle.state()["restarts"] >= restarts
+
+
+def page(bundle, path):
+    port = bundle.state()["keeper"]["metrics_port"]
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:  # not yet
+        return 0, ""
 
 
 def kill_and_collect(pid):
     """End a process; what this test started ends only once it is collected."""
-    kill(pid)
-    until(lambda: collected(pid))
-
-
-def collected(pid):
-    procs.reap(pid)
-    return not runs(pid)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: procs.reap(pid) is not None or not runs(pid))
 
 
 def changed(before, after):
     return {name for name in before if before[name] != after[name]}
-
-
-# Serving
 
 
 def test_up_status_and_down(bundle):
@@ -85,9 +118,9 @@ def test_a_server_that_is_killed_is_restarted_without_its_workers(make_bundle):
     bundle = kept(make_bundle("--worker"))
     assert bundle.run("up") == 0
     before = servers(bundle)["server-0"]
-    (worker,) = members(before) - {before}
+    worker = worker_of(before)
     until(lambda: page(bundle, "/healthz") == (200, "serving\n"))
-    kill(before)
+    os.kill(before, signal.SIGKILL)
     until(lambda: serves(bundle, 1))
     answer = bundle.answers("status")
     assert (answer["state"], answer["supervision"]) == ("up", "supervised")
@@ -108,11 +141,11 @@ def test_a_server_that_is_killed_is_restarted_without_its_workers(make_bundle):
 def test_a_stopped_server_is_a_hang_and_a_stopped_keeper_keeps_nobody_waiting(bundle):
     assert kept(bundle, hang_s=2).run("up") == 0
     before = servers(bundle)["server-0"]
-    kill(before, signal.SIGSTOP)
+    os.kill(before, signal.SIGSTOP)
     until(lambda: serves(bundle, 1))
     assert happened(bundle, "hung")[0]["cause"] == "hang"
     watcher = keeper(bundle)
-    kill(watcher, signal.SIGSTOP)
+    os.kill(watcher, signal.SIGSTOP)
     assert bundle.run("down") == 0
     assert not any(runs(pid) for pid in (before, watcher))
 
@@ -160,7 +193,7 @@ def test_a_foreground_takes_over_keeps_and_tells_systemd(bundle, tmp_path, monke
         until(lambda: told("READY=1", "WATCHDOG=1"))
         assert (keeper(bundle), runs(first)) == (shown.pid, False)
         assert servers(bundle) == before
-        kill(before["server-0"])
+        os.kill(before["server-0"], signal.SIGKILL)
         until(lambda: serves(bundle, 1))
         shown.send_signal(signal.SIGTERM)
         until(lambda: told("STOPPING=1"))
@@ -168,16 +201,20 @@ def test_a_foreground_takes_over_keeps_and_tells_systemd(bundle, tmp_path, monke
     assert not bundle.up
 
 
+def completion(bundle, tokens):
+    url = f"http://127.0.0.1:{bundle.port}/v1/completions"
+    body = json.dumps({"prompt": "a", "max_tokens": tokens}).encode()
+    return urllib.request.urlopen(url, body, timeout=PATIENCE)
+
+
 def test_a_drain_lets_a_request_finish(make_bundle, tmp_path):
     orders = tmp_path / "orders"
     bundle = kept(make_bundle("--orders", str(orders)), hang_s=600)
     bundle.run("up")
-    url = f"http://127.0.0.1:{bundle.port}/v1/completions"
-    body = json.dumps({"prompt": "a", "max_tokens": 30}).encode()
     pid = servers(bundle)["server-0"]
     until(lambda: page(bundle, "/healthz")[0] == 200)
     orders.write_text("stuck")  # the request runs until the word is gone
-    with urllib.request.urlopen(url, body, timeout=PATIENCE) as answer, ExitStack() as stack:
+    with completion(bundle, 30) as answer, ExitStack() as stack:
         draining = subprocess.Popen([*bundle.stand_alone(), "down", "--drain", "90"])
         stack.callback(draining.wait, PATIENCE)
         until(lambda: happened(bundle, "drain"))
@@ -193,18 +230,24 @@ def test_a_drain_lets_a_request_finish(make_bundle, tmp_path):
 def test_replicas_are_restarted_without_a_failed_request(make_bundle):
     bundle = kept(make_bundle("--metrics", "--delay", "0.01").put_replicas(routed=True))
     assert bundle.run("up") == 0
-    before = servers(bundle)
-    clients = [Client(bundle.port, tokens=10) for _ in range(3)]
+    before, answers, ends = servers(bundle), [0, 0, 0], threading.Event()
+
+    def asks(number):
+        while not ends.is_set():
+            with completion(bundle, 10) as answer:
+                assert b"[DONE]" in answer.read()
+            answers[number] += 1
+
+    with ThreadPoolExecutor() as pool, ExitStack() as stack:
+        stack.callback(ends.set)
+        clients = [pool.submit(asks, number) for number in range(3)]
+        until(lambda: all(answers))
+        assert "restarted server-0, server-1" in bundle.says(0, "restart")
+        until(lambda: serves(bundle, 2))
+        after, served = servers(bundle), list(answers)
+        until(lambda: all(now > then for now, then in zip(answers, served, strict=True)))
     for client in clients:
-        client.start()
-    until(lambda: all(client.answers for client in clients))
-    assert "restarted server-0, server-1" in bundle.says(0, "restart")
-    until(lambda: serves(bundle, 2))
-    after, served = servers(bundle), [client.answers for client in clients]
-    until(lambda: all(c.answers > count for c, count in zip(clients, served, strict=True)))
-    for client in clients:
-        client.stop()
-    assert [client.errors for client in clients] == [[], [], []]
+        client.result()  # no request has failed
     assert changed(before, after) == {"server-0", "server-1"}
     assert not any(runs(before[name]) for name in ("server-0", "server-1"))
     drained = [(event["name"], event["finished"]) for event in happened(bundle, "drained")]
@@ -218,7 +261,7 @@ def test_what_outlives_its_server_is_seen_and_ended(make_bundle):
         """The worker of a server that was killed while nobody kept it."""
         assert bundle.run("up", "--no-keep") == 0
         leader = servers(bundle)["server-0"]
-        (worker,) = members(leader) - {leader}
+        worker = worker_of(leader)
         kill_and_collect(leader)
         return worker
 
@@ -249,9 +292,6 @@ def test_a_worker_of_a_server_is_started_without_being_asked(bundle):
     assert bundle.run("down", "--node", "1") == 0
 
 
-# Training
-
-
 @pytest.fixture
 def train(tmp_path):
     """A training bundle; what runs of it at the end is ended."""
@@ -259,17 +299,14 @@ def train(tmp_path):
 
     def make(steps, nodes=1, **scenario):
         found = training_bundle(tmp_path / "bundle", tmp_path, free_port(), steps, nodes=nodes)
-        limits = {"backoff_s": 0.05, "backoff_most_s": 0.1, "poll_s": 0.1, "crash_budget": 3}
-        found.edit(lambda data: data.update(supervision=limits))
+        made.append(kept(found))
         (found.root / "run").mkdir()
         (found.root / "run" / "fake.json").write_text(json.dumps(scenario))
-        made.append(found)
         return found
 
     yield make
-    for found in made:
-        if found.up:
-            found.run("down")
+    if made[0].up:
+        made[0].run("down")
 
 
 def test_a_run_is_restarted_and_its_keeper_ends_with_it(train):
@@ -282,11 +319,11 @@ def test_a_run_is_restarted_and_its_keeper_ends_with_it(train):
     before = servers(bundle)
     assert bundle.run("up") == 0
     assert servers(bundle) == before
-    kill(before["trainer-0"])
+    os.kill(before["trainer-0"], signal.SIGKILL)
     until(lambda: "restart" in kinds(bundle))
     watcher = keeper(bundle)
     (bundle.root / "run" / "stop").touch()
-    until(lambda: collected(watcher))
+    until(lambda: procs.reap(watcher) is not None or not runs(watcher))
     assert kinds(bundle)[-4:] == ["died", "restart", "stopped", "keeper_stop"]
     assert bundle.answers("status")["state"] == "down"
     assert not bundle.up

@@ -29,7 +29,6 @@ def restart(up, *names):
 
 
 def told(up):
-    """What happened to which server."""
     return [f"{event['event']} {event['name']}" for event in up.events if "name" in event]
 
 
@@ -52,15 +51,6 @@ def test_replicas_are_restarted_one_after_the_other(world, routed, capsys):
     assert sorted(world["router"].workers) == workers
 
 
-def test_requests_that_do_not_end_are_waited_for_up_to_a_limit(world, routed):
-    up = routed()
-    world["server-0"].running = 1
-    up.keeper.rolling.ask(["server-0"])
-    up.until(lambda: not up.keeper.rolling.groups)
-    assert up.happened("drain")[0]["limit_s"] == 30
-    assert up.happened("drained")[0]["finished"] is False
-
-
 def test_one_replica_by_name(world, routed):
     up = routed()
     before = world.pids()
@@ -75,12 +65,15 @@ def test_one_replica_by_name(world, routed):
 
 def test_a_keeper_restarts_what_it_is_asked_for(world, routed):
     up = routed()
+    world["server-1"].running = 1  # a request that does not end is waited for up to a limit
     keeping.ask(up.own, keeping.me(), keeping.READ, world=world, restart=["server-1"])
     up.keeper.asked.append(keeping.READ)
     up.rounds(1)
     up.until(lambda: not up.keeper.rolling.groups)
     assert told(up) == [f"{kind} server-1" for kind in ROLLED]
     assert up.happened("restart")[0]["cause"] == "requested"
+    assert up.happened("drain")[0]["limit_s"] == 30
+    assert up.happened("drained")[0]["finished"] is False
 
 
 def test_a_single_replica_says_that_it_interrupts(world, deployed, capsys):

@@ -16,6 +16,8 @@ from tests.fixtures.bundles import training_bundle
 from tests.fixtures.fake_world import GIB, Killed, Said, serves
 from tests.fixtures.refusals import refusal
 
+LOSS = "RuntimeError: the loss is not a number"
+
 
 def fault(step, kind, times=1, **more):
     return {"step": step, "kind": kind, "times": times, **more}
@@ -27,9 +29,6 @@ def gives_up(run, **options):
     assert (run.world.living(), run.recorded) == ([], False)
     assert run.happened("keeper_stop")[0]["reason"] == "gave up"
     return error
-
-
-# Up and down
 
 
 def wait_first_step(run, current, **options):
@@ -54,7 +53,7 @@ def test_up_waits_for_the_first_step_or_as_long_as_was_said(world, trained):
 def test_up_says_why_a_run_ended_before_its_first_step(world, trained):
     run = trained(8, fault(1, "crash", 99))
     error = refusal(wait_first_step, run, run.start(), no_keep=True, kind=StartError)
-    assert error.detail == "RuntimeError: the loss is not a number"
+    assert error.detail == LOSS
     assert (world.living(), run.recorded) == ([], False)
 
     def keeper_gives_up():
@@ -102,74 +101,60 @@ def test_what_is_missing_is_one_error(tmp_path):
         assert "Traceback" not in printed
 
 
-# Runs that break
-
-
-@pytest.mark.parametrize("kind", ["crash", "kill"])
-def test_a_run_that_crashed_goes_on_from_its_checkpoint(trained, kind):
-    run = trained(12, fault(6, kind)).up(shown=0)
+@pytest.mark.parametrize(
+    ("kind", "event", "field", "end"),
+    [
+        ("crash", "died", "reason", "its exit code is not known"),
+        ("kill", "died", "reason", "its exit code is not known"),
+        ("kill", "killed", "cause", "host-memory-killed"),
+        ("hang", "hung", "reason", "; a step takes 1 s"),
+        ("stop", "hung", "reason", "; a step takes 1 s"),
+        ("rollback", "rollback", "skipped", "[5, 6]"),
+    ],
+)
+def test_a_run_that_breaks_goes_on_from_its_checkpoint(world, trained, kind, event, field, end):
+    faults = [] if kind == "stop" else [fault(6, kind)]
+    run = trained(12, *faults, crash_budget=1).up(shown=0)
+    if event == "killed":
+        world.after(5.5, lambda: world.oom.update(machine=1))
+    if kind == "stop":
+        world.after(5.5, lambda: world.kill("trainer-0", signal.SIGSTOP))
     run.keep()
-    assert run.kinds == ["keeper_start", "died", "restart", "finished", "keeper_stop"]
+    assert run.kinds == ["keeper_start", event, "restart", "finished", "keeper_stop"]
+    assert str(run.happened(event)[0][field]).endswith(end)
     assert run.happened("restart")[0]["step"] == 4
     for n in range(1, 13):  # the foreground follows every step
         times = 2 if n == 5 else 1
         assert run.said.text.count(f"step {n} of 12: loss {5 / n:.4f}, 1,000.0/s") == times
     assert (run.shown["state"], run.recorded) == ("finished", False)
+    assert run.shown.get("rollbacks", 0) == (kind == "rollback")
 
 
-def test_a_hang_is_ended_and_the_run_goes_on(world, trained):
-    run = trained(12, fault(6, "hang")).up()
-    run.keep()
-    assert run.kinds[1:4] == ["hung", "restart", "finished"]
-    assert run.happened("hung")[0]["reason"].endswith("; a step takes 1 s")
+CODE_1, UNKNOWN = "ended with exit code 1", "ended; its exit code is not known"
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
-def test_a_stopped_process_is_a_hang_too(world, trained):
-    run = trained(40).up()
-    world.after(10, lambda: world.kill("trainer-0", signal.SIGSTOP))
-    run.keep()
-    assert run.kinds[1:4] == ["hung", "restart", "finished"]
-
-
-def test_a_rollback_is_no_failure(trained):
-    run = trained(8, fault(5, "rollback"), crash_budget=1).up()
-    run.keep()
-    assert run.kinds[1:4] == ["rollback", "restart", "finished"]
-    assert run.happened("rollback")[0]["skipped"] == [4, 5]
-    assert run.shown["rollbacks"] == 1
-
-
-def test_what_a_person_must_change_is_not_tried_again(trained):
-    run = trained(8, fault(3, "refuse", 9))
-    said = "trainer-0 ended before its last step: train.json.steps is '4', not int."
-    assert gives_up(run).message == said
-    assert run.kinds == ["keeper_start", "died", "gave_up", "keeper_stop"]
-    assert run.happened("gave_up")[0]["cause"] == "refused"
-
-
-def test_a_run_that_always_fails_is_given_up_with_a_diagnosis(trained):
-    log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    run = trained(12, fault(6, "crash", 99, log=log))
+@pytest.mark.parametrize(
+    ("failure", "cause", "restarts", "message", "detail"),
+    [
+        (fault(3, "refuse", 9), "refused", 0, "train.json.steps is '4', not int.", ""),
+        (fault(6, "crash", 99, log=OUT_OF_MEMORY), "device-memory", 3, CODE_1, OUT_OF_MEMORY),
+        (fault(1, "crash", 99), "loss-not-a-number", 0, UNKNOWN, LOSS),
+    ],
+)
+def test_a_run_is_given_up_with_a_diagnosis(trained, failure, cause, restarts, message, detail):
+    run = trained(12, failure)
     error = gives_up(run)
-    assert error.message.startswith("trainer-0 ended before its last step: ended")
-    assert "ended with exit code 1; it is not started again" in error.message
-    assert error.hint.startswith("Diagnosis: ")
-    assert run.kinds.count("restart") == 3
+    again = "" if cause == "refused" else "; it is not started again."
+    assert error.message == f"trainer-0 ended before its last step: {message}{again}"
+    assert (error.detail or "").endswith(detail)
+    assert run.kinds.count("restart") == restarts
+    assert run.kinds[-3:] == ["died", "gave_up", "keeper_stop"]
     (last,) = run.happened("gave_up")
-    assert (last["cause"], last["lines"], last["restarts"]) == ("device-memory", [log], 3)
-
-
-def test_a_run_that_never_made_a_step_is_not_tried_again(trained):
-    run = trained(8, fault(1, "crash", 99))
-    assert gives_up(run).detail == "RuntimeError: the loss is not a number"
-    assert "restart" not in run.kinds
-
-
-def test_a_kill_for_want_of_memory_is_named(world, trained):
-    run = trained(12, fault(6, "kill")).up()
-    world.after(5.5, lambda: world.oom.update(machine=1))
-    run.keep()
-    assert run.happened("killed")[0]["cause"] == "host-memory-killed"
+    assert (last["cause"], last.get("restarts", 0)) == (cause, restarts)
+    if cause == "device-memory":
+        assert last["lines"] == [OUT_OF_MEMORY]
+        assert error.hint.startswith("Diagnosis: ")
 
 
 def test_a_rank_that_torchrun_names_is_diagnosed(world, trained):
@@ -206,9 +191,6 @@ def test_a_program_that_is_gone_is_named(world, trained):
     run = trained(12, fault(6, "crash"))
     world.when(lambda: "died" in run.kinds, lambda: world.missing.add("trainer-0"))
     assert "cannot be started" in gives_up(run).message
-
-
-# Runs and keepers that are ended
 
 
 def test_a_run_stops_with_a_checkpoint_when_somebody_asks(world, trained):
@@ -280,9 +262,6 @@ def test_a_keeper_may_be_killed_at_any_step(world, trained):
             shutil.rmtree(run.own / folder)
         (run.own / "metrics.csv").unlink()
     assert nth > 8
-
-
-# Devices
 
 
 def gpus(count):
