@@ -16,7 +16,6 @@ from recipe_core.model.spec import (
     CompressedAttention,
     DenseMlp,
     GroupedAttention,
-    LatentAttention,
     LinearAttention,
     MoeMlp,
 )
@@ -24,17 +23,14 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 
-def test_layers_of_a_model_differ():
-    layers = catalog_model("deepseek-ai/DeepSeek-V3").layers
-    dense = [not isinstance(layer.mlp, MoeMlp) for layer in layers[:5]]
-    assert dense == [True, True, True, False, False]
-    # gpt-oss alternates windows and quantises only experts
-    model = catalog_model("openai/gpt-oss-20b")
-    assert [layer.attention.window for layer in model.layers[:4]] == [128, None, 128, None]
-    assert model.quantization.roles == {"experts"}
-    # Gemma 3 sees everything in every sixth layer
-    windows = [layer.attention.window for layer in catalog_model("google/gemma-3-1b-it").layers]
-    assert [i for i, window in enumerate(windows) if window is None] == [5, 11, 17, 23]
+@over("name, half, kind, of, places", table("model_config", "patterns"))
+def test_layers_of_a_model_differ(name, half, kind, of, places):
+    """Where, of the first layers or all, a half is of a kind; or attention sees everything."""
+    halves = [getattr(layer, half) for layer in catalog_model(name).layers[:of]]
+    kinds = [type(part).__name__ for part in halves]
+    if kind == "full":
+        kinds = ["window" if part.window else "full" for part in halves]
+    assert [place for place, found in enumerate(kinds) if found == kind] == places
 
 
 def test_a_compressed_past_is_read_from_layer_types_too():
@@ -143,35 +139,14 @@ def test_what_is_left_out_is_said_aloud(tiny_config):
     assert not any("denoising" in n for n in catalog_model("google/gemma-4-26B-A4B-it").notes)
 
 
-def scaled(word, kind, factor, original):
-    return {word: kind, "factor": factor, "original_max_position_embeddings": original}
-
-
-def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretched(tiny_config):
-    for stated, scaling, context in (
-        (32_768, scaled("rope_type", "yarn", 4.0, 32_768), 131_072),
-        (131_072, scaled("type", "yarn", 32.0, 4_096), 131_072),
-        (131_072, scaled("rope_type", "llama3", 8.0, 8_192), 131_072),
-        (4_096, {"type": "linear", "factor": 4.0}, 16_384),
-        (4_096, None, 4_096),
-    ):
-        fields = {"max_position_embeddings": stated, "rope_scaling": scaling}
-        model = read_config({**tiny_config, **fields}, "x")
-        assert model.max_context == context
-        assert any("extends the context" in note for note in model.notes) == (context != stated)
-
-
-GROUPS = {
-    "quant_method": "compressed-tensors",
-    "config_groups": {"a": {"weights": {"num_bits": math.nan}}},
-}
-
-NAN = [
-    ({"hidden_size": math.nan}, "not a whole number"),
-    ({"hidden_size": math.inf}, "not a whole number"),
-    ({"rope_scaling": {"type": "yarn", "factor": math.nan}}, "not a number"),
-    ({"quantization_config": GROUPS}, "whole"),
-]
+@over("stated, scaling, context", table("model_config", "stretched"))
+def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretched(
+    tiny_config, stated, scaling, context
+):
+    fields = {"max_position_embeddings": stated, "rope_scaling": scaling}
+    model = read_config({**tiny_config, **fields}, "x")
+    assert model.max_context == context
+    assert any("extends the context" in note for note in model.notes) == (context != stated)
 
 
 def test_lists_fit_the_layers_and_may_go_on_to_the_draft_layers(tiny_config):
@@ -191,26 +166,27 @@ def test_lists_fit_the_layers_and_may_go_on_to_the_draft_layers(tiny_config):
     assert "vocab_size" in str(refusal(read_config, vision, "vit", kind=ModelError))
 
 
-def test_groups_of_layers_end_in_full_attention():
-    """Ling 2.6 has lightning attention between latent layers, Ling 3 delta attention."""
-    lightning = catalog_model("inclusionAI/Ling-2.6-flash").layers
-    delta = catalog_model("inclusionAI/Ling-3.0-flash").layers
-    for layers, group in ((lightning, 8), (delta, 6)):
-        latent = [isinstance(layer.attention, LatentAttention) for layer in layers]
-        assert latent == [(i + 1) % group == 0 for i in range(len(layers))]
+def test_heads_windows_and_latents_may_be_listed():
     # heads may be listed by layer, and a window have a latent of its own
     assert len(catalog_model("poolside/Laguna-S-2.1").mixers) == 2
     layers = catalog_model("dots-studio/dots3-note-prev").layers
     assert sum(layer.attention == layers[1].attention for layer in layers) == 13
     # windows may be listed by their layers
     model = catalog_model("thinkingmachines/Inkling")
-    assert [isinstance(layer.mlp, MoeMlp) for layer in model.layers[:3]] == [False, False, True]
     assert model.max_context == 1 << 20
     assert any("Short convolutions" in note for note in model.notes)
-    # Mamba may alternate with attention
     layers = catalog_model("pfnet/plamo-2-1b").layers
-    assert [isinstance(layer.attention, LinearAttention) for layer in layers] == [True, False] * 8
     assert all(isinstance(layer.mlp, DenseMlp) for layer in layers)
+
+
+GROUPS = {"quant_method": "compressed-tensors"}
+GROUPS |= {"config_groups": {"a": {"weights": {"num_bits": math.nan}}}}
+NAN = [
+    ({"hidden_size": math.nan}, "not a whole number"),
+    ({"hidden_size": math.inf}, "not a whole number"),
+    ({"rope_scaling": {"type": "yarn", "factor": math.nan}}, "not a number"),
+    ({"quantization_config": GROUPS}, "whole"),
+]
 
 
 @over("change, says", [*table("model_config", "malformed"), *NAN])

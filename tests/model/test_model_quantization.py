@@ -65,6 +65,7 @@ def test_mixed_precision_is_told_by_role(tiny_config):
 
 
 def test_the_kinds_of_published_checkpoints():
+    assert catalog_model("openai/gpt-oss-20b").quantization.roles == {"experts"}
     first, second = (catalog_model(f"nvidia/DeepSeek-R1-0528-{x}") for x in ("FP4", "NVFP4-v2"))
     assert first.quantization.roles == {"linear", "experts", "shared"}
     assert "attention" in second.quantization.roles

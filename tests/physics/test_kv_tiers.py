@@ -18,28 +18,29 @@ LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 POINTS = ((1e4, 0.1), (1e5, 0.3), (1e6, 0.6), (1e7, 0.8))
 
 
-def request(model, work, offload=None, tp=1, dp=1, nodes=1, engine="vllm", **own):
-    points, chip = work.get("points", ()), own.pop("device", "h100-sxm")
-    reuse = [{"cache_tokens": tokens, "hit": hit} for tokens, hit in points]
-    load = {"mode": "closed", "prefix_reuse": reuse} | work
-    load.pop("points", None)
+def request(model, work, offload=None, tp=1, dp=1, nodes=1, device="h100-sxm", **own):
     value = {
         "model": model,
-        "hardware": {"device": chip, "per_node": tp * dp // nodes, "nodes": nodes},
-        "workload": load,
-        "candidate": {"engine": engine, "tp": tp, "pp": 1, "dp": dp, "ep": 1} | own,
+        "hardware": {"device": device, "per_node": tp * dp // nodes, "nodes": nodes},
+        "workload": work,
+        "candidate": {"engine": "vllm", "tp": tp, "pp": 1, "dp": dp, "ep": 1} | own,
     }
     return value | ({"options": {"kv_offload": offload}} if offload else {})
 
 
-def estimate(*args, **more):
-    plan, row = plan_candidate(PlanRequest.parse(request(*args, **more)))
-    return plan.estimate(row).to_json()
-
-
 def lengths(prompt, answer, at_once, points=(), **more):
-    lengths = {"input_tokens": prompt, "output_tokens": answer, "concurrency": at_once}
-    return lengths | {"points": points} | more
+    reuse = [{"cache_tokens": tokens, "hit": hit} for tokens, hit in points]
+    load = {"mode": "closed", "input_tokens": prompt, "output_tokens": answer}
+    return load | {"concurrency": at_once, "prefix_reuse": reuse} | more
+
+
+def candidate(asked):
+    return plan_candidate(PlanRequest.parse(asked))
+
+
+def estimate(*args, **more):
+    plan, row = candidate(request(*args, **more))
+    return plan.estimate(row).to_json()
 
 
 def test_a_store_slower_than_computing_hurts_as_sglang_users_measured():
@@ -75,7 +76,7 @@ def test_a_host_smaller_than_the_devices_adds_nothing_and_a_measured_link_counts
 
 def test_percentiles_and_replicas_over_time_wait_for_blocks_too():
     asked = request(LLAMA_8B, lengths(8000, 64, 8, POINTS), {"host_gib": 300})
-    plan, row = plan_candidate(PlanRequest.parse(asked))
+    plan, row = candidate(asked)
     estimates, place = plan.detail(row)
     ran = simulate(plan.setting(row), estimates.cases.take([place]), estimates.memory.take([place]))
     mean_s = float(estimates.serving.ttft_s[place])
@@ -92,10 +93,6 @@ def test_percentiles_and_replicas_over_time_wait_for_blocks_too():
 
 def value(dp=1, split=None, **work):
     return request(LLAMA_8B, lengths(8000, 256, 8, POINTS) | work, dp=dp, **(split or {}))
-
-
-def candidate(asked):
-    return plan_candidate(PlanRequest.parse(asked))
 
 
 def found(**parts):

@@ -1,7 +1,7 @@
 """Prefill and decode pools, and speculative decoding: rates, transfers, tokens a step, memory."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -113,10 +113,7 @@ def test_pools_of_every_size_keep_what_holds_of_all_estimates():
         assert broken(request, {"memory": answer["memory"]["prefill"]}, "memory parts add up") == []
 
 
-LLAMA, DEEPSEEK = "meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3"
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@over("replicas", [1, 2, 4])
 def test_queued_requests_go_through_at_the_rate_of_the_slower_pool(replicas):
     answer = estimate_of(workload=OFFLINE, nodes=4, prefill={"tp": 4, "replicas": replicas})
     rates = [answer["pools"][name]["requests_per_s"] for name in ("prefill", "decode")]
@@ -196,10 +193,7 @@ def test_a_decode_pool_over_a_rack_dispatches_what_it_is_launched_with(change, d
     setting, cases = exact(request)
     assert dispatching(setting, cases).tolist() == [dispatched is not None]
     exchanged, gathered = exchange_s(setting, cases), exchange_s(gathering(setting), cases)
-    if dispatched is None:
-        assert exchanged == gathered
-    else:
-        assert exchanged < 0.8 * gathered
+    assert exchanged < 0.8 * gathered if dispatched else exchanged == gathered
     _, decode = started_with(request, "decode", "server")
     if setting.engine.name == "sglang":
         words = {
@@ -208,10 +202,8 @@ def test_a_decode_pool_over_a_rack_dispatches_what_it_is_launched_with(change, d
             "--deepep-dispatcher-output-dtype": dispatched,
             "--moe-dense-tp-size": "1" if dispatched else None,
         }
-        argv = list(decode.argv)
-        assert words == {
-            flag: argv[argv.index(flag) + 1] if flag in argv else None for flag in words
-        }
+        argv = dict(pairwise(decode.argv))
+        assert words == {flag: argv.get(flag) for flag in words}
     limit = decode.env.get("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK")
     assert limit == (str(request.candidate.max_num_seqs) if dispatched else None)
     assert (decode.env.get("SGLANG_MOE_NVFP4_DISPATCH") == "1") == (dispatched == "nvfp4")
@@ -234,9 +226,6 @@ def test_a_prefill_pool_gathers_and_a_dispatch_has_a_slot_for_each_token_and_exp
     )
     assert with_slots - without == 4 * 128 * 256 * 7168 * 2
     assert (with_slots - without) * 288 / 256 == pytest.approx(2.116e9, rel=0.01)
-
-
-LLAMA, DEEPSEEK = "meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3"
 
 
 def test_both_pools_are_counted_and_an_arrival_rate_that_they_cannot_serve_is_refused():
@@ -266,8 +255,8 @@ def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
 
 def test_recipes_checks_and_descriptions_keep_pools():
     request = asked()
-    started = relaunch(make_recipe(request))
-    assert {p.role for p in started.processes} == {"router", "prefill", "decode"}
+    roles = {process.role for process in relaunch(make_recipe(request)).processes}
+    assert roles == {"router", "prefill", "decode"}
     answer = check_request(request)
     assert (answer["ok"], answer["candidate"]["prefill"]["replicas"]) == (True, 2)
     request = asked(speculative={"tokens": 2, "acceptance": 0.6})
@@ -301,7 +290,7 @@ def test_a_step_yields_what_the_paper_tabulates():
     assert tokens_per_step(np.zeros(3), np.array([0.0, 0.3, 0.99])).tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("model", [LLAMA, DEEPSEEK])
+@over("model", [LLAMA, DEEPSEEK])
 def test_longer_drafts_are_more_work_and_higher_acceptance_less_time(model):
     lengths, shares = np.array([1, 2, 4, 8]), np.array([0.0, 0.5, 0.9])
     times = np.array(
