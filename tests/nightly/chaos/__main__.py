@@ -3,8 +3,7 @@
     python -m tests.nightly.chaos [--faults 300] [--seed 1] [--workers 2] [--only NAME] [-o FILE]
     CHAOS_VLLM=VENV/bin python -m tests.nightly.chaos --kinds embedded --kinds vllm --faults 30
 
-Starts bundles of a fake engine (a server with ranks, replicas behind a router, devices with a
-fallback), breaks what runs or a command, and checks after each fault: nothing runs that no state
+Breaks what runs of a bundle, or a command, and checks after each fault: nothing runs that no state
 records, the state is true, events explain what became of it, and `up` works once the fault is gone.
 Each result is a line of JSON in FILE; a summary is printed. Exit code 1 where something was found.
 Real engines are taken where `--kinds` names them: `embedded` (transformers serve) and `vllm` (its
@@ -16,43 +15,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from recipe_core.launcher.metrics import quantile
 from tests.fixtures.ports import is_free
-from tests.nightly.chaos import real
-from tests.nightly.chaos.deployments import KINDS, Deployment, make
-from tests.nightly.chaos.faults import FAULTS, Fault
-from tests.nightly.chaos.play import Result, play
+from tests.nightly.chaos.deployments import KINDS, REAL, make
+from tests.nightly.chaos.faults import FAULTS, Fault, Result, play
 from tests.nightly.chaos.trial import LateError, Trial
 
-REAL = ("embedded", "vllm")
-WORDS = {
-    "orphans": "orphan",
-    "lost_states": "lost state",
-    "unexplained": "unexplained",
-    "unexpected": "unexpected outcome",
-}
-"""What findings say, by the names of their counts."""
+FEATURES = KINDS | REAL
 MOST_AT_ONCE = 6
 """Faults that one deployment meets, one after the other."""
 FIRST_PORT, PORTS = 27_000, 4
 """Each deployment has a few ports from here on, below those that the system gives to clients."""
+FOUND = ("orphan", "lost state", "unexplained", "unexpected outcome")
 
 
 class Record:
@@ -61,10 +49,10 @@ class Record:
     def __init__(self, options: argparse.Namespace) -> None:
         self.left, self.results = options.faults, list[Result]()
         self._file = options.output.open("a") if options.output else None
-        self._lock = threading.Lock()
-        self._chance = random.Random(options.seed)
-        self._only = options.only
+        self._lock, self._chance = threading.Lock(), random.Random(options.seed)
         self._kinds = options.kinds or list(KINDS)
+        asked = [FAULTS[name] for name in options.only or FAULTS]
+        self._suited = {k: [f for f in asked if f.needs <= FEATURES[k]] for k in self._kinds}
         self.episodes = 0
 
     def draw(self) -> tuple[int, str, list[Fault], int] | None:
@@ -73,15 +61,13 @@ class Record:
             if self.left <= 0:
                 return None
             self.episodes += 1
-            asked = self._only or list(FAULTS)
-            names = [n for n in asked if any(_suits(FAULTS[n], kind) for kind in self._kinds)]
-            name = self._chance.choice(names)
-            kind = self._chance.choice([k for k in self._kinds if _suits(FAULTS[name], k)])
-            suited = [fault for fault in (FAULTS[n] for n in names) if _suits(fault, kind)]
+            possible = {f.name: f for suited in self._suited.values() for f in suited}
+            first = possible[self._chance.choice(sorted(possible))]
+            kind = self._chance.choice([k for k in self._kinds if first in self._suited[k]])
             count = min(self.left, self._chance.randint(1, MOST_AT_ONCE))
-            more = [self._chance.choice(suited) for _ in range(count - 1)]
             self.left -= count
-            return self.episodes, kind, [FAULTS[name], *more], self._chance.randrange(1 << 30)
+            more = self._chance.choices(self._suited[kind], k=count - 1)
+            return self.episodes, kind, [first, *more], self._chance.randrange(1 << 30)
 
     def give_back(self, count: int) -> None:
         """Faults that were drawn and not done."""
@@ -93,7 +79,7 @@ class Record:
         with self._lock:
             self.results.append(result)
             if self._file:
-                print(json.dumps(result.to_json()), file=self._file, flush=True)
+                print(json.dumps(asdict(result)), file=self._file, flush=True)
             spent = "" if result.seconds is None else f"{result.seconds:6.1f} s"
             line = f"{len(self.results):4} {result.deployment:8} {result.fault:34}"
             print(f"{line} {result.outcome:10} {spent:9} {result.cause[:60]}", flush=True)
@@ -101,34 +87,11 @@ class Record:
                 print(f"       FOUND {finding[:900]}", flush=True)
 
 
-def build(kind: str, folder: Path, port: int) -> Deployment:
-    """A deployment of a fake engine or of a real one."""
-    if kind in KINDS:
-        return make(kind, folder, port)
-    programs = os.environ.get("CHAOS_VLLM")
-    return real.make(kind, folder, port, Path(programs) if programs else None)
-
-
-@cache
-def _features(kind: str) -> frozenset[str]:
-    if kind in REAL:
-        return frozenset({"ranks"} if kind == "vllm" else ())
-    with tempfile.TemporaryDirectory() as folder:
-        return make(kind, Path(folder), FIRST_PORT).features
-
-
-def _suits(fault: Fault, kind: str) -> bool:
-    return fault.needs <= _features(kind)
-
-
-def free_ports(start: int, taken: set[int]) -> int:
-    """The first of a few ports from ``start`` on that nobody listens on."""
+def free_ports(start: int) -> Iterator[int]:
+    """The first of a few ports each, from ``start`` on, that nobody listens on."""
     for first in range(start, start + 900, PORTS):
-        ports = range(first, first + PORTS)
-        if first not in taken and all(is_free(port, reuse=True) for port in ports):
-            taken.add(first)
-            return first
-    raise RuntimeError("no ports are free")
+        if all(is_free(port, reuse=True) for port in range(first, first + PORTS)):
+            yield first
 
 
 def episode(record: Record, port: int, keep: Path | None) -> bool:
@@ -138,8 +101,7 @@ def episode(record: Record, port: int, keep: Path | None) -> bool:
         return False
     number, kind, faults, seed = drawn
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{number}-"))
-    trial = Trial(build(kind, folder, port), random.Random(seed))
-    found = False
+    trial, found = Trial(make(kind, folder, port), random.Random(seed)), False
     try:
         trial.require("up")
         trial.wait("it serves", trial.serves)
@@ -148,8 +110,7 @@ def episode(record: Record, port: int, keep: Path | None) -> bool:
             record.add(result)
             found = bool(result.findings)
     except Exception as error:
-        expected = isinstance(error, LateError)
-        words = str(error) if expected else traceback.format_exc()
+        words = str(error) if isinstance(error, LateError) else traceback.format_exc()
         record.add(Result("(start)", kind, "late", findings=[words]))
         found = True
     finally:
@@ -163,42 +124,23 @@ def episode(record: Record, port: int, keep: Path | None) -> bool:
     return True
 
 
-def summary(results: Iterable[Result]) -> dict[str, Any]:
-    """Counts of outcomes and findings, and how recovery times are distributed, by fault."""
+def report(results: list[Result]) -> None:
+    """How recovery times are distributed by fault, and counts of outcomes and findings."""
     by_fault: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_fault[result.fault].append(result)
-    every = [result for group in by_fault.values() for result in group]
-    findings = [finding for result in every for finding in result.findings]
-    counts = {name: sum(word in f for f in findings) for name, word in WORDS.items()}
-    return {
-        "faults": sum(not result.fault.startswith("(") for result in every),
-        "outcomes": dict(Counter(result.outcome for result in every)),
-        **counts,
-        "cause_not_known": sum(result.cause == "unknown" for result in every),
-        "other": sum(not any(word in finding for word in WORDS.values()) for finding in findings),
-        "by_fault": {name: _row(group) for name, group in sorted(by_fault.items())},
-    }
-
-
-def _row(group: list[Result]) -> dict[str, Any]:
-    spent = [result.seconds for result in group if result.seconds is not None]
-    times = (median(spent), quantile(spent, 0.9) or 0.0, max(spent)) if spent else ()
-    return {
-        "count": len(group),
-        "outcomes": dict(Counter(result.outcome for result in group)),
-        "recovery_s": dict(zip(("p50", "p90", "max"), (round(t, 2) for t in times), strict=False)),
-    }
-
-
-def table(rows: dict[str, Any]) -> str:
-    """The distribution by fault, for people."""
-    lines = [f"{'fault':34} {'n':>4} {'p50 s':>7} {'p90 s':>7} {'max s':>7}  outcomes"]
-    for name, row in rows.items():
-        figures = " ".join(f"{row['recovery_s'].get(key, ''):>7}" for key in ("p50", "p90", "max"))
-        counts = ", ".join(f"{count} {word}" for word, count in row["outcomes"].items())
-        lines.append(f"{name:34} {row['count']:>4} {figures}  {counts}")
-    return "\n".join(lines)
+    print(f"{'fault':34} {'n':>4} {'p50 s':>7} {'p90 s':>7} {'max s':>7}  outcomes")
+    for name, group in sorted(by_fault.items()):
+        spent = sorted(result.seconds for result in group if result.seconds is not None)
+        times = [f"{quantile(spent, share):7.2f}" if spent else " " * 7 for share in (0.5, 0.9, 1)]
+        ends = Counter(result.outcome for result in group)
+        outcomes = ", ".join(f"{count} {end}" for end, count in ends.items())
+        print(f"{name:34} {len(group):>4} {' '.join(times)}  {outcomes}")
+    findings = [finding for result in results for finding in result.findings]
+    kinds = Counter(next((k for k in FOUND if k in finding), "other") for finding in findings)
+    faults = sum(not result.fault.startswith("(") for result in results)
+    unknown = sum(result.cause == "unknown" for result in results)
+    print(json.dumps({"faults": faults, "cause unknown": unknown, "findings": kinds}))
 
 
 def main() -> int:
@@ -207,16 +149,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), metavar="NAME")
-    parser.add_argument("--kinds", action="append", choices=sorted((*KINDS, *REAL)), metavar="KIND")
+    parser.add_argument("--kinds", action="append", choices=sorted(FEATURES), metavar="KIND")
     parser.add_argument("--keep", type=Path, help="copy bundles with findings to this folder")
     parser.add_argument("--first-port", type=int, default=FIRST_PORT, help="for runs side by side")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    record, began = Record(options), time.monotonic()
-
+    record = Record(options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    taken: set[int] = set()
-    ports = [free_ports(options.first_port, taken) for _ in range(options.workers)]
 
     def work(port: int) -> None:
         while episode(record, port, options.keep):
@@ -224,13 +163,11 @@ def main() -> int:
 
     with ThreadPoolExecutor(options.workers) as pool:
         try:
-            list(pool.map(work, ports))
+            list(pool.map(work, islice(free_ports(options.first_port), options.workers)))
         except KeyboardInterrupt:
             record.left = 0
             print("interrupted: ending what runs", file=sys.stderr)
-    data = summary(record.results) | {"seconds": round(time.monotonic() - began)}
-    print(table(data["by_fault"]))
-    print(json.dumps({name: value for name, value in data.items() if name != "by_fault"}))
+    report(record.results)
     return 1 if any(result.findings for result in record.results) else 0
 
 

@@ -1,4 +1,4 @@
-"""The faults: each does harm, says what must have been noticed, and undoes it.
+"""The faults: each does harm, says what must have been noticed, and undoes it; then it is judged.
 
 Most harm something that serves, and a keeper has to answer. Others harm a command.
 """
@@ -10,14 +10,21 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from .trial import PATIENCE_S, Trial, full_disk
+from .deployments import LIMITS
+from .trial import PATIENCE_S, LateError, Trial, full_disk
 
 Harm = Callable[[Trial], Iterator[None]]
 DEATHS = frozenset({"died", "killed", "device_lost", "hung"})
 HANGS = frozenset({"hung", "died", "killed"})
+SLOW = frozenset({"slow"})
+GIVES_UP = frozenset({"stopped", "degraded", "recovered"})
+SMALLER = frozenset({"fell back", "recovered"})
+REFUSED = frozenset({"refused"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,44 +34,53 @@ class Fault:
     ``shows``: kinds of events of which one must follow; empty where there need be none.
     ``needs``: features of a deployment. ``ends``: the outcomes that are right.
     ``heals_itself``: what a keeper cannot outlast is undone before an end is awaited.
-    ``up``: the next `up` is a part of the recovery (nobody supervises until then).
+    ``down``: everything is stopped first. ``up``: the next `up` is a part of the recovery.
     """
 
     name: str
     harm: Harm
-    shows: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    shows: frozenset[str] = frozenset()
     ends: frozenset[str] = frozenset({"recovered"})
     heals_itself: bool = False
+    down: bool = False
     up: bool = False
 
 
 FAULTS: dict[str, Fault] = {}
 
 
-def _fault(name: str, *needs: str, **settings: object) -> Callable[[Harm], Harm]:
+def fault(name: str, *needs: str, **settings: Any) -> Callable[[Harm], Harm]:
     def register(harm: Harm) -> Harm:
-        FAULTS[name] = Fault(name, harm, needs=frozenset(needs), **settings)
+        FAULTS[name] = Fault(name, harm, frozenset(needs), **settings)
         return harm
 
     return register
 
 
-def _some(trial: Trial, pids: list[int] | dict[str, int]) -> int | None:
-    choices = sorted(pids.values()) if isinstance(pids, dict) else sorted(pids)
-    return trial.chance.choice(choices) if choices else None
+def _some(trial: Trial, pids: list[int]) -> list[int]:
+    return [trial.chance.choice(sorted(pids))] if pids else []
 
 
-def _server(trial: Trial) -> int | None:
-    return _some(trial, trial.leaders())
+def _server(trial: Trial) -> list[int]:
+    return _some(trial, [*trial.leaders().values()])
 
 
-def _rank(trial: Trial) -> int | None:
+def _rank(trial: Trial) -> list[int]:
     return _some(trial, trial.ranks())
 
 
-def _router(trial: Trial) -> int | None:
-    return _some(trial, trial.leaders("router"))
+def _router(trial: Trial) -> list[int]:
+    return _some(trial, [*trial.leaders("router").values()])
+
+
+def _keeper(trial: Trial) -> list[int]:
+    return [pid for pid in [trial.keeper()] if pid]
+
+
+def _kill_server(trial: Trial) -> None:
+    for pid in _server(trial):
+        trial.send(pid, signal.SIGKILL)
 
 
 def _pause(trial: Trial, least: float, most: float) -> None:
@@ -72,75 +88,50 @@ def _pause(trial: Trial, least: float, most: float) -> None:
     time.sleep(trial.chance.uniform(least, most))
 
 
-# One process dies or stands still.
+# Processes die or stand still, one after the other.
 
 
 def _signals(
-    name: str, number: signal.Signals, whom: Callable[[Trial], int | None], *needs: str
+    name: str,
+    number: signal.Signals,
+    *whom: Callable[[Trial], list[int]],
+    needs: tuple[str, ...] = (),
+    pause_s: float = 0.0,
+    **settings: Any,
 ) -> None:
-    shows = HANGS if number == signal.SIGSTOP else DEATHS
-
-    @_fault(name, *needs, shows=shows)
+    @fault(name, *needs, **settings)
     def harm(trial: Trial) -> Iterator[None]:
-        trial.send(whom(trial), number)
+        for pid in [pid for pids in whom for pid in pids(trial)]:
+            trial.send(pid, number)
+            _pause(trial, 0, pause_s)
         yield
 
 
-_signals("kill a server", signal.SIGKILL, _server)
-_signals("kill a rank", signal.SIGKILL, _rank, "ranks")
-_signals("kill the router", signal.SIGKILL, _router, "router")
-_signals("end a server with SIGTERM", signal.SIGTERM, _server)
-_signals("stop a server (SIGSTOP)", signal.SIGSTOP, _server)
-_signals("stop a rank (SIGSTOP)", signal.SIGSTOP, _rank, "ranks", "fake")
-_signals("stop the router (SIGSTOP)", signal.SIGSTOP, _router, "router")
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+_signals("kill a server", KILL, _server, shows=DEATHS)
+_signals("kill a rank", KILL, _rank, needs=("ranks",), shows=DEATHS)
+_signals("kill the router", KILL, _router, needs=("router",), shows=DEATHS)
+_signals("kill all that serves", KILL, Trial.servers, shows=DEATHS)
+_signals("end a server with SIGTERM", signal.SIGTERM, _server, shows=DEATHS)
+_signals("stop a server (SIGSTOP)", STOP, _server, shows=HANGS)
+_signals("stop a rank (SIGSTOP)", STOP, _rank, needs=("ranks", "fake"), shows=HANGS)
+_signals("stop the router (SIGSTOP)", STOP, _router, needs=("router",), shows=HANGS)
+_signals("kill the keeper", KILL, _keeper, up=True)
+_signals("kill the keeper and a server", KILL, _keeper, _server, pause_s=0.4, up=True)
+_signals("kill the keeper while it restarts", KILL, _server, _keeper, pause_s=1.5, up=True)
 
 
-@_fault("kill all that serves", shows=DEATHS)
-def kill_all(trial: Trial) -> Iterator[None]:
-    for pid in trial.servers():
-        trial.send(pid, signal.SIGKILL)
-    yield
-
-
-# The keeper.
-
-
-@_fault("kill the keeper", up=True)
-def kill_keeper(trial: Trial) -> Iterator[None]:
-    trial.send(trial.keeper(), signal.SIGKILL)
-    yield
-
-
-@_fault("kill the keeper and a server", up=True)
-def kill_keeper_and_server(trial: Trial) -> Iterator[None]:
-    pids = [trial.keeper(), _server(trial)]
-    trial.chance.shuffle(pids)
-    for pid in pids:
-        trial.send(pid, signal.SIGKILL)
-        _pause(trial, 0, 0.4)
-    yield
-
-
-@_fault("kill the keeper while it restarts", up=True)
-def kill_keeper_at_work(trial: Trial) -> Iterator[None]:
-    keeper = trial.keeper()
-    trial.send(_server(trial), signal.SIGKILL)
-    _pause(trial, 0, 1.5)
-    trial.send(keeper, signal.SIGKILL)
-    yield
-
-
-@_fault("stop the keeper (SIGSTOP)")
+@fault("stop the keeper (SIGSTOP)")
 def stop_keeper(trial: Trial) -> Iterator[None]:
     keeper = trial.keeper()
-    trial.send(keeper, signal.SIGSTOP)
+    trial.send(keeper, STOP)
     _pause(trial, 0, 2)
     yield
     if trial.keeper() == keeper:
         trial.send(keeper, signal.SIGCONT)
 
 
-@_fault("end the keeper with SIGTERM", shows=frozenset({"drain", "stop"}), up=True)
+@fault("end the keeper with SIGTERM", shows=frozenset({"drain", "stop"}), up=True)
 def term_keeper(trial: Trial) -> Iterator[None]:
     before, keeper = len(trial.events()), trial.keeper()
     trial.send(keeper, signal.SIGTERM)
@@ -149,56 +140,47 @@ def term_keeper(trial: Trial) -> Iterator[None]:
     yield
 
 
-# The engine does not go on, or ends.
+# The engine is told to fail: it does not go on, ends, starts slowly, or is another version.
 
 
-def _noticed(trial: Trial, condition: str, kinds: frozenset[str]) -> Iterator[None]:
-    """A condition that is undone once the keeper has noticed it."""
-    before = len(trial.events())
-    trial.condition(condition)
-    trial.wait(f"{condition} is noticed", lambda: kinds & set(trial.kinds(before)))
-    yield
-    trial.no_condition(condition)
+def _told(
+    name: str,
+    condition: str,
+    text: str = "",
+    usual: str | None = None,
+    *,
+    kills: bool = False,
+    shows: frozenset[str] = DEATHS,
+    **settings: Any,
+) -> None:
+    """Where it heals itself, the condition is undone once the keeper has noticed it."""
 
-
-@_fault("no new tokens", "fake", shows=HANGS, heals_itself=True)
-def stuck(trial: Trial) -> Iterator[None]:
-    yield from _noticed(trial, "stuck", HANGS)
-
-
-SLOW = frozenset({"slow"})
-_GIVES_UP = frozenset({"stopped", "degraded", "recovered"})
-
-
-@_fault("slow death", "fake", shows=SLOW, ends=_GIVES_UP | {"fell back"}, heals_itself=True)
-def slow(trial: Trial) -> Iterator[None]:
-    yield from _noticed(trial, "slow", SLOW)
-
-
-def _ends(name: str, condition: str) -> None:
-    @_fault(name, "fake", shows=DEATHS)
+    @fault(name, "fake", shows=shows, **settings)
     def harm(trial: Trial) -> Iterator[None]:
-        trial.condition(condition)
+        before = len(trial.events())
+        trial.condition(condition, text)
+        if kills:
+            _kill_server(trial)
+        if settings.get("heals_itself"):
+            trial.wait(f"{condition} is noticed", lambda: shows & set(trial.kinds(before)))
         yield
+        trial.condition(condition, usual)
 
 
-_ends("out of device memory", "out-of-memory")
-_ends("device error", "device-error")
-_ends("the engine ends by itself", "end")
+_told("no new tokens", "stuck", shows=HANGS, heals_itself=True)
+_told("slow death", "slow", shows=SLOW, ends=GIVES_UP | {"fell back"}, heals_itself=True)
+_told("out of device memory", "out-of-memory")
+_told("device error", "device-error")
+_told("the engine ends by itself", "end")
+_told("slow start", "slow-start", "4", kills=True)
+version = {"kills": True, "ends": GIVES_UP}
+_told("another version installed", "version", "engine 2.0\n", "engine 1.0\n", **version)
 
 
-@_fault("slow start", "fake", shows=DEATHS)
-def slow_start(trial: Trial) -> Iterator[None]:
-    trial.condition("slow-start", f"{trial.chance.uniform(0.5, 4):.2f}")
-    trial.send(_server(trial), signal.SIGKILL)
-    yield
-    trial.no_condition("slow-start")
+# What is around them: ports, disks, files, devices.
 
 
-# What is around them: ports, disks, files, versions, devices.
-
-
-@_fault("port taken for a while", shows=DEATHS, heals_itself=True)
+@fault("port taken for a while", shows=DEATHS, heals_itself=True)
 def port_taken(trial: Trial) -> Iterator[None]:
     before = len(trial.events())
     with _taken(trial):
@@ -206,7 +188,7 @@ def port_taken(trial: Trial) -> Iterator[None]:
         yield
 
 
-@_fault("port taken for good", shows=DEATHS, ends=_GIVES_UP)
+@fault("port taken for good", shows=DEATHS, ends=GIVES_UP)
 def port_lost(trial: Trial) -> Iterator[None]:
     with _taken(trial):
         yield
@@ -215,38 +197,39 @@ def port_lost(trial: Trial) -> Iterator[None]:
 def _taken(trial: Trial) -> socket.socket:
     """Kill a server and listen on its port before it is back."""
     name = trial.chance.choice(sorted(trial.leaders()))
-    current = trial.state()
-    assert current is not None
-    port = next(server.port for server in current.servers if server.name == name)
-    taken = _listener()
+    port = next(server.port for server in trial.state().servers if server.name == name)
+    taken: list[socket.socket] = []
 
     def bound() -> bool:
         # Where the keeper was quicker, its next start will not be.
-        trial.send(trial.leaders().get(name), signal.SIGKILL)
+        trial.send(trial.leaders().get(name), KILL)
         with suppress(OSError):
-            taken.bind(("127.0.0.1", port))
-            taken.listen(1)
-            return True
-        return False
+            taken.append(socket.create_server(("127.0.0.1", port)))
+        return bool(taken)
 
     trial.wait("the port is taken", bound, poll_s=0.005)
-    return taken
+    return taken[0]
 
 
-def _listener() -> socket.socket:
-    taken = socket.socket()
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return taken
+@fault("up on a taken port", ends=REFUSED, down=True)
+def up_on_taken_port(trial: Trial) -> Iterator[None]:
+    with socket.create_server(("127.0.0.1", trial.deployment.bundle.port)):
+        yield
 
 
-@_fault("disk full", shows=frozenset({*DEATHS, "keeper_start"}), heals_itself=True)
+@fault("disk full", shows=DEATHS | {"keeper_start"}, heals_itself=True)
 def disk_full(trial: Trial) -> Iterator[None]:
     with full_disk(trial.pids()):
-        trial.send(_server(trial), signal.SIGKILL)
+        _kill_server(trial)
         _pause(trial, 0.5, 3)
         harmed = trial.pids()
     with full_disk(harmed):  # what was started meanwhile may write again afterwards, too
         pass
+    yield
+
+
+@fault("up on a full disk", ends=REFUSED, down=True)
+def up_on_full_disk(_: Trial) -> Iterator[None]:
     yield
 
 
@@ -258,107 +241,180 @@ def _garble(trial: Trial) -> None:
         file.write(bytes(byte ^ 0xFF for byte in start))
 
 
-@_fault("weights damaged", shows=DEATHS, ends=_GIVES_UP)
-def weights(trial: Trial) -> Iterator[None]:
+@fault("weights damaged", shows=DEATHS, ends=GIVES_UP)
+@fault("up with damaged weights", ends=REFUSED, down=True)
+def damaged_weights(trial: Trial) -> Iterator[None]:
     _garble(trial)
-    trial.send(_server(trial), signal.SIGKILL)
+    _kill_server(trial)
     yield
     _garble(trial)
 
 
-@_fault("another version installed", "fake", shows=DEATHS, ends=_GIVES_UP)
-def version(trial: Trial) -> Iterator[None]:
-    trial.condition("version", "engine 2.0\n")
-    trial.send(_server(trial), signal.SIGKILL)
-    yield
-    trial.condition("version", "engine 1.0\n")
-
-
-def _devices(trial: Trial, count: int, error_share: float, most_s: float = 0.0) -> Iterator[None]:
+def _devices(
+    name: str, count: int, error_share: float, most_s: float = 0.0, **settings: Any
+) -> None:
     """There are fewer; what computes on a lost one notices, an idle server may not."""
-    trial.condition("devices", "GPU\n" * count)
-    if trial.chance.random() < error_share:
-        trial.condition("device-error")
-    _pause(trial, 0, most_s)
-    yield
-    trial.condition("devices", "GPU\nGPU\n")
+
+    @fault(name, "devices", **settings)
+    def harm(trial: Trial) -> Iterator[None]:
+        trial.condition("devices", "GPU\n" * count)
+        if trial.chance.random() < error_share:
+            trial.condition("device-error")
+        _pause(trial, 0, most_s)
+        yield
+        trial.condition("devices", "GPU\nGPU\n")
 
 
-_SMALLER = frozenset({"fell back", "recovered"})
-
-
-@_fault("a device is lost", "devices", shows=DEATHS, ends=_SMALLER)
-def device_lost(trial: Trial) -> Iterator[None]:
-    yield from _devices(trial, 1, 0.7)
-
-
-@_fault("a device is lost and found", "devices", shows=DEATHS, ends=_SMALLER, heals_itself=True)
-def device_flaps(trial: Trial) -> Iterator[None]:
-    yield from _devices(trial, 1, 1, most_s=4)
-
-
-@_fault("all devices are lost", "devices", shows=DEATHS, ends=_GIVES_UP)
-def all_devices_lost(trial: Trial) -> Iterator[None]:
-    yield from _devices(trial, 0, 1)
+found = {"shows": DEATHS, "ends": SMALLER, "heals_itself": True}
+_devices("a device is lost", 1, 0.7, shows=DEATHS, ends=SMALLER)
+_devices("a device is lost and found", 1, 1, most_s=4, **found)
+_devices("all devices are lost", 0, 1, shows=DEATHS, ends=GIVES_UP)
+_devices("up without devices", 0, 0, ends=REFUSED, down=True)
+_devices("up on fewer devices", 1, 0, ends=frozenset({"fell back"}), down=True, up=True)
 
 
 # Commands that are cut short.
 
 
-def _cut(command: str, number: signal.Signals | None, most_s: float) -> Harm:
+def _cut(name: str, command: str, most_s: float, *numbers: signal.Signals) -> None:
+    @fault(name, down=command == "up", up=True)
     def harm(trial: Trial) -> Iterator[None]:
-        if command == "up":
-            trial.require("down")
         process = trial.spawn(command)
         _pause(trial, 0, most_s)
-        process.send_signal(number or trial.chance.choice(list(ENDS)))
+        process.send_signal(trial.chance.choice(numbers))
         process.communicate(timeout=PATIENCE_S)
         yield
 
-    return harm
+
+_cut("kill up while it starts", "up", 2, KILL)
+_cut("interrupt up while it starts", "up", 2, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_cut("kill down while it stops", "down", 1, KILL)
 
 
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_fault("kill up while it starts", up=True)(_cut("up", signal.SIGKILL, 2))
-_fault("interrupt up while it starts", up=True)(_cut("up", None, 2))
-_fault("kill down while it stops", up=True)(_cut("down", signal.SIGKILL, 1))
+@dataclass
+class Result:
+    """What became of one fault; ``seconds`` from the harm to serving again."""
+
+    fault: str
+    deployment: str
+    outcome: str = "?"
+    cause: str = ""
+    seconds: float | None = None
+    findings: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
 
 
-# `up` where it cannot be done.
-
-_REFUSED = frozenset({"refused"})
-
-
-@_fault("up on a taken port", ends=_REFUSED)
-def up_on_taken_port(trial: Trial) -> Iterator[None]:
-    trial.require("down")
-    with _listener() as taken:
-        taken.bind(("127.0.0.1", trial.deployment.bundle.port))
-        taken.listen(1)
-        yield
-
-
-@_fault("up on a full disk", ends=_REFUSED)
-def up_on_full_disk(trial: Trial) -> Iterator[None]:
-    trial.require("down")
-    yield
-
-
-@_fault("up with damaged weights", ends=_REFUSED)
-def up_with_damaged_weights(trial: Trial) -> Iterator[None]:
-    trial.require("down")
-    _garble(trial)
-    yield
-    _garble(trial)
-
-
-@_fault("up without devices", "devices", ends=_REFUSED)
-def up_without_devices(trial: Trial) -> Iterator[None]:
-    trial.require("down")
-    yield from _devices(trial, 0, 0)
+def play(trial: Trial, fault: Fault) -> Result:
+    """One fault, to a deployment that serves; afterwards it serves again, undisturbed."""
+    result = Result(fault.name, trial.deployment.kind)
+    before, began = len(trial.events()), time.monotonic()
+    harm = fault.harm(trial)
+    try:
+        if fault.down:
+            trial.require("down")
+        next(harm)
+        if fault.heals_itself:
+            next(harm, None)
+        result.outcome = _outcome(trial, fault, before, result)
+        if result.outcome in ("recovered", "fell back"):
+            result.seconds = round(time.monotonic() - began, 3)
+        result.findings += trial.lies()
+        next(harm, None)
+        _again(trial, fault, result)
+    except LateError as error:
+        result.outcome = "late"
+        result.findings.append(str(error))
+    finally:
+        with suppress(Exception):
+            next(harm, None)
+    happened = trial.events(before)
+    result.events = [str(event["event"]) for event in happened]
+    result.cause = result.cause or _cause(happened)
+    result.findings += _unexplained(fault, result, budget_spent=_spent(trial))
+    return result
 
 
-@_fault("up on fewer devices", "devices", ends=frozenset({"fell back"}), up=True)
-def up_on_fewer_devices(trial: Trial) -> Iterator[None]:
-    trial.require("down")
-    yield from _devices(trial, 1, 0)
+def _outcome(trial: Trial, fault: Fault, before: int, result: Result) -> str:
+    """Wait for an end: serving, stopped, or refused."""
+    if fault.ends == {"refused"}:
+        full = 0 if fault.name == "up on a full disk" else None
+        code, text = trial.run("up", file_bytes=full)
+        lines = [line for line in text.splitlines() if line.startswith("launch: ")]
+        result.cause = lines[-1] if lines else ""
+        return "refused" if code == 1 and lines else f"up gave {code}"
+    if fault.shows:
+        # An event may be lost on a full disk: that all serve again is enough there.
+        trial.wait(f"one of {sorted(fault.shows)}", lambda: fault.shows & set(trial.kinds(before)))
+    if fault.up:
+        trial.require("up")
+    trial.wait("an end", lambda: _ended(trial, before))
+    current = trial.state()
+    if current is None or current.parked:
+        return "degraded" if current else "stopped"
+    return "recovered" if current.choice == "first" else "fell back"
+
+
+def _ended(trial: Trial, before: int) -> bool:
+    """Whether it serves again, after what happened was noticed, or was given up."""
+    kinds = trial.kinds(before)
+    if "gave_up" in kinds:
+        current = trial.state()
+        if current is None or current.parked:  # everything is stopped, or one of several replicas
+            return current is not None or trial.keeper() is None
+    if not trial.serves():
+        return False
+    # A device that is lost is noted; what still serves is not stopped for it.
+    troubles = [n for n, kind in enumerate(kinds) if kind in (DEATHS | SLOW) - {"device_lost"}]
+    calm = [n for n, kind in enumerate(kinds) if kind in ("ready", "keeper_start", "device_found")]
+    return not troubles or bool(calm and calm[-1] > troubles[0])
+
+
+def _again(trial: Trial, fault: Fault, result: Result) -> None:
+    """With the fault undone `up` works, and brings the first choice."""
+    trial.require("up")
+    trial.wait("it serves again", trial.serves)
+    if not _first(trial):
+        # The keeper returns by itself once the device has been there for a while; not where the
+        # choice was left for another reason.
+        if "devices" in trial.deployment.features and "device" in fault.name:
+            trial.wait("the first choice again", lambda: _first(trial) and trial.serves())
+        else:
+            trial.require("down")
+            trial.require("up")
+    if trial.keeper() is None:
+        result.findings.append("nobody supervises after up")
+    result.findings += trial.lies()
+
+
+def _first(trial: Trial) -> bool:
+    current = trial.state()
+    return current is not None and current.choice == "first"
+
+
+def _cause(happened: list[dict[str, Any]]) -> str:
+    """The last cause that events name."""
+    kinds = DEATHS | SLOW | {"gave_up", "fallback"}
+    named = [event for event in reversed(happened) if event["event"] in kinds]
+    causes = (event.get("cause") or event.get("reason") for event in named)
+    return next((str(cause) for cause in causes if cause), "")
+
+
+def _spent(trial: Trial) -> bool:
+    """Whether faults before this one, too, have used up the budget of crashes."""
+    newest = datetime.now(UTC) - timedelta(seconds=LIMITS["window_s"] + PATIENCE_S)
+    failures = [event["time"] for event in trial.events() if event["event"] in DEATHS | SLOW]
+    late = [time for time in failures if datetime.fromisoformat(time) > newest]
+    return len(late) > LIMITS["crash_budget"]
+
+
+def _unexplained(fault: Fault, result: Result, *, budget_spent: bool) -> list[str]:
+    """What neither events nor the command's own words explain."""
+    found = []
+    ends = fault.ends | ({"stopped", "degraded", "fell back"} if budget_spent else set())
+    if result.outcome not in ends and result.outcome != "late":
+        found.append(f"unexpected outcome: {result.outcome}")
+    if fault.shows and not fault.shows & set(result.events):
+        found.append("unexplained: no event shows it")
+    if result.outcome not in ("recovered", "late") and result.cause in ("unknown", ""):
+        found.append(f"unexplained: {result.outcome} without a cause")
+    return found

@@ -12,19 +12,13 @@ import pytest
 from tests.fixtures.ports import free_port
 
 from .deployments import make
-from .faults import FAULTS
-from .play import play
+from .faults import FAULTS, play
 from .trial import Trial
 
 EPISODES = {
     "one": [
-        "kill a rank",
-        "stop a server (SIGSTOP)",
-        "disk full",
-        "kill the keeper and a server",
-        "weights damaged",
-        "kill up while it starts",
-        "slow start",
+        *("kill a rank", "stop a server (SIGSTOP)", "disk full", "kill the keeper and a server"),
+        *("weights damaged", "kill up while it starts", "slow start"),
     ],
     "routed": ["kill the router", "kill a server", "port taken for a while"],
     "nvidia": ["slow death", "another version installed", "up on a taken port"],
@@ -35,7 +29,6 @@ EPISODES = {
 @pytest.mark.parametrize("kind", EPISODES)
 def test_faults_are_outlasted_and_explained(kind, tmp_path):
     trial = Trial(make(kind, tmp_path, free_port()), random.Random(18))
-    findings = []
     try:
         trial.require("up")
         trial.wait("it serves", trial.serves)
@@ -43,15 +36,7 @@ def test_faults_are_outlasted_and_explained(kind, tmp_path):
             result = play(trial, FAULTS[name])
             log = trial.own / "keeper.log"
             shown = log.read_text()[-3000:] if log.is_file() else "no keeper's log"
-            assert not result.findings, f"{result.to_json()}\n{shown}"
+            assert not result.findings, f"{result}\n{shown}"
     finally:
-        findings = trial.end()
-    assert not findings
-
-
-def test_every_fault_has_somewhere_to_be_done(tmp_path):
-    kinds = {kind: make(kind, tmp_path / kind, 30_000).features for kind in EPISODES}
-    for name, fault in FAULTS.items():
-        assert any(fault.needs <= features for features in kinds.values()), name
-    for kind, names in EPISODES.items():
-        assert all(FAULTS[name].needs <= kinds[kind] for name in names)
+        left = trial.end()
+    assert not left

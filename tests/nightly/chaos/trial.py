@@ -60,14 +60,11 @@ class Trial:
             if file_bytes is not None:
                 limit_files(os.getpid(), file_bytes)
 
+        program = [sys.executable, str(self.root / "launch.py"), *words, *self.options]
+        env = {**os.environ, **self.deployment.environment, TRIAL: self.mark}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen(
-            [sys.executable, str(self.root / "launch.py"), *words, *self.options],
-            env={**os.environ, **self.deployment.environment, TRIAL: self.mark},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=prepare,
+            program, env=env, start_new_session=True, preexec_fn=prepare, **pipes
         )
         self.started.append(process)
         return process
@@ -84,11 +81,7 @@ class Trial:
         return process.returncode, output + errors
 
     def require(self, *words: str) -> str:
-        """What a command said that must succeed.
-
-        Raises:
-            LateError: where it does not.
-        """
+        """What a command said that must succeed."""
         code, text = self.run(*words)
         if code:
             raise LateError(f"{' '.join(words)} failed with {code}: {text[-800:]}")
@@ -108,12 +101,10 @@ class Trial:
 
     def leaders(self, role: str = "server") -> dict[str, int]:
         """Pids of the recorded processes of a role, by their names."""
-        current = self.state()
-        if current is None:
+        if (current := self.state()) is None:
             return {}
-        names = {
-            p.name for p in load_plan(self.root, choice=current.choice).processes if p.role == role
-        }
+        processes = load_plan(self.root, choice=current.choice).processes
+        names = {process.name for process in processes if process.role == role}
         return {s.name: s.pid for s in current.servers if s.name in names and s.alive}
 
     def ranks(self) -> list[int]:
@@ -136,19 +127,14 @@ class Trial:
                 return False
             plan = load_plan(self.root, choice=current.choice)
             alive = {server.name for server in current.servers if server.alive}
-            return all(
-                process.name in alive
-                and (not process.answers or supervisor.healthy(plan, process.port, timeout_s=5))
-                for process in plan.processes
+            ports = [process.port for process in plan.processes if process.answers]
+            return {process.name for process in plan.processes} <= alive and all(
+                supervisor.healthy(plan, port, timeout_s=5) for port in ports
             )
         return False
 
     def wait(self, what: str, holds: Callable[[], object], poll_s: float = 0.05) -> None:
-        """Until something holds.
-
-        Raises:
-            LateError: when it does not come to hold.
-        """
+        """Until something holds."""
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
             if time.monotonic() > deadline:
@@ -158,29 +144,23 @@ class Trial:
             time.sleep(poll_s)
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:
-        """Events from a number on."""
         return events.read(self.own)[since:]
 
     def kinds(self, since: int) -> list[str]:
         return [str(event["event"]) for event in self.events(since)]
 
     def send(self, pid: int | None, number: signal.Signals) -> None:
-        """Signal a process, which may be gone."""
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def condition(self, name: str, text: str = "") -> None:
-        """Tell the engine to fail."""
-        (self.deployment.conditions / name).write_text(text)
-
-    def no_condition(self, name: str) -> None:
-        """Tell it to work again."""
-        (self.deployment.conditions / name).unlink(missing_ok=True)
+    def condition(self, name: str, text: str | None = "") -> None:
+        """Tell the engine to fail, or with None to work again."""
+        path = self.deployment.conditions / name
+        path.unlink(missing_ok=True) if text is None else path.write_text(text)
 
     def lies(self) -> list[str]:
         """How what is recorded differs from what runs, once nothing changes any more."""
-        found: list[str] = []
         try:
             current = self.state()
         except LauncherError as error:
@@ -188,8 +168,8 @@ class Trial:
         running = {pid: _mark_of(pid) for pid in self.servers()}
         if current is None:
             return [f"orphans without a state: {_names(running)}"] if running else []
-        strangers = [pid for pid, mark in running.items() if mark != current.mark]
-        if strangers:
+        found = []
+        if strangers := [pid for pid, mark in running.items() if mark != current.mark]:
             found.append(f"orphans of another start: {_names(strangers)}")
         dead = [server.name for server in current.servers if not server.alive]
         if dead and current.ready and not current.parked and self.keeper() is not None:
@@ -201,31 +181,24 @@ class Trial:
 
     def end(self) -> list[str]:
         """Stop everything; what is left is a finding, and is killed."""
-        found = []
         code, text = self.run("down")
         for _ in range(2):  # another command may have held the lock
             if code:
                 self.wait("commands end", lambda: all(p.poll() is not None for p in self.started))
                 code, text = self.run("down")
-        if code:
-            found.append(f"down failed with {code}: {text[-500:]}")
+        found = [f"down failed with {code}: {text[-500:]}"] if code else []
         with suppress(LateError):  # a killed process's memory takes a moment to go
             self.wait("nothing runs", lambda: not self.pids())
         if left := self.pids():
             found.append(f"orphans after down: {_names(left)}")
         if (self.own / "state.json").exists():
             found.append("lost state: state.json is there after down")
-        self.kill()
-        return found
-
-    def kill(self) -> None:
-        """End whatever is left of the trial."""
         for process in self.started:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             process.communicate()
-        for pid in self.pids():
+        for pid in left:
             self.send(pid, signal.SIGKILL)
+        return found
 
 
 def limit_files(pid: int, most: int) -> None:
@@ -250,9 +223,8 @@ def full_disk(pids: list[int]) -> Iterator[None]:
 
 def _mark_of(pid: int) -> str | None:
     """The launch that a process belongs to."""
-    entries = _read(pid, "environ")
-    name = f"{procs.MARK}=".encode()
-    marks = [entry.removeprefix(name) for entry in entries if entry.startswith(name)]
+    entries = (entry.partition(b"=") for entry in _read(pid, "environ"))
+    marks = [value for name, _, value in entries if name == procs.MARK.encode()]
     return marks[0].decode(errors="replace") if marks else None
 
 
