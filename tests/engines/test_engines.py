@@ -1,4 +1,3 @@
-import json
 import random
 import re
 import subprocess
@@ -29,7 +28,7 @@ from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.deployments import ALONE, DEVICES, EMBEDDING
 from tests.fixtures.launch_words import options as flags
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over, table
+from tests.fixtures.rows import holds, over, table
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -76,19 +75,24 @@ def test_containers_differ_by_architecture_and_have_no_tag_that_moves():
     assert dynamo.metrics != vllm.metrics
 
 
-@over("place, asked, processes", map(dict.values, table("engines", "launches")))
-def test_processes_of_launches_are_as_stated(place, asked, processes):
+@over("stated", table("engines", "launches"))
+def test_launches_are_as_stated(stated):
     """More of what they are told, test_engines_meaning reads back."""
-    for process, wanted in zip(launched(*place, **asked).processes, processes, strict=True):
-        begins = tuple(wanted.pop("begins", ()))
-        own = {"flags": flags(process.argv), "env": process.env}
+    started = launched(*stated["place"], **stated["asked"])
+    for process, wanted in zip(started.processes, stated["processes"], strict=True):
+        begins, ends = tuple(wanted.pop("begins", ())), tuple(wanted.pop("ends", ()))
+        argv, own = process.argv, {"flags": flags(process.argv), "env": process.env}
         for name in own.keys() & wanted.keys():
             expected = wanted.pop(name)
             assert {key: own[name].get(key) for key in expected} == expected
         found = {name: getattr(process, name) for name in wanted}
         assert {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()} == wanted
-        assert process.argv[: len(begins)] == begins
-        assert all(" " not in word and word for word in process.argv)  # each is one argument
+        assert (argv[: len(begins)], argv[len(argv) - len(ends) :]) == (begins, ends)
+        assert all(" " not in word and word for word in argv)  # each is one argument
+    assert list(started.requires) == stated.get("requires", [])
+    for path, places in stated.get("documents", {}).items():
+        assert places == {} or holds(yaml.safe_load(started.files[path]), places)
+        assert path in started.files
 
 
 def test_options_are_typed_and_known():
@@ -100,16 +104,15 @@ def test_options_are_typed_and_known():
         ({"kv_transfer_config": {"kv_conector": "NixlConnector"}}, "kv_conector"),
     ):
         assert says in str(refusal(argv, values))
-    draft = {"method": "mtp", "num_speculative_tokens": 1}
-    assert " " not in argv({"speculative_config": draft})[1]
-
-
-POOLS = {"tp": 4, "replicas": 2, "prefill": {"tp": 2, "replicas": 3}}
+    draft = {"speculative": {"tokens": 2, "acceptance": 0.7, "method": "eagle"}}
+    error = refusal(launched, LLAMA_70B, "h200-sxm", tp=8, workload=draft)
+    assert "checkpoint of its own" in str(error)
 
 
 @over("name, program", [("vllm", "vllm-router"), ("sglang", "sglang_router.launch_router")])
 def test_pools_stand_behind_a_router(name, program):
-    started = launched(LLAMA_70B, "h100-sxm", 8, 2, engine=name, **POOLS)
+    pools = {"tp": 4, "replicas": 2, "prefill": {"tp": 2, "replicas": 3}}
+    started = launched(LLAMA_70B, "h100-sxm", 8, 2, engine=name, **pools)
     router, *servers = started.processes
     assert program in router.argv
     assert router.devices == ()
@@ -119,25 +122,12 @@ def test_pools_stand_behind_a_router(name, program):
     assert len({p.port_offset for p in started.processes}) == 6
 
 
-def test_what_does_not_fit_into_nodes_is_refused():
-    table, row = planned(LLAMA_70B, "h100-sxm", 8, 2, engine="tgi", tp=16)
-    said = "cannot span nodes: it needs 16 devices, a node has 8"
-    assert any(said in reason for reason in table.reasons(row))
-    table, row = planned("Qwen/Qwen3-30B-A3B", "h100-sxm", 3, 2, tp=2, dp=3)
-    assert "do not fit into 2 nodes" in table.reasons(row)[0]
-    error = refusal(launch, deployment_of(table, row), kind=NoAnswer)
-    assert "do not fit into 2 nodes" in str(error)
-    # so are weights without kernels
-    fp8, fp4 = ("Qwen/Qwen3-32B-FP8", "a100-sxm-80gb"), ("openai/gpt-oss-120b", "h100-sxm")
-    for place, name, said in (
-        (fp8, "tensorrt-llm", "no kernels for fp8-block weights"),
-        (fp4, "tgi", "no kernels for mxfp4 weights"),
-    ):
-        table, row = planned(*place, engine=name, tp=4)
-        assert said in " ".join(table.reasons(row))
-    draft = {"speculative": {"tokens": 2, "acceptance": 0.7, "method": "eagle"}}
-    error = refusal(launched, LLAMA_70B, "h200-sxm", tp=8, workload=draft)
-    assert "checkpoint of its own" in str(error)
+@over("place, asked, reason", table("engines", "cannot_start"))
+def test_what_cannot_start_is_refused(place, asked, reason):
+    found, row = planned(*place, **asked)
+    assert reason in " ".join(found.reasons(row))
+    if reason == "do not fit into 2 nodes":
+        assert reason in str(refusal(launch, deployment_of(found, row), kind=NoAnswer))
 
 
 @over("options, says", table("engines", "options_that_contradict_or_leak_are"))
@@ -146,44 +136,10 @@ def test_options_that_contradict_or_leak_are_refused(options, says):
     assert says in str(refusal(launched, *request, tp=4, options=options))
 
 
-def test_a_dynamo_graph_has_a_component_for_each_pool():
-    started = launched(LLAMA_70B, "h100-sxm", 8, 2, engine="dynamo", **POOLS)
-    graph = yaml.safe_load(started.files["engine/dynamo-graph.yaml"])
-    components = {each["name"]: each for each in graph["spec"]["components"]}
-    replicas = {name: each["replicas"] for name, each in components.items()}
-    assert replicas == {"Frontend": 1, "PrefillWorker": 3, "DecodeWorker": 2}
-    worker = components["PrefillWorker"]["podTemplate"]["spec"]["containers"][0]
-    assert worker["resources"]["limits"] == {"nvidia.com/gpu": "2"}
-    assert worker["args"][worker["args"].index("--tensor-parallel-size") + 1] == "2"
-    # a model repository holds the options of the engine
-    started = launched("Qwen/Qwen3-32B", "h100-sxm", engine="triton", tp=4, dp=2)
-    assert [p.devices for p in started.processes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    (path,) = [path for path in started.files if path.endswith("model.json")]
-    assert json.loads(started.files[path])["tensor_parallel_size"] == 4
-    assert 'backend: "vllm"' in started.files[path.replace("1/model.json", "config.pbtxt")]
-
-
-def pools_of_tensorrt_llm(*hardware):
-    split = {"tp": 2, "replicas": 2, "prefill": {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "replicas": 3}}
-    return launched(LLAMA_8B, *hardware, engine="tensorrt-llm", **split)
-
-
-def test_pools_of_tensorrt_llm_stand_behind_its_own_server():
-    found = pools_of_tensorrt_llm("h100-sxm", 8)
-    front, *servers = found.processes
-    known = {role: f"engine/tensorrt-llm-{role}.yaml" for role in ("prefill", "decode")}
-    assert all(flags(p.argv)["config"] == f"${{root}}/{known[p.role]}" for p in servers)
-    prefill, decode = (yaml.safe_load(found.files[name]) for name in known.values())
-    assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
-    overlap = "disable_overlap_scheduler"
-    assert (prefill[overlap], overlap in decode) == (True, False)
-    server = front.argv[front.argv.index("--") + 1 :]
-    assert server[:4] == ("trtllm-serve", "disaggregated", "-c", "${run}/pools.yaml")
-
-
 def test_the_file_of_pools_is_filled_when_they_start(tmp_path):
     """By the program in the bundle, with the launcher's values: addresses and ports of servers."""
-    found = pools_of_tensorrt_llm("h100-sxm", 4, 2)
+    split = {"tp": 2, "replicas": 2, "prefill": {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "replicas": 3}}
+    found = launched(LLAMA_8B, "h100-sxm", 4, 2, engine="tensorrt-llm", **split)
     for name, text in found.files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

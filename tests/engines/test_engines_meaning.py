@@ -19,8 +19,8 @@ from recipe_core.commands.meaning import meaning_of
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.serving.start import launch
 from recipe_core.launch.serving.vllm_ranks import NODE
-from recipe_core.recipe import make_recipe, relaunch
-from tests.conftest import LLAMA_70B, make_request
+from recipe_core.recipe import make_recipe
+from tests.conftest import make_request
 from tests.fixtures.deployments import ASKED, EXTERNAL, HYBRID, RAY, deployments, drawn
 from tests.fixtures.launch_words import CACHE, options, read_by_meaning
 from tests.fixtures.patience import PATIENCE, comes
@@ -254,53 +254,6 @@ def test_every_external_rank_is_told_its_number_and_where_the_first_one_is():
     assert checked > 5
 
 
-def asked(model, split, nodes=1, **engine_options):
-    given = {"engine_options": engine_options}
-    return make_request(model, nodes=nodes, candidate=split, options=given)
-
-
-def test_replicas_of_a_dense_model_need_no_rank_to_be_balanced_outside():
-    split = {"tp": 2, "pp": 1, "dp": 4}
-    recipe = make_recipe(asked("Qwen/Qwen3-32B", split, **{EXTERNAL: True}))
-    started = relaunch(recipe)
-    assert [process.devices for process in started.processes] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert all("--data-parallel-rank" not in process.argv for process in started.processes)
-    assert recipe.engine.options[EXTERNAL] is True
-    assert recipe.provenance[f"options.{EXTERNAL}"] == "user"
-
-
-def two_nodes(**engine_options):
-    """Shared experts over two nodes."""
-    split = {"tp": 1, "pp": 1, "dp": 16, "ep": 16}
-    return relaunch(make_recipe(asked("Qwen/Qwen3-30B-A3B", split, 2, **engine_options)))
-
-
-def test_a_hybrid_balancer_has_a_server_on_every_node():
-    names = ("node_rank", "data_parallel_size", "data_parallel_size_local")
-    for node, process in enumerate(two_nodes(**{HYBRID: True}).processes):
-        assert (process.node, process.role, process.port_offset) == (node, "server", 0)
-        own = options(engine_words(process))
-        assert [own[name] for name in names] == [str(node), "16", "8"]
-
-
-def test_ray_has_one_engine_and_the_other_nodes_join():
-    split = {"tp": 8, "pp": 2, "dp": 1}
-    started = relaunch(make_recipe(asked(LLAMA_70B, split, 2, **{RAY: "ray"})))
-    head, other = started.processes
-    program = ("python3", "${root}/engine/ray_node.py")
-    assert head.argv[:8] == (*program, "head", "2", "${node0}", "6379", "8", "--")
-    assert other.argv == (*program, "join", "${head}", "6379", "${node1}", "8")
-    assert {"--nnodes", "--node-rank", "--master-addr", "--headless"}.isdisjoint(head.argv)
-    assert other.env["VLLM_HOST_IP"] == "${node1}"
-    assert "ray" in started.requires
-    assert set(started.files) == {"engine/ray_node.py"}
-    # it places replicas too
-    head, _ = two_nodes(**{RAY: "ray"}).processes
-    own = options(engine_words(head))
-    names = ("backend", "size_local", "size")
-    assert [own[f"data_parallel_{name}"] for name in names] == ["ray", "8", "16"]
-
-
 @over("engine, given, field, says", table("engines_meaning", "ranks_refused"))
 def test_what_cannot_be_asked_is_refused_by_its_field(engine, given, field, says):
     alone = (d for d in deployments(engine, 100, seed=1) if d.candidate.prefill is None)
@@ -312,7 +265,8 @@ def test_what_cannot_be_asked_is_refused_by_its_field(engine, given, field, says
 @over("way", ["external", "hybrid"])
 def test_a_rank_over_several_nodes_has_no_server_of_its_own(way):
     split = {"tp": 16, "pp": 1, "dp": 2, "ep": 32}
-    request = asked("deepseek-ai/DeepSeek-V3", split, 4, **ASKED[way])
+    given = {"candidate": split, "options": {"engine_options": ASKED[way]}}
+    request = make_request("deepseek-ai/DeepSeek-V3", nodes=4, **given)
     error = refusal(make_recipe, request, kind=NoAnswer)
     assert "tp 16 × pp 1 = 16 devices spans nodes" in str(error)
 

@@ -78,12 +78,7 @@ def test_differences_that_do_not_fit_or_lead_back_are_refused(tmp_path, monkeypa
         return str(refusal(options.option_table.__wrapped__, "e", "1.0.0"))
 
     full = {"options": {"--a": {"type": "json", "keys": ["k"]}}}
-    for changes in (
-        {"drop": ["--missing"]},
-        {"options": {"--a": {"type": "int"}}},
-        {"change": {"--a": {"keys": {"drop": ["missing"]}}}},
-        {"change": {"--missing": {"type": "int"}}},
-    ):
+    for changes in table("releases", "that_do_not_fit"):
         said = refused(older={"differs_from": "2.0.0"} | changes, newer=full)
         assert "does not fit e-2.0.0.yaml" in said
     said = refused(older={"differs_from": "2.0.0"}, newer={"differs_from": "1.0.0"})
@@ -174,12 +169,8 @@ def test_a_better_command_is_one_of_its_release(command, releases_):
 
 
 def test_when_options_and_keys_came_and_went():
-    assert left("vllm", "--attention-config", "use_fp4_indexer_cache") == "0.30.0"
-    assert came("vllm", "--attention-config", "indexer_kv_dtype") == "0.24.0"
-    assert came("sglang", "--attn-dp-size") == "0.5.22"
-    assert left("sglang", "--nsa-prefill-backend") == "0.5.20"
-    assert came("vllm", "--model") is left("vllm", "--model") is None
-    assert left("vllm", "--never-known") is None
+    for which, name, words, release in table("releases", "came_and_left"):
+        assert {"came": came, "left": left}[which](name, *words) == release
     # what differs gives the older rows again
     newer, older, changes = table("releases", "differing").values()
     assert differences(newer, older) == changes
@@ -224,22 +215,9 @@ def test_every_successor_is_an_option_of_some_release(name):
             assert value not in table.by_spelling[option].choices, word
 
 
-SGLANG = "sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 4"
-DOTTED = f"{FLASH.split(' --att')[0]} --attention-config.use_fp4_indexer_cache=true"
-
-
-@over(
-    "command, starts",
-    [
-        (f"vllm serve {FLASH}", '{"indexer_kv_dtype":"mxfp4"}'),
-        (f"vllm serve {DOTTED}", "--attention-config.indexer_kv_dtype mxfp4"),
-        ("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --all2all-backend mori", "mori_high_throughput"),
-        (f"{SGLANG} --enable-breakable-cuda-graph", "--cuda-graph-backend-prefill breakable"),
-        (f"{SGLANG} --nsa-prefill-backend fa3", "--dsa-prefill-backend fa3"),
-    ],
-)
+@over("command, starts", table("releases", "replaced"))
 def test_a_change_writes_the_successor_of_what_is_gone(command, starts):
-    answer = check(command)
+    answer = check(command.replace("FLASH", FLASH))
     assert answer["verdict"] == "cannot start"
     change = answer["changes"][0]
     assert starts in change["command"]

@@ -22,8 +22,8 @@ from recipe_core.physics.serving.simulate import Spread, simulate
 from recipe_core.search.plans import plan_candidate
 from recipe_core.traffic.load import Lengths, Load
 from recipe_core.traffic.trace import Trace
-from tests.conftest import LLAMA_70B, make_request
-from tests.fixtures.rows import over
+from tests.conftest import make_request
+from tests.fixtures.rows import over, table
 
 START = StartTime(120.0, 60.0, 240.0)
 
@@ -289,16 +289,7 @@ def served(plan, row, trace, limits, **more):
     return simulate_requests(run, trace, Constant(1), begin=1, **more)
 
 
-@over(
-    "model device rate inputs outputs candidate",
-    [
-        (LLAMA_8B, "h100-sxm", 16, 1024, 256, {}),
-        (LLAMA_8B, "l40s", 2, 512, 512, {}),
-        (LLAMA_70B, "h100-sxm", 1.5, 4000, 500, {"engine": "sglang", "tp": 4}),
-        (LLAMA_70B, "h100-sxm", 3, 1024, 256, {"tp": 2, "pp": 2}),
-        ("Qwen/Qwen3-30B-A3B", "mi300x", 5, 2048, 512, {}),
-    ],
-)
+@over("model device rate inputs outputs candidate", table("fleet", "served"))
 def test_a_server_serves_as_the_plans_own_scheduler(
     model, device, rate, inputs, outputs, candidate
 ):

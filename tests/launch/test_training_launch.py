@@ -353,14 +353,7 @@ def test_what_a_framework_cannot_be_told_is_an_answer(engine, parts, work, field
 
 @pytest.mark.parametrize("engine", TRAINERS)
 def test_every_option_is_told_or_refused_by_its_name(engine):
-    options = (
-        ("recompute_layers", 4, ()),
-        ("offload", "optimizer", ("deepspeed", "megatron")),
-        ("offload", "optimizer-nvme", ()),
-        ("gradient_sync", "step", ("torch", "accelerate")),
-        ("shard", 8, ("torch", "torchtitan", "accelerate", "megatron")),
-    )
-    for name, value, carried in options:
+    for name, value, carried in table("training_launch", "options"):
         sharded = engine == "megatron" and name != "gradient_sync"
         candidate = split(engine, zero_stage=1 if sharded else 2, **{name: value})
         candidate |= {"recompute": "full"} if name == "recompute_layers" else {}

@@ -238,9 +238,11 @@ class Tensor:
         return True
 
 
-@pytest.fixture
-def front(checkpoint, onnx_file, monkeypatch, tmp_path):
-    """The front of a bundle, with ONNX Runtime in the place of Triton's encoder."""
+@pytest.mark.nightly
+def test_the_front_sends_one_padded_batch_and_gives_each_request_its_own(
+    checkpoint, onnx_file, monkeypatch, tmp_path
+):
+    """With ONNX Runtime in the place of Triton's encoder."""
     run, calls = by_onnx(onnx_file), []
 
     def inference_request(model_name, requested_output_names, inputs):
@@ -274,12 +276,6 @@ def front(checkpoint, onnx_file, monkeypatch, tmp_path):
     config = json.dumps({"parameters": parameters, "input": [{"name": "text"}]})
     place = {"model_repository": str(tmp_path), "model_version": "1"}
     made.initialize({"model_config": config, **place})
-    return made, calls
-
-
-@pytest.mark.nightly
-def test_the_front_sends_one_padded_batch_and_gives_each_request_its_own(front):
-    made, calls = front
     sent = (b"w1 w2 w3", b"w4", b"w5 " * 40)
     requests = [{"text": Tensor("text", np.array([[text]], dtype=object))} for text in sent]
     together = made.execute(requests)
@@ -311,7 +307,7 @@ def test_a_server_exports_once_and_then_starts(tmp_path):
         encoder_start.prepare(places, fails)
 
 
-def test_the_export_says_what_it_lacks(tmp_path):
+def test_the_export_says_what_it_lacks(tmp_path, monkeypatch):
     words = ["--model", str(tmp_path), "--task", "embed", "--backend", "tensorrt"]
     command = [sys.executable, "-S", encoder_export.__file__, *words]
     command += ["--output", str(tmp_path / "out")]
@@ -319,9 +315,7 @@ def test_the_export_says_what_it_lacks(tmp_path):
     assert done.returncode == 1
     assert "encoder_export:" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_an_engine_is_built_for_the_shapes_that_batches_may_have(monkeypatch):
+    # an engine is built for the shapes that batches may have
     monkeypatch.setattr("shutil.which", lambda program: program)
     words = encoder_export.trtexec_words(Path("a.onnx"), Path("a.plan"), NAMES, 32, 512)
     assert "--maxShapes=input_ids:32x512,attention_mask:32x512" in words

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import reduce
 from itertools import product
 from operator import getitem
-from typing import Any
 
 import pytest
 
@@ -24,30 +23,23 @@ from recipe_core.targets.use import TITLES
 from tests.conftest import make_request
 from tests.fixtures.paths import ROOT
 from tests.fixtures.recipes import bundle_for_request
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 from tests.fixtures.targets import (
     CONTEXTS,
     EXAMPLES,
-    both_nodes_answer,
+    LAUNCHES,
     context,
     document,
     documents,
     mappings,
     needs,
-    pools,
     replicas,
     single,
     spread,
     with_parameters,
 )
 
-ODD = Supervision(
-    **{"crash_budget": 7, "window_s": 661, "backoff_s": 1.25, "backoff_most_s": 67},
-    **{"stable_s": 331, "hang_s": 97, "slow_s": 307, "drain_s": 41, "poll_s": 0.75},
-    **{"min_available": 2, "requeues": 4},
-)
-"""No value of which is a default, or one of the others."""
-OTHER: dict[str, Any] = {**ODD.model_dump(), "min_available": 0}
+ODD = Supervision(**table("targets", "odd_supervision"))
 BESIDE = ("monitoring", "kubernetes-keda", "kubernetes-hpa")
 """Targets that start nothing themselves."""
 
@@ -108,11 +100,11 @@ def test_every_target_that_starts_something_answers_every_event(name):
     starting = [target for target in target_names(value) if target not in BESIDE]
     targets = restarting(value.kind)
     assert sorted(targets) == sorted([LAUNCHER, *starting])
-    table = rows(value, targets)
-    assert {row.target for row in table} == set(targets)
+    listed = rows(value, targets)
+    assert {row.target for row in listed} == set(targets)
     for target in targets:
         assert list(answers(target, value)) == list(EVENTS)
-        named = [event for row in table if row.target == target for event in row.events]
+        named = [event for row in listed if row.target == target for event in row.events]
         assert sorted(named) == sorted(EVENTS.values())
 
 
@@ -142,7 +134,8 @@ def test_no_field_is_without_effect():
     before, value = Supervision(), context(replicas())
     plain = target_files(value)
     for field in Supervision.model_fields:
-        after = before.model_copy(update={field: OTHER[field]})
+        other = {**ODD.model_dump(), "min_available": 0}[field]
+        after = before.model_copy(update={field: other})
         written = plain != target_files(supervised(value, after))
         assert written or before.for_launcher() != after.for_launcher(), field
         assert written or field in ("stable_s", "poll_s", "backoff_most_s")
@@ -172,21 +165,12 @@ def selects(budget, labels):
     return exact and all(labels.get(rule["key"]) in rule["values"] for rule in several)
 
 
-@over(
-    "launch, kept",
-    [
-        (single(), {"": 1}),
-        (replicas(4), {"": 3}),
-        (pools(), {"": 1}),
-        (pools(2), {"prefill": 1, "decode": 1, "router": 1}),
-        (spread(), {"": 1, "workers": 1}),
-        (spread(4, 8), {"": 1, "workers": 3}),
-        (both_nodes_answer(), {"": 2}),
-    ],
-)
+@over("launch, kept", table("targets", "budgets"))
 def test_every_pod_counts_in_one_budget(launch, kept):
     """The eviction of a pod that two budgets select is refused."""
-    value, files = context(launch), documents(context(launch), ".yaml").items()
+    name, *sizes = launch
+    value = context(LAUNCHES[name](*sizes))
+    files = documents(value, ".yaml").items()
     objects = [each for path, each in files if path.startswith("targets/kubernetes/")]
     budgets = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
     found = {each["metadata"]["name"]: each["spec"]["minAvailable"] for each in budgets}

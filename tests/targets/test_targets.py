@@ -3,7 +3,6 @@
 import re
 import shlex
 from dataclasses import replace
-from functools import reduce
 from itertools import pairwise
 
 import pytest
@@ -13,17 +12,19 @@ from hypothesis import strategies as st
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
+from recipe_core.request.scaling import Scaling
 from recipe_core.request.start import Start
 from recipe_core.targets import refusals, target_files, target_names
 from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill
 from recipe_core.targets.layout import INDEX, layout, same_pod
 from recipe_core.targets.monitoring.thresholds import warm_up_s
 from recipe_core.targets.pod import object_name
-from tests.fixtures.rows import over, table
+from tests.fixtures.rows import holds, over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.targets import (
     AMD,
     EXAMPLES,
+    LAUNCHES,
     NVIDIA,
     REVIEWED,
     ROCM,
@@ -41,8 +42,6 @@ from tests.fixtures.targets import (
     training,
     with_parameters,
 )
-
-LAUNCHES = {each.__name__: each for each in (single, replicas, spread, pools, training)}
 
 
 @pytest.mark.parametrize("name", REVIEWED)
@@ -68,25 +67,21 @@ def test_every_target_is_offered_or_refused_and_those_of_examples_are_reviewed()
 @over("stated", table("targets", "written"))
 def test_targets_write_what_is_stated(stated):
     name, *sizes = stated.get("launch", ["single"])
-    launch = LAUNCHES[name](*sizes)
+    launch = LAUNCHES[name](*sizes, **stated.get("split", {}))
     launch = replace(launch, files={**launch.files, **stated.get("files", {})})
-    vendor = {"hardware": AMD, "image": ROCM} if "vendor" in stated else {}
-    value = context(launch, **vendor, **stated.get("fields", {}))
-    value = with_parameters(value, **stated.get("parameters", {}))
+    parts = stated.get("fields", {}) | ({"image": ROCM} | AMD if "vendor" in stated else {})
+    if "scaling" in stated:
+        parts["scaling"] = Scaling(**stated["scaling"])
+    value = with_parameters(context(launch, **parts), **stated.get("parameters", {}))
     files, refused = target_files(value), refusals(value)
     for target, words in stated.get("refused", {}).items():
         assert words in refused[target]
     for suffix, places in stated.get("documents", {}).items():
-        found = document(value, suffix)
-        assert {place: reduce(part_of, place.split(), found) for place in places} == places
+        assert holds(document(value, suffix), places)
     for path, words in stated.get("has", {}).items():
         assert words in files[f"targets/{path}"]
     for suffix, words in stated.get("lacks", {}).items():
         assert not [path for path in files if path.endswith(suffix) and words in files[path]]
-
-
-def part_of(document, key):
-    return document[int(key)] if isinstance(document, list) else (document or {}).get(key)
 
 
 def test_workers_that_need_root_or_differ_otherwise_are_refused_on_kubernetes():

@@ -3,7 +3,6 @@ KServe's LLMInferenceService counts by and hands to the engine.
 """
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
@@ -23,13 +22,10 @@ from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 from tests.fixtures.targets import (
     UNFILLED,
-    after,
     argv,
     context,
-    degrees,
     launched,
     options,
-    ranks,
 )
 from tests.fixtures.training import TRAINERS, training_table
 
@@ -112,11 +108,6 @@ def words(pod):
     return [*container["command"], *container["args"]]
 
 
-def over_nodes(nodes, tp=1, pp=1, dp=1, **more):
-    values = degrees(tp, pp, dp) | more
-    return context(launched(ranks(nodes, values, tuple(range(8))), values))
-
-
 @pytest.mark.parametrize("count", [120, pytest.param(300, marks=pytest.mark.nightly)])
 def test_what_is_started_is_what_the_recipe_starts(count):
     """Every pod of many launches has the launch's words, in an object that the API accepts."""
@@ -148,39 +139,6 @@ def test_what_is_started_is_what_the_recipe_starts(count):
             seen["worker"] += "worker" in part
         seen["prefill"] += "prefill" in spec
     assert min(seen.values()) > 3
-
-
-SPLIT = {"tensor": 1, "data": 32, "dataLocal": 8, "expert": True}
-
-
-@over(
-    "nodes, split, parallelism",
-    [
-        (2, {"tp": 8, "pp": 2}, {"tensor": 8, "pipeline": 2}),
-        (2, {"tp": 2, "dp": 8}, {"tensor": 2, "data": 8, "dataLocal": 4}),
-        (4, {"dp": 32, "enable_expert_parallel": True}, SPLIT),
-    ],
-)
-def test_kserve_counts_the_nodes_of_the_recipe(nodes, split, parallelism):
-    spec = made(over_nodes(nodes, **split))["spec"]
-    assert spec["parallelism"] == parallelism
-    size = parallelism.get("pipeline") or parallelism["data"] // parallelism["dataLocal"]
-    assert size == nodes
-    told = words(spec["worker"])
-    rank = "1" if nodes == 2 else "$(LWS_WORKER_INDEX)"  # the only worker is the first
-    assert after(told, "--node-rank") == rank
-    assert after(told, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
-    assert not any(word.startswith("--ssl-") for word in told)  # it answers nobody
-
-
-def test_what_kserve_would_count_otherwise_is_refused():
-    for split, says in (
-        ({"tp": 16}, "tp 16 × pp 1 × dp 1 runs on 2 nodes"),
-        ({"tp": 4, "pp": 4}, "pp 4 × dp 1 runs on 2 nodes"),
-        ({"tp": 4, "pp": 2, "dp": 2}, "one pipeline stage per node"),
-    ):
-        assert says in refusals(over_nodes(2, **split))["kserve-llm"]
-    assert "not sglang" in refusals(replace(context(), engine="sglang"))["kserve-llm"]
 
 
 def test_templates_of_kserve_leave_the_words_alone():

@@ -19,7 +19,6 @@ from recipe_core.targets.read_scaling import read_files, read_scaling
 from recipe_core.targets.scale import cron
 from recipe_core.targets.scale.behavior import read_behavior
 from recipe_core.targets.scale.bounds import refuse_other_bounds, stated_fields
-from recipe_core.targets.scale.metrics import read_query
 from recipe_core.targets.scale.notes import notes as scaling_notes
 from tests.conftest import make_request
 from tests.fixtures.cluster_schemas import assert_valid
@@ -29,8 +28,6 @@ from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.targets import (
     context,
-    document,
-    pools,
     replicas,
     single,
     spread,
@@ -189,43 +186,8 @@ def scaled_object(scaling):
     return documents_of(scaled(scaling), "kubernetes-keda")["ScaledObject"]["spec"]
 
 
-def behavior_of(spec):
-    return spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-
-
-def test_office_hours_are_one_trigger_in_utc():
-    spec = scaled_object(ONE["schedule"])
-    (trigger,) = spec["triggers"]
-    hours = {"start": "0 8 * * 1,2,3,4,5", "end": "0 18 * * 1,2,3,4,5"}
-    assert trigger["metadata"] == {"timezone": "UTC", "desiredReplicas": "6"} | hours
-    assert behavior_of(spec)["scaleDown"]["stabilizationWindowSeconds"] == 0
-    # Kubernetes ignores 20 to 21 replicas, as 5 % are within its 10 %
-    period = Period(from_hour=0, to_hour=12, replicas=21)
-    scaling = Scaling(policy="schedule", min_replicas=20, max_replicas=21, periods=(period,))
-    rules = behavior_of(scaled_object(scaling))
-    assert rules["scaleUp"]["tolerance"] == rules["scaleDown"]["tolerance"] == "0"
-
-
-def test_a_policy_without_numbers_writes_no_number_of_ours():
-    names = "scaleTargetRef minReplicaCount maxReplicaCount fallback triggers"
-    assert set(scaled_object(ONE["keda"])) == set(names.split())
-
-
-def test_queries_count_the_recipes_own_pods():
-    """Both gauges are summed before they are added; a window averages each of them."""
-    (trigger,) = scaled_object(ONE["keda"].model_copy(update={"window_s": 45}))["triggers"]
-    selector = '{namespace="default",pod=~"llama-3-1-70b-h100-sxm-tp8-vllm-.*"}'
-    assert trigger["metadata"]["query"] == (
-        f"sum(avg_over_time(vllm:num_requests_waiting{selector}[45s])) + "
-        f"sum(avg_over_time(vllm:num_requests_running{selector}[45s]))"
-    )
-    assert read_query(trigger["metadata"]["query"]) == ("in-flight", 45)
-
-
 def test_scale_to_zero_is_waked_by_the_gateway():
     scaling = ONE["keda"].model_copy(update={"min_replicas": 0})
-    refused = refusals(replace(context(), scaling=scaling))["kubernetes-keda"]
-    assert "Set the counter of requests at the gateway" in refused
     *_, waking = scaled_object(scaling)["triggers"]
     arrivals, *held = waking["metadata"]["query"].split(" + ")
     assert arrivals == f"sum(rate({GATEWAY}[60s]))"
@@ -234,12 +196,6 @@ def test_scale_to_zero_is_waked_by_the_gateway():
     assert waking["metadata"]["activationThreshold"] == "0"
     # of however many requests, its target asks for one replica
     assert float(waking["metadata"]["threshold"]) >= 1e9
-    # derived bounds reach zero with a gateway too
-    derived = with_parameters(context(), min_replicas=0, max_replicas=2)
-    assert "set gateway_metric" in refusals(derived)["kubernetes-keda"]
-    able = with_parameters(derived, gateway_metric=GATEWAY)
-    assert "kubernetes-keda" not in refusals(able)
-    assert "min_replicas is 0" in refusals(able)["kubernetes-hpa"]
 
 
 @over("policy, changes, reason", table("targets_scaling", "refused"))
@@ -269,15 +225,6 @@ def test_fields_that_a_policy_honours_are_written_or_refused_by_name(policy):
         assert name in reason or not reason
 
 
-def test_a_forecast_is_not_silently_a_schedule():
-    scaling = Scaling(policy="predictive", min_replicas=1, max_replicas=4)
-    refused = refusals(scaled(scaling))
-    for target in ("kubernetes-keda", "kubernetes-hpa", "kserve", "skypilot", "ray-serve"):
-        assert "schedule" in refused[target]
-    pools_on_nodes = scaled(ONE["keda"], pools(2))
-    assert "separate workloads" in refusals(pools_on_nodes)["kubernetes-keda"]
-
-
 def test_stated_replicas_that_differ_are_an_error():
     scaling = ONE["keda"]
     refuse_other_bounds(scaling, Parameters(), replicas(4, 2))
@@ -285,15 +232,6 @@ def test_stated_replicas_that_differ_are_an_error():
     refuse_other_bounds(same, Parameters(min_replicas=1, max_replicas=2), replicas(4, 2))
     error = refusal(refuse_other_bounds, scaling, Parameters(max_replicas=2), replicas(4, 2))
     assert "are 4 to 8 servers; options.scaling has 2 to 9" in str(error)
-
-
-def test_a_claim_is_shared_if_several_servers_mount_it():
-    for policy, mode in (
-        (Scaling(policy="fixed"), "ReadWriteOnce"),
-        (ONE["keda"], "ReadWriteMany"),
-    ):
-        claim = document(scaled(policy), "kubernetes/storage.yaml")
-        assert claim["spec"]["accessModes"] == [mode]
 
 
 def test_the_readme_says_which_policy_is_written_and_where():
@@ -323,6 +261,8 @@ def test_every_field_is_written_or_refused():
 
 
 def test_nothing_stated_reads_back_as_nothing():
+    names = "scaleTargetRef minReplicaCount maxReplicaCount fallback triggers"
+    assert set(scaled_object(ONE["keda"])) == set(names.split())
     assert read_behavior({}) == {}
     assert stated_fields(Scaling()) == []
     assert "none of the files" in str(refusal(read_scaling, [{"rules": {}}]))
