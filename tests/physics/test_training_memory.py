@@ -164,20 +164,9 @@ def part(name: str, engine: str = "torchtitan", stage: int = 0, **columns) -> fl
     return float(memory(setting(engine), cases(1, **(FSDP | columns))).parts[name][0, stage])
 
 
-def test_the_fullest_moment_is_in_the_loss_the_embedding_or_the_optimizer() -> None:
-    assert part("loss", "torch") == 12 * 4096 * 128256
-    assert part("gradients", "torch") == 0
-    shard = 4 * setting().model.parameters / 8
-    assert part("gradients", "torch", global_batch=16) == pytest.approx(shard)
-    # The whole table in fp32 and its shard, and in 16 bits; no logits are left
-    short = {"sequence_length": 512, "recompute": 2}
-    assert part("loss", **short) == 0
-    assert part("gathered", **short) == pytest.approx(4 * TABLE * (1 + 1 / 8))
-    assert part("temporary", **short) == 2 * TABLE
-    # torch's unfused AdamW makes a root of every second moment: 20 bytes a parameter
-    alone = {"engine": "torch", "zero_stage": 0, "dp": 1, "global_batch": 1, "recompute": 2}
-    roots = part("temporary", **alone, sequence_length=128)
-    assert roots == pytest.approx(4 * setting().model.parameters, rel=1e-6)
+@over("name engine columns size", table("physics.yaml", "moments"))
+def test_parts_of_the_fullest_moment_have_these_bytes(name, engine, columns, size) -> None:
+    assert part(name, engine, **columns) == pytest.approx(size, rel=1e-6)
 
 
 def test_a_pipeline_keeps_gradients_whole() -> None:
@@ -201,27 +190,10 @@ def test_further_micro_batches_keep_buffers_between_stages_and_with_gpipe_their_
         assert held[1] - held[0] == each * 4096 * 128256
 
 
-def traffic(link: str, **columns) -> np.ndarray:
-    n = max((np.size(column) for column in columns.values()), default=1)
-    return fsdp_traffic(setting(), cases(n, **(FSDP | columns)))[link][:, 0]
-
-
-def test_resharded_parameters_are_gathered_twice_but_the_head_and_hybrids_reduced() -> None:
-    parameters = setting().model.parameters
-    again, stays = traffic("shard", zero_stage=np.array([3, 2]))
-    assert stays == pytest.approx((2 + 4) * parameters, rel=1e-6)
-    assert again - stays == pytest.approx(2 * (parameters - TABLE), rel=1e-5)
-    hybrid = traffic("replicate", dp=32, shard=8, global_batch=32)[0]
-    assert hybrid == pytest.approx(2 * 4 * parameters / 8)
-    assert traffic("replicate")[0] == 0
-
-
-@over("recompute sequence reductions", [(0, 0, 4), (0, 1, 4), (1, 1, 5), (2, 0, 5), (2, 1, 5.5)])
-def test_recomputation_repeats_some_tensor_parallel_traffic(recompute, sequence, reductions):
-    """A layer's reductions, each a gather and a scatter; embedding and head add two."""
-    split = {"tp": 8, "dp": 1, "global_batch": 1, "recompute": recompute}
-    sent = traffic("tensor", sequence_parallel=sequence, **split)[0]
-    assert sent == 2 * 2 * 4096 * 4096 * (32 * reductions + 2)
+@over("link columns size", table("physics.yaml", "fsdp_traffic"))
+def test_ranks_exchange_what_they_gather_and_reduce(link, columns, size) -> None:
+    sent = fsdp_traffic(setting(), cases(1, **(FSDP | columns)))[link][0, 0]
+    assert sent == pytest.approx(size, rel=1e-5)
 
 
 PIPELINE = {"sequence_length": 4096, "global_batch": 256}
