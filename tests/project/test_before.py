@@ -13,20 +13,18 @@ from urllib.parse import parse_qsl
 import pytest
 import yaml
 from starlette.testclient import TestClient
-from streamlit.testing.v1 import AppTest
-from typer.testing import CliRunner
 
 from recipe_core import __version__
 from recipe_core.base.errors import NoAnswer
-from recipe_core.base.resources import root
 from recipe_core.doors.api import create_api
-from recipe_core.doors.cli import app
 from recipe_core.launcher.plan import LaunchPlan, load_plan
 from recipe_core.recipe.decision import decide
 from recipe_core.request.edit import SHARED
 from recipe_core.request.link import from_query, link_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of, read_pins, split_key, split_of
+from tests.fixtures import command_line
+from tests.fixtures.opening import opened, query_of
 from tests.fixtures.paths import DATA
 from tests.fixtures.rows import over
 
@@ -71,8 +69,8 @@ PARTS = ("breakdown_s", "causes_s")
 
 def recipe(*words: str) -> Any:
     """The JSON answer of a command that ends well."""
-    done = CliRunner().invoke(app, [*words, "--json"])
-    assert done.exit_code == 0, done.output
+    done = command_line.recipe(*words, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 
 
@@ -137,22 +135,17 @@ def test_a_link_means_the_same_request(link):
 
 
 @over("link", DECIDED)
-def test_the_splits_of_a_link_are_in_its_plan(link, tmp_path):
+def test_the_splits_of_a_link_are_in_its_plan(link):
     whole_plan = {name: value for name, value in link["request"].items() if name != "candidate"}
     stated = split_of(link["split"]) or {}
     if link["request"]["workload"].get("kind") == "training":  # what all of its splits share
         whole_plan["candidate"] = {name: stated[name] for name in ("engine", "precision")}
-    request = tmp_path / "request.json"
-    request.write_text(json.dumps(whole_plan))
-    done = CliRunner().invoke(app, ["plan", str(request), "--top", "5000", "--json"])
-    assert done.exit_code in (0, 1)  # 1: a framework that cannot launch the model
-    plan = json.loads(done.stdout)
-    names = {split_key(row["candidate"]) for row in plan["candidates"]}
+    words = ("plan", "-", "--top", "5000", "--json")
+    done = command_line.recipe(*words, stdin=json.dumps(whole_plan))
+    assert done.returncode in (0, 1)  # 1: a framework that cannot launch the model
+    names = {split_key(row["candidate"]) for row in json.loads(done.stdout)["candidates"]}
     wanted = {name.partition(".on")[0] for name in (*link["pins"], link["split"])}
-    if wanted <= names:
-        return
-    # Plans refuse by now what no bundle could be made of.
-    for name in wanted - names:
+    for name in wanted - names:  # plans refuse by now what no bundle could be made of
         candidate = {**whole_plan.get("candidate", {}), **(split_of(name) or {})}
         with pytest.raises(NoAnswer):
             decide(PlanRequest.parse({**whole_plan, "candidate": candidate})).started()
@@ -160,29 +153,19 @@ def test_the_splits_of_a_link_are_in_its_plan(link, tmp_path):
 
 @over("link", DECIDED[::4])
 def test_a_page_opens_at_its_link(link):
-    page = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=120)
-    page.query_params.update(parse_qsl(link["link"]))
-    page.run()
-    page.switch_page(f"{link['page']}.py").run()
-    assert not page.exception
+    page = opened(f"{link['page']}.py?{link['link']}", hardware_chosen=False)
     assert page.session_state["request"] == PlanRequest.parse(link["request"])
     assert page.session_state["pins"] == link["pins"]
-    address = page.query_params.items()
-    query = {name: text if isinstance(text, str) else text[0] for name, text in address}
     kept = dict(parse_qsl(link["link"]))
     outside = page.session_state["outside"]
     if outside.split:  # it was never buildable, and is now refused
         assert any("no longer fits" in caption.value for caption in page.caption)
-        kept = {name: text for name, text in kept.items() if not _of_split(name)}
+        of_all = {f"candidate.{field}" for field in SHARED}  # not of this split alone
+        kept = {k: v for k, v in kept.items() if k in of_all or not k.startswith("candidate.")}
     if outside.pins:
         pins = ",".join(pin for pin in link["pins"] if pin not in outside.pins)
         kept = {name: text for name, text in {**kept, "pins": pins}.items() if text}
-    assert query == kept
-
-
-def _of_split(field: str) -> bool:
-    """Whether a field of a link belongs to its split alone, not to all splits of a plan."""
-    return field.startswith("candidate.") and field.removeprefix("candidate.") not in SHARED
+    assert query_of(page) == kept
 
 
 @pytest.fixture(scope="module")
@@ -238,22 +221,21 @@ def launched(bundle: Path, folder: Path) -> LaunchPlan:
     with zipfile.ZipFile(bundle) as archive:
         archive.extractall(folder)
     plan = load_plan(folder)
-    processes = []
-    for process in plan.processes:
-        argv = tuple(word.replace(str(folder), "BUNDLE") for word in process.argv)
-        processes.append(replace(process, argv=argv))
-    return replace(plan, root=Path("BUNDLE"), processes=tuple(processes))
+    processes = tuple(
+        replace(each, argv=tuple(word.replace(str(folder), "BUNDLE") for word in each.argv))
+        for each in plan.processes
+    )
+    return replace(plan, root=Path("BUNDLE"), processes=processes)
 
 
 @over("path", BUNDLES)
 def test_a_bundle_built_again_starts_the_same_processes(path, tmp_path):
-    with zipfile.ZipFile(path) as archive:
-        before = yaml.safe_load(archive.read("recipe.yaml"))
+    plan = launched(path, tmp_path / "before")
+    assert plan.processes
+    before = yaml.safe_load((tmp_path / "before" / "recipe.yaml").read_text())
     request = tmp_path / "request.yaml"
     request.write_text(yaml.safe_dump(before["request"]))
     recipe("build", str(request), "--output", str(tmp_path / "again.zip"))
-    plan = launched(path, tmp_path / "before")
-    assert plan.processes
     now = launched(tmp_path / "again.zip", tmp_path / "now")
     required = [name.replace("-", "_") for name in plan.engine.requires]  # as modules are named
     assert [name.replace("-", "_") for name in now.engine.requires] == required

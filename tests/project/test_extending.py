@@ -72,10 +72,7 @@ class Folders:
         document = read_document(self.engines / f"{BASE_ENGINE}.yaml")
         for field in ("images", "metrics", "floors"):
             document.pop(field, None)
-        document |= {"name": ENGINE, "title": "Mini Serve", "version": "1.2.3"}
-        document |= {"program": ENGINE, "module": "mini_serve", "runtimes": ["cuda"]}
-        document |= {"install": "pip install mini-serve==1.2.3", "kv_dtypes": ["bf16", "fp16"]}
-        document |= {"free_kv_dtypes": [], "online_weight_dtypes": []}
+        document |= table("extending", "mini_serve")
         document["overheads"] = {"cuda": document["overheads"]["cuda"]}
         write(self.engines / f"{file}.yaml", document, change)
 
@@ -113,10 +110,9 @@ def forget():
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folders]:
     names = ("hardware", "models", "engines", "options", "launch")
     copies = Folders(*(tmp_path / name for name in names))
-    shutil.copytree(root("hw_profiles"), copies.hardware)
-    shutil.copytree(catalog.FOLDER, copies.models)
-    shutil.copytree(spec.FOLDER, copies.engines)
-    shutil.copytree(options.FOLDER, copies.options)
+    sources = (root("hw_profiles"), catalog.FOLDER, spec.FOLDER, options.FOLDER)
+    for name, source in zip(names[:4], sources, strict=True):
+        shutil.copytree(source, tmp_path / name)
     copies.launch.mkdir()
     for reader in (cluster, offer_tables):
         monkeypatch.setattr(reader, "root", lambda name: copies.hardware)
@@ -175,15 +171,6 @@ def test_a_gpu_is_one_file(folders):
     )
     assert new["memory"]["capacity_bytes"] > 1.9 * old["memory"]["capacity_bytes"]
     assert new["serving"]["tpot_s"] < old["serving"]["tpot_s"]
-
-
-@over("field, value, words", table("extending", "gpu"))
-def test_what_a_gpu_lacks_is_said(folders, field, value, words):
-    folders.gpu(put(field, value))
-    refused(recipe("hardware", GPU), 2, f"{GPU}.yaml", *words)
-
-
-def test_two_gpus_with_one_alias_are_told_apart(folders):
     folders.gpu(put("aliases", ["NVIDIA H100 80GB HBM3"]))
     done = recipe("hardware", "NVIDIA H100 80GB HBM3")
     refused(done, 2, f"{GPU}.yaml: aliases: 'nvidia h100 80gb hbm3' is an alias of h100-sxm")
@@ -202,10 +189,26 @@ def test_a_model_is_one_file(folders):
     refused(recipe("models", MODEL), 2, "acme--wide-7b.yaml: id: 'Acme/Wide-7B' is not the name")
 
 
-@over("field, value, words", table("extending", "model"))
-def test_what_a_model_lacks_is_said(folders, field, value, words):
-    folders.model(put(field, value))
-    refused(recipe("models", MODEL), 2, "Acme--Wide-7B.yaml", *words)
+LISTED = {
+    "gpu": ("hardware", GPU, f"{GPU}.yaml"),
+    "model": ("models", MODEL, "Acme--Wide-7B.yaml"),
+    "engine": ("engines", ENGINE, f"{ENGINE}.yaml"),
+    "table": ("engines", ENGINE, f"{ENGINE}-1.2.3.yaml"),
+}
+"""The command that reads what each method of ``Folders`` writes, its name and its file."""
+
+
+@over(
+    "kind, field, value, words",
+    [(kind, *row) for kind in LISTED for row in table("extending", kind)],
+)
+def test_what_an_addition_lacks_is_said(folders, kind, field, value, words):
+    command, name, file = LISTED[kind]
+    if command == "engines":
+        folders.engine()
+        folders.table()
+    getattr(folders, kind)(put(field, value))
+    refused(recipe(command, name), 2, file, *words)
 
 
 def built(folder: Path, *words: str) -> Done:
@@ -227,35 +230,16 @@ def test_an_engine_is_yaml_options_and_a_module(folders, tmp_path):
     (process,) = read_document(tmp_path / "bundle" / "launch.json")["processes"]
     assert process["argv"][0] == ENGINE
     assert process["argv"][-2:] == ["--log-level", "debug"]
-    told = read_by_meaning(spec.engine(ENGINE), process["argv"])
+    meant = read_by_meaning(spec.engine(ENGINE), process["argv"])
     fields = ("tp", *test_engines_meaning.LIMITS)
-    assert [told[field] for field in fields] == [recorded[field] for field in fields]
-
-
-def test_the_tests_of_engines_take_up_a_new_one(folders):
-    folders.engine()
-    folders.table()
-    folders.module()
+    assert [meant[field] for field in fields] == [recorded[field] for field in fields]
+    # the tests of engines take up a new one
     test_engines_meaning.test_every_output_says_what_was_estimated(ENGINE)
     folders.module(LAUNCH.replace("candidate.max_num_seqs", "candidate.max_num_seqs + 1"))
     sys.modules.pop(f"{serving.__name__}.mini_serve")
     forget()
     with pytest.raises(AssertionError, match="max_num_seqs"):
         test_engines_meaning.test_every_output_says_what_was_estimated(ENGINE)
-
-
-@over("field, value, words", table("extending", "engine"))
-def test_what_the_file_of_an_engine_lacks_is_said(folders, field, value, words):
-    folders.table()
-    folders.engine(put(field, value))
-    refused(recipe("engines", ENGINE), 2, f"{ENGINE}.yaml", *words)
-
-
-@over("field, value, words", table("extending", "options"))
-def test_what_the_options_of_an_engine_lack_is_said(folders, field, value, words):
-    folders.engine()
-    folders.table(put(field, value))
-    refused(recipe("engines", ENGINE), 2, f"{ENGINE}-1.2.3.yaml", *words)
 
 
 def test_an_engine_without_options_or_a_module_is_told(folders, tmp_path):
@@ -271,11 +255,8 @@ def test_an_engine_without_options_or_a_module_is_told(folders, tmp_path):
     forget()
     refused(built(tmp_path / "bundle"), 1, ENGINE, f"{file} does not define launch", form)
     assert not (tmp_path / "bundle").exists()
-
-
-def test_engines_may_share_a_module(folders, tmp_path):
+    # engines may share a module
     folders.engine(put("launcher", "other_module"))
-    folders.table()
     (folders.launch / "other_module.py").write_text(LAUNCH)
     importlib.invalidate_caches()
     assert built(tmp_path / "bundle").returncode == 0

@@ -1,4 +1,4 @@
-"""The public library: small, lazy, typed, and what its page of docs says of it is executed."""
+"""The public library: small, lazy, typed, and what docs and gallery say of it is executed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 import recipe_core as rb
+from recipe_core.base.data_files import DataFile
 from recipe_core.bundle.write import bundle_of
+from recipe_core.request.examples import FILE, ExampleFile, examples
+from recipe_core.request.link import from_query, link_query
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
 from tests.conftest import request_values
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
-PUBLIC = {
-    *("plan", "estimate", "check", "build", "write", "read", "validate", "Request", "Plan"),
-    *("Split", "Estimate", "Recipe", "RecipeError", "InputError", "NoAnswer"),
-}
+PUBLIC = {"plan", "estimate", "check", "build", "write", "read", "validate", "Request", "Plan"}
+PUBLIC |= {"Split", "Estimate", "Recipe", "RecipeError", "InputError", "NoAnswer"}
 TRAINING = {
     "model": "meta-llama/Llama-3.1-8B",
     "hardware": {"device": "h100-sxm", "per_node": 8},
@@ -51,10 +53,18 @@ def test_the_public_names_are_there_and_described():
 def test_a_split_is_built_without_a_second_search(kind, monkeypatch, tmp_path):
     plan = rb.plan(KINDS[kind])
     searches: list[str] = []
+
+    def noted(name: str, method: Any) -> Any:
+        def noting(*args: Any, **parts: Any) -> Any:
+            searches.append(name)
+            return method.__func__(*args, **parts)
+
+        return classmethod(noting)
+
     for cls in (ServingPlan, TrainingPlan):
         for name in ("search", "together"):
             if hasattr(cls, name):
-                watch(monkeypatch, cls, name, searches)
+                monkeypatch.setattr(cls, name, noted(name, getattr(cls, name)))
     recipe = rb.build(plan.best)
     assert searches in ([], ["together"])  # the fallbacks of serving, in one plan
     assert recipe.candidate == plan.best.candidate
@@ -65,17 +75,6 @@ def test_a_split_is_built_without_a_second_search(kind, monkeypatch, tmp_path):
     assert len(searches) <= 3  # one for the split, one for the fallbacks
     assert whole.candidate == recipe.candidate
     assert bundle_of(whole).files["launch.json"] == bundle_of(recipe).files["launch.json"]
-
-
-def watch(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, calls: list[str]):
-    """Note every call of a class method."""
-    method = getattr(cls, name).__func__
-
-    def noted(owner: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(name)
-        return method(owner, *args, **kwargs)
-
-    monkeypatch.setattr(cls, name, classmethod(noted))
 
 
 def test_requests_come_from_values_files_and_objects_and_a_refused_split_is_not_built(tmp_path):
@@ -101,3 +100,25 @@ def test_the_examples_of_the_page_and_of_the_folder_are_executed(tmp_path, monke
     runpy.run_path(str(ROOT / "examples" / "compare_devices.py"), run_name="__main__")
     assert (tmp_path / "qwen3-32b.zip").exists()
     assert "h100-sxm: tp" in capsys.readouterr().out
+
+
+def test_the_gallery_has_ten_cases_that_differ():
+    cases = examples().values()
+    assert len({case.title for case in cases}) == len(cases) >= 10
+    assert {case.asked.workload.kind for case in cases} == {"serving", "training"}
+    assert len({case.asked.hardware.device_name[:2] for case in cases}) >= 3
+    # a case with a wrong field names it
+    document = DataFile(FILE, "example").read()
+    document["examples"]["chat-70b"]["titel"] = "Chat"
+    error = refusal(DataFile(FILE, "example").validated, document, ExampleFile)
+    assert "examples.yaml: examples.chat-70b.titel" in str(error)
+
+
+@over("name", examples(), share=4)
+def test_a_case_is_a_link_whose_best_split_holds_its_load_and_can_be_built(name):
+    request = examples()[name].asked
+    assert from_query(link_query(request)) == (request, [])
+    board = rb.plan(request)
+    assert board.feasible[board.best_row]
+    assert board.holds[board.best_row]
+    assert {"recipe.yaml", "launch.json"} <= set(bundle_of(rb.build(request)).files)
