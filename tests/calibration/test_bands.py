@@ -1,6 +1,6 @@
-"""Intervals around estimates: how they are made, what they hold, what they say of two splits."""
-
-from __future__ import annotations
+"""Intervals around estimates: how they are made, what they hold, what they say of two splits, and
+of sizes that were measured.
+"""
 
 import itertools
 import json
@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recipe_core.base.intervals import LEVELS, NORMAL, probability_below
-from recipe_core.calibration.intervals import (
-    bands,
-    common_share,
-    comparisons,
-    correlations,
-    coverage,
-    covered,
-    left_out,
-    quantiles,
-    residuals,
-)
+from recipe_core.calibration import intervals
+from recipe_core.calibration.sizes import sizes, sizes_text, sizes_view
 from recipe_core.calibration.validate import compare
 from recipe_core.measured.serving_runs import published_runs
 from recipe_core.physics.bands import BandFile, better_score, probability
@@ -37,13 +28,13 @@ from tests.fixtures.rows import table
 from tests.fixtures.sizes import examples
 
 GROUPS = serving_bands.GROUPS
+EVERYTHING = ("tpot_s", None, None, None, None)
+FOUR = st.lists(st.floats(0, 2), min_size=4, max_size=4)
 
 
-def synthetic(
-    sigma: float, *, common: float = 0.0, sources: int = 12, runs: int = 6, seed: int = 1
-) -> pd.DataFrame:
+def synthetic(sigma, *, common=0.0, sources=12, runs=6):
     """Residuals of known spread: ``common`` to a cell's runs, and ``sigma`` of each run."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(1)
     same = {"metric": "tpot_s", "setup": "same", "load": 8.0, "estimated": 1.0, "basis": "fitted"}
     rows = []
     for source, device, model in itertools.product(range(sources), range(2), range(2)):
@@ -53,35 +44,30 @@ def synthetic(
         # sources differ in size by two orders of magnitude
         for k in range(runs if source else 40 * runs):
             run = {"run": f"{source} {device} {model} {k}", "split": str(k)}
-            measured = math.exp(shared + draw.normal(0, sigma))
-            rows.append(same | cell | run | {"measured": measured})
-    return residuals(pd.DataFrame(rows))
+            rows.append(same | cell | run | {"measured": math.exp(shared + draw.normal(0, sigma))})
+    return intervals.residuals(pd.DataFrame(rows))
 
 
-def again(*tables: pd.DataFrame) -> pd.DataFrame:
+def again(*tables):
     """Residuals of changed rows."""
-    return residuals(pd.concat(tables).drop(columns=["residual", "weight"]))
+    return intervals.residuals(pd.concat(tables).drop(columns=["residual", "weight"]))
 
 
-def bands_of(rows: pd.DataFrame) -> dict:
-    return {band.key: band for band in bands(rows, GROUPS, "test").bands}
-
-
-EVERYTHING = ("tpot_s", None, None, None, None)
+def bands_of(rows):
+    return {band.key: band for band in intervals.bands(rows, GROUPS, "test").bands}
 
 
 @pytest.mark.parametrize("common", [0.0, 0.2])
-def test_intervals_hold_the_share_that_they_name(common: float):
+def test_intervals_hold_the_share_that_they_name(common):
     rows = synthetic(0.2, common=common, sources=30)
-    rated = coverage(left_out(rows, GROUPS), [])
-    for level in LEVELS:
-        assert rated[f"inside_{level}"][0] == pytest.approx(int(level) / 100, abs=0.05)
-    sigma = math.hypot(0.2, common)
+    rated = intervals.coverage(intervals.left_out(rows, GROUPS), [])
     everything = bands_of(rows)[EVERYTHING]
     for level in LEVELS:
-        score = NORMAL.inv_cdf((1 + int(level) / 100) / 2)
+        share = int(level) / 100
+        assert rated[f"inside_{level}"][0] == pytest.approx(share, abs=0.05)
         low, high = everything.factors[level]
-        assert math.log(high / low) / 2 == pytest.approx(score * sigma, rel=0.25)
+        sigma = math.log(high / low) / 2 / NORMAL.inv_cdf((1 + share) / 2)
+        assert sigma == pytest.approx(math.hypot(0.2, common), rel=0.25)
 
 
 def test_cells_weigh_alike_and_the_common_part_is_told_from_the_rest():
@@ -90,19 +76,19 @@ def test_cells_weigh_alike_and_the_common_part_is_told_from_the_rest():
     moved = rows.assign(measured=rows.measured.where(rows.source.ne("s0"), 10.0))
     assert (rows.source == "s0").mean() > 0.7
     assert bands_of(again(moved))[EVERYTHING].factors["50"][1] < 2
-    assert common_share(synthetic(0.2, common=0.0, sources=40)) < 0.15
-    rows = synthetic(0.1, common=0.3, sources=40)
-    assert common_share(rows) == pytest.approx(0.09 / 0.10, abs=0.06)
+    assert intervals.common_share(synthetic(0.2, common=0.0, sources=40)) < 0.15
+    shared = intervals.common_share(synthetic(0.1, common=0.3, sources=40))
+    assert shared == pytest.approx(0.09 / 0.10, abs=0.06)
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0])
     shares = {0.0: 1.0, 0.25: 1.0, 0.26: 2.0, 0.75: 2.0, 0.76: 3.0, 1.0: 3.0}
-    assert quantiles(values, weights, list(shares)).tolist() == list(shares.values())
+    assert intervals.quantiles(values, weights, list(shares)).tolist() == list(shares.values())
 
 
 def test_figures_of_a_run_correlate_small_groups_are_the_wider_one_and_priors_no_better():
     rows = synthetic(0.2)
     falling = rows.assign(metric="output_tokens_per_s", measured=1 / rows.measured)
-    assert correlations(again(rows, falling)) == {"output_tokens_per_s": {"tpot_s": -1.0}}
-    rows = synthetic(0.1, sources=12)
+    assert intervals.correlations(again(rows, falling)) == {"output_tokens_per_s": {"tpot_s": -1.0}}
+    rows = synthetic(0.1)
     odd = rows.source.eq("s1") & rows.device.eq("d0") & rows.model.eq("m0")
     engine, measured = rows.engine.where(~odd, "odd"), rows.measured.where(~odd, 3.0)
     by_key = bands_of(again(rows.assign(engine=engine, measured=measured)))
@@ -112,30 +98,24 @@ def test_figures_of_a_run_correlate_small_groups_are_the_wider_one_and_priors_no
     rows = synthetic(0.3)
     exact = rows.assign(basis="prior", measured=1.0, source=rows.source + "p")
     by_key = bands_of(again(rows, exact))
-    fitted, prior = (
-        by_key["tpot_s", basis, None, None, None].factors["80"] for basis in ("fitted", "prior")
-    )
-    assert prior[0] <= fitted[0] + 0.002
-    assert prior[1] >= fitted[1] - 0.002
+    fitted, prior = (by_key["tpot_s", basis, None, None, None] for basis in ("fitted", "prior"))
+    assert prior.factors["80"][0] <= fitted.factors["80"][0] + 0.002
+    assert prior.factors["80"][1] >= fitted.factors["80"][1] - 0.002
 
 
-def test_the_shipped_bands_are_nested_and_complete():
+def test_the_shipped_bands_are_nested_and_complete_and_a_bad_file_is_refused():
     for module, metrics in (
-        (serving_bands, (*serving_bands.METRICS, "request_latency_s")),
-        (training_bands, ("step_s", "peak_memory_bytes")),
+        (serving_bands, {*serving_bands.METRICS, "request_latency_s"}),
+        (training_bands, {"step_s", "peak_memory_bytes"}),
     ):
         file = module.bands()
-        assert {band.metric for band in file.bands} == set(metrics)
+        assert {band.metric for band in file.bands} == metrics
         for band in file.bands:
-            ends = [band.factors[level] for level in LEVELS]
-            (a, b), (c, d), (e, f) = ends
+            (a, b), (c, d), (e, f) = (band.factors[level] for level in LEVELS)
             assert e <= c <= a <= 1 <= b <= d <= f
             assert band.common > 0 or band.independent > 0
             assert band.runs <= file.runs
             assert band.cells <= file.cells
-
-
-def test_a_bad_file_is_refused():
     factors = {"50": [0.9, 1.1], "80": [0.8, 1.3], "95": [0.5, 2.0]}
     band = {"metric": "tpot_s", "runs": 3, "cells": 1, "factors": factors}
     band |= {"common": 0.2, "independent": 0.1}
@@ -150,14 +130,9 @@ def test_a_bad_file_is_refused():
 def test_the_narrowest_group_that_there_is():
     file = serving_bands.bands()
     known = {"basis": "fitted", "engine": "vllm", "architecture": "sm_90", "vendor": "nvidia"}
-    for changed, group in (
-        ({}, ("fitted", "vllm", "sm_90", None)),
-        ({"architecture": "sm_999"}, ("fitted", "vllm", None, None)),
-        ({"engine": "another"}, ("fitted", None, None, "nvidia")),
-        ({"vendor": "intel"}, ("fitted", None, None, None)),
-    ):
+    for changed, group in table("calibration", "narrowest"):
         known |= changed
-        assert file.band("tpot_s", GROUPS, known).key[1:] == group
+        assert file.band("tpot_s", GROUPS, known).key[1:] == tuple(group)
     with pytest.raises(KeyError):
         file.band("luck", GROUPS, known)
 
@@ -175,24 +150,16 @@ def test_the_probability_of_a_limit():
 
 
 @given(limits=st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=5).map(sorted))
-def test_the_probability_of_a_limit_rises_with_it(limits: list[float]):
+def test_the_probability_of_a_limit_rises_with_it(limits):
     intervals = {"50": (1.0, 1.25), "80": (1.0, 2.0), "95": (0.25, 4.0)}
     shares = [probability_below(intervals, limit) for limit in limits]
-    assert all(0 <= share <= 1 for share in shares)
     assert shares == sorted(shares)
-
-
-SIGMA = st.floats(0.0, 2.0)
+    assert 0 <= shares[0] <= shares[-1] <= 1
 
 
 @settings(max_examples=examples(200))
-@given(
-    gain=st.floats(-2, 2),
-    moves=st.lists(st.floats(0, 2), min_size=4, max_size=4),
-    sigmas=st.lists(SIGMA, min_size=4, max_size=4),
-    shared=st.booleans(),
-)
-def test_either_is_better(gain: float, moves: list[float], sigmas: list[float], shared: bool):
+@given(gain=st.floats(-2, 2), moves=FOUR, sigmas=FOUR, shared=st.booleans())
+def test_either_is_better(gain, moves, sigmas, shared):
     """P(A beats B) + P(B beats A) = 1."""
     one, two = np.array(moves[:2]), np.array(moves[2:])
     mine = (np.diag(np.square(sigmas[:2])), np.diag(np.square(sigmas[2:])))
@@ -204,46 +171,37 @@ def test_either_is_better(gain: float, moves: list[float], sigmas: list[float], 
     assert (ahead > 0.5) <= (gain > 0)
 
 
-def test_a_shared_error_cancels():
+def test_a_shared_error_cancels_and_comparisons_are_as_sure_as_they_say():
     """It does so as far as both move alike, so that less uncertainty is left on one device."""
     one, gain = np.ones((1, 1)), np.array([0.1])
     errors = (np.array([[0.09]]), np.array([[0.01]]))
-    same = better_score(gain, one, one[0], (errors, errors), shared=True)
-    apart = better_score(gain, one, one[0], (errors, errors), shared=False)
-    assert same == pytest.approx(0.1 / math.sqrt(0.02))
-    assert apart == pytest.approx(0.1 / math.sqrt(0.2))
-
-
-def test_comparisons_are_as_sure_as_they_say():
-    """Estimates that know splits apart, errors in common and alone as the bands have them."""
+    for shared, variance in ((True, 0.02), (False, 0.2)):
+        score = better_score(gain, one, one[0], (errors, errors), shared=shared)
+        assert score == pytest.approx(0.1 / math.sqrt(variance))
+    # Estimates that know splits apart, errors in common and alone as the bands have them.
     rows = synthetic(0.15, common=0.5, sources=20, runs=8)
-    told = np.exp(np.random.default_rng(2).normal(0, 0.3, len(rows)))
-    rows = again(rows.assign(estimated=told, measured=rows.measured * told))
-    rated = comparisons(rows, bands(rows, GROUPS, "test"), GROUPS)
+    known = np.exp(np.random.default_rng(2).normal(0, 0.3, len(rows)))
+    rows = again(rows.assign(estimated=known, measured=rows.measured * known))
+    rated = intervals.comparisons(rows, intervals.bands(rows, GROUPS, "test"), GROUPS)
     assert rated.pairs.sum() > 2000
     assert (rated.probability - rated.better).abs().max() < 0.06
 
 
-def test_splits_of_a_plan_are_compared():
-    rated = plan(make_request(options={"engines": ["vllm"]}))
-    best, rows = rated.best_row, rated.order[~rated.queues[rated.order]]  # the others come after
-    chances = rated.beats(rows, best)
-    assert chances[0] == 0.5
-    assert chances == sorted(chances, reverse=True)
-    rated = plan(make_request(objective={"optimize": "latency"}))  # moves with two figures
-    best, rows = rated.best_row, rated.order[~rated.queues[rated.order]]
-    chances = rated.beats(rows, best)
-    assert max(chances) == chances[0] == 0.5
+def test_splits_of_a_plan_are_compared_and_those_of_one_engine_more_surely():
+    for parts in ({"options": {"engines": ["vllm"]}}, {"objective": {"optimize": "latency"}}):
+        rated = plan(make_request(**parts))  # latency moves with two figures
+        best, rows = rated.best_row, rated.order[~rated.queues[rated.order]]
+        chances = rated.beats(rows, best)
+        assert max(chances) == chances[0] == 0.5
+        if "options" in parts:
+            assert chances == sorted(chances, reverse=True)
     back = [rated.beats([best], int(row))[0] for row in rows]
     assert np.add(chances, back) == pytest.approx(1)
     assert rated.tied == sum(chance >= 0.4 for chance in chances) - 1
     rated = plan(make_request(objective={"optimize": "gpus"}))  # whose number is certain
     holding = rated.order[rated.holds[rated.order]]
     assert set(rated.beats(holding, rated.best_row)) <= {0.0, 0.5}
-
-
-def test_one_engine_is_compared_more_surely_than_two():
-    """Splits as far apart by estimate: on one device and engine less of the error is left."""
+    # Splits as far apart by estimate: on one device and engine less of the error is left.
     rated = plan(make_request(options={"engines": ["vllm", "sglang"]}))
     best = rated.best_row
     engines = np.array([rated.candidate(int(row))["engine"] for row in rated.order])
@@ -260,9 +218,8 @@ def test_one_engine_is_compared_more_surely_than_two():
 @pytest.mark.nightly
 def test_published_runs_are_inside():
     """In sample: the engines' numbers are fitted to these runs among others."""
-    tables = covered(compare(published_runs()).figures)
-    (inside,) = tables["all"].inside_80
-    assert inside == pytest.approx(0.8, abs=0.05)
+    tables = intervals.covered(compare(published_runs()).figures)
+    assert tables["all"].inside_80.tolist() == pytest.approx([0.8], abs=0.05)
     assert set(tables["vendors"].vendor) == {"amd", "nvidia"}
 
 
@@ -277,13 +234,59 @@ def test_sources_left_out_are_inside():
 
 def test_the_command_line_counts_them(tmp_path):
     path = tmp_path / "runs.csv"
-    run = published_runs()[0].model_dump(exclude_none=True)
-    pd.DataFrame([run]).to_csv(path, index=False)
+    pd.DataFrame([published_runs()[0].model_dump(exclude_none=True)]).to_csv(path, index=False)
     command = ["validate", str(path), "--bands"]
-    told = json.loads(recipe(*command, "--json").stdout)
-    assert told["levels"] == {"inside_50": 0.5, "inside_80": 0.8, "inside_95": 0.95}
-    assert set(told) == {"levels", "all", "figures", "vendors", "engines"}
+    answer = json.loads(recipe(*command, "--json").stdout)
+    assert answer["levels"] == {"inside_50": 0.5, "inside_80": 0.8, "inside_95": 0.95}
+    assert set(answer) == {"levels", "all", "figures", "vendors", "engines"}
     assert "in 80 %" in recipe(*command).stdout
     refused = recipe(*command, "--by", "model")
-    assert refused.returncode == 2
-    assert "two questions" in refused.stderr
+    assert (refused.returncode, "two questions" in refused.stderr) == (2, True)
+
+
+def sized(measured, estimated, spread=1.05, **changed):
+    """Runs on 1, 2, 4 … devices, each estimate with intervals of a normal error."""
+    rows = []
+    for k, (run, value) in enumerate(zip(measured, estimated, strict=True)):
+        ends = {
+            f"{side}{name}": value * spread ** (sign * score)
+            for name, score in (("_50", 0.674), ("", 1.282), ("_95", 1.96))
+            for side, sign in (("low", -1), ("high", 1))
+        }
+        rows.append(table("calibration", "shared") | changed | {"tp": 2**k, "measured": run} | ends)
+    return pd.DataFrame(rows)
+
+
+def test_a_good_estimate_has_the_measured_count_inside_its_range():
+    measured = [40.0, 22.0, 13.0]
+    cases = sizes(sized(measured, [41.0, 21.0, 12.5]))
+    assert cases.measured.tolist() == [2, 1]
+    assert cases.inside.all()
+    assert (cases["last"] - cases["first"]).max() <= 1
+    wrong = sized(measured, [12.0, 6.0, 3.0], spread=1.02)  # and sure of itself
+    assert not sizes(wrong).inside.any()
+    assert sizes_view(wrong)["inside"] == 0
+    # limits on throughput are the least
+    cases = sizes(sized([100.0, 190.0], [105.0, 200.0], figure="output_tokens_per_s"))
+    assert cases.limit.tolist() == pytest.approx([np.sqrt(100 * 190)])
+    assert (cases.measured.tolist(), cases.inside.all()) == ([1], True)
+    # loads of a split are a ladder
+    rows = sized([10.0, 20.0, 40.0], [11.0, 19.0, 41.0])
+    cases = sizes(rows.assign(tp=8, load=[8.0, 16.0, 32.0]))
+    assert (set(cases.ladder), cases.inside.all()) == ({"load"}, True)
+    # excluded runs and single ones make no case
+    assert not len(sizes(rows.assign(exclude="a copy")))
+    assert not len(sizes(rows.iloc[:1]))
+    assert "No runs differ" in sizes_text(rows.iloc[:1])
+
+
+@pytest.mark.nightly
+def test_shipped_runs_lie_in_the_ranges_more_often_than_in_three_of_four_cases():
+    view = json.loads(recipe("validate", "--sizes", "--json").stdout)
+    assert view["cases"] > 200
+    assert view["inside"] >= 0.75
+    assert view["range_rungs"] < view["rungs"]
+    assert {part["vendor"] for part in view["groups"] if "vendor" in part} == {"amd", "nvidia"}
+    assert "cases inside" in recipe("validate", "--sizes").stdout
+    for more in (["--bands"], ["--by", "device"], ["--training"]):
+        assert recipe("validate", "--sizes", *more).returncode == 2
