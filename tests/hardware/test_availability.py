@@ -28,7 +28,7 @@ from recipe_core.sizing.availability import (
 )
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over, table
+from tests.fixtures.rows import table
 
 SHARES = st.floats(0, 1)
 HOURS = st.floats(0.01, 1e5)
@@ -56,7 +56,7 @@ def test_the_distribution_is_that_of_every_outcome(domains, share):
     assert mean == pytest.approx(expected_share(domains, share), abs=1e-12)
 
 
-def test_availability_and_packing_by_hand():
+def test_availability_packing_and_spares_by_hand():
     assert node_availability(99, 1) == 0.99
     assert node_availability(5, 0) == 1
     for devices, packed in (
@@ -70,6 +70,19 @@ def test_availability_and_packing_by_hand():
     assert Domains.of(5, 1, 1) == Domains(5)
     assert [Domains(n, replicas_per_node=2).nodes for n in (1, 2, 3)] == [1, 1, 2]
     assert Domains(3, nodes_per_replica=2).nodes == 6
+    found = spares(Domains(4), 0.99, 0.999)
+    # P(at least 4 of 5) = 0.99^5 + 5 · 0.01 · 0.99^4 = 0.99902
+    assert (found.spares, found.nodes) == (1, 5)
+    assert found.up_probability == pytest.approx(0.99**5 + 0.05 * 0.99**4)
+    assert found.up_probability_without == pytest.approx(0.99**4)
+    # The second replica of a node that holds two is no spare: it fails with the first.
+    assert spares(Domains(1, replicas_per_node=2), 0.99, 0.999).spares == 2
+    # many are counted without overflow, and a target out of reach is named
+    assert 10 < spares(Domains(5000, replicas_per_node=2), 0.998, 0.9999).spares < 50
+    assert distribution(Domains(100_000), 0.5).sum() == pytest.approx(1)
+    for share in (0.0, 1e-9):
+        error = refusal(spares, Domains(10), share, 0.9)
+        assert (error.field, "0.9" in error.message, bool(error.hint)) == ("target", True, True)
 
 
 @given(HOURS, HOURS, HOURS)
@@ -106,36 +119,17 @@ def test_spares_are_the_fewest(domains, share, target):
     assert spares(domains, share, 1 - (1 - target) / 2).spares >= found.spares
 
 
-def test_spares_by_hand():
-    found = spares(Domains(4), 0.99, 0.999)
-    # P(at least 4 of 5) = 0.99^5 + 5 · 0.01 · 0.99^4 = 0.99902
-    assert (found.spares, found.nodes) == (1, 5)
-    assert found.up_probability == pytest.approx(0.99**5 + 0.05 * 0.99**4)
-    assert found.up_probability_without == pytest.approx(0.99**4)
-    # The second replica of a node that holds two is no spare: it fails with the first.
-    assert spares(Domains(1, replicas_per_node=2), 0.99, 0.999).spares == 2
-    # many are counted without overflow, and a target out of reach is named
-    assert 10 < spares(Domains(5000, replicas_per_node=2), 0.998, 0.9999).spares < 50
-    assert distribution(Domains(100_000), 0.5).sum() == pytest.approx(1)
-    for share in (0.0, 1e-9):
-        error = refusal(spares, Domains(10), share, 0.9)
-        assert (error.field, "0.9" in error.message, bool(error.hint)) == ("target", True, True)
-
-
-@over("name, args, options, field", table("availability", "refused"))
-def test_what_makes_no_sense_is_refused_by_name(name, args, options, field):
-    call = operator.attrgetter(name)(sys.modules[__name__])
-    error = refusal(call, *(Domains(1) if arg == "one" else arg for arg in args), **options)
-    assert (error.field, bool(error.hint)) == (field, True)
-    assert refusal(node_availability, math.nan, 1).field == "mtbf_hours"
-
-
-def test_numbers_of_every_kind_are_taken():
+def test_numbers_of_every_kind_are_taken_and_what_makes_no_sense_is_refused_by_name():
     assert [number("x", np.float64(2)), whole("n", np.int64(3))] == [2.0, 3]
     assert isinstance(number("x", 2), float)
     infinite = ["number", math.inf, {}, "must be a number"]
     for name, value, limits, said in [infinite, *table("availability", "numbers")]:
         assert said in str(refusal(getattr(bounded, name), "x", value, **limits))
+    nan = ["node_availability", [math.nan, 1], {}, "mtbf_hours"]
+    for name, args, options, field in [nan, *table("availability", "refused")]:
+        call = operator.attrgetter(name)(sys.modules[__name__])
+        error = refusal(call, *(Domains(1) if arg == "one" else arg for arg in args), **options)
+        assert (error.field, bool(error.hint)) == (field, True), (name, args)
 
 
 def test_spot_by_hand():
@@ -150,8 +144,7 @@ def test_spot_by_hand():
     free = spot(0, 720, devices=10)
     assert (free.extra_devices, free.lost_share, free.usd_per_useful_hour) == (0, 0, None)
     # the useful share is that of drawn lives
-    rng = np.random.default_rng(1)
-    lives = rng.exponential(1 / 0.5, 200_000)
+    lives = np.random.default_rng(1).exponential(1 / 0.5, 200_000)
     useful = np.maximum(lives - 0.2, 0).sum() / lives.sum()
     assert spot(0.5, 720).useful_share == pytest.approx(useful, rel=0.005)
 
@@ -174,7 +167,7 @@ def test_extra_devices_hold_the_goodput_and_no_instance_is_idle(rate, restart, d
     assert spot(rate, restart + 1).useful_share <= found.useful_share
 
 
-def test_failures_of_nodes_are_those_of_the_fleets():
+def test_rates_of_failure_and_reclaim_are_those_of_fleets_and_traces():
     llama = next(fleet for fleet in failures().fleets if "Llama 3" in fleet.fleet)
     rate = llama.failures_per_1000_node_days.value
     assert rate == pytest.approx(419 / (2048 * 54) * 1e3, rel=1e-3)
@@ -189,9 +182,6 @@ def test_failures_of_nodes_are_those_of_the_fleets():
     # own nodes are mended and rented ones replaced
     assert repair_hours() == pytest.approx(0.37 * 24 + 0.63 * 68 / 60, rel=1e-3)
     assert repair_hours("rented") == pytest.approx(5 / 60, rel=1e-3)
-
-
-def test_spot_markets_are_pooled_over_their_traces():
     assert market("sm_80").reclaims_per_hour == pytest.approx(76 / 341)
     assert market("sm_70").reclaims_per_hour == pytest.approx(802 / 3498)
     anything = market()
@@ -203,9 +193,6 @@ def test_spot_markets_are_pooled_over_their_traces():
     assert host.held > 0.98 > anything.held
     assert market(provider="Google Cloud") == market("sm_80")
     assert host.basis.startswith("Google Cloud CPU")
-
-
-def test_traces_sources_and_providers_agree_with_each_other():
     file, document = failures(), shipped.FILE.read()
     for trace in file.spot:
         hours = trace.held * trace.instances * trace.days * 24

@@ -2,27 +2,18 @@
 files of tests/data/hardware.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from recipe_core.doors.cli import app
 from recipe_core.hardware.cluster import cluster, device
+from recipe_core.hardware.detect import links as parsed
 from recipe_core.hardware.detect import machine as detection
 from recipe_core.hardware.detect import tools
-from recipe_core.hardware.detect.links import (
-    islands,
-    links,
-    parse_amd_topo,
-    parse_nvidia_topo,
-    parse_rocm_topo,
-)
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launcher import machine
@@ -33,7 +24,7 @@ from tests.fixtures.verdicts import assert_says
 HARDWARE = DATA / "hardware"
 
 
-def tool(folder: Path, name: str, answers: dict[str, str]) -> None:
+def tool(folder, name, answers):
     """A program that prints the file of the first answer whose words are all among its arguments,
     or runs the answer, and fails on any other call.
     """
@@ -44,25 +35,23 @@ def tool(folder: Path, name: str, answers: dict[str, str]) -> None:
         for words, answer in answers.items()
     )
     path = folder / name
-    path.write_text(
-        f'#!/bin/sh\ncase " $* " in\n{cases}\nesac\necho "unknown option $*" >&2; exit 2\n'
-    )
+    path.write_text(f'#!/bin/sh\ncase " $* " in\n{cases}\nesac\necho "unknown $*" >&2; exit 2\n')
     path.chmod(0o755)
 
 
-def nvidia(name: str, topology: str | None = None) -> dict[str, str]:
+def nvidia(name, topology=None):
     answers = {"name,memory.total": f"nvidia-smi-{name}.csv"}
-    answers["driver_version"] = f"nvidia-smi-{name}-more.csv"
-    joined = {"topo -m": topology} if topology else {}
-    return answers | joined | {"  ": "nvidia-smi-header.txt"}
+    answers |= {"driver_version": f"nvidia-smi-{name}-more.csv"}
+    answers |= {"topo -m": topology} if topology else {}
+    return answers | {"  ": "nvidia-smi-header.txt"}
 
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """An empty folder first on PATH; no visibility variables, no torch, no GPU of this machine."""
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    for vendor in ("CUDA", "HIP"):
+        monkeypatch.delenv(f"{vendor}_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(tools, "ask_torch", lambda notes: {})
     monkeypatch.setattr(machine, "read_kfd", lambda nodes: [])
     return tmp_path
@@ -98,9 +87,8 @@ def test_what_a_process_gets_is_assumed_or_told_by_torch(bench, monkeypatch):
     memory = found.allocatable_memory_bytes
     assert (memory["value"], memory["status"]) == (47_697_362_944, "measured")
     assert found.versions["torch's CUDA"] == "12.8"
-
-
-def test_bridged_pairs_lie_on_pcie_and_an_unknown_device_is_not_guessed(bench):
+    # bridged pairs lie on PCIe, and an unknown device is not guessed
+    monkeypatch.setattr(tools, "ask_torch", lambda notes: {})
     tool(bench, "nvidia-smi", nvidia("h100-nvl", "topo-h100-nvl-pairs.txt"))
     pairs = detection.detect().request["hardware"]
     assert cluster(HardwareRequest(**pairs)).beyond.name == "pcie5"
@@ -115,12 +103,13 @@ def test_this_machine_for_real():
     result = CliRunner().invoke(app, ["hardware", "--detect", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
-    assert found["host"]["cpus"] == len(os.sched_getaffinity(0))
-    assert found["host"]["memory_bytes"] == machine.memory()[0]
+    host = found["host"]
+    cpus, memory_bytes = len(os.sched_getaffinity(0)), machine.memory()[0]
+    assert (host["cpus"], host["memory_bytes"]) == (cpus, memory_bytes)
     if not found["devices"]:
         assert found["matched"] == "cpu"
         assert found["request"] == {"hardware": {"device": "cpu", "per_node": 1, "nodes": 1}}
-        assert found["profile"]["memory_bytes"]["value"] == found["host"]["memory_bytes"]
+        assert found["profile"]["memory_bytes"]["value"] == memory_bytes
     named = CliRunner().invoke(app, ["hardware", "l4", "--detect"])
     assert named.exit_code != 0
     assert "--detect" in str(named.exception)
@@ -132,18 +121,21 @@ def test_islands_links_and_names_of_tools():
         ("topo-h100-nvl-pairs", [2, 2]),
         ("topo-l40s-pcie", [1, 1, 1, 1]),
     ):
-        pairs = parse_nvidia_topo((HARDWARE / f"{topology}.txt").read_text())
-        assert sorted(map(len, islands(pairs, sorted({first for first, _ in pairs})))) == sizes
-    assert links({}, [0], device("l40s")) is None
-    assert links({(0, 1): "NV18"}, [0, 1], device("h100-sxm")) is None
+        pairs = parsed.parse_nvidia_topo((HARDWARE / f"{topology}.txt").read_text())
+        found = parsed.islands(pairs, sorted({first for first, _ in pairs}))
+        assert sorted(map(len, found)) == sizes
+    assert parsed.links({}, [0], device("l40s")) is None
+    assert parsed.links({(0, 1): "NV18"}, [0, 1], device("h100-sxm")) is None
     # an unknown PCIe generation names no fabric
-    assert links({(0, 1): "PHB", (1, 0): "PHB"}, [0, 1], device("rtx-3090"), 3).fabric is None
+    pairs = {(0, 1): "PHB", (1, 0): "PHB"}
+    assert parsed.links(pairs, [0, 1], device("rtx-3090"), 3).fabric is None
     # matrices leave out network cards
-    pairs = parse_nvidia_topo((HARDWARE / "topo-hgx-h100.txt").read_text())
-    assert len(pairs) == 8 * 7
-    assert set(pairs.values()) == {"NV18"}
-    assert len(parse_rocm_topo((HARDWARE / "rocm-smi-topo-mi300x.json").read_text())) == 8 * 7
-    both = parse_amd_topo((HARDWARE / "amd-smi-topo-mi300x.json").read_text())
-    assert both == {(0, 1): "XGMI", (1, 0): "XGMI"}
+    pairs = parsed.parse_nvidia_topo((HARDWARE / "topo-hgx-h100.txt").read_text())
+    assert (len(pairs), set(pairs.values())) == (8 * 7, {"NV18"})
+    rocm, amd = (
+        (HARDWARE / f"{name}-topo-mi300x.json").read_text() for name in ("rocm-smi", "amd-smi")
+    )
+    assert len(parsed.parse_rocm_topo(rocm)) == 8 * 7
+    assert parsed.parse_amd_topo(amd) == {(0, 1): "XGMI", (1, 0): "XGMI"}
     usual = {"gfx9010": "gfx90a", "gfx9402": "gfx942", "gfx942": "gfx942", "gfx1100": "gfx1100"}
     assert {printed: tools.gfx(printed) for printed in usual} == usual

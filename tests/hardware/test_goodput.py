@@ -1,7 +1,5 @@
 """Time beyond the step: phases, evaluations, storage, failures, spares; against published runs."""
 
-from __future__ import annotations
-
 import math
 import shutil
 
@@ -26,6 +24,8 @@ SPLIT = {"engine": "megatron", "tp": 8, "pp": 1, "dp": 8, "micro_batch": 1, "rec
 RUN = {"kind": "training", "sequence_length": 8192, "global_batch": 256, "tokens": 1e12}
 OFTEN = {"device_mtbf_hours": 500.0, "repair_s": 36_000.0}
 """64 devices that fail every 8 hours together, each for 10 hours."""
+RAMP = [{"tokens": 1e11, "global_batch": 128}, {"tokens": 9e11}]
+STEADY = [{"tokens": 1e11, "global_batch": batch} for batch in (64, 128, 192)] + [{"tokens": 7e11}]
 
 
 def request(candidate=None, hardware=None, **workload):
@@ -70,7 +70,7 @@ def test_published_rates_give_published_times(source, per_1000_node_days, device
     assert run["mtbf_s"] / 3600 == pytest.approx(hours, rel=0.03)
 
 
-def test_mtbf_is_that_of_fleets_of_the_device_unless_stated():
+def test_failures_and_slow_nodes_are_those_of_fleets_unless_stated():
     for name, architecture in (("h100-sxm", "sm_90"), ("a100-sxm-80gb", "sm_80")):
         fleet = node_failures(architecture).mtbf_hours
         assert run_of({}, {"device": name})["mtbf_s"] == pytest.approx(fleet * 3600 / 8)
@@ -79,15 +79,11 @@ def test_mtbf_is_that_of_fleets_of_the_device_unless_stated():
     waits = run_of(repair_s=86_400.0)["time_shares"]["waiting"]
     mtbf_hours = node_failures("sm_90").mtbf_hours * 8
     all_wait = run_of(repair_s=86_400.0, device_mtbf_hours=mtbf_hours)["time_shares"]["waiting"]
-    share = failures().repair.drained_share.value
-    assert waits / all_wait == pytest.approx(share, rel=0.1)
+    assert waits / all_wait == pytest.approx(failures().repair.drained_share.value, rel=0.1)
     # spares without a repair time assume a day
     day = run_of(spare_nodes=1, device_mtbf_hours=500.0, repair_s=86_400.0)
     assert run_of(spare_nodes=1, device_mtbf_hours=500.0) == day
-
-
-def test_slow_nodes_cost_megascale_a_tenth_if_they_stay():
-    """0.5 % of the machines of 12,288 GPUs are a tenth slower: one of 1,536 nodes surely is."""
+    # MegaScale: 0.5 % of the machines of 12,288 GPUs are a tenth slower; one of 1,536 surely is
     share = failures().slow_nodes.share.value
     large = {"dp": 1536}, {"nodes": 1536, "device": "a100-sxm-80gb"}
     kept = run_of(*large, global_batch=1536, slow_node_share=share)
@@ -119,7 +115,7 @@ def test_erlangs_formula_and_the_loss_system_simulated():
     assert waiting == pytest.approx(erlang_b(3, np.array([3.0]))[0], rel=0.01)
 
 
-def test_spares_never_lower_goodput_and_failures_and_repairs_do():
+def test_spares_never_lower_goodput_and_shares_of_time_add_up():
     runs = [answer(spare_nodes=spares, **OFTEN) for spares in range(6)]
     kept = [found["run"]["goodput"] for found in runs]
     suffice = [found["run"].get("spares_suffice") or 0.0 for found in runs]
@@ -132,9 +128,6 @@ def test_spares_never_lower_goodput_and_failures_and_repairs_do():
         kept = [run_of(**(OFTEN | {field: value}))["goodput"] for value in values]
         assert kept == sorted(kept, reverse=True)
         assert kept[0] > kept[-1]
-
-
-def test_shares_add_up_and_goodput_is_that_of_steps():
     evaluation = {"every_steps": 100, "tokens": 1e7}
     run = run_of(evaluation=evaluation, spare_nodes=1, slow_node_share=0.01, **OFTEN)
     assert sum(run["time_shares"].values()) == pytest.approx(1)
@@ -164,6 +157,15 @@ def test_a_tier_of_storage_writes_and_reads_checkpoints_in_the_best_interval():
     stored = 0.1 * 10 * paid["run"]["checkpoint_bytes"] / 1e9 * months
     assert paid["cost"]["usd_storage"] == pytest.approx(stored)
     assert paid["cost"]["usd"] == pytest.approx(free["cost"]["usd"] + stored)
+    # at the rate of the tier
+    size = run_of()["checkpoint_bytes"]
+    for tier, rate in (("superpod-good", 2e9), ("nvme-raid8", 28e9)):
+        assert run_of(storage=tier)["checkpoint_s"] == pytest.approx(size / (8 * rate))
+    # a shared tier stops growing, local drives do not
+    nodes = np.array([1.0, 10.0, 1000.0])
+    assert storage_tier("superpod-better").read_rate(nodes).tolist() == [8e9, 80e9, 160e9]
+    assert storage_tier("superpod-better").write_rate(nodes).tolist() == [4e9, 40e9, 80e9]
+    assert storage_tier("nvme").write_rate(nodes).tolist() == [3.5e9, 35e9, 3500e9]
 
 
 def test_an_evaluation_takes_the_forward_third_of_as_many_steps():
@@ -177,10 +179,7 @@ def test_an_evaluation_takes_the_forward_third_of_as_many_steps():
     assert run_of(shape)["evaluation_s"] == 0
 
 
-RAMP = [{"tokens": 1e11, "global_batch": 128}, {"tokens": 9e11}]
-
-
-def test_phases_are_estimated_each_by_itself():
+def test_phases_are_estimated_each_by_itself_and_long_ones_take_ranks_from_dp():
     run, small = run_of(phases=RAMP), answer(global_batch=128, tokens=1e11)
     first, second = run["phases"]
     assert first["step_s"] == pytest.approx(small["training"]["step_s"])
@@ -200,10 +199,7 @@ def test_phases_are_estimated_each_by_itself():
     plain, ramped = run_of({"pp": 2, "dp": 4}), run_of({"pp": 2, "dp": 4}, phases=RAMP)
     assert ramped["wall_s"] > plain["wall_s"]
     assert ramped["mfu"] < plain["mfu"]
-
-
-def test_a_long_context_takes_ranks_from_dp():
-    """Llama 3's last phase: sequences of 131,072 tokens over 16 ranks."""
+    # Llama 3's last phase: sequences of 131,072 tokens over 16 ranks.
     long = {"tokens": 1e11, "sequence_length": 131_072, "global_batch": 16, "cp": 8}
     phases = [{"tokens": 9e11}, long]
     last = run_of(phases=phases)["phases"][1]
@@ -232,13 +228,10 @@ def test_a_plan_ranks_by_the_whole_run():
     assert {"goodput", "wall", "usd_run"} <= set(table.tabled) & set(table.listed)
 
 
-@over("workload, field, text", table("goodput", "a_wrong_field_is_named_with_the_fix"))
-def test_a_wrong_field_is_named_with_the_fix(workload, field, text):
-    error = refusal(request, **workload)
-    assert (error.field, text in str(error)) == (f"workload.{field}", True)
-
-
-def test_names_and_lengths_that_nobody_has_are_refused_by_field():
+def test_a_wrong_field_is_named_with_the_fix():
+    for workload, field, text in table("goodput", "a_wrong_field_is_named_with_the_fix"):
+        error = refusal(request, **workload)
+        assert (error.field, text in str(error)) == (f"workload.{field}", True), workload
     error = refusal(answer, storage="nvm", kind=HardwareError)
     assert (error.field, "nvme" in str(error)) == ("workload.storage", True)
     phases = [{"tokens": 1e11, "sequence_length": 1_000_000}, {"tokens": 9e11}]
@@ -263,14 +256,11 @@ def words_of(table):
     return training_launch(*table.detail(0)).processes[0].argv
 
 
-STEADY = [{"tokens": 1e11, "global_batch": batch} for batch in (64, 128, 192)] + [{"tokens": 7e11}]
-
-
-def test_megatron_is_told_an_even_ramp_in_sequences():
+def test_megatron_is_told_an_even_ramp_and_others_are_refused_by_name():
     """Batches of 64, 128, 192 for as many sequences each, then 256."""
-    table = ramped(None, STEADY)
-    assert table.setting(0).engine == "megatron"
-    words, sequences = words_of(table), round(3e11 / 8192)
+    found = ramped(None, STEADY)
+    assert found.setting(0).engine == "megatron"
+    words, sequences = words_of(found), round(3e11 / 8192)
     place = words.index("--rampup-batch-size")
     assert words[place + 1 : place + 4] == ("64", "64", str(sequences))
     assert words[words.index("--train-samples") + 1] == str(math.ceil(1e12 / 8192))
@@ -279,9 +269,6 @@ def test_megatron_is_told_an_even_ramp_in_sequences():
     increments = (256 - 64) // 64
     parts = [64 + 64 * int(seen / (sequences / increments)) for seen in (0, sequences // 2)]
     assert parts == [64, 128]
-
-
-def test_other_phases_and_other_frameworks_are_refused_by_name():
     for phases in table("goodput", "no_even_ramps"):
         assert "no even ramp" in ramped("megatron", phases).launch_note
     (lack,) = unable(ramped("torchtitan", STEADY).setting(0))
@@ -305,18 +292,7 @@ def test_every_tier_states_what_nodes_reach(name):
     assert 1e-5 <= tier.latency_s.value < 1
 
 
-def test_checkpoints_are_written_at_the_rate_of_the_tier():
-    size = run_of()["checkpoint_bytes"]
-    for tier, rate in (("superpod-good", 2e9), ("nvme-raid8", 28e9)):
-        assert run_of(storage=tier)["checkpoint_s"] == pytest.approx(size / (8 * rate))
-    # a shared tier stops growing, local drives do not
-    nodes = np.array([1.0, 10.0, 1000.0])
-    assert storage_tier("superpod-better").read_rate(nodes).tolist() == [8e9, 80e9, 160e9]
-    assert storage_tier("superpod-better").write_rate(nodes).tolist() == [4e9, 40e9, 80e9]
-    assert storage_tier("nvme").write_rate(nodes).tolist() == [3.5e9, 35e9, 3500e9]
-
-
-def test_a_step_waits_for_what_the_tier_cannot_read_in_time():
+def test_a_step_waits_for_the_tier_or_the_measured_disk_of_a_profile():
     """EFS gives eight nodes 12.6 GB/s; at 1 MB a token a step of 2 M tokens needs 2 TB."""
     heavy = {"loading": {"bytes_per_token": 1e6}}
     free, waits, plain, light = (
@@ -326,9 +302,7 @@ def test_a_step_waits_for_what_the_tier_cannot_read_in_time():
     assert waits == pytest.approx(256 * 8192 * 1e6 / (8 * 1_572_864_000), rel=0.01)
     assert waits > 10 * free
     assert light == plain
-
-
-def test_the_measured_disk_of_a_profile_counts_where_no_tier_is_named():
+    # the measured disk of a profile counts where no tier is named
     rates = {"read_bytes_per_s": 5e9, "write_bytes_per_s": 1e9, "window_reads_per_s": 2e4}
     measured = {"source": "ours", "status": "measured"}
     own = {
@@ -345,13 +319,12 @@ def test_the_measured_disk_of_a_profile_counts_where_no_tier_is_named():
         ({"storage": "nvme"}, 8 * 3.5e9),
         ({"storage_bytes_per_s": 2e9}, 2e9),
     ):
-        written_s = run_of({}, {"device": own}, **workload)["checkpoint_s"]
-        assert written_s == pytest.approx(size / rate)
+        assert run_of({}, {"device": own}, **workload)["checkpoint_s"] == pytest.approx(size / rate)
     assert measured_tier(device(own)).latency_s.value == pytest.approx(5e-5)
     assert measured_tier(device("h100-sxm")) is None
 
 
-def test_a_disk_is_measured_in_bounded_time_and_left_clean(tmp_path):
+def test_a_disk_is_measured_in_bounded_time_and_left_clean_or_refused(tmp_path, monkeypatch):
     rates = measure_disk(tmp_path, size=1 << 25, seconds=3.0)
     assert 1 << 24 <= rates.size_bytes <= 1 << 25
     for rate in (rates.write_bytes_per_s, rates.read_bytes_per_s):
@@ -360,8 +333,6 @@ def test_a_disk_is_measured_in_bounded_time_and_left_clean(tmp_path):
     assert measure_disk(tmp_path, size=1 << 28, seconds=0.0).size_bytes < 1 << 26
     assert list(tmp_path.iterdir()) == []
 
-
-def test_what_cannot_be_measured_is_named_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -373,8 +344,7 @@ def test_what_cannot_be_measured_is_named_and_leaves_nothing(tmp_path, monkeypat
     assert "is not a folder" in str(refused(tmp_path / "missing"))
     assert "too few to measure a disk" in str(refused(size=1 << 20))
     with monkeypatch.context() as patch:
-        usage = shutil._ntuple_diskusage(100, 70, 1 << 25)
-        patch.setattr("shutil.disk_usage", lambda _: usage)
+        patch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 70, 1 << 25))
         error = refused()
     assert "32 MiB free; the benchmark writes 32 MiB" in str(error)
     assert error.field == "disk"

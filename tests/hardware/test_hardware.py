@@ -21,7 +21,7 @@ from recipe_core.hardware.cluster import (
 )
 from recipe_core.hardware.custom import validated
 from recipe_core.hardware.prices import offers, offers_of
-from recipe_core.hardware.profile import RUNTIMES, Device, Fabric
+from recipe_core.hardware.profile import RUNTIMES, Fabric
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launcher.machine import parse_xpu_smi
 from recipe_core.measured.serving_runs import published_runs
@@ -102,7 +102,7 @@ def test_memory_is_near_the_marketed_size_and_the_system_keeps_a_part_of_shared_
         assert device(name).usable_memory_bytes / 2**30 == pytest.approx(gib, abs=0.05)
 
 
-def test_every_fabric_validates():
+def test_every_fabric_validates_and_runs_of_a_rack_are_read_in_its_nodes():
     for name in fabric_names():
         found = fabric(name)
         assert found.name == name
@@ -111,33 +111,28 @@ def test_every_fabric_validates():
     for change in ({"domain": None}, {"kind": "scale-out"}, {"bandwidth_gb": 1}):
         with pytest.raises(ValueError, match=r"domain|must not have|Extra inputs"):
             Fabric.model_validate(raw | change)
-
-
-@over("wanted, domain, beyond", table("hardware", "node_and_fabric_are_said_apart"))
-def test_node_and_fabric_are_said_apart(wanted, domain, beyond):
-    found = cluster(**wanted)
-    beyond_it = found.beyond.name if found.beyond else None
-    assert (found.fabric.domain, beyond_it, found.per_node) == (domain, beyond, wanted["per_node"])
-    # PCIe and bridges end at the node, however few devices it holds
-    assert found.rack_scale == (found.fabric.name == "nvl72")
-
-
-@over("said, wanted, per_node, nodes", table("hardware", "nodes_too_large"))
-def test_a_node_holds_what_its_fabric_or_profile_joins(said, wanted, per_node, nodes):
-    error = refusal(cluster, **wanted, kind=HardwareError)
-    assert error.field == "hardware.per_node"
-    for part in (said, f"per_node: {per_node} and nodes: {nodes}"):
-        assert part in str(error)
-
-
-def test_runs_of_a_rack_are_read_in_its_nodes():
-    """Tables call what a job took of a rack one node."""
+    # Tables call what a job took of a rack one node.
     assert in_nodes("gb200", 8, 1) == {"device": "gb200", "per_node": 4, "nodes": 2}
     for stated in (("gb200", 2, 1), ("gb200", 6, 1), ("h100-sxm", 16, 1), ("no-device", 8, 1)):
         assert in_nodes(*stated) == dict(zip(("device", "per_node", "nodes"), stated, strict=True))
     requests = [run.request() for run in (*published_runs(), *published_training_runs())]
     for place in {json.dumps(request["hardware"]) for request in requests}:
         cluster(**json.loads(place))
+
+
+def test_a_node_holds_what_its_fabric_or_profile_joins():
+    for wanted, domain, beyond in table("hardware", "node_and_fabric_are_said_apart"):
+        found = cluster(**wanted)
+        beyond_it = found.beyond.name if found.beyond else None
+        place = (found.fabric.domain, beyond_it, found.per_node)
+        assert place == (domain, beyond, wanted["per_node"]), wanted
+        # PCIe and bridges end at the node, however few devices it holds
+        assert found.rack_scale == (found.fabric.name == "nvl72"), wanted
+    for said, wanted, per_node, nodes in table("hardware", "nodes_too_large"):
+        error = refusal(cluster, **wanted, kind=HardwareError)
+        assert error.field == "hardware.per_node"
+        for part in (said, f"per_node: {per_node} and nodes: {nodes}"):
+            assert part in str(error)
 
 
 @over("name", ["gaudi3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2"])
@@ -148,7 +143,7 @@ def test_training_on_a_device_no_framework_drives_is_an_estimate_only(name):
     assert device(name).title in table.launch_note
 
 
-def test_devices_are_found_by_the_names_people_type():
+def test_devices_are_found_by_the_names_people_type_and_differ_as_published():
     typed = table("hardware", "typed")
     assert {said: device(said).name for said in typed} == typed
     owners = [(alias.casefold(), name) for name in device_names() for alias in device(name).aliases]
@@ -164,16 +159,8 @@ def test_devices_are_found_by_the_names_people_type():
     cut, rates = (device(name).peak_flops_per_s for name in ("mi308x", "mi300x"))
     shares = [cut[dtype].value / rate.value for dtype, rate in rates.items()]
     assert shares == pytest.approx([80 / 304] * len(shares), rel=1e-3)
-
-
-def test_own_roofline_comes_before_the_prior_and_figures_have_listed_sources():
     assert roofline(device("h100-sxm"), "gemm", "bf16").status == "fitted"
     assert roofline(device("rtx-4090"), "gemm", "bf16") == priors().roofline["cuda"]["gemm"]
-    raw = read_document(PROFILES / "l40s.yaml")
-    raw["memory_bytes"]["source"] = "hearsay"
-    with pytest.raises(ValueError, match="hearsay"):
-        Device.model_validate(raw)
-    # encodings of FP8 differ between generations of AMD
     rows = [row for row in dtypes().support if row.dtype == "fp8"]
     encodings = {name: row.encoding for row in rows for name in row.architectures}
     found = [encodings[name] for name in ("gfx942", "gfx950", "sm_90")]
@@ -187,7 +174,7 @@ def holding(per_node, commitment):
     return [offer for offer in known if offer.commitment == commitment]
 
 
-def test_the_price_is_stated_named_or_the_cheapest_of_its_commitment():
+def test_the_price_is_stated_named_or_the_cheapest_of_its_commitment_or_unknown():
     stated = cluster(device="h100-sxm", usd_per_device_hour=1.25)
     assert (stated.usd_per_device_hour, stated.price_basis) == (1.25, "stated in the request")
     usual, last = cluster(device="h100-sxm"), holding(8, "on-demand")[-1]
@@ -207,6 +194,17 @@ def test_the_price_is_stated_named_or_the_cheapest_of_its_commitment():
     term = {"usd_per_device_hour": 1.1, "commitment": "reserved", "term_months": 36}
     own = cluster(device="mi300x", **term)
     assert own.price_basis == "stated in the request, reserved for 36 months"
+    # what nobody offers has no price or is refused
+    for fields, said in table("hardware", "unpriced"):
+        found = cluster(**fields)
+        assert (found.usd_per_device_hour, found.price_basis, found.offer) == (None, None, None)
+        assert all(part in found.price_note for part in (said, "usd_per_device_hour"))
+    for fields, said in table("hardware", "no_clusters"):
+        error = refusal(cluster, **fields, kind=HardwareError)
+        assert said in str(error)
+    assert error.field == "hardware.commitment"  # of the last
+    with pytest.raises(ValueError, match="commitment: reserved"):
+        HardwareRequest(device="h100-sxm", commitment="spot", term_months=12)
 
 
 def test_a_spot_price_is_not_above_the_same_machines_on_demand_price():
@@ -223,19 +221,6 @@ def test_a_spot_price_is_not_above_the_same_machines_on_demand_price():
     assert len(shares) > 50
     for share, offer in shares:
         assert 0.08 < share <= 1.001, offer.name
-
-
-def test_a_commitment_that_nobody_offers_has_no_price_or_is_refused():
-    for fields, said in table("hardware", "unpriced"):
-        found = cluster(**fields)
-        assert (found.usd_per_device_hour, found.price_basis, found.offer) == (None, None, None)
-        assert all(part in found.price_note for part in (said, "usd_per_device_hour"))
-    for fields, said in table("hardware", "no_clusters"):
-        error = refusal(cluster, **fields, kind=HardwareError)
-        assert said in str(error)
-    assert error.field == "hardware.commitment"  # of the last
-    with pytest.raises(ValueError, match="commitment: reserved"):
-        HardwareRequest(device="h100-sxm", commitment="spot", term_months=12)
 
 
 """By device, the engine of a request that names none."""

@@ -1,13 +1,10 @@
 """A profile of this machine: its fit, its file, and what an estimate makes of it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,20 +41,20 @@ from recipe_core.search.plans import plan
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 
 PEAK, BANDWIDTH = 4e11, 3e10
 TRUE = {"compute_efficiency": 0.8, "memory_efficiency": 0.6, "overhead_s": 2e-5, "smoothing": 2.0}
 
 
-def host_of(slow: float = 1.0, spread: float = 0.0) -> HostTimes:
+def host_of(slow=1.0, spread=0.0):
     start, layer, sequence = (REFERENCE[name] for name in ("step_s", "layer_s", "sequence_s"))
     cells = itertools.product(LAYERS, SEQUENCES)
     steps = {(n, tokens): slow * (start + layer * n + sequence * tokens) for n, tokens in cells}
     return HostTimes(steps, slow * REFERENCE["request_s"], spread, 3)
 
 
-def points_of(noise: float = 0.0, dtype: Any = "bf16", family: Any = "gemm") -> list[Point]:
+def points_of(noise=0.0, dtype="bf16"):
     """Points of a device whose numbers are known, timed by the estimate's own formula."""
     draw = np.random.default_rng(3)
     figure = {"source": "profile", "status": "measured"}
@@ -65,49 +62,35 @@ def points_of(noise: float = 0.0, dtype: Any = "bf16", family: Any = "gemm") -> 
         **plain(device("cpu")),
         "name": "known",
         "memory_bandwidth_bytes_per_s": {"value": BANDWIDTH, **figure},
-        "peak_flops_per_s": {dtype: {"value": PEAK, **figure}, "bf16": {"value": PEAK, **figure}},
-        "roofline": {family: {dtype: {**TRUE, **figure}}},
+        "peak_flops_per_s": {name: {"value": PEAK, **figure} for name in (dtype, "bf16")},
+        "roofline": {"gemm": {dtype: {**TRUE, **figure}}},
     }
     exact, out = Device.model_validate(known), []
-    for rows in (1, 4, 16, 128, 1024):
-        for width in (384, 1024, 2048, 4096):
-            flops, moved = 2.0 * rows * width**2, 2.0 * (width**2 + 2 * rows * width)
-            seconds = operator_s(exact, family, dtype, np.array([flops]), np.array([moved]))
-            factor = math.exp(draw.normal(0, noise)) if noise else 1.0
-            timing = Timing(float(seconds[0]) * factor, noise, 9)
-            out.append(Point(family, dtype, f"{rows} x {width}", flops, moved, timing))
+    for rows, width in itertools.product((1, 4, 16, 128, 1024), (384, 1024, 2048, 4096)):
+        flops, moved = 2.0 * rows * width**2, 2.0 * (width**2 + 2 * rows * width)
+        seconds = operator_s(exact, "gemm", dtype, np.array([flops]), np.array([moved]))
+        timing = Timing(float(seconds[0]) * math.exp(noise * draw.normal()), noise, 9)
+        out.append(Point("gemm", dtype, f"{rows} x {width}", flops, moved, timing))
     return out
 
 
-def found_here(**changes: Any) -> Found:
-    host = {"cpu": "Some CPU", "cpus": 2, "memory_bytes": 8 << 30, "available_bytes": 4 << 30}
-    unknown = dict.fromkeys(("allocatable_memory_bytes", "links", "request"))
-    lists: dict[str, Any] = {"devices": [], "unknown": [], "notes": []}
-    values: dict[str, Any] = {
-        "matched": "cpu",
-        "matched_by": "the lack of an accelerator",
-        "count": 1,
-        "profile": {"title": "CPU", "tdp_watts": None},
-        "host": host,
-        "versions": {"kernel": "6.1"},
-    }
-    return Found(**unknown, **lists, **{**values, **changes})
+def found_here(**changes):
+    return Found(**table("machine_profile", "found") | changes)
 
 
-def measured_here(**changes: Any) -> Measured:
-    values: dict[str, Any] = {
+def measured_here(**changes):
+    values = {
         "points": [*points_of(), *points_of(dtype="fp32")],
         "bandwidth_bytes_per_s": BANDWIDTH,
         "bandwidth_timing": Timing(1e-2, 0.01, 9),
-        "launch_s": 5e-6,
         "host": host_of(),
-        "seconds": 20.0,
     }
-    return Measured(**{"kind": "cpu", "torch": "2.13", "cpus": 2, "load": 0.0, **values, **changes})
+    plain = {"kind": "cpu", "torch": "2.13", "cpus": 2, "load": 0.0, "launch_s": 5e-6}
+    return Measured(**plain | {"seconds": 20.0} | values | changes)
 
 
 @cache
-def calm() -> Any:
+def calm():
     """The profile of a machine that does nothing else."""
     return assembled(found_here(), measured_here())
 
@@ -124,8 +107,7 @@ def test_the_fit_finds_the_numbers_of_exact_points():
         late = replace(points[place].timing, seconds=20 * points[place].timing.seconds)
         points[place] = replace(points[place], timing=late)
     fitted = fit_roofline(points, PEAK, BANDWIDTH)
-    assert fitted.median_error < 0.1
-    assert fitted.p90_error > fitted.median_error
+    assert fitted.median_error < min(0.1, fitted.p90_error)
 
 
 def test_a_profile_is_a_complete_device_with_residuals(tmp_path):
@@ -138,17 +120,20 @@ def test_a_profile_is_a_complete_device_with_residuals(tmp_path):
     assert ours.memory_bytes.value == 8 << 30
     for dtype in ("bf16", "fp32"):
         shape = ours.roofline["gemm"][dtype]
-        assert shape.status == "fitted"
-        assert "median error" in str(shape.note)
+        assert (shape.status, "median error" in shape.note) == ("fitted", True)
         assert ours.peak_flops_per_s[dtype].status == "measured"
     assert ours.host.layers == pytest.approx(1, rel=1e-3)
     assert "recipe profile" in str(ours.sources["profile"].command)
     shown = "\n".join(profile_text(profiled))
-    assert "gemm bf16: start" in shown
-    assert "which widens every interval" in shown
+    for said in ("gemm bf16: start", "which widens every interval"):
+        assert said in shown
+    # its name is not that of a shipped device
+    names = table("machine_profile", "names")
+    assert {name: own_name(name) for name in names} == names
+    assert len(own_name("x" * 500)) <= 64
 
 
-def test_a_known_accelerator_is_held_against_its_datasheet():
+def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_against_its_best_rates():
     base = device("h100-sxm")
     points = [replace(point, timing=replace(point.timing, seconds=1e-5)) for point in points_of()]
     found = found_here(matched="h100-sxm", profile={"title": "H100", "memory_bytes": None})
@@ -159,64 +144,46 @@ def test_a_known_accelerator_is_held_against_its_datasheet():
         disk_cold_bytes_per_s=1e9,
         notes=["not measured, gemm int8: no"],
     )
-    ours = assembled(found, measured)
-    assert ours.values["based_on"] == "h100-sxm"
-    assert ours.device.peak_flops_per_s == base.peak_flops_per_s
-    assert ours.device.roofline["gemm"]["fp8"].source == "profile"
-    assert ours.device.roofline["moe"] == base.roofline["moe"]
-    assert host_speed(ours.device).layers == 1, "engines' overheads there are of GPU hosts"
-    assert ours.device.transfers is not None
-    shown = "\n".join(profile_text(ours))
-    assert "to device 50 GB/s" in shown
-    assert "note: not measured, gemm int8: no" in shown
-
-
-def test_an_unknown_accelerator_is_held_against_its_best_rates():
-    figure = {"source": "machine", "status": "measured"}
-    card = {
-        "title": "NVIDIA <New> Card",
-        "architecture": "sm_130",
-        "memory_bytes": {"value": 96e9, **figure},
-        "tdp_watts": {"value": 700, **figure},
-    }
+    profiled = assembled(found, measured)
+    ours, shown = profiled.device, "\n".join(profile_text(profiled))
+    assert profiled.values["based_on"] == "h100-sxm"
+    assert ours.peak_flops_per_s == base.peak_flops_per_s
+    assert ours.roofline["gemm"]["fp8"].source == "profile"
+    assert ours.roofline["moe"] == base.roofline["moe"]
+    assert host_speed(ours).layers == 1, "engines' overheads there are of GPU hosts"
+    assert ours.transfers is not None
+    for said in ("to device 50 GB/s", "note: not measured, gemm int8: no"):
+        assert said in shown
+    card = table("machine_profile", "card")
     found = found_here(matched=None, profile=card, count=4)
     ours = assembled(found, measured_here(kind="cuda")).device
-    names = ("NVIDIA  New  Card", "nvidia", "sm_130")
-    assert (ours.title, ours.vendor, ours.architecture) == names
+    assert (ours.title, ours.vendor, ours.architecture) == ("NVIDIA  New  Card", "nvidia", "sm_130")
     assert (ours.memory_bytes.value, ours.tdp_watts.value, ours.node.devices) == (96e9, 700, 4)
     assert ours.node.fabric == "pcie4"
-    nameless = replace(found, profile={**card, "memory_bytes": None})
-    error = refusal(assembled, nameless, measured_here(kind="rocm"), kind=NoAnswer)
-    assert "how much memory" in str(error)
+    nameless = replace(found, profile=card | {"memory_bytes": None})
     few = measured_here(points=points_of()[:2])
-    assert "--seconds" in str(refusal(assembled, found_here(), few, kind=NoAnswer))
+    for machine, measured, said in (
+        (nameless, measured_here(kind="rocm"), "how much memory"),
+        (found_here(), few, "--seconds"),
+    ):
+        assert said in str(refusal(assembled, machine, measured, kind=NoAnswer))
 
 
-def test_a_measured_disk_is_part_of_the_profile():
+def test_disks_loads_and_collectives_are_part_of_the_profile():
     rates = DiskRates(1.2e9, 3.4e9, 5000.0, 1 << 30, direct=True)
     disk = assembled(found_here(), measured_here(disk=rates)).device.disk
     figures = (disk.write_bytes_per_s, disk.read_bytes_per_s, disk.window_reads_per_s)
-    assert [figure.value for figure in figures] == [1.2e9, 3.4e9, 5000.0]
-    assert {figure.status for figure in figures} == {"measured"}
+    wanted = [(value, "measured") for value in (1.2e9, 3.4e9, 5000.0)]
+    assert [(figure.value, figure.status) for figure in figures] == wanted
     assert calm().device.disk is None
-    # its name is not that of a shipped device
-    assert own_name("h100-sxm") == "my-h100-sxm"
-    assert own_name("AMD EPYC 9R14 (x)") == "amd-epyc-9r14-x"
-    assert own_name("???") == "device"
-    assert len(own_name("x" * 500)) <= 64
-
-
-def test_a_busy_machine_widens_and_says_so():
-    idle = calm()
+    # a busy machine widens intervals
     busy = assembled(found_here(), measured_here(load=1.0, host=host_of(spread=0.1)))
-    assert idle.spread == pytest.approx(0.01)
+    assert calm().spread == pytest.approx(0.01)
     assert busy.spread == pytest.approx(math.hypot(0.1, math.log(1.5) / 2), abs=1e-3)
     assert "load 1.00 on 2 processors" in busy.values["host"]["note"]
     drifting = measured_here(host_at_end=host_of(slow=1.5))
     assert total_spread(drifting, 0.0) == pytest.approx(math.log(1.5) / 2, abs=0.01)
-
-
-def test_collectives_are_fitted_and_used_in_place_of_the_fabrics():
+    # collectives are used in place of the fabric's
     inside = fabric("shared-memory")
     speed, start_s = 0.25 * inside.bandwidth_bytes_per_s.value, 4e-4
     sizes = (float(1 << bits) for bits in (10, 16, 24))
@@ -226,56 +193,51 @@ def test_collectives_are_fitted_and_used_in_place_of_the_fabrics():
     assert found["latency_s"] + 2 * found["latency_per_rank_s"] == pytest.approx(start_s, rel=0.05)
     assert collectives_of([], inside) == {}
     ours = assembled(found_here(), measured_here(collectives=reduced)).values
-    joined = cluster(HardwareRequest.model_validate({"device": ours, "per_node": 2})).fabric
+    joined, named = (
+        cluster(HardwareRequest.model_validate({"device": ours, "per_node": 2} | more)).fabric
+        for more in ({}, {"fabric": "pcie4"})
+    )
     assert joined.efficiency.value == pytest.approx(found["efficiency"], rel=1e-3)
     assert joined.bandwidth_bytes_per_s == inside.bandwidth_bytes_per_s
-    named = HardwareRequest.model_validate({"device": ours, "per_node": 2, "fabric": "pcie4"})
-    assert cluster(named).fabric == fabric("pcie4"), "what was measured is of the node's own"
+    assert named == fabric("pcie4"), "what was measured is of the node's own"
 
 
-def ours_with(**host: float) -> dict[str, Any]:
-    told = {name: value for name, value in plain(device("cpu")).items() if name != "host"}
+def ours_with(**host):
+    known = {name: value for name, value in plain(device("cpu")).items() if name != "host"}
     values = {"host": {"source": "profile", "status": "measured", **host}} if host else {}
-    return {**told, "name": "ours", "known_as": "cpu", **values}
+    return {**known, "name": "ours", "known_as": "cpu", **values}
 
 
-def best(profile: Any, **parts: Any) -> dict[str, Any]:
-    table = plan(make_request(device=profile, model="Qwen/Qwen3-0.6B", per_node=1, **parts))
-    return table.estimate(int(table.order[0])).to_json()
+def best(profile, **parts):
+    found = plan(make_request(device=profile, model="Qwen/Qwen3-0.6B", per_node=1, **parts))
+    return found.estimate(int(found.order[0])).to_json()
 
 
 @over("name", device_names())
 def test_shipped_devices_are_as_they_were(name):
     """The new fields are in no file, in no dump, and so in no digest; their factors are 1."""
     profile = device(name)
-    kept = json.loads(profile.model_dump_json())
-    assert not {"host", "transfers"} & set(kept)
-    assert "collectives" not in kept["node"]
-    speed = host_speed(profile)
+    kept, speed = json.loads(profile.model_dump_json()), host_speed(profile)
+    assert not {"host", "transfers", "collectives"} & {*kept, *kept["node"]}
     assert (speed.layers, speed.sequences, speed.requests, speed.spread) == (1, 1, 1, 0)
 
 
-def test_a_reference_host_changes_no_bit_and_a_varying_one_widens_intervals():
+def test_a_reference_host_changes_no_bit_a_slow_one_slows_and_a_varying_one_widens():
     shipped, ours = best("cpu"), best(ours_with(layers=1.0, sequences=1.0, requests=1.0))
     assert (ours["serving"], ours["memory"]) == (shipped["serving"], shipped["memory"])
-    calm, wild = best(ours_with()), best(ours_with(spread=0.3))
+    still, wild = best(ours_with()), best(ours_with(spread=0.3))
     for figure in ("ttft_s", "tpot_s", "output_tokens_per_s"):
-        low, high = calm["bands"][figure]
+        low, high = still["bands"][figure]
         assert wild["bands"][figure][0] < low < high < wild["bands"][figure][1]
-        assert wild["serving"][figure] == calm["serving"][figure]
+        assert wild["serving"][figure] == still["serving"][figure]
     # as independent errors add
     band = serving_bands.bands().band("tpot_s", ((),), {})
     wide = widened(band, 0.3)
     assert wide.independent == pytest.approx(math.hypot(band.independent, 0.3))
-    assert math.log(wide.factors["80"][1]) == pytest.approx(
-        math.hypot(math.log(band.factors["80"][1]), 1.2816 * 0.3), rel=1e-4
-    )
-    ends = [wide.factors[level] for level in ("50", "80", "95")]
-    assert ends[0][0] > ends[1][0] > ends[2][0]
-    assert ends[0][1] < ends[1][1] < ends[2][1]
-
-
-def test_a_slow_host_slows_what_it_does():
+    spread = math.hypot(math.log(band.factors["80"][1]), 1.2816 * 0.3)
+    assert math.log(wide.factors["80"][1]) == pytest.approx(spread, rel=1e-4)
+    (a, b), (c, d), (e, f) = (wide.factors[level] for level in ("50", "80", "95"))
+    assert e < c < a < b < d < f
     alone = {"mode": "static", "batch": 4, "concurrency": None}
     base, slow, chatty = (
         best(ours_with(**host), workload=alone)["breakdown_s"]["decode"]
@@ -284,8 +246,11 @@ def test_a_slow_host_slows_what_it_does():
     assert slow["engine"] > 2 * base["engine"]
     assert base["engine"] < chatty["engine"] < slow["engine"]
     assert {**slow, "engine": 0} == {**base, "engine": 0}, "the device is as fast as it was"
-    prompt, late = (best(ours_with(**host))["breakdown_s"] for host in ({}, {"requests": 5.0}))
-    assert late["prefill"]["request"] == pytest.approx(5 * prompt["prefill"]["request"])
+    prompt, late = (
+        best(ours_with(**host))["breakdown_s"]["prefill"]["request"]
+        for host in ({}, {"requests": 5.0})
+    )
+    assert late == pytest.approx(5 * prompt)
 
 
 def test_files_and_seconds_that_are_no_profiles_are_refused(tmp_path):
@@ -306,16 +271,16 @@ def test_files_and_seconds_that_are_no_profiles_are_refused(tmp_path):
 def test_the_command_writes_what_a_plan_reads(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="NOT TESTED: recipe profile, torch is missing")
     monkeypatch.setattr(machine_profile, "measure", lambda *_, **__: measured_here())
-    out = tmp_path / "machine.yaml"
-    done = recipe("profile", "-o", str(out), "--device", "cpu", "--quick")
-    assert done.returncode == 0, done.stderr
-    assert f"next: set hardware.device of a request to {out}" in done.stdout
-    request = tmp_path / "request.json"
+    out, request = tmp_path / "machine.yaml", tmp_path / "request.json"
     values = request_values(device=str(out), model="Qwen/Qwen3-0.6B", per_node=1)
     request.write_text(json.dumps(values))
-    planned = recipe("plan", str(request))
-    assert planned.returncode == 0, planned.stderr
-    assert "2 cores, measured here" in planned.stdout
-    assert recipe("hardware", str(out)).returncode == 0
+    for words, said in (
+        (f"profile -o {out} --device cpu --quick", f"hardware.device of a request to {out}"),
+        (f"plan {request}", "2 cores, measured here"),
+        (f"hardware {out}", ""),
+    ):
+        done = recipe(*words.split())
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
     answer = json.loads(recipe("profile", "-o", str(out), "--json").stdout)
     assert answer["roofline"] == read_document(out)["roofline"]

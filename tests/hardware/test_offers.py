@@ -1,7 +1,5 @@
 """Offers: fields, shipped tables, an operator's own, imports, the default choice, every door."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math
@@ -37,9 +35,16 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 DAY = datetime.date(2026, 11, 23)
+MI300X = HardwareRequest(device="mi300x")
+MI355X = HardwareRequest(device="mi355x")
+SPOT = {"hardware.commitment": "spot"}
+HEAD = "provider,device,usd_per_device_hour,commitment,date,most_per_node"
+CATALOGUE = (DATA / "skypilot-vms.csv").read_text()
+UNREADABLE = table("offers", "unreadable")
+UNREADABLE += [["CATALOGUE 55.04", {"currency": "EUR", "usd_per_unit": math.nan}, "usd_per_unit"]]
 
 
-def offer(**fields) -> Offer:
+def offer(**fields):
     """An offer with a few fields of its own."""
     usual = {"provider": "Somebody", "name": "somebody-h100", "device": "h100-sxm"}
     terms = {"commitment": "on-demand", "date": "2026-11-01", "source": "test"}
@@ -50,7 +55,7 @@ def offer(**fields) -> Offer:
 def own_table(tmp_path, monkeypatch):
     """Write an operator's own table and name it in the environment."""
 
-    def write(*lines: str):
+    def write(*lines):
         path = tmp_path / "mine.csv"
         path.write_text("\n".join([*lines, ""]))
         monkeypatch.setenv(OWN, str(path))
@@ -59,15 +64,12 @@ def own_table(tmp_path, monkeypatch):
     return write
 
 
-def test_a_date_counts_as_its_last_day():
+def test_a_date_counts_as_its_last_day_and_marks_say_how_old_it_is(monkeypatch):
     days = table("offers", "last_days")
     assert {text: last_day(text).isoformat() for text in days} == days
     for text in table("offers", "no_dates"):
         with pytest.raises(ValueError, match=r"date|month|day"):
             last_day(text)
-
-
-def test_marks_say_what_is_unverified_and_how_old_it_is(monkeypatch):
     assert offer().marks(DAY) == ()
     assert offer(date="2026-08-25").marks(DAY) == ()  # 90 days
     assert offer(date="2026-08-24").marks(DAY) == ("91 days old",)
@@ -107,13 +109,13 @@ def test_every_shipped_offer_has_a_source_a_place_and_a_size():
             assert each.most_per_node <= 8
 
 
-def choice(per_node: int, *known: Offer, commitment: str | None = None) -> str | None:
+def choice(per_node, *known, commitment=None):
     request = HardwareRequest(device="h100-sxm", per_node=per_node, commitment=commitment)
     found = prices.default_offer(request, list(known))
     return found.name if found else None
 
 
-def test_the_cheapest_machine_that_holds_a_node_is_taken():
+def test_the_cheapest_machine_that_holds_a_node_is_taken_and_fallbacks_are_said(monkeypatch):
     small = offer(name="small", usd_per_device_hour=1.0)
     large = offer(name="large", usd_per_device_hour=2.0, devices_per_node=8)
     any_size = offer(name="any-size", usd_per_device_hour=1.5, most_per_node=8)
@@ -128,9 +130,6 @@ def test_the_cheapest_machine_that_holds_a_node_is_taken():
     known = select_offers("l40s", "aws", "us-east-1", "on-demand")
     prices_of = {each.devices_per_node: each.usd_per_device_hour for each in known[::-1]}
     assert prices_of[8] > 2 * prices_of[1]
-
-
-def test_a_fallback_and_a_share_of_a_machine_are_said(monkeypatch):
     for device_name, per_node, name, said in (
         ("l40s", 8, "aws-l40s", "machine with 1 device, not 8"),
         ("mi300x", 1, "tensorwave-mi300x", "machine with 8 devices, $12.0 per hour"),
@@ -138,8 +137,7 @@ def test_a_fallback_and_a_share_of_a_machine_are_said(monkeypatch):
     ):
         found = cluster(HardwareRequest(device=device_name, per_node=per_node, offer=name))
         assert said in found.price_note
-    basis = "tensorwave-mi355x, on-demand, 2026: unverified; no document found"
-    assert found.price_basis == basis
+    assert found.price_basis == "tensorwave-mi355x, on-demand, 2026: unverified; no document found"
     # the price in words has its age, the note has none
     monkeypatch.setattr(offers, "current_day", lambda: datetime.date(2026, 12, 25))
     aged = cluster(HardwareRequest(device="mi300x", offer="tensorwave-mi300x"))
@@ -155,18 +153,12 @@ def mixed(first, *others):
     return change(DEFAULT, {**first, "options.hardware": others})
 
 
-MI300X = HardwareRequest(device="mi300x")
-MI355X = HardwareRequest(device="mi355x")
-SPOT = {"hardware.commitment": "spot"}
-
-
-def test_a_cluster_beside_the_first_is_priced_under_its_commitment():
+def test_a_cluster_beside_the_first_is_priced_under_its_commitment_and_term():
     """A spot price beside an on-demand one would compare what is not alike."""
     on_demand = HardwareRequest(device="h200-sxm", commitment="on-demand")
     priced = HardwareRequest(device="b200-sxm", usd_per_device_hour=3.0)
     clusters = resolve(mixed(SPOT, MI300X, MI355X, on_demand, priced)).clusters
-    terms = ["spot", "spot", "spot", "on-demand", None]
-    assert [each.commitment for each in clusters] == terms
+    assert [each.commitment for each in clusters] == ["spot", "spot", "spot", "on-demand", None]
     _, spot, unknown, _, stated = clusters
     assert spot.offer.commitment == "spot"
     assert unknown.usd_per_device_hour is None
@@ -178,9 +170,6 @@ def test_a_cluster_beside_the_first_is_priced_under_its_commitment():
     assert (first.usd_per_device_hour, first.price_text()[:8]) == (None, "unknown.")
     assert "reclaim" not in first.price_note
     assert other.commitment == "spot"
-
-
-def test_a_term_goes_with_the_commitment():
     known = [each for each in prices.offers_of(device("a100-sxm-40gb")) if each.term_months == 36]
     reserved = next(each.name for each in known if each.status == "published")
     first = {"hardware": {"device": "a100-sxm-40gb", "offer": reserved}}
@@ -205,9 +194,6 @@ def test_taking_a_split_of_another_cluster_keeps_the_commitments():
         found, alone = table.setting(row).cluster, resolve(table.request_of(row)).cluster
         assert alone.usd_per_device_hour == found.usd_per_device_hour
         assert alone.price_note == found.price_note
-
-
-HEAD = "provider,device,usd_per_device_hour,commitment,date,most_per_node"
 
 
 def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table, monkeypatch, tmp_path):
@@ -248,10 +234,7 @@ def test_offers_are_found_by_device_provider_region_and_commitment():
         assert (error.field, bool(error.hint)) == (field, True)
 
 
-CATALOGUE = (DATA / "skypilot-vms.csv").read_text()
-
-
-def test_a_skypilot_catalogue_has_prices_of_whole_machines():
+def test_tables_of_others_and_of_ones_own_become_offers():
     aws = Terms(provider="Amazon Web Services", date="2026-11-20", status="published")
     done = import_table(CATALOGUE, "vms.csv", aws)
     assert {(each.instance, each.commitment): each.usd_per_device_hour for each in done.offers} == {
@@ -267,19 +250,13 @@ def test_a_skypilot_catalogue_has_prices_of_whole_machines():
     assert done.unknown == {"V100": 1, "H100 of an unknown form": 1}
     reasons = ("parts of an accelerator", "accelerators without a machine", "without accelerators")
     assert done.skipped == dict.fromkeys((*reasons, "without a price"), 1)
+    for name, text, device_name in table("offers", "names_of_accelerators"):
+        assert accelerator(name, text, {})[0] == device_name, name
     # the caller may say what a name means
     known = {"V100": "l4", "H100": "h100-pcie"}
     done = import_table(CATALOGUE, "vms.csv", Terms(provider="x", accelerators=known))
     boxes = {offer.device for offer in done.offers if offer.instance == "box"}
     assert (done.unknown, boxes) == ({}, {"h100-pcie"})
-
-
-@over("name, said, device", table("offers", "names_of_accelerators"))
-def test_names_of_accelerators(name, said, device):
-    assert accelerator(name, said, {})[0] == device
-
-
-def test_a_table_of_ones_own_needs_provider_device_and_price():
     text = "provider,device,price,note\nOurs,H100-SXM,2,by letter\nOurs,mi300x,1.5,\nOurs,TPU,1,\n"
     terms = Terms(currency="EUR", usd_per_unit=1.08, date="2026-11-20")
     done = import_table(text, "list.csv", terms)
@@ -298,10 +275,6 @@ def test_a_table_of_ones_own_needs_provider_device_and_price():
     assert found == ("mine", "reserved for 12 months", 4, "2026-10")
 
 
-UNREADABLE = table("offers", "unreadable")
-UNREADABLE += [["CATALOGUE 55.04", {"currency": "EUR", "usd_per_unit": math.nan}, "usd_per_unit"]]
-
-
 @over("text, terms, says", UNREADABLE)
 def test_tables_and_terms_that_cannot_be_read_are_named(text, terms, says):
     if text.startswith("CATALOGUE"):
@@ -309,7 +282,7 @@ def test_tables_and_terms_that_cannot_be_read_are_named(text, terms, says):
     assert says in str(refusal(lambda: import_table(text, "list.csv", Terms(**terms))))
 
 
-def test_offers_are_a_table():
+def test_the_command_line_and_the_api_list_offers():
     done = recipe("offers", "--device", "l40s", "--provider", "aws", "--region", "us-east-1")
     lines = done.stdout.splitlines()
     heads = "$/device-hour $/machine-hour devices device commitment region date name marks"
@@ -330,6 +303,13 @@ def test_offers_are_a_table():
     lines = recipe("hardware", "mi325x").stdout.splitlines()
     assert "days old" in next(line for line in lines if "tensorwave-mi325x" in line)
     assert "unverified" in recipe("hardware", "mi355x").stdout
+    client = TestClient(create_api(folders=False))
+    found = client.get("/offers?device=h100-sxm&commitment=spot").json()
+    assert {offer["commitment"] for offer in found["offers"]} == {"spot"}
+    wrong = client.get("/offers?commitment=weekly")
+    assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "commitment")
+    assert len(client.get("/offers").json()["offers"]) == len(shipped_offers())
+    assert len(offers_for("gb300")["offers"]) == offers_for()["devices"]["gb300"]
 
 
 def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkeypatch):
@@ -360,13 +340,3 @@ def test_options_that_mean_nothing_write_nothing(tmp_path, words, says):
     assert done.returncode == 2
     assert says in done.stderr
     assert not (tmp_path / "mine.csv").exists()
-
-
-def test_the_api_and_agents_list_offers():
-    client = TestClient(create_api(folders=False))
-    found = client.get("/offers?device=h100-sxm&commitment=spot").json()
-    assert {offer["commitment"] for offer in found["offers"]} == {"spot"}
-    wrong = client.get("/offers?commitment=weekly")
-    assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "commitment")
-    assert len(client.get("/offers").json()["offers"]) == len(shipped_offers())
-    assert len(offers_for("gb300")["offers"]) == offers_for()["devices"]["gb300"]

@@ -1,7 +1,5 @@
 """A device that is not shipped, through requests, links, estimates, recipes and bundles."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import product
@@ -40,15 +38,7 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 MEASURED = {"source": "ours", "status": "measured"}
-CELL = {"compute_efficiency": 0.5, "memory_efficiency": 0.7, "overhead_s": 4e-6, "smoothing": 3}
-OURS = {
-    "schema_version": 1,
-    "name": "my-h100",
-    "based_on": "h100-sxm",
-    "memory_bytes": {"value": 64e9, **MEASURED},
-    "roofline": {"gemm": {"bf16": CELL | MEASURED}},
-    "sources": {"ours": {"title": "Our GEMM runs", "date": "2026-11-20"}},
-}
+OURS = table("own_device", "ours")
 WHOLE = plain(device(OURS))
 SLOW = OURS | {"memory_bandwidth_bytes_per_s": {"value": 1e12, **MEASURED}}
 TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e8}
@@ -56,11 +46,6 @@ TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "to
 
 def figure(value):
     return {"value": value, **MEASURED}
-
-
-def best(profile, **parts):
-    table = plan(make_request(device=profile, **parts))
-    return table.estimate(int(table.order[0])).to_json()
 
 
 def uploaded(values):
@@ -79,7 +64,7 @@ def path(tmp_path):
     return file
 
 
-def test_what_a_profile_leaves_out_is_its_bases():
+def test_what_a_profile_leaves_out_is_its_bases_and_a_whole_one_needs_none():
     base, ours = device("h100-sxm"), device(OURS)
     assert ours.memory_bytes.value == 64e9
     assert roofline(ours, "gemm", "bf16").compute_efficiency == 0.5
@@ -87,20 +72,16 @@ def test_what_a_profile_leaves_out_is_its_bases():
     assert ours.tdp_watts == base.tdp_watts
     assert (ours.name, ours.known_as, ours.aliases) == ("my-h100", "h100-sxm", base.aliases)
     assert {"ours", "sheet"} <= set(ours.sources)
-    any_dtype = device(OURS | {"roofline": {"gemm": {"any": CELL | MEASURED}}})
+    any_dtype = device(OURS | {"roofline": {"gemm": {"any": OURS["roofline"]["gemm"]["bf16"]}}})
     assert roofline(any_dtype, "gemm", "fp8").compute_efficiency == 0.5
     assert roofline(any_dtype, "moe", "bf16") == roofline(base, "moe", "bf16")
-
-
-def test_a_whole_profile_needs_no_base_and_is_calibrated_at_best():
     alone = plain(device("mi300x")) | {"name": "mi400", "title": "Ours"}
     del alone["roofline"]
     assert device(alone).known_as is None
     assert support(device(alone)).level == "computed"
-    bases = [
-        best(profile, per_node=2)["basis"]["usd_per_hour"]
-        for profile in (alone, "mi300x", alone | {"known_as": "mi300x"})
-    ]
+    profiles, split = (alone, "mi300x", alone | {"known_as": "mi300x"}), {"tp": 2, "pp": 1, "dp": 1}
+    requests = [request_values(device=each, per_node=2, candidate=split) for each in profiles]
+    bases = [answer["basis"]["usd_per_hour"] for answer in estimate_batch(requests)]
     assert (bases[0], bases[2]) == ("unknown", bases[1])
     assert bases[1].startswith(tuple(offer.name for offer in offers_of(device("mi300x"))))
     assert support(device("h100-sxm")).level == "measured"
@@ -126,6 +107,7 @@ def filled(value):
 
 
 NOT_A_NUMBER = [{"memory_bytes": figure(math.nan)}, "memory_bytes.value", "nan"]
+LIMITS = list(map(filled, table("own_device", "limits")))
 
 
 @over("fields, field, said", [NOT_A_NUMBER, *table("own_device", "wrong_profiles")])
@@ -153,7 +135,7 @@ def test_what_is_no_profile_is_refused_with_the_reason(data, said):
         assert "limit" in str(refusal(uploaded_profile, long, "file.yaml"))
 
 
-def test_profiles_of_one_name_are_told_apart():
+def test_profiles_and_clusters_of_one_name_are_told_apart():
     profiles, split = (OURS, SLOW, "h100-sxm", OURS), {"tp": 8, "pp": 1, "dp": 1}
     requests = [request_values(device=profile, candidate=split) for profile in profiles]
     answers = estimate_batch(requests)
@@ -168,9 +150,6 @@ def test_profiles_of_one_name_are_told_apart():
     assert times[2] < times[0] < times[1]
     assert len(set(steps)) == 3
     assert steps[2] < steps[0]
-
-
-def test_clusters_side_by_side_may_share_a_name():
     beside = {"hardware": [{"device": SLOW}, {"device": "h100-sxm"}]}
     request = make_request(device=OURS, options=beside)
     table = plan(request)
@@ -193,6 +172,12 @@ def test_a_link_holds_the_profile():
     assert shipped == HardwareRequest(device="mi300x", per_node=4)
     largest = max(len(json.dumps(plain(device(name)))) for name in device_names())
     assert largest < MAX_BYTES < MAX_VALUE
+    # a bad one is left out and said
+    unknown_field = [json.dumps(OURS | {"memory": 1}), "memory_bytes"]
+    for value, said in [unknown_field, *table("own_device", "bad_links")]:
+        request, ignored = from_query({"hardware.device": value, "hardware.per_node": "4"})
+        assert (request.hardware.device, request.hardware.per_node) == ("h100-sxm", 4), value
+        assert said in ignored[0]
     # a bad profile beside others names its field
     bad = {"device": OURS | {"tdp_watts": figure(0)}}
     _, ignored = from_query({"options.hardware": json.dumps([bad])})
@@ -200,16 +185,6 @@ def test_a_link_holds_the_profile():
     request = make_request(options={"hardware": [{"device": "l40s"}, bad]})
     error = refusal(plan, request, kind=HardwareError)
     assert error.field == "options.hardware.1.device.tdp_watts.value"
-
-
-UNKNOWN_FIELD = [json.dumps(OURS | {"memory": 1}), "memory_bytes"]
-
-
-@over("value, said", [UNKNOWN_FIELD, *table("own_device", "bad_links")])
-def test_a_bad_device_in_a_link_is_left_out_and_said(value, said):
-    request, ignored = from_query({"hardware.device": value, "hardware.per_node": "4"})
-    assert (request.hardware.device, request.hardware.per_node) == ("h100-sxm", 4)
-    assert said in ignored[0]
 
 
 def test_the_api_takes_profiles_and_reads_no_path(path):
@@ -236,24 +211,16 @@ def test_the_api_takes_profiles_and_reads_no_path(path):
     assert status("build", made) == 422
 
 
-def test_files_are_read_only_where_asked(path):
+def test_files_are_read_only_where_asked_line_by_line_by_the_command_line(path):
     assert read_profile(str(path)) == OURS
     beside = [{"device": str(path)}, {"device": "l40s"}]
     values = request_values(device=str(path), options={"hardware": beside})
-    refused = refusal(plan, PlanRequest.parse(values), kind=HardwareError)
-    assert "with_profiles" in str(refused)
+    assert "with_profiles" in str(refusal(plan, PlanRequest.parse(values), kind=HardwareError))
     request = PlanRequest.parse(with_profiles(values))
     assert request.hardware.device == OURS
     assert [each.device_name for each in request.options.hardware] == ["my-h100", "l40s"]
     assert estimate_batch([with_profiles(values)])[0]["feasible"]
     assert "error" in estimate_batch([values])[0]
-    path.write_text("x" * (MAX_BYTES + 1))
-    assert "limit" in str(refusal(read_profile, str(path)))
-    path.unlink()
-    assert "cannot read" in str(refusal(with_profiles, values))
-
-
-def test_the_command_line_reads_paths_line_by_line_and_commands_run_on_a_profile(path):
     lines = path.with_name("many.jsonl")
     values = [request_values(device=str(path)), request_values(device=str(path.parent / "no.yaml"))]
     lines.write_text("\n".join(json.dumps(value | {"candidate": {"tp": 8}}) for value in values))
@@ -266,9 +233,14 @@ def test_the_command_line_reads_paths_line_by_line_and_commands_run_on_a_profile
     answer = check_command(command, Ground.of(hardware=OURS))
     assert answer["verdict"] == "cannot start"
     assert answer["hardware"]["device"] == OURS
+    # a file that is too large or gone is refused
+    path.write_text("x" * (MAX_BYTES + 1))
+    assert "limit" in str(refusal(read_profile, str(path)))
+    path.unlink()
+    assert "cannot read" in str(refusal(with_profiles, values[0]))
 
 
-def test_a_recipe_holds_the_whole_profile(recipe, path):
+def test_a_recipe_and_its_bundle_hold_the_whole_profile(recipe, path, tmp_path):
     held = recipe.request["hardware"]["device"]
     assert held == WHOLE
     assert "based_on" not in held
@@ -281,9 +253,6 @@ def test_a_recipe_holds_the_whole_profile(recipe, path):
     values["request"]["hardware"]["device"] = str(path)
     refused = refusal(plan, recipe_request(Recipe.parse(values)), kind=HardwareError)
     assert "paths are not read" in str(refused)
-
-
-def test_its_bundle_is_complete_and_checked(recipe, tmp_path):
     bundle = tmp_path / "bundle"
     write_bundle(recipe, bundle)
     answer = check_bundle(bundle)
@@ -319,21 +288,6 @@ def test_another_profile_is_another_recipe(recipe, path):
     assert "paths are not read" in str(refusal(hardware_named, f"{path}:8", kind=HardwareError))
     assert resolve(recipe, machine_of(there, recipe)).applied == ()
     assert recipe_for(recipe, there)[0].request["hardware"]["device"] == plain(device(SLOW))
-
-
-def everywhere(value):
-    return {dtype: figure(value) for dtype in ("bf16", "fp16", "fp8", "int8", "fp32")}
-
-
-SMALL = {"memory_bytes": figure(2**28), "reserved_bytes": figure(1), "tdp_watts": figure(70)}
-LARGE = {"memory_bytes": figure(2**50), "memory_bandwidth_bytes_per_s": figure(1e15)}
-LIMITS = [
-    SMALL | {"peak_flops_per_s": everywhere(1e9)},
-    LARGE | {"peak_flops_per_s": everywhere(1e18)},
-    LARGE | {"memory_bandwidth_bytes_per_s": figure(1e9)},
-    {"architecture": "sm_91"},
-    {"idle_watts": figure(1e-300), "node": {"host_memory_bytes": figure(1e300)}},
-]
 
 
 @over("workload, fields", product([{"concurrency": 8}, TRAINING], LIMITS), share=9)
