@@ -1,10 +1,12 @@
-"""Files of other programs: each format by its content, its figures, and its way into estimates."""
-
-from __future__ import annotations
+"""Files of other programs: each format by its content, its figures, and its way into estimates;
+and compressed checkpoints that were measured.
+"""
 
 import csv
+import datetime
 import io
 import json
+import math
 from contextlib import suppress
 
 import pytest
@@ -13,8 +15,10 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
 from recipe_core.calibration.own_runs import learn
+from recipe_core.compression.own import with_own
+from recipe_core.compression.retained import Retained
+from recipe_core.measured.compression import compression_of, own_figure, read_compression
 from recipe_core.measured.imports.content import Content, number_of
-from recipe_core.measured.imports.imported import Imported
 from recipe_core.measured.imports.registry import FORMATS, format_of, import_file, read_imported
 from recipe_core.measured.imports.rows import row_of, table_text
 from recipe_core.measured.serving_runs import Run, read_runs
@@ -27,28 +31,22 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 IMPORTS = DATA / "imports"
-QWEN = "Qwen/Qwen3-32B"
-REQUEST = {
-    "model": QWEN,
-    "hardware": {"device": "h100-sxm", "per_node": 4},
-    "workload": {"input_tokens": 64, "output_tokens": 16, "concurrency": 2},
-    "candidate": {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1},
-}
+REQUEST = table("imports", "request")
 FIGURES = table("imports", "figures")
 
 
-def first(name: str) -> Imported:
+def first(name):
     return import_file(IMPORTS / name)[0]
 
 
 def test_every_file_is_known_by_its_content_alone():
-    files = {path.name for path in IMPORTS.iterdir()} - {"README.md"}
-    assert files == set(FIGURES)
-    for name in files:
+    assert {path.name for path in IMPORTS.iterdir()} - {"README.md"} == set(FIGURES)
+    read = set()
+    for name in FIGURES:
         content = Content("x", (IMPORTS / name).read_text())
-        matching = [known.name for known in FORMATS if known.recognises(content)]
-        assert len(matching) == 1, (name, matching)
-    read = {format_of(Content.of_file(IMPORTS / name)).name for name in FIGURES}
+        (matching,) = (known.name for known in FORMATS if known.recognises(content))
+        assert format_of(Content.of_file(IMPORTS / name)).name == matching
+        read.add(matching)
     assert read == {known.name for known in FORMATS}
 
 
@@ -65,54 +63,41 @@ def test_figures_are_read_in_their_units(name):
     json.dumps(imported.to_json(), allow_nan=False)
 
 
-def test_loads_are_those_that_ran():
+def test_loads_and_splits_are_those_that_ran():
     lengths = {"input_tokens": 64, "output_tokens": 16}
     for tool in ("vllm_bench", "guidellm"):
         closed, opened = (first(f"{tool}_{mode}.json").load for mode in ("closed", "open"))
         assert closed == {"mode": "closed", "concurrency": 2} | lengths
         assert opened == {"mode": "open", "request_rate": 2.0} | lengths
-    for name, field, value in (
-        ("guidellm_0.2.json", "concurrency", 8),
-        ("aiperf_closed.json", "concurrency", 2),
-        ("aiperf_open.json", "request_rate", 2),
-        ("genai_perf.json", "concurrency", 10),
-        ("mlperf_log_summary_server.txt", "request_rate", 265),
-        ("vllm_metrics.txt", "concurrency", 2),
-    ):
+    for name, field, value in table("imports", "loads"):
         assert first(name).load[field] == value
     offline = {"mode": "offline", "requests": 244960, "output_tokens": 273}
     assert first("mlperf_log_summary.txt").load == offline
     assert "mode" not in first("aiperf_closed.csv").load
-
-
-def test_a_file_states_its_split_or_says_what_is_missing():
-    sglang = import_file(IMPORTS / "sglang_bench.jsonl")
-    assert [each.place for each in sglang] == ["line 1", "line 2"]
-    assert sglang[0].missing == ("model", "device", "split")
-    assert (sglang[1].split["tp"], sglang[1].version) == (4, "0.5.10")
-    assert sglang[1].figures["weights_bytes"] == pytest.approx(93.4 * GIB)
-    infer = import_file(IMPORTS / "inferencex.json")
-    assert infer[0].missing == ()
-    assert infer[0].split["ep"] == 4
-    assert "speculative" in infer[1].excluded
-    assert {key: infer[1].split[key] for key in ("tp", "dp", "ep")} == {"tp": 1, "dp": 8, "ep": 8}
-    assert first("vllm_bench_closed.json").missing == ("device", "engine", "split")
-    boot = first("vllm_gpu_boot.log")
-    assert (boot.version, boot.model) == ("0.6.4", "meta-llama/Llama-3.1-8B-Instruct")
-    assert boot.settings["max_context"] == 20000
-    assert first("megatron.log").shape["layers"] == 96
-
-
-def test_the_median_step_leaves_the_start_out():
-    torchtitan = first("torchtitan.log")
-    tokens = 8 * 8192
-    assert torchtitan.figures["step_s"] == pytest.approx(tokens / (7076 * 8))
-    assert torchtitan.figures["peak_memory_bytes"] == pytest.approx(49.59 * GIB)
+    # the median step leaves the start out
+    torchtitan = first("torchtitan.log").figures
+    assert torchtitan["step_s"] == pytest.approx(8 * 8192 / (7076 * 8))
+    assert torchtitan["peak_memory_bytes"] == pytest.approx(49.59 * GIB)
     assert first("mlperf_training.log").load == {"global_batch": 8, "sequence_length": 8192}
     # the newest cache of TensorRT-LLM counts
     newest = first("tensorrt_llm_boot.log")
     assert newest.figures["kv_cache_bytes"] == pytest.approx(5.95 * GIB)
     assert newest.split["memory_fraction"] == pytest.approx(0.9)
+    # a file states its split or says what is missing
+    sglang = import_file(IMPORTS / "sglang_bench.jsonl")
+    assert [each.place for each in sglang] == ["line 1", "line 2"]
+    assert sglang[0].missing == ("model", "device", "split")
+    assert (sglang[1].split["tp"], sglang[1].version) == (4, "0.5.10")
+    assert sglang[1].figures["weights_bytes"] == pytest.approx(93.4 * GIB)
+    plain, drafted = import_file(IMPORTS / "inferencex.json")[:2]
+    assert (plain.missing, plain.split["ep"]) == ((), 4)
+    assert "speculative" in drafted.excluded
+    assert drafted.split.items() >= {"tp": 1, "dp": 8, "ep": 8}.items()
+    assert first("vllm_bench_closed.json").missing == ("device", "engine", "split")
+    boot = first("vllm_gpu_boot.log")
+    assert (boot.version, boot.model) == ("0.6.4", "meta-llama/Llama-3.1-8B-Instruct")
+    assert boot.settings["max_context"] == 20000
+    assert first("megatron.log").shape["layers"] == 96
 
 
 @over("field, value, message", table("imports", "bad_figures"))
@@ -124,15 +109,13 @@ def test_bad_figures_are_refused_by_name(field, value, message):
         assert part in error
 
 
-@over("text, message", table("imports", "texts_that_are_no_measurement_say"))
-def test_texts_that_are_no_measurement_say_so(text, message):
-    assert message in str(refusal(read_imported, Content("x", text)))
-
-
-def test_files_have_a_limit(tmp_path, monkeypatch):
-    levels, digits = Content("x", '{"a": ' + "[" * 100_000), Content("x", f'{{"a": {"9" * 5000}}}')
-    assert "not valid JSON" in str(refusal(read_imported, levels))
-    assert "more than 300 digits" in str(refusal(read_imported, digits))
+def test_files_that_are_no_measurement_say_so_and_have_a_limit(tmp_path, monkeypatch):
+    for text, said in (
+        *table("imports", "texts_that_are_no_measurement_say"),
+        ('{"a": ' + "[" * 100_000, "not valid JSON"),
+        (f'{{"a": {"9" * 5000}}}', "more than 300 digits"),
+    ):
+        assert said in str(refusal(read_imported, Content("x", text)))
     path = tmp_path / "big.json"
     path.write_text("{}" + " " * 100)
     monkeypatch.setattr("recipe_core.measured.imports.content.MAX_BYTES", 50)
@@ -140,41 +123,33 @@ def test_files_have_a_limit(tmp_path, monkeypatch):
     assert "cannot read" in str(refusal(import_file, tmp_path / "none.json"))
     # numbers of logs
     assert number_of(" 1,234.5 ") == 1234.5
-    for wrong in ("", ".", "1e999", "nan", "inf", "0x10", "1" * 400, "--1"):
+    for wrong in ("1" * 400, *table("imports", "no_numbers")):
         with pytest.raises(ValueError, match="not"):
             number_of(wrong)
 
 
-def test_hostile_lines_are_read_in_linear_time():
+@over("text, times", table("imports", "hostile"))
+def test_hostile_lines_are_read_in_linear_time(text, times):
     """A megabyte of what starts a match and never ends it: seconds would be minutes."""
-    lines = (
-        "Load weight end." * 1000,
-        "step: 1 loss: " * 1000 + "tps: 1",
-        "iteration 1/ 2 | " * 1000,
-        "KV Cache is allocated." * 700,
-        "Memory used after loading model weights (inside torch)" * 300,
-    )
-    for line in lines:
-        with suppress(InputError):
-            read_imported(Content("x", "\n".join([line] * 60)))
+    with suppress(InputError):
+        read_imported(Content("x", "\n".join([f"{text * times}tps: 1"] * 60)))
 
 
 def test_import_makes_a_row_that_teaches(tmp_path):
     request, path = tmp_path / "request.yaml", tmp_path / "runs.csv"
     request.write_text(to_yaml(REQUEST))
     files = [str(IMPORTS / name) for name in ("vllm_bench_closed.json", "guidellm_closed.json")]
-    done = recipe("import", *files, "--request", str(request), "-o", str(path))
+    asked = ("--request", str(request), "-o", str(path))
+    done = recipe("import", *files, *asked)
     assert done.returncode == 0, done.stderr
-    assert "the request" in done.stderr
-    assert "the file" in done.stderr
+    for origin in ("the request", "the file"):
+        assert origin in done.stderr
     rows = read_runs(path)
     assert [row.id for row in rows] == ["vllm_bench_closed", "guidellm_closed-benchmarks-0"]
     assert rows[0].tpot_ms == pytest.approx(141.891, rel=1e-4)
-    assert (rows[0].model, rows[0].tp, rows[0].per_node) == (QWEN, 4, 4)
-    learned = learn(read_measured(path))
-    assert {run.name for run in learned.runs} == {row.id for row in rows}
-    again = recipe("import", files[0], "--request", str(request), "-o", str(path))
-    assert again.returncode == 0
+    assert (rows[0].model, rows[0].tp, rows[0].per_node) == ("Qwen/Qwen3-32B", 4, 4)
+    assert {run.name for run in learn(read_measured(path)).runs} == {row.id for row in rows}
+    assert recipe("import", files[0], *asked).returncode == 0
     assert [row.id for row in read_runs(path)][-1] == "vllm_bench_closed-2"
 
 
@@ -185,16 +160,17 @@ def test_import_prints_a_table_without_an_output():
     assert [row["device"] for row in rows] == ["b200-sxm", "b200-sxm"]
     assert "speculative" in rows[1]["exclude"]
     logs = recipe("import", str(IMPORTS / "vllm_gpu_boot.log"))  # start-ups give no row
-    assert logs.returncode == 1
-    assert "recipe reconcile" in logs.stderr
+    assert (logs.returncode, "recipe reconcile" in logs.stderr) == (1, True)
     # a file that states everything is a measured source
     runs = read_measured(IMPORTS / "inferencex.json")
     assert [bool(run.excluded) for run in runs] == [False, True]
     assert runs[0].tpot_s == pytest.approx(0.0163767)
-    error = str(refusal(read_measured, IMPORTS / "vllm_bench_closed.json"))
-    assert "nobody states" in error
-    assert "recipe import" in error
-    assert "no measured run" in str(refusal(read_measured, IMPORTS / "vllm_gpu_boot.log"))
+    for name, said in (
+        ("vllm_bench_closed.json", "nobody states"),
+        ("vllm_bench_closed.json", "recipe import"),
+        ("vllm_gpu_boot.log", "no measured run"),
+    ):
+        assert said in str(refusal(read_measured, IMPORTS / name))
 
 
 def test_options_go_before_the_file_and_the_file_before_the_request():
@@ -202,10 +178,11 @@ def test_options_go_before_the_file_and_the_file_before_the_request():
     columns = {"model": "Qwen/Qwen3.5-397B-A17B", "device": "mi355x", "tp": 8, "per_node": 8}
     made = row_of(imported, "a", columns, {"weight_dtype": "fp8", "source": "me"})
     assert isinstance(made.row, Run)
-    assert made.row.model == "Qwen/Qwen3.5-397B-A17B-FP8"  # the file's, which the catalog has
-    assert (made.row.tp, made.row.device) == (4, "mi355x")
+    # the file's model, which the catalog has
+    found = (made.row.model, made.row.tp, made.row.device)
+    assert found == ("Qwen/Qwen3.5-397B-A17B-FP8", 4, "mi355x")
     origins = {"tp": "the file", "device": "the request", "weight_dtype": "an option"}
-    assert {name: made.origins[name] for name in origins} == origins
+    assert made.origins.items() >= origins.items()
     assert "'tpp'" in str(refusal(row_of, imported, "a", columns, {"tpp": "8"}))
     assert "nobody states device" in str(refusal(row_of, imported, "a", {}, {}))
     content = Content.of_file(IMPORTS / "inferencex.json")
@@ -228,3 +205,33 @@ def test_training_logs_become_training_rows(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text(table_text([row]))
     assert read_runs(path) == [row]
+
+
+def test_a_measured_checkpoint_speaks_for_its_own_model_and_stands_first(tmp_path):
+    assert read_compression(tmp_path) is None
+    document, newer = table("imports", "compression"), {"created": "2026-11-25T10:00:00+00:00"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "compression.json").write_text(json.dumps(document))
+    measured = read_compression(tmp_path)
+    assert (measured.model, measured.retained, measured.tokens) == ("owner/model", 0.98, 2048)
+    for month, expired in ((datetime.date(2026, 12, 1), False), (datetime.date(2027, 12, 1), True)):
+        assert measured.expired(month) == expired
+    for changes, said in (({"verification": {}}, "verification"), ({"kind": "serving"}, "serving")):
+        assert said in str(refusal(compression_of, document | changes))
+    runs = [measured, compression_of(document | newer)]
+    assert own_figure(runs, "Owner/Model", "int4_weight_only").date == datetime.date(2026, 11, 25)
+    assert own_figure(runs, "owner/other", "int4_weight_only") is None
+    assert own_figure(runs, "owner/model", "int4_weight_only", "AWQ") is None
+    measured = compression_of(table("imports", "compression"))
+    own = ([measured], "owner/model", "int4_weight_only")
+    expected = Retained(0.97, 0.93, 0.99, "the model of published figures")
+    moved = with_own(expected, *own)
+    assert moved.value == 0.98
+    assert 0.93 < moved.low <= moved.value <= moved.high
+    assert moved.nearest[0].source == "measured here"
+    assert moved.basis.startswith("measured here")
+    assert with_own(expected, [], *own[1:]) is expected
+    # and is the answer where nothing was known
+    unknown = Retained(math.nan, math.nan, math.nan, "nothing near", known=False)
+    answer = with_own(unknown, *own)
+    assert (answer.known, answer.value) == (True, 0.98)
