@@ -1,7 +1,6 @@
 """Verdicts on commands: refusals and their reasons, better and changed commands, every door."""
 
 import json
-import shlex
 from functools import cache
 
 import pytest
@@ -32,6 +31,20 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.verdicts import assert_says, levels_of
+
+COMMANDS = table("check", "batch")
+MODELS = table("check", "models")
+KEYS = [
+    (model, engine, weights, cache)
+    for model in MODELS
+    for engine in ("vllm", "sglang", "tensorrt-llm")
+    for weights, cache in (("auto", "auto"), ("auto", "fp8"), ("fp8", "auto"))
+    if not (weights == "fp8" and (model in MODELS[2:] or engine == "tensorrt-llm"))
+]
+STARTS = ["", "vllm serve Qwen/Qwen3-32B ", "trtllm-serve ", "sglang serve Qwen/Qwen3-32B "]
+MINIMAX = "vllm serve MiniMaxAI/MiniMax-M2 --tensor-parallel-size 4 --reasoning-parser minimax_m2"
+MINIMAX += " --gpu-memory-utilization 0.86"
+PUBLISHED = table("check", "published")
 
 
 def ground(hardware="h100-sxm", **values):
@@ -78,12 +91,7 @@ def test_answers_are_those_of_the_table(command, judged_on, wanted):
     assert_says(check(command, ground(**judged_on) if judged_on else H100), wanted)
 
 
-@over("command, says", table("check", "known_bad_commands_are_refused_with_the_reason"))
-def test_known_bad_commands_are_refused_with_the_reason(command, says):
-    assert_says(check(command), {"verdict": "cannot start", "says": says})
-
-
-def test_what_does_not_fit_gets_changes_and_a_split_that_does():
+def test_what_does_not_start_gets_changes_and_a_split_that_does():
     assert check("vllm serve meta-llama/Llama-3.1-70B-Instruct")["better"]["candidate"]["tp"] > 1
     assert check("vllm serve meta-llama/Llama-3.1-8B-Instruct", ground("rtx-4090:1"))["changes"]
     # an automatic context stays automatic
@@ -93,13 +101,8 @@ def test_what_does_not_fit_gets_changes_and_a_split_that_does():
     command = "sglang serve deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0"
     answer = check(f"{command} --dist-init-addr a:1", ground())
     assert answer["better"]["commands"][0]["argv"].count("--nnodes") == 1
-
-
-def test_a_split_that_is_fine_gets_a_command_without_what_is_refused():
-    answer = check(
-        "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 8 --max-model-len 8192 "
-        "--disable-log-requests --port 9000"
-    )
+    command = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 8 --max-model-len 8192"
+    answer = check(f"{command} --disable-log-requests --port 9000")
     assert answer["verdict"] == "cannot start"
     (command,) = answer["better"]["commands"]
     assert "--disable-log-requests" not in command["argv"]
@@ -115,7 +118,9 @@ def test_a_split_that_is_fine_gets_a_command_without_what_is_refused():
         assert set(kept.split()) <= set(offered["argv"])
 
 
-def test_names_that_are_no_model_are_unknown():
+def test_names_that_are_no_model_are_unknown_and_what_is_judged_on_is_checked():
+    for values, field in table("check", "what_is_judged_on_is_checked"):
+        assert refusal(Ground.of, **values).field == field, values
     for name in ("~0", "x" * 4000, "a/../..", "-", "a b", "$", "{", "....//"):
         answer = check(["vllm", "serve", "--model", name])
         assert (answer["ok"], answer["verdict"]) == (None, "unknown"), name
@@ -134,20 +139,9 @@ def test_drafts_are_estimated_once_their_acceptance_is_known():
     assert drafted["candidate"]["speculative"]["tokens"] == 1
     assert drafted["estimate"]["serving"]["tpot_s"] < plain["estimate"]["serving"]["tpot_s"]
     assert "--speculative-config" in drafted["better"]["commands"][0]["argv"]
-    mtp = "vllm serve Qwen/Qwen3-32B -tp 4 --spec-method mtp --spec-tokens 1"
-    without = check(mtp, ground(acceptance=0.8))
-    assert_says(without, {"says": "no draft layers"})
 
 
-@over("values, field", table("check", "what_is_judged_on_is_checked"))
-def test_what_is_judged_on_is_checked(values, field):
-    assert refusal(Ground.of, **values).field == field
-
-
-COMMANDS = table("check", "batch")
-
-
-def test_files_of_commands(tmp_path):
+def test_files_and_lines_of_commands(tmp_path):
     for name, text in table("check", "files").items():
         (tmp_path / name).write_text(text)
     (tmp_path / "e.png").write_bytes(b"\x89PNG")
@@ -158,9 +152,6 @@ def test_files_of_commands(tmp_path):
     }
     assert all("estimate" not in answer for answer in answers)
     assert answers[2]["serving"]["output_tokens_per_s"] > 0
-
-
-def test_lines_may_be_requests_or_commands_in_any_order(tmp_path):
     request = request_values("Qwen/Qwen3-32B", candidate={"tp": 4, "pp": 1, "dp": 1})
     commands = [{"command": command} for command in (COMMANDS[0], "ls", COMMANDS[1])]
     values = [request, *commands[:2], {"bad": 1}, commands[2]]
@@ -173,11 +164,12 @@ def test_lines_may_be_requests_or_commands_in_any_order(tmp_path):
     assert item("x", {"argv": ["vllm"], "gpus": 2}).ground == {"gpus": 2}
     refusal(item, "x", {"command": 3})
     # a folder without commands is an error
-    for folder in (tmp_path, tmp_path / "none"):
-        refusal(lambda path: list(read_items(path)), folder)
+    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "none"):
+        refusal(lambda name: list(read_items(tmp_path / name)), folder)
 
 
-def test_the_command_line_prints_one_line_a_command_and_exits_with_the_verdict(tmp_path):
+def test_the_command_line_and_the_api_judge_commands(tmp_path):
     (tmp_path / "x.txt").write_text("\n".join(COMMANDS[:2]))
     done = recipe("check", "--dir", str(tmp_path), "--hardware", "h100-sxm", "--gpus", "8")
     verdicts = [json.loads(line)["verdict"] for line in done.stdout.splitlines()]
@@ -187,9 +179,6 @@ def test_the_command_line_prints_one_line_a_command_and_exits_with_the_verdict(t
         assert done.returncode == code
         assert says in done.stdout
         assert len(done.stderr.strip().splitlines()) == (code == 2)
-
-
-def test_the_api_judges_commands():
     client = TestClient(create_api(folders=False))
 
     def judged(**values):
@@ -203,26 +192,11 @@ def test_the_api_judges_commands():
     assert judged(command=3)[0] == 422
 
 
-MODELS = (
-    *("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B-FP8"),
-    "openai/gpt-oss-120b",
-)
-
-
 @cache
 def feasible(model, engine, weights, cache):
     options = {"engines": [engine], "weight_dtypes": [weights], "kv_dtypes": [cache]}
     table = plan(make_request(model, "h100-sxm", 8, options=options))
     return [deployment_of(table, int(row)) for row in table.order]
-
-
-KEYS = [
-    (model, engine, weights, cache)
-    for model in MODELS
-    for engine in ("vllm", "sglang", "tensorrt-llm")
-    for weights, cache in (("auto", "auto"), ("auto", "fp8"), ("fp8", "auto"))
-    if not (weights == "fp8" and (model in MODELS[2:] or engine == "tensorrt-llm"))
-]
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -265,9 +239,6 @@ def test_rendered_commands_mean_the_candidate_they_were_rendered_from(data):
     assert meant.candidate.get("kv_dtype", "auto") in (wanted["kv_dtype"], "auto")
 
 
-STARTS = ["", "vllm serve Qwen/Qwen3-32B ", "trtllm-serve ", "sglang serve Qwen/Qwen3-32B "]
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(st.text(max_size=80), st.sampled_from(STARTS))
 def test_any_text_gets_a_verdict_or_one_error_and_starts_no_process(text, start):
@@ -281,11 +252,6 @@ def test_any_text_gets_a_verdict_or_one_error_and_starts_no_process(text, start)
 
 
 H200 = ground("h200-sxm", gpus=8)
-MINIMAX = "vllm serve MiniMaxAI/MiniMax-M2 --tensor-parallel-size 4 --reasoning-parser minimax_m2"
-MINIMAX += " --gpu-memory-utilization 0.86"
-
-
-PUBLISHED = table("check", "published")
 
 
 @over("command, hardware", PUBLISHED.items())
@@ -340,16 +306,12 @@ def test_a_word_that_stands_there_keeps_its_spelling(spelling):
     assert check(first["command"])["ok"] is True
 
 
-def test_a_container_keeps_all_before_the_changed_words():
+def test_a_container_keeps_all_before_the_changed_words_of_which_there_may_be_several():
     before = "HF_HOME=/cache docker run --gpus all --ipc=host -v /m:/m vllm/vllm-openai:v0.32.0"
-    answer = check(f"{before} meta-llama/Llama-3.3-70B-Instruct -tp 2")
-    change = answer["changes"][0]["command"]
+    change = check(f"{before} meta-llama/Llama-3.3-70B-Instruct -tp 2")["changes"][0]["command"]
     assert change.startswith(f"{before} meta-llama/Llama-3.3-70B-Instruct -tp 2 --max-model-len ")
     assert read_script(change).commands[0].env == {"HF_HOME": "/cache"}
     assert check(change)["ok"] is True
-
-
-def test_several_words_where_one_is_not_enough():
     answer = check("vllm serve moonshotai/Kimi-K2-Instruct -tp 8", H200)
     assert answer["verdict"] in ("cannot start", "uncertain")
     assert answer["changes"]
@@ -384,7 +346,7 @@ def test_graphs_without_memory_are_answered_by_fewer_sequences_or_none():
     assert doubled["start_probability"] < start_errors().sure
 
 
-def test_refused_words_are_left_out_or_replaced():
+def test_refused_words_and_keys_are_left_out_or_replaced():
     command = "vllm serve Qwen/Qwen3-32B-FP8 --swap-space 4 --task generate --fooo --port 80"
     answer = check(command)
     assert answer["verdict"] == "cannot start"
@@ -396,9 +358,6 @@ def test_refused_words_are_left_out_or_replaced():
     assert again["ok"] is True
     assert "error" not in [finding["level"] for finding in again["findings"]]
     assert "without --fooo" in words_text(change)
-
-
-def test_a_key_that_is_gone_leaves_the_others():
     config = '{"backend":"FLASH_ATTN","no_such_key":true}'
     answer = check(["vllm", "serve", "Qwen/Qwen3-32B-FP8", "--attention-config", config])
     assert answer["verdict"] == "cannot start"
@@ -446,7 +405,7 @@ def files(command):
     return [finding for finding in answer["findings"] if finding["code"] == "file"]
 
 
-def test_a_template_that_only_the_source_tree_has_is_said():
+def test_a_file_that_only_the_source_tree_has_is_said_and_mounted():
     template = "examples/tool_chat_template_gemma4.jinja"
     [finding] = files(f"vllm serve Qwen/Qwen3-8B --chat-template {template}")
     assert (finding["level"], finding["option"]) == ("warning", "--chat-template")
@@ -462,16 +421,16 @@ def test_a_template_that_only_the_source_tree_has_is_said():
     for template, options in (("./t.jinja", ["--chat-template"]), ("llama-2", [])):
         findings = check(sglang.format(template))["findings"]  # SGLang has llama-2 by name
         assert [each["option"] for each in findings if each["code"] == "file"] == options
-
-
-def test_in_a_container_the_hint_is_a_mount_that_silences_it():
+    # what is no relative path is silent
+    for words in table("check", "what_is_no_relative_path_is_silent"):
+        assert files(f"vllm serve Qwen/Qwen3-8B {words}") == [], words
+    # in a container the hint is a mount that silences it
     image = "docker run --gpus all {}vllm/vllm-openai:v0.32.0 Qwen/Qwen3-8B "
     words = "--reasoning-parser-plugin nano/parser.py"
     [finding] = files(image.format("") + words)
     assert "/vllm-workspace/nano/parser.py" in finding["message"]
     mount = finding["hint"].removeprefix("Mount it: ").removesuffix(".")
     assert mount == '-v "$PWD"/nano/parser.py:/vllm-workspace/nano/parser.py:ro'
-    assert shlex.split(mount)[0] == "-v"
     for given_mount in (
         mount,
         "-v ./nano:/vllm-workspace/nano",
@@ -480,8 +439,3 @@ def test_in_a_container_the_hint_is_a_mount_that_silences_it():
     ):
         assert files(image.format(f"{given_mount} ") + words) == []
     assert len(files(image.format("-v /data:/data ") + words)) == 1
-
-
-@over("words", table("check", "what_is_no_relative_path_is_silent"))
-def test_what_is_no_relative_path_is_silent(words):
-    assert files(f"vllm serve Qwen/Qwen3-8B {words}") == []

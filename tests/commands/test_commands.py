@@ -1,7 +1,5 @@
 """Commands of engines: their words, what they start, what their options mean."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -24,6 +22,15 @@ from tests.fixtures.sizes import examples
 
 PUBLISHED = [json.loads(line) for line in (DATA / "commands.jsonl").read_text().splitlines()]
 READ = ["vllm", "sglang", "tensorrt-llm"]
+FLAGS = sorted(
+    {flag for name in READ for flag in (*engine(name).options.by_spelling, *grammars()[name].gone)}
+)
+PIECES = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from([*FLAGS, *table("commands", "starts")]),
+    st.sampled_from(table("commands", "signs")),
+)
+OPTION_WORDS = st.lists(st.one_of(st.sampled_from(FLAGS), st.text(max_size=12)), max_size=12)
 
 
 def words(text):
@@ -86,38 +93,19 @@ def test_reading_takes_time_in_proportion(piece):
     find_launches(script)
 
 
-@over("text, name, args", table("commands", "a_server_is_found_behind_what_wraps_it"))
-def test_a_server_is_found_behind_what_wraps_it(text, name, args):
+@over("text, known", table("commands", "launches"))
+def test_a_server_is_found_behind_what_wraps_it(text, known):
     launch = launch_in(text)
-    assert (launch.engine, list(launch.args)) == (name, args)
+    assert json.loads(json.dumps({name: getattr(launch, name) for name in known})) == known
 
 
-@over("text, seen", table("commands", "devices_that_a_server_sees"))
-def test_devices_that_a_server_sees(text, seen):
-    assert launch_in(text).visible_devices == seen
-
-
-@over("args", ["org/model --tp 2", "--model org/model --tp 2"])
-def test_an_image_of_others_is_read_by_its_name(args):
-    launch = launch_in(f"docker run --gpus all some/spark-vllm-fork:latest {args}")
-    found = (launch.engine, launch.program, launch.image_by_name, "--tp" in launch.args)
-    assert found == ("vllm", ("vllm", "serve"), True, True)
-    # what an image starts is not to be said again
-    assert launch_in("docker run vllm/vllm-openai:v0.32.0 vllm serve m").repeated
-    assert not launch_in("docker run rocm/vllm:x vllm serve m").repeated
-
-
-@over("text", table("commands", "what_starts_no_server"))
-def test_what_starts_no_server(text):
-    assert find_launches(read_script(text))[0] == []
-
-
-def test_image_tags():
+def test_image_tags_lists_of_words_and_what_starts_no_server():
+    for text in table("commands", "what_starts_no_server"):
+        assert find_launches(read_script(text))[0] == [], text
     tags = table("commands", "image_tags")
     assert {image: image_tag(image) for image in tags} == tags
     # a list of words needs no quoting
-    launch = launch_of(("vllm", "serve", "a model", "-tp", "2"))
-    assert launch.args == ("a model", "-tp", "2")
+    assert launch_of(("vllm", "serve", "a model", "-tp", "2")).args == ("a model", "-tp", "2")
     # each engine that is built or read has its table
     specs = [engine(name) for name in engine_names()]
     buildable = {spec.name for spec in specs if spec.buildable and not spec.wraps}
@@ -190,15 +178,10 @@ def test_published_commands_are_read(row):
     assert said == {name: row[name] for name in said}
 
 
-@over("options, candidate", table("commands", "sglang_counts_attention_ranks_within_tp"))
-def test_sglang_counts_attention_ranks_within_tp(options, candidate):
-    _, found, _ = read(f"python -m sglang.launch_server --model m {options}")
-    assert found.candidate == {"pp": 1} | candidate
-
-
-@over("command, draft", table("commands", "drafts_are_read_from_json_or_options"))
-def test_drafts_are_read_from_json_or_options(command, draft):
-    assert read(command.replace("{", "'{").replace("}", "}'"))[1].draft == draft
+@over("command, meant", table("commands", "meanings"))
+def test_options_mean_splits_and_drafts(command, meant):
+    _, found, _ = read(command)
+    assert {name: getattr(found, name) for name in meant} == meant
 
 
 def forbid_processes(patch):
@@ -210,16 +193,6 @@ def forbid_processes(patch):
     spawning = "system popen fork forkpty posix_spawn posix_spawnp execv execve execvp execvpe"
     for name in spawning.split():
         patch.setattr(f"os.{name}", forbidden, raising=False)
-
-
-FLAGS = sorted(
-    {flag for name in READ for flag in (*engine(name).options.by_spelling, *grammars()[name].gone)}
-)
-PIECES = st.one_of(
-    st.text(max_size=30),
-    st.sampled_from([*FLAGS, *table("commands", "starts")]),
-    st.sampled_from(table("commands", "signs")),
-)
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -236,9 +209,6 @@ def test_any_text_is_read_or_refused_and_never_run(pieces, glue):
             found = meaning_of(arguments)
             json.dumps([f.to_json() for f in (*arguments.findings, *found.findings)])
             assert launch.visible_devices is None or launch.visible_devices > 0
-
-
-OPTION_WORDS = st.lists(st.one_of(st.sampled_from(FLAGS), st.text(max_size=12)), max_size=12)
 
 
 @settings(max_examples=examples(200), deadline=None)

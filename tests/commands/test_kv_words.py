@@ -42,16 +42,13 @@ def test_what_is_started_is_read_back_as_it_was_estimated(offload, more):
     assert read_back(started(offload, **more)) == pytest.approx(offload)
 
 
-def test_lmcache_is_told_by_a_file_of_the_bundle():
+def test_lmcache_is_told_by_a_file_and_hicache_reads_a_folder_in_pages():
     launch = started(BOTH, tp=2)
     process = launch.processes[0]
     path = process.env["LMCACHE_CONFIG_FILE"].removeprefix("${root}/")
     assert parse_yaml(launch.files[path]) == table("kv_words", "lmcache")
     assert "LMCacheConnectorV1" in " ".join(process.argv)
     assert (process.env["PYTHONHASHSEED"], "lmcache" in launch.requires) == ("0", True)
-
-
-def test_hicache_reads_a_folder_in_pages():
     store = {"host_gib": 100, "disk": {"tier": "nvme", "gib": 900, "path": "/data/kv"}}
     process = started(store, engine="sglang").processes[0]
     words = " ".join(process.argv)
@@ -64,7 +61,7 @@ def test_hicache_reads_a_folder_in_pages():
         assert option in words
 
 
-def test_what_contradicts_the_tiers_or_is_too_little_is_refused():
+def test_what_contradicts_the_tiers_or_is_beyond_the_node_is_refused():
     assert "whole GB" in str(refusal(started, {"host_gib": 0.2}, engine="sglang"))
     value = request(LLAMA_8B, lengths(1024, 64, 4), {"host_gib": 20})
     value["options"]["engine_options"] = {"kv_offloading_size": 40.0}
@@ -73,15 +70,6 @@ def test_what_contradicts_the_tiers_or_is_too_little_is_refused():
     launch = started(None)
     assert (read_back(launch), bool(launch.files)) == (None, False)
     assert "kv" not in "".join(launch.processes[0].env).casefold()
-
-
-@over("words, env, tiers", table("kv_words", "read"))
-def test_commands_of_vllm_are_read(words, env, tiers):
-    arguments = read_arguments("vllm", [LLAMA_8B, *words.split()])
-    assert meaning_of(arguments, env).kv_offload == tiers
-
-
-def test_a_command_with_more_memory_than_the_node_has_is_refused():
     command = f"vllm serve {LLAMA_8B} --kv-offloading-size 9000 --max-model-len 8192"
     answer = str(check_command(command, Ground.of(hardware="h100-sxm:1", input_tokens=2048)))
     assert "of a node's host memory" in answer
@@ -92,3 +80,8 @@ def test_a_command_with_more_memory_than_the_node_has_is_refused():
         launch = decision.started()
         context = target_context(make_recipe(decision.request), decision, launch)
         assert resources(context, launch.processes[0])["requests"]["memory"] == memory
+
+
+@over("words, env, tiers", table("kv_words", "read"))
+def test_commands_of_vllm_are_read(words, env, tiers):
+    assert meaning_of(read_arguments("vllm", [LLAMA_8B, *words.split()]), env).kv_offload == tiers
