@@ -18,7 +18,7 @@ from recipe_core.targets.monitoring.pack import monitoring_files
 from recipe_core.targets.monitoring.rules import jobs, rules
 from recipe_core.targets.monitoring.thresholds import thresholds, warm_up_s
 from tests.fixtures.rows import over, table
-from tests.fixtures.targets import AMD, ESTIMATE, EXAMPLES, ROCM, context, needs, pools, replicas
+from tests.fixtures.targets import AMD, ESTIMATE, EXAMPLES, ROCM, context, needs
 
 SERVING = [value for value in EXAMPLES.values() if value.kind == "serving"]
 
@@ -104,17 +104,6 @@ def test_thresholds_come_from_limits_and_else_from_the_band():
     ready = replace(VALUE, start=Start(node="ready", weights="nvme"))
     assert 120 <= warm_up_s(ready) < warm_up_s(VALUE)  # nothing is pulled or downloaded
     assert warm_up_s(replace(VALUE, weights_bytes=10**13)) == 1800
-
-
-def test_every_server_is_scraped_and_no_router():
-    for launch, ports in ((pools(), (8001, 8002)), (replicas(4, 2), range(8000, 8004))):
-        config = parse_yaml(monitoring_files(context(launch))["monitoring/prometheus.yaml"])
-        scraped = config["scrape_configs"][0]["static_configs"][0]["targets"]
-        assert scraped == [f"127.0.0.1:{port}" for port in ports]
-    within = monitoring_files(context(pools()))["monitoring/prometheus-kubernetes.yaml"]
-    rule = {"source_labels": ["__meta_kubernetes_pod_container_name"], "regex": "router"}
-    labels = parse_yaml(within)["scrape_configs"][0]["relabel_configs"]
-    assert rule | {"action": "drop"} in labels
 
 
 def test_an_engine_without_metrics_still_has_device_alerts():

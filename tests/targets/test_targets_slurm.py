@@ -3,7 +3,6 @@
 import pytest
 
 from recipe_core.request.supervision import Supervision
-from recipe_core.targets import target_files
 from tests.fixtures import slurm as slurms
 from tests.fixtures.targets import (
     AMD,
@@ -223,11 +222,3 @@ def test_the_trainer_writes_a_checkpoint_before_the_time_limit(slurm, tmp_path):
     assert (tmp_path / "saved").exists()
     assert not (tmp_path / "run" / "stop").exists()
     assert (tmp_path / "run" / f"slurm-{job.number}.planned").read_text() == "1\n"
-
-
-def test_whole_nodes_are_asked_for_where_all_devices_are_used():
-    for n, lines in ((8, ("--exclusive\n", "--mem=0\n")), (2, ("--cpus-per-gpu=8\n",))):
-        files = target_files(context(single(n), devices_per_node=n))
-        job = files["targets/slurm/job.sbatch"]
-        assert all(line in job for line in lines)
-        assert ("--exclusive" in job) is (n == 8)
