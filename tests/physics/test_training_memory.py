@@ -1,5 +1,5 @@
 """Memory of training against published facts: ZeRO's table, saved tensors, pipeline schedules and
-stages, FSDP's peak among the moments of a step and what a step exchanges; `test_trace_training`
+stages, FSDP's peak among the moments of a step and what a step exchanges; `test_trace`
 holds the last two against real models.
 """
 
