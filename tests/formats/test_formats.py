@@ -38,16 +38,12 @@ def ratio(given: Advice, name: str, figure: str) -> float:
 
 
 @over("device name figure low high", table("formats", "ratios"))
-def test_a_technique_saves_what_its_format_does(
-    device: str, name: str, figure: str, low: float, high: float
-) -> None:
+def test_a_technique_saves_what_its_format_does(device, name, figure, low, high) -> None:
     assert low < ratio(advice(device, name), name, figure) < high
 
 
 @over("device name verdict", table("formats", "verdicts"))
-def test_formats_without_units_are_kernels_of_weights_only(
-    device: str, name: str, verdict: str
-) -> None:
+def test_formats_without_units_are_kernels_of_weights_only(device, name, verdict) -> None:
     assert advice(device, name).row(name).support.verdict == verdict
 
 

@@ -140,9 +140,7 @@ def test_what_is_left_out_is_said_aloud(tiny_config):
 
 
 @over("stated, scaling, context", table("model_config", "stretched"))
-def test_rope_scaling_stretches_the_context_only_where_it_is_not_stated_stretched(
-    tiny_config, stated, scaling, context
-):
+def test_rope_scaling_stretches_the_context_only_once(tiny_config, stated, scaling, context):
     fields = {"max_position_embeddings": stated, "rope_scaling": scaling}
     model = read_config({**tiny_config, **fields}, "x")
     assert model.max_context == context

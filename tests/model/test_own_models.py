@@ -52,9 +52,7 @@ def configs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_kept_says_what_it_could_not_read_and_doing_it_again_changes_nothing(
-    configs, tmp_path
-):
+def test_a_folder_is_kept_once_and_says_what_it_could_not_read(configs, tmp_path):
     out = tmp_path / "deep" / "own"
 
     def refreshed():
@@ -124,8 +122,6 @@ def test_the_command_tells_what_changed(configs, tmp_path):
     assert done.returncode == 0
     assert "new: me/one" in done.stdout
     assert "3 new, 0 changed, 0 the same, 4 not modelled" in done.stdout
-    again = json.loads(recipe("models", "--refresh", str(configs), "--out", out, "--json").stdout)
-    assert again["same"] == 3
     assert recipe("models", "--out", out).returncode == 2
 
 

@@ -69,12 +69,11 @@ def test_splits_that_cannot_run_say_why(base, changes, says) -> None:
 LLAMA_8B, GPT_OSS = "meta-llama/Llama-3.1-8B-Instruct", "openai/gpt-oss-20b"
 
 
-def verdict(model, device="h100-sxm", workload=None, **candidate):
-    """What refuses a split, and its memory."""
+def memory_of(model, device="h100-sxm", workload=None, **candidate):
     split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1} | candidate
     request = make_request(model, device, 8, workload=workload or {}, candidate=split)
     found, row = plan_candidate(request)
-    return found.reasons(row), found.estimate(row).to_json()["memory"]
+    return found.estimate(row).to_json()["memory"]
 
 
 @over("quantization tp rows", table("small_models.yaml", "padded_rows"))
@@ -84,20 +83,20 @@ def test_vllm_pads_rows_of_fp8_weights_on_rocm(quantization, tp, rows):
     """
     config = table("small_models.yaml", "fp8") | {"quantization_config": quantization}
     rocm, cuda = (
-        verdict(config, chip, tp=tp)[1]["weights_bytes"] for chip in ("mi300x", "h100-sxm")
+        memory_of(config, chip, tp=tp)["weights_bytes"] for chip in ("mi300x", "h100-sxm")
     )
     assert rocm - cuda == 2 * rows * 256
 
 
 def test_the_fullest_stage_counts_and_the_longest_context_is_where_one_more_fails():
-    memory = verdict("meta-llama/Llama-3.1-70B-Instruct", tp=2, pp=4)[1]
+    memory = memory_of("meta-llama/Llama-3.1-70B-Instruct", tp=2, pp=4)
     stages = memory["stages"]
     assert len(stages) == 4
     assert max(stage["total_bytes"] for stage in stages) == memory["total_bytes"]
     assert stages[0]["weights_bytes"] > stages[1]["weights_bytes"]  # the embedding
     # the longest context at a load is where one more token does not fit
     load = {"concurrency": 32, "input_tokens": 1000, "output_tokens": 24}
-    memory = verdict(LLAMA_8B, workload=load)[1]
+    memory = memory_of(LLAMA_8B, workload=load)
     longest = memory["max_context_at_load"]
     assert longest * 32 * 131_072 <= memory["kv_cache_bytes"] < (longest + 16) * 32 * 131_072
     assert memory["max_context"] > longest
@@ -113,7 +112,7 @@ def test_hybrid_layers_keep_a_state_and_no_cache():
     config, needs = table("small_models.yaml", "hybrid"), {}
     for length in (1024, 2048):
         work = {"input_tokens": length - 16, "output_tokens": 16, "concurrency": 1}
-        needs[length] = verdict(config, workload=work)[1]["kv_needed_bytes"]
+        needs[length] = memory_of(config, workload=work)["kv_needed_bytes"]
     page = 144 * 2 * 256 * 2  # one layer: 2 KV heads of 128 + 128, 16 bit
     assert needs == {1024: (8 + 6) * page, 2048: (15 + 6) * page}
 
@@ -123,8 +122,8 @@ def test_kernels_round_up_the_widths_of_4_bit_experts(device, tp, hidden, width)
     """2,880 is no multiple of the tiles of Marlin (A100) or of ROCm's Triton kernels; under tp each
     rank's share is rounded.
     """
-    padded = verdict(GPT_OSS, device, tp=tp)[1]["weights_bytes"]
-    plain = verdict(GPT_OSS, tp=tp, engine="tensorrt-llm")[1]["weights_bytes"]
+    padded = memory_of(GPT_OSS, device, tp=tp)["weights_bytes"]
+    plain = memory_of(GPT_OSS, tp=tp, engine="tensorrt-llm")["weights_bytes"]
     experts = 24 * 32 * 3 * 2880 * 2880 * (0.5 + 1 / 32)
     more = experts / tp * (hidden * width / 2880**2 - 1)
     assert padded - plain == pytest.approx(more, rel=1e-6, abs=1)

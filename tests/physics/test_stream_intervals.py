@@ -29,8 +29,6 @@ from tests.physics.test_simulate import ran
 QWEN = "Qwen/Qwen3-32B"
 LONG = {"output_tokens": 1024}
 OPEN = {"mode": "open", "request_rate": 1.0, "concurrency": None} | LONG
-STATIC = {"mode": "static", "batch": 8, "concurrency": None}
-OFFLINE = {"mode": "offline", "requests": 500, "concurrency": None}
 SGLANG = {"engine": "sglang", "tp": 8, "pp": 1, "dp": 1}
 SLOW = {"stream_interval": 30, "scheduler_recv_interval": 30}
 EVERY = dict.fromkeys(SLOW, 1)
@@ -81,22 +79,6 @@ def test_a_request_waits_half_an_interval_until_it_is_looked_for(workload):
     assert 0.6 < (ttft_s[1] - ttft_s[0]) / slow < 1.2
 
 
-def test_who_finds_the_scheduler_idle_a_queue_or_a_batch_waits_for_no_look():
-    for concurrency in (1, 4000):
-        quick, slow = both(LONG | {"concurrency": concurrency}, scheduler_recv_interval=30)
-        assert slow.ttft_s == pytest.approx(quick.ttft_s)
-        assert slow.output_tokens_per_s == pytest.approx(quick.output_tokens_per_s)
-    for workload in (STATIC, OFFLINE):
-        quick, slow = both(workload, **SLOW)
-        assert (slow.ttft_s, slow.tpot_s) == (quick.ttft_s, quick.tpot_s)
-    pools = {**SGLANG, "tp": 4, "prefill": {"tp": 4}}  # its prompts meet no decode steps
-    quick, slow = (
-        plan_candidate(request_of(candidate=pools | intervals))[0].estimate(0).serving
-        for intervals in (EVERY, SLOW)
-    )
-    assert slow.ttft_s == quick.ttft_s
-
-
 def test_a_first_token_that_waits_comes_with_the_others_and_the_last_as_before():
     quick, slow = both(waits=True, stream_interval=30)
     assert slow.ttft_s == pytest.approx(quick.ttft_s + 29 * quick.tpot_s)
@@ -106,9 +88,6 @@ def test_a_first_token_that_waits_comes_with_the_others_and_the_last_as_before()
     before, after = (simulated(waits=True, stream_interval=n) for n in (1, 30))
     assert after["ttft_s"] == pytest.approx(before["ttft_s"] + 29 * before["tpot_s"], rel=1e-3)
     assert after["request_latency_s"] == pytest.approx(before["request_latency_s"], rel=1e-12)
-    quick, slow = both(stream_interval=30)  # what leaves at once takes no longer
-    for name in ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"):
-        assert getattr(slow, name) == getattr(quick, name)
 
 
 @over("tokens", [1, 2, 30])
