@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.corpus.comparing import NOTHING, Difference, differences
+from tests.corpus.values import NOTHING, Difference, differences
 from tests.corpus.world import settle
-
-if TYPE_CHECKING:
-    from tests.corpus.asking import Entry
 
 FOLDER = Path(__file__).parent
 HISTORY = FOLDER / "HISTORY.md"
@@ -62,17 +60,11 @@ def answers_now(only: Iterable[str] = (), processes: int = PROCESSES) -> dict[st
     """The answers of today to the requests whose names hold one of the texts, or to all."""
     from tests.corpus.asking import answer, entries
 
-    asked = [entry for entry in entries().values() if _is_meant(entry.name, only)]
+    asked = {name: values for name, values in entries().items() if _is_meant(name, only)}
     if processes < 2:
-        return {entry.name: answer(entry) for entry in asked}
+        return {name: answer(values) for name, values in asked.items()}
     with ProcessPoolExecutor(processes, initializer=settle) as pool:
-        return dict(zip([entry.name for entry in asked], pool.map(_answer, asked), strict=True))
-
-
-def _answer(entry: Entry) -> Any:
-    from tests.corpus.asking import answer
-
-    return answer(entry)
+        return dict(zip(asked, pool.map(answer, asked.values()), strict=True))
 
 
 def recorded(only: Iterable[str] = (), folder: Path = FOLDER / "answers") -> dict[str, Any]:
@@ -94,11 +86,11 @@ def _is_meant(name: str, only: Iterable[str]) -> bool:
 
 def compare(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Difference]]:
     """The differences of each answer that has some."""
-    names = sorted(before.keys() | now.keys())
     found = {
-        name: list(differences(before.get(name, NOTHING), now.get(name, NOTHING))) for name in names
+        name: list(differences(before.get(name, NOTHING), now.get(name, NOTHING)))
+        for name in sorted(before.keys() | now.keys())
     }
-    return {name: found[name] for name in names if found[name]}
+    return {name: changes for name, changes in found.items() if changes}
 
 
 def report(changed: dict[str, list[Difference]], count: int) -> str:
@@ -122,7 +114,8 @@ def accept(answers: dict[str, Any], reason: str, folder: Path = FOLDER) -> None:
             path.unlink()
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{to_json(_sorted(answer))}\n", encoding="utf-8")
+        ordered = json.loads(json.dumps(answer, sort_keys=True))  # so a recording shows no more
+        path.write_text(f"{to_json(ordered)}\n", encoding="utf-8")
     today = datetime.datetime.now(tz=datetime.UTC).date()
     history = folder / HISTORY.name
     older = history.read_text(encoding="utf-8") if history.exists() else "# Recordings\n"
@@ -130,13 +123,6 @@ def accept(answers: dict[str, Any], reason: str, folder: Path = FOLDER) -> None:
     entry = f"\n## {today}: {reason.strip()}\n\n{names}\n"
     history.write_text(older + entry, encoding="utf-8")
     _say(f"{len(answers)} answers recorded.")
-
-
-def _sorted(value: Any) -> Any:
-    """The value with its keys in order, so that a recording shows what changed and no more."""
-    if isinstance(value, dict):
-        return {name: _sorted(value[name]) for name in sorted(value)}
-    return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
 def _say(text: str) -> None:

@@ -9,7 +9,6 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.doors import answers, public
 from recipe_core.doors.answers import Answers
-from tests.corpus.reducing import reduced
+from tests.corpus.values import reduced
 
 Json = dict[str, Any]
 
@@ -45,33 +44,23 @@ _PACKAGES = re.compile(r"(?<=^launcher)/.*|(?<=^trainer)/.*|(?<=^compressor)/.*"
 _SERIAL = r"urn:uuid:[0-9a-f-]{36}"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A request of the corpus: its name, what is asked, and with which values."""
-
-    name: str
-    operation: str
-    values: Json
-
-
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, Json]:
     """Every request by its name, ``file/name``; those that take longest first."""
-    found = [
-        Entry(f"{path.stem}/{name}", values["operation"], values)
+    found = {
+        f"{path.stem}/{name}": values
         for path in sorted((FOLDER / "requests").glob("*.yaml"))
         for name, values in read_document(path).items()
-    ]
-    found.sort(key=lambda entry: entry.operation not in SLOWEST)
-    return {entry.name: entry for entry in found}
+    }
+    return dict(sorted(found.items(), key=lambda entry: entry[1]["operation"] not in SLOWEST))
 
 
-def answer(entry: Entry) -> Any:
-    """What the product answers now, without words; an error by its code and field."""
+def answer(values: Json) -> Any:
+    """What the product answers to a request now, without words; an error by its code and field."""
     try:
-        given = OPERATIONS[entry.operation](entry.values)
+        given = OPERATIONS[values["operation"]](values)
     except RecipeError as error:
         return reduced(error.to_json())
-    left_out = entry.values.get("without", ())
+    left_out = values.get("without", ())
     return {name: given[name] for name in given if name not in left_out} if left_out else given
 
 
@@ -86,22 +75,17 @@ def _named(function: str) -> Callable[[Json], Any]:
 
 
 def _plan(values: Json) -> Any:
+    """Of every column of a plan its sums over all rows, or how often it has each value."""
     plan = public.plan(values["request"], folders=False)
-    given = {**plan.to_json(BEST, BEST), "rows": _columns(plan.to_frame())}
-    return reduced(given)
-
-
-def _columns(rows: pd.DataFrame) -> Json:
-    """Of every column of a plan its sums over all rows, or how often it has each value.
-
-    ``by_rank`` weighs each value with its row's rank, so that rows which change places show.
-    """
+    rows = plan.to_frame()
     ranks = rows["rank"].fillna(0).astype(float)
-    columns = rows.drop(columns=["reasons"])
-    return {str(name): _column(column, ranks) for name, column in columns.items()}
+    columns = rows.drop(columns=["reasons"]).items()
+    sums = {str(name): _column(column, ranks) for name, column in columns}
+    return reduced({**plan.to_json(BEST, BEST), "rows": sums})
 
 
 def _column(column: pd.Series[Any], ranks: pd.Series[float]) -> Json:
+    """``by_rank`` weighs each value with its row's rank: rows that change places show."""
     if not pd.api.types.is_numeric_dtype(column):
         return {str(value): int(count) for value, count in column.value_counts().items()}
     numbers = column.astype(float)
@@ -132,8 +116,7 @@ def _bundle(values: Json) -> Any:
     files = {path: archive.read(path) for path in archive.namelist() if path != "MANIFEST.json"}
     started = json.loads(files["launch.json"])["processes"]
     processes = [{key: process.get(key) for key in ("name", "argv", "env")} for process in started]
-    match = _DIGEST.search(files["recipe.yaml"].decode())
-    own = match.group(1) if match else ""
+    own = "".join(_DIGEST.findall(files["recipe.yaml"].decode())[:1])
     sources = {path for path, content in files.items() if _hash(content) in _sources()}
     return {
         "name": name,
@@ -164,7 +147,7 @@ def _hash(content: bytes) -> str:
 @cache
 def _sources() -> frozenset[str]:
     """Digests of the files of the package: bundles carry copies of some."""
-    files = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".txt")]
+    files = (path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".txt"))
     return frozenset(_hash(path.read_bytes()) for path in files)
 
 
@@ -186,9 +169,8 @@ def _help(_: Json) -> Mapping[str, list[str]]:
 
 
 def _help_of(command: Any, name: str, parent: Any) -> Iterator[tuple[str, list[str]]]:
-    context = command.make_context(
-        name, [], parent, resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH
-    )
+    wide = {"terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = command.make_context(name, [], parent, resilient_parsing=True, **wide)
     yield context.command_path, [line.rstrip() for line in context.get_help().splitlines()]
     for inner_name, inner in sorted(getattr(command, "commands", {}).items()):
         yield from _help_of(inner, inner_name, context)
@@ -198,14 +180,9 @@ _ASKED = (
     *("check", "convert", "diff", "estimate", "recipe", "reconcile", "resolve", "simulate", "size"),
     "trace",
 )
+_OWN = (_bundle, _compress, _help, _openapi, _plan, _schema, _sensitivity)
 OPERATIONS: dict[str, Callable[[Json], Any]] = {
-    "bundle": _bundle,
-    "compress": _compress,
-    "help": _help,
-    "openapi": _openapi,
-    "plan": _plan,
-    "schema": _schema,
-    "sensitivity": _sensitivity,
+    **{operation.__name__.removeprefix("_"): operation for operation in _OWN},
     **{name: _asked(name) for name in _ASKED},
     **{name: _named(name) for name in ("engines", "hardware", "models", "offers")},
 }

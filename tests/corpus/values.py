@@ -1,17 +1,23 @@
-"""An answer as it is recorded: numbers, keys and names stay, words go, long lists become sums."""
+"""Answers as values: reduced to what is recorded, and compared with what was.
+
+Of an answer numbers, keys and names stay, words go, and long lists become sums.
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 WORDS = "…"
 """What stands for a text that is there, whatever it says."""
 DIGITS = 12
-"""Significant digits that are recorded; ``comparing.RELATIVE`` says which of them count."""
+"""Significant digits that are recorded; ``RELATIVE`` says which of them count."""
 LONG = 12
 """Entries of a list of numbers, or of objects, from which on it is recorded as sums."""
 IN_FULL = 3
@@ -95,3 +101,85 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(item, f"{path}[]")
     else:
         yield path, value
+
+
+# Comparing
+
+RELATIVE = 1e-9
+"""Part of a number by which it may differ."""
+ABSOLUTE = 1e-15
+"""Difference that counts for nothing beside any number of an answer: what is left of a zero."""
+LONGEST_SHOWN = 90
+
+
+class _Nothing:
+    """What stands where one of the two answers has no value at all."""
+
+    def __repr__(self) -> str:
+        return "(nothing)"
+
+
+NOTHING = _Nothing()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A value that is not what it was, and where in the answer it stands."""
+
+    path: str
+    recorded: Any
+    now: Any
+
+    def __str__(self) -> str:
+        change = _change(self.recorded, self.now)
+        return f"{self.path or 'answer'}: {_shown(self.recorded)} -> {_shown(self.now)}{change}"
+
+
+def differences(recorded: Any, now: Any, path: str = "") -> Iterator[Difference]:
+    """Every difference of two plain values, by the paths to them."""
+    if isinstance(recorded, dict) and isinstance(now, dict):
+        for name in sorted(recorded.keys() | now.keys()):
+            inner = f"{path}.{name}" if path else name
+            yield from differences(recorded.get(name, NOTHING), now.get(name, NOTHING), inner)
+    elif isinstance(recorded, list) and isinstance(now, list):
+        yield from _in_lists(recorded, now, path)
+    elif not _same(recorded, now):
+        yield Difference(path, recorded, now)
+
+
+def _in_lists(recorded: list[Any], now: list[Any], path: str) -> Iterator[Difference]:
+    """Texts that came and went; of other lists, entries at the same place."""
+    if recorded == now:
+        return
+    if all(isinstance(entry, str) for entry in [*recorded, *now]):
+        matcher = difflib.SequenceMatcher(None, recorded, now, autojunk=False)
+        for tag, start, end, start_now, end_now in matcher.get_opcodes():
+            if tag != "equal":
+                gone, new = recorded[start:end] or NOTHING, now[start_now:end_now] or NOTHING
+                yield Difference(f"{path}[{start}]", gone, new)
+        return
+    for place, (was, becomes) in enumerate(zip_longest(recorded, now, fillvalue=NOTHING)):
+        yield from differences(was, becomes, f"{path}[{place}]")
+
+
+def _same(recorded: Any, now: Any) -> bool:
+    if _is_number(recorded) and _is_number(now):
+        return math.isclose(recorded, now, rel_tol=RELATIVE, abs_tol=ABSOLUTE) or (
+            math.isnan(recorded) and math.isnan(now)
+        )
+    return type(recorded) is type(now) and bool(recorded == now)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _change(recorded: Any, now: Any) -> str:
+    if not (_is_number(recorded) and _is_number(now)) or not recorded:
+        return ""
+    return f" ({100 * (now - recorded) / abs(recorded):+.3g} %)"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
