@@ -9,21 +9,14 @@ import pytest
 
 from recipe_core.launcher import choices, preflight
 from recipe_core.launcher.errors import InputError, StartError
-from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.machine_watch import MachineWatch, freed
 from recipe_core.launcher.plan import load_plan
 from recipe_core.launcher.supervision import Supervision
-from tests.fixtures.fake_world import GIB, MACHINE
+from tests.fixtures.fake_world import GIB, H100, MACHINE, gpus
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
 
-NAME = "NVIDIA H100 80GB HBM3"
-LOST = f"1 x {NAME}; the recipe needs 2 x H100"
-
-
-def gpus(*free_bytes):
-    devices = tuple(Device(n, NAME, 80 * GIB, free) for n, free in enumerate(free_bytes))
-    return Machine("cuda", devices, "CPU", 2, 64 * GIB, 32 * GIB)
+LOST = f"1 x {H100}; the recipe needs 2 x H100"
 
 
 ONE, TWO, THREE, FOUR = (gpus(*[None] * count) for count in (1, 2, 3, 4))
@@ -31,7 +24,7 @@ ONE, TWO, THREE, FOUR = (gpus(*[None] * count) for count in (1, 2, 3, 4))
 
 def needs(count, used_gib):
     """A change of launch.json: so many devices, so much of each."""
-    of_device = {"runtime": "cuda", "device": "h100-sxm", "title": "H100", "names": [NAME]}
+    of_device = {"runtime": "cuda", "device": "h100-sxm", "title": "H100", "names": [H100]}
     amounts = {"count": count, "memory_bytes": 80 * GIB, "used_bytes": used_gib * GIB}
     return lambda data: data.update(needs={**of_device, **amounts})
 

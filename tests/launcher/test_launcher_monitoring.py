@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import os
 import socket
@@ -17,9 +16,9 @@ from recipe_core.launcher.errors import LauncherError
 from recipe_core.launcher.exporter import Exporter, Snapshot, render
 from recipe_core.launcher.exposition import MAX_CHARS, Figures, Sample, engine_figures, parse
 from tests.fixtures.paths import DATA
-from tests.fixtures.patience import PATIENCE
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
+from tests.fixtures.serve import Server
 
 ENGINES = yaml.safe_load((DATA / "engine_metrics.yaml").read_text())
 
@@ -103,13 +102,8 @@ def serve():
 
 
 def get(port, path, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
+    status, body, _ = Server(port, process=None, log=None).ask(method, path)
+    return status, body.decode()
 
 
 def test_every_metric_has_its_kind_and_labels():

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from recipe_core.launcher import events, procs
 from tests.fixtures.bundles import training_bundle, usual_signals, with_variable
 from tests.fixtures.patience import PATIENCE, until
 from tests.fixtures.ports import free_port
+from tests.fixtures.serve import Server
 
 
 def kept(bundle, **limits):
@@ -66,12 +66,10 @@ def serves(bundle, restarts):
 def page(bundle, path):
     port = bundle.state()["keeper"]["metrics_port"]
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        status, body, _ = Server(port, process=None, log=None).ask("GET", path)
     except OSError:  # not yet
         return 0, ""
+    return status, body.decode()
 
 
 def kill_and_collect(pid):
@@ -97,21 +95,18 @@ def test_up_status_and_down(bundle):
     assert bundle.answers("--json", "up", "--no-keep", "--port", str(port))["already"] is True
     assert (servers(bundle), bundle.state()["keeper"]) == (before, None)
     kill_and_collect(before["server-1"])
-    assert bundle.run("status") == 1
-    assert bundle.answers("status")["state"] == "degraded"
+    assert bundle.answers("status", code=1)["state"] == "degraded"
     assert bundle.run("up", "--no-keep") == 0  # what was left is replaced
     assert not runs(before["server-0"])
     pids = servers(bundle).values()
     assert bundle.run("up") == 0  # a keeper can be had later
     assert bundle.answers("status")["supervision"] == "supervised"
-    assert bundle.run("status") == 0
     assert list(servers(bundle).values()) == list(pids)
     assert bundle.run("down") == 0
     assert not any(runs(pid) for pid in pids)
     assert not bundle.up
     assert "nothing was running" in bundle.says(0, "down")
-    assert bundle.run("status") == 1
-    assert bundle.answers("status")["state"] == "down"
+    assert bundle.answers("status", code=1)["state"] == "down"
 
 
 def test_a_server_that_is_killed_is_restarted_without_its_workers(make_bundle):
@@ -266,18 +261,18 @@ def test_what_outlives_its_server_is_seen_and_ended(make_bundle):
         return worker
 
     worker = orphan()
-    assert bundle.run("status") == 1
-    answer = bundle.answers("status")
+    answer = bundle.answers("status", code=1)
     (left,) = answer["left_behind"]
     assert (answer["state"], left["pid"]) == ("degraded", worker)
     assert "time.sleep" in left["name"]
     second = orphan()  # `up` ended the first
     until(lambda: not runs(worker))
     assert bundle.answers("--json", "down")["stopped"] == [f"pid {second}"]
-    assert "left_behind" not in bundle.answers("status")
+    assert "left_behind" not in bundle.answers("status", code=1)
     third = orphan()
     (bundle.root / "run" / "state.json").unlink()  # the logs still tell
-    assert [left["pid"] for left in bundle.answers("status")["left_behind"]] == [third]
+    (left,) = bundle.answers("status", code=1)["left_behind"]
+    assert left["pid"] == third
     assert f"pid {third}" in bundle.says(0, "down")
     until(lambda: not runs(third))
 
@@ -325,7 +320,7 @@ def test_a_run_is_restarted_and_its_keeper_ends_with_it(train):
     (bundle.root / "run" / "stop").touch()
     until(lambda: procs.reap(watcher) is not None or not runs(watcher))
     assert kinds(bundle)[-4:] == ["died", "restart", "stopped", "keeper_stop"]
-    assert bundle.answers("status")["state"] == "down"
+    assert bundle.answers("status", code=1)["state"] == "down"
     assert not bundle.up
 
 
@@ -337,12 +332,12 @@ def test_a_run_ends_with_a_checkpoint_from_which_the_next_goes_on(train):
     assert bundle.run("down", "--checkpoint") == 0
     assert "restart" not in kinds(bundle)
     assert with_variable(procs.MARK, mark) == []
-    stopped = bundle.answers("status")
+    stopped = bundle.answers("status", code=1)
     place = bundle.root / "run" / "checkpoints" / f"step-{stopped['step']}"
     assert (stopped["state"], stopped["checkpoint"]) == ("down", str(place))
     (bundle.root / "run" / "fake.json").write_text('{"step_s": 0.001}')
     assert bundle.run("up") == 0
-    until(lambda: bundle.answers("status")["state"] == "finished")
+    until(lambda: bundle.answers("status", code=None)["state"] == "finished")
     shown = bundle.answers("status")
     assert (shown["step"], shown["steps"], shown["loss"]) == (60, 60, pytest.approx(5 / 60))
     assert shown["model"] == str(bundle.root / "run" / "model")
@@ -370,6 +365,6 @@ def test_each_node_starts_its_own_processes_and_knows_the_first(train):
     assert process["name"] == "trainer-1"
     command = Path(f"/proc/{process['pid']}/cmdline").read_text().split("\0")
     assert command[command.index("--master-addr") + 1] == "127.0.0.1"
-    assert bundle.answers("status", "--node", "0")["processes"] == []
+    assert bundle.answers("status", "--node", "0", code=1)["processes"] == []
     assert bundle.run("down", "--node", "1") == 0
     assert not (bundle.root / "run" / "node-1" / "state.json").exists()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from functools import partial
 
 import pytest
 
 from recipe_core.launcher import events, run_look, runs, state, supervisor
 from recipe_core.launcher.errors import LateError, LauncherError, PreflightError, StartError
-from recipe_core.launcher.machine import Device, Machine
 from recipe_core.launcher.request import Request
 from tests.fixtures.bundles import training_bundle
-from tests.fixtures.fake_world import GIB, Killed, Said, serves
+from tests.fixtures.fake_world import H100, Killed, Said, gpus, serves
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import table
 
-LOSS = "RuntimeError: the loss is not a number"
+ROWS = partial(table, "launcher_training")
 
 
 def fault(step, kind, times=1, **more):
@@ -53,7 +54,7 @@ def test_up_waits_for_the_first_step_or_as_long_as_was_said(world, trained):
 def test_up_says_why_a_run_ended_before_its_first_step(world, trained):
     run = trained(8, fault(1, "crash", 99))
     error = refusal(wait_first_step, run, run.start(), no_keep=True, kind=StartError)
-    assert error.detail == LOSS
+    assert error.detail == "RuntimeError: the loss is not a number"
     assert (world.living(), run.recorded) == ([], False)
 
     def keeper_gives_up():
@@ -89,29 +90,13 @@ def test_what_is_missing_is_one_error(tmp_path):
     bundle = training_bundle(tmp_path / "bundle", tmp_path, 20_000, 5, record=False)
     assert "fake writes no record that this launcher can read" in bundle.says(1, "bench")
     bundle = training_bundle(tmp_path / "several", tmp_path, 20_000, nodes=2)
-    for words, code, said in (
-        (["up"], 2, "this bundle runs on 2 nodes; --node is missing"),
-        (["up", "--node", "1"], 2, "node 1 of 2 does not know the address of node 0"),
-        (["up", "--node", "2", "--head", "10.0.0.1"], 2, "node 2 is not between 0 and 1"),
-        (["status"], 2, "--node is missing"),
-        (["preflight", "--node", "1", "--head", "no.invalid"], 1, "'no.invalid' does not resolve"),
-    ):
-        printed = bundle.says(code, *words)
+    for words, code, said in ROWS("missing"):
+        printed = bundle.says(code, *words.split())
         assert said in printed
         assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize(
-    ("kind", "event", "field", "end"),
-    [
-        ("crash", "died", "reason", "its exit code is not known"),
-        ("kill", "died", "reason", "its exit code is not known"),
-        ("kill", "killed", "cause", "host-memory-killed"),
-        ("hang", "hung", "reason", "; a step takes 1 s"),
-        ("stop", "hung", "reason", "; a step takes 1 s"),
-        ("rollback", "rollback", "skipped", "[5, 6]"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "event", "field", "end"), ROWS("breaks"))
 def test_a_run_that_breaks_goes_on_from_its_checkpoint(world, trained, kind, event, field, end):
     faults = [] if kind == "stop" else [fault(6, kind)]
     run = trained(12, *faults, crash_budget=1).up(shown=0)
@@ -130,30 +115,18 @@ def test_a_run_that_breaks_goes_on_from_its_checkpoint(world, trained, kind, eve
     assert run.shown.get("rollbacks", 0) == (kind == "rollback")
 
 
-CODE_1, UNKNOWN = "ended with exit code 1", "ended; its exit code is not known"
-OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-
-
-@pytest.mark.parametrize(
-    ("failure", "cause", "restarts", "message", "detail"),
-    [
-        (fault(3, "refuse", 9), "refused", 0, "train.json.steps is '4', not int.", ""),
-        (fault(6, "crash", 99, log=OUT_OF_MEMORY), "device-memory", 3, CODE_1, OUT_OF_MEMORY),
-        (fault(1, "crash", 99), "loss-not-a-number", 0, UNKNOWN, LOSS),
-    ],
-)
+@pytest.mark.parametrize(("failure", "cause", "restarts", "message", "detail"), ROWS("given_up"))
 def test_a_run_is_given_up_with_a_diagnosis(trained, failure, cause, restarts, message, detail):
     run = trained(12, failure)
     error = gives_up(run)
-    again = "" if cause == "refused" else "; it is not started again."
-    assert error.message == f"trainer-0 ended before its last step: {message}{again}"
+    assert error.message == f"trainer-0 ended before its last step: {message}"
     assert (error.detail or "").endswith(detail)
     assert run.kinds.count("restart") == restarts
     assert run.kinds[-3:] == ["died", "gave_up", "keeper_stop"]
     (last,) = run.happened("gave_up")
     assert (last["cause"], last.get("restarts", 0)) == (cause, restarts)
     if cause == "device-memory":
-        assert last["lines"] == [OUT_OF_MEMORY]
+        assert last["lines"] == [detail]
         assert error.hint.startswith("Diagnosis: ")
 
 
@@ -264,19 +237,17 @@ def test_a_keeper_may_be_killed_at_any_step(world, trained):
     assert nth > 8
 
 
-def gpus(count):
-    devices = tuple(Device(n, "Pretend GPU", 80 * GIB, 80 * GIB) for n in range(count))
-    return Machine("cuda", devices, "CPU", 2, 64 * GIB, 32 * GIB)
+ONE, TWO = gpus(None), gpus(None, None)
 
 
 @pytest.fixture
 def on_two(world, trained):
     """A run on two devices, with a fallback for one."""
     run = trained(100_000)
-    world.machine = gpus(2)
+    world.machine = TWO
 
     def needs(data, devices):
-        data["needs"] |= {"runtime": "cuda", "names": ["Pretend GPU"], "count": devices}
+        data["needs"] |= {"runtime": "cuda", "names": [H100], "count": devices}
         data["processes"][0]["devices"] = list(range(devices))
         data["processes"][0]["argv"][4:] = [f"devices={devices}"]
 
@@ -286,7 +257,7 @@ def on_two(world, trained):
 
 
 def lose_one(world):
-    world.machine = gpus(1)
+    world.machine = ONE
     world.kill("trainer-0")
 
 
@@ -297,10 +268,10 @@ def test_a_lost_device_is_done_without_until_it_is_back(world, on_two):
     assert run.kinds[1:-1] == ["died", "device_lost", "fallback", "restart"]
     shown = run.shown
     assert (shown["choice"], shown["world_size"], shown["restarts"]) == ("1-fewer-gpus", 1, 1)
-    assert run.happened("device_lost")[0]["reason"] == "1 x Pretend GPU; the recipe needs 2 x CPU"
+    assert run.happened("device_lost")[0]["reason"] == f"1 x {H100}; the recipe needs 2 x CPU"
     assert world["trainer-0"].argv[-1] == "devices=1"
     run.adopt()
-    world.after(60, lambda: setattr(world, "machine", gpus(2)))
+    world.after(60, lambda: setattr(world, "machine", TWO))
     run.keep(lambda: run.kinds.count("restart") == 2)
     assert run.kinds[-4:] == ["device_found", "first_choice", "restart", "keeper_stop"]
     assert world["trainer-0"].argv[-1] == "devices=2"
@@ -319,6 +290,6 @@ def test_strict_waits_for_a_lost_device_and_gives_up_at_last(world, on_two):
 def test_a_device_that_comes_back_in_time_is_waited_for(world, on_two):
     run = on_two.up(fixed=True)
     world.after(5, lambda: lose_one(world))
-    world.after(6.2, lambda: setattr(world, "machine", gpus(2)))
+    world.after(6.2, lambda: setattr(world, "machine", TWO))
     run.keep(lambda: "restart" in run.kinds)
     assert run.state.choice == "first"
