@@ -44,8 +44,8 @@ def read_command(name, words, files):
     stated = config.get("kv_cache_config", {}).get("dtype")
     cache = "fp8" if stated == "fp8" else meant.candidate.get("kv_dtype")
     draft = meant.draft or _draft_of(config.get("speculative_config"))
-    told = {"kv": None if cache == "auto" else cache, "draft": draft and draft["tokens"]}
-    return meant.candidate | {"context": meant.max_context} | told
+    extra = {"kv": None if cache == "auto" else cache, "draft": draft and draft["tokens"]}
+    return meant.candidate | {"context": meant.max_context} | extra
 
 
 def _draft_of(config):
@@ -146,16 +146,16 @@ def expected(deployment, pool):
 TORCH = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-def check_server(deployment, told, wanted):
+def check_server(deployment, stated, wanted):
     for name, value in wanted.items():
-        if name not in told:
+        if name not in stated:
             continue
         if name == "kv":  # "auto": as the activations
-            assert (told["kv"] or deployment.activation_dtype) == value
+            assert (stated["kv"] or deployment.activation_dtype) == value
         elif name == "weight_dtype":
-            assert TORCH.get(told[name], told[name]) == value
+            assert TORCH.get(stated[name], stated[name]) == value
         else:
-            assert told[name] == value, name
+            assert stated[name] == value, name
 
 
 def check_places(deployment, started):
@@ -190,9 +190,9 @@ def test_every_output_says_what_was_estimated(name):
         ranks = Counter()
         for process in started.processes:
             if process.role in splits:
-                told = server(name, process, started.files)
-                check_server(deployment, told, expected(deployment, splits[process.role]))
-                ranks[process.role] += told["dp"]
+                stated = server(name, process, started.files)
+                check_server(deployment, stated, expected(deployment, splits[process.role]))
+                ranks[process.role] += stated["dp"]
         assert ranks == wanted
         seen["pools"] += deployment.candidate.prefill is not None
         seen["several nodes"] += started.nodes > 1
@@ -219,15 +219,15 @@ def test_every_way_says_what_was_estimated(way, count):
             words = engine_words(process)
             if process.role == "router" or words is None:
                 continue
-            told, own = read_command("vllm", words, {}), options(words)
+            stated, own = read_command("vllm", words, {}), options(words)
             role = answered[process.group]
-            check_server(deployment, told, expected(deployment, splits[role]))
+            check_server(deployment, stated, expected(deployment, splits[role]))
             seen.update(name for name in (EXTERNAL, HYBRID, RAY) if name in own)
             if EXTERNAL in own or HYBRID in own:  # a part of the ranks that the words count
                 ranks[role] += int(own.get("data_parallel_size_local", 1))
-                assert (told["dp"], "headless" in own) == (splits[role].dp, False)
+                assert (stated["dp"], "headless" in own) == (splits[role].dp, False)
             elif process.answers:
-                ranks[role] += told["dp"]
+                ranks[role] += stated["dp"]
         assert ranks == wanted
         seen["several nodes"] += started.nodes > 1
     assert seen["several nodes"] > count / 40

@@ -100,9 +100,9 @@ def test_tables_are_those_of_the_engines_own_parser(name):
     for flag, option in theirs.options.items():
         row = ours.table.options[flag]
         for field in type(option).model_fields:
-            told, kept = getattr(option, field), getattr(row, field)
-            same = set(told) == set(kept) if isinstance(told, tuple) else told == kept
-            assert same, (flag, field, told, kept)
+            parsed, kept = getattr(option, field), getattr(row, field)
+            same = set(parsed) == set(kept) if isinstance(parsed, tuple) else parsed == kept
+            assert same, (flag, field, parsed, kept)
     assert set(theirs.options) == set(ours.table.options)
 
 

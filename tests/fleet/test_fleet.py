@@ -250,12 +250,12 @@ def test_capacity_is_the_rate_at_which_requests_just_keep_the_limits():
         out = simulate_requests(run, arrivals(steady), Constant(1), begin=1)
         assert (out.attainment >= 0.95) == keeps
     # more replicas carry more each
-    one = capacity_per_s(run, FLAT)
-    rates = np.linspace(0, 40 * one, 50)
+    single = capacity_per_s(run, FLAT)
+    rates = np.linspace(0, 40 * single, 50)
     needed = replicas_for(run, FLAT, rates)
     assert needed[0] == 0
     assert (np.diff(needed) >= 0).all()
-    assert (needed <= np.ceil(rates / one)).all()
+    assert (needed <= np.ceil(rates / single)).all()
     assert needed[-1] < 40
 
 
@@ -331,8 +331,8 @@ def test_replicas_on_eight_h100_fail_as_published_fleets_do():
     assert failures(nodes=8) == pytest.approx(8 * failures())
     assert 19 <= 1 / failures(nodes=8) / 24 <= 54  # days, 64 GPUs
     # smaller nodes fail less often but not in proportion
-    one, eight = (failures(devices_per_node=n) for n in (1, 8))
-    assert eight / 8 < one < eight
+    lone, eight = (failures(devices_per_node=n) for n in (1, 8))
+    assert eight / 8 < lone < eight
     with pytest.raises(InputError, match="nodes"):
         failures(nodes=0)
 

@@ -361,7 +361,7 @@ WVA = llm_d.Thresholds(number(0.8), number(5), 0.1, 3.0, 2.0)
 
 def run_llm_d(g):
     if "variants" in g:
-        variants = {name: llm_d.Variant(**one) for name, one in g["variants"].items()}
+        variants = {name: llm_d.Variant(**fields) for name, fields in g["variants"].items()}
         safe = g.get("scale_down_safe", False)
         return llm_d.next_variants(variants, scale_up=g["scale_up"], scale_down_safe=safe)
     replicas = np.array(g["replicas"], dtype=float).reshape(-1, 2)

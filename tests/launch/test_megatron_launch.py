@@ -53,10 +53,10 @@ def parser():
 def test_every_word_is_an_option_of_its_type(model, nodes, split):
     started = launch(model, nodes, split)
     parsed = vars(parser().parse_args(words(started)))
-    told = {name: value for name, value in parsed.items() if value is not None}
+    stated = {name: value for name, value in parsed.items() if value is not None}
     expected = {name: value for name, value in started.options.items() if value is not False}
     expected |= {name: [expected[name]] for name in LISTED if name in expected}
-    assert told == {k: list(v) if isinstance(v, tuple) else v for k, v in expected.items()}
+    assert stated == {k: list(v) if isinstance(v, tuple) else v for k, v in expected.items()}
     assert megatron_model(catalog_model(model)).words.items() <= started.options.items()
 
 

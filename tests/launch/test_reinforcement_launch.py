@@ -148,8 +148,8 @@ def test_openrlhf_reads_what_was_estimated(case):
     estimates, place, _ = started("openrlhf", case)
     loop, cases = estimates.reinforcement, estimates.cases.take([place])
     assert loop is not None
-    told, work, rollouts = by_openrlhf(case), loop.sampling.work, loop.rollouts
-    actor, vllm, train = told["actor"], told["vllm"], told["train"]
+    config, work, rollouts = by_openrlhf(case), loop.sampling.work, loop.rollouts
+    actor, vllm, train = config["actor"], config["vllm"], config["train"]
     assert actor["num_nodes"] * actor["num_gpus_per_node"] == cases.devices[0]
     sampled = vllm["num_engines"] * vllm["tensor_parallel_size"]
     assert sampled == (cases.sampling_devices[0] or cases.devices[0])
@@ -157,16 +157,16 @@ def test_openrlhf_reads_what_was_estimated(case):
     assert vllm["gpu_memory_utilization"] == pytest.approx(rollouts.share[place])
     assert vllm["enable_sleep"] is not loop.sampling.apart
     assert train["async_enable"] is loop.sampling.apart
-    assert told["rollout"]["batch_size"] == work.prompts
-    assert told["rollout"]["n_samples_per_prompt"] == work.samples
+    assert config["rollout"]["batch_size"] == work.prompts
+    assert config["rollout"]["n_samples_per_prompt"] == work.samples
     assert train["batch_size"] == cases.global_batch[0]
     assert train["max_epochs"] == work.epochs
-    assert told["ds"]["zero_stage"] == cases.zero_stage[0]
-    assert told["ds"]["enable_sleep"] is bool(rollouts.offload[place])
+    assert config["ds"]["zero_stage"] == cases.zero_stage[0]
+    assert config["ds"]["enable_sleep"] is bool(rollouts.offload[place])
     assert actor["gradient_checkpointing_enable"] is bool(cases.recompute[0] == 2)
-    assert bool(told["critic"]["model_name_or_path"]) is loop.sampling.critic
-    assert (told["algo"]["kl"]["init_coef"] > 0) is work.reference
-    rows = told["data"]["max_samples"]
+    assert bool(config["critic"]["model_name_or_path"]) is loop.sampling.critic
+    assert (config["algo"]["kl"]["init_coef"] > 0) is work.reference
+    rows = config["data"]["max_samples"]
     assert rows <= len(tasks(work.prompts))
     assert rows // work.prompts * train["num_episodes"] == estimates.run.steps[place]
 

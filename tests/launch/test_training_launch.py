@@ -106,8 +106,8 @@ def layout(said):
 def batch(found, row):
     e, i = found.detail(row)
     names = ("sequence_length", "global_batch", "micro_batches")
-    told = {name: int(getattr(e.cases, name)[i]) for name in names} | {"steps": e.run.steps[i]}
-    return told | {"stage_layers": list(stage_layers(e.setting, e.cases.take([i]))[0][0])}
+    sizes = {name: int(getattr(e.cases, name)[i]) for name in names} | {"steps": e.run.steps[i]}
+    return sizes | {"stage_layers": list(stage_layers(e.setting, e.cases.take([i]))[0][0])}
 
 
 ALONE = {"tp": 1, "pp": 1, "cp": 1, "ep": 1}
@@ -149,8 +149,9 @@ def titan_chunks(par, layers):
 def read_torchtitan(launch):
     words = launch.processes[0].argv
     f = flags(words)
-    told, par = numbers("torchtitan", f), {name.removeprefix("parallelism."): f[name] for name in f}
-    pp, cp = told["pp"], told["cp"]
+    read = numbers("torchtitan", f)
+    par = {name.removeprefix("parallelism."): f[name] for name in f}
+    pp, cp = read["pp"], read["cp"]
     shard, replicate = (int(par[f"data-parallel-{n}-degree"]) for n in ("shard", "replicate"))
     layers = {"8B": 32, "30B-A3B": 48}[launch.options["flavor"]]
     local = int(f["training.local-batch-size"])
@@ -159,14 +160,14 @@ def read_torchtitan(launch):
     reshards = par["fsdp-reshard-after-forward"] == ("always" if pp > 1 else "default")
     # as its fitted figures are
     assert (f["compile.enable"], f["compile.components"]) == (True, "model,loss")
-    return told | {
+    return read | {
         "virtual_stages": titan_chunks(par, layers) if pp > 1 else 1,
         "stage_layers": even(layers, pp),
         "dp": replicate * shard,
         "shard": shard * cp if shard > 1 else None,
         "zero_stage": (3 if reshards else 2) if shard * cp > 1 else None,
         "micro_batch": micro,
-        "micro_batches": told["global_batch"] // (replicate * shard * micro),
+        "micro_batches": read["global_batch"] // (replicate * shard * micro),
         "recompute": words[-1].removeprefix("activation-checkpoint:"),
         "precision": {"bfloat16": "bf16"}[f["training.mixed-precision-param"]],
     }
@@ -212,8 +213,8 @@ def read_accelerate(launch):
 
 def megatron_stages(f, pp):
     """Layers per stage: as listed, or even, with both ends counted as layers where it says so."""
-    if (told := "pipeline-model-parallel-layout") in f:
-        return layout(f[told])
+    if (listed := "pipeline-model-parallel-layout") in f:
+        return layout(f[listed])
     ends = [name for name in f if name.startswith("account-for-")]
     stages = even(int(f["num-layers"]) + len(ends), pp)
     return [n - (len(ends) == 2 and stage in (0, pp - 1)) for stage, n in enumerate(stages)]
@@ -222,8 +223,8 @@ def megatron_stages(f, pp):
 def read_megatron(launch):
     words = launch.processes[0].argv
     f, where = flags(words), flags(words[: words.index("-m")])
-    told = numbers("megatron", f)
-    tp, pp, cp = (told[name] for name in ("tp", "pp", "cp"))
+    read = numbers("megatron", f)
+    tp, pp, cp = (read[name] for name in ("tp", "pp", "cp"))
     dp = int(where["nnodes"]) * int(where["nproc-per-node"]) // (tp * pp * cp)
     sharding = {"optim_grads": 2, "optim_grads_params": 3}
     zero = (
@@ -232,14 +233,14 @@ def read_megatron(launch):
         else int("use-distributed-optimizer" in f)
     )
     sixteen_bits = "bf16" if f.get("bf16") else "fp16"
-    return told | {
+    return read | {
         "dp": dp,
         "ep": int(f.get("expert-model-parallel-size", 1)),
         "virtual_stages": int(f.get("num-virtual-stages-per-pipeline-rank", 1)),
         "stage_layers": megatron_stages(f, pp),
         "zero_stage": zero,
         "shard": dp * cp // int(f.get("num-distributed-optimizer-instances", 1)) if zero else None,
-        "micro_batches": told["global_batch"] // (dp * told["micro_batch"]),
+        "micro_batches": read["global_batch"] // (dp * read["micro_batch"]),
         "recompute": f.get("recompute-granularity", "none"),
         "precision": "fp8" if "fp8-format" in f else sixteen_bits,
         "optimizer": {"adam": "adamw", "sgd": "sgd"}[f["optimizer"]],
@@ -425,7 +426,7 @@ def test_transformers_gets_processes_and_what_each_makes_ahead():
     from recipe_core.trainer.settings import Loading
 
     for workers, prefetch, processes, each in ((3, 4, 3, 2), (2, 2, 2, 1), (2, 0, 0, None)):
-        told = loader_arguments(Loading(workers, prefetch))
-        assert told["dataloader_num_workers"] == processes
-        assert told["dataloader_prefetch_factor"] == each
-        assert told["dataloader_persistent_workers"] is (processes > 0)
+        arguments = loader_arguments(Loading(workers, prefetch))
+        assert arguments["dataloader_num_workers"] == processes
+        assert arguments["dataloader_prefetch_factor"] == each
+        assert arguments["dataloader_persistent_workers"] is (processes > 0)

@@ -128,10 +128,10 @@ def test_what_is_started_is_what_the_recipe_starts(count):
             part = roles[process.role]
             own = [word for word in words(part["template"]) if not word.startswith("--ssl-")]
             assert own[:2] == ["vllm", "serve"]
-            told, meant = (
+            stated, meant = (
                 meaning_of(read_arguments("vllm", list(w[2:]))) for w in (own, process.argv)
             )
-            assert (told.candidate, told.max_context) == (meant.candidate, meant.max_context)
+            assert (stated.candidate, stated.max_context) == (meant.candidate, meant.max_context)
             split = candidate.prefill if process.role == "prefill" else candidate.split
             of_role = [p for p in value.launch.processes if p.role == process.role]
             ranks = meant.candidate["dp"] * len(of_role)

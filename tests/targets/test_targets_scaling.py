@@ -58,7 +58,7 @@ def written(value, target):
 def said(scaling):
     """A policy by what it does: hours in place of periods, defaults that objects must state."""
     fields = scaling.model_dump(exclude_defaults=True)
-    fields["triggers"] = sorted((one.metric, one.target) for one in scaling.triggers)
+    fields["triggers"] = sorted((trigger.metric, trigger.target) for trigger in scaling.triggers)
     if scaling.policy == "schedule":
         hours = cron.week(scaling)
         fields |= {"periods": hours, "min_replicas": min(hours)}
@@ -92,8 +92,8 @@ thousandths = st.integers(1, 10_000_000).map(lambda number: number / 1000)
 
 
 def triggers(*metrics):
-    one = st.builds(Trigger, metric=st.sampled_from(metrics), target=thousandths)
-    several = st.lists(one, min_size=1, max_size=4, unique_by=lambda trigger: trigger.metric)
+    drawn = st.builds(Trigger, metric=st.sampled_from(metrics), target=thousandths)
+    several = st.lists(drawn, min_size=1, max_size=4, unique_by=lambda trigger: trigger.metric)
     return several.map(tuple)
 
 
