@@ -15,7 +15,6 @@ from recipe_core.model.config.read import read_config
 from recipe_core.recipe.decision import decide
 from recipe_core.request.describe import workload_name
 from recipe_core.request.edit import change
-from recipe_core.request.link import from_query, to_query
 from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
@@ -108,18 +107,6 @@ def test_images_need_a_model_that_sees():
 def test_commands_that_leave_towers_out(words, without):
     arguments = read_arguments("vllm", [QWEN, *words])
     assert list(meaning_of(arguments).without) == without
-
-
-def test_a_link_keeps_images_and_what_is_read():
-    for workload in (
-        {"images": {}},
-        {"images": {"tokens": 256}},
-        {"audio": {"per_request": 0.5}},
-        {"modalities": []},
-        {"modalities": ["audio"]},
-    ):
-        request = _request(GEMMA, workload)
-        assert from_query(to_query(request)) == (request, [])
 
 
 def test_another_model_takes_images_out_that_it_does_not_read():

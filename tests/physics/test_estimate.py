@@ -61,6 +61,7 @@ def test_recorded_requests_survive_their_links():
     for name, request in (
         *asked("estimate", "plan"),
         ("drafts of a split", make_request(candidate={"speculative": drafts})),
+        ("images", make_request("google/gemma-4-E4B-it", workload={"images": {}, "audio": {}})),
     ):
         if request.options.kv_offload is None:  # which no link carries
             assert from_query(to_query(request)) == (request, []), name

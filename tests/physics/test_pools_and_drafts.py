@@ -30,7 +30,7 @@ from tests.fixtures.properties import broken
 from tests.fixtures.rows import over
 
 LLAMA, DEEPSEEK = "meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-V3"
-NEXT = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+GPT_OSS, NEXT = "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct"
 CLOSED = {"mode": "closed", "concurrency": 64}
 OPEN = {"mode": "open", "request_rate": 4.0, "concurrency": None}
 OFFLINE = {"mode": "offline", "requests": 4000, "concurrency": None}
@@ -74,9 +74,7 @@ def instant(setting):
 
 
 @over("model split prefill per_token", table("choices.yaml", "sent"))
-def test_as_many_ranks_as_the_narrower_pool_has_send_a_prompts_cache(
-    model, split, prefill, per_token
-):
+def test_the_narrower_pool_s_ranks_send_a_prompts_cache(model, split, prefill, per_token):
     chosen, cases = columns(model, **({"dp": 1} | split), prefill=prefill)
     assert transfer_bytes(chosen, cases)[0] == 1024 * per_token
 
@@ -301,10 +299,7 @@ def test_longer_drafts_are_more_work_and_higher_acceptance_less_time(model):
     assert (np.diff(times, axis=1) < 0).all()
 
 
-@over(
-    "model workload",
-    product((LLAMA, DEEPSEEK, "openai/gpt-oss-120b", NEXT), (CLOSED, OPEN, STATIC)),
-)
+@over("model workload", product((LLAMA, DEEPSEEK, GPT_OSS, NEXT), (CLOSED, OPEN, STATIC)))
 def test_drafts_that_are_never_accepted_only_cost(model, workload):
     split = {"workload": workload, "tp": 2 if model == NEXT else 8}
     plain = alone(model, **split)["serving"]

@@ -78,8 +78,6 @@ def test_machines_of_eight_are_paid_for_whole_and_one_device_alone_where_it_can_
     assert len(twelve)
     assert set(plan.columns["gpus_rented"][twelve].tolist()) == {16}
     assert plan.columns["usd_per_hour"][twelve] == pytest.approx(16 * eight.usd_per_device_hour)
-    answer = answered(devices=["mi355x"], providers=[eight.provider])
-    assert {rung["devices_rented"] % 8 for rung in answer["best"]["ladder"]} == {0}
     best = answered(LLAMA_8B, devices=["h100-sxm"])["best"]
     assert best["offer"]["most_per_node"] == 8
     assert best["devices_rented"] == best["count"] == 1

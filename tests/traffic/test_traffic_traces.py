@@ -237,15 +237,7 @@ def test_a_workload_rates_and_shapes_are_shown() -> None:
     assert all(one["name"] in text for one in shapes)
 
 
-@over(
-    "words says",
-    [
-        ("", "needs either a file or --shapes"),
-        ("no-such-file", "cannot read no-such-file"),
-        ("README.md", "no trace that is known"),
-        ("- --json", "is empty"),
-    ],
-)
+@over("words says", table("traces.yaml", "command"))
 def test_errors_say_what_to_do(words: str, says: str) -> None:
     done = recipe("trace", *words.split())
     assert done.returncode == 2
