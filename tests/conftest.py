@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tests.fixtures.paths import ROOT
+from tests.fixtures.paths import DATA, ROOT
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests ask no hub; before anything reads the setting
-
-os.environ["RECIPE_BUILDER_CALIBRATION"] = ""  # runs of this machine change no test's numbers
-
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "PASSIVE"
-)  # threads of torch that wait leave their core to the other worker
+# Before anything reads it: tests ask no hub, runs of this machine change no test's numbers, and
+# threads of torch that wait leave their core to the other worker.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["RECIPE_BUILDER_CALIBRATION"] = ""
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from hypothesis import settings
 
+from recipe_core.base.documents import read_document
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.settings import variable
 from recipe_core.hardware.cluster import in_nodes
@@ -35,10 +32,7 @@ from tests.fixtures.sizes import examples
 settings.register_profile("suite", max_examples=examples(100), deadline=None)
 settings.load_profile("suite")
 
-Answer = TypeVar("Answer")
-
 NIGHTLY = ROOT / "tests" / "nightly"
-
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
 
@@ -67,17 +61,12 @@ def request_values(
     **parts: Any,
 ) -> dict[str, Any]:
     """A request's values: by default a closed loop of 64 requests of 1,024 + 256 tokens."""
-    workload = {
-        "mode": "closed",
-        "input_tokens": 1024,
-        "output_tokens": 256,
-        "concurrency": 64,
-    } | parts.pop("workload", {})
-    workload = {name: value for name, value in workload.items() if value is not None}
+    load = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
+    load |= parts.pop("workload", {})
     return {
         "model": model,
         "hardware": in_nodes(device, per_node, nodes),
-        "workload": workload,
+        "workload": {name: value for name, value in load.items() if value is not None},
         **parts,
     }
 
@@ -96,12 +85,6 @@ def no_workers() -> Iterator[None]:
     server_pool.cache_clear()
 
 
-def finished(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
-    """The result of a coroutine, run in another thread: browser tests leave a loop in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
-
-
 DEMO_MODEL = ROOT / "scripts" / "demo_model.py"
 
 
@@ -118,18 +101,7 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_config() -> dict[str, Any]:
     """A small Llama that needs no catalog."""
-    return {
-        "model_type": "llama",
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 1024,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
+    return dict(read_document(DATA / "tiny_model.json"))
 
 
 @pytest.fixture

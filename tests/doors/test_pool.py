@@ -1,4 +1,4 @@
-"""Worker processes: what they answer, when they end, who waits."""
+"""Worker processes: what they answer, when they end, who waits; and the jobs that they run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import pytest
 
 from recipe_core.base import budget, progress
 from recipe_core.base.budget import Budget, Cancelled
-from recipe_core.base.errors import BusyError, InputError, LimitError, NoAnswer
-from recipe_core.doors import public
+from recipe_core.base.errors import BusyError, LimitError, NoAnswer
+from recipe_core.doors import jobs, public
+from recipe_core.doors.jobs import Job, Jobs
 from recipe_core.doors.pool import Pool, Worker
 from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.worker import Answer, Call, Progress, answer, pickled
 from tests.conftest import request_values
 from tests.fixtures.patience import PATIENCE, comes
+from tests.fixtures.refusals import refusal
 
 
 class Ticks:
@@ -108,9 +110,8 @@ def test_a_plan_comes_back_whole(pool: Pool) -> None:
 def test_a_process_goes_on_after_answers_errors_and_calls_that_were_ended(pool: Pool) -> None:
     first = pool.run(who)
     assert first != os.getpid()
-    with pytest.raises(InputError) as refused:
-        pool.run(public.plan, {"model": "nothing/such"} | {"hardware": {"device": "h100-sxm"}})
-    assert refused.value.field
+    unknown = {"model": "nothing/such", "hardware": {"device": "h100-sxm"}}
+    assert refusal(pool.run, public.plan, unknown).field
     for kind in (NoAnswer, ValueError, KeyError, ConnectionError):  # which the socket raises, too
         with pytest.raises(kind):
             pool.run(fail, kind)
@@ -119,11 +120,11 @@ def test_a_process_goes_on_after_answers_errors_and_calls_that_were_ended(pool: 
     looks = iter([False, False])
     with pytest.raises(Cancelled):
         limited(pool).run(busy_for_ever, abandoned=lambda: next(looks, True))
-    told: list[tuple[int, int]] = []
-    with progress.watched(lambda done, steps: told.append((done, steps))):
+    steps: list[tuple[int, int]] = []
+    with progress.watched(lambda *step: steps.append(step)):
         assert pool.run(step, 3) == "done"
-    assert told[0] == (0, 3)
-    assert {steps for _, steps in told} == {3}
+    assert steps[0] == (0, 3)
+    assert {count for _, count in steps} == {3}
 
     class Stopped(BaseException):
         pass
@@ -226,8 +227,7 @@ def test_who_waits_too_much_is_told_to_come_again() -> None:
     begun: list[str] = []
 
     def ask(client: str) -> threading.Thread:
-        begin = partial(begun.append, client)
-        options = {"client": client, "began": begin}
+        options = {"client": client, "began": partial(begun.append, client)}
         thread = threading.Thread(target=pool.run, args=(who,), kwargs=options)
         thread.start()
         return thread
@@ -236,17 +236,81 @@ def test_who_waits_too_much_is_told_to_come_again() -> None:
     assert comes(lambda: begun == ["greedy"])
     threads.append(ask("greedy"))
     assert comes(lambda: pool.waiting == 1)
-    with pytest.raises(BusyError) as refused:
-        pool.run(who, client="greedy")
-    assert refused.value.yours
+    assert refusal(pool.run, who, client="greedy", kind=BusyError).yours
     threads.append(ask("modest"))
     assert comes(lambda: pool.waiting == 2)
-    with pytest.raises(BusyError) as refused:
-        pool.run(who, client="third")
-    assert not refused.value.yours
-    assert refused.value.retry_after_s > 0
+    refused = refusal(pool.run, who, client="third", kind=BusyError)
+    assert not refused.yours
+    assert refused.retry_after_s > 0
     Clerk.door.set()
     for thread in threads:
         thread.join(PATIENCE)
     assert begun == ["greedy", "greedy", "modest"]
     assert pool.run(who, client="greedy")
+
+
+# Jobs: ``test_simulate_doors.py`` has how they begin, run, end and are cancelled
+
+
+class Later:
+    """Jobs that run when they are told to, by a clock that is set."""
+
+    def __init__(self) -> None:
+        self.begun: list[Callable[[], None]] = []
+        self.now_s = 0.0
+        pool = Pool(ServerSettings(workers=0))
+        self.jobs = Jobs(pool, clock=lambda: self.now_s, start=self.begun.append)
+
+    def ended(self, function: Callable[..., bytes], *args: str) -> Job:
+        job = self.jobs.begin("me", "me", function, *args)
+        self.begun.pop()()
+        self.now_s += 1
+        return job
+
+
+@pytest.fixture
+def later() -> Later:
+    return Later()
+
+
+def quick(text: str) -> bytes:
+    return text.encode()
+
+
+def test_a_job_runs_beside_its_caller_and_only_its_owner_cancels_it(later: Later) -> None:
+    beside = Jobs(Pool(ServerSettings(workers=0))).begin("me", "me", quick, "1")
+    assert comes(lambda: beside.finished)
+    assert (beside.status, beside.result) == ("done", b"1")
+    job = later.jobs.begin("me", "me", quick, "1")
+    assert later.jobs.cancel(job.id, "you") is None
+    assert not job.left.is_set()
+    assert len(job.id) >= 20
+
+
+def test_faults_of_ours_are_told_in_the_log_alone(later: Later, caplog) -> None:
+    def broken() -> bytes:
+        raise ValueError("secret")
+
+    fault = later.ended(broken)
+    assert fault.status == "failed"
+    assert "secret" not in str(fault.error)
+    assert "secret" in caplog.text
+
+
+def test_one_owner_has_so_many_and_no_more(later: Later) -> None:
+    own = [later.jobs.begin("me", "me", quick, "1") for _ in range(jobs.MOST_UNFINISHED)]
+    assert refusal(later.jobs.begin, "me", "me", quick, "1", kind=BusyError).yours
+    later.jobs.begin("you", "you", quick, "1")
+    later.jobs.cancel(own[0].id, "me")
+    assert later.jobs.begin("me", "me", quick, "1").id
+
+
+def test_finished_jobs_are_forgotten_in_time_and_for_newer_ones(later: Later) -> None:
+    first = later.ended(quick, "1")
+    later.now_s = jobs.KEPT_S / 2
+    assert later.jobs.find(first.id, "me") is first
+    later.now_s = jobs.KEPT_S + 1
+    assert later.jobs.find(first.id, "me") is None
+    ids = [later.ended(quick, str(number)).id for number in range(jobs.MOST_KEPT + 1)]
+    assert later.jobs.find(ids[0], "me") is None
+    assert later.jobs.find(ids[1], "me") is not None
