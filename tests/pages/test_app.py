@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -32,10 +33,8 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     folder = root("app.py").parent
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     argv = [sys.executable, "-c", LOAD + script, str(root("app.py"))]
-    environment = os.environ | {"PYTHONPATH": path}
-    return subprocess.run(
-        argv, capture_output=True, text=True, env=environment, cwd=folder, timeout=PATIENCE
-    )
+    place: Any = {"env": os.environ | {"PYTHONPATH": path}, "cwd": folder}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, **place)
 
 
 def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,25 @@ import pytest
 from google.protobuf.message import Message
 from streamlit.testing.v1 import AppTest
 
-from recipe_core.hardware.cluster import device
 from recipe_core.model.catalog import catalog_entry
 from recipe_core.present.charts.views import views_of
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.shelf import Kept, shelf_query
 from recipe_core.search.plans import plan
-from tests.fixtures.opening import PAGES, opened, shown
-from tests.pages.test_recipe_page import TABS
+from tests.fixtures.opening import (
+    LLAMA_70B,
+    PAGES,
+    TABS,
+    TP4,
+    TP8,
+    chosen,
+    figure,
+    open_view,
+    opened,
+    put,
+    shown,
+)
+from tests.fixtures.rows import table
 
 
 def payload(field: str) -> str:
@@ -25,60 +37,31 @@ def payload(field: str) -> str:
     return f"![{word}](http://e.example/a) **{word}** :red[{word}] ${word}$ [{word}](x:y)"
 
 
-def profile(name: str) -> dict[str, Any]:
-    """A device of the user with a payload in every field that takes free text."""
-    base = device("h100-sxm")
-
-    def quantity(value: float) -> dict[str, Any]:
-        return {"value": value, "source": "ours", "status": "measured", "note": payload("note")}
-
-    return {
-        "schema_version": 1,
-        "name": name,
-        "based_on": base.name,
-        "title": payload(f"title-of-{name}"),
-        "tdp_watts": quantity(500),
-        "idle_watts": quantity(80),
-        "memory_bytes": quantity(base.memory_bytes.value),
-        "memory_bandwidth_bytes_per_s": quantity(base.memory_bandwidth_bytes_per_s.value),
-        "peak_flops_per_s": {"bf16": quantity(base.peak_flops_per_s["bf16"].value)},
-        "sources": {
-            "ours": {
-                "title": payload("source"),
-                "date": "![payload-date](http://e.example)",
-                "command": payload("command"),
-                "url": "https://e.example/[x]**y**",
-            }
-        },
-    }
-
-
 MODEL = catalog_entry("Qwen/Qwen3-8B").config | {
     "_name_or_path": payload("model"),
     "note": payload("configuration"),
 }
-REQUEST: dict[str, Any] = {
-    "model": MODEL,
-    "hardware": {"device": profile("mine"), "per_node": 8},
-    "workload": {"input_tokens": 1024, "output_tokens": 256, "concurrency": 16},
-    "options": {
-        "engines": ["vllm"],
-        "environment": {"NCCL_DEBUG": payload("variable")},
-        "engine_options": {"chat_template": payload("option")},
-        "hardware": [{"device": profile("other"), "per_node": 4}],
-    },
-}
-TRAINING = REQUEST | {
-    "workload": {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9},
-    "options": {},
-}
-REFUSED = REQUEST | {
-    "hardware": {"device": profile("mine"), "per_node": 1},
-    "options": {"environment": {}},
-    "objective": {"limits": {"ttft_ms": 0.001}},
-}
+
+
+def filled(value: Any) -> Any:
+    """A part of the table with payloads and profiles in place of their names."""
+    if isinstance(value, dict):
+        return {name: filled(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [filled(inner) for inner in value]
+    kind, _, name = str(value).partition("-")
+    if kind == "profile":
+        return filled(table("markdown", "profile")) | {"name": name}
+    return payload(name) if kind == "payload" else value
+
+
+def request(kind: str) -> PlanRequest:
+    return PlanRequest.parse({"model": MODEL, **filled(table("markdown", kind))})
+
+
 VERBATIM = {
-    *(("Code", "code_text"), ("PageLink", "query_string"), ("PlotlyChart", "spec")),
+    *(("Code", "code_text"), ("PageLink", "query_string")),
+    *((chart, "spec") for chart in ("PlotlyChart", "UnknownElement")),
     *(("TextInput", field) for field in ("placeholder", "value", "default")),
     *(("TextArea", field) for field in ("value", "default")),
     *(("Selectbox", field) for field in ("options", "raw_value")),
@@ -88,9 +71,9 @@ READ = re.compile(r"\[payload[\w-]*\]|\*\*payload|\$payload|:red\[payload")
 """What of a payload is Markdown."""
 
 
-def opened_with(request: PlanRequest, page: str) -> AppTest:
+def opened_with(asked: PlanRequest, page: str) -> AppTest:
     app = opened()
-    app.session_state["request"], app.session_state["edited"] = request, True
+    app.session_state["request"], app.session_state["edited"] = asked, True
     return app.run() if page == "model.py" else app.switch_page(page).run()
 
 
@@ -103,9 +86,8 @@ def nodes(node: Any) -> Iterator[Any]:
 def texts(message: Message) -> Iterator[tuple[str, str]]:
     """Every text of a message, with the name of its field."""
     for field, value in message.ListFields():
-        listed = (
-            value if hasattr(value, "__len__") and not isinstance(value, str | bytes) else [value]
-        )
+        several = hasattr(value, "__len__") and not isinstance(value, str | bytes)
+        listed = value if several else [value]
         for item in listed.values() if isinstance(listed, Mapping) else listed:
             if isinstance(item, str):
                 yield field.name, item
@@ -137,31 +119,29 @@ def assert_verbatim(app: AppTest) -> int:
 @pytest.mark.parametrize("kind", ["serving", pytest.param("training", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("page", PAGES)
 def test_no_text_of_a_user_is_markdown(page: str, kind: str) -> None:
-    request = PlanRequest.parse(REQUEST if kind == "serving" else TRAINING)
-    app = opened_with(request, page)
+    app = opened_with(request(kind), page)
     assert assert_verbatim(app) > 0
-    more: list[tuple[str, str]] = []
     if page == "compare.py":
-        more = [("views", view.title) for view in views_of(plan(request))]
+        for view in views_of(plan(request(kind))):
+            assert_verbatim(open_view(app, view.title))
     if page == "recipe.py" and kind == "serving":
-        more = [("tabs", tab) for tab in TABS]
-    for state, title in more:
-        assert_verbatim(shown(app, **{state: title}))
+        for tab in TABS:
+            assert_verbatim(shown(app, tabs=tab))
 
 
 def test_no_refusal_or_error_is_markdown() -> None:
+    assert len(READ.findall(payload("x"))) == 5
     for page in ("model.py", "compare.py"):
-        app = opened_with(PlanRequest.parse(REFUSED), page)
+        app = opened_with(request("refused"), page)
         assert "does not hold" in app.error[0].value
         assert_verbatim(app)
-    request = PlanRequest.parse(REQUEST | {"hardware": {"device": payload("device")}})
-    app = opened_with(request, "model.py")
+    app = opened_with(request("unknown"), "model.py")
     assert "unknown device" in app.error[0].value
     assert READ.search(re.sub(r"\\.", "", app.error[0].value)) is None
 
 
 def test_no_word_of_a_command_is_markdown() -> None:
-    app = opened_with(PlanRequest.parse(REQUEST), "check.py")
+    app = opened_with(request("serving"), "check.py")
     serve = "vllm serve Qwen/Qwen3-32B -tp 2"
     for command in (
         f"{serve} '--{payload('option')}' '{payload('value')}'",
@@ -170,10 +150,16 @@ def test_no_word_of_a_command_is_markdown() -> None:
         f"vllm serve '{payload('model')}' -tp 2",
         f"'{payload('program')}' serve x",
     ):
-        app.text_area(key="command").set_value(command).run()
-        assert_verbatim(app)
+        assert_verbatim(put(app, "command", command))
 
 
-def test_a_payload_would_be_seen() -> None:
-    assert len(READ.findall(payload("x"))) == 5
-    assert READ.search(re.sub(r"\\.", "", f"Best: \\*\\*a\\*\\* {payload('x')}"))
+def test_names_models_and_devices_of_kept_choices_are_read_as_text() -> None:
+    own = chosen(TP8, {"model": LLAMA_70B, "hardware.device": filled("profile-mine")})
+    inline = chosen(TP4, {"model": MODEL, "hardware.device": "mi300x"})
+    shelf = (Kept(payload("one")[:70], own), Kept("<b>two</b> | $x$ **y**", inline))
+    app = opened("side.py", **shelf_query(shelf))
+    assert_verbatim(app)
+    for each in app.table:
+        cells = [*map(str, each.value.columns), *map(str, each.value.to_numpy().ravel())]
+        assert not any("<b>" in cell for cell in cells)
+    assert "<b>" not in str(figure(app, "side-chart"))

@@ -1,4 +1,4 @@
-"""The page that compares splits."""
+"""The pages that compare splits and pack one; ``test_sessions.py`` has what edits do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from recipe_core.present.charts.views import VIEWS, View
 from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,
+    TABS,
     TP8,
-    assert_says,
+    codes,
     edited,
     figure,
     open_view,
@@ -26,6 +27,7 @@ from tests.fixtures.opening import (
     shown,
     words,
 )
+from tests.fixtures.rows import table
 
 TP4 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
 CROWDED = f"compare.py?model={LLAMA_70B}&workload.concurrency=512&workload.max_context=24576"
@@ -41,6 +43,12 @@ def compared(link: str = "", **query: str) -> AppTest:
     return opened(f"compare.py?{link}", model=LLAMA_70B, **query)
 
 
+def user_axis(app: AppTest) -> bool:
+    """Whether the tradeoff is drawn over what one user sees."""
+    title = figure(app, "frontier")["layout"]["xaxis"]["title"]["text"]
+    return bool(title == "Tokens/s that one user sees (tok/s)")
+
+
 def names(app: AppTest) -> set[str]:
     """What the chart of the tradeoff has in its legend."""
     return {trace.get("name") for trace in figure(app, "frontier")["data"]}
@@ -51,33 +59,19 @@ def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
     assert "GiB short" in app.error[0].value
     shapes = figure(app, "memory")["layout"]["shapes"]
     assert len(shapes) == 2  # usable and capacity, drawn especially now
-    app.button(key="change-0").click().run()
-    assert app.success or app.warning  # the best may queue
-    assert not app.error
-
-
-@pytest.mark.nightly
-def test_limits_that_refuse_all_are_loosened_by_a_click_together() -> None:
-    app = opened("compare.py?objective.limits.tpot_ms=0.5")
-    assert "exceeds the limit" in app.error[0].value
-    app.button(key="change-0").click().run()
-    # the limit is now what is estimated, which holds about as often as not
-    assert "coin toss" in app.warning[0].value
-    app = opened("compare.py?objective.limits.tpot_ms=0.5&objective.limits.ttft_ms=5")
-    assert "Over a limit" in names(app)
-    assert press(app, "change-0").warning  # at the limits that the nearest split just keeps
+    assert press(app, "change-0").success or app.warning  # the best may queue
     assert not app.error
 
 
 @pytest.mark.nightly
 def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
     pools = "options.disaggregated=true"
-    table = compared(pools).dataframe[0].value
-    key = next(key for key in table["key"] if ".pre" in key)
+    keys = compared(pools).dataframe[0].value["key"]
+    key = next(key for key in keys if ".pre" in key)
     app = compared(pools, pins=key)
     assert "Pinned" in names(app)
     assert "prefill on" in words(app)
-    app.button(key=f"use-{key}").click().run()
+    press(app, f"use-{key}")
     degree = key.split(".pre")[1].split(".")[1].removeprefix("tp")
     assert query_of(app)["candidate.prefill.tp"] == degree
     assert app.selectbox(key="_split").value == key
@@ -108,32 +102,19 @@ def test_a_pin_says_how_likely_the_best_split_measures_better_and_is_looked_at()
     assert "--tensor-parallel-size 4" in command
 
 
-def test_a_pin_that_is_gone_is_said_and_in_no_link() -> None:
-    app = opened("compare.py?hardware.per_node=4", pins=TP8)
-    assert "is no longer a split of this plan" in words(app)
-    assert "pins" not in query_of(app)
-    assert f"keep-{TP8}" not in [button.key for button in app.button]  # nobody knows what it asked
-
-
 def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() -> None:
     app = opened(CROWDED)
-    symbols = {
-        trace.get("name"): trace["marker"]["symbol"]
-        for trace in figure(app, "frontier")["data"]
-        if trace.get("marker")
-    }
-    assert symbols["Starts, queues"] == "hourglass-open"
-    assert symbols["May not start"] == "triangle-up-open"
+    traces = {trace.get("name"): trace for trace in figure(app, "frontier")["data"]}
+    assert traces["Starts, queues"]["marker"]["symbol"] == "hourglass-open"
+    assert traces["May not start"]["marker"]["symbol"] == "triangle-up-open"
     ranked = app.dataframe[0].value
     assert ranked["state"].str.contains("queues: ").any()
     assert ranked["state"].str.contains("uncertain: starts with ").any()
     open_view(app, "Why not?")
     refused = app.dataframe[1].value
     possible = [why for why in refused["why"] if "divisible" not in why and "evenly" not in why]
-    counts = re.search(
-        r"(\d+) of (\d+) legal splits hold the load · (\d+) start[^·]* · (\d+) may not start",
-        words(app),
-    )
+    line = r"(\d+) of (\d+) legal splits hold the load · (\d+) start[^·]* · (\d+) may not start"
+    counts = re.search(line, words(app))
     assert counts
     holding, legal, queueing, doubtful = map(int, counts.groups())
     assert (holding + queueing + doubtful, legal) == (len(ranked), len(ranked) + len(possible))
@@ -153,8 +134,7 @@ def assert_drawn(app: AppTest, kind: str) -> None:
 def test_every_registered_view_of_a_serving_split_draws(registered_chart: View) -> None:
     app = compared(pins=f"{TP8},{TP4}")
     assert_drawn(app, "serving")
-    open_view(app, registered_chart.title)
-    assert figure(app, "devices")["data"][0]["y"]
+    assert figure(open_view(app, registered_chart.title), "devices")["data"][0]["y"]
     assert "Devices of a split" in words(app)
 
 
@@ -165,29 +145,7 @@ def test_every_registered_view_of_a_training_split_draws(registered_chart: View)
     app = opened(PIPELINED, model=LLAMA_70B, pins=key)
     app.selectbox(key="focus").select(key)
     assert_drawn(app, "training")
-    open_view(app, registered_chart.title)
-    assert figure(app, "devices")["data"][0]["y"]
-
-
-@pytest.mark.nightly
-def test_a_split_that_cannot_be_started_says_why() -> None:
-    refused = "torchtitan.bf16.tp1.pp2.v1.cp1.ep4.dp4.z1.mb2.selective"
-    run = "compare.py?model=Qwen/Qwen3-30B-A3B&workload.kind=training&workload.tokens=1e10"
-    app = opened(run, pins=refused)
-    assert_says(app, "is refused: ", "ZeRO-2 or 3")
-    assert refused not in app.dataframe[0].value["key"].tolist()
-
-
-@pytest.mark.nightly
-def test_a_split_without_a_pipeline_shows_the_best_that_has_one() -> None:
-    app = open_view(opened("compare.py?workload.kind=training&hardware.nodes=2"), "Pipeline")
-    assert "The best split with one: " in words(app)
-    assert figure(app, "pipeline")["data"]
-
-
-def test_where_no_price_is_known_the_cost_view_says_so() -> None:
-    cpu = "compare.py?model=Qwen/Qwen3-0.6B&hardware.device=cpu&hardware.per_node=1"
-    assert "No price is known for these devices" in words(open_view(opened(cpu), "Cost"))
+    assert figure(open_view(app, registered_chart.title), "devices")["data"][0]["y"]
 
 
 def test_axes_columns_and_the_picture_are_chosen() -> None:
@@ -198,19 +156,15 @@ def test_axes_columns_and_the_picture_are_chosen() -> None:
     for column in columns:
         assert texts[column].tolist() == [significant(value) for value in values[column]]
     assert any(text.endswith("0") and "." in text for text in texts[columns].to_numpy().ravel())
-    app.get_by_key("picture-format").set_value("svg").run()
-    button = json.loads(app.get_by_key("frontier").proto.config)["toImageButtonOptions"]
+    chart = put(app, "picture-format", "svg").get_by_key("frontier").proto
+    button = json.loads(chart.config)["toImageButtonOptions"]
     assert button["format"] == "svg"
     assert button["filename"] == "llama-3.1-70b-instruct-8x-h100-sxm-tradeoff"
-    app.selectbox(key="axis-horizontal-serving").select("interactivity").run()
-    title = figure(app, "frontier")["layout"]["xaxis"]["title"]["text"]
-    assert title == "Tokens/s that one user sees (tok/s)"
-    app.get_by_key("columns-serving").set_value(["joules", "tpot"]).run()
-    assert "joules" in json.loads(app.dataframe[0].proto.columns)
-    order = list(app.dataframe[0].proto.column_order)
-    assert order == ["split", "state", "joules", "tpot", "front"]
-    app.toggle(key="column-ranges").set_value(True).run()
-    order = list(app.dataframe[0].proto.column_order)
+    assert user_axis(put(app, "axis-horizontal-serving", "interactivity"))
+    table = put(app, "columns-serving", ["joules", "tpot"]).dataframe[0].proto
+    assert "joules" in json.loads(table.columns)
+    assert list(table.column_order) == ["split", "state", "joules", "tpot", "front"]
+    order = list(put(app, "column-ranges", True).dataframe[0].proto.column_order)
     assert order[2:] == ["joules", "joules_likely", "tpot", "tpot_likely", "front"]
     assert app.dataframe[0].value["tpot_likely"].str.contains(" to ").all()
 
@@ -233,14 +187,13 @@ def test_tiles_say_devices_prices_and_ranges() -> None:
 def test_several_devices_are_coloured_filtered_and_named() -> None:
     app = opened(CROWDED, **{"options.hardware": MI300X})
     assert {"H100 SXM5", "MI300X"} <= names(app)
-    title = figure(app, "frontier")["layout"]["xaxis"]["title"]["text"]
-    assert title == "Tokens/s that one user sees (tok/s)"
+    assert user_axis(app)
     table = app.dataframe[0]
     assert list(table.proto.column_order)[:3] == ["split", "device", "state"]
     whole = len(table.value)
     assert set(put(app, "filter-device", ["MI300X"]).dataframe[0].value["device"]) == {"MI300X"}
     assert f"{len(app.dataframe[0].value)} of {whole} splits pass the filters" in words(app)
-    app.multiselect(key="filter-state").set_value(["queues"]).run()
+    put(app, "filter-state", ["queues"])
     assert "No split passes these filters" in words(app) or (
         app.dataframe[0].value["state"].str.startswith("queues").all()
     )
@@ -251,8 +204,7 @@ def test_filters_and_colours_follow_what_differs() -> None:
     """Filters forget what the plan has no more; colours are chosen where several things differ."""
     app = compared(**{"options.hardware": MI300X})
     assert not [box for box in app.selectbox if "colour" in box.key]
-    app.multiselect(key="filter-count").set_value([8]).run()
-    edited(app, {"hardware.per_node": 4})
+    edited(put(app, "filter-count", [8]), {"hardware.per_node": 4})
     assert len(put(app, "filter-count", []).dataframe[0].value) > 1
     app = compared('options.kv_dtypes=["auto","fp8"]', **{"options.hardware": MI300X})
     (box,) = (box for box in app.selectbox if box.key and box.key.startswith("colour-"))
@@ -281,30 +233,10 @@ def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: 
     assert (keys[row] in ranked.index and not shorter) == certain
 
 
-def test_a_device_without_a_price_comes_last_and_is_named() -> None:
-    """Beside a priced one: the bar's best has a price, and dollars rise down the table."""
-    others = '[{"device":"gb300","per_node":4},{"device":"gh200-144gb","per_node":4}]'
-    cost = "objective.optimize=cost&workload.concurrency=64"
-    app = compared(cost, **{"options.hardware": others})
-    text = words(app)
-    assert "No price of GH200 Grace Hopper 144 GB is known: its splits come last." in text
-    usd = app.dataframe[0].value["usd"]
-    priced = usd[usd.notna()]
-    assert usd.isna().any()
-    assert usd[: len(priced)].notna().all()
-    holding = priced[app.dataframe[0].value["state"] == "holds"].tolist()
-    assert 1 < len(holding) < len(priced)  # what queues comes after what holds the load
-    assert holding == priced[: len(holding)].tolist() == sorted(holding)
-    assert re.search(r"\*\* · \$[\d.]+ per M tokens", text)
-
-
 def test_alternatives_stand_beside_the_tiles_and_are_one_click() -> None:
     app = compared("objective.optimize=cost&objective.limits.tpot_ms=40")
-    labels = {
-        button.key: button.label.replace("\\", "")
-        for button in app.button
-        if (button.key or "").startswith("alternative-")
-    }
+    buttons = [button for button in app.button if (button.key or "").startswith("alternative-")]
+    labels = {button.key: button.label.replace("\\", "") for button in buttons}
     assert 1 <= len(labels) <= 5
     key = next(key for key, label in labels.items() if label.startswith("fp8 weights"))
     assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+% accuracy", labels[key])
@@ -323,15 +255,105 @@ def test_formats_of_a_split_are_drawn_against_the_accuracy_they_lose() -> None:
     assert "of the accuracy" in words(app)  # the bar names the figure that is limited
 
 
-def test_the_safe_split_is_one_click_and_the_best_one_click_back() -> None:
-    link = "objective.optimize=cost&objective.limits.tpot_ms=35&workload.concurrency=64"
-    app = compared(link)
-    assert "may miss the limit: " in words(app)
-    safe = app.button(key="safe")
-    assert re.fullmatch(r"tp \d.* keeps it with (\d+|>99) %: use it", safe.label.replace("\\", ""))
-    safe.click().run()
-    assert "candidate.tp" in query_of(app)
-    assert "Chosen: tp" in words(app)
-    assert "candidate.tp" not in query_of(press(app, "bar-best"))
-    assert query_of(press(app, "sure"))["objective.confidence"] == "0.8"
-    assert "keeps the limit: " in words(app)
+# The recipe
+
+TRAINING = "workload.kind=training&workload.tokens=1e9"
+BY_DAY, *BY_NIGHT = table("sessions", "recipes")
+
+
+def copied(app: AppTest) -> str:
+    return "\n".join(codes(app))
+
+
+def assert_built(app: AppTest) -> None:
+    assert not app.error
+    assert app.get_by_key("download")
+
+
+def test_the_recipe_can_be_another_split() -> None:
+    app = opened("recipe.py", pins=TP8)
+    (expected,) = [table.value for table in app.table if "Likely range" in table.value.columns]
+    assert all(expected["Basis"])
+    assert sum(bool(band) for band in expected["Likely range"]) >= 5
+    assert app.selectbox(key="_split").value == ""
+    assert "--tensor-parallel-size" in copied(app)
+    assert query_of(put(app, "_split", TP8))["candidate.tp"] == "8"
+    assert "--tensor-parallel-size 8" in copied(app)
+    snippets = copied(shown(app, tabs="API and CLI"))
+    for text in (
+        *("tp: 8", '"method": "tools/call"', "/api/v1/build", "urllib.request"),
+        *("recipe build request.yaml", "recipe check"),
+    ):
+        assert text in snippets
+
+
+@pytest.mark.parametrize(
+    "method", ["lora", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("qlora", "dpo"))]
+)
+def test_a_method_chosen_page_by_page_ends_in_a_download(method: str) -> None:
+    """From serving, through every page, with nothing else chosen than the method."""
+    app = put(opened("model.py"), "_workload.kind", "training")
+    app.switch_page("objective.py").run()
+    put(app, "_workload.method", method)
+    for page in ("hardware.py", "compare.py", "recipe.py"):
+        app.switch_page(page)
+        assert not shown(app).error, page
+    assert_built(app)
+    assert "torchrun" in copied(app)
+
+
+@pytest.mark.parametrize(
+    "link", [BY_DAY, *(pytest.param(link, marks=pytest.mark.nightly) for link in BY_NIGHT)]
+)
+def test_every_tab_of_every_kind_of_recipe_draws(link: str) -> None:
+    app = opened(link)
+    for tab in TABS:
+        shown(app, tabs=tab)
+        assert [each.label for each in app.tabs if each.label in TABS] == TABS
+        assert_built(app)
+        assert app.get_by_key("report")
+
+
+@pytest.mark.nightly
+def test_options_say_who_set_them_and_another_engine_takes_the_same_split() -> None:
+    rows = shown(opened("recipe.py?hardware.device=mi300x"), tabs="Option provenance")
+    table = rows.dataframe[0].value.set_index("Option")["Set by"]
+    assert table["--tensor-parallel-size"] == "objective"
+    assert table["VLLM_ROCM_USE_AITER"] == "architecture"
+    app = shown(opened("recipe.py", model=LLAMA_70B), tabs="Other engines")
+    assert "(this recipe)" in app.table[-2].value["Engine"].iloc[0].replace("\\", "")
+    assert query_of(press(app, "use-sglang"))["candidate.engine"] == "sglang"
+    assert "sglang" in copied(shown(app, tabs="Deploy"))
+    assert not app.warning
+
+
+def test_files_are_found_by_what_they_hold() -> None:
+    app = shown(opened("recipe.py"), tabs="Files")
+    assert app.code[0].value.startswith("# llama-3.1-8b")
+    put(app, "find", "sbatch job-name")
+    assert app.radio(key="_file").options == ["targets/slurm/job.sbatch"]
+    assert app.code[0].value.startswith("#!/bin/bash")
+    put(app, "find", "")
+    assert put(app, "_file", "launch.py").code[0].value.startswith("#!/usr/bin/env python3")
+    assert "No file matches" in words(put(app, "find", "recipe zebrawood"))
+
+
+@pytest.mark.nightly
+def test_a_training_split_is_taken_and_packed() -> None:
+    link = f"compare.py?{TRAINING}"
+    key = opened(link).dataframe[0].value["key"][1]
+    app = opened(link, pins=key)
+    assert press(app, f"use-{key}").title[0].value == PAGES["recipe.py"]
+    assert app.selectbox(key="_split").value == key
+    assert_built(app)
+    assert "--training.local-batch-size" in copied(app)
+    assert "candidate.tp" not in query_of(put(app, "_split", ""))
+
+
+def test_the_best_of_a_chosen_framework_stays_with_it() -> None:
+    app = opened(f"compare.py?{TRAINING}&candidate.engine=torch&workload.sequence_length=1024")
+    second = app.dataframe[0].value["key"][1]
+    app.switch_page("recipe.py").run()
+    assert query_of(put(app, "_split", second))["candidate.micro_batch"]
+    assert query_of(put(app, "_split", ""))["candidate.engine"] == "torch"
+    assert "candidate.micro_batch" not in query_of(app)

@@ -1,0 +1,281 @@
+"""The pages that ask: examples, model, objective and hardware, and the frame around them.
+
+``test_sessions.py`` has what edits do to widgets and the link.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from recipe_core.doors.settings import variable
+from recipe_core.model.catalog import catalog_entry, catalog_ids
+from recipe_core.present.glossary import glossary
+from recipe_core.request.examples import examples
+from recipe_core.request.link import link_query
+from recipe_core.request.phases import Phase
+from recipe_core.search.plans import plan
+from tests.fixtures.opening import (
+    LLAMA_70B,
+    PAGES,
+    assert_says,
+    codes,
+    figure,
+    open_view,
+    opened,
+    press,
+    put,
+    query_of,
+    shown,
+    words,
+)
+from tests.fixtures.rows import table
+
+SMALL = catalog_entry("Qwen/Qwen3-0.6B").config
+TPOT = "_objective.limits.tpot_ms"
+RUN = {"workload.kind": "training", "workload.tokens": "1e12", "hardware.nodes": "4"}
+
+
+def has_button(app: AppTest, key: str) -> bool:
+    return any(button.key == key for button in app.button)
+
+
+def error(app: AppTest) -> str:
+    return str(app.error[0].value).replace("\\", "")
+
+
+# Start
+
+
+def test_every_case_of_the_gallery_is_a_card() -> None:
+    cases = examples().values()
+    assert_says(opened(), *(text for case in cases for text in (case.text, case.question)))
+
+
+@pytest.mark.parametrize("name", ["chat-70b", "lora"])
+def test_a_case_opens_on_its_comparison(name: str) -> None:
+    query = link_query(examples()[name].asked)
+    app = opened("compare.py", **query)
+    assert query_of(app) == query
+    assert app.dataframe[0].value["key"].size
+
+
+def test_the_tour_walks_the_pages_with_its_example() -> None:
+    assert not has_button(opened(model=LLAMA_70B), "tour-start")
+    app = press(opened(), "tour-start")  # it is offered on an empty link alone
+    tour = (*PAGES, "check.py")
+    for number, page in enumerate(tour, 1):
+        assert app.session_state["page"] == page
+        assert f"stop {number} of {len(tour)}" in words(app)
+        assert query_of(app) == link_query(examples()["chat-70b"].asked)
+        if number < len(tour):
+            press(app, "tour-next")
+    assert press(app, "tour-own").session_state["page"] == "model.py"
+    assert query_of(app) == {"v": "1"}
+    assert has_button(app, "tour-start")
+
+
+@pytest.mark.nightly
+def test_the_glossary_opens_on_every_page() -> None:
+    texts = [glossary().terms[name].text for name in ("ttft", "gqa", "mfu", "commitment")]
+    for page in ("model.py", "compare.py", "check.py"):
+        assert_says(press(opened(page), "glossary"), *texts)
+
+
+# The frame
+
+
+def assert_drawn(state: str, page: str) -> None:
+    app = opened(f"{page}?{STATES[state]}")
+    assert app.title[0].value == PAGES[page]
+    assert len(app.success) + len(app.warning) + len(app.error) >= 1
+
+
+STATES = table("sessions", "states")
+DRAWN = ("objective.py", "compare.py", "recipe.py")
+
+
+@pytest.mark.parametrize("state", list(STATES)[::2])
+def test_a_page_draws_a_state(state: str) -> None:
+    """A share of the next test: every other state, each on one page."""
+    assert_drawn(state, DRAWN[list(STATES).index(state) % len(DRAWN)])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", DRAWN)
+@pytest.mark.parametrize("state", STATES)
+def test_every_page_draws_every_state(state: str, page: str) -> None:
+    assert_drawn(state, page)
+
+
+# The model
+
+
+def typed(app: AppTest, text: str) -> AppTest:
+    """Type a name that is not in the list, as the box accepts it."""
+    app.selectbox(key="_model").options.append(text)  # AppTest sends only what it finds there
+    return put(app, "_model", text)
+
+
+def test_a_name_without_a_model_keeps_the_model_and_offers_the_nearest() -> None:
+    app = typed(opened(model="Qwen/Qwen3-8B"), "llama70b")
+    assert query_of(app)["model"] == "Qwen/Qwen3-8B"
+    assert "No model is called “llama70b”. **Qwen/Qwen3-8B** stays." in words(app)
+    labels = [app.button(key=f"page-near-{n}").label.replace("\\", "") for n in range(5)]
+    assert LLAMA_70B in labels
+    assert set(labels) <= set(catalog_ids())
+    assert query_of(press(app, f"page-near-{labels.index(LLAMA_70B)}"))["model"] == LLAMA_70B
+    assert "No model is called" not in words(app)
+    # for nonsense there is nothing but the upload
+    typed(app, "asdfghjkl")
+    assert_says(app, "Nothing in the catalog is like it.", "config.json below")
+    assert not has_button(app, "page-near-0")
+    assert "Nothing in the catalog" not in words(put(app, "_model", "Qwen/Qwen3-32B"))
+    assert query_of(app)["model"] == "Qwen/Qwen3-32B"
+
+
+def test_a_config_is_a_model_by_folder_link_and_paste_and_a_bad_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable("folders"), "1")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    assert opened(model=str(tmp_path)).metric[0].value == "596 M"
+    assert error(opened(model=str(tmp_path / "missing"))).startswith("model: no config.json")
+    app = opened(model=json.dumps(SMALL))
+    assert app.metric[0].value == "596 M"
+    assert app.selectbox(key="_model").value == "inline config (your config.json)"
+    app = put(opened(), "paste", json.dumps(SMALL | {"junk": [1] * 1000}))
+    assert app.metric[0].value == "596 M"
+    assert "junk" not in query_of(app)["model"]
+    assert "not valid JSON" in error(put(app, "paste", "not a config"))
+    assert app.metric[0].value == "596 M"
+    put(app, "upload", ("model.json", b"PK\x03\x04", "application/json"))
+    assert "weights are never read" in error(app)
+
+
+def test_an_uploaded_config_has_a_name_and_a_place_of_its_weights() -> None:
+    app = opened("?candidate.tp=1&candidate.pp=1&candidate.dp=1")
+    names = []
+    for config in (SMALL | {"num_hidden_layers": 14}, SMALL):
+        put(app, "upload", ("config.json", json.dumps(config).encode(), "application/json"))
+        names.append(app.text_input(key="_upload-name").value)
+    assert names[0].startswith("qwen3-")
+    assert names[0] != names[1] == "qwen3-0.596b"  # two uploads are told apart
+    assert_says(app, "28 layers, 596 M parameters", "Left open, the start command asks")
+    put(app, "_upload-name", "acme-tiny")
+    kept = json.loads(query_of(put(app, "_upload-weights", "acme/tiny"))["model"])
+    assert (kept["name"], kept["weights"]) == ("acme-tiny", "acme/tiny")
+    assert app.selectbox(key="_model").value == "acme-tiny (your config.json)"
+    assert "no place of weights" in error(put(app, "_upload-weights", "somewhere else"))
+    assert json.loads(query_of(app)["model"])["weights"] == "acme/tiny"
+    app.switch_page("recipe.py").run()
+    given = "\n".join(codes(app))
+    assert "acme/tiny" in given
+    assert "--served-model-name acme-tiny" in given
+    app.switch_page("model.py").run()
+    press(app, "remove-upload")
+    assert app.selectbox(key="_model").value == "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_the_architecture_is_drawn_when_it_is_unfolded() -> None:
+    app = opened(model=LLAMA_70B)
+    assert not app.table
+    assert "grouped-query" in shown(app, architecture=True).table[0].value.to_string()
+    assert "Feed-forward" in json.dumps(figure(app, "parts"))
+
+
+# The objective
+
+
+def test_boxes_say_what_they_take() -> None:
+    boxes = {box.key: box.help for box in opened("objective.py").text_input}
+    assert "from 1 to 1,048,576" in boxes["_workload.concurrency"]
+    assert "from 0 to below 1" in boxes["_workload.prefix_hit"]
+    assert all("Takes a" in text for text in boxes.values())
+
+
+@pytest.mark.nightly
+def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
+    free, *limited = (
+        opened("objective.py", model=LLAMA_70B, **fields)
+        .select_slider(key=f"{TPOT}_slider")
+        .options
+        for fields in ({}, {"objective.limits.ttft_ms": "500"}, {"workload.concurrency": "8"})
+    )
+    assert limited == [free, free]
+
+
+@pytest.mark.nightly
+def test_a_limit_says_how_many_splits_keep_it() -> None:
+    limited = "objective.py?objective.limits.tpot_ms=40"
+    app, free = (opened(link, model=LLAMA_70B) for link in (limited, "objective.py"))
+    board, every = (plan(page.session_state["request"]) for page in (app, free))
+    line = f"{len(board.order)} of {int(board.runs.sum())} splits keep it"
+    assert line in words(app).split("\n")
+    assert f"{len(every.order)} splits without this limit" in words(free).split("\n")
+    nowhere = opened(limited, hardware_chosen=False, model=LLAMA_70B)
+    assert "Splits are counted once hardware is chosen." in words(nowhere).split("\n")
+
+
+@pytest.mark.nightly
+def test_a_run_is_bounded_in_time_and_cost() -> None:
+    run = "objective.py?workload.kind=training&workload.tokens=1e9"
+    app = opened(run)
+    everything = app.success[0].value
+    for field, tight in {"wall_hours": 1.0, "usd": 60.0}.items():
+        key = f"_objective.limits.{field}"
+        assert app.select_slider(key=f"{key}_slider").options[-1] == "no limit"
+        app = opened(f"{run}&objective.limits.{field}={tight}")
+        assert everything not in [shown.value for shown in app.success]
+        assert put(app, f"{key}_slider", "no limit").success[0].value == everything
+    app = opened(f"{run}&objective.limits.usd=5000")
+    assert "objective.limits.usd" not in query_of(put(app, "_workload.tokens", ""))
+    assert not app.error
+
+
+def test_a_run_gets_a_ramp_that_travels_in_its_link_and_loses_it() -> None:
+    app = press(opened("objective.py", model=LLAMA_70B, **RUN), "_add_phase")
+    workload = app.session_state["request"].workload
+    assert workload.phases == (Phase(tokens=1e11, global_batch=128), Phase(tokens=9e11))
+    assert workload.tokens == 1e12
+    again = opened("objective.py", **query_of(app))
+    assert again.session_state["request"] == app.session_state["request"]
+    assert "Global batch of phase 1" in words(put(app, "_workload.phases.0.global_batch", "half"))
+    assert app.session_state["request"].workload.phases[0].global_batch == 128
+    put(app, "_workload.phases.0.tokens", "2e11")
+    assert app.session_state["request"].workload.tokens == 1.1e12
+    assert "1.10 T tokens in 2 phases" in words(app)
+    press(press(app, "_remove_phase_0"), "_remove_phase_0")
+    assert app.session_state["request"].workload.phases is None
+
+
+def test_the_comparison_draws_what_a_run_loses() -> None:
+    run = RUN | {"hardware.nodes": "2", "workload.spare_nodes": "1"}
+    app = open_view(opened("compare.py", **run), "Whole run")
+    (bars,) = figure(app, "losses")["data"]
+    assert {"Restarts", "Work done again", "Checkpoints"} <= set(bars["y"])
+    assert_says(app, "(goodput)", "A spare node is there with a probability of")
+
+
+# The hardware
+
+
+def test_own_hardware_makes_a_price() -> None:
+    app = put(opened("hardware.py"), "_price_mode", "owned")
+    before = float(query_of(app)["hardware.usd_per_device_hour"])
+    put(app, "_own_capex_usd", "60,000")
+    assert float(query_of(app)["hardware.usd_per_device_hour"]) > 1.8 * before
+    assert "depreciation" in words(app)
+    assert "above 0 and at most 30" in error(put(app, "_own_years", "0.0"))
+    assert app.text_input(key="_own_years").value == "4"
+    assert "hardware.usd_per_device_hour" not in query_of(put(app, "_price_mode", "offer"))
+
+
+def test_this_machine_is_described_only_to_those_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(variable("folders"), raising=False)
+    assert "does not describe its own" in words(opened("hardware.py"))
+    monkeypatch.setenv(variable("folders"), "1")
+    assert "identified by" in words(press(opened("hardware.py"), "detect"))

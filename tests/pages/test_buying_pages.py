@@ -1,0 +1,280 @@
+"""The pages that choose the hardware, and the number of replicas over time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from recipe_core.base.errors import NoAnswer
+from recipe_core.present import over_time_view, size_view
+from recipe_core.request.link import from_query
+from recipe_core.request.open_hardware import size_request
+from recipe_core.request.size import Market
+from recipe_core.sizing.answer import Answer
+from recipe_core.sizing.size import size
+from tests.fixtures.opening import (
+    LLAMA_70B,
+    PAGES,
+    figure,
+    opened,
+    press,
+    put,
+    query_of,
+    shown,
+    words,
+)
+from tests.fixtures.over_time import answer
+from tests.fixtures.rows import table
+
+FEW = json.dumps({"devices": ["h100-sxm", "mi300x", "b200-sxm", "a10g", "gh200-144gb"]})
+SERVE = {"model": LLAMA_70B, "objective.limits.tpot_ms": "40", "any": FEW}
+TRAIN = {
+    "model": LLAMA_70B,
+    "workload.kind": "training",
+    "workload.tokens": "1e10",
+    "objective.limits.wall_hours": "336",
+    "any": FEW,
+}
+
+
+def sized(**query: str) -> AppTest:
+    app = opened("size.py", **query)
+    assert app.title[0].value == "Which hardware, and how much?"
+    return app
+
+
+def core(query: dict[str, str]) -> dict[str, Any]:
+    request, _ = from_query({name: value for name, value in query.items() if name != "any"})
+    return Answer(size(size_request(request, Market(**json.loads(query["any"]))))).to_json()
+
+
+@pytest.mark.parametrize(
+    "query", [SERVE, pytest.param(TRAIN, marks=pytest.mark.nightly)], ids=["serving", "training"]
+)
+def test_the_page_shows_what_the_core_answers(query: dict[str, str]) -> None:
+    found = core(query)
+    app = sized(**query)
+    assert size_view.sentence(found["best"]) in words(app)
+    shown_rows = app.dataframe[0].value
+    assert shown_rows["key"].tolist() == [size_view.key(row) for row in found["devices"]]
+    assert shown_rows["month"].tolist() == [row["usd_per_month"] for row in found["devices"]]
+
+
+def test_parts_give_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipe_core.sizing.parts.PART", 2)
+    app = sized(**SERVE | {"objective.limits.ttft_ms": "1900"})
+    assert (len(app.success), len(app.info)) == (1, 0)
+    assert len(app.dataframe[0].value) >= 3
+
+
+def test_prices_to_doubt_are_marked_and_every_chart_and_folded_part_is_drawn() -> None:
+    app = sized(**SERVE)
+    doubtful = [row for row in core(SERVE)["devices"] if size_view.is_doubtful(row)]
+    assert doubtful
+    assert size_view.DOUBT_MEANS in words(app)
+    marks = figure(app, "size-costs")["data"][-1]["text"]
+    assert len([text for text in marks if size_view.DOUBT in text]) == len(doubtful)
+    apart = next(each for each in app.table if "no price" in each.proto.alt)
+    assert "GH200" in apart.value.to_string()
+    assert "per device-hour" in apart.value.to_string()
+    charts = {"Cost against a limit": "size-against", "Confidence": "size-confidence"}
+    for title, chart in charts.items():
+        assert figure(shown(app, **{"size-views": title}), chart)["data"]
+    for part, said in (
+        *(("growth", "today's size lasts"), ("availability", "Enough")),
+        ("purchase", "pays within 36 months up to"),
+    ):
+        shown(app, **{f"size-open-{part}": True})
+        assert said in words(app) + "\n".join(number.label for number in app.text_input)
+    assert figure(app, "size-growth-chart")["data"]
+    put(app, "_size_purchase_usd_per_device", "30k")
+    assert "At your price it has paid after" in words(app)
+    names = [trace["name"] for trace in figure(app, "size-purchase-chart")["data"]]
+    assert names == ["Rented", "Owned, paid up front", "Owned, written off"]
+    assert "Written off over" in put(app, "_size_purchase_years", "99").error[0].value
+
+
+def test_the_hardware_is_taken_with_its_price_and_split() -> None:
+    best = core(SERVE)["best"]
+    app = sized(**SERVE)
+    assert press(app, "size-take").title[0].value == PAGES["recipe.py"]
+    query = query_of(app)
+    assert query["hardware.device"] == best["device"]
+    assert query["hardware.offer"] == best["offer"]["name"]
+    assert query["candidate.tp"] == str(best["split"]["tp"])
+    assert (query["objective.optimize"], query["objective.confidence"]) == ("cost", "0.9")
+    assert "does not fit" not in words(app)
+    app.switch_page("compare.py").run()
+    assert re.search("holds? the load within the limit", words(app))
+    assert query["workload.concurrency"] == "64"  # that the hardware was chosen for
+    assert json.loads(query["any"]) == json.loads(FEW)
+
+
+def test_another_device_is_looked_at_kept_and_compared() -> None:
+    app = sized(**SERVE)
+    second = app.dataframe[0].value["key"][1]
+    press(shown(app, **{"size-device": second}), "size-keep")
+    (kept,) = app.session_state["kept"]
+    assert kept.request.hardware.device == second
+    assert kept.request.candidate is not None
+    assert size_view.short(core(SERVE)["devices"][1]) in app.button(key="size-take").label
+    assert press(app, "size-compare").title[0].value == PAGES["compare.py"]
+    assert query_of(app)["hardware.device"] == second
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("state", table("sessions", "sizes"))
+def test_every_state_is_drawn(state: str) -> None:
+    app = opened(f"size.py?{table('sessions', 'sizes')[state]}")
+    assert len(app.success) + len(app.error) == 1
+
+
+# Replicas over time
+
+LIMITED = {"objective.limits.ttft_ms": "2000", "objective.limits.tpot_ms": "50"}
+SHAPE = {"workload.over_time.shape": "azure-conversation", "workload.over_time.mean_rate": "8"}
+
+
+class Simulated:
+    """In place of a simulation: its answer at once, and what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], Any]] = []
+
+    def __call__(self, request: dict[str, Any], *, policies: Any, folders: bool) -> Simulated:
+        assert isinstance(folders, bool)
+        self.asked.append((request, policies))
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return answer()
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    found = Simulated()
+    monkeypatch.setattr("recipe_core.simulate", found, raising=False)
+    return found
+
+
+def page(**query: str) -> AppTest:
+    return opened("over_time.py", **LIMITED | query)
+
+
+def answered(**query: str) -> AppTest:
+    app = page(**SHAPE | query)
+    if not app.button(key="over-time-simulate").disabled:
+        press(app, "over-time-simulate")
+    return app
+
+
+def test_the_answer_is_shown_with_every_policy_and_both_bounds(simulated: Simulated) -> None:
+    app = answered()
+    ((request, policies),) = simulated.asked
+    assert policies is None
+    assert request["workload"]["over_time"]["shape"] == "azure-conversation"
+    assert request["workload"]["over_time"]["mean_rate"] == 8.0
+    assert over_time_view.verdict(answer())[1] in words(app)
+    keys = over_time_view.policies_frame(answer())["key"].tolist()
+    assert app.dataframe[0].value["key"].tolist() == keys
+    for chart in ("capacity", "replicas", "first", "share", "cost", "costs", "tradeoff"):
+        assert figure(app, f"over-time-{chart}")["data"]
+    drawn = figure(put(app, "over-time-day", "Tue"), "over-time-replicas")["data"][0]
+    assert drawn["x"][0].startswith("2024-01-02T00:00")
+    assert len(drawn["x"]) == 25
+
+
+def test_an_answer_is_remembered_and_an_edit_asks_for_another(simulated: Simulated) -> None:
+    answered(**{"workload.over_time.days": "2"})
+    app = page(**SHAPE, **{"workload.over_time.days": "2"})
+    assert over_time_view.verdict(answer())[1] in words(app)
+    assert len(simulated.asked) == 1
+    assert query_of(put(app, "_over-time-mean_rate", "16"))["workload.over_time.mean_rate"] == "16"
+    assert over_time_view.verdict(answer())[1] not in words(app)
+    press(put(app, "over-time-compared", ["keda", "hpa"]), "over-time-simulate")
+    request, policies = simulated.asked[-1]
+    assert (request["workload"]["over_time"]["mean_rate"], policies) == (16.0, ["keda", "hpa"])
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("simulated")
+def test_a_policy_is_looked_at_and_used() -> None:
+    app = put(answered(**{"workload.over_time.days": "4"}), "_over-time-policy", "hpa")
+    hpa = next(policy for policy in answer()["policies"] if policy["name"] == "hpa")
+    assert over_time_view.facts(hpa) in words(app)
+    query = query_of(press(app, "over-time-use"))
+    assert query["options.scaling.policy"] == "hpa"
+    assert query["options.scaling.max_replicas"] == str(hpa["scaling"]["max_replicas"])
+    assert query["candidate.tp"] == "2"
+    assert app.button(key="over-time-use").disabled
+    assert "options.scaling.policy" not in query_of(press(app, "over-time-none"))
+
+
+def test_a_shape_becomes_rates_that_are_typed() -> None:
+    app = page(**SHAPE)
+    query = query_of(put(app, "_over-time-from", "rates"))
+    assert query["workload.over_time.rates"].count(",") == 167
+    assert "workload.over_time.shape" not in query
+    assert query_of(put(app, "_over-time-rates", "1, 2\n3"))["workload.over_time.rates"] == "1,2,3"
+    assert "3 rates: 3 h" in words(app)
+    assert "many" in put(app, "_over-time-rates", "1, many").error[0].value
+    assert query_of(put(app, "_over-time-from", "shape"))["workload.over_time.mean_rate"] == "2"
+
+
+def test_figures_are_typed_and_impossible_ones_refused_beside_their_box() -> None:
+    def sentence() -> str:
+        return next(text for text in words(app).split("\n") if text.startswith("A replica answers"))
+
+    app = page(**SHAPE)
+    before = sentence()
+    assert "Days" in put(app, "_over-time-days", "9999").error[0].value
+    put(app, "_over-time-growth_per_month", "10")
+    put(app, "_over-time-attainment", 0.999)
+    query = query_of(put(app, "_options.start.node", "ready"))
+    assert query["workload.over_time.growth_per_month"] == "0.1"
+    assert query["workload.over_time.attainment"] == "0.999"
+    assert query["options.start.node"] == "ready"
+    assert sentence() != before
+    assert not press(app, "over-time-saving-0").error
+    starts = [name for name in query_of(app) if name.startswith("options.start.")]
+    assert starts != ["options.start.node"]
+
+
+def trace(lines: int = 240) -> bytes:
+    """A trace in Mooncake's form: a request every other second, half of its blocks shared."""
+    lengths = ({"input_length": 1024, "output_length": 100 + n % 50} for n in range(lines))
+    rows = ({"timestamp": 2000 * n, "hash_ids": [0, 1 + n]} | row for n, row in enumerate(lengths))
+    return "\n".join(map(json.dumps, rows)).encode()
+
+
+def test_a_trace_is_described_and_used() -> None:
+    app = put(page(), "_over-time-from", "trace")
+    put(app, "over-time-file", ("x.csv", b"\x00\x01", "text/csv"))
+    assert len(app.error) == 1
+    for data in (trace(), gzip.compress(trace())):
+        assert not put(app, "over-time-file", ("mine.jsonl", data, "text/plain")).error
+    described = next(each for each in app.table if "trace holds" in each.proto.alt)
+    assert "240 in" in described.value.to_string()
+    assert figure(app, "over-time-trace-3")["data"]
+    query = query_of(press(app, "over-time-use-trace"))
+    assert query["workload.mode"] == "open"
+    assert float(query["workload.request_rate"]) == pytest.approx(0.5, rel=0.02)
+    assert query["workload.prefix_reuse"]
+    assert query["workload.over_time.rates"]
+    assert app.button(key="over-time-use-trace").disabled
+    put(app, "over-time-trace-shape", "azure-code")
+    assert query_of(press(app, "over-time-use-trace"))["workload.over_time.shape"] == "azure-code"
+
+
+def test_what_cannot_be_simulated_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NoAnswer("no split can run.", field="hardware")
+
+    monkeypatch.setattr("recipe_core.simulate", refuse, raising=False)
+    app = answered(**{"workload.over_time.days": "6"})
+    assert "no split can run" in app.error[0].value

@@ -1,0 +1,301 @@
+"""The pages beside the steps: commands, formats, measured runs, and kept choices.
+
+``test_sessions.py`` has more of commands.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from recipe_core.calibration.own_runs import of_runs
+from recipe_core.formats.answer import formats_answer
+from recipe_core.measured import serving_runs
+from recipe_core.measured.compression import MeasuredCompression
+from recipe_core.present import formats_view as view
+from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT, from_query
+from recipe_core.request.packed import pack
+from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep, shelf_of, shelf_query
+from tests.fixtures.opening import (
+    LLAMA_70B,
+    PAGES,
+    TP4,
+    TP8,
+    assert_says,
+    chosen,
+    edited,
+    figure,
+    opened,
+    press,
+    put,
+    query_of,
+    words,
+)
+
+PUBLISHED = serving_runs.published_runs()
+SERVE = {
+    "model": LLAMA_70B,
+    "hardware.per_node": "4",
+    "objective.optimize": "cost",
+    "objective.limits.accuracy_recovery": "0.98",
+}
+
+
+def test_both_memory_figures_are_explained_beside_each_other() -> None:
+    app = put(opened("check.py"), "command", f"vllm serve {LLAMA_70B}")
+    figures = {metric.label: metric.value for metric in app.metric}
+    load, start = figures["Memory for the load"], figures["Memory to start"]
+    assert load != start
+    assert_says(
+        app,
+        f"{load} would hold the load, 64 requests of 1,280 tokens, at once.",
+        f"{start} is what the engine needs to start",
+        "one request of 131,072 tokens",
+        f"needs {start} per GPU to start",  # the reason has the same figure
+        "That is more than the 72.8 GiB that are usable.",
+    )
+
+
+# Formats
+
+
+@pytest.fixture(scope="module")
+def formats() -> AppTest:
+    return opened("formats.py", **SERVE)
+
+
+def test_the_page_of_formats_shows_what_the_core_answers(formats: AppTest) -> None:
+    answer = formats_answer(from_query(SERVE)[0].to_json())
+    best = view.best_row(answer)
+    assert best is not None
+    assert f"**{best['title']}**" in words(formats)
+    table = formats.dataframe[0].value
+    assert table["technique"].tolist() == [row["title"] for row in view.shown_rows(answer)]
+    assert table["accuracy"].tolist()[0] == view.kept_text(best)
+
+
+def test_every_point_has_a_band_and_cells_say_whose_word_they_are(formats: AppTest) -> None:
+    drawn = [trace for trace in figure(formats, "formats-accuracy")["data"] if "error_y" in trace]
+    assert {trace["name"] for trace in drawn} >= {"Weights", "KV cache"}
+    heat = figure(formats, "formats-cells")["data"][0]
+    cells = [cell for row in heat["customdata"] for cell in row]
+    assert any("refused" in cell and "Source:" in cell for cell in cells)
+
+
+def test_a_refused_technique_says_why_and_the_best_goes_into_the_request() -> None:
+    app = put(opened("formats.py", **SERVE), "formats-refused", True)
+    table = app.dataframe[0].value
+    assert "Why not" not in table
+    assert table.set_index("technique")["why"]["Unstructured sparsity"].startswith("Zeros are")
+    assert press(app, "formats-use-best").title[0].value == "Which split?"
+    request = app.session_state["request"]
+    assert request.options.weight_dtypes != ("auto",) or request.model != LLAMA_70B
+    training = opened("formats.py", **{"workload.kind": "training", "model": LLAMA_70B})
+    assert "served" in words(training)
+    assert not training.dataframe
+
+
+# Measured runs
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the calibration lies."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def calibration(place: Path) -> Overlay:
+    """Twelve published runs as one's own."""
+    rows = [run for run in PUBLISHED if run.device == "mi300x" and not run.exclude][:12]
+    runs = [Incoming(run, "runs.csv", "table") for run in of_runs(rows)]
+    return Overlay.at(place).add(runs).overlay
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("calibration")
+def test_all_published_runs_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_runs, "published_runs", lambda: PUBLISHED)
+    app = put(opened("measured.py"), "measured-whose", "Published")
+    points = figure(app, "measured-scatter")["data"][1:]
+    assert sum(len(trace["x"]) for trace in points) > 100
+
+
+def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
+    app = opened("measured.py")
+    assert "of 12 runs count; median error" in words(app)
+    before = figure(app, "measured-scatter")
+    assert sum(len(trace["x"]) for trace in before["data"][1:]) > 0
+    answers = sys.modules["_measured_answer"].compared_runs
+    calculated = answers.cache_info().misses
+    assert figure(put(app, "measured-which", "formulas"), "measured-scatter") != before
+    put(app, "measured-group", "Model")
+    assert answers.cache_info().misses == calculated
+    factors = app.dataframe[-2].value
+    assert set(factors["time"]) <= {"Decode steps", "Prompts"}
+    assert factors["weight"].between(1, 100).all()
+    assert set(app.dataframe[-1].value["run"]) == {e.id for e in calibration.entries}
+    assert "runs count" not in words(put(app, "measured-whose", "Published"))
+
+
+def test_a_damaged_calibration_is_named(place: Path) -> None:
+    (place / "calibration.json").write_text("{")
+    assert "is damaged" in words(opened("measured.py"))
+
+
+def test_checkpoints_that_were_made_stand_beside_what_was_expected(place: Path) -> None:
+    today = datetime.datetime.now(datetime.UTC).date()
+    run = MeasuredCompression(
+        "Qwen/Qwen3-8B", "int4_weight_only", "GPTQ", 0.97, None, 2048, today, text="own.txt"
+    )
+    Overlay.at(place).add([Incoming(run, "bundle", "bundle")])
+    app = opened("measured.py")
+    assert "No runs of your own yet" in words(app)
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert (row["state"], row["measured"], row["tokens"]) == ("counts", 97.0, 2048)
+    assert "–" in row["expected"]
+    assert row["held"] in ("yes", "no")
+
+
+# Kept choices: keeping, names, links, and what the links no longer hold
+
+EIGHT = chosen(TP8, {"model": LLAMA_70B})
+AMD = chosen(TP4, {"hardware.device": "mi300x", "workload.concurrency": 16})
+RUN = "torchtitan.bf16.tp1.pp1.v1.cp1.ep1.dp8.z3.mb2.full"
+TWO = keep(keep((), EIGHT), AMD)
+
+
+def side(shelf: Shelf, **query: str) -> AppTest:
+    return opened("side.py", **shelf_query(shelf), **query)
+
+
+def compared(app: AppTest, place: int = 0) -> dict[str, list[str]]:
+    """A table of the page by its first column, without Markdown's escapes."""
+    frame = app.table[place].value
+    return {
+        str(cells[0]).replace("\\", ""): [str(cell).replace("\\", "") for cell in cells[1:]]
+        for cells in frame.itertuples(index=False)
+    }
+
+
+def kept_of(app: AppTest) -> list[str]:
+    return [kept.name for kept in app.session_state["kept"]]
+
+
+def test_a_pin_is_kept_and_survives_another_model_and_device() -> None:
+    app = opened("compare.py", model=LLAMA_70B, pins=TP8)
+    assert press(app, f"keep-{TP8}").button(key=f"keep-{TP8}").disabled
+    app.switch_page("model.py").run()
+    put(app, "_model", "Qwen/Qwen3-32B").switch_page("hardware.py").run()
+    edited(app, {"hardware.device": "mi300x"}).switch_page("recipe.py").run()
+    press(app, "keep").switch_page("side.py").run()
+    rows = compared(app)
+    assert rows["Model"] == [LLAMA_70B, "Qwen/Qwen3-32B"]
+    assert [text.split(" × ")[1] for text in rows["Devices"]] == ["H100 SXM5", "MI300X"]
+    assert "%" in rows["Output"][1]
+    shelf, ignored = shelf_of(query_of(app))
+    assert (ignored, [kept.name for kept in shelf]) == ([], kept_of(app))
+
+
+def test_a_link_restores_names_figures_and_the_difference() -> None:
+    shelf = (Kept("ours", EIGHT), Kept("theirs, cheap", AMD))
+    app = side(shelf)
+    assert not app.warning[0].value.startswith("**Parts")
+    rows = compared(app)
+    assert list(app.table[0].value.columns[1:]) == ["ours", "theirs, cheap"]
+    assert re.search(r" ms +\n[\d.]+ – [\d.]+ ms$", rows["Time per output token"][0])
+    assert "State: holds the load" in words(app)
+    swapped = compared(put(app, "_baseline", 1))["Time per output token"]
+    assert [cell.count("\n") for cell in swapped] == [2, 1]
+
+
+def test_a_name_is_edited_in_place_and_a_bad_one_is_refused() -> None:
+    app = side(TWO)
+    assert kept_of(put(app, "_name-0", "  the one  "))[0] == "the one"
+    assert shelf_of(query_of(app))[0][0].name == "the one"
+    assert "name of another choice" in put(app, "_name-1", "the one").error[0].value
+    assert (kept_of(app)[1], app.text_input(key="_name-1").value) == (TWO[1].name, TWO[1].name)
+
+
+def test_a_removed_choice_leaves_the_link_and_the_baseline_where_it_was() -> None:
+    shelf = keep(TWO, chosen(RUN, {"workload.kind": "training"}))
+    app = put(side(shelf), "_baseline", 2)
+    assert kept_of(press(app, "remove-0")) == [shelf[1].name, shelf[2].name]
+    assert app.selectbox(key="_baseline").value == 1
+    assert press(app, "remove-1").session_state["baseline"] == 0
+    assert "kept" not in query_of(press(app, "remove-0"))
+
+
+def test_a_choice_becomes_the_request_and_what_is_kept_stays() -> None:
+    app = side(TWO)
+    assert press(app, "recipe.py-1").title[0].value == PAGES["recipe.py"]
+    assert (from_query(query_of(app))[0], len(shelf_of(query_of(app))[0])) == (AMD, 2)
+    app.switch_page("side.py").run()
+    assert press(app, "compare.py-0").session_state["request"] == EIGHT
+
+
+def test_commands_differ_option_by_option_and_what_is_the_same_is_listed_or_shown() -> None:
+    app = side((Kept("eight", EIGHT), Kept("four", chosen(TP4, {"model": LLAMA_70B}))))
+    assert compared(app, 1) == {"--tensor-parallel-size": ["8", "4"]}
+    assert f"vllm serve {LLAMA_70B}" in "\n".join(code.value for code in app.code)
+    assert "The same for all" in words(app)
+    assert "Model" not in compared(app)
+    assert compared(put(app, "differing", False))["Model"] == [LLAMA_70B] * 2
+    assert "–" not in compared(put(app, "ranges", False))["Time per output token"][0]
+
+
+def test_a_choice_that_can_no_longer_be_evaluated_says_why() -> None:
+    gone = EIGHT.model_copy(update={"model": "nobody/nothing"})
+    app = side((Kept("gone", gone), Kept("here", AMD)))
+    here, there = compared(app)["State"]
+    assert "cannot be evaluated" in here
+    assert "holds the load" in there
+
+
+def test_a_ninth_choice_is_refused_in_words() -> None:
+    shelf: Shelf = ()
+    for load in range(1, MAX_KEPT + 1):
+        shelf = keep(shelf, change(EIGHT, {"workload.concurrency": load}), str(load))
+    app = opened("compare.py", pins=TP8, **shelf_query(shelf))
+    assert "the most that may be" in press(app, f"keep-{TP8}").error[0].value
+    assert len(app.session_state["kept"]) == MAX_KEPT
+
+
+def test_what_a_link_keeps_and_nobody_can_read_is_named() -> None:
+    bad = pack([["bad", {**TWO[0].query, "hardware.device": "h100-smx"}]])
+    for text, said in (("~1.AAAA", "cut off or changed"), (bad, "bad was left out")):
+        app = opened(kept=text)
+        assert said in app.warning[0].value.replace("\\", "")
+        assert "kept" not in query_of(app)
+    app.switch_page("side.py").run()
+    assert app.title[0].value == "What differs?"
+    assert "press Keep" in words(app).replace("*", "")
+    assert not app.table
+
+
+def test_a_pin_that_left_the_plan_is_kept_by_a_click_where_the_session_knows_it() -> None:
+    app = opened("compare.py", pins=f"{TP8},{TP4}")
+    edited(app, {"hardware.per_node": 4})
+    assert "is no longer a split of this plan" in words(app)
+    assert query_of(app)["pins"] == TP4
+    (kept,) = press(app, f"keep-{TP8}").session_state["kept"]
+    assert (kept.request.hardware.per_node, kept.request.candidate.tp) == (8, 8)
+    edited(app, DEFAULT)
+    assert query_of(app)["pins"] == f"{TP8},{TP4}"
+
+
+@pytest.mark.nightly
+def test_every_page_has_a_link_to_copy() -> None:
+    app = opened(hardware_chosen=False, model=LLAMA_70B, **shelf_query(TWO))
+    for page in (*PAGES, "size.py", "over_time.py", "side.py", "measured.py", "check.py"):
+        app.switch_page(page).run()
+        (link,) = [code.value for code in app.code if "?v=1&" in code.value]
+        assert "model=meta-llama%2FLlama-3.1-70B-Instruct&kept=~1." in link
