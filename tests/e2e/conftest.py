@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +9,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.fixtures.paths import ROOT
+from tests.fixtures.engines import untrained
 from tests.fixtures.patience import PATIENCE
 from tests.fixtures.serve import Server, recipe_serve
 from tests.fixtures.wizard import NO_PLAYWRIGHT
 
 BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 CHROMIUM = next((path for path in BROWSERS if Path(path).exists()), None)
-UNTRAINED = (
-    "import sys, pathlib, demo_model as m; "
-    "m.ensure(pathlib.Path(sys.argv[1]), training=m.Training(loss=100.0))"
-)
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +32,7 @@ def address(server: Server) -> str:
 @pytest.fixture(scope="session")
 def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model as it is before its first step."""
-    folder = tmp_path_factory.mktemp("untrained") / "model"
-    words = [sys.executable, "-c", UNTRAINED, str(folder)]
-    subprocess.run(words, check=True, cwd=ROOT / "scripts")
-    return folder
+    return untrained(tmp_path_factory.mktemp("untrained") / "model")
 
 
 @pytest.fixture(scope="session")
@@ -51,22 +42,16 @@ def browser() -> Iterator[Any]:
         pytest.skip("no Chromium on this machine: the browser tests did not run")
     playwright_api.expect.set_options(timeout=PATIENCE * 1000)
     with playwright_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE * 1000
-        )
+        options = {"executable_path": CHROMIUM, "args": ["--no-sandbox"]}
+        found = playwright.chromium.launch(**options, timeout=PATIENCE * 1000)
         yield found
         found.close()
 
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens pages that fail the test on a console error or a request that leaves this machine.
-
-    Takes the options of ``new_context``.
-    """
-    contexts: list[Any] = []
-    errors: list[str] = []
-    outside: list[str] = []
+    """Opens pages, with options of a context, that fail on errors and on requests to elsewhere."""
+    contexts, errors, outside = [], [], []
 
     def note(message: Any) -> None:
         url = str(message.location.get("url"))
@@ -75,6 +60,12 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         if message.type == "error" and not probe:
             errors.append(f"{message.text} ({url})")
 
+    def go(request: Any) -> None:
+        parts = urlsplit(request.url)
+        local = parts.hostname in ("127.0.0.1", "localhost")
+        if parts.scheme in ("http", "https", "ws", "wss") and not local:
+            outside.append(request.url)
+
     def opened(**options: Any) -> Any:
         usual = {"viewport": {"width": 1280, "height": 1000}, "accept_downloads": True}
         contexts.append(browser.new_context(**(usual | options)))
@@ -82,10 +73,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         found.set_default_timeout(PATIENCE * 1000)
         found.on("console", note)
         found.on("pageerror", lambda error: errors.append(str(error)))
-        found.on(
-            "request",
-            lambda request: outside.append(request.url) if is_outside(request.url) else None,
-        )
+        found.on("request", go)
         return found
 
     yield opened
@@ -98,9 +86,3 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 def page(open_page: Callable[..., Any]) -> Any:
     """One page in a window of usual size."""
     return open_page()
-
-
-def is_outside(url: str) -> bool:
-    parts = urlsplit(url)
-    local = parts.hostname in ("127.0.0.1", "localhost")
-    return parts.scheme in ("http", "https", "ws", "wss") and not local

@@ -26,27 +26,15 @@ from recipe_core.recipe import make_recipe
 from recipe_core.request.compression import Compression
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.paths import ROOT
+from tests.fixtures.rows import table
 
 FOLDER = Path(os.environ.get("COMPRESSORS") or ROOT / ".venv-compressors")
-PATIENCE_S = 900
+pytestmark = pytest.mark.nightly
 SMALL: dict[str, Any] = {
     "calibration": {"samples": 8, "tokens": 256},
     "verify": {"tokens": 512, "prompts": 2, "new_tokens": 8, "least_retained": 0.5},
 }
 GROUPS = {"int4_weight_only": 128, "nvfp4_w4a4": 16}
-WAYS = [
-    ("llm-compressor", "int8_w8a8", "SmoothQuant"),
-    ("llm-compressor", "int4_weight_only", "GPTQ"),
-    ("llm-compressor", "nvfp4_w4a4", "RTN"),
-    ("llm-compressor", "sparse_2_4", "SparseGPT"),
-    ("modelopt", "fp8_w8a8", "RTN"),
-    ("modelopt", "nvfp4_w4a4", "RTN"),
-    ("optimum-onnx", "int8_w8a8", "RTN"),
-    ("quark", "fp8_w8a8", "RTN"),
-    ("quark", "mxfp4_w4a4", "RTN"),
-    ("quark", "int8_w8a8", "SmoothQuant"),
-    ("gptqmodel", "int4_weight_only", "GPTQ"),
-]
 
 
 def python_of(tool: str) -> str:
@@ -56,17 +44,18 @@ def python_of(tool: str) -> str:
     return str(path)
 
 
-pytestmark = pytest.mark.nightly
+def run(words: list[str]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize(("tool", "technique", "method"), WAYS)
+@pytest.mark.parametrize(("tool", "technique", "method"), table("compressors", "ways"))
 def test_a_script_writes_a_checkpoint(
     tool: str, technique: str, method: str, demo_model: Path, tmp_path: Path
 ) -> None:
     python = python_of(tool)
-    asked = Compression.model_validate(
-        {"technique": technique, "tool": tool, "method": method, **SMALL}
-    )
+    values = {"technique": technique, "tool": tool, "method": method, **SMALL}
+    asked = Compression.model_validate(values)
     usual = choose(Compression(), "int8", "vllm", "cpu", needed=True)
     assert usual is not None
     way = named(tool).ways(technique)[method]
@@ -81,11 +70,9 @@ def test_a_script_writes_a_checkpoint(
     job = job_document(chosen, model) | {"source": str(demo_model), "output": str(tmp_path / "out")}
     (tmp_path / "job.json").write_text(json.dumps(job))
     words = [python, "-B", str(tmp_path / "compress" / "make.py"), str(tmp_path / "job.json")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run(words)
     assert (tmp_path / "out" / "config.json").is_file()
-    weights = [*(tmp_path / "out").glob("*.safetensors"), *(tmp_path / "out").glob("*.onnx")]
-    assert weights
+    assert [*(tmp_path / "out").glob("*.safetensors"), *(tmp_path / "out").glob("*.onnx")]
 
 
 def test_a_bundle_makes_and_checks_its_checkpoint(demo_model: Path, tmp_path: Path) -> None:
@@ -99,8 +86,7 @@ def test_a_bundle_makes_and_checks_its_checkpoint(demo_model: Path, tmp_path: Pa
     }
     bundle = write_bundle(make_recipe(PlanRequest.parse(request)), tmp_path / "bundle")
     words = [sys.executable, str(bundle / "launch.py"), "compress", "--python", python]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run(words)
     figures = json.loads((bundle / "run" / "compression.json").read_text())
     assert figures["verification"]["retained"]["perplexity"] > 0.9
     assert (bundle / "run" / "compressed" / "model-int8-w8a8" / "config.json").is_file()

@@ -35,9 +35,8 @@ def test_a_wheel_finds_its_profiles_catalog_pages_and_theme_from_anywhere(tmp_pa
     start = f"import sys; sys.path.insert(0, {str(site)!r}); "
 
     def recipe(*words: str) -> subprocess.CompletedProcess[str]:
-        return python(
-            start + "from recipe_core.doors.cli import main; main()", *words, cwd=tmp_path
-        )
+        code = f"{start}from recipe_core.doors.cli import main; main()"
+        return python(code, *words, cwd=tmp_path)
 
     assert "h100-sxm" in recipe("hardware").stdout
     assert "Qwen/Qwen3-8B" in recipe("models").stdout

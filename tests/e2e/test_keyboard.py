@@ -72,7 +72,6 @@ def move_to(page: Any, group: str, name: str) -> None:
 
 
 def slid(page: Any) -> str:
-    """What the slider that has the focus says."""
     return str(page.evaluate("document.activeElement.getAttribute('aria-valuetext')"))
 
 
@@ -96,9 +95,7 @@ def arrived(page: Any, step: str, name: str, value: str | None, focus: str) -> N
 
 
 @pytest.mark.parametrize("between_ms", [30, 150, 900])
-def test_a_limit_follows_the_arrow_keys_and_keeps_the_focus(
-    page: Any, address: str, between_ms: int
-) -> None:
+def test_a_limit_follows_the_arrow_keys_and_keeps_the_focus(page, address, between_ms):
     field, slider = "objective.limits.tpot_ms", f"{TPOT}, slider"
     open_step(page, address, "objective", f"{LLAMA_70B}&{CHOSEN}&{field}=50")
     tab_to(page, slider)
@@ -115,19 +112,7 @@ def test_a_limit_follows_the_arrow_keys_and_keeps_the_focus(
     assert slid(page) == "no limit"
 
 
-def test_what_is_typed_meanwhile_is_not_overwritten(page: Any, address: str) -> None:
-    open_step(page, address, "objective", f"{LLAMA_70B}&{CHOSEN}")
-    tab_to(page, TPOT)
-    page.keyboard.type("37")
-    press(page, "Enter", "Backspace", "3")
-    arrived(page, "objective", "objective.limits.tpot_ms", "37", TPOT)
-    assert page.get_by_role("textbox", name=TPOT, exact=True).input_value() == "33"
-    press(page, "Tab")
-    wait_for_query(page, "objective.limits.tpot_ms", "33")
-    assert focused(page) == f"{TPOT}, slider"
-
-
-def test_a_refused_number_keeps_the_focus_and_the_old_value(page: Any, address: str) -> None:
+def test_a_refusal_keeps_the_focus_and_what_is_typed_meanwhile_stays(page, address):
     name = "Requests in flight"
     open_step(page, address, "objective", f"{LLAMA_70B}&{CHOSEN}")
     box = page.get_by_role("textbox", name=name, exact=True)
@@ -140,6 +125,14 @@ def test_a_refused_number_keeps_the_focus_and_the_old_value(page: Any, address: 
     typed(page, "1k")
     arrived(page, "objective", "workload.concurrency", "1000", name)
     assert (box.input_value(), refused.count()) == ("1,000", 0)
+    tab_to(page, TPOT)
+    page.keyboard.type("37")
+    press(page, "Enter", "Backspace", "3")
+    arrived(page, "objective", "objective.limits.tpot_ms", "37", TPOT)
+    assert page.get_by_role("textbox", name=TPOT, exact=True).input_value() == "33"
+    press(page, "Tab")
+    wait_for_query(page, "objective.limits.tpot_ms", "33")
+    assert focused(page) == f"{TPOT}, slider"
 
 
 def on_model(page: Any) -> None:

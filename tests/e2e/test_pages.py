@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -29,8 +28,8 @@ from tests.fixtures.wizard import (
     TP8,
     choose,
     fill,
+    follow,
     open_step,
-    open_tab,
     query,
     saved,
     saved_bundle,
@@ -53,9 +52,7 @@ def sized(page: Any) -> None:
     settled(page, SIZE)
 
 
-def test_from_an_empty_wizard_to_the_bundle_of_the_cheapest_hardware(
-    page: Any, address: str, tmp_path: Path
-) -> None:
+def test_from_an_empty_wizard_to_the_bundle_of_the_cheapest_hardware(page, address, tmp_path):
     open_step(page, address, "")
     choose(page, "Model", "llama3.170b", MODEL)
     wait_for_query(page, "model", MODEL)
@@ -70,36 +67,22 @@ def test_from_an_empty_wizard_to_the_bundle_of_the_cheapest_hardware(
     sized(page)
     request, _ = from_query(query(page))
     cheapest = size(size_request(request, Market())).choice.hardware
-    page.get_by_role("button", name="Take").click()
-    settled(page, QUESTIONS["recipe"])
-    assert query(page)["objective.confidence"] == "0.9"
-    with zipfile.ZipFile(saved_bundle(page, tmp_path)) as archive:
-        written = parse_yaml(archive.read("recipe.yaml").decode(), "recipe.yaml")
-    assert cheapest.device in str(written)
-    assert query(page)["hardware.offer"] == cheapest.offer
-
-
-def test_the_hardware_is_taken_from_the_keyboard(page: Any, address: str) -> None:
-    page.goto(f"{address}/size?{LIMITED}")
+    follow(page, "Compare its splits", QUESTIONS["compare"])
+    page.go_back()
     sized(page)
-    page.get_by_role("slider", name="Confidence").focus()
+    assert query(page)["objective.limits.tpot_ms"] == "40"
+    page.get_by_role("slider", name="Confidence").focus()  # the hardware is taken by keys
     for _ in range(MOST_TABS):
         page.keyboard.press("Tab")
         if "Take" in page.evaluate("document.activeElement.textContent"):
             break
     page.keyboard.press("Enter")
     settled(page, QUESTIONS["recipe"])
-    assert query(page)["objective.optimize"] == "cost"
-
-
-def test_back_returns_to_what_was_chosen_from(page: Any, address: str) -> None:
-    page.goto(f"{address}/size?{LIMITED}&any=%7B%22vendors%22%3A%5B%22amd%22%5D%7D")
-    sized(page)
-    page.get_by_role("button", name="Compare its splits").click()
-    settled(page, QUESTIONS["compare"])
-    page.go_back()
-    sized(page)
-    assert query(page)["any"] == '{"vendors":["amd"]}'
+    assert query(page)["objective.confidence"] == "0.9"
+    with zipfile.ZipFile(saved_bundle(page, tmp_path)) as archive:
+        written = parse_yaml(archive.read("recipe.yaml").decode(), "recipe.yaml")
+    assert cheapest.device in str(written)
+    assert query(page)["hardware.offer"] == cheapest.offer
 
 
 BOUND = "objective.limits.ttft_ms=2000&objective.limits.tpot_ms=50"
@@ -111,15 +94,11 @@ def trace(path: Path) -> Path:
     """A trace in Mooncake's form: an hour, busy in its middle."""
     seconds = sorted([n * 4.0 for n in range(900)] + [1200.0 + n for n in range(1200)])
     rows = (
-        {
-            "timestamp": round(1000 * at),
-            "input_length": 1024,
-            "output_length": 64 + n % 64,
-            "hash_ids": [0, n + 1],
-        }
+        {"timestamp": round(1000 * at), "input_length": 1024, "output_length": 64 + n % 64}
+        | {"hash_ids": [0, n + 1]}
         for n, at in enumerate(seconds)
     )
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
 
@@ -131,9 +110,7 @@ def simulated(page: Any) -> None:
     settled(page, OVER_TIME)
 
 
-def test_from_a_trace_to_the_object_that_was_simulated(
-    page: Any, address: str, tmp_path: Path
-) -> None:
+def test_from_a_trace_to_the_object_that_was_simulated(page, address, tmp_path):
     open_step(page, address, "over_time", BOUND)
     page.get_by_role("radio", name="A trace").click()
     page.locator("input[type=file]").first.wait_for(state="attached")
@@ -178,12 +155,6 @@ SERVING = (
 SEVERAL = urlencode(shelf_query(keep(SERVING, asked(TITAN, **{"workload.kind": "training"}))))
 
 
-def go(page: Any, name: str, question: str) -> None:
-    """Open a page of the navigation."""
-    page.get_by_role("link", name=name, exact=True).first.click()
-    settled(page, question)
-
-
 def keep_it(page: Any, longer_than: int) -> int:
     """Keep the choice; how long the link's part for what is kept is then."""
     page.get_by_role("button", name="Keep", exact=True).click()
@@ -192,21 +163,19 @@ def keep_it(page: Any, longer_than: int) -> int:
     return len(query(page)["kept"])
 
 
-def test_two_models_on_two_devices_are_kept_named_and_compared(
-    open_page: Callable[..., Any], address: str
-) -> None:
+def test_two_models_on_two_devices_are_kept_named_and_compared(open_page, address):
     page, other = (open_page(viewport={"width": 1440, "height": 1000}) for _ in range(2))
     open_step(page, address, "compare", f"{LLAMA_70B}&pins={TP8}")
     length = keep_it(page, 0)
-    go(page, "Model", QUESTIONS[""])
+    follow(page, "Model", QUESTIONS[""], "link")
     choose(page, "Model", "Qwen3-32B", "Qwen/Qwen3-32B")
     page.get_by_text("Qwen3-32B · 8 ×").first.wait_for()
     page.goto(f"{page.url}&hardware.device=mi300x")
     settled(page, QUESTIONS[""])
-    go(page, "Recipe", QUESTIONS["recipe"])
+    follow(page, "Recipe", QUESTIONS["recipe"], "link")
     keep_it(page, length)
 
-    go(page, "Side by side", SIDE)
+    follow(page, "Side by side", SIDE, "link")
     page.get_by_role("button", name="MI300X").click()
     name = page.get_by_role("textbox", name="Name").filter(visible=True)
     name.fill("Qwen, two of them")
@@ -224,44 +193,16 @@ def test_two_models_on_two_devices_are_kept_named_and_compared(
     assert "%" in row.get_by_role("cell").nth(2).inner_text()
     expect(table.get_by_role("row").filter(has_text="MI300X").first).to_be_visible()
     other.locator(".st-key-side-chart .main-svg").first.wait_for()
-
-
-def test_figures_and_the_chart_are_saved(page: Any, address: str, tmp_path: Path) -> None:
-    open_step(page, address, "side", SEVERAL)
-    for label, start in (("CSV", b"name,kind,state"), ("Parquet", b"PAR1")):
-        assert saved(page, label, tmp_path).read_bytes().startswith(start)
-    chart = page.locator(".st-key-side-chart .js-plotly-plot")
-    for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg")):
-        page.get_by_role("radio", name=kind).click()
-        settled(page, SIDE)
-        chart.hover()
-        picture = saved(page, chart.locator("[data-title*='Download plot']").click, tmp_path)
-        assert picture.name == f"side-by-side.{kind.lower()}"
-        assert picture.read_bytes().startswith(start)
-
-
-def test_a_choice_is_opened_and_removed(page: Any, address: str) -> None:
-    open_step(page, address, "side", SEVERAL)
-    page.get_by_role("button", name="Llama on MI300X").click()
-    page.get_by_role("button", name="Open in Compare").filter(visible=True).click()
-    settled(page, QUESTIONS["compare"])
-    assert query(page)["hardware.device"] == "mi300x"
-    go(page, "Side by side", SIDE)
-    page.get_by_role("button", name="Llama on H100").click()
-    page.get_by_role("button", name="Remove").filter(visible=True).click()
-    expect(page.get_by_role("columnheader", name="Llama on H100")).to_have_count(0)
-    settled(page, SIDE)
-    shelf, _ = shelf_of(query(page))
-    assert shelf[0].name == "Llama on MI300X"
-    page.go_back()
-    page.get_by_role("columnheader", name="Llama on H100").first.wait_for()
-
-
-def test_the_link_of_a_page_is_copied_from_its_frame(page: Any, address: str) -> None:
-    open_step(page, address, "hardware", f"{LLAMA_70B}&{SEVERAL}")
-    page.get_by_role("button", name="Link", exact=True).click()
-    shown = page.get_by_test_id("stPopoverBody").locator("code").inner_text()
-    assert shown == page.url
+    other.get_by_role("button", name="Link", exact=True).click()
+    assert other.get_by_test_id("stPopoverBody").locator("code").inner_text() == other.url
+    other.keyboard.press("Escape")
+    other.get_by_role("button", name="Qwen, two of them").click()
+    other.get_by_role("button", name="Remove").filter(visible=True).click()
+    gone = other.get_by_role("columnheader", name="Qwen, two of them")
+    expect(gone).to_have_count(0)
+    settled(other, SIDE)
+    other.go_back()
+    gone.first.wait_for()
 
 
 EVERY_FIGURE_DRAWN = """
@@ -270,9 +211,7 @@ EVERY_FIGURE_DRAWN = """
 RUN = "workload.kind=training&workload.tokens=1e9&hardware.nodes=2"
 
 
-def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(
-    page: Any, address: str, tmp_path: Path
-) -> None:
+def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(page, address, tmp_path):
     open_step(page, address, "recipe", f"{LLAMA_70B}&hardware.device=mi300x")
     unfold(page, "Deployment settings")
     fill(page, "Namespace", "team-llm")
@@ -293,9 +232,7 @@ def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(
 
 
 @pytest.mark.parametrize("link", [LLAMA_70B, RUN], ids=["serving", "training"])
-def test_a_report_opens_from_a_file_without_any_request(
-    open_page: Callable[..., Any], address: str, tmp_path: Path, link: str
-) -> None:
+def test_a_report_opens_from_a_file_without_any_request(open_page, address, tmp_path, link):
     page = open_page()
     open_step(page, address, "recipe", link)
     report = saved(page, "Report with charts", tmp_path)
@@ -309,27 +246,3 @@ def test_a_report_opens_from_a_file_without_any_request(
     assert alone.get_by_text("Edit in Chart Studio").count() == 0
     assert alone.locator("[data-title*='Chart Studio'], [data-title*='cloud']").count() == 0
     assert alone.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-def test_a_file_is_found_and_read_from_the_keyboard(page: Any, address: str) -> None:
-    open_step(page, address, "recipe", LLAMA_70B)
-    open_tab(page, "Files", QUESTIONS["recipe"])
-    page.get_by_text("# llama-3.1-70b").first.wait_for()
-    page.get_by_role("radio", name="README.md").focus()
-    page.keyboard.press("ArrowDown")
-    page.get_by_text("schema_version").first.wait_for()
-    settled(page, QUESTIONS["recipe"])
-    fill(page, "Find", "sbatch job-name")
-    page.get_by_text("1 of ").wait_for()
-    page.get_by_text("#!/bin/bash").first.wait_for()
-
-
-def test_another_engine_is_one_click(page: Any, address: str) -> None:
-    open_step(page, address, "recipe", LLAMA_70B)
-    open_tab(page, "Other engines", QUESTIONS["recipe"])
-    page.get_by_role("button", name="Switch to SGLang").click()
-    wait_for_query(page, "candidate.engine", "sglang")
-    settled(page, QUESTIONS["recipe"])
-    assert query(page)["options.engines"] == "vllm,sglang"
-    open_tab(page, "Deploy", QUESTIONS["recipe"])
-    page.get_by_text("sglang serve").first.wait_for()

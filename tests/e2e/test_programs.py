@@ -15,14 +15,12 @@ import pytest
 
 from recipe_core.base.documents import to_json
 from recipe_core.bundle.verify import read_bundle
-from recipe_core.bundle.write import write_bundle
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.custom import read_profile
-from recipe_core.recipe import make_recipe
-from recipe_core.request.schema import PlanRequest
 from recipe_core.trials import verify as module
 from recipe_core.trials.verify import Choice, verify
 from tests.conftest import request_values
+from tests.fixtures.engines import build
 from tests.fixtures.needs import TORCH, needs
 from tests.fixtures.paths import ROOT
 
@@ -39,21 +37,15 @@ def run(*words: object, code: int | None = 0) -> str:
     return done.stdout
 
 
-def test_the_demo_plans_builds_starts_answers_measures_and_stops(
-    tmp_path: Path, demo_model: Path
-) -> None:
+def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path, demo_model):
     folder = tmp_path / "demo"
     shutil.copytree(demo_model, folder / "model")
     shown = run(sys.executable, ROOT / "scripts" / "demo.py", folder)
     machine = device(read_profile(str(folder / "machine.yaml")))
-    assert machine.host is not None
     assert machine.roofline["gemm"]["bf16"].status == "fitted"
     for words in (
-        "model: up to date",
-        "$ recipe profile",
-        f"{machine.title}: The only split holds the load",
-        "calibrated by 1 own run",
-        "http://127.0.0.1:8501/measured",
+        *("model: up to date", "$ recipe profile", "calibrated by 1 own run"),
+        *(f"{machine.title}: The only split holds the load", "http://127.0.0.1:8501/measured"),
     ):
         assert words in shown
     assert (folder / "calibration" / "calibration.json").is_file()
@@ -91,11 +83,21 @@ def test_a_training_plan_ends_in_a_served_model_that_answers(tmp_path: Path) -> 
     assert not list(folder.glob("*/run/state.json"))
 
 
-def test_what_was_measured_brings_the_next_plan_nearer(tmp_path: Path, demo_model: Path) -> None:
+def test_this_machine_is_measured_planned_on_and_learned_from(tmp_path, demo_model):
     """How near the first plan was depends on what else runs here; that is not asserted."""
-    machine, runs = tmp_path / "machine.yaml", tmp_path / "runs.json"
-    run(*RECIPE, *PROFILE, machine)
-    words = (ROOT / "benchmarks" / "loop.py", "--model", demo_model, "--profile", machine)
+    out, request, runs = (tmp_path / name for name in ("machine.yaml", "request.json", "runs.json"))
+    assert "gemm bf16" in run(*RECIPE, *PROFILE, out)
+    ours = device(read_profile(str(out)))
+    measured = (ours.host, ours.memory_bandwidth_bytes_per_s, ours.peak_flops_per_s["bf16"])
+    assert {figure.status for figure in measured} == {"measured"}
+    assert "median error" in str(ours.roofline["gemm"]["bf16"].note)
+    values = request_values(device=str(out), model="Qwen/Qwen3-0.6B", per_node=1)
+    request.write_text(to_json(values))
+    best = json.loads(run(*RECIPE, "plan", request, "--json"))
+    assert best["counts"]["feasible"] >= 1
+    low, high = best["candidates"][0]["estimate"]["bands"]["tpot_s"]
+    assert 0 < low < high
+    words = (ROOT / "benchmarks" / "loop.py", "--model", demo_model, "--profile", out)
     run(sys.executable, *words, "--json", runs, code=None)  # its exit code is about times
     by_size = {each["size"]: each for each in json.loads(runs.read_text())}
     assert set(by_size) == {"tiny", "small", "medium"}
@@ -106,32 +108,8 @@ def test_what_was_measured_brings_the_next_plan_nearer(tmp_path: Path, demo_mode
             assert second < max(first, 0.05), (size, figure, before, after, measured)
 
 
-def test_this_machine_is_measured_and_planned_on(tmp_path: Path) -> None:
-    out, request = tmp_path / "machine.yaml", tmp_path / "request.json"
-    assert "gemm bf16" in run(*RECIPE, *PROFILE, out)
-    ours = device(read_profile(str(out)))
-    assert ours.host is not None
-    measured = (ours.host, ours.memory_bandwidth_bytes_per_s, ours.peak_flops_per_s["bf16"])
-    assert {figure.status for figure in measured} == {"measured"}
-    assert "median error" in str(ours.roofline["gemm"]["bf16"].note)
-    values = request_values(device=str(out), model="Qwen/Qwen3-0.6B", per_node=1)
-    request.write_text(to_json(values))
-    best = json.loads(run(*RECIPE, "plan", request, "--json"))
-    assert best["counts"]["feasible"] >= 1
-    low, high = best["candidates"][0]["estimate"]["bands"]["tpot_s"]
-    assert 0 < low < high
-
-
-def test_outputs_of_the_embedded_engine_repeat(
-    tmp_path: Path, demo_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = {
-        "model": str(demo_model),
-        "hardware": {"device": "cpu", "per_node": 1},
-        "workload": {"input_tokens": 64, "output_tokens": 16, "concurrency": 2},
-        "candidate": {"engine": "transformers"},
-    }
-    bundle = write_bundle(make_recipe(PlanRequest.parse(values)), tmp_path / "bundle")
+def test_outputs_of_the_embedded_engine_repeat(tmp_path, demo_model, monkeypatch):
+    bundle = build(demo_model, tmp_path)
     known = module.reproducibility("transformers").model_copy(update={"switches": ()})
     monkeypatch.setattr(module, "reproducibility", lambda name: known)  # one start is enough
     report = verify(bundle, (), Choice(prompts=4, tokens=12, timeout_s=600), tell=print)

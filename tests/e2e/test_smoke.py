@@ -6,24 +6,23 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
+from tests.fixtures.bundles import Bundle, run
 from tests.fixtures.needs import TORCH, needs
 from tests.fixtures.patience import comes
 from tests.fixtures.ports import free_port
 from tests.fixtures.wizard import (
-    AXE,
     LLAMA_70B,
     PAGES,
     QUESTIONS,
     TP8,
     fits_sideways,
+    follow,
     open_step,
     query,
     saved_bundle,
@@ -44,44 +43,38 @@ LEAST = {
 
 @pytest.mark.engine
 @needs("a bundle that serves", *TORCH)
-def test_a_bundle_of_the_wizard_starts_outlives_a_kill_answers_and_stops(
+def test_a_bundle_of_the_wizard_outlives_a_kill_and_answers(
     page: Any, address: str, untrained_model: Path, tmp_path: Path
 ) -> None:
     open_step(page, address, "", urlencode({"model": str(untrained_model)} | LEAST))
     for question in list(QUESTIONS.values())[1:]:
-        page.get_by_role("button", name="Next").click()
-        settled(page, question)
+        follow(page, "Next", question)
     archive = saved_bundle(page, tmp_path)
-    bundle = tmp_path / "bundle"
-    shutil.unpack_archive(archive, bundle)
+    bundle = Bundle(tmp_path / "bundle", free_port())
+    shutil.unpack_archive(archive, bundle.root)
 
     def launch(*words: str) -> str:
-        command = [sys.executable, str(bundle / "launch.py"), *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        done = run(bundle, *words, timeout=None)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def state() -> Any:
-        return json.loads((bundle / "run" / "state.json").read_text())
-
     try:
-        launch("up", "--port", str(free_port()))
-        os.kill(state()["servers"][0]["pid"], signal.SIGKILL)
-        assert comes(lambda: state()["restarts"] == 1 and state()["ready"])
+        launch("up", "--port", str(bundle.port))
+        os.kill(bundle.state()["servers"][0]["pid"], signal.SIGKILL)
+        assert comes(lambda: bundle.state()["restarts"] == 1 and bundle.state()["ready"])
         assert json.loads(launch("status"))["state"] == "up"
         launch("bench")
-        measured = json.loads((bundle / "run" / "measurement.json").read_text())
+        measured = bundle.read("measurement.json")
         assert measured["metrics"]["failed"] == 0
         assert measured["metrics"]["requests"] >= 4
         assert measured["ratio"]["tpot_s"] > 0
     finally:
         launch("down")
-    assert not (bundle / "run" / "state.json").exists()
+    assert not bundle.up
 
 
 def test_a_link_opens_every_page(page: Any, address: str) -> None:
     """Each in a wide and a narrow window; two are held against axe."""
-    pytest.importorskip("axe_playwright_python", reason=AXE)
     wrong = {}
     for step, question in PAGES.items():
         page.set_viewport_size({"width": 1280, "height": 1000})

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from recipe_core.base.documents import to_yaml
 from recipe_core.launcher import procs
 from tests.fixtures.bundles import Bundle
+from tests.fixtures.engines import build
 from tests.fixtures.needs import needs
 from tests.fixtures.paths import ROOT
 from tests.fixtures.patience import comes
@@ -32,10 +32,8 @@ START_S = 900
 
 def vllm_folder() -> Path | None:
     """Where the program vllm is: beside the named Python, in the known folder, or on the path."""
-    python = os.environ.get("VLLM_PYTHON")
-    known = [Path(python).parent] if python else [ROOT / ".venv-vllm" / "bin"]
-    on_path = shutil.which("vllm")
-    places = [*known, *([Path(on_path).parent] if on_path else [])]
+    python = os.environ.get("VLLM_PYTHON") or ROOT / ".venv-vllm" / "bin" / "python"
+    places = [Path(python).parent, Path(shutil.which("vllm") or "/none/vllm").parent]
     return next((place for place in places if (place / "vllm").is_file()), None)
 
 
@@ -50,25 +48,16 @@ pytestmark = [
 ]
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {
-        "PATH": os.pathsep.join([str(vllm_folder()), os.environ.get("PATH", "")]),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
+ENVIRONMENT = os.environ | {
+    "PATH": os.pathsep.join([str(vllm_folder()), os.environ.get("PATH", "")]),
+    **dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1"),
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
 def recipe(*words: str, fails: bool = False) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "recipe_core", *words],
-        capture_output=True,
-        text=True,
-        timeout=2 * START_S,
-        cwd=ROOT,
-        env=environment(),
-    )
+    command = [sys.executable, "-m", "recipe_core", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done.stdout + (done.stderr if fails else "")
 
@@ -77,16 +66,12 @@ class Served:
     """A bundle with a real server, and the processes of its last start by their kernel's ids."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.port = root, free_port()
-        self.leaders: set[int] = set()
+        self.root, self.port, self.leaders = root, free_port(), set[int]()
+        self.options = ["--port", str(self.port), "--timeout", str(START_S)]
 
     def up(self, *words: str) -> None:
         recipe("up", str(self.root), *self.options, *words)
         self.noted()
-
-    @property
-    def options(self) -> list[str]:
-        return ["--port", str(self.port), "--timeout", str(START_S)]
 
     def noted(self) -> None:
         self.leaders |= {self.leader}
@@ -109,36 +94,17 @@ class Served:
         ours = [s.pid for s in stats if {s.pid, s.group, s.session} & self.leaders]
         return {pid: procs.name_of(pid) for pid in ours}
 
-    def part(self, name: str) -> int:
-        """The process that vLLM calls so."""
-        return next(pid for pid, known in self.members.items() if known.startswith(name))
-
     def status(self, *, fails: bool = True) -> dict[str, Any]:
-        text = recipe("status", str(self.root), fails=fails)
-        return dict(json.loads(text))
+        return dict(json.loads(recipe("status", str(self.root), fails=fails)))
 
     def down(self) -> None:
         recipe("down", str(self.root))
 
 
-def built(model: Path, folder: Path, share: float) -> Served:
-    split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "weight_dtype": "fp32"}
-    load = {"input_tokens": 64, "output_tokens": 16, "concurrency": 2, "max_context": 512}
-    request = {
-        "model": str(model),
-        "hardware": {"device": "cpu", "per_node": 1},
-        "workload": load,
-        "candidate": split | {"memory_fraction": share, "max_num_seqs": 8},
-    }
-    (folder / "request.yaml").write_text(to_yaml(request))
-    recipe("build", str(folder / "request.yaml"), "-o", str(folder / "bundle"))
-    return Served(folder / "bundle")
-
-
 @pytest.fixture
 def served(untrained_model: Path, tmp_path: Path) -> Iterator[Served]:
     """A bundle; after the test nothing of it runs, whatever the test did."""
-    bundle = built(untrained_model, tmp_path, 0.15)
+    bundle = Served(build(untrained_model, tmp_path, 0.15))
     try:
         yield bundle
     finally:
@@ -169,7 +135,8 @@ def test_a_bundle_of_vllm_starts_answers_and_stops(served: Served) -> None:
 def test_nothing_outlives_a_killed_part(served: Served, part: str) -> None:
     served.up("--no-keep")
     leader = served.leader
-    os.kill(leader if part == "server" else served.part(part), signal.SIGKILL)
+    named = (pid for pid, name in served.members.items() if name.startswith(part))
+    os.kill(leader if part == "server" else next(named), signal.SIGKILL)
     assert comes(lambda: leader not in served.members)  # vLLM's server ends without its engine
     status = served.status()
     workers = sorted(served.members)
@@ -204,10 +171,8 @@ def test_the_keeper_ends_what_a_killed_server_left_and_starts_it_again(served: S
 def test_a_killed_launcher_leaves_what_down_finds(served: Served) -> None:
     # The bundle's own program: `recipe up` only starts it.
     words = [sys.executable, str(served.root / "launch.py"), "up", "--foreground", *served.options]
-    launcher = subprocess.Popen(
-        words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert launcher.stdout is not None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    launcher = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, **pipes)
     try:
         assert b"ready" in launcher.stdout.readline()
     finally:
@@ -219,10 +184,8 @@ def test_a_killed_launcher_leaves_what_down_finds(served: Served) -> None:
     assert served.members == {}
 
 
-def test_a_share_that_is_not_free_is_refused_before_the_start(
-    untrained_model: Path, tmp_path: Path
-) -> None:
-    bundle = built(untrained_model, tmp_path, 1.0)
+def test_a_share_that_is_not_free_is_refused_before_the_start(untrained_model, tmp_path):
+    bundle = Served(build(untrained_model, tmp_path, 1.0))
     words = recipe("up", str(bundle.root), *bundle.options, fails=True)
     assert "memory: " in words
     assert "the engine claims" in words
@@ -230,11 +193,9 @@ def test_a_share_that_is_not_free_is_refused_before_the_start(
     assert not (bundle.root / "run" / "state.json").exists()
 
 
-def test_a_start_that_the_engine_refuses_names_the_reason_and_leaves_nothing(
-    untrained_model: Path, tmp_path: Path
-) -> None:
+def test_a_refused_start_names_the_reason_and_leaves_nothing(untrained_model, tmp_path):
     """As if another program had taken the memory since preflight: the claim is not told."""
-    bundle = built(untrained_model, tmp_path, 1.0)
+    bundle = Served(build(untrained_model, tmp_path, 1.0))
     Bundle(bundle.root, bundle.port).edit(lambda launch: launch["needs"].pop("claim"))
     words = recipe("up", str(bundle.root), *bundle.options, "--no-keep", "--strict", fails=True)
     assert "the machine's memory does not suffice" in words
