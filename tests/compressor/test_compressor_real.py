@@ -1,9 +1,7 @@
 """A real model, small: rounded, pruned and exported, and run by the runtimes that read it."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -11,14 +9,83 @@ import pytest
 from recipe_core.compression.technique import technique
 from recipe_core.compressor.main import main
 from recipe_core.model.dtypes import BYTES_PER_VALUE
-from tests.compressor.conftest import GROUP, VERIFY, needs_tools
+from tests.fixtures.needs import needs
+from tests.fixtures.paths import ROOT
+from tests.fixtures.rows import over, table
 
-pytestmark = [pytest.mark.engine, pytest.mark.nightly, needs_tools]
-
+TOOLS = "torch transformers compressed_tensors gguf nncf onnx onnxruntime onnxscript openvino "
+TOOLS += "xllamacpp"
+VERIFY = {"tokens": 512, "window": 128, "prompts": 2, "prompt_tokens": 16}
+VERIFY |= {"new_tokens": 12, "runs": 1}
+GROUP = 32
+"""Divides the 352 inputs of the demo model's last matrices."""
 INT4 = {"options": {"group": GROUP}}
+NEEDED = needs("compression", *TOOLS.split(), extra="torch,compress")
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, NEEDED]
 
 
-def retained(made, name: str, written: str | None = None, **parts) -> float:
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    """The demo's corpus as its model was trained on it: an end after each paragraph."""
+    path = tmp_path_factory.mktemp("text") / "stream.txt"
+    text = (ROOT / "scripts" / "demo_corpus.txt").read_text(encoding="utf-8")
+    path.write_text(text.strip().replace("\n\n", "</s>"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base_tokens(demo_model, stream):
+    from recipe_core.compressor.models import load_tokenizer
+    from recipe_core.compressor.windows import text_tokens
+
+    return text_tokens(load_tokenizer(demo_model), stream)[: VERIFY["tokens"]]
+
+
+@pytest.fixture(scope="module")
+def base(demo_model, base_tokens):
+    from recipe_core.compressor.job import Verify
+    from recipe_core.compressor.verify import observe
+
+    return observe(demo_model, base_tokens, Verify(**VERIFY))
+
+
+@pytest.fixture(scope="module")
+def made(demo_model, base, base_tokens, stream, tmp_path_factory):
+    """Compress by a technique once, and hold it against the base: its folder and the result."""
+    from recipe_core.compressor import export_onnx
+    from recipe_core.compressor.compress import compress
+    from recipe_core.compressor.job import Verify, read_job
+    from recipe_core.compressor.verify import compare, observe
+
+    kept, root = {}, tmp_path_factory.mktemp("compressed")
+    export, graph = export_onnx.export, root / "graph"
+
+    def export_once(model, folder):
+        """The base's graph: a trace takes far longer than all that is done with it."""
+        if not graph.exists():
+            graph.mkdir()
+            export(model, graph)
+        shutil.copytree(graph, folder, dirs_exist_ok=True)
+        return folder / "model.onnx"
+
+    def make(technique, written=None, **parts):
+        key = f"{technique}-{written}-{parts}"
+        if key not in kept:
+            values = {"schema_version": 1, "source": str(demo_model), "technique": technique}
+            values |= {"format": written, "output": str(root / str(len(kept)))}
+            values["calibration"] = {"text": str(stream), "samples": 8, "tokens": 128}
+            job = read_job(values | parts)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(export_onnx, "export", export_once)
+                compress(job)
+            measured = observe(job.output_folder, base_tokens, Verify(**VERIFY))
+            kept[key] = (job.output_folder, compare(base, measured, len(base_tokens)))
+        return kept[key]
+
+    return make
+
+
+def retained(made, name, written=None, **parts):
     return made(name, written, **parts)[1].perplexity_retained
 
 
@@ -77,33 +144,23 @@ def test_a_removed_layer_is_gone_and_less_rank_loses_more(made, demo_model):
     assert 1 > kept[0] > kept[1]
 
 
-@pytest.mark.parametrize(
-    ("written", "runtime"),
-    [("onnx", "ONNX Runtime"), ("openvino", "OpenVINO"), ("gguf", "llama.cpp")],
-)
-def test_an_export_says_what_torch_says(made, demo_model, base_tokens, written, runtime):
+RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "gguf": "llama.cpp"}
+
+
+@pytest.mark.parametrize("written", RUNTIMES)
+def test_an_export_says_what_torch_says(made, demo_model, base_tokens, written):
     from recipe_core.compressor.runners import run
 
     folder, result = made("none", written)
     window = base_tokens[:64]
     difference = run(folder).logits(window) - run(demo_model).logits(window)
-    assert result.result.runtime == runtime
+    assert result.result.runtime == RUNTIMES[written]
     assert np.abs(difference).max() < (0.5 if written == "gguf" else 1e-3)  # gguf: bf16 products
     assert result.same_top > 0.99
     assert result.agreement > 0.9
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "least"),
-    [
-        ("int8_w8a8", "onnx", 0.9),
-        ("int4_weight_only", "onnx", 0.85),
-        ("int8_weight_only", "openvino", 0.97),
-        ("int4_weight_only", "openvino", 0.85),
-        ("gguf_q8_0", None, 0.97),
-        ("gguf_q4_k_m", None, 0.9),
-    ],
-)
+@over("name, written, least", table("compressor", "rounded"))
 def test_runtimes_run_what_their_tools_rounded(made, name, written, least):
     _, result = made(name, written, **(INT4 if name == "int4_weight_only" else {}))
     whole = made("none", written or "gguf")[1]
@@ -121,7 +178,7 @@ def test_types_of_llama_cpp_are_as_wide_as_the_table_says(made):
     assert bits == pytest.approx(technique("gguf_q8_0").weight_bits, rel=0.01)
 
 
-def job_file(folder: Path, demo_model: Path, **parts: object) -> str:
+def job_file(folder, demo_model, **parts):
     """A job whose texts are the bundled one, which the model has never seen."""
     values = {"schema_version": 1, "source": str(demo_model), "output": "small"}
     values |= {"technique": "int8_weight_only", "verify": VERIFY}
@@ -142,21 +199,10 @@ def test_the_program_writes_figures_and_fails_where_too_much_is_lost(tmp_path, d
     assert "less than verify.least_retained" in capsys.readouterr().err
 
 
-REFUSED = {
-    "gguf_iq2_xs cannot be written as gguf": {"technique": "gguf_iq2_xs"},
-    "fp8_w8a8 cannot be written as onnx": {"technique": "fp8_w8a8", "format": "onnx"},
-    "method is 'gptq'": {"method": "gptq"},
-    "holds no config.json": {"source": "nowhere"},
-    "has no groups": {"options": {"group": 64}},
-    "int8_weight_only removes 0.0": {"options": {"removed": 0.3}},
-    "has 352 inputs": {"technique": "int4_weight_only"},  # groups of 128 do not fill them
-}
-
-
 def test_what_cannot_be_done_is_said_and_leaves_the_output_as_it_was(tmp_path, demo_model, capsys):
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "kept.txt").write_text("kept")
-    for message, parts in REFUSED.items():
+    for message, parts in table("compressor", "refused"):
         assert main([job_file(tmp_path, demo_model, **parts), "--no-verify"]) == 2
         assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["small"]
