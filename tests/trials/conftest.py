@@ -1,25 +1,20 @@
 """A bundle of vLLM for this machine's CPU; real starts find a fake `vllm` on the path."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recipe_core.bundle.write import write_bundle
 from recipe_core.recipe import make_recipe
-from recipe_core.request.schema import PlanRequest
+from tests.conftest import make_request
 from tests.fixtures.paths import ROOT
 
 
 @pytest.fixture
-def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake as `vllm` on the path."""
+def fake_vllm(tmp_path, monkeypatch):
     if (Path(sys.executable).parent / "vllm").exists():
         pytest.skip("a real vllm lies beside this Python, which is found before the fake")
     folder = tmp_path / "programs"
@@ -32,27 +27,19 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def vllm_bundle(tmp_path: Path, tiny_config: dict[str, Any]) -> Callable[..., Path]:
+def vllm_bundle(tmp_path, tiny_config):
     """Writes a bundle of a small model; takes fields of its config and of the candidate."""
 
-    def written(name: str = "bundle", layers: int = 4, **fields: Any) -> Path:
+    def written(name="bundle", layers=4, **fields):
         model = tmp_path / f"model-{layers}"
         model.mkdir(exist_ok=True)
         (model / "config.json").write_text(json.dumps(tiny_config | {"num_hidden_layers": layers}))
         (model / "model.safetensors").write_bytes(b"")
         split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "max_num_seqs": 16}
-        values = {
-            "model": str(model),
-            "hardware": {"device": "cpu", "per_node": 1},
-            "workload": {
-                "input_tokens": 32,
-                "output_tokens": 8,
-                "concurrency": 2,
-                "max_context": 512,
-            },
-            "objective": {"optimize": "tpot"},
-            "candidate": {**split, "memory_fraction": 0.2, **fields},
-        }
-        return write_bundle(make_recipe(PlanRequest.parse(values)), tmp_path / name)
+        split |= {"memory_fraction": 0.2, **fields}
+        work = {"input_tokens": 32, "output_tokens": 8, "concurrency": 2, "max_context": 512}
+        parts = {"workload": work, "objective": {"optimize": "tpot"}, "candidate": split}
+        recipe = make_recipe(make_request(str(model), "cpu", 1, **parts))
+        return write_bundle(recipe, tmp_path / name)
 
     return written

@@ -1,6 +1,4 @@
-"""The search on the real machine, against a fake engine whose speed follows from its options."""
-
-from __future__ import annotations
+"""The search for better options, by states and on the real machine, and what it leaves."""
 
 import json
 import os
@@ -11,35 +9,28 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recipe_core.base.errors import InputError
 from recipe_core.bundle.verify import read_bundle
+from recipe_core.launcher.procs import Processes, Stat
 from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.diff import diff
 from recipe_core.trials import knobs as knobs_module
 from recipe_core.trials.confirm import gain_of, order
 from recipe_core.trials.errors import TrialError
-from recipe_core.trials.knobs import (
-    SPLIT,
-    Knob,
-    first_splits,
-    knobs,
-    recipe_at,
-    recommended,
-    request_at,
-)
-from recipe_core.trials.leftovers import MARK
+from recipe_core.trials.knobs import SPLIT, Knob, knobs, recipe_at, recommended
+from recipe_core.trials.leftovers import LAUNCHER_S, MARK, stop_all
 from recipe_core.trials.objective import aim_of
 from recipe_core.trials.study import JOURNAL, Search
-from recipe_core.trials.tune import Budget, Tuned, tune
+from recipe_core.trials.tune import Budget, tune
 from tests.conftest import make_request
 from tests.fixtures.bundles import usual_signals, with_variable
 from tests.fixtures.experiments import ALONE, BENCH_S, Servers
+from tests.fixtures.fake_world import FakeClock
 from tests.fixtures.paths import ROOT
 from tests.fixtures.patience import PATIENCE, comes
+from tests.fixtures.refusals import refusal
 
 QUICK = Budget(trials=6, repeats=2, splits=1)
 SPACE = (
@@ -49,37 +40,36 @@ SPACE = (
 )
 
 
-def score_of(point: dict[str, int]) -> float:
+def score_of(point):
     """Known optimum: 6, 2 and the second split."""
-    return (
-        0.1 * abs(point["max_num_seqs"] - 6)
-        + 0.05 * abs(point["max_batched_tokens"] - 2)
-        + 0.3 * (point[SPLIT] != 1)
-    )
+    seqs, tokens = abs(point["max_num_seqs"] - 6), abs(point["max_batched_tokens"] - 2)
+    return 0.1 * seqs + 0.05 * tokens + 0.3 * (point[SPLIT] != 1)
 
 
-def run(search: Search, trials: int) -> None:
+def opened(folder, space=SPACE, recipe="a", *, resume=False):
+    return Search.opened(folder, space, {"recipe": recipe}, resume=resume)
+
+
+def run(search, trials, most_seqs=9):
+    """Answer what the search asks; points above ``most_seqs`` break a limit."""
     while len(search.done) < trials:
-        asked = search.ask()
-        if asked is None:
-            return
-        trial, point = asked
-        search.tell(trial, score_of(dict(point)), 0.0, {})
+        trial, point = search.ask()
+        beyond = 0.5 if point["max_num_seqs"] > most_seqs else 0.0
+        search.tell(trial, score_of(dict(point)), beyond, {})
 
 
 def test_the_search_starts_at_the_recommended_point_and_finds_the_optimum(tmp_path):
-    search = Search.opened(tmp_path, SPACE, {"recipe": "a"}, resume=False)
+    search = opened(tmp_path / "free")
     run(search, 40)
     assert search.done[0].params == recommended(SPACE)
-    best = search.best()
-    assert best is not None
-    assert best.value <= 0.1 < score_of(recommended(SPACE))
+    assert search.best().value <= 0.1 < score_of(recommended(SPACE))
     assert len({tuple(t.params.items()) for t in search.done}) == len(search.done)
-
-
-def test_a_small_space_is_searched_to_its_end(tmp_path):
-    small = (Knob("max_num_seqs", (1, 2, 4), 1, "candidate"),)
-    search = Search.opened(tmp_path, small, {}, resume=False)
+    # points beyond the limits are never the best
+    search = opened(tmp_path / "limited")
+    run(search, 20, most_seqs=4)
+    assert search.best().params["max_num_seqs"] <= 4
+    # a small space is searched to its end
+    search = opened(tmp_path / "small", (Knob("max_num_seqs", (1, 2, 4), 1, "candidate"),))
     points = []
     while (asked := search.ask()) is not None:
         points.append(asked[1]["max_num_seqs"])
@@ -87,36 +77,24 @@ def test_a_small_space_is_searched_to_its_end(tmp_path):
     assert (points[0], sorted(points)) == (1, [0, 1, 2])
 
 
-def test_points_beyond_the_limits_are_never_the_best(tmp_path):
-    search = Search.opened(tmp_path, SPACE, {}, resume=False)
-    for _ in range(20):
-        trial, point = search.ask()
-        search.tell(trial, score_of(dict(point)), 0.5 if point["max_num_seqs"] > 4 else 0.0, {})
-    best = search.best()
-    assert best is not None
-    assert best.params["max_num_seqs"] <= 4
-
-
 def test_a_journal_survives_a_kill_in_the_middle_of_a_line(tmp_path):
-    first = Search.opened(tmp_path, SPACE, {"recipe": "a"}, resume=False)
+    first = opened(tmp_path)
     run(first, 3)
     _, point = first.ask()  # and killed before it was told
     journal = tmp_path / JOURNAL
     journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "half')
     (tmp_path / f"{JOURNAL}.lock").touch()
-    again = Search.opened(tmp_path, SPACE, {"recipe": "a"}, resume=True)
+    again = opened(tmp_path, resume=True)
     assert len(again.done) == 3
-    retried = again.ask()
-    assert retried is not None
-    assert dict(retried[1]) == dict(point)
-    with pytest.raises(InputError, match="another recipe"):
-        Search.opened(tmp_path, SPACE, {"recipe": "b"}, resume=True)
-    assert Search.opened(tmp_path, SPACE, {"recipe": "b"}, resume=False).done == []
+    _, retried = again.ask()
+    assert dict(retried) == dict(point)
+    assert "another recipe" in str(refusal(opened, tmp_path, recipe="b", resume=True))
+    assert opened(tmp_path, recipe="b").done == []
     assert (tmp_path / "journal-1.log").is_file()
 
 
 def test_warm_ups_without_hope_are_given_up(tmp_path):
-    search = Search.opened(tmp_path, SPACE, {}, resume=False)
+    search = opened(tmp_path)
     trial, _ = search.ask()
     assert search.give_up(trial, 0.0) is None
     search.tell(trial, 0.0, 0.0, {})
@@ -131,29 +109,20 @@ def test_warm_ups_without_hope_are_given_up(tmp_path):
 
 @pytest.fixture(scope="module")
 def on_gpus():
-    return make_recipe(
-        make_request(
-            model="Qwen/Qwen3-8B",
-            per_node=4,
-            candidate={"engine": "vllm", "tp": 4, "pp": 1, "dp": 1},
-            objective={"optimize": "throughput", "limits": {"tpot_ms": 30, "watts": 9000}},
-        )
-    )
+    split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
+    aim = {"optimize": "throughput", "limits": {"tpot_ms": 30, "watts": 9000}}
+    return make_recipe(make_request("Qwen/Qwen3-8B", per_node=4, candidate=split, objective=aim))
 
 
 def test_the_space_is_what_the_engine_has_options_for(on_gpus):
     space = {knob.name: knob for knob in knobs(on_gpus, 3)}
-    assert set(space) == {
-        *("max_num_seqs", "max_batched_tokens", "memory_fraction"),
-        *("max_cudagraph_capture_size", SPLIT),
-    }
+    names = "max_num_seqs max_batched_tokens memory_fraction max_cudagraph_capture_size"
+    assert set(space) == {*names.split(), SPLIT}
     assert len(space[SPLIT].values) == 3
-    assert (
-        space["max_num_seqs"].values[space["max_num_seqs"].base]
-        == (on_gpus.candidate["max_num_seqs"])
-    )
+    seqs = space["max_num_seqs"]
+    assert seqs.values[seqs.base] == on_gpus.candidate["max_num_seqs"]
     assert max(space["memory_fraction"].values) <= 0.97
-    assert first_splits(on_gpus, 1) == [{"tp": 4, "pp": 1, "dp": 1, "ep": 1, "cp": 1}]
+    assert knobs_module.first_splits(on_gpus, 1) == [{"tp": 4, "pp": 1, "dp": 1, "ep": 1, "cp": 1}]
 
 
 def test_a_point_is_a_recipe_and_what_moved_is_the_objectives_choice(on_gpus):
@@ -163,19 +132,18 @@ def test_a_point_is_a_recipe_and_what_moved_is_the_objectives_choice(on_gpus):
     point["max_num_seqs"] += 1
     point["max_cudagraph_capture_size"] = 1
     moved = recipe_at(on_gpus, space, point)
-    assert not isinstance(moved, str)
     assert moved.engine.options["max_cudagraph_capture_size"] == 64
     assert moved.provenance["candidate.max_num_seqs"] == "objective"
     assert moved.provenance["candidate.tp"] == on_gpus.provenance["candidate.tp"]
     fields = {row["field"] for rows in diff(on_gpus, moved)["changed"].values() for row in rows}
     assert "candidate.max_num_seqs" in fields
-
-
-def test_what_the_estimate_refuses_is_no_recipe(on_gpus):
+    # what the estimate refuses is no recipe
     space = (Knob("memory_fraction", (0.05, 0.9), 1, "candidate"),)
-    refusal = recipe_at(on_gpus, space, {"memory_fraction": 0})
-    assert isinstance(refusal, str)
-    assert request_at(on_gpus, space, {"memory_fraction": 0}).candidate.memory_fraction == 0.05
+    assert isinstance(recipe_at(on_gpus, space, {"memory_fraction": 0}), str)
+    assert (
+        knobs_module.request_at(on_gpus, space, {"memory_fraction": 0}).candidate.memory_fraction
+        == 0.05
+    )
 
 
 def test_limits_are_held_against_what_was_measured(on_gpus):
@@ -185,10 +153,8 @@ def test_limits_are_held_against_what_was_measured(on_gpus):
     assert aim.broken({"tpot_s": 0.02})["tpot_ms"] < 0
     faster = aim.score({"output_tokens_per_s": 200.0}, on_gpus)
     assert faster < aim.score({"output_tokens_per_s": 100.0}, on_gpus)
-    with pytest.raises(InputError, match="not measured"):
-        aim_of(recipe_request(on_gpus), "energy")
-    with pytest.raises(InputError, match="unknown objective"):
-        aim_of(recipe_request(on_gpus), "speed")
+    for name, says in (("energy", "not measured"), ("speed", "unknown objective")):
+        assert says in str(refusal(aim_of, recipe_request(on_gpus), name))
 
 
 def test_a_gain_is_believed_beyond_the_noise_only():
@@ -205,16 +171,9 @@ def test_a_gain_is_believed_beyond_the_noise_only():
 # Whole searches
 
 
-def tuned(bundle: Path, servers: Servers, budget: Budget = QUICK, **options: Any) -> Tuned:
-    return tune(
-        bundle,
-        budget,
-        tell=lambda line: None,
-        clock=servers.clock,
-        deploy=servers.deploy,
-        alone=ALONE,
-        **options,
-    )
+def tuned(bundle, servers, budget=QUICK, **options):
+    here = {"clock": servers.clock, "deploy": servers.deploy, "alone": ALONE}
+    return tune(bundle, budget, tell=lambda line: None, **here, **options)
 
 
 def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_path, monkeypatch):
@@ -225,7 +184,6 @@ def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_p
     assert (servers.started[0], servers.started[-4:]) == (16, [16, 128, 128, 16])
     assert outcome.recipe is not None, outcome.to_json()
     assert outcome.notes == []
-    assert outcome.gain is not None
     assert outcome.gain.low == pytest.approx(0.076 / 0.004)
     base, better = read_bundle(bundle).recipe, read_bundle(output).recipe
     assert (better.candidate["max_num_seqs"], base.candidate["max_num_seqs"]) == (128, 16)
@@ -237,8 +195,6 @@ def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_p
     assert claim.metrics["tpot_s"] == 0.004
     assert claim.metrics["recommended_tpot_s"] == pytest.approx(0.076)
     assert claim.candidate == better.candidate
-    changed = diff(base, better)["changed"]
-    assert "candidate.max_num_seqs" in {row["field"] for row in changed["candidate"]}
     report = json.loads((bundle / "run" / "tune" / "report.json").read_text())
     assert report["trials"][0]["values"]["max_num_seqs"] == 16
     assert report["better"]
@@ -246,57 +202,111 @@ def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_p
     assert not list(bundle.glob("run/tune/work-*"))
 
 
-def test_a_recommended_point_that_is_best_stays(vllm_bundle, tmp_path):
-    outcome = tuned(vllm_bundle(), Servers(), replace(QUICK, trials=2), output=tmp_path / "no")
+def test_a_search_ends_with_its_budget_or_its_recommended_point(vllm_bundle, tmp_path, monkeypatch):
+    bundle = vllm_bundle()
+    with pytest.raises(TrialError):  # a recommended point that does not start
+        tuned(bundle, Servers(dies_at=16))
+    assert not list(bundle.glob("run/tune/work-*"))
+    with ALONE(bundle, "tune"):  # two searches of one bundle exclude each other
+        assert "another `recipe tune`" in str(refusal(tuned, bundle, Servers()))
+    # a recommended point that is best stays
+    outcome = tuned(bundle, Servers(), replace(QUICK, trials=2), output=tmp_path / "no")
     assert (outcome.recipe, outcome.ended) == (None, "2 trials")
     assert not (tmp_path / "no").exists()
-
-
-def test_a_search_ends_where_the_next_trial_and_the_pairs_would_be_too_late(
-    vllm_bundle, monkeypatch
-):
-    """A trial takes two measurements, and the end is reckoned as four trials."""
+    # a trial takes two measurements, and the end is reckoned as four trials
     monkeypatch.setattr(knobs_module, "LADDERS", {"max_batched_tokens": (1.0, 2.0, 4.0)})
     minutes = 12 * BENCH_S / 60
-    outcome = tuned(vllm_bundle(), Servers(), replace(QUICK, minutes=minutes))
+    outcome = tuned(bundle, Servers(), replace(QUICK, minutes=minutes))
     assert (outcome.ended, len(outcome.trials)) == ("20 minutes", 2)
 
 
-def test_a_recommended_point_that_does_not_start_is_an_error(vllm_bundle):
-    bundle = vllm_bundle()
-    with pytest.raises(TrialError):
-        tuned(bundle, Servers(dies_at=16))
-    assert not list(bundle.glob("run/tune/work-*"))
+# What a killed experiment left is stopped: launchers first, then by `down`, then the rest
+
+LAUNCHER, SERVER, KEEPER, STRANGER = 10, 11, 12, 13
 
 
-def test_two_searches_of_one_bundle_exclude_each_other(vllm_bundle):
-    bundle = vllm_bundle()
-    with ALONE(bundle, "tune"), pytest.raises(InputError, match="another `recipe tune`"):
-        tuned(bundle, Servers())
+class Pretended(Processes):
+    """Processes that end by a signal each; ``stranger`` has no mark."""
+
+    def __init__(self, **ends_by):
+        super().__init__(FakeClock())
+        names = {"launcher": LAUNCHER, "server": SERVER, "keeper": KEEPER, "stranger": STRANGER}
+        self.ends_by = {names[name]: number for name, number in ends_by.items()}
+        self.left, self.log = set(self.ends_by), []
+
+    def running(self):
+        return (Stat(pid, "S", pid, pid, 1) for pid in sorted(self.left))
+
+    def marked(self, pid, mark, variable=""):
+        assert (mark, variable) == ("work-1", "RECIPE_TRIAL_ID")
+        return pid != STRANGER
+
+    def alive(self, pid, started):
+        return pid in self.left
+
+    def reap(self, pid):
+        return None
+
+    def kill(self, pid, number):
+        self.log.append((pid, number.name))
+        if self.ends_by[pid] == number.name:
+            self.left.discard(pid)
+
+    def take_down(self, folder):
+        self.log.append(f"down {folder.name}")
+        self.left.discard(KEEPER)
+
+
+def stopped(processes, folder, bundles=()):
+    """``stop_all`` of a folder in which these bundles run."""
+    work = folder / "work-1"
+    for name in bundles:
+        (work / name / "run").mkdir(parents=True)
+        for file in ("launch.py", "run/state.json"):
+            (work / name / file).touch()
+    down, launcher = processes.take_down, lambda pid: pid == LAUNCHER
+    return stop_all(work, processes=processes, is_launcher=launcher, take_down=down)
+
+
+def test_launchers_end_before_their_bundles_and_these_before_the_rest(tmp_path):
+    processes = Pretended(launcher="SIGTERM", server="SIGTERM", keeper="", stranger="SIGTERM")
+    assert stopped(processes, tmp_path, ["trial-001", "trial-000"]) == 3
+    assert processes.log == [
+        *[(LAUNCHER, "SIGCONT"), (LAUNCHER, "SIGTERM"), "down trial-000", "down trial-001"],
+        *[(SERVER, "SIGCONT"), (SERVER, "SIGTERM")],
+    ]
+    assert processes.left == {STRANGER}
+
+
+def test_who_does_not_heed_the_word_is_killed_when_its_time_is_over(tmp_path):
+    processes = Pretended(launcher="SIGKILL")
+    began_s = processes.clock.monotonic()
+    assert stopped(processes, tmp_path) == 1
+    assert [number for _, number in processes.log] == ["SIGCONT", "SIGTERM", "SIGKILL"]
+    assert processes.clock.monotonic() - began_s == pytest.approx(LAUNCHER_S, abs=0.1)
+
+
+def test_where_nothing_runs_nothing_is_done(tmp_path):
+    processes = Pretended(stranger="SIGTERM")
+    assert (stopped(processes, tmp_path, ["trial-000"]), processes.log) == (0, [])
 
 
 # Real launchers and the fake engine
 
 
-def started(bundle: Path) -> subprocess.Popen[bytes]:
+def started(bundle):
     """`recipe tune` in a process of its own, once a server of it runs."""
     words = [sys.executable, "-m", "recipe_core", "tune", str(bundle), "--splits", "1"]
-    child = subprocess.Popen(
-        [*words, "--trials", "3", "--repeats", "2"],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=usual_signals,
-    )
+    words += ["--trials", "3", "--repeats", "2"]
+    ends = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "preexec_fn": usual_signals}
+    child = subprocess.Popen(words, cwd=ROOT, start_new_session=True, **ends)
     if not comes(lambda: child.poll() is not None or bool(servers_of(bundle))):
         child.kill()
     assert servers_of(bundle), child.communicate()[1].decode()
     return child
 
 
-def servers_of(bundle: Path) -> list[int]:
-    """Processes of the bundle's trials."""
+def servers_of(bundle):
     works = [path.name for path in bundle.glob("run/tune/work-*")]
     return [pid for work in works for pid in with_variable(MARK, work)]
 
@@ -330,17 +340,16 @@ def test_the_next_start_stops_what_a_kill_of_tuner_and_guard_left(vllm_bundle):
     child.kill()
     child.communicate()
     assert with_variable(MARK, work.name)
-    lines: list[str] = []
+    lines = []
     outcome = tune(bundle, Budget(trials=1, repeats=2, splits=1), resume=True, tell=lines.append)
     assert not with_variable(MARK, work.name)
     assert "processes that an earlier run had left" in lines[0]
-    assert outcome.trials[0]["values"]["max_num_seqs"] == 16
-    assert outcome.trials[0]["state"] == "measured"
+    first = outcome.trials[0]
+    assert (first["values"]["max_num_seqs"], first["state"]) == (16, "measured")
     assert not work.exists()
 
 
-def guards(work: Path) -> list[int]:
-    """Guards of a folder of experiments."""
+def guards(work):
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
