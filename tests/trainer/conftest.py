@@ -1,7 +1,5 @@
 """A small model, its text and torchrun jobs that tests share."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -9,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,35 +15,16 @@ from recipe_core.launch.entry import train_py
 from recipe_core.launch.training.corpus import chats, preferences
 from tests.fixtures.needs import needs
 from tests.fixtures.ports import free_port
+from tests.fixtures.rows import table
 
 needs_torch = needs("training", "torch", "transformers", "safetensors")
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}
+CONFIG = table("trainer", "config")
 
 
-def settings(**parts: Any) -> dict[str, Any]:
+def settings(**parts):
     """``train.json`` of four steps in fp32 on one device unless ``parts`` say otherwise."""
-    plain: dict[str, Any] = {
-        "schema_version": 1,
-        "name": "tiny",
-        "model": {"config": CONFIG, "tokenizer": "data"},
-        "batch": {"sequence_length": 32, "global_batch": 8, "micro_batch": 2},
-        "steps": 4,
-        "data": ["text.txt"],
-        "precision": "fp32",
-        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
-        "checkpoints": {"every_steps": 100},
-    }
-    return plain | parts
+    model = {"config": CONFIG, "tokenizer": "data"}
+    return table("trainer", "settings") | {"model": model} | parts
 
 
 SEVERAL = """
@@ -59,13 +37,11 @@ from trainer import main, steps
 environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # each run has a store of its own
 clean, calls = steps.Passes.run, []
 
-
 def killed(self, *of_step):
     calls.append(None)
     if len(calls) == 3:
         kill(getpid(), 9)
     return clean(self, *of_step)
-
 
 for port, dies, words in json.loads(sys.argv[1]):
     environ["MASTER_PORT"] = str(port)
@@ -79,56 +55,41 @@ for port, dies, words in json.loads(sys.argv[1]):
 class Job:
     """A folder as a bundle has it, and torchrun on it."""
 
-    def __init__(self, root: Path, **parts: Any) -> None:
+    def __init__(self, root, **parts):
         self.root, self.run_folder = root, root / "run"
         root.mkdir(exist_ok=True)
-        (root / "text.txt").write_text(
-            "".join(f"Bread number {n} needs {n % 7} eggs and {n % 5} hours.\n" for n in range(400))
-        )
-        (root / "train.py").write_text(train_py("train.py", "main"))
-        shutil.copytree(
-            PACKAGE / "trainer", root / "trainer", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        lines = [f"Bread number {n} needs {n % 7} eggs and {n % 5} hours.\n" for n in range(400)]
+        (root / "text.txt").write_text("".join(lines))
+        self.patch_script("")
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PACKAGE / "trainer", root / "trainer", ignore=ignored)
         for name, records in (("chat", chats()[:40]), ("preference", preferences()[:40])):
             lines = (json.dumps(record) + "\n" for record in records)
             (root / f"{name}.jsonl").write_text("".join(lines))
         self.write(**parts)
 
-    def write(self, **parts: Any) -> None:
+    def write(self, **parts):
         (self.root / "train.json").write_text(json.dumps(settings(**parts)))
 
-    def run(
-        self, processes: int, *words: str, script: str = "train.py"
-    ) -> subprocess.CompletedProcess[str]:
+    def finish(self, processes, *words, script="train.py", dies=False):
+        """What a run says that ends as it should, or does not where it ``dies``."""
         launch = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", str(processes)]
         launch += ["--master-port", str(free_port()), script]
-        config = ("--config", "train.json") if script == "train.py" else ()
-        return subprocess.run(
-            [*launch, *config, *words],
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-
-    def finish(self, processes: int, *words: str) -> str:
-        """What a run says that ends as it should."""
-        done = self.run(processes, *words)
-        assert done.returncode == 0, done.stderr
+        launch += ["--config", "train.json"] if script == "train.py" else []
+        where = {"cwd": self.root, "env": os.environ | {"OMP_NUM_THREADS": "1"}}
+        done = subprocess.run([*launch, *words], capture_output=True, text=True, **where)
+        assert (done.returncode != 0) == dies, done.stderr
         return done.stderr
 
-    def fail(self, processes: int, *words: str) -> str:
-        """What a run says that does not."""
-        done = self.run(processes, *words)
-        assert done.returncode != 0
-        return done.stderr
+    def fail(self, processes, *words):
+        return self.finish(processes, *words, dies=True)
 
-    def ask_to_stop(self) -> None:
+    def ask_to_stop(self):
         self.run_folder.mkdir(exist_ok=True)
         (self.run_folder / "stop").touch()
 
     @staticmethod
-    def run_several(jobs: list[Job], processes: int, *words: str, dies: bool = False) -> str:
+    def run_several(jobs, processes, *words, dies=False):
         """All of them in turn; where it ``dies``, the last one is killed in its third step."""
         root = jobs[0].root
         script = (root / "train.py").read_text().partition('if __name__ == "__main__":')[0]
@@ -137,21 +98,19 @@ class Job:
             (free_port(), dies and job is jobs[-1], ["--config", f"{job.root}/train.json", *words])
             for job in jobs
         ]
-        done = jobs[0].run(processes, json.dumps(runs), script="several.py")
-        assert (done.returncode != 0) == dies, done.stderr
-        return done.stderr
+        return jobs[0].finish(processes, json.dumps(runs), script="several.py", dies=dies)
 
-    def rows(self) -> list[dict[str, str]]:
+    def rows(self):
         with (self.run_folder / "metrics.csv").open() as file:
             return list(csv.DictReader(file))
 
-    def losses(self) -> list[float]:
+    def losses(self):
         return [float(row["loss"]) for row in self.rows()]
 
-    def checkpoints(self) -> list[str]:
+    def checkpoints(self):
         return sorted(path.name for path in (self.run_folder / "checkpoints").iterdir())
 
-    def patch_script(self, text: str, trainer: str = "main") -> None:
+    def patch_script(self, text, trainer="main"):
         """Put Python before the start of the trainer: what goes wrong in it."""
         main = 'if __name__ == "__main__":'
         script = train_py("train.py", trainer).replace(main, text + main)
@@ -159,7 +118,7 @@ class Job:
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def whole(tmp_path_factory):
     """The run that every split must repeat: one process, to the end."""
     job = Job(tmp_path_factory.mktemp("whole") / "job")
     job.finish(1)

@@ -1,7 +1,5 @@
 """Losses that break: what is judged one, which batches are left out, when a run gives up."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -24,17 +22,23 @@ GUARD = Guard(window=20, patience=3)
 SPIKE = Event("spike", 12, 14, 9.0, 4.0)
 
 
-def verdicts(watch: Watch, losses: list[float], norm: float = 1.0) -> list[int]:
+def verdicts(watch, losses, norm=1.0):
     return [watch.see(step, loss, norm) for step, loss in enumerate(losses, 1)]
 
 
-def test_a_loss_that_is_no_number_stops_the_run_at_once() -> None:
+def test_what_is_no_number_stops_the_run_at_once_and_gradients_in_a_row():
     watch = Watch(GUARD)
     assert verdicts(watch, [5.0, 4.0, math.inf]) == [CALM, CALM, BROKEN]
     assert str(watch.event) == "the loss of step 3 is not a number"
+    watch = Watch(GUARD)
+    assert verdicts(watch, [4.0] * 3, math.nan) == [CALM, CALM, BROKEN]
+    assert str(watch.event) == "the gradients of steps 1 to 3 are not finite"
+    scaled = Watch(GUARD, scaled=True)  # under a loss scale, longer
+    assert BROKEN not in verdicts(scaled, [4.0] * 19, math.inf)
+    assert scaled.see(20, 4.0, math.inf) == BROKEN
 
 
-def test_a_spike_is_several_high_losses_in_a_row_and_one_alone_is_none() -> None:
+def test_a_spike_is_several_high_losses_in_a_row_and_one_alone_is_none():
     chance = random.Random(1)
     usual = [4 + chance.gauss(0, 0.05) for _ in range(20)]
     watch = Watch(GUARD)
@@ -42,30 +46,9 @@ def test_a_spike_is_several_high_losses_in_a_row_and_one_alone_is_none() -> None
     assert watch.event is None
     watch = Watch(GUARD, usual)
     assert [watch.see(step, 9.0, 1.0) for step in (21, 22, 23)] == [SUSPICIOUS, SUSPICIOUS, BROKEN]
-    assert watch.event is not None
     assert (watch.event.kind, watch.event.first, watch.event.last) == ("spike", 21, 23)
     assert "the loss of steps 21 to 23 is a spike (9.0000 after " in str(watch.event)
-
-
-def test_gradients_that_are_not_finite_count_in_a_row_and_longer_under_a_loss_scale() -> None:
-    watch = Watch(GUARD)
-    assert verdicts(watch, [4.0] * 3, math.nan) == [CALM, CALM, BROKEN]
-    assert str(watch.event) == "the gradients of steps 1 to 3 are not finite"
-    scaled = Watch(GUARD, scaled=True)
-    assert BROKEN not in verdicts(scaled, [4.0] * 19, math.inf)
-    assert scaled.see(20, 4.0, math.inf) == BROKEN
-
-
-@hypothesis.settings(max_examples=examples(200), deadline=None)
-@given(st.integers(), st.floats(0.0, 0.3), st.floats(1.0, 200.0))
-def test_no_ordinary_curve_is_a_spike(seed: int, noise: float, pace: float) -> None:
-    """A falling loss with normal noise, from 11 to 2 nats, however noisy or quick."""
-    chance = random.Random(seed)
-    losses = [2 + 9 * math.exp(-n / pace) * (1 + chance.gauss(0, noise / 3)) for n in range(300)]
-    assert BROKEN not in verdicts(Watch(Guard()), losses)
-
-
-def test_a_level_far_above_is_found_whatever_the_noise() -> None:
+    # a level far above is found whatever the noise
     for seed in range(50):
         chance = random.Random(seed)
         usual = [3 + chance.gauss(0, 0.1) for _ in range(100)]
@@ -73,9 +56,16 @@ def test_a_level_far_above_is_found_whatever_the_noise() -> None:
         assert [watch.see(n, 6 + chance.gauss(0, 0.1), 1.0) for n in range(1, 6)][-1] == BROKEN
 
 
-def test_losses_are_not_judged_where_the_person_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@hypothesis.settings(max_examples=examples(200), deadline=None)
+@given(st.integers(), st.floats(0.0, 0.3), st.floats(1.0, 200.0))
+def test_no_ordinary_curve_is_a_spike(seed, noise, pace):
+    """A falling loss with normal noise, from 11 to 2 nats, however noisy or quick."""
+    chance = random.Random(seed)
+    losses = [2 + 9 * math.exp(-n / pace) * (1 + chance.gauss(0, noise / 3)) for n in range(300)]
+    assert BROKEN not in verdicts(Watch(Guard()), losses)
+
+
+def test_losses_are_not_judged_where_the_person_says_so(tmp_path, monkeypatch):
     path = tmp_path / "train.json"
     path.write_text(json.dumps(settings(guard={"patience": 2})))
     assert load_settings(path).guard == Guard(patience=2)
@@ -90,23 +80,21 @@ def test_losses_are_not_judged_where_the_person_says_so(
 
 @hypothesis.settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10)), max_size=5))
-def test_steps_take_every_batch_that_is_not_left_out_once_and_in_order(
-    stretches: list[tuple[int, int]],
-) -> None:
+def test_steps_take_every_batch_that_is_not_left_out_once_and_in_order(stretches):
     skips = Skips([(start, start + length) for start, length in stretches])
     left_out = {batch for start, length in stretches for batch in range(start, start + length)}
     kept = [batch for batch in range(60 + len(left_out)) if batch not in left_out]
     assert [skips.batch(step) for step in range(60)] == kept[:60]
 
 
-def checkpoints(folder: Path, *steps: int) -> list[tuple[int, Path]]:
+def checkpoints(folder, *steps):
     paths = [(step, folder / f"step-{step}") for step in steps]
     for _, path in paths:
         path.mkdir(parents=True)
     return paths
 
 
-def test_a_rollback_goes_before_the_event_and_leaves_its_batches_out(tmp_path: Path) -> None:
+def test_a_rollback_goes_before_the_event_and_leaves_its_batches_out(tmp_path):
     folder = tmp_path / "checkpoints"
     paths = checkpoints(folder, 5, 10, 13)
     end = roll_back(tmp_path, SPIKE, paths, paths, Guard())
@@ -123,7 +111,7 @@ def test_a_rollback_goes_before_the_event_and_leaves_its_batches_out(tmp_path: P
     assert len(list(folder.iterdir())) == 2
 
 
-def test_the_same_place_again_goes_further_back_and_at_last_gives_up(tmp_path: Path) -> None:
+def test_the_same_place_again_goes_further_back_and_at_last_gives_up(tmp_path):
     paths, guard = checkpoints(tmp_path, 5, 10), Guard(rollbacks=2)
     for _ in range(2):
         roll_back(tmp_path, SPIKE, paths, paths, guard)
@@ -136,9 +124,7 @@ def test_the_same_place_again_goes_further_back_and_at_last_gives_up(tmp_path: P
         read_record(tmp_path).check(2)
 
 
-def test_rollbacks_far_apart_do_not_add_up_and_leave_out_at_most_a_hundred_batches(
-    tmp_path: Path,
-) -> None:
+def test_rollbacks_far_apart_do_not_add_up_and_leave_out_at_most_a_hundred_batches(tmp_path):
     record = Record(tmp_path / FILE, ())
     for first in (20, 220, 420, 620, 820):
         event = Event("spike", first, first + 4, 9.0, 4.0)
@@ -152,15 +138,12 @@ def test_rollbacks_far_apart_do_not_add_up_and_leave_out_at_most_a_hundred_batch
     assert record.roll_back(event, [1000])[1].skipped == (1500, 1601)
 
 
-def test_a_damaged_record_stops_the_run(tmp_path: Path) -> None:
+def test_a_damaged_record_stops_the_run_and_the_end_is_told_beside_it(tmp_path):
     wrong = [json.dumps({"rollbacks": [{"first": first}]}) for first in (-1, "1")]
     for record in ("", "[]", *wrong, "[" * 9**5):
         (tmp_path / FILE).write_text(record)
         with pytest.raises(TrainError, match=r"rollbacks\.json cannot be read .* remove it"):
             read_record(tmp_path)
-
-
-def test_the_end_is_told_beside_the_record(tmp_path: Path) -> None:
     tell_end(tmp_path / "run", RolledBackError("the loss broke."))
     end = json.loads((tmp_path / "run" / END_FILE).read_text())
     assert end == {"schema_version": 1, "code": 3, "message": "the loss broke."}

@@ -2,14 +2,12 @@
 
 # ruff: noqa: E402 - torch must be there before the trainer is imported
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import table
 from tests.trainer.conftest import CONFIG, needs_torch
 
 pytestmark = needs_torch
@@ -23,47 +21,32 @@ from recipe_core.trainer.examples import Chats, Examples, Pairs, best_fit, write
 from recipe_core.trainer.tokenizer import get_tokenizer
 from recipe_core.trainer.tokens import token_file
 
-TALK = [
-    {"role": "system", "content": "Be short."},
-    {"role": "user", "content": "Is it done?"},
-    {"role": "assistant", "content": "Not yet."},
-    {"role": "user", "content": "And now?"},
-    {"role": "assistant", "content": "Yes."},
-]
-MARKED = (
-    "{% for m in messages %}[{{ m['role'] }}] {% if m['role'] == 'assistant' %}{% generation %}"
-    "{{ m['content'] }}!{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}\n{% endfor %}"
-)
-FORGETS = (  # as templates do that leave earlier thoughts out
-    "{% for m in messages %}<{{ m['role'] }}>"
-    "{% if not loop.last and m['role'] == 'assistant' %}…{% else %}{{ m['content'] }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
+TALK, MARKED, FORGETS = (table("trainer", name) for name in ("talk", "marked", "forgets"))
 
 
-def lines(path: Path, records: Any) -> Path:
+def lines(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return lines(tmp_path_factory.mktemp("data") / "chat.jsonl", chats()[:60])
 
 
 @pytest.fixture(scope="module")
-def tokenizer(data: Path) -> Any:
+def tokenizer(data):
     return get_tokenizer("data", None, (data,), 512, 256, "chat")
 
 
-def learned(tokenizer: Any, example: list[int]) -> tuple[str, str]:
+def learned(tokenizer, example):
     """The text of an example with what is not learned left out, and all of it."""
     kept = [token for token in example if token >= 0]
     every = [token if token >= 0 else -1 - token for token in example]
     return tokenizer.decode(kept), tokenizer.decode(every)
 
 
-def made(tokenizer: Any, template: str, messages: Any = TALK) -> list[tuple[str, str]]:
+def made(tokenizer, template, messages=TALK):
     tokenizer.chat_template = template
     try:
         found = Reader(tokenizer).chat({"messages": messages})
@@ -72,7 +55,7 @@ def made(tokenizer: Any, template: str, messages: Any = TALK) -> list[tuple[str,
     return [learned(tokenizer, example) for example in found]
 
 
-def test_only_answers_and_their_ends_are_learned(tokenizer: Any) -> None:
+def test_only_answers_and_their_ends_are_learned(tokenizer):
     assert tokenizer.chat_template == CHATML
     [(kept, every)] = made(tokenizer, CHATML)
     assert kept == "Not yet.</s>\nYes.</s>\n"
@@ -80,11 +63,7 @@ def test_only_answers_and_their_ends_are_learned(tokenizer: Any) -> None:
     assert every.startswith("<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n")
     [(kept, every)] = made(tokenizer, CHATML, TALK[:4])  # what follows the last answer is left out
     assert (kept, "And now?" in every) == ("Not yet.</s>\n", False)
-
-
-def test_a_template_that_marks_answers_is_believed_and_one_that_forgets_makes_several(
-    tokenizer: Any,
-) -> None:
+    # a template that marks answers is believed, and one that forgets makes several
     [(kept, every)] = made(tokenizer, MARKED)
     assert (kept, every.count("[assistant]")) == ("Not yet.!Yes.!", 2)
     first, second = made(tokenizer, FORGETS)
@@ -93,24 +72,16 @@ def test_a_template_that_marks_answers_is_believed_and_one_that_forgets_makes_se
     assert second[1].endswith("<assistant>…<user>And now?<assistant>Yes.")
 
 
-WRONG: dict[str, Any] = {
-    "line 1 is no chat that can be trained on: 'messages' is missing": {"text": "a"},
-    "is no list of messages": {"messages": []},
-    "message 1 has no role and content": {"messages": [{"role": "user", "content": 4}]},
-    "no message has the role assistant": {"messages": [{"role": "user", "content": "a"}]},
-}
-
-
-def test_a_line_that_is_no_chat_is_named(tokenizer: Any, tmp_path: Path) -> None:
-    for words, line in WRONG.items():
+def test_a_line_that_is_no_chat_is_named(tokenizer, tmp_path):
+    for words, line in table("trainer", "wrong_chats"):
         path = lines(tmp_path / "x.jsonl", [line])
-        with pytest.raises(TrainError) as error:
-            list(Reader(tokenizer).examples(path, "chat"))
-        assert words in str(error.value)
-        assert 'A line is {"messages": [' in str(error.value)
+        read = Reader(tokenizer).examples(path, "chat")
+        error = str(refusal(list, read, kind=TrainError))
+        assert words in error
+        assert 'A line is {"messages": [' in error
 
 
-def test_a_preference_learns_the_last_answers_alone(tokenizer: Any) -> None:
+def test_a_preference_learns_the_last_answers_alone(tokenizer):
     """With a prompt, with whole chats, or of plain text."""
     for record in (
         {"prompt": TALK[:2], "chosen": [TALK[2]], "rejected": [TALK[4]]},
@@ -125,7 +96,7 @@ def test_a_preference_learns_the_last_answers_alone(tokenizer: Any) -> None:
     assert bad[0] == "No.</s>"
 
 
-def test_chats_that_share_a_sequence_do_not_see_each_other(tmp_path: Path) -> None:
+def test_chats_that_share_a_sequence_do_not_see_each_other(tmp_path):
     """Places begin anew with each; targets are what follows within it, and no more."""
     path = tmp_path / "x.bin"
     write_examples(path, [[-2, -3, 5, 6], [-8, 9], [-4, -4, -4]])
@@ -134,21 +105,28 @@ def test_chats_that_share_a_sequence_do_not_see_each_other(tmp_path: Path) -> No
     [item] = found.item(0)
     assert item.inputs.tolist() == [1, 2, 5, 7, 0, 0]
     assert item.targets.tolist() == [IGNORED, 5, 6, 9, IGNORED, IGNORED]
-    assert item.positions is not None
     assert item.positions.tolist() == [0, 1, 2, 0, 0, 1]
     alone = Chats(path, 6, 1, seed=0, packed=False)
     assert [alone.item(place)[0].positions for place in range(alone.count)] == [None, None]
     assert best_fit([5, 3, 8, 2, 7, 1, 4], 8) == [[2], [4, 5], [0, 1], [6, 3]]
+    # a long example loses its end
+    path = tmp_path / "long.bin"
+    write_examples(path, [[-2, 3, 4, 5, 6], [-2, -3, -4, 5]])
+    found = Examples(path, 2)
+    assert found.targets(0).tolist() == [3, 4]
+    assert [found.learns(number) for number in range(2)] == [True, False]
+    with pytest.raises(TrainError, match="no preference has an answer within 2 tokens"):
+        Pairs(path, 2, 2, seed=0)
 
 
-def test_a_chat_has_the_same_loss_wherever_it_stands(tokenizer: Any, data: Path) -> None:
+def test_a_chat_has_the_same_loss_wherever_it_stands(tokenizer, data):
     """Together in sequences, or each alone with padding."""
+    from torch.nn.functional import cross_entropy
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    long: dict[str, Any] = CONFIG | {"max_position_embeddings": 384}
-    automatic: Any = AutoModelForCausalLM
-    model = automatic.from_config(AutoConfig.for_model(**long))
+    config = AutoConfig.for_model(**CONFIG | {"max_position_embeddings": 384})
+    model = AutoModelForCausalLM.from_config(config)
     path = token_file((data,), tokenizer, data.parent / "tokens", "chat")
     counts, losses = [], []
     for packed in (True, False):
@@ -158,29 +136,17 @@ def test_a_chat_has_the_same_loss_wherever_it_stands(tokenizer: Any, data: Path)
             places = None if item.positions is None else item.positions[None]
             with torch.no_grad():
                 logits = model(item.inputs[None], position_ids=places, use_cache=False).logits[0]
-            total += torch.nn.functional.cross_entropy(
-                logits, item.targets, reduction="sum", ignore_index=IGNORED
-            )
+            total += cross_entropy(logits, item.targets, reduction="sum", ignore_index=IGNORED)
         counts.append(rows.count)
         losses.append(float(total))
     assert counts[0] < 0.5 * counts[1]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_a_long_example_loses_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "x.bin"
-    write_examples(path, [[-2, 3, 4, 5, 6], [-2, -3, -4, 5]])
-    found = Examples(path, 2)
-    assert found.targets(0).tolist() == [3, 4]
-    assert [found.learns(number) for number in range(2)] == [True, False]
-    with pytest.raises(TrainError, match="no preference has an answer within 2 tokens"):
-        Pairs(path, 2, 2, seed=0)
-
-
 @pytest.mark.parametrize("kind", ["chat", "preference"])
 def test_the_sample_data_of_bundles_are_read_once_and_split_over_replicas(
-    tokenizer: Any, tmp_path: Path, kind: str
-) -> None:
+    tokenizer, tmp_path, kind
+):
     records, make = {"chat": (chats, Chats), "preference": (preferences, Pairs)}[kind]
     data = lines(tmp_path / "data.jsonl", records()[:40])
     path = token_file((data,), tokenizer, tmp_path / "tokens", kind)

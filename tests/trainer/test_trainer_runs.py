@@ -1,40 +1,62 @@
 """Real torchrun jobs on gloo: however the model is split, the losses are those of one process."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
+import re
 
 import pytest
 
 from tests.trainer.conftest import CONFIG, Job, needs_torch
 
 pytestmark = [pytest.mark.torchrun, needs_torch]
+NIGHTLY = pytest.mark.nightly
 
 TENSOR = {"split": {"tp": 2, "sequence_parallel": True}, "recompute": "selective"}
 PIPELINE = {"split": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "zero_stage": 2}}
 SHARDED = {"split": {"dp": 2, "shard": 2, "zero_stage": 3}, "recompute": "full"}
 PRETRAINED = {"model": {"weights": "pretrained", "tokenizer": "model"}}
-LORA: dict[str, Any] = PRETRAINED | {"lora": {"rank": 4, "alpha": 8, "targets": "all"}}
+LORA = PRETRAINED | {"lora": {"rank": 4, "alpha": 8}}
+QLORA = PRETRAINED | {"lora": {"rank": 4, "alpha": 8, "targets": "all", "base": "nf4"}}
+BATCH = {"batch": {"sequence_length": 128, "global_batch": 8, "micro_batch": 2}}
+CHAT = BATCH | {"data": ["chat.jsonl"], "data_format": "chat"}
+PREFERENCE = CHAT | {"data": ["preference.jsonl"], "data_format": "preference"}
+ALONE = {
+    "tuned": CHAT | PRETRAINED,
+    "padded": CHAT | PRETRAINED | {"packed": False},
+    "text-lora": LORA,
+    "lora": CHAT | LORA,
+    "qlora": CHAT | QLORA,
+    "dpo": PREFERENCE | PRETRAINED,
+    "dpo-lora": PREFERENCE | LORA,
+}
+SPLIT = {
+    "text-lora by tensors": LORA | TENSOR,
+    "text-lora by a pipeline": LORA | PIPELINE,
+    "qlora by fsdp": ALONE["qlora"] | SHARDED,
+    "lora by a pipeline": ALONE["lora"] | PIPELINE,
+    "dpo by tensors": ALONE["dpo"] | TENSOR,
+    "dpo by fsdp": ALONE["dpo"] | SHARDED,
+    "dpo-lora by fsdp": ALONE["dpo-lora"] | SHARDED,
+    "chat by tensors": CHAT | TENSOR,
+    "chat by a pipeline": CHAT | PIPELINE,
+}
 
 
-def test_a_run_of_two_processes_has_the_losses_of_one(whole: Job, tmp_path: Path) -> None:
+def test_a_run_of_two_processes_has_the_losses_of_one(whole, tmp_path):
     job = Job(tmp_path / "job", **SHARDED)
     job.finish(2)
     assert job.losses() == pytest.approx(whole.losses(), abs=2e-5)
     assert whole.losses()[-1] < whole.losses()[0] - 0.3
 
 
-@pytest.mark.nightly
-def test_a_model_that_is_cut_has_the_losses_of_a_whole_one(whole: Job, tmp_path: Path) -> None:
+@NIGHTLY
+def test_a_model_that_is_cut_has_the_losses_of_a_whole_one(whole, tmp_path):
     jobs = [Job(tmp_path / name, **parts) for name, parts in (("tp", TENSOR), ("pp", PIPELINE))]
     Job.run_several(jobs, 2)
     for job in jobs:
         assert job.losses() == pytest.approx(whole.losses(), abs=2e-5), job.root.name
 
 
-def test_the_model_that_comes_out_is_one_that_transformers_loads(whole: Job) -> None:
+def test_the_model_that_comes_out_is_one_that_transformers_loads(whole):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -49,79 +71,150 @@ def test_the_model_that_comes_out_is_one_that_transformers_loads(whole: Job) -> 
     assert whole.checkpoints() == ["step-4"]
 
 
-@pytest.mark.nightly
-def test_fine_tuning_starts_where_the_weights_are(whole: Job, tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", **PRETRAINED, split={"tp": 2}, steps=1)
-    job.finish(2, "--model", str(whole.run_folder / "model"))
-    assert job.losses()[0] < whole.losses()[-1] + 0.1
-
-
-@pytest.mark.nightly
-def test_what_a_person_must_change_is_one_line(tmp_path: Path) -> None:
-    for name, parts, words in (
-        ("split", {"split": {"tp": 2, "dp": 2}}, "tp(2) × pp(1) × dp(2) = 4 ≠ 1 processes."),
-        ("lora", {"lora": {"rank": 4, "alpha": 8}}, "adapters need the weights of a model,"),
-    ):
-        assert f"train: {words}" in Job(tmp_path / name, **parts).fail(1), name
-
-
 @pytest.fixture(scope="module")
-def adapters(whole: Job, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Adapters trained by one process, beside the weights of another run."""
-    job = Job(tmp_path_factory.mktemp("adapters") / "job", **LORA)
-    job.finish(1, "--model", str(whole.run_folder / "model"))
+def chat(tmp_path_factory):
+    """Random weights trained on chats; the runs of the other methods start from them."""
+    job = Job(tmp_path_factory.mktemp("chat") / "job", **CHAT)
+    job.finish(1)
     return job
 
 
-@pytest.mark.nightly
-def test_adapters_learn_the_same_however_the_model_is_split(
-    whole: Job, adapters: Job, tmp_path: Path
-) -> None:
-    splits = (("tp", TENSOR), ("pp", PIPELINE))
-    jobs = [Job(tmp_path / name, **LORA, **parts) for name, parts in splits]
-    Job.run_several(jobs, 2, "--model", str(whole.run_folder / "model"))
-    for job in jobs:
-        assert job.losses() == pytest.approx(adapters.losses(), abs=2e-5), job.root.name
+def several(root, chat, processes, named, *, dies=False):
+    jobs = {name: Job(root / name.replace(" ", "-"), **parts) for name, parts in named.items()}
+    words = ("--model", str(chat.run_folder / "model"))
+    Job.run_several(list(jobs.values()), processes, *words, dies=dies)
+    return jobs
 
 
-@pytest.mark.nightly
-def test_adapters_come_out_alone_and_merged(whole: Job, adapters: Job) -> None:
+@pytest.fixture(scope="module")
+def alone(chat, tmp_path_factory):
+    """Each method by one process, and chats by one that is killed in its third step."""
+    killed = {"killed": CHAT | {"checkpoints": {"every_steps": 1}}}
+    found = several(tmp_path_factory.mktemp("alone"), chat, 1, ALONE | killed, dies=True)
+    return found | {"chat": chat}
+
+
+@NIGHTLY
+def test_a_method_has_the_same_losses_however_it_is_split(chat, alone, tmp_path):
+    for name, found in several(tmp_path, chat, 2, SPLIT).items():
+        whole = alone[name.partition(" ")[0]].losses()
+        assert len(whole) == 4
+        assert found.losses() == pytest.approx(whole, abs=2e-5), name
+        assert len(set(whole)) > 1, name
+    # fine-tuning starts where the weights are
+    assert alone["tuned"].losses()[0] < chat.losses()[-1] + 0.1
+
+
+@NIGHTLY
+def test_a_killed_run_on_chats_goes_on_bit_by_bit(chat, alone):
+    job = alone["killed"]
+    assert len(job.losses()) == 2
+    assert "resuming after step" in job.finish(1)
+    assert job.losses() == chat.losses()
+
+
+@NIGHTLY
+def test_preferences_start_at_the_reference_and_margins_are_recorded(alone):
+    """Before the first step model and reference are one, so the loss is ln 2 (equation 7)."""
+    for name in ("dpo", "dpo-lora"):
+        rows = alone[name].rows()
+        assert float(rows[0]["loss"]) == pytest.approx(0.693147, abs=1e-6)
+        assert float(rows[0]["reward_margin"]) == 0
+        assert all(0 <= float(row["reward_accuracy"]) <= 1 for row in rows)
+    assert float(rows[-1]["reward_margin"]) != 0
+
+
+@NIGHTLY
+def test_adapters_come_out_alone_and_merged_into_the_base_that_was_trained(chat, alone):
     """peft's names and shapes; the merged model is the base with scale · B A added, no more."""
     import torch
     from safetensors.torch import load_file
+    from transformers import AutoTokenizer
 
-    base, merged = (
-        load_file(job.run_folder / "model" / "model.safetensors") for job in (whole, adapters)
-    )
-    thin = load_file(adapters.run_folder / "adapter" / "adapter_model.safetensors")
-    config = json.loads((adapters.run_folder / "adapter" / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
-    names = ("q", "k", "v", "o", "gate", "up", "down")
-    assert set(config["target_modules"]) == {f"{name}_proj" for name in names}
-    changed = 0
-    for name, weight in base.items():
-        layer = f"base_model.model.{name.removesuffix('.weight')}"
-        if f"{layer}.lora_A.weight" not in thin:
-            assert torch.equal(weight, merged[name])
-            continue
-        first, second = (thin.pop(f"{layer}.lora_{which}.weight") for which in "AB")
-        assert torch.allclose(merged[name], weight + 8 / 4 * second @ first, atol=1e-6)
-        changed += not torch.equal(weight, merged[name])
-    assert (changed, thin) == (4 * 7, {})
+    from recipe_core.trainer.nf4 import dequantize, quantize
+
+    base = load_file(chat.run_folder / "model" / "model.safetensors")
+    for method in ("text-lora", "qlora"):
+        folder = alone[method].run_folder
+        merged = load_file(folder / "model" / "model.safetensors")
+        thin = load_file(folder / "adapter" / "adapter_model.safetensors")
+        config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+        assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
+        # on every matrix, also where nothing is said
+        names = ("down", "gate", "k", "o", "q", "up", "v")
+        assert config["target_modules"] == [f"{name}_proj" for name in names]
+        changed = 0
+        for name, weight in base.items():
+            layer = f"base_model.model.{name.removesuffix('.weight')}"
+            if f"{layer}.lora_A.weight" not in thin:
+                assert torch.equal(weight, merged[name])
+                continue
+            first, second = (thin.pop(f"{layer}.lora_{which}.weight") for which in "AB")
+            still = dequantize(quantize(weight), torch.float32) if method == "qlora" else weight
+            assert torch.allclose(merged[name], still + 8 / 4 * second @ first, atol=1e-6)
+            changed += not torch.equal(weight, merged[name])
+        assert (changed, thin) == (4 * 7, {})
+    # the template of the chats comes with the model
+    for job in (chat, alone["dpo"]):
+        tokenizer = AutoTokenizer.from_pretrained(job.run_folder / "model")
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+        assert text == "<|im_start|>user\na<|im_end|>\n"
 
 
-@pytest.mark.nightly
+@NIGHTLY
 def test_checkpoints_of_adapters_hold_nothing_else_and_are_gone_on_from(
-    whole: Job, adapters: Job, tmp_path: Path
-) -> None:
-    def size(job: Job, step: int) -> int:
+    whole, chat, alone, tmp_path
+):
+    def size(job, step):
         folder = job.run_folder / "checkpoints" / f"step-{step}"
         return sum(file.stat().st_size for file in folder.iterdir())
 
     job = Job(tmp_path / "job", **SHARDED, elastic=True, **LORA)
-    words = ("--model", str(whole.run_folder / "model"))
+    words = ("--model", str(chat.run_folder / "model"))
     job.ask_to_stop()
     assert "stopped after step 1 of 4" in job.finish(2, *words)
     assert size(job, 1) < 0.5 * size(whole, 4)
     assert "resuming after step 1" in job.finish(1, *words)
-    assert job.losses() == pytest.approx(adapters.losses(), abs=2e-5)
+    assert job.losses() == pytest.approx(alone["text-lora"].losses(), abs=2e-5)
+
+
+ODD = {"batch": BATCH["batch"] | {"micro_batch": 1}}
+REFUSED = {
+    "adapters need the weights of a model,": {"lora": {"rank": 4, "alpha": 8}},
+    "preferences need the weights of a model": PREFERENCE,
+    "preferences are not trained in a pipeline (pp 2). Set pp: 1.": ALONE["dpo"] | PIPELINE,
+    "micro_batch 1 is odd; answers of a pair come together.": ALONE["dpo"] | ODD,
+    "(tp 2) does not cut matrices in four bits. Set tp: 1.": ALONE["qlora"] | TENSOR,
+}
+
+
+@NIGHTLY
+def test_what_a_method_cannot_do_is_refused_by_name(tmp_path):
+    from recipe_core.trainer.errors import TrainError
+    from recipe_core.trainer.settings import load_settings
+    from recipe_core.trainer.task import check
+
+    for number, (words, parts) in enumerate(REFUSED.items()):
+        settings = load_settings(Job(tmp_path / str(number), **parts).root / "train.json")
+        model = "folder" if settings.model.weights == "pretrained" else None
+        with pytest.raises(TrainError, match=re.escape(words)):
+            check(settings, model)
+
+
+@NIGHTLY
+def test_transformers_trainer_has_the_same_loss_on_chats_and_refuses_adapters(
+    chat, alone, tmp_path
+):
+    """Of the first step, after which it warms up otherwise."""
+    pytest.importorskip("accelerate")
+    from recipe_core.trainer import hf
+
+    job = Job(tmp_path / "job", **(CHAT | PRETRAINED))
+    job.patch_script("", "hf")
+    job.finish(2, "--model", str(chat.run_folder / "model"))
+    assert len(job.losses()) == 4
+    assert job.losses()[0] == pytest.approx(alone["tuned"].losses()[0], rel=1e-4)
+    refused = Job(tmp_path / "refused", **ALONE["lora"])
+    assert hf.main(["--config", str(refused.root / "train.json")]) == 2
+    message = json.loads((refused.run_folder / "end.json").read_text())["message"]
+    assert "transformers' trainer trains no adapters here. Use the embedded trainer." in message
