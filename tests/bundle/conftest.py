@@ -1,7 +1,5 @@
 """A recipe, the files of its bundle, those as a folder and as an archive, and a marked process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from types import MappingProxyType

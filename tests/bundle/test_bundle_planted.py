@@ -1,7 +1,5 @@
 """What is planted in a bundle's folder is seen by every reader, and nothing of it is run."""
 
-from __future__ import annotations
-
 import importlib._bootstrap_external as bootstrap
 import importlib.util
 import json
@@ -22,16 +20,10 @@ from recipe_core.launcher import state
 from recipe_core.launcher.state import State
 from tests.fixtures.command_line import recipe as run
 from tests.fixtures.patience import PATIENCE
+from tests.fixtures.rows import table
 from tests.nightly.attack.hostile_bundles import pack, seal
 
-COMPILED = [
-    "launcher/__pycache__/main.cpython-311.pyc",
-    "__pycache__/launch.cpython-311.pyc",
-    "json.pyc",
-    "launcher/errors.cpython-311-x86_64-linux-gnu.so",
-    "launcher/machine.pyd",
-    "evil.pth",
-]
+COMPILED = table("bundle", "compiled")
 
 
 def plant(folder, name, data=b"x"):
@@ -150,7 +142,6 @@ def test_the_command_line_adds_nothing_to_a_bundle(folder, monkeypatch):
 
 @pytest.fixture
 def running(folder, marked):
-    """A process that runs and is recorded as the bundle's."""
     process, server, mark = marked
     (folder / "run").mkdir()
     values = (mark, state.boot_id(), "m", "127.0.0.1", 8000, True, (server,))
@@ -180,27 +171,27 @@ def test_stopping_neither_writes_elsewhere_nor_waits(folder, running):
     outside = plant(folder.parent, "outside", b"precious")
     plant(folder, "notes.txt")
 
-    def replaced(name, kind, command, code):
+    def link(path):
+        path.symlink_to(outside)
+
+    def replaced(name, make, command, code):
         (folder / name).unlink(missing_ok=True)
-        if kind == "link":
-            (folder / name).symlink_to(outside)
-        else:
-            os.mkfifo(folder / name)
+        make(folder / name)
         done = run(command, str(folder))
-        assert done.returncode == code, (name, kind, command)
+        assert done.returncode == code, (name, make, command)
         assert f"{name} is not a plain file" in done.stderr
         assert outside.read_text() == "precious"
 
-    for kind in ("link", "pipe"):
-        for command in ("status", "down"):
-            replaced("run/lock", kind, command, 1)
+    for make in (link, os.mkfifo):
+        replaced("run/lock", make, "status", 1)
+        replaced("run/lock", make, "down", 1)
     (folder / "run" / "lock").unlink()
-    replaced("launch.json", "pipe", "status", 1)
-    replaced("launch.json", "link", "status", 1)
+    for make in (os.mkfifo, link):
+        replaced("launch.json", make, "status", 1)
     assert running.poll() is None
-    replaced("launch.json", "link", "down", 0)  # stopping does without it
+    replaced("launch.json", link, "down", 0)  # stopping does without it
     running.wait(PATIENCE)
-    replaced("launch.json", "pipe", "down", 0)
+    replaced("launch.json", os.mkfifo, "down", 0)
 
 
 def test_what_an_archive_started_is_stopped_though_the_archive_changed(files, folder, running):

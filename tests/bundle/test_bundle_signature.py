@@ -1,7 +1,5 @@
 """Signatures: good ones, bad ones, another's; and what bundles say they pull."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -16,6 +14,7 @@ from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
 from recipe_core.recipe.lock import ImageLock
 from tests.fixtures.recipes import recipe_of
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import table
 
 pytest.importorskip("cryptography", reason="needs cryptography (the extra 'sign')")
 
@@ -49,17 +48,12 @@ def test_signing_is_deterministic_and_keeps_the_key(recipe, files, keys, tmp_pat
 def test_a_missing_foreign_or_damaged_signature_is_one_error(folder, keys):
     """Files and manifest that agree with each other do not help without the key."""
     assert read_bundle(folder).signed is None
-    with pytest.raises(BundleError, match="not signed"):
-        read_bundle(folder, keys[1])
+    assert "not signed" in str(refusal(read_bundle, folder, keys[1], kind=BundleError))
     other = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2)
     (folder / SIGNATURE).write_bytes(bundle_files(other, keys[0])[SIGNATURE])
     for public in (None, keys[1]):
-        with pytest.raises(BundleError, match="does not belong"):
-            read_bundle(folder, public)
-    odd = (("rsa", "", ""), ("ed25519", "!", ""), ("ed25519", 3, ""), ("ed25519", "AA==", "AA=="))
-    names = ("algorithm", "public_key", "signature")
-    documents = [{"schema_version": 1, **dict(zip(names, row, strict=True))} for row in odd]
-    texts = [json.dumps(document).encode() for document in documents]
+        assert "does not belong" in str(refusal(read_bundle, folder, public, kind=BundleError))
+    texts = [json.dumps(document).encode() for document in table("bundle", "signatures")]
     for text in (b"", b"{}", b"[]", b"\xff", *texts):
         (folder / SIGNATURE).write_bytes(text)
         with pytest.raises(BundleError, match=r"signature|SIGNATURE"):
@@ -71,19 +65,14 @@ def test_what_is_no_key_or_of_another_kind_or_encrypted_is_refused(recipe, keys,
     for key in (b"x", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"):
         assert "private key" in str(refusal(sign, b"manifest", key))
         assert "public key" in str(refusal(read_bundle, signed, key))
+    from cryptography.hazmat.primitives import serialization as forms
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-    from cryptography.hazmat.primitives.serialization import (
-        BestAvailableEncryption,
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-    )
 
-    form = (Encoding.PEM, PrivateFormat.PKCS8)
-    other = ec.generate_private_key(ec.SECP256R1()).private_bytes(*form, NoEncryption())
+    form = (forms.Encoding.PEM, forms.PrivateFormat.PKCS8)
+    other = ec.generate_private_key(ec.SECP256R1()).private_bytes(*form, forms.NoEncryption())
     assert "not an ed25519 key" in str(refusal(sign, b"m", other))
     locked = ed25519.Ed25519PrivateKey.generate()
-    encrypted = locked.private_bytes(*form, BestAvailableEncryption(b"p"))
+    encrypted = locked.private_bytes(*form, forms.BestAvailableEncryption(b"p"))
     assert "encrypted" in str(refusal(sign, b"m", encrypted))
 
 

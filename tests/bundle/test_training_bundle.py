@@ -1,7 +1,5 @@
 """Training bundles: what is in them, and that their own launcher reads them."""
 
-from __future__ import annotations
-
 import json
 import re
 

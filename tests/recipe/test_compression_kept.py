@@ -1,7 +1,5 @@
 """A bundle's measured checkpoint in the calibration: kept, used, compared, taken back, expired."""
 
-from __future__ import annotations
-
 import datetime
 import json
 
@@ -123,15 +121,7 @@ def test_the_advisor_and_lines_use_it(tmp_path):
     assert unmoved == answers([other])[0]
 
 
-def test_an_expired_one_is_listed_and_does_not_count(store, tmp_path):
-    knowledge = calibrate([bundle(tmp_path / "old", age_days=181), bundle(tmp_path / "new")])
-    assert [entry.counts for entry in knowledge.overlay.compressions] == [False, True]
-    text = calibration_text(Knowledge(knowledge.overlay), whole=True)
-    assert "1 measured checkpoint counts, 1 expired" in text
-    assert len(compressed_of(None)) == 1
-
-
-def test_it_stands_beside_what_was_expected_and_older_files_stay_readable(store, tmp_path):
+def test_it_stands_beside_what_was_expected_and_older_ones_stay_readable(store, tmp_path):
     store.mkdir()
     old = {"schema_version": 1, "additions": [{"added": "2026-11-01T12:00:00Z", "runs": []}]}
     (store / "calibration.json").write_text(json.dumps(old))
@@ -151,6 +141,12 @@ def test_it_stands_beside_what_was_expected_and_older_files_stay_readable(store,
     first, second = json.loads((store / "calibration.json").read_text())["additions"]
     assert first == old["additions"][0]
     assert len(second["compressions"]) == 1
+    # an expired one is listed and does not count
+    knowledge = calibrate([bundle(tmp_path / "old", age_days=181)])
+    assert [entry.counts for entry in knowledge.overlay.compressions] == [True, False]
+    text = calibration_text(Knowledge(knowledge.overlay), whole=True)
+    assert "1 measured checkpoint counts, 1 expired" in text
+    assert len(compressed_of(None)) == 1
 
 
 def test_a_broken_file_is_named(store, tmp_path):

@@ -1,7 +1,5 @@
 """Commands and published recipes as recipes: the same processes, and no silent loss."""
 
-from __future__ import annotations
-
 import random
 import shlex
 from collections import Counter
@@ -21,21 +19,10 @@ from recipe_core.recipe.published import read_published
 from recipe_core.request.describe import short_name
 from tests.fixtures.deployments import ASKED, deployments
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import table
 
-PASSED = {
-    "vllm": [
-        {},
-        {"tool_call_parser": "hermes", "enable_auto_tool_choice": True},
-        {"seed": 7, "reasoning_parser": "qwen3"},
-        *ASKED.values(),
-    ],
-    "sglang": [
-        {},
-        {"tool_call_parser": "qwen25", "reasoning_parser": "qwen3"},
-        {"random_seed": 7, "schedule_policy": "fcfs"},
-    ],
-}
-VARIABLES = [{}, {"NCCL_DEBUG": "WARN"}, {"NCCL_SOCKET_IFNAME": "ens3", "NCCL_IB_HCA": "mlx5_0"}]
+PASSED, VARIABLES = table("recipe", "passed"), table("recipe", "variables")
+PASSED["vllm"] += ASKED.values()
 IMAGES = {"vllm": ("vllm/vllm-openai:v0.32.0", 2), "sglang": ("lmsysorg/sglang:v0.5.23", 0)}
 
 
@@ -58,7 +45,6 @@ def drawn(name):
 
 
 def words_of(deployment, process):
-    """The words of the first server as somebody types them."""
     typed = {"${model}": deployment.setting.model.name, "${host}": "127.0.0.1", "${port}": "8000"}
     words = list(process.argv)
     for name, value in (typed | dict.fromkeys(("${head}", "${node0}"), "10.0.0.1")).items():
@@ -153,7 +139,7 @@ def lost(found):
     return "\n".join(f"{each.what}: {each.why}" for each in found.lost)
 
 
-def test_one_rank_of_several_becomes_the_recipe_of_all():
+def test_one_rank_of_several_becomes_the_recipe_of_all_and_a_draft_stays():
     command = (
         "CUDA_VISIBLE_DEVICES=3 vllm serve Qwen/Qwen3-30B-A3B --data-parallel-size 8 "
         "--data-parallel-rank 3 --enable-expert-parallel --data-parallel-address 10.0.0.1 "
@@ -164,9 +150,7 @@ def test_one_rank_of_several_becomes_the_recipe_of_all():
     every = [process.argv for process in relaunch(found.recipe).processes]
     ranks = [argv[argv.index("--data-parallel-rank") + 1] for argv in every]
     assert ranks == [str(n) for n in range(8)]
-
-
-def test_a_draft_of_its_own_stays_one_where_the_model_has_draft_layers():
+    # a draft of its own stays one where the model has draft layers
     draft = '{"method":"eagle","num_speculative_tokens":3,"model":"someone/a-draft"}'
     serve = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 4096"
     ground = Ground.of(hardware="h200-sxm:8", acceptance=0.7)
@@ -215,13 +199,7 @@ def test_what_starts_nothing_or_has_no_address_is_no_recipe():
 
 
 def test_published_forms_are_read_and_others_refused():
-    command = {
-        "hardware": "h200",
-        "deploy_type": "single_node",
-        "argv": shlex.split("vllm serve Qwen/Qwen3-8B -tp 2 --reasoning-parser qwen3"),
-        "companions": [{"command": "lmcache server"}],
-    }
-    source = read_published({"hf_id": "Qwen/Qwen3-8B", "recommended_command": command})
+    source = read_published(table("recipe", "rendering"))
     assert source.hardware == "h200"
     found = convert(source, Ground.of(hardware="h200:2"))
     assert found.recipe.candidate["tp"] == 2
@@ -229,24 +207,12 @@ def test_published_forms_are_read_and_others_refused():
     assert "companions: not read" in lost(found)
     for env in ({"A": 1}, ["A=1"], [{"name": "A", "value": 1}]):
         assert read_published({"argv": ["vllm", "serve", "x"], "env": env}).env == {"A": "1"}
-    for document, says in (
-        ([], "is an object"),
-        ({}, "not in a known form"),
-        ({"prefill": {"argv": ["vllm"]}, "decode": {}}, "pools"),
-        ({"families": []}, "no configuration"),
-    ):
+    for document, says in table("recipe", "not_published"):
         assert says in str(refusal(read_published, document))
 
 
 def test_a_cookbook_is_read_for_a_device():
-    engine = dict.fromkeys(("dp", "ep", "enable_dp_attention")) | {"tp": 4}
-    engine |= {"env_vars": {"SGLANG_LOG": "1"}, "extra_args": ["--reasoning-parser", "qwen3"]}
-    fast = {"name": "fast", "engine": engine | {"tp": 8}}
-    hardware = {
-        "H100": {"configurations": [{"name": "default", "engine": engine}, fast]},
-        "MI300X": {"configurations": [fast]},
-    }
-    book = {"families": [{"models": [{"model_path": "Qwen/Qwen3-32B", "hardware": hardware}]}]}
+    book = table("recipe", "cookbook")
     assert "4" in read_published(book, "h100-sxm").command
     assert "8" in read_published(book, "mi300x").command
     assert read_published(book, "h100-sxm", "fast").command[-3] == "8"

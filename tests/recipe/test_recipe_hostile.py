@@ -1,7 +1,5 @@
 """Recipes from anybody: whatever is in them, one clear error or none, and never a crash."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import suppress
 from functools import cache

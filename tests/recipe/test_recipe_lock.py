@@ -1,7 +1,5 @@
 """What a lock pins, what it says when something else is here, and digests of a registry."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import itertools
@@ -36,13 +34,12 @@ from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe as run
 from tests.fixtures.recipes import recipe_for_request, recipe_of
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over
+from tests.fixtures.rows import over, table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def write_safetensors(path, shape=(4, 4)):
-    """A file with one tensor of zeros."""
     size = 2 * shape[0] * shape[1]
     tensor = {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, size]}
     header = json.dumps({"w": tensor}).encode()
@@ -109,18 +106,9 @@ def test_packages_are_read_off_the_install():
 
 
 CUDA_ALONE = re.compile(r"pip install [\"']?(vllm==0.32.0|sglang==0.5.23)[\"']?( |$)")
-INSTALLS = """
-vllm mi300x wheels.vllm.ai/rocm/0.32.0
-vllm mi355x wheels.vllm.ai/rocm/0.32.0
-vllm cpu vllm-0.32.0+cpu
-sglang mi300x python[all_hip]
-transformers cpu download.pytorch.org/whl/cpu
-transformers mi300x download.pytorch.org/whl/rocm
-vllm h100-sxm vllm==0.32.0
-"""
 
 
-@over("engine_name, device, expected", map(str.split, INSTALLS.strip().splitlines()))
+@over("engine_name, device, expected", table("recipe", "installs"))
 def test_a_bundle_installs_the_build_of_its_devices(engine_name, device, expected):
     """README, launch.json (the launcher's hint) and lock; PyPI's packages are for CUDA."""
     recipe = recipe_of("Qwen/Qwen3-0.6B", device, 1, candidate={"engine": engine_name})
@@ -133,14 +121,8 @@ def test_a_bundle_installs_the_build_of_its_devices(engine_name, device, expecte
 
 
 def test_a_revision_follows_an_at_sign_and_is_locked_and_started():
-    for text, parts in {
-        "org/name@main": ("org/name", "main"),
-        f"org/name@{COMMIT}": ("org/name", COMMIT),
-        "org/name": ("org/name", None),
-        "/models/a@b": ("/models/a@b", None),
-        "org/name@--flag": ("org/name@--flag", None),
-    }.items():
-        assert split_revision(text) == parts
+    for text, *parts in table("recipe", "revisions"):
+        assert split_revision(text) == tuple(parts)
     recipe = make_recipe(qwen("Qwen/Qwen3-8B@v1.0"))
     assert (recipe.lock.model.id, recipe.lock.model.revision) == ("Qwen/Qwen3-8B", "v1.0")
     assert recipe.engine.options["revision"] == "v1.0"
@@ -239,35 +221,24 @@ class Registry(BaseHTTPRequestHandler):
     def log_message(self, *_):
         """Say nothing."""
 
-    def do_HEAD(self):
-        self.answer()
-
     def do_GET(self):
         if urlsplit(self.path).path == "/token":
-            self.token()
-        else:
-            self.answer()
-
-    def token(self):
-        query = parse_qs(urlsplit(self.path).query)
-        assert query["service"] == ["tests"]
-        (scope,) = query["scope"]
-        token = "" if "no-token" in scope else TOKEN
-        self.reply(200, json.dumps({"token": token}).encode())
-
-    def answer(self):
-        self.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
+            query = parse_qs(urlsplit(self.path).query)
+            assert query["service"] == ["tests"]
+            token = "" if "no-token" in query["scope"][0] else TOKEN
+            self.reply(200, json.dumps({"token": token}).encode())
+            return
+        authorization = self.headers.get("Authorization", "")
+        self.requests.append((self.command, self.path, authorization))
         *_, tag = self.path.split("/")
-        realm = f"https://{self.headers['Host']}/token"
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}" and tag != "open":
-            realm = realm.replace("https", "http") if tag == "plain-token" else realm
+        if authorization != f"Bearer {TOKEN}" and tag != "open":
+            realm = f"http{'' if tag == 'plain-token' else 's'}://{self.headers['Host']}/token"
             scope = f"repository:{'no-token' if tag == 'no-token' else 'vllm/engine'}:pull"
             bearer = f'Bearer realm="{realm}",service="tests",scope="{scope}"'
             asked = 'Basic realm="x"' if tag == "password" else bearer
             self.reply(401, b"", **{"WWW-Authenticate": asked})
             return
-        accepts = self.headers["Accept"].split(", ")
-        assert accepts[0] == "application/vnd.oci.image.index.v1+json"
+        assert self.headers["Accept"].startswith("application/vnd.oci.image.index.v1+json, ")
         digest = DIGEST if tag in ("v1", "open") else "sha256:../../etc"
         headers = {} if tag == "no-header" else {"Docker-Content-Digest": digest}
         if tag in ("v1", "open", "no-header", "odd-header"):
@@ -276,6 +247,9 @@ class Registry(BaseHTTPRequestHandler):
             self.reply(307, b"", Location="https://127.0.0.1:1/v2/")
         else:
             self.reply(429 if tag == "often" else 404, b"")
+
+    def do_HEAD(self):
+        self.do_GET()
 
     def reply(self, status, body, **headers):
         self.send_response(status)
@@ -296,15 +270,12 @@ def host(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
     Registry.requests.clear()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def test_a_tag_has_a_digest(host):
@@ -317,14 +288,7 @@ def test_a_tag_has_a_digest(host):
 
 
 def test_what_a_registry_refuses_is_said(host, monkeypatch, tmp_path):
-    for tag, message in {
-        "gone": "status 404: there is no such tag",
-        "often": "status 429: it was asked too often",
-        "password": "it wants a password",
-        "plain-token": "not https",
-        "no-token": "it gives no token",
-        "elsewhere": "status 307",
-    }.items():
+    for tag, message in table("recipe", "refusing_tags"):
         error = refusal(image_digest, f"{host}/vllm/engine:{tag}", kind=NoAnswer)
         assert message in str(error)
         assert TOKEN not in str(error)
@@ -340,28 +304,21 @@ def test_what_a_registry_refuses_is_said(host, monkeypatch, tmp_path):
     assert Registry.requests == []
 
 
-def test_a_reference_is_an_address_or_refused():
-    docker_hub = "registry-1.docker.io/v2"
-    for reference, place in {
-        "vllm/vllm-openai:v0.32.0": f"{docker_hub}/vllm/vllm-openai/manifests/v0.32.0",
-        "ubuntu:24.04": f"{docker_hub}/library/ubuntu/manifests/24.04",
-        "docker.io/a/b:1": f"{docker_hub}/a/b/manifests/1",
-        "nvcr.io/nvidia/x/y:1.6.0": "nvcr.io/v2/nvidia/x/y/manifests/1.6.0",
-        "localhost:5000/a:1": "localhost:5000/v2/a/manifests/1",
-    }.items():
+@over("reference, place", table("recipe", "references"))
+def test_a_reference_is_an_address_or_refused(reference, place):
+    if place:
         assert place_of(reference).url == f"https://{place}"
-    wrong = ("vllm/vllm-openai", "a/../b:1", "h.x/a:1/../..", "h.x@y/a:1", "h.x/A b:1", "")
-    for reference in wrong:
+    else:
         assert "no image with a tag" in str(refusal(place_of, reference))
 
 
 def test_the_lock_takes_the_digest_from_the_registry(host, tmp_path):
     """Without --online nobody is asked; a bundle written with it starts the image by digest."""
-    bundle, pinned = str(tmp_path / "b.zip"), str(tmp_path / "pinned")
+    names = ("b.zip", "pinned", "amd.zip", "request.yaml")
+    bundle, pinned, resolved, request = (str(tmp_path / name) for name in names)
     image = f"{host}/vllm/engine:v1"
-    request = tmp_path / "request.yaml"
-    request.write_text(to_yaml(request_values()))
-    built = run("build", str(request), "-o", bundle, "--set", f"image={image}")
+    Path(request).write_text(to_yaml(request_values()))
+    built = run("build", request, "-o", bundle, "--set", f"image={image}")
     assert built.returncode == 0, built.stderr
     offline = run("lock", bundle, "--json")
     assert json.loads(offline.stdout)["image"]["digest"] is None
@@ -375,7 +332,6 @@ def test_the_lock_takes_the_digest_from_the_registry(host, tmp_path):
     checked = run("check", pinned, "--json")
     assert json.loads(checked.stdout)["ok"], checked.stdout
     assert run("lock", pinned).stderr == ""
-    resolved = str(tmp_path / "amd.zip")
     moved = run("resolve", pinned, "--hardware", "mi300x:8", "-o", resolved)
     assert "wrote" in moved.stdout
     # the user's own image stays: only that of the engine is another one there
