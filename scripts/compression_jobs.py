@@ -16,6 +16,12 @@ from recipe_core.physics.compression import CompressionEstimate, Job, estimate
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "compression_jobs.csv"
 
 
+def published() -> list[dict[str, str]]:
+    """Read the jobs that were published."""
+    with TABLE.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def job_estimate(row: dict[str, str]) -> CompressionEstimate:
     """What a row of the table is estimated to take."""
     job = Job(
@@ -34,16 +40,14 @@ def job_estimate(row: dict[str, str]) -> CompressionEstimate:
 
 def main() -> int:
     """Print the table."""
-    with TABLE.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     write = sys.stdout.write
     write("| model | method | texts | published min | predicted min | ratio | GB: published, ")
     write("predicted | source |\n|---|---|---|---|---|---|---|---|\n")
-    for row in rows:
-        one, minutes = job_estimate(row), float(row["minutes"])
+    for row in published():
+        found, minutes = job_estimate(row), float(row["minutes"])
         texts = f"{row['samples']} × {row['tokens']}" if int(row["samples"]) else "none"
-        memory = f"{row['gigabytes']}, {one.device_bytes / 1e9:.0f}" if row["gigabytes"] else ""
-        predicted = one.seconds.value / 60
+        memory = f"{row['gigabytes']}, {found.device_bytes / 1e9:.0f}" if row["gigabytes"] else ""
+        predicted = found.seconds.value / 60
         observed = " with activations" if row["observed"] == "yes" else ""
         write(f"| {row['model'].rpartition('/')[2]} | {row['method']}{observed} | {texts} ")
         write(f"| {minutes:g} | {predicted:.1f} | {predicted / minutes:.2f} | {memory} ")

@@ -1,7 +1,5 @@
 """Expected accuracy of compressed models: published facts, properties, and the contract."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import product
@@ -9,12 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from recipe_core.base.arrays import Bool
 from recipe_core.compression.accuracy import combined, retained, retained_many
 from recipe_core.compression.band_counts import Losses, counted, held, held_by_others
 from recipe_core.compression.benchmark_name import named_benchmark
 from recipe_core.compression.effects import Known, fitted
-from recipe_core.compression.left_out import LeftOut, Prepared, as_strangers, left_out, relatives
+from recipe_core.compression.left_out import Prepared, as_strangers, left_out, relatives
 from recipe_core.compression.lines import answers
 from recipe_core.compression.model_name import named_model, size_in
 from recipe_core.compression.published import figures, keys
@@ -52,12 +49,7 @@ def test_every_published_figure_refers_to_what_is_listed():
 
 
 MODELS = ["meta-llama/Llama-2-13b-hf", "Qwen/Qwen2.5-32B", UNKNOWN]
-LESS_AND_LESS = [
-    ["int8_weight_only", "int4_weight_only", "int3_weight_only", "int2_weight_only"],
-    ["gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k"],
-    ["mxfp8_w8a8", "mxfp4_w4a4"],
-    ["kv_int8", "kv_int4", "kv_int3", "kv_int2"],
-]
+LESS_AND_LESS = table("compression_accuracy", "fewer_bits")
 
 
 @over("model, names, benchmark", product(MODELS, LESS_AND_LESS, ("", "MMLU", "wikitext2_ppl")))
@@ -74,17 +66,18 @@ def test_larger_models_lose_no_more(technique, benchmark):
     models = [f"somebody/Weasel-{size}B" for size in (1, 8, 30, 70)]
     values = [retained(model, technique, benchmark=benchmark).value for model in models]
     assert values == sorted(values)
-    small, large = (
-        retained(UNKNOWN, "int4_weight_only", parameters_b=size).value for size in (1, 70)
-    )
-    assert small < large  # a size that is given goes first
+    # a size that is given goes first
+    small, large = (retained(UNKNOWN, technique, parameters_b=size).value for size in (1, 70))
+    assert small < large
 
 
-@over("technique", sorted(techniques()))
-def test_bands_contain_the_value(technique):
-    for benchmark in ("", "MMLU", "AIME25", "wikitext2_ppl", "kl_divergence", "code"):
-        answer = retained(UNKNOWN, technique, benchmark=benchmark)
-        assert 0 < answer.low <= answer.value <= answer.high < 1.3
+BENCHMARKS = ("", "MMLU", "AIME25", "wikitext2_ppl", "kl_divergence", "code")
+
+
+@over("technique, benchmark", product(sorted(techniques()), BENCHMARKS))
+def test_bands_contain_the_value(technique, benchmark):
+    answer = retained(UNKNOWN, technique, benchmark=benchmark)
+    assert 0 < answer.low <= answer.value <= answer.high < 1.3
 
 
 def test_a_published_figure_answers_its_own_question():
@@ -155,38 +148,29 @@ def test_lines_answer_in_their_places(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
+def prepared():
     return Prepared.of(figures(), fitted().scatter.noise())
 
 
-def predicted(prepared: Prepared, keys: list[str]) -> tuple[LeftOut, Losses]:
+def predicted(prepared, keys):
     numbers = fitted()
-    spreads, noise = numbers.spreads.by_term, numbers.scatter.noise()
-    left = left_out(prepared, spreads, noise, keys, steps=5)
+    left = left_out(prepared, numbers.spreads.by_term, numbers.scatter.noise(), keys, steps=5)
     return left, Losses.of(prepared, left)
 
 
-def inside(left: LeftOut, losses: Losses) -> Bool:
-    """Which losses lie in the shipped bands of what was known of them."""
-    bands = fitted().bands.by_known
-    known = np.array(left.known)
-    return np.any([held(losses, bands[how]) & (known == how) for how in Known], axis=0)
-
-
-def check_coverage(left: LeftOut, losses: Losses) -> None:
+def check_coverage(left, losses):
+    """Count which losses lie in the shipped bands of what was known of them."""
+    bands, known = fitted().bands.by_known, np.array(left.known)
+    inside = np.any([held(losses, bands[how]) & (known == how) for how in Known], axis=0)
     texts = np.array(losses.measure) == "texts"
     for measured in (texts, ~texts):
-        assert 0.75 < np.mean(inside(left, losses)[measured]) < 0.87
-
-
-@pytest.fixture(scope="module")
-def without_model(prepared: Prepared) -> tuple[LeftOut, Losses]:
-    return predicted(prepared, [row.model for row in prepared.rows])
+        assert 0.75 < np.mean(inside[measured]) < 0.87
 
 
 @pytest.mark.nightly
-def test_models_left_out_are_predicted_within_their_bands(prepared, without_model):
-    left, losses = without_model
+def test_models_left_out_are_predicted_within_their_bands(prepared):
+    keys = [row.model for row in prepared.rows]
+    left, losses = predicted(prepared, keys)
     kept = np.exp(-prepared.data.loss)
     precise = [
         min(question.of.act_bits, question.of.weight_bits) >= 4
@@ -196,20 +180,14 @@ def test_models_left_out_are_predicted_within_their_bands(prepared, without_mode
     ]
     assert np.median(np.abs(np.exp(-losses.expected) - kept)[precise]) < 0.0105
     check_coverage(left, losses)
-
-
-@pytest.mark.nightly
-def test_new_lines_are_predicted_within_wider_bands(prepared: Prepared):
-    strangers = as_strangers(prepared)
-    left, losses = predicted(strangers, relatives(prepared))
-    assert set(left.known) == {Known.NOTHING}
-    check_coverage(left, losses)
-
-
-@pytest.mark.nightly
-def test_bands_hold_of_models_that_they_were_not_counted_on(prepared, without_model):
-    keys = [row.model for row in prepared.rows]
-    _, losses = without_model
+    # bands hold of models that they were not counted on
     every = np.ones(len(keys), np.bool_)
     by_others = held_by_others(losses, losses, keys, every)
     assert 0.75 < by_others.mean() < held(losses, counted(losses, every)).mean()
+
+
+@pytest.mark.nightly
+def test_new_lines_are_predicted_within_wider_bands(prepared):
+    left, losses = predicted(as_strangers(prepared), relatives(prepared))
+    assert set(left.known) == {Known.NOTHING}
+    check_coverage(left, losses)
