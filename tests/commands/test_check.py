@@ -74,7 +74,6 @@ def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
     assert said / before - 1 == pytest.approx(first["better"]["gain"])
     assert again["better"] is None
     assert again["waste"]["idle"] == 0
-    # also by its goal
     command = "vllm serve Qwen/Qwen3-32B -tp 2"
     assert "wasted: 6 of 8 devices are idle" in verdict_text(check(command))
     fast, cheap = (check(command, ground(optimize=goal)) for goal in ("tpot", "cost"))
@@ -421,7 +420,6 @@ def test_a_file_that_only_the_source_tree_has_is_said_and_mounted():
     for template, options in (("./t.jinja", ["--chat-template"]), ("llama-2", [])):
         findings = check(sglang.format(template))["findings"]  # SGLang has llama-2 by name
         assert [each["option"] for each in findings if each["code"] == "file"] == options
-    # what is no relative path is silent
     for words in table("check", "what_is_no_relative_path_is_silent"):
         assert files(f"vllm serve Qwen/Qwen3-8B {words}") == [], words
     # in a container the hint is a mount that silences it

@@ -114,7 +114,7 @@ def test_image_tags_lists_of_words_and_what_starts_no_server():
 
 
 @pytest.mark.parametrize("name", READ)
-def test_tables_and_grammars_agree(name):
+def test_tables_and_grammars_agree_and_every_option_in_every_spelling_is_read(name):
     """Every option that means something is there; every flag that is gone is not, or says itself
     that it goes; what to use instead is.
     """
@@ -127,6 +127,13 @@ def test_tables_and_grammars_agree(name):
     for option, values in grammar.words.items():
         choices = known.by_name[option].choices if option in known.by_name else ()
         assert not choices or set(values) <= set(choices), option
+    for option in engine(name).options.options.values():
+        for flag in option.spellings:
+            joined = [f"{flag}={value}" for value in sample(option)] or [flag]
+            for argv in ([flag, *sample(option)], joined):
+                found = read_arguments(name, argv)
+                assert option.name in found.values, argv
+                assert [f for f in found.findings if f.level == "error"] == [], argv
 
 
 def sample(option):
@@ -135,17 +142,6 @@ def sample(option):
         return []
     text = {"int": "2", "float": "0.5", "str": "x", "json": "{}"}[option.type]
     return [option.choices[0] if option.choices else text]
-
-
-@pytest.mark.parametrize("name", READ)
-def test_every_option_in_every_spelling_is_read(name):
-    for option in engine(name).options.options.values():
-        for flag in option.spellings:
-            joined = [f"{flag}={value}" for value in sample(option)] or [flag]
-            for argv in ([flag, *sample(option)], joined):
-                found = read_arguments(name, argv)
-                assert option.name in found.values, argv
-                assert [f for f in found.findings if f.level == "error"] == [], argv
 
 
 @over("command, values", table("commands", "values_are_typed"))
@@ -159,15 +155,6 @@ def test_values_are_typed(command, values):
 def test_findings_say_what_to_do(command, code, says):
     found = [finding for finding in read(command)[2] if finding.code == code]
     assert says in str(found[0])
-
-
-def test_harmless_values_of_what_is_not_modelled_are_not_worth_a_word():
-    for command in ("vllm serve m --cpu-offload-gb 0", "trtllm-serve m --backend pytorch"):
-        assert read(command)[2] == []
-    # attention ranks that do not divide are refused
-    for ranks in ("--attn-dp-size 3", "--attn-dp-size 2 --dp-size 2"):
-        findings = read(f"sglang serve m --tp 8 {ranks}")[2]
-        assert "attention-dp" in [finding.code for finding in findings]
 
 
 @over("row", PUBLISHED)

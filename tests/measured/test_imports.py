@@ -29,6 +29,7 @@ from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
+from tests.fixtures.verdicts import assert_says
 
 IMPORTS = DATA / "imports"
 REQUEST = table("imports", "request")
@@ -63,41 +64,9 @@ def test_figures_are_read_in_their_units(name):
     json.dumps(imported.to_json(), allow_nan=False)
 
 
-def test_loads_and_splits_are_those_that_ran():
-    lengths = {"input_tokens": 64, "output_tokens": 16}
-    for tool in ("vllm_bench", "guidellm"):
-        closed, opened = (first(f"{tool}_{mode}.json").load for mode in ("closed", "open"))
-        assert closed == {"mode": "closed", "concurrency": 2} | lengths
-        assert opened == {"mode": "open", "request_rate": 2.0} | lengths
-    for name, field, value in table("imports", "loads"):
-        assert first(name).load[field] == value
-    offline = {"mode": "offline", "requests": 244960, "output_tokens": 273}
-    assert first("mlperf_log_summary.txt").load == offline
-    assert "mode" not in first("aiperf_closed.csv").load
-    # the median step leaves the start out
-    torchtitan = first("torchtitan.log").figures
-    assert torchtitan["step_s"] == pytest.approx(8 * 8192 / (7076 * 8))
-    assert torchtitan["peak_memory_bytes"] == pytest.approx(49.59 * GIB)
-    assert first("mlperf_training.log").load == {"global_batch": 8, "sequence_length": 8192}
-    # the newest cache of TensorRT-LLM counts
-    newest = first("tensorrt_llm_boot.log")
-    assert newest.figures["kv_cache_bytes"] == pytest.approx(5.95 * GIB)
-    assert newest.split["memory_fraction"] == pytest.approx(0.9)
-    # a file states its split or says what is missing
-    sglang = import_file(IMPORTS / "sglang_bench.jsonl")
-    assert [each.place for each in sglang] == ["line 1", "line 2"]
-    assert sglang[0].missing == ("model", "device", "split")
-    assert (sglang[1].split["tp"], sglang[1].version) == (4, "0.5.10")
-    assert sglang[1].figures["weights_bytes"] == pytest.approx(93.4 * GIB)
-    plain, drafted = import_file(IMPORTS / "inferencex.json")[:2]
-    assert (plain.missing, plain.split["ep"]) == ((), 4)
-    assert "speculative" in drafted.excluded
-    assert drafted.split.items() >= {"tp": 1, "dp": 8, "ep": 8}.items()
-    assert first("vllm_bench_closed.json").missing == ("device", "engine", "split")
-    boot = first("vllm_gpu_boot.log")
-    assert (boot.version, boot.model) == ("0.6.4", "meta-llama/Llama-3.1-8B-Instruct")
-    assert boot.settings["max_context"] == 20000
-    assert first("megatron.log").shape["layers"] == 96
+@over("name, place, stated", table("imports", "stated"))
+def test_files_state_loads_and_splits_or_say_what_is_missing(name, place, stated):
+    assert_says(import_file(IMPORTS / name)[place].to_json(), stated)
 
 
 @over("field, value, message", table("imports", "bad_figures"))
@@ -121,7 +90,6 @@ def test_files_that_are_no_measurement_say_so_and_have_a_limit(tmp_path, monkeyp
     monkeypatch.setattr("recipe_core.measured.imports.content.MAX_BYTES", 50)
     assert "the limit is 50" in str(refusal(import_file, path))
     assert "cannot read" in str(refusal(import_file, tmp_path / "none.json"))
-    # numbers of logs
     assert number_of(" 1,234.5 ") == 1234.5
     for wrong in ("1" * 400, *table("imports", "no_numbers")):
         with pytest.raises(ValueError, match="not"):
