@@ -117,7 +117,6 @@ def test_a_damaged_file_is_named_with_the_fix_and_a_later_version_is_not_damaged
     file.write_text('{"schema_version": 2, "additions": []}')
     error = refusal(Overlay.open, tmp_path)
     assert ("reads 1" in str(error), error.hint) == (True, "Update recipe-builder.")
-    # a run with a secret is not kept
     own = measured(1.2)[0]
     secret = {**own.request, "options": {"environment": {"HF_TOKEN": "hf_" + "a" * 34}}}
     runs = incoming([replace(own, request=secret)])

@@ -353,7 +353,6 @@ def test_the_command_line_and_the_api_correct_estimates_and_plans(tmp_path):
     assert json.loads(done.stdout)["own_runs"]["used"] == 1
     text = recipe("estimate", str(file), *measured).stdout
     assert "calibrated: 1 own run of this deployment" in text
-    # training is refused
     workload = {"kind": "training", "sequence_length": 4096, "global_batch": 64}
     asked = {"model": QWEN_32B, "hardware": {"device": "h100-sxm"}, "workload": workload}
     file.write_text(json.dumps(asked))
@@ -361,7 +360,6 @@ def test_the_command_line_and_the_api_correct_estimates_and_plans(tmp_path):
         done = recipe(command, str(file), *measured)
         assert done.returncode == 2
         assert "correct estimates of serving, not of training" in done.stderr
-    # by the API
     runs = times_as_estimated(2.0)
     answers = Answers(folders=False)
     body = {"request": request(), "measured": [row.model_dump(exclude_none=True) for row in runs]}

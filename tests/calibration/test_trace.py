@@ -2,8 +2,6 @@
 training under FSDP2, tensor and pipeline parallel.
 """
 
-import builtins
-import importlib.util
 import json
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
 from tests.conftest import request_values
 from tests.fixtures.command_line import recipe
+from tests.fixtures.needs import needs
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -30,16 +29,7 @@ LLAMA_8B, LLAMA_70B = f"{LLAMA_BASE}-Instruct", "meta-llama/Llama-3.1-70B-Instru
 GPT_OSS, DEEPSEEK_V4 = "openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V4-Flash"
 GEMMA_2, GEMMA_3 = "google/gemma-2-9b-it", "google/gemma-3-1b-it"
 QWEN_MOE, DEEPSEEK = "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3"
-
-
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(
-        not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
-        reason="NO ORACLE: the memory formulas are not proven here; "
-        'pip install "recipe-builder[torch]"',
-    ),
-]
+pytestmark = [pytest.mark.engine, needs("the memory formulas", "torch", "transformers")]
 CASES, SIX = table("trace", "training"), "FSDP 8, 6 layers, selective recomputation"
 
 
@@ -146,14 +136,7 @@ def test_the_method_says_what_is_traced_and_what_cannot_be(tiny_config):
 
 
 def test_without_torch_the_error_names_the_install_command_and_importing_needs_none(monkeypatch):
-    real = builtins.__import__
-
-    def without_torch(name, *args, **kwargs):
-        if name == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_torch)
+    monkeypatch.setitem(sys.modules, "torch", None)
     trace_of.cache_clear()
     assert "pip install" in str(refusal(traced, LLAMA_8B))
     code = "import sys, recipe_core.calibration.trace as _; print(*sys.modules)"

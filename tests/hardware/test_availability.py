@@ -17,15 +17,8 @@ from recipe_core.hardware import failures as shipped
 from recipe_core.hardware.failures import FailureFile, failures, node_failures, repair_hours
 from recipe_core.hardware.failures import spot_market as market
 from recipe_core.hardware.prices import offers
-from recipe_core.sizing.availability import (
-    Domains,
-    distribution,
-    expected_share,
-    node_availability,
-    spares,
-    spot,
-    up_at_least,
-)
+from recipe_core.sizing import availability
+from recipe_core.sizing.availability import Domains, distribution, spares, spot, up_at_least
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
@@ -53,12 +46,12 @@ def test_the_distribution_is_that_of_every_outcome(domains, share):
     found = distribution(domains, share)
     assert found == pytest.approx(by_outcome(domains, share), abs=1e-12)
     mean = (found * np.arange(domains.replicas + 1)).sum() / domains.replicas
-    assert mean == pytest.approx(expected_share(domains, share), abs=1e-12)
+    assert mean == pytest.approx(availability.expected_share(domains, share), abs=1e-12)
 
 
 def test_availability_packing_and_spares_by_hand():
-    assert node_availability(99, 1) == 0.99
-    assert node_availability(5, 0) == 1
+    assert availability.node_availability(99, 1) == 0.99
+    assert availability.node_availability(5, 0) == 1
     for devices, packed in (
         (4, Domains(5, replicas_per_node=2)),
         (3, Domains(5, replicas_per_node=2)),
@@ -87,10 +80,10 @@ def test_availability_packing_and_spares_by_hand():
 
 @given(HOURS, HOURS, HOURS)
 def test_availability_rises_with_time_between_failures_and_falls_with_repair(mtbf, repair, more):
-    share = node_availability(mtbf, repair)
+    share = availability.node_availability(mtbf, repair)
     assert 0 < share < 1
-    assert node_availability(mtbf + more, repair) >= share
-    assert node_availability(mtbf, repair + more) <= share
+    assert availability.node_availability(mtbf + more, repair) >= share
+    assert availability.node_availability(mtbf, repair + more) <= share
 
 
 @given(PACKED | SPANNING, SHARES, SHARES, st.integers(0, 12))
@@ -125,7 +118,7 @@ def test_numbers_of_every_kind_are_taken_and_what_makes_no_sense_is_refused_by_n
     infinite = ["number", math.inf, {}, "must be a number"]
     for name, value, limits, said in [infinite, *table("availability", "numbers")]:
         assert said in str(refusal(getattr(bounded, name), "x", value, **limits))
-    nan = ["node_availability", [math.nan, 1], {}, "mtbf_hours"]
+    nan = ["availability.node_availability", [math.nan, 1], {}, "mtbf_hours"]
     for name, args, options, field in [nan, *table("availability", "refused")]:
         call = operator.attrgetter(name)(sys.modules[__name__])
         error = refusal(call, *(Domains(1) if arg == "one" else arg for arg in args), **options)

@@ -151,13 +151,11 @@ def test_a_tier_of_storage_writes_and_reads_checkpoints_in_the_best_interval():
         best = run_of(storage=tier)
         for interval in (0.5 * best["checkpoint_interval_s"], 2.0 * best["checkpoint_interval_s"]):
             assert run_of(storage=tier, checkpoint_interval_s=interval)["goodput"] < best["goodput"]
-    # storage is part of the cost where its price is stated
     free, paid = answer(), answer(storage_usd_per_gb_month=0.1, kept_checkpoints=10)
     months = paid["run"]["wall_s"] / 3600 / 730
     stored = 0.1 * 10 * paid["run"]["checkpoint_bytes"] / 1e9 * months
     assert paid["cost"]["usd_storage"] == pytest.approx(stored)
     assert paid["cost"]["usd"] == pytest.approx(free["cost"]["usd"] + stored)
-    # at the rate of the tier
     size = run_of()["checkpoint_bytes"]
     for tier, rate in (("superpod-good", 2e9), ("nvme-raid8", 28e9)):
         assert run_of(storage=tier)["checkpoint_s"] == pytest.approx(size / (8 * rate))
@@ -195,7 +193,6 @@ def test_phases_are_estimated_each_by_itself_and_long_ones_take_ranks_from_dp():
     of_phases, mfu = phased["run"].pop("mfu"), plain["run"].pop("mfu")
     assert of_phases == pytest.approx(mfu, rel=1e-5)  # its last step is not full
     assert phased == plain
-    # a ramp costs time and MFU
     plain, ramped = run_of({"pp": 2, "dp": 4}), run_of({"pp": 2, "dp": 4}, phases=RAMP)
     assert ramped["wall_s"] > plain["wall_s"]
     assert ramped["mfu"] < plain["mfu"]

@@ -8,17 +8,8 @@ from recipe_core.base.documents import read_document
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Quantity
 from recipe_core.base.resources import root
-from recipe_core.hardware.cluster import cluster as joined
-from recipe_core.hardware.cluster import (
-    device,
-    device_names,
-    dtypes,
-    fabric,
-    fabric_names,
-    in_nodes,
-    priors,
-    roofline,
-)
+from recipe_core.hardware import cluster as clusters
+from recipe_core.hardware.cluster import device, device_names, fabric, fabric_names
 from recipe_core.hardware.custom import validated
 from recipe_core.hardware.prices import offers, offers_of
 from recipe_core.hardware.profile import RUNTIMES, Fabric
@@ -37,7 +28,7 @@ PROFILES = root("hw_profiles")
 
 
 def cluster(**fields):
-    return joined(HardwareRequest(**fields))
+    return clusters.cluster(HardwareRequest(**fields))
 
 
 @over("name", device_names())
@@ -46,7 +37,7 @@ def test_every_profile_is_complete_and_shown(name):
     node = profile.node
     assert profile.name == name
     assert (fabric(node.fabric).kind, fabric(node.network).kind) == ("scale-up", "scale-out")
-    assert profile.runtime in priors().roofline
+    assert profile.runtime in clusters.priors().roofline
     assert {"bf16", "fp16", "fp32"} & set(profile.kv_dtypes)
     assert offers_of(profile) == [offer for offer in offers() if offer.device == name]
     shown = hardware_view(profile)
@@ -54,8 +45,7 @@ def test_every_profile_is_complete_and_shown(name):
     assert shown["dtype_support"]
     assert all(row["source"]["title"] for row in shown["dtype_support"].values())
     assert shown["sources"]
-    # weight formats are explained
-    rows = [row for row in dtypes().support if profile.architecture in row.architectures]
+    rows = [row for row in clusters.dtypes().support if profile.architecture in row.architectures]
     native = {row.dtype for row in rows if row.silicon == "native"}
     run = {row.dtype for row in rows if set(row.engines.values()) != {"none"}}
     assert set(profile.weight_dtypes) <= run
@@ -112,9 +102,10 @@ def test_every_fabric_validates_and_runs_of_a_rack_are_read_in_its_nodes():
         with pytest.raises(ValueError, match=r"domain|must not have|Extra inputs"):
             Fabric.model_validate(raw | change)
     # Tables call what a job took of a rack one node.
-    assert in_nodes("gb200", 8, 1) == {"device": "gb200", "per_node": 4, "nodes": 2}
-    for stated in (("gb200", 2, 1), ("gb200", 6, 1), ("h100-sxm", 16, 1), ("no-device", 8, 1)):
-        assert in_nodes(*stated) == dict(zip(("device", "per_node", "nodes"), stated, strict=True))
+    assert clusters.in_nodes("gb200", 8, 1) == {"device": "gb200", "per_node": 4, "nodes": 2}
+    for name, per_node in (("gb200", 2), ("gb200", 6), ("h100-sxm", 16), ("no-device", 8)):
+        place = {"device": name, "per_node": per_node, "nodes": 1}
+        assert clusters.in_nodes(*place.values()) == place
     requests = [run.request() for run in (*published_runs(), *published_training_runs())]
     for place in {json.dumps(request["hardware"]) for request in requests}:
         cluster(**json.loads(place))
@@ -159,9 +150,10 @@ def test_devices_are_found_by_the_names_people_type_and_differ_as_published():
     cut, rates = (device(name).peak_flops_per_s for name in ("mi308x", "mi300x"))
     shares = [cut[dtype].value / rate.value for dtype, rate in rates.items()]
     assert shares == pytest.approx([80 / 304] * len(shares), rel=1e-3)
-    assert roofline(device("h100-sxm"), "gemm", "bf16").status == "fitted"
-    assert roofline(device("rtx-4090"), "gemm", "bf16") == priors().roofline["cuda"]["gemm"]
-    rows = [row for row in dtypes().support if row.dtype == "fp8"]
+    assert clusters.roofline(device("h100-sxm"), "gemm", "bf16").status == "fitted"
+    prior = clusters.priors().roofline["cuda"]["gemm"]
+    assert clusters.roofline(device("rtx-4090"), "gemm", "bf16") == prior
+    rows = [row for row in clusters.dtypes().support if row.dtype == "fp8"]
     encodings = {name: row.encoding for row in rows for name in row.architectures}
     found = [encodings[name] for name in ("gfx942", "gfx950", "sm_90")]
     assert found == ["e4m3fnuz", "e4m3", "e4m3"]
@@ -223,9 +215,6 @@ def test_a_spot_price_is_not_above_the_same_machines_on_demand_price():
         assert 0.08 < share <= 1.001, offer.name
 
 
-"""By device, the engine of a request that names none."""
-
-
 def planned(name, model="Qwen/Qwen3-4B", per_node=1, workload=None, **options):
     hardware = {"device": name, "per_node": per_node}
     request = {"model": model, "hardware": hardware, "workload": workload or {"concurrency": 4}}
@@ -267,7 +256,6 @@ def test_a_vendor_may_have_several_runtimes():
     plain = json.loads(device("arc-b580").model_dump_json(exclude_none=True))
     error = refusal(validated, plain | {"name": "mine", "runtime": "rocm"}, kind=HardwareError)
     assert "hpu or xpu or npu, not rocm" in str(error)
-    # GPUs that xpu-smi lists
     names = ("Intel(R) Arc(TM) B580 Graphics", "Intel(R) Arc(TM) Pro B60 Graphics")
     rows = [{"device_id": n, "device_name": name} for n, name in enumerate(names)]
     found = parse_xpu_smi("log line\n" + json.dumps({"device_list": rows}))

@@ -1,30 +1,28 @@
-"""A profile of this machine: its fit, its file, and what an estimate makes of it."""
+"""This machine: what vendors' tools print of it (small programs on PATH print the files of
+tests/data/hardware), and its profile: the fit, the file, and what an estimate makes of it.
+"""
 
 import itertools
 import json
 import math
-from dataclasses import replace
+import os
+from dataclasses import asdict, replace
 from functools import cache
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from recipe_core.base.documents import read_document, to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.calibration import machine_profile
-from recipe_core.calibration.machine_profile import (
-    assembled,
-    check_output,
-    collectives_of,
-    own_name,
-    profile_machine,
-    profile_text,
-    total_spread,
-    write_profile,
-)
+from recipe_core.calibration import machine_profile as profiling
 from recipe_core.calibration.roofline_fit import fit_roofline
+from recipe_core.doors.cli import app
 from recipe_core.hardware.cluster import cluster, device, device_names, fabric, host_speed, plain
 from recipe_core.hardware.custom import read_profile
+from recipe_core.hardware.detect import links as parsed
+from recipe_core.hardware.detect import machine as detection
+from recipe_core.hardware.detect import tools
 from recipe_core.hardware.detect.machine import Found
 from recipe_core.hardware.microbench.clock import Timing
 from recipe_core.hardware.microbench.collectives import Reduced
@@ -34,17 +32,21 @@ from recipe_core.hardware.microbench.points import Point
 from recipe_core.hardware.microbench.run import Measured
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.launcher import machine
 from recipe_core.physics.bands import widened
 from recipe_core.physics.roofline import operator_s
 from recipe_core.physics.serving import bands as serving_bands
 from recipe_core.search.plans import plan
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe
+from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
+from tests.fixtures.verdicts import assert_says
 
 PEAK, BANDWIDTH = 4e11, 3e10
 TRUE = {"compute_efficiency": 0.8, "memory_efficiency": 0.6, "overhead_s": 2e-5, "smoothing": 2.0}
+HARDWARE = DATA / "hardware"
 
 
 def host_of(slow=1.0, spread=0.0):
@@ -92,7 +94,7 @@ def measured_here(**changes):
 @cache
 def calm():
     """The profile of a machine that does nothing else."""
-    return assembled(found_here(), measured_here())
+    return profiling.assembled(found_here(), measured_here())
 
 
 def test_the_fit_finds_the_numbers_of_exact_points():
@@ -113,7 +115,7 @@ def test_the_fit_finds_the_numbers_of_exact_points():
 def test_a_profile_is_a_complete_device_with_residuals(tmp_path):
     profiled = calm()
     path = tmp_path / "machine.yaml"
-    write_profile(path, profiled)
+    profiling.write_profile(path, profiled)
     ours = device(read_profile(str(path)))
     assert ours == profiled.device
     assert (ours.name, ours.known_as, ours.runtime) == ("some-cpu-2-cores", "cpu", "cpu")
@@ -124,13 +126,13 @@ def test_a_profile_is_a_complete_device_with_residuals(tmp_path):
         assert ours.peak_flops_per_s[dtype].status == "measured"
     assert ours.host.layers == pytest.approx(1, rel=1e-3)
     assert "recipe profile" in str(ours.sources["profile"].command)
-    shown = "\n".join(profile_text(profiled))
+    shown = "\n".join(profiling.profile_text(profiled))
     for said in ("gemm bf16: start", "which widens every interval"):
         assert said in shown
     # its name is not that of a shipped device
     names = table("machine_profile", "names")
-    assert {name: own_name(name) for name in names} == names
-    assert len(own_name("x" * 500)) <= 64
+    assert {name: profiling.own_name(name) for name in names} == names
+    assert len(profiling.own_name("x" * 500)) <= 64
 
 
 def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_against_its_best_rates():
@@ -144,8 +146,8 @@ def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_agains
         disk_cold_bytes_per_s=1e9,
         notes=["not measured, gemm int8: no"],
     )
-    profiled = assembled(found, measured)
-    ours, shown = profiled.device, "\n".join(profile_text(profiled))
+    profiled = profiling.assembled(found, measured)
+    ours, shown = profiled.device, "\n".join(profiling.profile_text(profiled))
     assert profiled.values["based_on"] == "h100-sxm"
     assert ours.peak_flops_per_s == base.peak_flops_per_s
     assert ours.roofline["gemm"]["fp8"].source == "profile"
@@ -156,43 +158,43 @@ def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_agains
         assert said in shown
     card = table("machine_profile", "card")
     found = found_here(matched=None, profile=card, count=4)
-    ours = assembled(found, measured_here(kind="cuda")).device
+    ours = profiling.assembled(found, measured_here(kind="cuda")).device
     assert (ours.title, ours.vendor, ours.architecture) == ("NVIDIA  New  Card", "nvidia", "sm_130")
     assert (ours.memory_bytes.value, ours.tdp_watts.value, ours.node.devices) == (96e9, 700, 4)
     assert ours.node.fabric == "pcie4"
     nameless = replace(found, profile=card | {"memory_bytes": None})
     few = measured_here(points=points_of()[:2])
-    for machine, measured, said in (
+    for found, measured, said in (
         (nameless, measured_here(kind="rocm"), "how much memory"),
         (found_here(), few, "--seconds"),
     ):
-        assert said in str(refusal(assembled, machine, measured, kind=NoAnswer))
+        assert said in str(refusal(profiling.assembled, found, measured, kind=NoAnswer))
 
 
 def test_disks_loads_and_collectives_are_part_of_the_profile():
     rates = DiskRates(1.2e9, 3.4e9, 5000.0, 1 << 30, direct=True)
-    disk = assembled(found_here(), measured_here(disk=rates)).device.disk
+    disk = profiling.assembled(found_here(), measured_here(disk=rates)).device.disk
     figures = (disk.write_bytes_per_s, disk.read_bytes_per_s, disk.window_reads_per_s)
     wanted = [(value, "measured") for value in (1.2e9, 3.4e9, 5000.0)]
     assert [(figure.value, figure.status) for figure in figures] == wanted
     assert calm().device.disk is None
     # a busy machine widens intervals
-    busy = assembled(found_here(), measured_here(load=1.0, host=host_of(spread=0.1)))
+    busy = profiling.assembled(found_here(), measured_here(load=1.0, host=host_of(spread=0.1)))
     assert calm().spread == pytest.approx(0.01)
     assert busy.spread == pytest.approx(math.hypot(0.1, math.log(1.5) / 2), abs=1e-3)
     assert "load 1.00 on 2 processors" in busy.values["host"]["note"]
     drifting = measured_here(host_at_end=host_of(slow=1.5))
-    assert total_spread(drifting, 0.0) == pytest.approx(math.log(1.5) / 2, abs=0.01)
+    assert profiling.total_spread(drifting, 0.0) == pytest.approx(math.log(1.5) / 2, abs=0.01)
     # collectives are used in place of the fabric's
     inside = fabric("shared-memory")
     speed, start_s = 0.25 * inside.bandwidth_bytes_per_s.value, 4e-4
     sizes = (float(1 << bits) for bits in (10, 16, 24))
     reduced = [Reduced(2, size, start_s + size / speed) for size in sizes]
-    found = collectives_of(reduced, inside)
+    found = profiling.collectives_of(reduced, inside)
     assert found["efficiency"] == pytest.approx(0.25, rel=0.05)
     assert found["latency_s"] + 2 * found["latency_per_rank_s"] == pytest.approx(start_s, rel=0.05)
-    assert collectives_of([], inside) == {}
-    ours = assembled(found_here(), measured_here(collectives=reduced)).values
+    assert profiling.collectives_of([], inside) == {}
+    ours = profiling.assembled(found_here(), measured_here(collectives=reduced)).values
     joined, named = (
         cluster(HardwareRequest.model_validate({"device": ours, "per_node": 2} | more)).fabric
         for more in ({}, {"fabric": "pcie4"})
@@ -261,16 +263,16 @@ def test_files_and_seconds_that_are_no_profiles_are_refused(tmp_path):
         (tmp_path / "none" / "machine.yaml", "is not a folder"),
         (other, "is not a profile"),
     ):
-        assert says in str(refusal(check_output, path))
-    write_profile(other, calm())
-    check_output(other)
+        assert says in str(refusal(profiling.check_output, path))
+    profiling.write_profile(other, calm())
+    profiling.check_output(other)
     for seconds in (1.0, 1e6, math.nan):
-        assert "seconds" in str(refusal(profile_machine, "cpu", seconds=seconds))
+        assert "seconds" in str(refusal(profiling.profile_machine, "cpu", seconds=seconds))
 
 
 def test_the_command_writes_what_a_plan_reads(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="NOT TESTED: recipe profile, torch is missing")
-    monkeypatch.setattr(machine_profile, "measure", lambda *_, **__: measured_here())
+    monkeypatch.setattr(profiling, "measure", lambda *_, **__: measured_here())
     out, request = tmp_path / "machine.yaml", tmp_path / "request.json"
     values = request_values(device=str(out), model="Qwen/Qwen3-0.6B", per_node=1)
     request.write_text(json.dumps(values))
@@ -284,3 +286,120 @@ def test_the_command_writes_what_a_plan_reads(tmp_path, monkeypatch):
         assert said in done.stdout
     answer = json.loads(recipe("profile", "-o", str(out), "--json").stdout)
     assert answer["roofline"] == read_document(out)["roofline"]
+
+
+def tool(folder, name, answers):
+    """A program that prints the file of the first answer whose words are all among its arguments,
+    or runs the answer, and fails on any other call.
+    """
+    cases = "\n".join(
+        f'  *{"*".join(words.split())}*) cat "{HARDWARE / answer}"; exit 0;;'
+        if (HARDWARE / answer).is_file()
+        else f"  *{words}*) {answer};;"
+        for words, answer in answers.items()
+    )
+    path = folder / name
+    path.write_text(f'#!/bin/sh\ncase " $* " in\n{cases}\nesac\necho "unknown $*" >&2; exit 2\n')
+    path.chmod(0o755)
+
+
+def nvidia(name, topology=None):
+    answers = {"name,memory.total": f"nvidia-smi-{name}.csv"}
+    answers |= {"driver_version": f"nvidia-smi-{name}-more.csv"}
+    answers |= {"topo -m": topology} if topology else {}
+    return answers | {"  ": "nvidia-smi-header.txt"}
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """An empty folder first on PATH; no visibility variables, no torch, no GPU of this machine."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    for vendor in ("CUDA", "HIP"):
+        monkeypatch.delenv(f"{vendor}_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(tools, "ask_torch", lambda notes: {})
+    monkeypatch.setattr(machine, "read_kfd", lambda nodes: [])
+    return tmp_path
+
+
+@over("programs, environment, wanted", table("detect", "machines"))
+def test_machines_are_found_by_what_tools_print(bench, monkeypatch, programs, environment, wanted):
+    for path in bench.iterdir():
+        path.unlink()
+    for name, answers in programs.items():
+        tool(bench, name, answers if isinstance(answers, dict) else nvidia(*answers))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = detection.detect()
+    notes = wanted.get("notes", [""])[0]
+    assert any(notes in note for note in [*found.notes, ""])
+    assert_says(asdict(found), {name: wanted[name] for name in wanted if name != "notes"})
+    if found.request:  # which makes a request and a device file that are valid
+        cluster(HardwareRequest(**found.request["hardware"]))
+        Device.model_validate(found.profile)
+        fabric = f"\n  fabric: {found.links.fabric}" if found.links else ""
+        assert detection.describe(found).endswith(f"nodes: 1{fabric}")
+
+
+def test_what_a_process_gets_is_assumed_or_told_by_torch(bench, monkeypatch):
+    tool(bench, "nvidia-smi", nvidia("hgx-h100", "topo-hgx-h100.txt"))
+    assumed = detection.detect().allocatable_memory_bytes["value"]
+    assert assumed == pytest.approx(79.18 * 2**30, rel=1e-3)
+    tool(bench, "nvidia-smi", nvidia("l40s", "topo-l40s-pcie.txt"))
+    seen = {"cuda": "12.8", "hip": None, "devices": [["NVIDIA L40S", 47_697_362_944, "sm_89"]] * 4}
+    monkeypatch.setattr(tools, "ask_torch", lambda notes: seen)
+    found = detection.detect()
+    memory = found.allocatable_memory_bytes
+    assert (memory["value"], memory["status"]) == (47_697_362_944, "measured")
+    assert found.versions["torch's CUDA"] == "12.8"
+    # bridged pairs lie on PCIe, and an unknown device is not guessed
+    monkeypatch.setattr(tools, "ask_torch", lambda notes: {})
+    tool(bench, "nvidia-smi", nvidia("h100-nvl", "topo-h100-nvl-pairs.txt"))
+    pairs = detection.detect().request["hardware"]
+    assert cluster(HardwareRequest(**pairs)).beyond.name == "pcie5"
+    tool(bench, "nvidia-smi", nvidia("v100", "topo-dgx1-mesh.txt"))
+    found = detection.detect()
+    assert {"memory_bandwidth_bytes_per_s", "peak_flops_per_s", "node"} <= set(found.unknown)
+    assert "partial mesh" in found.links.note
+    assert "memory_bandwidth_bytes_per_s: no tool" in detection.describe(found)
+
+
+def test_this_machine_for_real():
+    result = CliRunner().invoke(app, ["hardware", "--detect", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    host = found["host"]
+    cpus, memory_bytes = len(os.sched_getaffinity(0)), machine.memory()[0]
+    assert (host["cpus"], host["memory_bytes"]) == (cpus, memory_bytes)
+    if not found["devices"]:
+        assert found["matched"] == "cpu"
+        assert found["request"] == {"hardware": {"device": "cpu", "per_node": 1, "nodes": 1}}
+        assert found["profile"]["memory_bytes"]["value"] == memory_bytes
+    named = CliRunner().invoke(app, ["hardware", "l4", "--detect"])
+    assert named.exit_code != 0
+    assert "--detect" in str(named.exception)
+
+
+def test_islands_links_and_names_of_tools():
+    for topology, sizes in (
+        ("topo-hgx-h100", [8]),
+        ("topo-h100-nvl-pairs", [2, 2]),
+        ("topo-l40s-pcie", [1, 1, 1, 1]),
+    ):
+        pairs = parsed.parse_nvidia_topo((HARDWARE / f"{topology}.txt").read_text())
+        found = parsed.islands(pairs, sorted({first for first, _ in pairs}))
+        assert sorted(map(len, found)) == sizes
+    assert parsed.links({}, [0], device("l40s")) is None
+    assert parsed.links({(0, 1): "NV18"}, [0, 1], device("h100-sxm")) is None
+    # an unknown PCIe generation names no fabric
+    pairs = {(0, 1): "PHB", (1, 0): "PHB"}
+    assert parsed.links(pairs, [0, 1], device("rtx-3090"), 3).fabric is None
+    # matrices leave out network cards
+    pairs = parsed.parse_nvidia_topo((HARDWARE / "topo-hgx-h100.txt").read_text())
+    assert (len(pairs), set(pairs.values())) == (8 * 7, {"NV18"})
+    rocm, amd = (
+        (HARDWARE / f"{name}-topo-mi300x.json").read_text() for name in ("rocm-smi", "amd-smi")
+    )
+    assert len(parsed.parse_rocm_topo(rocm)) == 8 * 7
+    assert parsed.parse_amd_topo(amd) == {(0, 1): "XGMI", (1, 0): "XGMI"}
+    usual = {"gfx9010": "gfx90a", "gfx9402": "gfx942", "gfx942": "gfx942", "gfx1100": "gfx1100"}
+    assert {printed: tools.gfx(printed) for printed in usual} == usual

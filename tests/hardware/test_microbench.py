@@ -2,7 +2,7 @@
 
 import math
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -52,24 +52,15 @@ def test_a_time_is_the_median_of_batches_and_events_count_what_the_stream_does()
     draws = np.exp(np.random.default_rng(0).normal(0, 0.1, 2000)).tolist()
     assert spread_of(draws) == pytest.approx(0.1, rel=0.1)
     assert spread_of([*draws, 1e9]) == pytest.approx(0.1, rel=0.1)
-    calls = []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            calls.append("record")
-
-        def synchronize(self):
-            calls.append("wait")
-
-        def elapsed_time(self, end):
-            return 4.0
-
-    cuda = SimpleNamespace(Event=Event, synchronize=lambda: calls.append("synchronize"))
-    assert EventClock(cuda).seconds(lambda: calls.append("call"), 2) == 4e-3
-    assert calls == ["synchronize", "record", "call", "call", "record", "wait"]
+    cuda = Mock()
+    start, end = cuda.Event.side_effect = (cuda.start, cuda.end)
+    start.elapsed_time.return_value = 4.0
+    assert EventClock(cuda).seconds(cuda.work, 2) == 4e-3
+    assert cuda.mock_calls == [
+        *[call.Event(enable_timing=True)] * 2,
+        *[call.synchronize(), call.start.record(), call.work(), call.work()],
+        *[call.end.record(), call.end.synchronize(), call.start.elapsed_time(end)],
+    ]
     assert Deadline(-1).left_s == 0 < Deadline(1e6).left_s <= 1e6
     turns = []
     work = in_turn([lambda: turns.append(0), lambda: turns.append(1)])
@@ -173,7 +164,6 @@ def test_layers_are_steps_of_real_operators_and_the_host_is_measured_once_at_lea
     assert middle.request_s == pytest.approx(5e-3)
     both = host.together([host.host_times([cells]), host.host_times([slower])])
     assert (both.steps[2, 1], both.rounds) == (pytest.approx(math.sqrt(2) * 1e-3), 2)
-    # and the reference is one
     found = host.ratios(host.HostTimes(steps(1, 1), host.REFERENCE["request_s"], 0.0, 1))
     assert (found.layers, found.sequences, found.requests) == pytest.approx((1, 1, 1))
     for slow, late in ((1, 1), (3, 3), (2, 1), (1, 2)):
@@ -192,7 +182,6 @@ def test_memory_and_a_disk_are_read_at_a_rate_and_caches_found(tmp_path, monkeyp
     cold, warm = memory.disk_rates(tmp_path, 8 << 20)
     assert warm > max(1e6, cold or 0)
     assert list(tmp_path.iterdir()) == []
-    # the folder of models is the hub's
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert memory.model_cache() == tmp_path / "hub"

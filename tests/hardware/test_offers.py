@@ -9,19 +9,11 @@ from fastapi.testclient import TestClient
 
 from recipe_core.doors.answers import offers_for
 from recipe_core.doors.api import create_api
-from recipe_core.hardware import offers, prices
+from recipe_core.hardware import offer_tables, offers, prices
 from recipe_core.hardware.accelerators import accelerator
 from recipe_core.hardware.cluster import cluster, device, device_names
 from recipe_core.hardware.offer_import import import_table
 from recipe_core.hardware.offer_search import offered_devices, select_offers
-from recipe_core.hardware.offer_tables import (
-    COLUMNS,
-    OWN,
-    offer_sources,
-    parse_table,
-    shipped_offers,
-    to_table,
-)
 from recipe_core.hardware.offer_terms import Terms
 from recipe_core.hardware.offers import Offer, last_day
 from recipe_core.hardware.request import HardwareRequest
@@ -58,7 +50,7 @@ def own_table(tmp_path, monkeypatch):
     def write(*lines):
         path = tmp_path / "mine.csv"
         path.write_text("\n".join([*lines, ""]))
-        monkeypatch.setenv(OWN, str(path))
+        monkeypatch.setenv(offer_tables.OWN, str(path))
         return path
 
     return write
@@ -90,16 +82,16 @@ def test_an_offer_that_makes_no_sense_is_refused(fields, says):
 
 
 def test_every_shipped_offer_has_a_source_a_place_and_a_size():
-    shipped = shipped_offers()
+    shipped = offer_tables.shipped_offers()
     names, priced = ({getattr(each, field) for each in shipped} for field in ("name", "device"))
     assert len(names) == len(shipped) > 1000
-    assert {each.source for each in shipped} == set(offer_sources())
+    assert {each.source for each in shipped} == set(offer_tables.offer_sources())
     wanted = {"h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm-80gb", "l40s", "rtx-4090"}
     assert wanted | {"mi300x", "mi325x", "mi355x"} <= priced <= set(device_names())
     assert {each.status for each in shipped} == {"published", "unverified"}
     assert all(last_day(each.date) <= DAY for each in shipped if each.date != "2026")
-    assert parse_table(to_table(shipped), "again") == shipped
-    assert tuple(Offer.model_fields) == COLUMNS
+    assert offer_tables.parse_table(offer_tables.to_table(shipped), "again") == shipped
+    assert tuple(Offer.model_fields) == offer_tables.COLUMNS
     # names that links and recipes have stay
     assert {"aws-h100-sxm", "hyperstack-h100-sxm-reserved", "gcp-h100-sxm-spot"} <= names
     assert {"lambda-h100-sxm", "tensorwave-mi300x", "openrelay-rtx-3090"} <= names
@@ -204,11 +196,11 @@ def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table, monkeyp
     assert found.usd_per_device_hour == 1.5
     assert found.price_basis == "our-cloud-h100-sxm, on-demand, 2026-11-20: quoted"
     assert (found.offer.status, found.offer.source) == ("quoted", "mine.csv")
-    assert len(prices.offers()) == len(shipped_offers()) + 2
+    assert len(prices.offers()) == len(offer_tables.shipped_offers()) + 2
     path.write_text(f"{HEAD}\nOur cloud,h100-sxm,1.4,on-demand,2026-11-21,8\n")
     assert cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour == 1.4
     # a missing table is an error without its folder
-    monkeypatch.setenv(OWN, str(tmp_path / "none.csv"))
+    monkeypatch.setenv(offer_tables.OWN, str(tmp_path / "none.csv"))
     assert "cannot read 'none.csv'" in str(refusal(cluster, HardwareRequest(device="h100-sxm")))
 
 
@@ -216,7 +208,7 @@ def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table, monkeyp
 def test_a_bad_table_is_named_with_line_column_and_fix(own_table, lines, place, value):
     own_table(*(line.replace("HEAD", HEAD) for line in lines))
     error = refusal(prices.offers)
-    assert (error.field, bool(error.hint), "/" in error.message) == (OWN, True, False)
+    assert (error.field, bool(error.hint), "/" in error.message) == (offer_tables.OWN, True, False)
     for part in ("mine.csv", place, value):
         assert part in error.message
 
@@ -228,7 +220,7 @@ def test_offers_are_found_by_device_provider_region_and_commitment():
     assert all("us-east" in each.region for each in found)
     assert found == sorted(found, key=lambda each: each.usd_per_device_hour)
     assert select_offers("mi250x") == []
-    assert sum(offered_devices().values()) == len(shipped_offers())
+    assert sum(offered_devices().values()) == len(offer_tables.shipped_offers())
     for field, value in (("device", "h1000"), ("provider", "nobody"), ("commitment", "weekly")):
         error = refusal(select_offers, **{field: value})
         assert (error.field, bool(error.hint)) == (field, True)
@@ -290,16 +282,15 @@ def test_the_command_line_and_the_api_list_offers():
     row = next(line for line in lines if " aws-l40s" in line)
     assert row.split()[:4] == ["1.861", "1.861", "1", "l40s"]
     first = recipe("offers").stdout.splitlines()
-    assert first[-1] == f"40 of {len(shipped_offers()):,} offers; --all shows every one."
-    assert len(recipe("offers", "--all").stdout.splitlines()) == len(shipped_offers()) + 1
-    # as JSON they have every field
+    count = len(offer_tables.shipped_offers())
+    assert first[-1] == f"40 of {count:,} offers; --all shows every one."
+    assert len(recipe("offers", "--all").stdout.splitlines()) == count + 1
     found = json.loads(recipe("offers", "--device", "mi355x", "--json").stdout)
     mine = next(offer for offer in found if offer["name"] == "tensorwave-mi355x")
     more = {"age_days", "stale", "source_title", "source_url"}
     assert set(Offer.model_fields) | more < set(mine)
     assert mine["usd_per_machine_hour"] == pytest.approx(8 * 2.95)
     assert (mine["status"], mine["marks"][0]) == ("unverified", "unverified")
-    # the hardware command lists them with their marks
     lines = recipe("hardware", "mi325x").stdout.splitlines()
     assert "days old" in next(line for line in lines if "tensorwave-mi325x" in line)
     assert "unverified" in recipe("hardware", "mi355x").stdout
@@ -308,7 +299,7 @@ def test_the_command_line_and_the_api_list_offers():
     assert {offer["commitment"] for offer in found["offers"]} == {"spot"}
     wrong = client.get("/offers?commitment=weekly")
     assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "commitment")
-    assert len(client.get("/offers").json()["offers"]) == len(shipped_offers())
+    assert len(client.get("/offers").json()["offers"]) == count
     assert len(offers_for("gb300")["offers"]) == offers_for()["devices"]["gb300"]
 
 
@@ -321,10 +312,10 @@ def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkey
     assert done.returncode == 0
     for said in ("4 offers", "not known: V100 (1), H100 of an unknown form (1)"):
         assert said in done.stdout
-    read = {offer.name: offer for offer in parse_table(mine.read_text(), "mine.csv")}
-    assert not set(read) & {offer.name for offer in shipped_offers()}
+    read = {offer.name: offer for offer in offer_tables.parse_table(mine.read_text(), "mine.csv")}
+    assert not set(read) & {offer.name for offer in offer_tables.shipped_offers()}
     assert read["aws-g5.xlarge-a10g-us-east-1"].usd_per_device_hour == 2.012
-    monkeypatch.setenv(OWN, str(mine))
+    monkeypatch.setenv(offer_tables.OWN, str(mine))
     listed = json.loads(recipe("offers", "--device", "a10g", "--json").stdout)
     assert "aws-g5.xlarge-a10g-us-east-1" in {offer["name"] for offer in listed}
     counted = json.loads(recipe("offers", *words, "--json").stdout)

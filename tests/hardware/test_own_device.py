@@ -172,7 +172,6 @@ def test_a_link_holds_the_profile():
     assert shipped == HardwareRequest(device="mi300x", per_node=4)
     largest = max(len(json.dumps(plain(device(name)))) for name in device_names())
     assert largest < MAX_BYTES < MAX_VALUE
-    # a bad one is left out and said
     unknown_field = [json.dumps(OURS | {"memory": 1}), "memory_bytes"]
     for value, said in [unknown_field, *table("own_device", "bad_links")]:
         request, ignored = from_query({"hardware.device": value, "hardware.per_node": "4"})
