@@ -98,13 +98,10 @@ def test_experts_may_be_in_4_bit_among_fp8(name, experts, gigabytes):
 
 
 def test_what_was_not_quantised_again_stays_fp8(tiny_config):
-    again = {
-        "quantized_layers": {"layers.0.ffn.experts": {"quant_algo": "NVFP4"}},
-        "ignore": ["*.attn.*"],
-        "moe_quant_algo": "NVFP4",
-    }
+    again = {"quant_method": "fp8", "weight_block_size": [128, 128], "ignore": ["*.attn.*"]}
+    again |= {"quantized_layers": {"layers.0.ffn.experts": {"quant_algo": "NVFP4"}}}
     config = tiny_config | {"num_experts": 4, "num_experts_per_tok": 2, "expert_dtype": "fp4"}
-    model = quantized(config, again | {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    model = quantized(config, again | {"moe_quant_algo": "NVFP4"})
     assert model.quantization.dtype == "nvfp4"
     assert model.quantization.others == (("attention", "fp8-block"),)
     assert all(layer.unquantized == () for layer in model.layers)
@@ -140,9 +137,8 @@ def test_a_publishers_own_convention_comes_before_another_owners_copy():
         assert load_model(f"{owner}/{base}-FP8", folders=False).weight_dtype == weights
     # a longer ending comes before the one that it ends in
     names = ("x/y-GPTQ-Int4", "x/y-GPTQ-Int8", "x/y-AWQ-INT4", "RedHatAI/y-NVFP4-FP8")
-    first = [next(each.ending for _, each in meanings(name) if each) for name in names]
-    found = [ending[:9] for ending in first]
-    assert found == ["-gptq(-in", "-gptq-(in", "-awq(-int", "-nvfp4-fp"]
+    first = [next(each.ending[:9] for _, each in meanings(name) if each) for name in names]
+    assert first == ["-gptq(-in", "-gptq-(in", "-awq(-int", "-nvfp4-fp"]
 
 
 def test_conventions_agree_with_the_members_whose_configuration_is_known():
@@ -170,8 +166,7 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known():
 
 
 def test_estimates_of_derived_models_say_so():
-    b200 = {"device": "b200-sxm", "per_node": 1}
-    values = request_values(model="nvidia/Qwen3-14B-FP4", hardware=b200)
+    values = request_values("nvidia/Qwen3-14B-FP4", "b200-sxm", 1)
     answer = Answers(folders=False).estimate(values)
     assert answer["feasible"]
     assert any("its name is read as Qwen/Qwen3-14B" in note for note in answer["notes"])

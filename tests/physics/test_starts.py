@@ -232,12 +232,17 @@ def test_phases_and_savings_add_up_and_bands_hold_them():
             assert saving.seconds_saved == pytest.approx(difference)
 
 
-def test_faster_places_more_devices_and_fewer_weights_start_sooner():
+def test_faster_places_more_devices_and_fewer_weights_start_sooner_and_wrong_ones_never():
     for places in (("ebs-gp3", "nvme"), ("nvme", "tmpfs"), ("hub", "s3")):
         slow, fast = (Start(node="ready", weights=name, loader="streamer") for name in places)
         assert start(fast).seconds < start(slow).seconds
     assert start(gb=10).seconds < start(gb=100).seconds < start(gb=1000).seconds
     assert phases(devices=8)["weights"] < phases(devices=1)["weights"]
+    assert {"hub", "tmpfs", "peer", "nvme", "ebs-gp3"} <= set(place_names())
+    with pytest.raises(InputError, match="nvme"):
+        start(Start(node="ready", weights="nvm"))
+    with pytest.raises(InputError, match="weights_bytes"):
+        start(gb=-1)
 
 
 def test_eager_mode_and_caches_leave_phases_out_and_what_is_assumed_says_so():
@@ -267,14 +272,6 @@ def test_a_start_is_given_more_time_than_it_takes(gb):
             limit += gb * 1e9 / rates.fetch_bytes_per_s.value if place == "hub" else 0
             late += [] if answer.high_s <= limit else [(name, place, answer)]
     assert late == []
-
-
-def test_wrong_places_and_sizes_are_refused():
-    with pytest.raises(InputError, match="nvme"):
-        start(Start(node="ready", weights="nvm"))
-    with pytest.raises(InputError, match="weights_bytes"):
-        start(gb=-1)
-    assert {"hub", "tmpfs", "peer", "nvme", "ebs-gp3"} <= set(place_names())
 
 
 def test_the_command_says_phases_total_and_savings():

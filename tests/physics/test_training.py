@@ -9,7 +9,7 @@ from recipe_core.physics.training.memory import memory
 from recipe_core.physics.training.run import goodput, interval_s
 from recipe_core.physics.training.schedule import bubble_micro_batches
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import estimate_batch, plan, plan_candidate
+from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_candidates import settings, shared_columns
 from recipe_core.space.training import SCHEDULES, training_cases
@@ -30,16 +30,6 @@ def test_young_dalys_interval_loses_least() -> None:
     assert max(kept) == kept[1] > 0.9
     # 16,384 devices with the default MTBF: 419 interruptions in 54 days (arXiv:2407.21783)
     assert pytest.approx(419, rel=0.01) == 54 * 86400 / (1.824e8 / 16384)
-
-
-def test_many_lines_answer_in_order_and_columns_do_not_change_each_other() -> None:
-    splits = [SPLIT | {"tp": tp, "dp": 16 // tp} for tp in (1, 2, 4, 8)]
-    others = [values({"tp": "two"}), values(SPLIT | {"precision": "fp8"})]
-    got = estimate_batch([values(split) for split in splits] + others)
-    steps = [each.get("training", {}).get("step_s") for each in got[:4]]
-    assert steps == [answer(split).get("training", {}).get("step_s") for split in splits]
-    assert got[4]["error"]["field"] == "candidate.tp"
-    assert got[5]["training"]["step_s"] < got[1]["training"]["step_s"]
 
 
 def test_a_plan_ranks_by_throughput_has_a_front_and_chooses_what_is_left_open() -> None:
