@@ -62,10 +62,19 @@ def test_bash_passes_on_every_word_and_a_deliberate_injection_is_seen(shell, wor
 
 
 @PROPERTY
-@given(TEXTS)
-def test_a_shell_knows_texts_from_references(text):
+@given(st.one_of(TEXTS, st.from_regex(r"\A[\w.:/@%+=,-]{1,20}\Z")))
+def test_shells_yaml_json_go_templates_and_lines_of_sbatch_hold_every_text(text):
     word = fill("${model}${head}", {"model": text, "head": Variable("head")}, IN_SHELL)
     assert shlex.split(word) == [f"{text}$head"]
+    assert readers.go_template(quoting.go_template(text)) == text
+    value = {"a": [text], text: 1}
+    written = to_yaml(value)
+    assert yaml.safe_load(written) == parse_yaml(written) == json.loads(to_json(value)) == value
+    try:
+        assert quoting.sbatch(text) == text
+        assert not set(text) & set(" \t\r\n#'\"\\")
+    except NoAnswer:
+        assert not re.fullmatch(r"[\w.:/@%+=,-]+", text)
 
 
 @settings(max_examples=examples(20, least=3))
@@ -88,27 +97,6 @@ def test_kubernetes_expands_references_and_no_text(before, after):
     word = fill(template, {"self": Variable("POD_IP")}, IN_KUBERNETES)
     expected = f"{before.replace('${', '')}10.0.0.1{after.replace('${', '')}"
     assert readers.expanded(word, {"POD_IP": "10.0.0.1", "HF_TOKEN": "x"}) == expected
-
-
-@PROPERTY
-@given(TEXTS)
-def test_yaml_json_and_go_templates_hold_every_text(text):
-    assert readers.go_template(quoting.go_template(text)) == text
-    value = {"a": [text], text: 1}
-    written = to_yaml(value)
-    assert yaml.safe_load(written) == value
-    assert parse_yaml(written) == value
-    assert json.loads(to_json(value)) == value
-
-
-@PROPERTY
-@given(st.one_of(TEXTS, st.from_regex(r"\A[\w.:/@%+=,-]{1,20}\Z")))
-def test_a_line_of_sbatch_holds_one_value_or_is_refused(text):
-    try:
-        assert quoting.sbatch(text) == text
-        assert not set(text) & set(" \t\r\n#'\"\\")
-    except NoAnswer:
-        assert not re.fullmatch(r"[\w.:/@%+=,-]+", text)
 
 
 def inline(text):

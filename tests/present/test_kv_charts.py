@@ -22,7 +22,7 @@ def drawn(offload, points=POINTS):
     return list(VIEWS["cache"].draw(Focus(plan, row)))
 
 
-def test_the_view_marks_the_devices_and_every_tier_on_the_curve():
+def test_the_view_marks_the_devices_and_every_tier_on_the_curve_or_says_what_is_missing():
     held, chart, table, *notes = drawn(BOTH)
     assert isinstance(chart, Chart)
     assert isinstance(table, Table)
@@ -34,9 +34,6 @@ def test_the_view_marks_the_devices_and_every_tier_on_the_curve():
     for mark in marks:
         assert np.interp(np.log(mark.x[0]), sizes, line.y) == pytest.approx(mark.y[0], abs=0.02)
     assert [row[0] for row in table.rows] == ["Host memory", "Drives", "Remote store"]
-
-
-def test_the_view_says_what_is_missing():
     held, note = drawn(None, ())
     assert held.rows[0][-1] == "0.0%, as stated"
     assert isinstance(note, Note)

@@ -117,7 +117,7 @@ def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest():
     assert view.verdict(answer(best=None, policies=[])) == (False, "No policy was simulated.")
 
 
-def test_moments_are_times_of_the_week_and_days_are_cut_at_midnight():
+def test_moments_days_phases_shares_and_parameters_are_named_and_every_policy_is_in_the_table():
     assert view.moment(0) == "Mon 00:00"
     assert view.moment(14.5 * 3600, start_hour=24) == "Tue 14:30"
     assert view.moment(8 * DAY_S) == "Tue 00:00 (day 9)"
@@ -127,9 +127,6 @@ def test_moments_are_times_of_the_week_and_days_are_cut_at_midnight():
     assert days["Wed"] == (1.5 * DAY_S, 2 * DAY_S)
     assert list(view.days_of({"span_s": 3600.0, "start_hour": 0})) == ["Whole"]
     assert "Mon, week 2" in view.days_of({"span_s": 8 * DAY_S, "start_hour": 0})
-
-
-def test_phases_shares_and_parameters_are_named_and_every_policy_is_in_the_table():
     *phases, whole = charts.start_phases(start()).data
     assert [bar.name for bar in phases] == ["Node", "Image", "Weights"]
     assert sum(bar.x[0] for bar in phases) == whole.x[0] == whole.error_x.array[0] == 195.0

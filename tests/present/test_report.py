@@ -22,16 +22,11 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import from_query
 from recipe_core.search.plans import plan
 from recipe_core.targets.by_hand import read_addresses
-from tests.conftest import LLAMA_70B, make_request
+from tests.conftest import make_request
 from tests.fixtures.recipes import bundle_for_request, recipe_for_request, recipe_of
+from tests.fixtures.rows import table
 
-POOLS = {"engine": "vllm", "tp": "4", "pp": "1", "dp": "1", "prefill.tp": "4"}
-QUERIES = {
-    "serving": {"model": "meta-llama/Llama-3.1-405B-Instruct", "hardware.nodes": "2"},
-    "pools": {"model": LLAMA_70B} | {f"candidate.{name}": value for name, value in POOLS.items()},
-    "training": {"workload.kind": "training", "workload.tokens": "1e9", "hardware.nodes": "2"},
-}
-CHARTS = {"serving": 9, "pools": 7, "training": 4}
+QUERIES = table("report", "queries")
 named = pytest.mark.parametrize("name", QUERIES)
 
 
@@ -69,8 +64,8 @@ def request_of(name):
 
 
 @named
-def test_a_report_is_small_loads_nothing_and_says_what_the_recipe_says(name):
-    bundle, _, html = report(name)
+def test_a_report_is_small_loads_nothing_and_has_all_of_the_recipe_and_every_view(name):
+    bundle, splits, html = report(name)
     seen = Seen(html)
     assert seen.loads == []
     assert "iframe" not in seen.tags
@@ -84,24 +79,18 @@ def test_a_report_is_small_loads_nothing_and_says_what_the_recipe_says(name):
     for origin in overview.origins(bundle.recipe):
         said += [origin.name, origin.why]
     assert [text for text in said if text not in seen.text] == []
-
-
-@named
-def test_every_section_and_every_view_is_a_chapter_with_its_charts(name):
-    bundle, splits, html = report(name)
     chapters = sections(bundle, splits, (), read_addresses("", bundle.context.nodes))
-    headings = Seen(html).headings
-    assert headings == [section.title for section in chapters]
+    assert seen.headings == [section.title for section in chapters]
     drawn = [chart for section in chapters for chart in section.charts]
-    assert len(drawn) >= CHARTS[name]
+    assert len(drawn) >= table("report", "charts")[name]
     assert all(len(chart.figure.data) for chart in drawn)
     (lines,) = [section for section in chapters if section.title == "Arithmetic"]
-    assert sum(len(table.rows) for table in lines.tables) >= 6
+    assert sum(len(rows.rows) for rows in lines.tables) >= 6
     titles = {view.title for view in VIEWS.values() if bundle.recipe.kind in view.kinds}
     absent = {"Degrees"}  # it compares splits and is read by pointing
     if bundle.recipe.kind == "training" and bundle.recipe.candidate["pp"] == 1:
         absent |= {"Pipeline"}
-    assert titles - set(headings) == absent
+    assert titles - set(seen.headings) == absent
 
 
 def test_a_report_has_addresses_and_registered_charts_and_without_a_plan_leaves_charts_out(
@@ -159,7 +148,7 @@ def test_memory_adds_up_and_figures_have_a_basis(name):
     assert all(row.basis and row.value for row in overview.expected(built))
 
 
-def test_cost_per_token_has_the_range_of_output_and_fallbacks_say_what_changes():
+def test_cost_per_token_has_the_range_of_output_and_fallbacks_and_pools_are_said():
     built = recipe_for_request(request_of("serving"))
     rows = {row.label: row for row in overview.expected(built)}
     cost, output = rows["Cost per million output tokens"], rows["Output per device"]
@@ -173,9 +162,6 @@ def test_cost_per_token_has_the_range_of_output_and_fallbacks_say_what_changes()
     assert all(row["Figures"] for row in rows)
     assert "weights in fp8" in {row["Change"] for row in rows if row["Instead"] == "Other formats"}
     assert "tokens" in next(row["Change"] for row in rows if row["Instead"] == "Shorter context")
-
-
-def test_pools_are_said():
     built = recipe_for_request(request_of("pools"))
     assert overview.facts(built)["Split"] == "tp 4, prefill on tp 4"
     assert "Prefill pool" in overview.memory(built)

@@ -14,35 +14,25 @@ from recipe_core.present import charts
 from recipe_core.present import side_by_side as side
 from recipe_core.present.side_by_side import NOTHING, Choice, value
 from recipe_core.request.edit import change, select_split
-from recipe_core.request.link import DEFAULT
+from recipe_core.request.link import DEFAULT, left_out
 from recipe_core.search.plans import plan_candidate
 from recipe_core.targets.start_command import start_command, start_words
 from tests.conftest import LLAMA_70B
 from tests.fixtures.rows import table
 
 
-def asked(split, model=LLAMA_70B, **fields):
-    request = change(DEFAULT, {"model": model} | fields)
-    return change(request, select_split(request, f"{split}.ep1"))
+def asked(split, fields):
+    request = change(DEFAULT, fields)
+    return change(request, select_split(request, split))
 
 
-TP8, TP2 = "vllm.bf16.bf16.tp8.pp1.dp1", "vllm.bf16.bf16.tp2.pp1.dp1"
-TRAINED = "torchtitan.bf16.tp2.pp1.v1.cp1.ep1.dp4.z2.mb2.full"
-RUN = change(DEFAULT, {"workload.kind": "training", "workload.tokens": 1e10})
-REQUESTS = {
-    "eight": asked(TP8),
-    "four": asked("vllm.bf16.bf16.tp4.pp1.dp1"),
-    "queues": asked(TP2),
-    "doubtful": asked(TP2, **{"workload.max_context": 24_576}),
-    "refused": asked("vllm.bf16.bf16.tp1.pp1.dp1"),
-    "limited": asked(TP8, **{"objective.limits.tpot_ms": 1}),
-    "amd": asked("sglang.fp8.bf16.tp4.pp1.dp1", DEFAULT.model, **{"hardware.device": "mi300x"}),
-    "run": change(RUN, select_split(RUN, TRAINED)),
-}
+REQUESTS = {name: asked(*row) for name, row in table("side_by_side", "requests").items()}
 
 
 @cache
 def choice(name):
+    if name == "lost":
+        return Choice(name, REQUESTS["eight"], error="no such model.")
     return evaluated(name, REQUESTS[name])
 
 
@@ -58,38 +48,22 @@ def line(lines, title):
     return next(line for line in lines if line.title == title)
 
 
-def texts(lines, title):
-    return [cell.text for cell in line(lines, title).cells]
-
-
-LOST = Choice("lost", REQUESTS["eight"], error="no such model.")
-
-
-def test_states_are_three_and_limits_beside_them():
+def test_facts_and_states_say_what_each_choice_is():
+    for names, title, said in table("side_by_side", "facts"):
+        found = line(side.facts(choices(*names)), title)
+        assert [cell.text for cell in found.cells] == [text or NOTHING for text in said], title
+        assert found.differs == (len(set(said)) > 1)
+    lines = side.facts(choices("eight", "four"))
+    assert line(lines, "Engine").cells[0].text.startswith("vLLM ")
+    assert "Kind" not in [line.title for line in lines]
+    several = choices("eight", "lost")
+    figures = side.figures(several, baseline=1)
+    assert line(figures, "Output").cells[1].text == NOTHING
+    assert figures[0].cells[0].difference == ""
+    assert side.frame(several)["state"][1] == side.state(choice("lost"))
     for name, said in table("side_by_side", "states").items():
         assert side.state(choice(name)).startswith(said), name
         assert choice(name).holds == (name in ("eight", "run"))
-    assert side.state(LOST) == "cannot be evaluated: no such model."
-
-
-def test_facts_say_what_each_choice_is():
-    lines = side.facts(choices("eight", "four", "amd"))
-    assert texts(lines, "Devices") == ["8 × H100 SXM5", "4 of 8 × H100 SXM5", "4 of 8 × MI300X"]
-    assert texts(lines, "Model")[::2] == [LLAMA_70B, DEFAULT.model]
-    assert texts(lines, "Engine")[0].startswith("vLLM ")
-    assert texts(lines, "Formats")[2] == "fp8 weights, bf16 cache"
-    assert texts(lines, "Load") == ["64 requests in flight"] * 3
-    assert [line(lines, title).differs for title in ("Load", "Devices")] == [False, True]
-    assert "Kind" not in [line.title for line in lines]
-    mixed = side.facts(choices("eight", "run"))
-    assert texts(mixed, "Kind") == ["Serving", "Training"]
-    assert texts(mixed, "Method") == [NOTHING, "pre-train"]
-    assert texts(mixed, "Load")[1] == "256 × 4,096 tokens per step"
-    several = [choice("eight"), LOST]  # the other stays as it is
-    assert texts(side.facts(several), "Split") == ["tp 8", NOTHING]
-    assert texts(side.figures(several), "Output")[1] == NOTHING
-    assert side.figures(several, baseline=1)[0].cells[0].difference == ""
-    assert side.frame(several)["state"][1] == side.state(LOST)
 
 
 def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
@@ -101,7 +75,7 @@ def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
                 cell = line(lines, measure.title).cells[n]
                 assert cell.text == kept.plan.text(name, kept.row)
                 assert cell.band == (kept.plan.band(name, kept.row) or "")
-    month = float(texts(lines, "Cost per month")[0].strip("$").replace(",", ""))
+    month = float(line(lines, "Cost per month").cells[0].text.strip("$").replace(",", ""))
     assert month == pytest.approx(value(several[0], "Cost per hour") * HOURS_PER_MONTH, rel=0.001)
     for baseline in (0, 1):
         cells = line(side.figures(several, baseline), "Output").cells
@@ -114,41 +88,13 @@ def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
         assert side.difference(*amounts) == said, amounts
 
 
-def test_only_what_holds_its_load_is_best_and_no_choice_alone():
+def test_only_what_holds_its_load_is_best_and_the_chance_is_that_of_the_plans():
     lines = side.figures(choices("four", "queues", "eight"))
     assert not any(shown.cells[1].best for shown in lines)
-    for title, best in {
-        "Cost per hour": [True, False, False],
-        "Output": [False, False, True],
-        "Memory per device": [False] * 3,  # to need less of a device is no aim
-    }.items():
+    for title, best in table("side_by_side", "best").items():
         assert [cell.best for cell in line(lines, title).cells] == best
     for alone in (choices("eight"), choices("eight") * 2):
         assert not any(cell.best for shown in side.figures(alone) for cell in shown.cells)
-
-
-def test_serving_and_training_share_few_figures_and_cautions_name_what_differs():
-    several = choices("eight", "run")
-    shared = [
-        shown
-        for shown in side.figures(several)
-        if all(cell.text != NOTHING for cell in shown.cells)
-    ]
-    titles = {shown.title for shown in shared}
-    assert titles == {"Cost per hour", "Cost per month", "Power of the devices"}
-    assert not any(cell.best for shown in shared for cell in shown.cells)
-    assert "are of different things" in side.cautions(several)[0]
-    assert side.cautions(choices("eight", "four")) == []
-    assert "differ in model:" in side.cautions(choices("eight", "amd"))[0]
-    other = evaluated("other", change(REQUESTS["eight"], {"workload.concurrency": 8}))
-    assert "differ in load:" in side.cautions([choice("eight"), other])[0]
-    private = change(REQUESTS["eight"], {"options.environment": {"TOKEN": "secret"}})
-    (sentence,) = side.cautions([evaluated("private", private)])
-    assert "The link leaves out TOKEN" in sentence
-    assert "secret" not in sentence
-
-
-def test_the_chance_is_that_of_the_plans():
     several = choices("eight", "four", "queues", "run")
     row, swapped = side.chances(several), side.chances(several, baseline=1)
     assert row.title == "Measures better by: throughput"
@@ -156,6 +102,21 @@ def test_the_chance_is_that_of_the_plans():
     ahead, behind = (float(cell.text.strip("<>%")) for cell in (swapped.cells[0], row.cells[1]))
     assert ahead + behind == pytest.approx(100, abs=1)
     assert side.chances(choices("eight", "run")) is None
+
+
+def test_serving_and_training_share_few_figures_and_cautions_name_what_differs():
+    several = choices("eight", "run")
+    lines = side.figures(several)
+    shared = {line.title: line for line in lines if NOTHING not in [c.text for c in line.cells]}
+    assert shared.keys() == {"Cost per hour", "Cost per month", "Power of the devices"}
+    assert not any(cell.best for shown in shared.values() for cell in shown.cells)
+    assert "are of different things" in side.cautions(several)[0]
+    assert side.cautions(choices("eight", "four")) == []
+    assert "differ in model:" in side.cautions(choices("eight", "amd"))[0]
+    other = evaluated("other", change(REQUESTS["eight"], {"workload.concurrency": 8}))
+    assert "differ in load:" in side.cautions([choice("eight"), other])[0]
+    private = change(REQUESTS["eight"], {"options.environment": {"TOKEN": "secret"}})
+    assert side.cautions([evaluated("private", private)]) == [left_out(private)]
 
 
 def test_commands_are_compared_option_by_option():

@@ -9,35 +9,22 @@ from recipe_core.present.charts.size import frontier
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
-from tests.conftest import LLAMA_70B
-
-DEVICES = ("h100-sxm", "mi300x", "b200-sxm", "gh200-144gb", "a100-sxm-80gb", "gb200", "l40s")
-AFTERWARDS = {
-    "growth": {"per_month": 0.05},
-    "availability": {},
-    "purchase": {"usd_per_device": 30_000.0, "load_by_hour": [1.0] * 12 + [2.0] * 12},
-}
-RUN = {"kind": "training", "sequence_length": 4096, "global_batch": 256, "tokens": 1e10}
-
-
-def sized(devices, workload, limits, **beside):
-    value = {
-        "model": LLAMA_70B,
-        "hardware": {"any": {"devices": devices}},
-        "workload": workload,
-        "objective": {"limits": limits, "confidence": 0.9},
-    }
-    return Answer(size(SizeRequest.parse(value | beside))).to_json()
+from tests.fixtures.rows import table
 
 
 @cache
+def sized(name, **limits):
+    value = table("size_charts", name)
+    value["objective"]["limits"] = limits
+    return Answer(size(SizeRequest.parse(value))).to_json()
+
+
 def answer(tpot_ms=40.0):
-    return sized(DEVICES, {"concurrency": 64}, {"tpot_ms": tpot_ms}, **AFTERWARDS)
+    return sized("service", tpot_ms=tpot_ms)
 
 
-@cache
 def training():
-    return sized(DEVICES[:2], RUN, {"wall_hours": 336.0})
+    return sized("run", wall_hours=336.0)
 
 
 def test_a_bar_is_the_cost_of_a_month_in_work_and_idle():

@@ -69,7 +69,7 @@ def test_the_best_says_devices_figures_and_how_sure_it_is():
     assert words.limits_text(sure, sure.best_row).startswith("keeps the limits: ")
 
 
-def test_a_plan_says_ranges_limits_that_there_are_and_a_load_that_is_searched_or_of_several():
+def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
     free = planned()
     best, other = free.best_row, int(free.order[1])
     assert words.limits_text(free, best) == words.range_text(free, "gpus", best) == ""
@@ -87,9 +87,6 @@ def test_a_plan_says_ranges_limits_that_there_are_and_a_load_that_is_searched_or
     assert verdict(planned(COST)).subject.count("in flight") == 0
     several = planned({"options.loads": "16,64"})
     assert re.search(r"· (16|64) in flight$", verdict(several).subject)
-
-
-def test_money_is_by_the_hour_and_the_month_of_the_devices_used():
     cheap = planned(COST)
     row = cheap.best_row
     hour = float(cheap.raw("usd_hour")[row])
@@ -108,13 +105,7 @@ def test_the_best_that_queues_says_what_it_holds_and_nothing_that_runs_names_the
     assert (said.state, said.doubtful) == ("queues", True)
     assert re.search(r"holds \d+ of 512 at once", said.line)
     assert re.match(r"0 of .* · \d+ starts? and queues?\b", said.counts)
-    limit, alone = {"objective.limits.tpot_ms": "1"}, {"hardware.per_node": "1"}
-    for query, start in (
-        (alone, "The only split does not hold the load"),
-        (limit, "None of 32 legal splits holds a load within"),
-        (limit | LOADED, "None of 32 legal splits holds the load within"),
-        (RUN | alone, "None of "),
-    ):
+    for query, start in table("words", "nothing"):
         none = planned(query)
         said = verdict(none)
         assert said.state == "nothing"
@@ -144,15 +135,11 @@ def test_help_is_the_term_s_text_and_a_mistake_in_the_file_is_named():
     assert ttft in glossary.field_help(field)
     assert glossary.field_help("hardware.nodes") == describe_field("hardware.nodes")
     assert glossary.measure_help(SERVING["memory"]) == SERVING["memory"].help
-    assert glossary.measure_help(SERVING["gpus"]) in (SERVING["gpus"].help, SERVING["gpus"].title)
+    gpus = SERVING["gpus"]
+    assert glossary.measure_help(gpus) in (gpus.help, gpus.title)
     file = DataFile(glossary.FILE, "glossary")
-    source = file.read()["terms"]["tp"]["source"]
-    for wrong, message in (
-        ({"group": "spilts"}, "unknown group 'spilts'"),
-        ({"fields": ["candidate.pp"]}, "'candidate.pp' has two terms"),
-        ({"source": source | {"url": "http://x"}}, "source.url"),
-        ({"txet": "…"}, "is not a field"),
-    ):
+    wrong_source = file.read()["terms"]["tp"]["source"] | {"url": "http://x"}
+    for wrong, message in (*table("words", "mistakes"), ({"source": wrong_source}, "source.url")):
         document = file.read()
         document["terms"]["tp"].update(wrong)
         assert message in str(refusal(file.validated, document, glossary.Glossary))

@@ -170,7 +170,7 @@ def test_a_bad_parameter_is_dropped_and_named(query, said):
     assert ignored.startswith(tuple(query))
 
 
-def test_several_bad_parameters_and_pins_are_all_named_and_a_week_of_rates_is_packed():
+def test_bad_parameters_and_pins_are_named_rates_packed_and_what_may_be_private_left_out():
     query = {"hardware.device": "abacus", "workload.input_tokens": "-1"}
     query |= {"objective.limits.tpot_ms": "nan"}
     request, ignored = from_query(query)
@@ -186,9 +186,6 @@ def test_several_bad_parameters_and_pins_are_all_named_and_a_week_of_rates_is_pa
     assert from_query(query) == (request, [])
     kept, (ignored,) = from_query({**query, "workload.over_time.days": "9999"})
     assert (kept, "workload.over_time.days" in ignored) == (request, True)
-
-
-def test_a_link_leaves_out_what_may_be_private_and_says_so():
     private = {
         "options.engine_options": {"tool_call_parser": "hermes"},
         "options.environment": {"NCCL_SOCKET_IFNAME": "eth1.private"},
@@ -260,12 +257,22 @@ def test_no_stream_becomes_more_than_may_be_and_what_is_no_packed_text_is_said()
         assert said in str(refusal(unpack, text)), text
 
 
-def test_the_dictionary_of_a_version_never_changes():
+def test_the_dictionary_of_a_version_never_changes_and_short_values_stay_legible():
     """Links of this version could no longer be read: another dictionary is another version."""
     digest = hashlib.sha256(packed._DICTIONARY).hexdigest()
     assert (packed.VERSION, digest[:16]) == (1, "98a913296f8427fb")
     old = "~1.ePmQfAf8i45WggS5BTDEq7HFBUgC3asmQM2xAB8TEjE"
     assert unpack(old) == [["Qwen3-8B", {"model": "Qwen/Qwen3-8B", "candidate.tp": "4"}]]
+    small = {"model_type": "llama", "hidden_size": 64}
+    assert json.loads(shorter(small)) == small
+    assert is_packed(shorter(plain(device("h100-sxm"))))
+    scrambled = random.Random(0).randbytes(600).hex()
+    assert len(shorter(scrambled)) <= len(scrambled) + 2
+    # A model of such a name, though nobody has one, would still be the same in a link.
+    request = change(DEFAULT, {"model": "~1.odd"})
+    assert from_query(to_query(request)) == (request, [])
+    said = ["model: the model was cut off or changed on the way."]
+    assert from_query({"model": "~1.odd"}) == (DEFAULT, said)
 
 
 def test_a_link_with_a_profile_of_ones_own_or_a_config_of_a_known_model_stays_short():
@@ -277,16 +284,3 @@ def test_a_link_with_a_profile_of_ones_own_or_a_config_of_a_known_model_stays_sh
         query = to_query(request)
         assert len(urlencode(query)) < 4000, changes
         assert from_query(query) == (request, [])
-
-
-def test_short_values_stay_legible_and_texts_that_look_packed_are_no_names():
-    small = {"model_type": "llama", "hidden_size": 64}
-    assert json.loads(shorter(small)) == small
-    assert is_packed(shorter(plain(device("h100-sxm"))))
-    scrambled = random.Random(0).randbytes(600).hex()
-    assert len(shorter(scrambled)) <= len(scrambled) + 2
-    # A model of such a name, though nobody has one, would still be the same in a link.
-    request = change(DEFAULT, {"model": "~1.odd"})
-    assert from_query(to_query(request)) == (request, [])
-    said = ["model: the model was cut off or changed on the way."]
-    assert from_query({"model": "~1.odd"}) == (DEFAULT, said)

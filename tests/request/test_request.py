@@ -130,7 +130,7 @@ def test_steps_of_a_limit_are_round_its_own_and_the_stated_one_and_any_measure_i
     assert keeping(board, "gpus", most) == keeping(board, "gpus", None) == len(board.order)
 
 
-def test_a_device_says_how_well_it_is_known_and_owning_refuses_what_makes_no_sense():
+def test_devices_say_how_well_they_are_known_owning_what_makes_no_sense_and_requests_a_line():
     levels = {name: support(device(name)).level for name in device_names()}
     assert (levels["h100-sxm"], levels["rtx-5090"]) == ("measured", "computed")
     assert set(levels.values()) <= {"measured", "calibrated", "computed", "unsupported"}
@@ -139,9 +139,6 @@ def test_a_device_says_how_well_it_is_known_and_owning_refuses_what_makes_no_sen
     bad = {"years": 0, "pue": 0.9, "use": 0, "capex_usd": float("nan"), "wheels": 4}
     for name, value in bad.items():  # its sums: tests/sizing/test_buying.py
         assert name in str(refusal(OwnershipCost.of, **{name: value}))
-
-
-def test_a_request_is_one_line():
     said = "Llama-3.1-8B-Instruct · 8 × H100 SXM5 · 64 requests in flight, 1,024 → 256 tokens"
     assert summary(DEFAULT) == f"{said} · throughput"
     beside = (HardwareRequest(device="mi300x", per_node=8, nodes=2),)
@@ -153,30 +150,24 @@ def test_a_request_is_one_line():
     assert summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1
 
 
-@pytest.mark.parametrize("mode", sorted(LOADS))
-def test_a_new_mode_swaps_the_load(mode):
-    request = change(change(DEFAULT, {"workload.concurrency": 7}), {"workload.mode": mode})
-    stated = {name for name in LOADS.values() if getattr(request.workload, name) is not None}
-    assert stated == {LOADS[mode]}
-    assert getattr(request.workload, LOADS[mode]) == (7 if mode == "closed" else START_LOADS[mode])
-
-
 @over("edits then", table("request", "bought"))
 def test_an_offer_a_commitment_and_a_price_replace_each_other(edits, then):
     after = reduce(change, edits, DEFAULT).hardware
     assert after.model_dump() == HardwareRequest(**then).model_dump()
 
 
-def test_longer_lengths_stretch_the_context_and_a_candidate_is_set_as_a_whole():
-    longer = reduce(
-        change, [{"workload.max_context": 2048}, {"workload.input_tokens": 4000}], DEFAULT
-    )
-    assert longer.workload.max_context == 4256
+def test_longer_lengths_stretch_the_context_and_a_load_or_candidate_is_set_as_a_whole():
+    edits = ({"workload.max_context": 2048}, {"workload.input_tokens": 4000})
+    assert reduce(change, edits, DEFAULT).workload.max_context == 4256
     assert "shorter than" in str(refusal(change, DEFAULT, {"workload.max_context": 10}))
     request = change(DEFAULT, {"candidate": {"tp": 8, "pp": 1, "dp": 1}})
     stated = {"candidate.tp": "8", "candidate.pp": "1", "candidate.dp": "1"}
     assert to_query(request) == {"v": "1"} | stated
     assert change(request, {"candidate": None}) == DEFAULT
+    for mode, load in LOADS.items():
+        other = change(change(DEFAULT, {"workload.concurrency": 7}), {"workload.mode": mode})
+        stated = other.workload.model_dump(include={*LOADS.values()}, exclude_none=True)
+        assert stated == {load: 7 if mode == "closed" else START_LOADS[mode]}
 
 
 def test_training_starts_from_its_usual_run_and_keeps_model_and_hardware():
@@ -215,26 +206,18 @@ def test_taking_a_split_swaps_clusters_and_its_key_is_read_back():
         assert key_of(open_split) is None
 
 
-TP8 = "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
-TP4 = "vllm.fp8.bf16.tp4.pp1.dp2.ep1"
-TRAINED = "torchtitan.bf16.tp2.pp1.v1.cp1.ep1.dp4.z1.mb2.full"
-
-
-def chosen(key, **fields):
+def chosen(key, fields):
     request = change(DEFAULT, fields)
     return change(request, select_split(request, key))
 
 
-SERVED = chosen(TP8, model=LLAMA_70B)
-ON_MI300X = chosen(
-    TP4, **{"hardware.device": "mi300x", "workload.concurrency": 128, "objective.optimize": "cost"}
-)
-RUN = chosen(TRAINED, **{"workload.kind": "training"})
+SERVED, ON_MI300X, RUN = (chosen(*row) for row in table("request", "kept"))
 FEW = keep(keep(keep((), SERVED), ON_MI300X), RUN)
 
 
 def test_a_name_says_what_tells_a_choice_from_others():
-    other_format = chosen(TP4.replace("fp8", "bf16"), **{"hardware.device": "mi300x"})
+    bf16 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
+    other_format = chosen(bf16, {"hardware.device": "mi300x"})
     other_load = change(ON_MI300X, {"workload.concurrency": 8})
     assert [kept.name for kept in keep(keep(FEW, other_format), other_load)] == [
         "Llama-3.1-70B-Instruct · H100 SXM5 · tp 8",
@@ -245,7 +228,7 @@ def test_a_name_says_what_tells_a_choice_from_others():
     ]
 
 
-def test_what_is_kept_already_is_not_kept_twice_and_more_than_may_be_is_refused():
+def test_nothing_is_kept_twice_or_beyond_the_most_and_renamed_in_its_place_as_is_allowed():
     assert keep(FEW, SERVED, "again") == FEW
     assert shelves.holds(FEW, RUN)
     shelf = ()
@@ -255,9 +238,6 @@ def test_what_is_kept_already_is_not_kept_twice_and_more_than_may_be_is_refused(
     assert "the most that may be" in str(refusal(keep, shelf, SERVED))
     assert "whole split" in str(refusal(keep, (), DEFAULT))
     assert keep(shelves.without(shelf, 2), SERVED)[-1].request == SERVED
-
-
-def test_a_choice_is_renamed_in_its_place_and_some_names_are_not_allowed():
     shelf = shelves.renamed(FEW, 1, "  ours,\tcheap ")
     assert [kept.name for kept in shelf] == [FEW[0].name, "ours, cheap", FEW[2].name]
     assert shelves.renamed(shelf, 1, "ours, cheap") == shelf

@@ -53,23 +53,15 @@ def test_formats_are_techniques_by_what_the_engine_does_on_the_device():
     assert applied(formats_of(MIDDLE, "fp8")).method == ROUNDED  # what loading makes
     made = applied(formats_of(MIDDLE, "int4", device="rtx-4090", engine="llama-cpp"))
     assert made.techniques == ("gguf_q4_k_m",)
-
-
-@over("model base method", table("accuracy_in_plans", "checkpoints"))
-def test_a_checkpoint_says_its_base_and_how_it_was_made(model, base, method):
-    done = applied(formats_of(model, "auto"))
-    assert (done.base, done.method, bool(done.techniques)) == (base, method, True)
-    if method == "GPTQ":  # with 16-bit activations on any device
-        assert done.techniques == ("int8_weight_only",)
-
-
-@over("engine weights technique method counts by", table("accuracy_in_plans", "made"))
-def test_the_technique_that_is_made_counts_and_not_the_usual_one_of_its_format(
-    engine, weights, technique, method, counts, by
-):
-    options = {"compression": {"technique": technique, "method": method}}
-    done = applied(formats_of(MIDDLE, weights, engine=engine, options=options))
-    assert (done.techniques, done.method) == ((counts,), by)
+    for model, base, method in table("accuracy_in_plans", "checkpoints"):
+        done = applied(formats_of(model, "auto"))
+        assert (done.base, done.method, bool(done.techniques)) == (base, method, True), model
+        if method == "GPTQ":  # with 16-bit activations on any device
+            assert done.techniques == ("int8_weight_only",)
+    for engine, weights, technique, method, *counts in table("accuracy_in_plans", "made"):
+        options = {"compression": {"technique": technique, "method": method}}
+        done = applied(formats_of(MIDDLE, weights, engine=engine, options=options))
+        assert [*done.techniques, done.method] == counts, (engine, weights)
 
 
 @over("device technique reason", table("accuracy_in_plans", "run"))
@@ -132,7 +124,7 @@ def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
     assert free.best.estimate.to_json()["accuracy"]["value"] is None
 
 
-def test_a_refused_format_is_helped_by_the_smallest_one_that_keeps_the_limit():
+def test_a_refused_format_is_helped_by_the_smallest_that_keeps_the_limit_and_siblings_are_named():
     request = make_request("Qwen/Qwen3-8B-AWQ", per_node=1, options={"kv_dtypes": ["auto"]})
     made = plan(change(request, {"objective.limits.accuracy_recovery": 0.9999}))
     first = made.changes()[0]
@@ -146,36 +138,6 @@ def test_a_refused_format_is_helped_by_the_smallest_one_that_keeps_the_limit():
     for choice in changed:  # alternatives say what other formats keep
         assert choice.to_json()["accuracy"]["value"] == choice.accuracy.value >= 0.98
         assert choice.accuracy_text.startswith("Keeps ")
-
-
-def test_weights_move_the_choice_from_cost_to_accuracy():
-    by_cost = planned(weights=(("cost", 1.0), ("accuracy", 0.01)))
-    by_accuracy = planned(weights=(("cost", 0.01), ("accuracy", 1.0)))
-    first, other = by_cost.best_row, by_accuracy.best_row
-    for column in ("usd_per_million_output_tokens", "accuracy"):
-        assert by_cost.columns[column][first] < by_accuracy.columns[column][other]
-    assert by_accuracy.setting(other).weight_dtype == "bf16"
-    kept = np.array([1.0, 1 - AS_GOOD, np.nan, 1.02])  # a score's noise counts as twice the cost
-    assert lost(kept) / AS_GOOD == pytest.approx([1.0, 2.0, 51.0, 1.0])
-    chosen = change(make_request(MIDDLE), dict(aims(make_request(MIDDLE))["all-three"].changes))
-    assert aim_of(chosen) == "all-three"
-    assert set(chosen.objective.goals) == {"accuracy", "cost", "tpot"}
-
-
-def test_the_front_of_three_axes_has_no_dominated_row_and_one_accuracy_has_two_axes():
-    made = planned(optimize="cost")
-    names = ("usd_per_million_output_tokens", "tpot_s", "accuracy_lost")
-    on = pareto_front(*(made.columns[name] for name in names), among=made.holds)
-    assert made.accuracy_front.tolist() == on.tolist()  # none beats them: test_search
-    assert on.sum() > made.front_of(*names[:2]).sum()
-    marks = [case["pareto_accuracy"] for case in planned().to_json(top=50)["candidates"]]
-    assert any(marks)
-    alone = plan(make_request(MIDDLE, per_node=1))
-    assert alone.accuracy_front is None
-    assert "pareto_accuracy" not in alone.to_json(top=1)["candidates"][0]
-
-
-def test_a_sibling_of_the_catalog_is_named_and_a_missing_one_too():
     assert checkpoint_of(formats_of(MIDDLE, "fp8")) == MIDDLE  # the engine makes it
     options = {"weight_dtypes": ["int4", "auto"]}
     for model, name, words in (
@@ -188,6 +150,30 @@ def test_a_sibling_of_the_catalog_is_named_and_a_missing_one_too():
         assert by_format["int4"]["checkpoint"] == name
         assert "checkpoint" not in by_format["bf16"]
         assert any(words in note for note in by_format["int4"]["estimate"]["notes"])
+
+
+def test_weights_move_the_choice_to_accuracy_and_the_front_of_three_axes_has_no_dominated_row():
+    by_cost = planned(weights=(("cost", 1.0), ("accuracy", 0.01)))
+    by_accuracy = planned(weights=(("cost", 0.01), ("accuracy", 1.0)))
+    first, other = by_cost.best_row, by_accuracy.best_row
+    for column in ("usd_per_million_output_tokens", "accuracy"):
+        assert by_cost.columns[column][first] < by_accuracy.columns[column][other]
+    assert by_accuracy.setting(other).weight_dtype == "bf16"
+    kept = np.array([1.0, 1 - AS_GOOD, np.nan, 1.02])  # a score's noise counts as twice the cost
+    assert lost(kept) / AS_GOOD == pytest.approx([1.0, 2.0, 51.0, 1.0])
+    chosen = change(make_request(MIDDLE), dict(aims(make_request(MIDDLE))["all-three"].changes))
+    assert aim_of(chosen) == "all-three"
+    assert set(chosen.objective.goals) == {"accuracy", "cost", "tpot"}
+    made = planned(optimize="cost")
+    names = ("usd_per_million_output_tokens", "tpot_s", "accuracy_lost")
+    on = pareto_front(*(made.columns[name] for name in names), among=made.holds)
+    assert made.accuracy_front.tolist() == on.tolist()  # none beats them: test_search
+    assert on.sum() > made.front_of(*names[:2]).sum()
+    marks = [case["pareto_accuracy"] for case in planned().to_json(top=50)["candidates"]]
+    assert any(marks)
+    alone = plan(make_request(MIDDLE, per_node=1))
+    assert alone.accuracy_front is None
+    assert "pareto_accuracy" not in alone.to_json(top=1)["candidates"][0]
 
 
 def row_in(made, weights, cache_="auto"):

@@ -1,7 +1,4 @@
-"""Limits: what they refuse and what helps, how sure splits keep them, and choices beside the best.
-
-Each change is applied and judged again. Limits on money refuse what has no known price.
-"""
+"""Limits, how sure they are kept, what lets splits run, and choices beside the best."""
 
 import pickle
 from functools import cache
@@ -26,7 +23,7 @@ from recipe_core.search.limits import LIMITS
 from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.slos import keeping
-from tests.conftest import LLAMA_70B, request_values
+from tests.conftest import request_values
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.training import training_request
@@ -137,7 +134,7 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
         assert [choice.label for choice in sent] == [choice.label for choice in choices]
 
 
-def test_cheaper_formats_that_engine_and_device_have_are_offered():
+def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_nothing_runs():
     choices = alternatives(case("cost"))
     value = choices[0].to_json()
     assert (value["set"], value["label"]) == (dict(choices[0].fields), choices[0].label)
@@ -155,9 +152,6 @@ def test_cheaper_formats_that_engine_and_device_have_are_offered():
     for choice in alternatives(chosen):
         if choice.kind in known:
             assert choice.what.removesuffix(f" {choice.kind}") in known[choice.kind]
-
-
-def test_nothing_is_planned_beside_a_large_plan_or_where_nothing_runs():
     large = planned(CASES["training"] | {"hardware.nodes": "2"})
     assert len(large) > beside.MOST_ROWS
     choices = alternatives(large)
@@ -233,7 +227,7 @@ def test_several_limits_hold_together_as_drawn_normals_do(scores, shared):
     assert found <= min(NORMAL.cdf(score) for score in scores) + 1e-9
 
 
-def test_one_limit_holds_as_its_figure_says_and_what_is_certain_holds_or_does_not():
+def test_one_limit_holds_as_its_figure_says_also_of_a_run_and_what_is_certain_or_not():
     limited = within(tpot_ms=30)
     for row in limited.order[:5]:
         own = limited.estimate(row).tpot_s.probability_below(0.030)
@@ -247,6 +241,14 @@ def test_one_limit_holds_as_its_figure_says_and_what_is_certain_holds_or_does_no
     chance = few.confidence(np.arange(len(few)))[few.runs]
     assert set(np.unique(chance)) == {0.0, 1.0}
     assert (chance == (few.columns["gpus"][few.runs] <= 4)).all()
+    run = training_request(nodes=1, sequence_length=4096, tokens=1e9)
+    free = plan(run)
+    limit = 1.5 * float(free.columns["wall_s"][free.best_row])
+    limited = plan(change(run, {"objective.limits.wall_hours": limit / 3600}))
+    row = limited.best_row
+    step, wall = (float(limited.columns[name][row]) for name in ("step_s", "wall_s"))
+    own = limited.estimate(row).step_s.probability_below(step * limit / wall)
+    assert limited.confidence([row])[0] == pytest.approx(own)
 
 
 def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_planned():
@@ -275,32 +277,17 @@ def test_a_confidence_that_is_asked_for_is_a_rule(asked):
         assert any("is asked for" in reason for reason in sure.reasons(int(row)))
 
 
-def test_training_holds_a_run_to_its_time_with_a_probability():
-    run = training_request(nodes=1, sequence_length=4096, tokens=1e9)
-    free = plan(run)
-    limit = 1.5 * float(free.columns["wall_s"][free.best_row])
-    limited = plan(change(run, {"objective.limits.wall_hours": limit / 3600}))
-    row = limited.best_row
-    step, wall = (float(limited.columns[name][row]) for name in ("step_s", "wall_s"))
-    own = limited.estimate(row).step_s.probability_below(step * limit / wall)
-    assert limited.confidence([row])[0] == pytest.approx(own)
-
-
 PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
 COST = "usd_per_million_output_tokens"
 GH200 = {"device": "gh200-144gb", "per_node": 4}
 """Nobody is known to offer it."""
-WORKLOADS = {
-    "serving": {"input_tokens": 1024, "output_tokens": 256, "concurrency": 64},
-    "training": {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e9},
-}
-MODELS = {"serving": LLAMA_70B, "training": "meta-llama/Llama-3.1-8B"}
-kinds = pytest.mark.parametrize("kind", WORKLOADS)
+PRICES = table("search", "priced")
+kinds = pytest.mark.parametrize("kind", PRICES)
 
 
 def priced(kind, places, **objective):
     first, *beside = [place if isinstance(place, dict) else {"device": place} for place in places]
-    values = {"model": MODELS[kind], "workload": WORKLOADS[kind], "hardware": first}
+    values = PRICES[kind] | {"hardware": first}
     values |= {"options": {"hardware": beside}, "objective": objective or {"optimize": "cost"}}
     return rb.plan(values)
 

@@ -20,7 +20,7 @@ from recipe_core.search.load import CLOSE
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.slos import keeping
 from recipe_core.search.verdict import check_request
-from tests.conftest import LLAMA_70B
+from tests.conftest import request_values
 from tests.fixtures.recipes import fallback_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -31,16 +31,12 @@ LONG = {"max_context": 24_576}
 DENSE = sorted({round(load) for load in np.geomspace(1, 4096, 250)})
 
 
-def values(model=LLAMA_70B, device="h100-sxm", limits=None, per_node=8, **parts):
-    """A closed loop without a load; parts that are neither workload nor options are objectives."""
-    workload, options = parts.pop("workload", {}), parts.pop("options", {})
-    return {
-        "model": model,
-        "hardware": {"device": device, "per_node": per_node},
-        "workload": {"mode": "closed", **workload},
-        "objective": {"limits": {"tpot_ms": 40} if limits is None else limits, **parts},
-        "options": options,
-    }
+def values(*place, limits=None, workload=None, options=None, **more):
+    """A closed loop without a load, by default within 40 ms a token; the rest are objectives."""
+    named = {name: more.pop(name) for name in ("model", "device", "per_node") if name in more}
+    more |= {"limits": {"tpot_ms": 40} if limits is None else limits}
+    parts = {"workload": {"concurrency": None} | (workload or {}), "options": options or {}}
+    return request_values(*place, **named, **parts, objective=more)
 
 
 def request(*args, **more):
@@ -62,10 +58,7 @@ def by_split(splits):
     return out
 
 
-CASES = {name: values(**parts) for name, parts in table("search", "loads").items()}
-
-
-@over("case", CASES.values())
+@over("case", [values(**parts) for parts in table("search", "loads").values()])
 def test_every_split_is_at_its_best_load(case):
     searched = plan(PlanRequest.parse(case))
     listed = {"workload": {"mode": "closed", "concurrency": DENSE[0]}}
@@ -84,12 +77,19 @@ def test_every_split_is_at_its_best_load(case):
     assert best_gain >= -CLOSE / 4
 
 
-def test_the_best_within_a_limit_is_not_the_best_of_one_load():
+def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_limit():
     stated, searched = plan(request(workload={"concurrency": 64})), searched_70b()
     assert (str(stated.best), str(searched.best)) == ("tp 8", "tp 4 · dp 2")
     assert searched.columns["load"][searched.best_row] > 128
     outputs = [s.columns["output_tokens_per_s"][s.best_row] for s in (stated, searched)]
     assert outputs[1] > 1.37 * outputs[0]
+    searched = searched_70b()
+    flips = [flip.what for flip in searched.sensitivity()]
+    assert "limit on time per output token -20%" in flips
+    assert not any(what.startswith("concurrency") for what in flips)
+    for step in (16.0, 40.0, 60.0):
+        again = plan(change(searched.request, {"objective.limits.tpot_ms": step}))
+        assert keeping(searched, "tpot", step) == len(again.order)
 
 
 def test_the_next_larger_load_misses_the_limit_or_queues():
@@ -129,12 +129,7 @@ def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
 
 
 def test_a_load_that_cannot_be_searched_has_to_be_stated():
-    for more, said in (
-        ({"limits": {}}, "objective.limits.tpot_ms"),
-        ({"limits": {"usd_per_hour": 9}}, "objective.limits.tpot_ms"),
-        ({"optimize": "tpot"}, "throughput, cost or energy"),
-        ({"options": {"loads": [4]}}, "options.loads"),
-    ):
+    for more, said in table("search", "unsearchable"):
         refused = refusal(request, **more)
         assert refused.field == "workload.concurrency"
         assert said in str(refused)
@@ -169,7 +164,7 @@ def load_after(asked, **changes):
     return change(asked, dotted).workload.concurrency
 
 
-def test_the_first_limit_on_time_opens_the_usual_load_and_the_last_closes_it():
+def test_the_first_limit_on_time_opens_the_usual_load_and_a_preset_leaves_it_open():
     limited_once = change(DEFAULT, {"objective.limits.tpot_ms": 40})
     twice = change(limited_once, {"objective.limits.ttft_ms": 500})
     once = change(twice, {"objective.limits.tpot_ms": None})
@@ -183,13 +178,6 @@ def test_the_first_limit_on_time_opens_the_usual_load_and_the_last_closes_it():
     assert load_after(limited_once, objective__optimize="tpot") == 64
     assert load_after(limited_once, options__loads=(16.0, 32.0)) == 64
     assert load_after(DEFAULT, objective__limits__usd_per_hour=40) == 64
-
-
-def preset(asked, name):
-    return change(asked, preset_changes(asked, name))
-
-
-def test_a_preset_leaves_the_load_searched():
     opened = change(preset(DEFAULT, "rag"), {"objective.limits.tpot_ms": 40})
     code = preset(opened, "code")
     assert (opened.load_searched, preset_of(opened)) == (True, "rag")
@@ -201,6 +189,10 @@ def test_a_preset_leaves_the_load_searched():
     assert load_after(opened, objective__limits__tpot_ms=None) == 32
     assert load_after(preset(change(opened, {"workload.concurrency": 5}), "chat")) == 64
     assert "most requests in flight within the limits" in summary(request())
+
+
+def preset(asked, name):
+    return change(asked, preset_changes(asked, name))
 
 
 def test_json_and_frames_say_load_and_state():
@@ -243,16 +235,6 @@ def test_an_estimate_a_verdict_a_batch_and_each_of_several_clusters_search_the_l
         assert both.columns["load"][rows].tolist() == loads.tolist()
 
 
-def test_steps_of_a_limit_count_splits_and_moves_are_of_the_limit_and_not_of_the_load():
-    searched = searched_70b()
-    flips = [flip.what for flip in searched.sensitivity()]
-    assert "limit on time per output token -20%" in flips
-    assert not any(what.startswith("concurrency") for what in flips)
-    for step in (16.0, 40.0, 60.0):
-        again = plan(change(searched.request, {"objective.limits.tpot_ms": step}))
-        assert keeping(searched, "tpot", step) == len(again.order)
-
-
 def test_a_percentile_lowers_the_load_of_the_best_splits():
     limits = {"ttft_ms": 400, "tpot_ms": 20}
     means = plan(request(LLAMA_8B, per_node=1, limits=limits))
@@ -288,11 +270,8 @@ def test_a_recipe_holds_the_load_that_was_found():
 def test_a_key_names_the_load_exactly_where_a_plan_has_several():
     asked = request(workload={"concurrency": 64}, options={"loads": [16, 128]})
     listed = plan(asked)
-    keys = [listed.key(row) for row in range(len(listed))]
-    assert len(set(keys)) == len(keys)
-    assert [listed.find(keys[row]) for row in listed.order] == listed.order.tolist()
     row = next(row for row in map(int, listed.order) if listed.columns["load"][row] == 128)
-    key = keys[row]
+    key = listed.key(row)
     assert key.endswith(".load128")
     assert load_of(key) == 128
     assert "load" not in (split_of(key) or {})

@@ -25,12 +25,7 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 
-MIXED = (
-    "openai/gpt-oss-120b",
-    "deepseek-ai/DeepSeek-V3",
-    LLAMA_70B,
-    "Qwen/Qwen3-Next-80B-A3B-Instruct",
-)
+MIXED = table("search", "mixed")
 
 
 def test_candidates_alone_and_together_are_the_same_bits_and_those_beyond_a_chunk_too():
@@ -158,7 +153,7 @@ def test_a_front_of_columns(rows, count):
         assert twin or beaten or not among[i]
 
 
-def test_a_front_and_flips_are_of_what_is_asked():
+def test_fronts_and_flips_are_of_what_is_asked_and_another_process_has_keys_and_changes():
     splits = plan(make_request())
     assert splits.front_of("ttft_s", "tpot_s", "usd_per_million_output_tokens")[splits.order].any()
     for front in (splits.front_of, splits.pareto):
@@ -166,6 +161,12 @@ def test_a_front_and_flips_are_of_what_is_asked():
     splits = plan(make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2))
     names = {flip.what for flip in flips(splits)}  # each is planned: test_one_plan
     assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= names
+    splits = plan(make_request(objective={"limits": {"tpot_ms": 7.0}}))
+    keys = [splits.key(row) for row in range(len(splits))]  # counted here, before it is sent
+    arrived = pickle.loads(cloudpickle.dumps(splits))
+    assert [arrived.key(row) for row in range(len(splits))] == keys
+    offered, sent = ([change.to_json() for change in plan.changes()] for plan in (splits, arrived))
+    assert sent == offered
 
 
 def test_a_tie_goes_to_the_simplest_and_wasteful_pipelines_can_be_asked_for():
@@ -199,15 +200,8 @@ def test_pools_are_searched_beside_plain_splits():
     assert "static batch" in str(refusal(plan, request))
 
 
-WRITTEN = [
-    {"loads": [1, 64, 2000]},
-    {"disaggregated": True, "engines": ["vllm"]},
-    {"disaggregated": True, "hardware": [{"device": "mi300x", "per_node": 8}]},
-]
-
-
 @pytest.mark.parametrize("drawn", [30, pytest.param(60, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("options", WRITTEN)
+@pytest.mark.parametrize("options", table("search", "written"))
 def test_rows_written_together_are_those_written_alone(options, drawn):
     splits = plan(make_request("deepseek-ai/DeepSeek-V3", nodes=2, options=options))
     rows = [int(row) for row in np.random.default_rng(7).permutation(len(splits))[:drawn]]
@@ -217,15 +211,6 @@ def test_rows_written_together_are_those_written_alone(options, drawn):
     assert said == [splits.reasons(row) for row in rows]
     assert sum(map(bool, said)) > drawn / 3 or "loads" in options
     assert splits.sentences([]) == []
-
-
-def test_another_process_has_the_keys_and_changes_of_a_plan():
-    splits = plan(make_request(objective={"limits": {"tpot_ms": 7.0}}))
-    keys = [splits.key(row) for row in range(len(splits))]  # counted here, before it is sent
-    arrived = pickle.loads(cloudpickle.dumps(splits))
-    assert [arrived.key(row) for row in range(len(splits))] == keys
-    offered, sent = ([change.to_json() for change in plan.changes()] for plan in (splits, arrived))
-    assert sent == offered
 
 
 def reasons_of(model, **candidate):

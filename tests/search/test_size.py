@@ -10,13 +10,11 @@ import pytest
 from recipe_core.base import budget, progress
 from recipe_core.base.budget import Budget, Cancelled
 from recipe_core.base.errors import LimitError
-from recipe_core.request.edit import change
-from recipe_core.request.link import DEFAULT
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search import serving_candidates, size
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.space.splits import ExpertSharing, count_splits, enumerate_splits
-from tests.conftest import LLAMA_70B, make_request
+from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_values
@@ -37,7 +35,7 @@ def refused_above(request):
     return refused
 
 
-def test_the_count_is_what_would_be_made():
+def test_the_count_is_what_would_be_made_of_training_too():
     devices = (1, 2, 3, 8, 12, 16, 60, 64)
     for count, sharing, heads in product(devices, get_args(ExpertSharing), (None, 1, 2, 8)):
         made = enumerate_splits(count, shares_experts=sharing, kv_heads=heads)
@@ -51,19 +49,16 @@ def test_the_count_is_what_would_be_made():
             for decode, prefill, several, prefills in product(sizes, sizes, copies, copies)
         )
         assert size.count_pairs(devices, np.array(sizes)) == brute
+    beside = {"hardware": [{"device": "mi300x", "per_node": 8}]}
+    for options, named in (({}, "micro_batch"), (beside, "options.hardware")):
+        run = training_values(nodes=1, global_batch=512) | {"options": options}
+        assert named in str(refused_above(PlanRequest.parse(run)))
 
 
 @over("options", table("search", "counted"))
 def test_a_plan_has_as_many_candidates_as_were_counted(options):
     for model in (MIXTRAL, "Qwen/Qwen3-8B"):
         refused_above(make_request(model, nodes=2, options=options))
-
-
-def test_training_counts_too():
-    beside = {"hardware": [{"device": "mi300x", "per_node": 8}]}
-    for options, named in (({}, "micro_batch"), (beside, "options.hardware")):
-        run = training_values(nodes=1, global_batch=512) | {"options": options}
-        assert named in str(refused_above(PlanRequest.parse(run)))
 
 
 def test_nothing_is_made_of_what_is_too_large(monkeypatch):
@@ -107,51 +102,38 @@ def test_a_calculation_ends_at_its_next_chunk_and_one_stated_split_has_no_size()
         assert len(plan_candidate(make_request(nodes=512, candidate=stated))[0]) == 1
 
 
-P95 = {
-    "model": LLAMA_70B,
-    "workload.concurrency": 64,
-    "objective.limits.percentile": 95,
-    "objective.limits.tpot_ms": 60,
-}
+P95 = {"objective": {"limits": {"percentile": 95, "tpot_ms": 60}}}
 
 
-class EnoughError(Exception):
-    pass
-
-
-def watched(changes):
+def watched(**parts):
     seen = []
     with progress.watched(lambda *step: seen.append(step)):
-        table = plan(change(DEFAULT, P95 | changes))
-    return table, seen
+        return plan(make_request(**P95, **parts)), seen
 
 
-def test_every_simulated_split_is_a_step_and_a_search_of_loads_one_task():
-    table, seen = watched({})
+def test_every_simulated_split_is_a_step_at_which_a_watcher_ends_the_work():
+    table, seen = watched()
     simulations = [block.simulation for block in table.blocks if block.simulation is not None]
     simulated = sum(int((each.means_s["tpot_s"] > 0).sum()) for each in simulations)
     assert simulated > 1
     assert seen == [(n, simulated) for n in range(simulated + 1)]
-    table, seen = watched({"workload.concurrency": None})
+    table, seen = watched(workload={"concurrency": None})
     assert table.load_searched
     assert len({steps for _, steps in seen}) == 1
     assert [done for done, _ in seen] == list(range(len(seen)))
     assert seen[-1][0] <= seen[-1][1]
-
-
-def test_a_watcher_ends_the_work_at_the_next_step():
     seen = []
 
     def enough(done, _):
         seen.append(done)
         if done == 2:
-            raise EnoughError
+            raise Cancelled
 
-    with pytest.raises(EnoughError), progress.watched(enough):
-        plan(change(DEFAULT, P95))
+    with pytest.raises(Cancelled), progress.watched(enough):
+        plan(make_request(**P95))
     assert seen == [0, 1, 2]
     # nobody watches any more, and nothing is left of what was ended
-    assert plan(change(DEFAULT, P95)).order.size
+    assert plan(make_request(**P95)).order.size
     # means have no steps
     with progress.watched(lambda *_: pytest.fail("nothing is simulated")):
         plan(make_request())
