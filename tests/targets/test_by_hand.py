@@ -21,9 +21,9 @@ from recipe_core.targets.start_command import start_command
 from recipe_core.targets.use import TITLES, uses
 from tests.conftest import make_request
 from tests.fixtures.recipes import bundle_for_request, recipe_of
-from tests.fixtures.rows import over
-from tests.present.test_report import QUERIES
+from tests.fixtures.rows import over, table
 
+QUERIES = table("report", "queries")
 ADDRESSES = {1: ("127.0.0.1",), 2: ("10.0.0.1", "10.0.0.2")}
 
 
