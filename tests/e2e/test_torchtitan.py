@@ -150,12 +150,6 @@ def best_splits(model: str, nodes: int, **more: Any) -> tuple[list[dict[str, Any
 DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
 
-def degrees(parallel: dict[str, int]) -> dict[str, int]:
-    replicas = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
-    named = {short: parallel[f"{name}_parallel_degree"] for short, name in DEGREES.items()}
-    return named | {"dp": replicas}
-
-
 EIGHT_BITS = (
     ("h100-sxm", "Float8Linear", "Float8GroupedExperts"),
     ("b200-sxm", "MXFP8Linear", "MXFP8GroupedExperts"),
@@ -178,7 +172,10 @@ def test_its_parser_reads_what_was_estimated(tmp_path: Path) -> None:
         assert splits, model
         for split in splits:
             config = next(configs)
-            read = degrees(config["parallelism"])
+            names = config["parallelism"]
+            read = {short: names[f"{name}_parallel_degree"] for short, name in DEGREES.items()}
+            copies = names["data_parallel_replicate_degree"]
+            read["dp"] = copies * names["data_parallel_shard_degree"]
             assert read == {name: split.get(name) or 1 for name in read}
             assert config["model_spec"]["flavor"] == CATALOG[model][1]
             assert config["compile"]["components"] == ["model", "loss"]

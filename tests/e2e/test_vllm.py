@@ -97,9 +97,6 @@ class Served:
     def status(self, *, fails: bool = True) -> dict[str, Any]:
         return dict(json.loads(recipe("status", str(self.root), fails=fails)))
 
-    def down(self) -> None:
-        recipe("down", str(self.root))
-
 
 @pytest.fixture
 def served(untrained_model: Path, tmp_path: Path) -> Iterator[Served]:
@@ -108,7 +105,7 @@ def served(untrained_model: Path, tmp_path: Path) -> Iterator[Served]:
     try:
         yield bundle
     finally:
-        bundle.down()
+        recipe("down", str(bundle.root))
     left = bundle.members
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -144,7 +141,7 @@ def test_nothing_outlives_a_killed_part(served: Served, part: str) -> None:
         assert status["state"] == "degraded"
         assert {"VLLM::EngineCore", "VLLM::Worker"} <= {p["name"] for p in status["left_behind"]}
     assert sorted(p["pid"] for p in served.status().get("left_behind", [])) <= workers
-    served.down()
+    recipe("down", str(served.root))
     assert served.members == {}
     assert served.status()["state"] == "down"
 
@@ -180,7 +177,7 @@ def test_a_killed_launcher_leaves_what_down_finds(served: Served) -> None:
         launcher.communicate()
     served.noted()
     assert served.status(fails=False)["supervision"] == "unsupervised"
-    served.down()
+    recipe("down", str(served.root))
     assert served.members == {}
 
 
