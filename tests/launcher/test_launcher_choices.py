@@ -165,9 +165,7 @@ def test_a_device_that_is_lost_while_all_serves_is_only_noted(world, on_two):
         world.machine = machine
         up.until(lambda kind=kind: up.happened(kind))
     assert (world.pids(), up.kinds) == (before, ["device_lost", "device_found"])
-
-
-def test_memory_of_what_runs_counts_as_free_and_a_tool_that_fails_is_asked_again(world, on_two):
+    # Memory of what runs counts as free, and a tool that fails is asked again.
     plan = on_two.plan
     assert freed(gpus(15 * GIB), plan.needs).devices[0].free_bytes == 75 * GIB
     assert freed(gpus(50 * GIB), plan.needs).devices[0].free_bytes == 80 * GIB

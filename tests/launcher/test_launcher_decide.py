@@ -131,9 +131,7 @@ def test_the_budget_is_for_a_window_and_stable_service_forgets():
     # Rests double up to the most.
     assert [decide.backoff_s(n, LIMITS, 1.0) for n in range(6)] == [1, 2, 4, 8, 8, 8]
     assert decide.backoff_s(3, LIMITS, 0.0) == 4
-
-
-def test_a_parked_group_is_tried_again_once_its_failures_are_old():
+    # A parked group is tried again once its failures are old.
     track, _ = fail(decide.serving(0), 1, 2, 3)
     parked, step = decide.respond(track, DEATH, 4, LIMITS, others_serve=True)
     assert (step, parked.phase) == (Step.PARK, Phase.PARKED)
@@ -242,18 +240,14 @@ def test_a_run_that_trained_is_started_again_until_its_budget_is_spent():
         rests.append(run_decide.rest_s(track, OF_RUNS, 1.0))
     assert actions == [Action.RESTART, Action.RESTART, Action.LEAVE]
     assert rests[:2] == [1.0, 2.0]
-
-
-def test_failures_count_within_the_window_and_rest_shrinks_once_it_runs_well():
+    # Failures count within the window, and the rest shrinks once it runs well.
     track = PROVEN
     for now in (1, 110, 220, 330):
         track, action = answer(track, now, checkpoint=now)
         assert action is Action.RESTART
         track, _ = looked(run_decide.started(now, now, track), now + 60, step=now + 1)
         assert track.attempt == 0
-
-
-def test_a_run_that_never_gets_to_a_new_checkpoint_is_left_however_seldom_it_fails():
+    # One that never gets to a new checkpoint is left however seldom it fails.
     track = PROVEN
     for now, expected in ((1e3, Action.RESTART), (2e3, Action.RESTART), (3e3, Action.LEAVE)):
         track, action = answer(track, now, checkpoint=7)

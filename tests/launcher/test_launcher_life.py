@@ -73,8 +73,17 @@ def test_a_signal_at_any_step_of_a_start_leaves_nothing(world, deployed):
     assert len(world.living()) == 2
 
 
-def test_a_part_that_must_not_be_cut_in_two_is_finished():
-    done = []
+@pytest.mark.usefixtures("hangup_ends")
+def test_a_second_signal_at_once_is_the_same_end_and_some_parts_are_finished():
+    clock, ends, done = FakeClock(), [], []
+    with interruptible(clock):
+        for passed in (2, 0.5, 2):
+            clock.at += passed
+            try:
+                os.kill(os.getpid(), HUP)
+            except KeyboardInterrupt:
+                ends.append(passed)
+    assert ends == [2, 2]
 
     def stop_in_the_middle():
         with interruptible():
@@ -86,19 +95,6 @@ def test_a_part_that_must_not_be_cut_in_two_is_finished():
     with pytest.raises(KeyboardInterrupt):
         stop_in_the_middle()
     assert done == ["stopped"]
-
-
-@pytest.mark.usefixtures("hangup_ends")
-def test_a_second_signal_at_once_is_the_same_end():
-    clock, ends = FakeClock(), []
-    with interruptible(clock):
-        for passed in (2, 0.5, 2):
-            clock.at += passed
-            try:
-                os.kill(os.getpid(), HUP)
-            except KeyboardInterrupt:
-                ends.append(passed)
-    assert ends == [2, 2]
 
 
 def test_a_recycled_pid_is_not_signalled(world, deployed):

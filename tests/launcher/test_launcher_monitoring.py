@@ -72,20 +72,7 @@ def test_each_engines_figures():
     assert engine_figures(no_number).running == 2
 
 
-# The launcher's own /healthz and /metrics
-
-WHOLE = Snapshot(
-    up=True,
-    name="m-8b",
-    choice="1-fewer-gpus",
-    restarts={"device-memory": 2, "hung": 1},
-    servers={"server-0": True, 'se"rv\\er\n': False},
-    tokens=12_345.0,
-    running=3,
-    predicted_tpot_s=0.0125,
-    tpot_s=0.013,
-    more={"world_size": 4},
-)
+WHOLE = Snapshot(**table("launcher_monitoring", "snapshot"))
 
 
 @pytest.fixture
