@@ -1,7 +1,5 @@
 """What the reader makes of configs: layers, hybrids, shared caches, context, malformed files."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

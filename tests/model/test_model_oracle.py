@@ -1,7 +1,5 @@
 """The formula against the real transformers classes, built on torch's meta device."""
 
-from __future__ import annotations
-
 import warnings
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """What quantised checkpoints store, in the words of each quantiser and by their names."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest
@@ -23,8 +21,6 @@ from tests.conftest import request_values
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
-ALL = {"attention", "linear"}
-
 
 def quantized(tiny_config, raw):
     return read_config({**tiny_config, "quantization_config": raw}, "x")
@@ -33,7 +29,7 @@ def quantized(tiny_config, raw):
 @over("raw, dtype, block, value_bytes", table("model_quantization", "quantisers"))
 def test_each_quantiser_is_understood(tiny_config, raw, dtype, block, value_bytes):
     found = quantized(tiny_config, raw).quantization
-    assert (found.dtype, found.roles) == (dtype, ALL)
+    assert (found.dtype, found.roles) == (dtype, {"attention", "linear"})
     assert (found.block, found.value_bytes) == (block, value_bytes)
 
 

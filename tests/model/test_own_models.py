@@ -1,7 +1,5 @@
 """Configs and weights of one's own: refreshed, uploaded or in a folder."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -20,7 +20,6 @@ from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
-TEXT = table("towers", "text")
 QWEN, GEMMA = "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-4-E4B-it"
 VISION = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 16}
 
@@ -64,7 +63,7 @@ def test_a_model_counts_its_towers_beside_the_language_model():
 
 def test_a_tower_that_is_not_known_is_counted_by_its_sizes_or_not_at_all():
     def read(**vision):
-        return read_config({"text_config": TEXT, "vision_config": vision}, "x")
+        return read_config({"text_config": table("towers", "text"), "vision_config": vision}, "x")
 
     model = read(**VISION, model_type="new")
     assert model.towers[0].layers == 3

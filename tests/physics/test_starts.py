@@ -179,12 +179,10 @@ def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not() -> 
     assert chance[0] < starts.memory_probability(by_name, held)[0]
 
 
-READY = Start(node="ready")
-
-
-def start(of=READY, name="vllm", gb=140.0, devices=4, chip="h100-sxm", **more):
+def start(of=None, name="vllm", gb=140.0, devices=4, chip="h100-sxm", **more):
     place = {"devices": devices, "device": device(chip)}
-    return cold_start(of, engine=name, weights_bytes=gb * 1e9, **place, **more)
+    asked = of or Start(node="ready")
+    return cold_start(asked, engine=name, weights_bytes=gb * 1e9, **place, **more)
 
 
 def phases(*args, **more):

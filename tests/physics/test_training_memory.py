@@ -155,7 +155,6 @@ def test_a_stage_with_the_head_alone_recomputes_nothing():
     assert redone["total_bytes"] <= kept["total_bytes"]
 
 
-TABLE = 128256 * 4096
 FSDP = {"dp": 8, "zero_stage": 3, "global_batch": 8, "sequence_length": 4096}
 
 

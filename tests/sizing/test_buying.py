@@ -1,8 +1,6 @@
 """Buying against renting, mixtures of both, and how long a size lasts: against sums by hand and
 every number of units."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

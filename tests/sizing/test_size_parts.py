@@ -1,7 +1,5 @@
 """A sizing in parts, the market of a link, and a row that becomes the wizard's own."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

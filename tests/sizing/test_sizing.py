@@ -1,7 +1,5 @@
 """Which hardware, how many, at what cost, how sure: sizing against enumeration by hand."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
