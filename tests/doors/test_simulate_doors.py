@@ -20,7 +20,7 @@ from recipe_core.fleet.result import OverTimeAnswer
 from recipe_core.present.schemas import schema
 from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe
-from tests.fixtures.over_time_answers import ANSWER
+from tests.fixtures.over_time import ANSWER
 from tests.fixtures.rows import table
 
 OVER_TIME = {"rates": [1.0, 4.0, 2.0], "days": 1}

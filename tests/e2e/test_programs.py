@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,15 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path, demo_
     assert measured["metrics"]["failed"] == 0
     assert measured["metrics"]["requests"] >= 8
     assert len(measured["completion"]["text"].split()) > 5
+    assert measured["engine"]["version"] == version("transformers")
     for figure in ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"):
         ratio = measured["metrics"][figure] / measured["predicted"][figure]
         assert measured["ratio"][figure] == pytest.approx(ratio, rel=1e-3)
     recipe = read_bundle(folder / "bundle").recipe
+    for tokens in ("input_tokens", "output_tokens"):
+        assert abs(measured["workload"][tokens] - recipe.request["workload"][tokens]) < 6
+    learnt = json.loads((demo_model / "demo_model.json").read_text())
+    assert learnt["loss_after"] <= 0.12 < learnt["loss_before"]
     assert recipe.candidate["engine"] == "transformers"
     assert recipe.request["hardware"]["device"]["name"] == machine.name
     assert not (folder / "bundle" / "run" / "state.json").exists()

@@ -24,7 +24,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
 from tests.conftest import LLAMA_70B, make_request, request_values
-from tests.fixtures.over_time_answers import ANSWER
+from tests.fixtures.over_time import ANSWER
 from tests.fixtures.paths import DATA, ROOT
 from tests.fixtures.recipes import fallback_request, recipe_of
 from tests.fixtures.refusals import refusal
