@@ -6,8 +6,8 @@ A load (concurrency, request_rate, batch, requests) differs when it is not the d
 is searched. A field of a training run differs when it is not ``TRAINING``'s. A candidate that
 states nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where
 that is shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
-request. Engine options and environment variables may hold private values: a link leaves them out,
-``left_out`` says so.
+request. Engine options, environment variables and tiers of the cache may hold private values: a
+link leaves them out, ``left_out`` says so.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TRAINING = TrainingWorkload(kind="training", sequence_length=4096, global_batch=
 _BESIDE = ("v", "pins", "any", "kept")
 """Parameters that are no field of a request: version, pinned splits, the market to choose from,
 choices that are kept."""
-PRIVATE = ("options.engine_options", "options.environment")
+PRIVATE = ("options.engine_options", "options.environment", "options.kv_offload")
 """Fields that no link carries: what people pass on to an engine may hold paths and addresses."""
 WHOLE = ("model", "hardware.device", *PRIVATE)
 """Fields that are one value, although it may be a mapping: a config, a profile, engine options."""
@@ -159,11 +159,13 @@ def left_out(request: PlanRequest) -> str | None:
     """One sentence naming what the request states and its link omits; None when that is nothing."""
     options = request.options
     names = [*options.engine_options, *options.environment]
+    if options.kv_offload is not None:
+        names.append("kv_offload")
     if not names:
         return None
     return (
-        f"The link leaves out {', '.join(names)}: engine options and environment variables may "
-        "hold private values. Share the request as YAML or JSON to include them."
+        f"The link leaves out {', '.join(names)}: engine options, environment variables and places "
+        "of caches may hold private values. Share the request as YAML or JSON to include them."
     )
 
 

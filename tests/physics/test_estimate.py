@@ -21,7 +21,7 @@ from recipe_core.physics.serving.weights import stage_layers
 from recipe_core.physics.training.memory import PARTS
 from recipe_core.physics.training.results import TrainingStage
 from recipe_core.present.schemas import schema
-from recipe_core.request.link import from_query, to_query
+from recipe_core.request.link import from_query, left_out, to_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import estimate_batch, plan
 from tests.conftest import LLAMA_70B, make_request, request_values
@@ -63,7 +63,7 @@ def test_recorded_requests_survive_their_links():
         ("drafts of a split", make_request(candidate={"speculative": drafts})),
         ("images", make_request("google/gemma-4-E4B-it", workload={"images": {}, "audio": {}})),
     ):
-        if request.options.kv_offload is None:  # which no link carries
+        if left_out(request) is None:
             assert from_query(to_query(request)) == (request, []), name
 
 

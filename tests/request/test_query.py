@@ -189,12 +189,13 @@ def test_bad_parameters_and_pins_are_named_rates_packed_and_what_may_be_private_
     private = {
         "options.engine_options": {"tool_call_parser": "hermes"},
         "options.environment": {"NCCL_SOCKET_IFNAME": "eth1.private"},
+        "options.kv_offload": {"through": "lmcache", "host_gib": 300},
     }
     request = change(DEFAULT, private)
     assert request.options.environment == private["options.environment"]
     assert to_query(request) == {"v": "1"}
     sentence = link.left_out(request) or ""
-    assert "leaves out tool_call_parser, NCCL_SOCKET_IFNAME" in sentence
+    assert "leaves out tool_call_parser, NCCL_SOCKET_IFNAME, kv_offload:" in sentence
     assert "eth1" not in sentence
     assert link.left_out(DEFAULT) is None
     options = {"limit_mm_per_prompt.image": 2}  # whose names have dots
