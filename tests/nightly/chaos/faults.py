@@ -173,8 +173,8 @@ _told("out of device memory", "out-of-memory")
 _told("device error", "device-error")
 _told("the engine ends by itself", "end")
 _told("slow start", "slow-start", "4", kills=True)
-version = {"kills": True, "ends": GIVES_UP}
-_told("another version installed", "version", "engine 2.0\n", "engine 1.0\n", **version)
+NEWER = ("version", "engine 2.0\n", "engine 1.0\n")
+_told("another version installed", *NEWER, kills=True, ends=GIVES_UP)
 
 
 # What is around them: ports, disks, files, devices.
@@ -265,9 +265,9 @@ def _devices(
         trial.condition("devices", "GPU\nGPU\n")
 
 
-found = {"shows": DEATHS, "ends": SMALLER, "heals_itself": True}
-_devices("a device is lost", 1, 0.7, shows=DEATHS, ends=SMALLER)
-_devices("a device is lost and found", 1, 1, most_s=4, **found)
+LOST = {"shows": DEATHS, "ends": SMALLER}
+_devices("a device is lost", 1, 0.7, **LOST)
+_devices("a device is lost and found", 1, 1, 4, heals_itself=True, **LOST)
 _devices("all devices are lost", 0, 1, shows=DEATHS, ends=GIVES_UP)
 _devices("up without devices", 0, 0, ends=REFUSED, down=True)
 _devices("up on fewer devices", 1, 0, ends=frozenset({"fell back"}), down=True, up=True)
