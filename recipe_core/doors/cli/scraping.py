@@ -54,6 +54,7 @@ def scraped(url: str) -> str:
         with opener.open(target, timeout=SECONDS) as answer:
             data: bytes = answer.read(MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
         raise InputError(
             f"{target} answers with status {error.code}.",
             field="url",
