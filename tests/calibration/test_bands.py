@@ -103,7 +103,7 @@ def test_figures_of_a_run_correlate_small_groups_are_the_wider_one_and_priors_no
     assert prior.factors["80"][1] >= fitted.factors["80"][1] - 0.002
 
 
-def test_the_shipped_bands_are_nested_and_complete_and_a_bad_file_is_refused():
+def test_the_shipped_bands_are_nested_and_complete_and_the_narrowest_is_taken():
     for module, metrics in (
         (serving_bands, {*serving_bands.METRICS, "request_latency_s"}),
         (training_bands, {"step_s", "peak_memory_bytes"}),
@@ -125,9 +125,6 @@ def test_the_shipped_bands_are_nested_and_complete_and_a_bad_file_is_refused():
     for several, said in (*changed, ([band, band], "same metric and group")):
         with pytest.raises(ValidationError, match=said):
             BandFile.model_validate(file | {"bands": several})
-
-
-def test_the_narrowest_group_that_there_is():
     file = serving_bands.bands()
     known = {"basis": "fitted", "engine": "vllm", "architecture": "sm_90", "vendor": "nvidia"}
     for changed, group in table("calibration", "narrowest"):

@@ -162,16 +162,14 @@ def test_what_is_odd_unsound_or_of_another_version_is_held_until_a_second_run_ag
     # beyond all measure, unsound or of another version
     (own,) = measured(1.2)
     versions = [replace(run, version="0.9.9") for run in measured(1.2, 2)]
-    for n, (held, reason) in enumerate(
-        (
-            (measured(1000.0), "no other run"),
-            ([replace(own, requests=100, failed=5)], "5 of 105 requests failed"),
-            ([replace(own, requests=7, failed=0)], "7 requests were measured"),
-            ([replace(own, excluded="prompts from a cache")], "prompts from a cache"),
-            (versions[:1], "0.9.9"),
-        )
+    for held, reason in (
+        (measured(1000.0), "no other run"),
+        ([replace(own, requests=100, failed=5)], "5 of 105 requests failed"),
+        ([replace(own, requests=7, failed=0)], "7 requests were measured"),
+        ([replace(own, excluded="prompts from a cache")], "prompts from a cache"),
+        (versions[:1], "0.9.9"),
     ):
-        overlay = holding(tmp_path / f"{n}", held)
+        overlay = holding(tmp_path / reason, held)
         assert states(overlay) == ["held"]
         assert reason in overlay.entries[0].gate.reason
         assert overlay.corrections() is None

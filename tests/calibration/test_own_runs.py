@@ -85,7 +85,7 @@ def test_without_runs_and_on_another_device_answers_are_the_same_to_the_bit():
     assert told["bands"]["tpot_s"][1] < plain["bands"]["tpot_s"][1]
 
 
-def test_more_runs_move_the_same_deployment_further_and_one_odd_figure_is_cut():
+def test_more_runs_move_further_by_buhlmann_credibility_and_one_odd_figure_is_cut():
     plain = served(request())["serving"]
     times = [tpot(request(), taught(times_as_estimated(2.0, count))) for count in (1, 2, 5, 20)]
     steps = [plain["tpot_s"], *times, 2 * plain["tpot_s"]]
@@ -94,6 +94,15 @@ def test_more_runs_move_the_same_deployment_further_and_one_odd_figure_is_cut():
     alone, all_ = (served(request(), taught(some))["serving"] for some in (runs[:1], runs))
     assert 1 < alone["ttft_s"] / plain["ttft_s"] < 6
     assert all_["ttft_s"] / plain["ttft_s"] > 20
+    # one scope is Bühlmann credibility
+    none = dict.fromkeys(("version", "model", "deployment", "load"), 0.0)
+    shares = prior().shares.model_copy(update={**none, "device": 0.75, "noise": 0.25})
+    known = prior().model_copy(update={"cap": 1e9, "shares": shares})
+    plain = tpot(request())
+    for count in (1, 3, 7):
+        told = learn(of_runs(times_as_estimated(2.0, count)), known=known)
+        moved = np.log(tpot(request(), told) / plain)
+        assert moved == pytest.approx(np.log(2) * count / (count + 1 / 3), rel=1e-4)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -110,17 +119,6 @@ def test_what_is_less_alike_moves_less(factor):
     moves = [abs(np.log(tpot(case, told) / tpot(case))) for case in asked]
     assert all(a > b > 0 for a, b in pairwise(moves))
     assert moves[0] < abs(np.log(factor))
-
-
-def test_one_scope_is_buhlmann_credibility():
-    none = dict.fromkeys(("version", "model", "deployment", "load"), 0.0)
-    shares = prior().shares.model_copy(update={**none, "device": 0.75, "noise": 0.25})
-    known = prior().model_copy(update={"cap": 1e9, "shares": shares})
-    plain = tpot(request())
-    for count in (1, 3, 7):
-        told = learn(of_runs(times_as_estimated(2.0, count)), known=known)
-        moved = np.log(tpot(request(), told) / plain)
-        assert moved == pytest.approx(np.log(2) * count / (count + 1 / 3), rel=1e-4)
 
 
 def test_each_scale_is_learned_from_its_own_figure_or_from_latency_and_throughput():
@@ -162,12 +160,9 @@ def corrected(asked):
     return served(asked), served(asked, taught(runs))
 
 
-ASKED = {name: request(**parts) for name, parts in rows.table("calibration", "asked").items()}
-
-
-@rows.over("name", ASKED)
-def test_identities_hold(name):
-    asked = ASKED[name]
+@rows.over("name, parts", rows.table("calibration", "asked").items())
+def test_identities_hold(name, parts):
+    asked = request(**parts)
     plain, told = corrected(asked)
     figures, times, cost = (told[name] for name in ("serving", "breakdown_s", "cost"))
     workload, rate = asked["workload"], figures["output_tokens_per_s"]

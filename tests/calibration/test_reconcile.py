@@ -133,7 +133,7 @@ def asked(tmp_path):
     return str(path)
 
 
-def test_the_command_and_the_api_show_verdicts_and_offer_to_learn(asked, tmp_path):
+def test_the_command_reads_files_and_servers_and_the_api_texts(asked, tmp_path, monkeypatch):
     done = recipe("reconcile", str(BOOT), "--request", asked)
     assert done.returncode == 0, done.stderr
     assert "explained by vllm 0.6.4 ran" in done.stdout
@@ -163,6 +163,24 @@ def test_the_command_and_the_api_show_verdicts_and_offer_to_learn(asked, tmp_pat
         if body.get("texts") == ["TEXT"]:
             body["texts"] = right["texts"]
         assert refusal(ask.reconcile, body).field == field
+    # metrics of a running server are read within limits
+    with served(200, (IMPORTS / "vllm_metrics.txt").read_bytes()) as (url, paths):
+        done = recipe("reconcile", url, "--request", asked, "--json")
+    assert paths == ["/metrics"]
+    (measurement,) = json.loads(done.stdout)["measurements"]
+    assert (measurement["source"], measurement["format"]) == (url, "prometheus")
+    with served(302, b"", [("Location", "http://127.0.0.1:1/x")]) as (url, paths):
+        assert "status 302" in str(refusal(scraped, url))
+        assert paths == ["/metrics"]
+    monkeypatch.setattr("recipe_core.doors.cli.scraping.MOST_BYTES", 50)
+    for body, said in ((b"\xff\xfe", "not UTF-8"), (b"x" * 100, "more than 50 bytes")):
+        with served(200, body) as (url, _):
+            assert said in str(refusal(scraped, url))
+    for wrong in ("http://", "http://me:secret@127.0.0.1/", "http://127.0.0.1:x/"):
+        said = str(refusal(scraped, wrong))
+        assert "not the address of a server" in said
+        assert "secret" not in said
+    assert "does not answer" in str(refusal(scraped, "http://127.0.0.1:1/"))
 
 
 @contextmanager
@@ -185,23 +203,3 @@ def served(status, body, headers=()):
             yield f"http://127.0.0.1:{server.server_port}", paths
         finally:
             server.shutdown()
-
-
-def test_metrics_of_a_running_server_are_read_within_limits(asked, monkeypatch):
-    with served(200, (IMPORTS / "vllm_metrics.txt").read_bytes()) as (url, paths):
-        done = recipe("reconcile", url, "--request", asked, "--json")
-    assert paths == ["/metrics"]
-    (measurement,) = json.loads(done.stdout)["measurements"]
-    assert (measurement["source"], measurement["format"]) == (url, "prometheus")
-    with served(302, b"", [("Location", "http://127.0.0.1:1/x")]) as (url, paths):
-        assert "status 302" in str(refusal(scraped, url))
-        assert paths == ["/metrics"]
-    monkeypatch.setattr("recipe_core.doors.cli.scraping.MOST_BYTES", 50)
-    for body, said in ((b"\xff\xfe", "not UTF-8"), (b"x" * 100, "more than 50 bytes")):
-        with served(200, body) as (url, _):
-            assert said in str(refusal(scraped, url))
-    for wrong in ("http://", "http://me:secret@127.0.0.1/", "http://127.0.0.1:x/"):
-        said = str(refusal(scraped, wrong))
-        assert "not the address of a server" in said
-        assert "secret" not in said
-    assert "does not answer" in str(refusal(scraped, "http://127.0.0.1:1/"))

@@ -93,7 +93,7 @@ def test_traces_repeat_what_was_traced_by_hand_and_count_latent_and_linear_layer
     assert 3 * 32 * 128 * 128 * 2 < state < 3 * 32 * 128 * 128 * 4 * 1.2
 
 
-def test_kv_heads_stages_and_peaks_are_those_of_a_rank(tiny_config):
+def test_traces_are_those_of_a_rank_and_say_how_they_were_made(tiny_config):
     splits = ((LLAMA_8B, 8, 8), (LLAMA_8B, 8, 16), (QWEN_MOE, 4, 2), (QWEN_MOE, 4, 8))
     for model, kv_heads, tp in splits:
         found = traced(model, tp)
@@ -115,9 +115,6 @@ def test_kv_heads_stages_and_peaks_are_those_of_a_rank(tiny_config):
         found = traced(tiny_config | {"model_type": "olmo2"}, tp)
         assert found["kv_bytes_per_token"] == 4 * 2 * 32 * 2
         assert abs(found["differences"]["weights"]) < 0.01
-
-
-def test_the_method_says_what_is_traced_and_what_cannot_be(tiny_config):
     method = traced(tiny_config | {"model_type": "phi3"}, tp=2)["method"]
     for said in ("transformers gathers", "model.layers.*.self_attn.qkv_proj"):
         assert said in method

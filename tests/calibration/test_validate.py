@@ -25,6 +25,7 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 SAME, _, ANY_GPUS = validate.PAIRINGS
+TITAN = next(run for run in training_runs.published_training_runs() if run.source == "torchtitan")
 COLUMNS = "id,model,device,per_node,engine,tp,mode,input_tokens,output_tokens,load,tpot_ms"
 GOOD = f"a,{LLAMA_70B},h100-sxm,8,vllm,8,closed,1024,256,16,20"
 PROSE = {"title", "titles", "note", "notes", "source", "sources", "url", "command", "description"}
@@ -52,7 +53,7 @@ def written(path, *rows, header=COLUMNS):
     return path
 
 
-def test_errors_are_those_of_known_ratios_and_cells_count_alike():
+def test_errors_are_those_of_known_ratios_and_what_has_no_estimate_is_named():
     half = measured_as(0.5, id="half", source="x")
     found = validate.compare([half, measured_as(2.0, id="double", source="y", load=32)])
     assert (found.figures.id.nunique(), found.not_covered) == (2, {})
@@ -75,9 +76,6 @@ def test_errors_are_those_of_known_ratios_and_cells_count_alike():
     assert all_runs.loc[0, ["n", "cells"]].tolist() == [10, 2]
     assert all_runs["median"][0] == pytest.approx(0)
     assert all_runs.cell_mean[0] == pytest.approx(0.25)
-
-
-def test_what_has_no_estimate_is_counted_and_named():
     unknown = [run(id="a", model="no/such"), run(id="b", engine="nothing")]
     found = validate.compare([*unknown, run(id="c", per_node=1, tp=1), run(id="d")])
     assert sorted(found.not_covered.values()) == [1, 1]
@@ -174,7 +172,6 @@ def test_a_table_is_read_and_what_is_wrong_with_it_is_named(tmp_path):
     said = str(refusal(serving_runs.read_runs, written(path, f"{GOOD},64,85,", header=header)))
     assert "line 2, column memory_fraction: " in said
     assert "less than or equal" in said
-    path = tmp_path / "runs.csv"
     rows = [GOOD.replace("a,", f"r{n},", 1).replace("vllm", "") for n in range(12)]
     said = str(refusal(serving_runs.read_runs, written(path, *rows)))
     assert "line 9, column engine: is empty" in said
@@ -182,7 +179,7 @@ def test_a_table_is_read_and_what_is_wrong_with_it_is_named(tmp_path):
     for header, part in table("calibration", "columns").items():
         assert part in str(refusal(serving_runs.read_runs, written(path, header=header)))
     assert "cannot read" in str(refusal(serving_runs.read_runs, tmp_path / "none.csv"))
-    path = str(written(tmp_path / "runs.csv", GOOD))
+    path = str(written(path, GOOD))
     answer = json.loads(recipe("validate", path, "--json", "--by", "engine").stdout)
     assert (answer["runs"], answer["by_engine"][0]["engine"], answer["ranking"]) == (1, "vllm", [])
     assert "tpot_ms" in recipe("validate", path).stdout
@@ -284,9 +281,6 @@ def test_no_number_is_keyed_by_a_model():
             data = path.suffix == ".yaml"
             words = words_of_data(read_document(path)) if data else words_of_code(text)
             assert [word for word in words if any(name in word.casefold() for name in near)] == []
-
-
-TITAN = next(run for run in training_runs.published_training_runs() if run.source == "torchtitan")
 
 
 def test_shipped_runs_of_training_are_met_and_say_whose_they_are():

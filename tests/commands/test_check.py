@@ -51,7 +51,7 @@ def ground(hardware="h100-sxm", **values):
     return Ground.of(hardware=hardware, **values)
 
 
-H100 = ground(gpus=8)
+H100, H200 = ground(gpus=8), ground("h200-sxm", gpus=8)
 
 
 def check(command, judged_on=H100):
@@ -248,9 +248,6 @@ def test_any_text_gets_a_verdict_or_one_error_and_starts_no_process(text, start)
         except RecipeError:
             return
         assert answer["verdict"] in (*OK, "unknown")
-
-
-H200 = ground("h200-sxm", gpus=8)
 
 
 @over("command, hardware", PUBLISHED.items())

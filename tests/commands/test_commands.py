@@ -55,7 +55,7 @@ def test_words_are_those_of_a_shell(text, expected):
     assert [list(found) for found in words(text)] == expected
 
 
-def test_variables_before_a_command_are_its_own():
+def test_variables_image_tags_and_what_starts_no_server_are_read():
     script = read_script("export A=1\nB=2 C='x y' vllm serve m")
     assert (script.env, script.commands[0].env) == ({"A": "1"}, {"B": "2", "C": "x y"})
     # a blank after a backslash is noticed, and what cannot be read refused
@@ -63,6 +63,17 @@ def test_variables_before_a_command_are_its_own():
     assert (script.loose_ends, script.commands[0].words) == (1, ("vllm", "serve", "a", "--b"))
     for text in ("a" * (MAX_CHARACTERS + 1), *table("commands", "unreadable")):
         refusal(read_script, text)
+    for text in table("commands", "what_starts_no_server"):
+        assert find_launches(read_script(text))[0] == [], text
+    tags = table("commands", "image_tags")
+    assert {image: image_tag(image) for image in tags} == tags
+    # a list of words needs no quoting
+    assert launch_of(("vllm", "serve", "a model", "-tp", "2")).args == ("a model", "-tp", "2")
+    # each engine that is built or read has its table
+    specs = [engine(name) for name in engine_names()]
+    buildable = {spec.name for spec in specs if spec.buildable and not spec.wraps}
+    for name in {*READ, *buildable}:
+        assert engine(name).options.options, name
 
 
 @given(st.lists(st.text(max_size=12).filter(lambda word: "\0" not in word), min_size=1, max_size=8))
@@ -97,20 +108,6 @@ def test_reading_takes_time_in_proportion(piece):
 def test_a_server_is_found_behind_what_wraps_it(text, known):
     launch = launch_in(text)
     assert json.loads(json.dumps({name: getattr(launch, name) for name in known})) == known
-
-
-def test_image_tags_lists_of_words_and_what_starts_no_server():
-    for text in table("commands", "what_starts_no_server"):
-        assert find_launches(read_script(text))[0] == [], text
-    tags = table("commands", "image_tags")
-    assert {image: image_tag(image) for image in tags} == tags
-    # a list of words needs no quoting
-    assert launch_of(("vllm", "serve", "a model", "-tp", "2")).args == ("a model", "-tp", "2")
-    # each engine that is built or read has its table
-    specs = [engine(name) for name in engine_names()]
-    buildable = {spec.name for spec in specs if spec.buildable and not spec.wraps}
-    for name in {*READ, *buildable}:
-        assert engine(name).options.options, name
 
 
 @pytest.mark.parametrize("name", READ)

@@ -13,7 +13,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.of_recipe import target_context
 from recipe_core.targets.pod import resources
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over, table
+from tests.fixtures.rows import table
 from tests.physics.test_kv_tiers import LLAMA_8B, POINTS, lengths, request
 from tests.present.test_kv_charts import BOTH
 
@@ -37,11 +37,6 @@ def read_back(launch):
     return first
 
 
-@over("offload, more", table("kv_words", "started"))
-def test_what_is_started_is_read_back_as_it_was_estimated(offload, more):
-    assert read_back(started(offload, **more)) == pytest.approx(offload)
-
-
 def test_lmcache_is_told_by_a_file_and_hicache_reads_a_folder_in_pages():
     launch = started(BOTH, tp=2)
     process = launch.processes[0]
@@ -61,7 +56,12 @@ def test_lmcache_is_told_by_a_file_and_hicache_reads_a_folder_in_pages():
         assert option in words
 
 
-def test_what_contradicts_the_tiers_or_is_beyond_the_node_is_refused():
+def test_words_are_read_back_as_estimated_and_refused_where_the_node_or_options_contradict():
+    for offload, more in table("kv_words", "started"):
+        assert read_back(started(offload, **more)) == pytest.approx(offload), (offload, more)
+    for words, env, tiers in table("kv_words", "read"):
+        arguments = read_arguments("vllm", [LLAMA_8B, *words.split()])
+        assert meaning_of(arguments, env).kv_offload == tiers, words
     assert "whole GB" in str(refusal(started, {"host_gib": 0.2}, engine="sglang"))
     value = request(LLAMA_8B, lengths(1024, 64, 4), {"host_gib": 20})
     value["options"]["engine_options"] = {"kv_offloading_size": 40.0}
@@ -80,8 +80,3 @@ def test_what_contradicts_the_tiers_or_is_beyond_the_node_is_refused():
         launch = decision.started()
         context = target_context(make_recipe(decision.request), decision, launch)
         assert resources(context, launch.processes[0])["requests"]["memory"] == memory
-
-
-@over("words, env, tiers", table("kv_words", "read"))
-def test_commands_of_vllm_are_read(words, env, tiers):
-    assert meaning_of(read_arguments("vllm", [LLAMA_8B, *words.split()]), env).kv_offload == tiers

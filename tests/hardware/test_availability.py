@@ -160,7 +160,7 @@ def test_extra_devices_hold_the_goodput_and_no_instance_is_idle(rate, restart, d
     assert spot(rate, restart + 1).useful_share <= found.useful_share
 
 
-def test_rates_of_failure_and_reclaim_are_those_of_fleets_and_traces():
+def test_rates_are_those_of_fleets_and_traces_and_documented():
     llama = next(fleet for fleet in failures().fleets if "Llama 3" in fleet.fleet)
     rate = llama.failures_per_1000_node_days.value
     assert rate == pytest.approx(419 / (2048 * 54) * 1e3, rel=1e-3)
@@ -199,9 +199,6 @@ def test_rates_of_failure_and_reclaim_are_those_of_fleets_and_traces():
     document["repair"]["repair_hours"]["value"] = -1
     error = refusal(shipped.FILE.validated, document, FailureFile)
     assert "failures.yaml: repair.repair_hours.value" in str(error)
-
-
-def test_the_document_prints_the_shipped_figures():
     text = (ROOT / "docs" / "size.md").read_text(encoding="utf-8")
     every, spots, hosts = node_failures(), market(), market("x86_64")
     for figure in (

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,10 +29,10 @@ RAMP = [{"tokens": 1e11, "global_batch": 128}, {"tokens": 9e11}]
 STEADY = [{"tokens": 1e11, "global_batch": batch} for batch in (64, 128, 192)] + [{"tokens": 7e11}]
 
 
-def request(candidate=None, hardware=None, **workload):
+def request(candidate=None, hardware=None, model="meta-llama/Llama-3.1-8B", **workload):
     """Llama 3.1 8B on 64 H100."""
     value = {
-        "model": "meta-llama/Llama-3.1-8B",
+        "model": model,
         "hardware": {"device": "h100-sxm", "nodes": 8, "usd_per_device_hour": 2} | (hardware or {}),
         "workload": {name: field for name, field in (RUN | workload).items() if field is not None},
     }
@@ -49,14 +50,9 @@ def run_of(*args, **workload):
 
 def test_llama_3_405b_is_interrupted_as_often_and_trains_over_nine_tenths_of_the_time():
     """54 days: 419 unexpected interruptions, over 90 % effective (arXiv:2407.21783, 3.3.4)."""
-    value = {
-        "model": "meta-llama/Llama-3.1-405B",
-        "hardware": {"device": "h100-sxm", "nodes": 2048},
-        "workload": RUN | {"global_batch": 2048, "storage": "tectonic"},
-        "candidate": SPLIT | {"pp": 16, "dp": 128, "zero_stage": 1},
-    }
-    table, row = plan_candidate(PlanRequest.parse(value))
-    run = table.estimate(row).to_json()["run"]
+    split, hardware = {"pp": 16, "dp": 128, "zero_stage": 1}, {"nodes": 2048}
+    workload = {"global_batch": 2048, "storage": "tectonic"}
+    run = run_of(split, hardware, "meta-llama/Llama-3.1-405B", **workload)
     assert 54 * 86400 / run["mtbf_s"] == pytest.approx(419, rel=0.01)
     assert 0.90 < run["goodput"] < 0.95
     assert run["time_shares"]["restarts"] > run["time_shares"]["checkpoints"]
@@ -177,7 +173,7 @@ def test_an_evaluation_takes_the_forward_third_of_as_many_steps():
     assert run_of(shape)["evaluation_s"] == 0
 
 
-def test_phases_are_estimated_each_by_itself_and_long_ones_take_ranks_from_dp():
+def test_phases_are_estimated_each_by_itself_and_plans_rank_by_the_whole_run():
     run, small = run_of(phases=RAMP), answer(global_batch=128, tokens=1e11)
     first, second = run["phases"]
     assert first["step_s"] == pytest.approx(small["training"]["step_s"])
@@ -205,16 +201,6 @@ def test_phases_are_estimated_each_by_itself_and_long_ones_take_ranks_from_dp():
     peak = answer(phases=phases)["training"]["peak_memory_bytes"]
     assert last["step_s"] == pytest.approx(alone["step_s"])
     assert [last["peak_memory_bytes"], peak] == pytest.approx([alone["peak_memory_bytes"]] * 2)
-
-
-@over("phases, said", table("goodput", "not_run"))
-def test_a_split_has_to_run_in_every_phase(phases, said):
-    found, row = plan_candidate(request({"recompute": "none"}, phases=phases))
-    (reason,) = found.reasons(row)
-    assert said in reason
-
-
-def test_a_plan_ranks_by_the_whole_run():
     value = request(phases=RAMP, spare_nodes=1).to_json()
     value["candidate"] = None
     table = plan(PlanRequest.parse(value | {"options": {"nodes": "all"}}))
@@ -223,6 +209,13 @@ def test_a_plan_ranks_by_the_whole_run():
     columns = [table.columns[name][table.order[0]] for name in ("goodput", "wall_s", "run_mfu")]
     assert columns == pytest.approx([first.goodput, first.wall_s, first.mfu])
     assert {"goodput", "wall", "usd_run"} <= set(table.tabled) & set(table.listed)
+
+
+@over("phases, said", table("goodput", "not_run"))
+def test_a_split_has_to_run_in_every_phase(phases, said):
+    found, row = plan_candidate(request({"recompute": "none"}, phases=phases))
+    (reason,) = found.reasons(row)
+    assert said in reason
 
 
 def test_a_wrong_field_is_named_with_the_fix():
@@ -300,16 +293,7 @@ def test_a_step_waits_for_the_tier_or_the_measured_disk_of_a_profile():
     assert waits > 10 * free
     assert light == plain
     # the measured disk of a profile counts where no tier is named
-    rates = {"read_bytes_per_s": 5e9, "write_bytes_per_s": 1e9, "window_reads_per_s": 2e4}
-    measured = {"source": "ours", "status": "measured"}
-    own = {
-        "schema_version": 1,
-        "name": "my-h100",
-        "title": "ours",
-        "based_on": "h100-sxm",
-        "disk": {name: {"value": rate, **measured} for name, rate in rates.items()},
-        "sources": {"ours": {"title": "recipe profile --disk", "date": "2026-11-26"}},
-    }
+    own = table("goodput", "own_device")
     size = run_of()["checkpoint_bytes"]
     for workload, rate in (
         ({}, 8 * 1e9),
@@ -330,9 +314,6 @@ def test_a_disk_is_measured_in_bounded_time_and_left_clean_or_refused(tmp_path, 
     assert measure_disk(tmp_path, size=1 << 28, seconds=0.0).size_bytes < 1 << 26
     assert list(tmp_path.iterdir()) == []
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     def refused(folder=tmp_path, size=1 << 25):
         error = refusal(measure_disk, folder, size=size)
         assert list(tmp_path.iterdir()) == []
@@ -345,5 +326,6 @@ def test_a_disk_is_measured_in_bounded_time_and_left_clean_or_refused(tmp_path, 
         error = refused()
     assert "32 MiB free; the benchmark writes 32 MiB" in str(error)
     assert error.field == "disk"
-    monkeypatch.setattr("os.write", full)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("os.write", Mock(side_effect=full))
     assert "No space left on device" in str(refused())

@@ -18,7 +18,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.calibration import machine_profile as profiling
 from recipe_core.calibration.roofline_fit import fit_roofline
 from recipe_core.doors.cli import app
-from recipe_core.hardware.cluster import cluster, device, device_names, fabric, host_speed, plain
+from recipe_core.hardware.cluster import cluster, device, fabric, host_speed, plain
 from recipe_core.hardware.custom import read_profile
 from recipe_core.hardware.detect import links as parsed
 from recipe_core.hardware.detect import machine as detection
@@ -213,15 +213,6 @@ def ours_with(**host):
 def best(profile, **parts):
     found = plan(make_request(device=profile, model="Qwen/Qwen3-0.6B", per_node=1, **parts))
     return found.estimate(int(found.order[0])).to_json()
-
-
-@over("name", device_names())
-def test_shipped_devices_are_as_they_were(name):
-    """The new fields are in no file, in no dump, and so in no digest; their factors are 1."""
-    profile = device(name)
-    kept, speed = json.loads(profile.model_dump_json()), host_speed(profile)
-    assert not {"host", "transfers", "collectives"} & {*kept, *kept["node"]}
-    assert (speed.layers, speed.sequences, speed.requests, speed.spread) == (1, 1, 1, 0)
 
 
 def test_a_reference_host_changes_no_bit_a_slow_one_slows_and_a_varying_one_widens():

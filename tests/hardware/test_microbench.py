@@ -204,7 +204,7 @@ def test_ranks_of_this_machine_reduce_every_size():
     assert all(row.seconds > 0 and row.ranks == 2 for row in rows)
 
 
-def test_ranks_print_among_other_things_and_have_a_limit(monkeypatch):
+def test_ranks_have_a_limit_and_the_device_is_what_torch_sees_or_what_is_named(monkeypatch):
     rows = parse("warning\n[rank0] collective [1024, 0.5]\ncollective [2048, 1]\nx", 4)
     found = [(row.ranks, row.size_bytes, row.seconds) for row in rows]
     assert found == [(4, 1024.0, 0.5), (4, 2048.0, 1.0)]
@@ -213,8 +213,6 @@ def test_ranks_print_among_other_things_and_have_a_limit(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert measure_collectives(2, "gloo", 0.1) == []
 
-
-def test_the_device_is_what_torch_sees_or_what_is_named(monkeypatch):
     def chosen(seen, hip, name):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
         monkeypatch.setattr(torch.version, "hip", hip)

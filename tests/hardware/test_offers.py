@@ -43,17 +43,12 @@ def offer(**fields):
     return Offer.model_validate(usual | terms | {"usd_per_device_hour": 2.0} | fields)
 
 
-@pytest.fixture
-def own_table(tmp_path, monkeypatch):
+def own_table(folder, patch, *lines):
     """Write an operator's own table and name it in the environment."""
-
-    def write(*lines):
-        path = tmp_path / "mine.csv"
-        path.write_text("\n".join([*lines, ""]))
-        monkeypatch.setenv(offer_tables.OWN, str(path))
-        return path
-
-    return write
+    path = folder / "mine.csv"
+    path.write_text("\n".join([*lines, ""]))
+    patch.setenv(offer_tables.OWN, str(path))
+    return path
 
 
 def test_a_date_counts_as_its_last_day_and_marks_say_how_old_it_is(monkeypatch):
@@ -188,10 +183,9 @@ def test_taking_a_split_of_another_cluster_keeps_the_commitments():
         assert alone.price_note == found.price_note
 
 
-def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table, monkeypatch, tmp_path):
-    path = own_table(
-        HEAD, "Our cloud,h100-sxm,1.5,on-demand,2026-11-20,8", "", "Ours,mi300x,1.2,spot,2026-11,"
-    )
+def test_an_operators_prices_are_read_beside_the_shipped_ones(monkeypatch, tmp_path):
+    lines = ["Our cloud,h100-sxm,1.5,on-demand,2026-11-20,8", "", "Ours,mi300x,1.2,spot,2026-11,"]
+    path = own_table(tmp_path, monkeypatch, HEAD, *lines)
     found = cluster(HardwareRequest(device="h100-sxm"))
     assert found.usd_per_device_hour == 1.5
     assert found.price_basis == "our-cloud-h100-sxm, on-demand, 2026-11-20: quoted"
@@ -205,15 +199,15 @@ def test_an_operators_prices_are_read_beside_the_shipped_ones(own_table, monkeyp
 
 
 @over("lines, place, value", table("offers", "bad_tables"))
-def test_a_bad_table_is_named_with_line_column_and_fix(own_table, lines, place, value):
-    own_table(*(line.replace("HEAD", HEAD) for line in lines))
+def test_a_bad_table_is_named_with_line_column_and_fix(tmp_path, monkeypatch, lines, place, value):
+    own_table(tmp_path, monkeypatch, *(line.replace("HEAD", HEAD) for line in lines))
     error = refusal(prices.offers)
     assert (error.field, bool(error.hint), "/" in error.message) == (offer_tables.OWN, True, False)
     for part in ("mine.csv", place, value):
         assert part in error.message
 
 
-def test_offers_are_found_by_device_provider_region_and_commitment():
+def test_offers_are_found_and_listed_by_the_command_line_and_the_api():
     found = select_offers("NVIDIA H100 80GB HBM3", "aws", "US-EAST", "spot")
     places = {(each.device, each.provider, each.commitment) for each in found}
     assert places == {("h100-sxm", "Amazon Web Services", "spot")}
@@ -224,6 +218,32 @@ def test_offers_are_found_by_device_provider_region_and_commitment():
     for field, value in (("device", "h1000"), ("provider", "nobody"), ("commitment", "weekly")):
         error = refusal(select_offers, **{field: value})
         assert (error.field, bool(error.hint)) == (field, True)
+    done = recipe("offers", "--device", "l40s", "--provider", "aws", "--region", "us-east-1")
+    lines = done.stdout.splitlines()
+    heads = "$/device-hour $/machine-hour devices device commitment region date name marks"
+    assert lines[0].split() == heads.split()
+    row = next(line for line in lines if " aws-l40s" in line)
+    assert row.split()[:4] == ["1.861", "1.861", "1", "l40s"]
+    first = recipe("offers").stdout.splitlines()
+    count = len(offer_tables.shipped_offers())
+    assert first[-1] == f"40 of {count:,} offers; --all shows every one."
+    assert len(recipe("offers", "--all").stdout.splitlines()) == count + 1
+    found = json.loads(recipe("offers", "--device", "mi355x", "--json").stdout)
+    mine = next(offer for offer in found if offer["name"] == "tensorwave-mi355x")
+    more = {"age_days", "stale", "source_title", "source_url"}
+    assert set(Offer.model_fields) | more < set(mine)
+    assert mine["usd_per_machine_hour"] == pytest.approx(8 * 2.95)
+    assert (mine["status"], mine["marks"][0]) == ("unverified", "unverified")
+    lines = recipe("hardware", "mi325x").stdout.splitlines()
+    assert "days old" in next(line for line in lines if "tensorwave-mi325x" in line)
+    assert "unverified" in recipe("hardware", "mi355x").stdout
+    client = TestClient(create_api(folders=False))
+    found = client.get("/offers?device=h100-sxm&commitment=spot").json()
+    assert {offer["commitment"] for offer in found["offers"]} == {"spot"}
+    wrong = client.get("/offers?commitment=weekly")
+    assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "commitment")
+    assert len(client.get("/offers").json()["offers"]) == count
+    assert len(offers_for("gb300")["offers"]) == offers_for()["devices"]["gb300"]
 
 
 def test_tables_of_others_and_of_ones_own_become_offers():
@@ -272,35 +292,6 @@ def test_tables_and_terms_that_cannot_be_read_are_named(text, terms, says):
     if text.startswith("CATALOGUE"):
         text = CATALOGUE.replace("55.04,14.4", f"{text.split()[1]},14.4")
     assert says in str(refusal(lambda: import_table(text, "list.csv", Terms(**terms))))
-
-
-def test_the_command_line_and_the_api_list_offers():
-    done = recipe("offers", "--device", "l40s", "--provider", "aws", "--region", "us-east-1")
-    lines = done.stdout.splitlines()
-    heads = "$/device-hour $/machine-hour devices device commitment region date name marks"
-    assert lines[0].split() == heads.split()
-    row = next(line for line in lines if " aws-l40s" in line)
-    assert row.split()[:4] == ["1.861", "1.861", "1", "l40s"]
-    first = recipe("offers").stdout.splitlines()
-    count = len(offer_tables.shipped_offers())
-    assert first[-1] == f"40 of {count:,} offers; --all shows every one."
-    assert len(recipe("offers", "--all").stdout.splitlines()) == count + 1
-    found = json.loads(recipe("offers", "--device", "mi355x", "--json").stdout)
-    mine = next(offer for offer in found if offer["name"] == "tensorwave-mi355x")
-    more = {"age_days", "stale", "source_title", "source_url"}
-    assert set(Offer.model_fields) | more < set(mine)
-    assert mine["usd_per_machine_hour"] == pytest.approx(8 * 2.95)
-    assert (mine["status"], mine["marks"][0]) == ("unverified", "unverified")
-    lines = recipe("hardware", "mi325x").stdout.splitlines()
-    assert "days old" in next(line for line in lines if "tensorwave-mi325x" in line)
-    assert "unverified" in recipe("hardware", "mi355x").stdout
-    client = TestClient(create_api(folders=False))
-    found = client.get("/offers?device=h100-sxm&commitment=spot").json()
-    assert {offer["commitment"] for offer in found["offers"]} == {"spot"}
-    wrong = client.get("/offers?commitment=weekly")
-    assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "commitment")
-    assert len(client.get("/offers").json()["offers"]) == count
-    assert len(offers_for("gb300")["offers"]) == offers_for()["devices"]["gb300"]
 
 
 def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_import_makes_a_row_that_teaches(tmp_path):
     assert [row.id for row in read_runs(path)][-1] == "vllm_bench_closed-2"
 
 
-def test_import_prints_a_table_without_an_output():
+def test_an_import_prints_a_table_and_options_go_before_the_file_and_the_request():
     done = recipe("import", str(IMPORTS / "inferencex.json"))
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
@@ -139,9 +139,6 @@ def test_import_prints_a_table_without_an_output():
         ("vllm_gpu_boot.log", "no measured run"),
     ):
         assert said in str(refusal(read_measured, IMPORTS / name))
-
-
-def test_options_go_before_the_file_and_the_file_before_the_request():
     imported = import_file(IMPORTS / "sglang_bench.jsonl")[1]
     columns = {"model": "Qwen/Qwen3.5-397B-A17B", "device": "mi355x", "tp": 8, "per_node": 8}
     made = row_of(imported, "a", columns, {"weight_dtype": "fp8", "source": "me"})
