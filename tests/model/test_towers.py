@@ -90,18 +90,6 @@ def test_the_encoder_is_in_the_weights_and_a_part_of_its_own():
     assert np.isclose(tower.score_flops(2048), 4 * tower.score_flops(1024))
 
 
-def test_layers_of_a_tower_are_cut_over_ranks_whose_number_divides_its_heads():
-    whole, two = _estimate(), _estimate(tp=2)
-    (tower,) = catalog_model(QWEN).towers
-    cut = tower.layers * tower.layer_weights  # 16 heads
-    assert whole.memory.encoder_bytes - two.memory.encoder_bytes == pytest.approx(cut)
-
-
-def test_images_need_a_model_that_sees():
-    for blind in (("Qwen/Qwen3-8B", {"images": {}}), (QWEN, {"images": {}, "modalities": []})):
-        assert refusal(_estimate, *blind).field == "workload.images"
-
-
 @over("words, without", table("towers", "commands_that_leave_towers_out"))
 def test_commands_that_leave_towers_out(words, without):
     arguments = read_arguments("vllm", [QWEN, *words])

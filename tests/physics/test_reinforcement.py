@@ -84,19 +84,13 @@ def test_the_rollout_takes_its_tokens_and_the_longest_answers_tail() -> None:
     assert 2 * PARAMETERS / 3.35e12 < per_token < 4 * PARAMETERS / 3.35e12
 
 
-def test_apart_takes_the_longer_of_the_halves_and_weights_are_sent_in_16_bits() -> None:
+def test_apart_takes_the_longer_of_the_halves() -> None:
     for prompts in (128, 1024):
         found = answer(APART | {"prompts": prompts}, nodes=2, split={"dp": 8})
         phases = dict(found.reinforcement.phases_s)
         synced, rollout = phases.pop("weight_sync"), phases.pop("rollout")
         longer = max(rollout, sum(phases.values()))
         assert found.training.step_s == pytest.approx(longer + synced, rel=1e-3)
-    beside, apart = loop(), loop(APART, nodes=2)
-    assert beside.weight_sync_bytes == 2 * PARAMETERS
-    # 7/8 of them come from the other devices of the node, at most at the links' 450 GB/s
-    assert beside.phases_s["weight_sync"] >= 2 * PARAMETERS * 7 / 8 / 450e9
-    # one link of 50 GB/s is between the nodes
-    assert apart.phases_s["weight_sync"] >= 2 * PARAMETERS / 50e9
 
 
 def test_what_stays_on_the_device_leaves_the_rest_to_the_engine() -> None:
@@ -110,9 +104,6 @@ def test_what_stays_on_the_device_leaves_the_rest_to_the_engine() -> None:
     assert sampled.rollout_bytes == pytest.approx(engine + states + 1.7e9, rel=1e-3)
     assert sampled.rollout_bytes <= memory.capacity_bytes
     assert sampled.training_bytes == found.training.peak_memory_bytes
-    # a sleeping engine keeps a little while it trains
-    reserves = [each.memory.reserve_bytes for each in (answer(), answer(APART, nodes=2))]
-    assert reserves[0] - reserves[1] == pytest.approx(2.0e9)
     # the longest answer counts for memory
     step = estimates({"max_response_tokens": 1024})
     packed = at_longest(step.setting.sampling, step.cases)
