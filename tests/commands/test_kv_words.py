@@ -15,7 +15,6 @@ from recipe_core.targets.pod import resources
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
 from tests.physics.test_kv_tiers import LLAMA_8B, POINTS, lengths, request
-from tests.present.test_kv_charts import BOTH
 
 
 def decided(offload, **more):
@@ -38,7 +37,7 @@ def read_back(launch):
 
 
 def test_lmcache_is_told_by_a_file_and_hicache_reads_a_folder_in_pages():
-    launch = started(BOTH, tp=2)
+    launch = started(table("kv_words", "both"), tp=2)
     process = launch.processes[0]
     path = process.env["LMCACHE_CONFIG_FILE"].removeprefix("${root}/")
     assert parse_yaml(launch.files[path]) == table("kv_words", "lmcache")

@@ -19,6 +19,7 @@ from recipe_core.search.plans import plan
 from tests.conftest import LLAMA_70B
 from tests.fixtures.plans import BESIDE, LONG, planned, training
 from tests.fixtures.rows import table
+from tests.physics import test_kv_tiers as caches
 
 LIMITED = ("objective.limits.tpot_ms", 40.0)
 
@@ -440,3 +441,23 @@ def test_a_view_is_registered_once_left_out_where_it_lacks_something_and_has_key
             focus = views.Focus(splits, row, measure=view.first_measure(splits))
             keys += [item.key for item in view.draw(focus) if isinstance(item, views.Chart)]
         assert len(keys) == len(set(keys)) >= 6
+
+
+def test_what_caches_find_is_a_curve_with_the_devices_and_every_tier_or_says_what_is_missing():
+    def shown(offload, reuse):
+        work = caches.lengths(8000, 256, 16, reuse)
+        found = caches.candidate(caches.request(caches.LLAMA_8B, work, offload))
+        return list(views.VIEWS["cache"].draw(views.Focus(*found)))
+
+    held, chart, tiers, *notes = shown(table("kv_words", "both"), caches.POINTS)
+    assert (type(chart), type(tiers), len(notes)) == (views.Chart, views.Table, 3)
+    assert "Free for reuse" in held.head
+    line, *marks = chart.figure.data
+    assert [mark.name for mark in marks] == ["Devices", "Host memory", "Drives", "Remote store"]
+    sizes = np.log(np.asarray(line.x, dtype=float))
+    for mark in marks:
+        assert np.interp(np.log(mark.x[0]), sizes, line.y) == pytest.approx(mark.y[0], abs=0.02)
+    assert [row[0] for row in tiers.rows] == ["Host memory", "Drives", "Remote store"]
+    held, note = shown(None, ())
+    assert (held.rows[0][-1], type(note)) == ("0.0%, as stated", views.Note)
+    assert "workload.prefix_reuse" in note.text
