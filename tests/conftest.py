@@ -1,13 +1,8 @@
 """Requests that tests share."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from tests.fixtures.paths import DATA, ROOT
 
@@ -32,34 +27,25 @@ from tests.fixtures.sizes import examples
 settings.register_profile("suite", max_examples=examples(100), deadline=None)
 settings.load_profile("suite")
 
-NIGHTLY = ROOT / "tests" / "nightly"
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(items):
     """Mark what lies in the folder of nightly tests before -m asks, and sort what it leaves."""
     for item in items:
-        if NIGHTLY in item.path.parents:
+        if ROOT / "tests" / "nightly" in item.path.parents:
             item.add_marker(pytest.mark.nightly)
     yield
     items.sort(key=groups.place)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(
-    config: pytest.Config, log: object
-) -> groups.GroupScheduling | None:
+def pytest_xdist_make_scheduler(config, log):
     return groups.GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
-def request_values(
-    model: Any = LLAMA_70B,
-    device: str = "h100-sxm",
-    per_node: int = 8,
-    nodes: int = 1,
-    **parts: Any,
-) -> dict[str, Any]:
+def request_values(model=LLAMA_70B, device="h100-sxm", per_node=8, nodes=1, **parts):
     """A request's values: by default a closed loop of 64 requests of 1,024 + 256 tokens."""
     load = {"mode": "closed", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
     load |= parts.pop("workload", {})
@@ -71,12 +57,12 @@ def request_values(
     }
 
 
-def make_request(*args: Any, **parts: Any) -> PlanRequest:
+def make_request(*args, **parts):
     return PlanRequest.parse(request_values(*args, **parts))
 
 
 @pytest.fixture(scope="module")
-def no_workers() -> Iterator[None]:
+def no_workers():
     """Pages calculate in the process of the test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(variable("workers"), "0")
@@ -85,28 +71,35 @@ def no_workers() -> Iterator[None]:
     server_pool.cache_clear()
 
 
-DEMO_MODEL = ROOT / "scripts" / "demo_model.py"
-
-
 @pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_model(tmp_path_factory):
     """The demo's model, trained once; tests that change its folder copy it."""
     folder = tmp_path_factory.mktemp("trained") / "model"
-    words = [sys.executable, str(DEMO_MODEL), str(folder)]
+    words = [sys.executable, str(ROOT / "scripts" / "demo_model.py"), str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "built" in done.stdout
     return folder
 
 
 @pytest.fixture
-def tiny_config() -> dict[str, Any]:
+def tiny_config():
     """A small Llama that needs no catalog."""
     return dict(read_document(DATA / "tiny_model.json"))
 
 
 @pytest.fixture
-def registered_chart(monkeypatch: pytest.MonkeyPatch) -> Any:
+def registered_chart(monkeypatch):
     """A view that only this test registers."""
-    from tests.fixtures.charts import register  # most tests draw nothing
+    import plotly.graph_objects as go  # most tests draw nothing
 
-    return register(monkeypatch)
+    from recipe_core.present.charts import views
+
+    monkeypatch.setattr(views, "VIEWS", dict(views.VIEWS))
+
+    @views.view("devices", "Device count")
+    def devices(focus):
+        count = float(focus.plan.raw("gpus")[focus.row])
+        figure = go.Figure(go.Bar(x=["devices"], y=[count]))
+        yield views.Chart("devices", "Devices of a split", figure, "How many devices a split uses")
+
+    return views.VIEWS["devices"]

@@ -35,7 +35,7 @@ from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.targets import Parameters, form
 from tests.conftest import make_request, request_values
-from tests.fixtures.agents import answered, asked, error_of, tools_listed
+from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
@@ -350,7 +350,7 @@ def test_a_field_is_described_by_its_dotted_name() -> None:
 def test_the_api_and_the_tools_of_agents_bear_the_descriptions(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     models = document["components"]["schemas"]
-    listed = tools_listed()
+    listed = asked(lambda client: client.list_tools()).tools
     tools = {tool.name: tool.input_schema for tool in listed}
     assert tools.keys() == set(TOOLS) == {name for name in vars(Tools) if name[0] != "_"}
     assert all(tool.description and tool.annotations.read_only_hint for tool in listed)

@@ -17,7 +17,7 @@ from recipe_core.measured.serving_runs import Run
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from tests.fixtures import agents
-from tests.fixtures.command_line import Done, recipe
+from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 
@@ -57,7 +57,7 @@ HOPELESS = values(objective={"limits": {"tpot_ms": 0.5}})
 WRONG = values(objective={"limits": {"tpot_ms": -1}})
 
 
-def asked(command: str, request: dict[str, Any], *words: str, cwd: Path = ROOT) -> Done:
+def asked(command: str, request: dict[str, Any], *words: str, cwd: Path = ROOT):
     """A command with a request on standard input."""
     return recipe(command, "-", *words, stdin=to_yaml(request), columns=200, cwd=cwd)
 

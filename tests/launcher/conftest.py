@@ -1,7 +1,5 @@
 """A bundle folder with a fake engine, the launcher run on it, and a world in which time jumps."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,16 +1,12 @@
 """Pages calculate in the process of the test; tests of the pool and the browser use workers."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from recipe_core.measured import serving_runs
 
 
 @pytest.fixture(scope="module", autouse=True)
-def calculating_here(no_workers: None) -> Iterator[None]:
+def calculating_here(no_workers):
     """For every test in this folder, and of the published runs a few: all take long."""
     few = [run for run in serving_runs.published_runs() if run.device == "mi300x"][:12]
     with pytest.MonkeyPatch.context() as patch:

@@ -29,7 +29,7 @@ from recipe_core.launch.serving import rules
 from recipe_core.model import catalog
 from tests.conftest import request_values
 from tests.engines import test_engines_meaning
-from tests.fixtures.command_line import Done, recipe
+from tests.fixtures.command_line import recipe
 from tests.fixtures.launch_words import read_by_meaning
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
@@ -137,7 +137,7 @@ def planned(model: str = BASE_MODEL, device: str = BASE_GPU, **parts: Any) -> di
     return dict(json.loads(done.stdout))
 
 
-def refused(done: Done, code: int, *words: str):
+def refused(done, code: int, *words: str):
     """One error, in a sentence, that has these words."""
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -211,7 +211,7 @@ def test_what_an_addition_lacks_is_said(folders, kind, field, value, words):
     refused(recipe(command, name), 2, file, *words)
 
 
-def built(folder: Path, *words: str) -> Done:
+def built(folder: Path, *words: str):
     """``recipe build`` of a split on the engine."""
     candidate = {"engine": ENGINE, "tp": 2, "pp": 1, "dp": 1}
     request = json.dumps(request_values(BASE_MODEL, BASE_GPU, 2, candidate=candidate))

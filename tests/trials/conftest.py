@@ -17,13 +17,12 @@ from tests.fixtures.paths import ROOT
 def fake_vllm(tmp_path, monkeypatch):
     if (Path(sys.executable).parent / "vllm").exists():
         pytest.skip("a real vllm lies beside this Python, which is found before the fake")
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    program = folder / "vllm"
+    program = tmp_path / "programs" / "vllm"
+    program.parent.mkdir()
     found = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom tests.fixtures import fake_vllm\n"
     program.write_text(f"#!{sys.executable}\n{found}fake_vllm.main()\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture
