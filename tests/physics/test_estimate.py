@@ -1,4 +1,4 @@
-"""What holds of every split, of every estimate of the corpus and of their schema."""
+"""What holds of every split and estimate, of their schema, and of what they cost and draw."""
 
 import copy
 import json
@@ -14,16 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from recipe_core.hardware.cluster import device
+from recipe_core.base.errors import HardwareError
+from recipe_core.hardware.cluster import cluster, device
+from recipe_core.hardware.prices import offers
+from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import catalog_model
 from recipe_core.physics.results import Estimate
+from recipe_core.physics.serving.cost import at_work, busy
+from recipe_core.physics.serving.estimates import estimate
+from recipe_core.physics.serving.operators import Step, step_parts, total
 from recipe_core.physics.serving.weights import stage_layers
 from recipe_core.physics.training.memory import PARTS
 from recipe_core.physics.training.results import TrainingStage
 from recipe_core.present.schemas import schema
 from recipe_core.request.link import from_query, left_out, to_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import estimate_batch, plan
+from recipe_core.search.plans import estimate_batch, plan, plan_candidate
+from recipe_core.search.problem import resolve
+from recipe_core.search.serving_candidates import one_case
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.corpus.__main__ import recorded
 from tests.corpus.asking import entries
@@ -98,9 +106,7 @@ def test_memory_never_rises_with_tp(name):
     load=st.integers(1, 512),
 )
 def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
-    """Every token needs its flops; every step of at most ``load`` tokens a replica reads the
-    weights a token uses at least once.
-    """
+    """A token needs its flops; a step of at most ``load`` tokens reads the weights of one."""
     field = {"closed": "concurrency", "static": "batch", "offline": "requests"}[mode]
     workload = {"mode": mode, "concurrency": None, field: load}
     workload |= dict(zip(("input_tokens", "output_tokens"), lengths, strict=True))
@@ -151,9 +157,7 @@ def assert_holds(estimate):
 
 @over("name", [name for name, _ in asked("estimate", "plan")], share=6)
 def test_estimates_are_what_the_schema_says(name):
-    """The best rows of a request of the corpus and any others, refused ones too, with causes and
-    percentiles.
-    """
+    """The best rows of a request and any others, refused ones too, with causes and percentiles."""
     table = plan(dict(asked("estimate", "plan"))[name])
     drawn = random.Random(name).sample(range(len(table)), min(8, len(table)))
     for row in {*map(int, table.order[:2]), *drawn}:
@@ -210,3 +214,100 @@ def test_a_split_that_cannot_run_has_no_figures_and_estimates_are_values():
     assert estimate != table.ranked[1].estimate
     with pytest.raises(FrozenInstanceError):
         estimate.feasible = False
+
+
+def estimate_of(model=LLAMA_70B, *args, hardware=None, tp=2, **parts):
+    values = request_values(model, *args, **({"candidate": SPLIT | {"tp": tp}} | parts))
+    values["hardware"] |= hardware or {}
+    table, row = plan_candidate(PlanRequest.parse(values))
+    return table.estimate(row).to_json()
+
+
+def test_cost_adds_up_and_twice_the_price_costs_twice_as_much():
+    static, offline = {"mode": "static", "batch": 16}, {"mode": "offline", "requests": 500}
+    none = {"concurrency": None}
+    for workload in ({}, static | none, offline | none):
+        found, twice = (
+            estimate_of(workload=workload, tp=4, hardware={"usd_per_device_hour": usd})
+            for usd in (2.5, 5.0)
+        )
+        cost, tokens_per_s = found["cost"], found["serving"]["output_tokens_per_s"]
+        per_million, per_request = cost["usd_per_million_output_tokens"], cost["usd_per_request"]
+        assert cost["usd_per_hour"] == pytest.approx(10)
+        assert per_million == pytest.approx(10 / (tokens_per_s * 3600) * 1e6)
+        assert per_request == pytest.approx(per_million * 256 / 1e6)
+        prompts = 1024 * cost["usd_per_million_input_tokens_alone"] / 1e6
+        answers = 256 * cost["usd_per_million_output_tokens_alone"] / 1e6
+        assert prompts + answers == pytest.approx(per_request)
+        assert prompts == pytest.approx(cost["prefill_share"] * per_request)
+        assert 0 < cost["prefill_share"] < 1
+        factors = dict.fromkeys(cost, 2.0) | {"prefill_share": 1.0, "devices_rented": 1.0}
+        assert {n: value / cost[n] for n, value in twice["cost"].items()} == pytest.approx(factors)
+
+
+@pytest.mark.parametrize(("machine", "paid"), [(1, 2), (2, 2), (4, 4), (8, 8)])
+def test_a_named_offer_is_taken_and_said(machine, paid):
+    """Of a machine that is rented whole, devices that the split leaves idle are paid for too."""
+    wanted = ("h100-sxm", "Lambda", machine, "on-demand")
+    named = next(
+        o for o in offers() if (o.device, o.provider, o.devices_per_node, o.commitment) == wanted
+    )
+    found = estimate_of(hardware={"offer": named.name})
+    assert found["cost"]["devices_rented"] == paid
+    assert found["cost"]["usd_per_hour"] == pytest.approx(paid * named.usd_per_device_hour)
+    assert named.name in found["basis"]["usd_per_hour"]
+    assert named.date in found["basis"]["usd_per_hour"]
+    with pytest.raises(HardwareError, match="not both"):
+        cluster(HardwareRequest(device="h100-sxm", offer=named.name, usd_per_device_hour=1.0))
+
+
+def test_missing_offers_are_silent_spot_prices_noted_and_energy_is_power_over_rate():
+    found = estimate_of(MODELS[0], "radeon-pro-w7900", 1, tp=1)
+    assert found["basis"]["usd_per_hour"] == "unknown"
+    known = {name for name, value in found["cost"].items() if value is not None}
+    assert known == {"prefill_share", "devices_rented"}
+    assert found["energy"]["watts"] > 0
+    assert "spot" in estimate_of(hardware={"commitment": "spot"})["basis"]["usd_per_hour"]
+    assert not any("price" in note for note in estimate_of()["notes"])
+    found = estimate_of(tp=8)
+    energy, rate = found["energy"], found["serving"]["output_tokens_per_s"]
+    assert energy["joules_per_token"] == pytest.approx(energy["watts"] / rate)
+    assert energy["joules_per_request"] == pytest.approx(256 * energy["joules_per_token"])
+    for words in ("70.0 W idle (assumed) to 700 W", "without hosts"):
+        assert words in found["basis"]["watts"]
+
+
+SLOW = {"mode": "open", "concurrency": None, "request_rate": 0.01}
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "mi300x", "b200-sxm", "l4", "rx-7900-xtx"])
+@pytest.mark.parametrize("workload", [{}, {"concurrency": 1}, SLOW])
+def test_power_is_between_idle_and_the_limit(name, workload):
+    table = plan(make_request(MODELS[0], name, 4, workload=workload))
+    profile, rows = device(name), table.columns
+    some = rows["feasible"]
+    assert some.any()
+    each = rows["watts"][some] / rows["gpus"][some]
+    assert np.all(each >= profile.idle_watts.value * (1 - 1e-12))
+    assert np.all(each <= profile.tdp_watts.value * (1 + 1e-12))
+
+
+def test_a_full_replica_is_busy_all_the_time_and_what_waits_for_no_work_draws_nothing():
+    full, block = (
+        estimate(*one_case(resolve(request), request.candidate))
+        for request in (
+            make_request(candidate=SPLIT | {"tp": 4}, workload=workload)
+            for workload in ({"concurrency": 4000}, {})
+        )
+    )
+    found = busy(full.setting, full.cases, full.serving)
+    assert 0.5 < found.prefill[0] + found.decode[0] <= 1.1
+    one = np.ones(1)
+    step = Step(0 * one, 0 * one, 64 * one, 1024 * one, 64 * one)
+    free, real = (
+        step_parts(setting, block.cases, step)
+        for setting in (at_work(block.setting), block.setting)
+    )
+    assert [free[name][0] for name in ("all_reduce", "engine", "launch")] == [0, 0, 0]
+    assert 0 < total(free)[0] < total(real)[0]
+    assert free["qkv"][0] > 0

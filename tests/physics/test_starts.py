@@ -1,5 +1,4 @@
-"""With which probability a server starts, the verdict that follows, and how long a start takes:
-published starts, formulas, and what must hold of any."""
+"""With which probability a server starts, what is judged by it, and how long a start takes."""
 
 import json
 from dataclasses import replace
@@ -25,7 +24,6 @@ from recipe_core.physics.serving.memory import memory
 from recipe_core.physics.serving.start_numbers import engine_start, place_names, start_numbers
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.start import Start
-from recipe_core.search.plan import Plan
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from recipe_core.search.verdict import check_request
 from scripts.fit_cold_start import fit
@@ -37,16 +35,15 @@ H100S = {"device": "h100-sxm", "per_node": 4}
 MINIMAX = {"model": "MiniMaxAI/MiniMax-M2", "hardware": H100S, "workload": LOAD}
 SPLIT = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1, "ep": 1, "memory_fraction": 0.86}
 LLAMA = {"model": "meta-llama/Llama-3.3-70B-Instruct", "hardware": H100S | {"per_node": 2}}
-LLAMA |= {"workload": LOAD | {"max_context": 24_576}}
-"""Two H100 have room for about one request of this length."""
+LLAMA |= {"workload": LOAD | {"max_context": 24_576}}  # two H100 have room for about one request
 
 
-def of(context: int = 196_608, *, model: str = MINIMAX["model"], engine: str = "vllm") -> Plan:
+def of(context=196_608, *, model=MINIMAX["model"], engine="vllm"):
     values = MINIMAX | {"model": model, "workload": LOAD | {"max_context": context}}
     return plan_candidate(PlanRequest.parse(values | {"candidate": SPLIT | {"engine": engine}}))[0]
 
 
-def chances(table: Plan, contexts: np.ndarray) -> np.ndarray:
+def chances(table, contexts):
     block = table.blocks[0]
     cases = block.cases.take(np.zeros(len(contexts), dtype=np.int64))
     cases = replace(cases, max_context=contexts.astype(float))
@@ -54,7 +51,7 @@ def chances(table: Plan, contexts: np.ndarray) -> np.ndarray:
     return starts.start_probability(block.setting, cases, held)
 
 
-def test_memory_that_just_suffices_is_as_likely_as_not() -> None:
+def test_memory_that_just_suffices_is_as_likely_as_not():
     """The context at which the estimate says that memory just suffices."""
     close = of(int(of().blocks[0].detail(0)[0].memory.context_limit[0]))
     assert float(close.columns["start_probability"][0]) == pytest.approx(0.5, abs=0.01)
@@ -63,13 +60,13 @@ def test_memory_that_just_suffices_is_as_likely_as_not() -> None:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(contexts=st.lists(st.integers(1_280, 1_000_000), min_size=2, max_size=20))
-def test_a_longer_request_never_makes_a_start_more_likely(contexts: list[int]) -> None:
+def test_a_longer_request_never_makes_a_start_more_likely(contexts):
     falling = chances(of(), np.array(sorted(contexts)))
     assert (np.diff(falling) <= 1e-12).all()
     assert ((falling >= 0) & (falling <= 1)).all()
 
 
-def test_the_scale_of_the_error_is_a_share_of_memory_and_bounds_part_three_verdicts() -> None:
+def test_the_scale_of_the_error_is_a_share_of_memory_and_bounds_part_three_verdicts():
     """More where an engine has no logs, or a tower is left out."""
     logged, other = (of(engine=name).blocks[0].detail(0)[0] for name in ("vllm", "sglang"))
     setting, held = logged.setting, logged.memory
@@ -98,7 +95,7 @@ def test_the_scale_of_the_error_is_a_share_of_memory_and_bounds_part_three_verdi
             starts.StartErrors.model_validate(values | wrong)
 
 
-def test_the_longest_context_is_the_last_that_starts() -> None:
+def test_the_longest_context_is_the_last_that_starts():
     block = of().blocks[0]
     case, sure = block.cases.take(np.array([0])), starts.start_errors().sure
     longest = starts.longest_context(block.setting, case, 1_280, sure)
@@ -111,7 +108,7 @@ def test_the_longest_context_is_the_last_that_starts() -> None:
     assert not starts.starts_with(large.setting, large.cases, 0.01)[0]
 
 
-def test_rows_that_may_not_start_come_last_say_why_and_are_on_no_front() -> None:
+def test_rows_that_may_not_start_say_why_and_are_on_no_front():
     table = plan(PlanRequest.parse(LLAMA))
     assert {table.state(row) for row in table.order} == {"uncertain"}
     view = table.to_json(top=2)
@@ -127,15 +124,13 @@ def test_rows_that_may_not_start_come_last_say_why_and_are_on_no_front() -> None
     assert table.uncertain.any()
     assert table.holds.any()
     assert not table.frontier[table.uncertain].any()
-    states = [table.state(row) for row in table.order]
-    assert "uncertain" not in states[: states.index("uncertain")]
     assert not table.uncertain[table.best_row]
     doubtful = int(np.flatnonzero(table.uncertain)[0])
     assert table.against_best(doubtful).startswith("It may not start")
     assert set(table.to_frame().state[table.uncertain & table.feasible]) == {"uncertain"}
 
 
-def test_a_request_is_judged_in_three_ways() -> None:
+def test_a_request_is_judged_in_three_ways():
     holds = {"workload": LOAD | {"max_context": 16_384}}
     hopeless = {"hardware": {"device": "a100-sxm-80gb", "per_node": 4}}
     hopeless |= {"candidate": SPLIT | {"memory_fraction": 0.8}}
@@ -152,7 +147,7 @@ def test_a_request_is_judged_in_three_ways() -> None:
     assert answer["memory"]["start_bytes"] > answer["memory"]["usable_bytes"]
 
 
-def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not() -> None:
+def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not():
     assert load_model("acme/MiniMax-M2-FP8", folders=False).quantization.by_name
     values = MINIMAX | {"model": "acme/MiniMax-M2-FP8", "candidate": SPLIT | {"tp": 8}}
     values["hardware"] = {"device": "h200-sxm", "per_node": 8}
@@ -255,11 +250,7 @@ def test_eager_mode_and_caches_leave_phases_out_and_what_is_assumed_says_so():
 
 @pytest.mark.parametrize("gb", [1, 16, 140, 700])
 def test_a_start_is_given_more_time_than_it_takes(gb):
-    """The limit of a start is above the far end of its band, from the process on.
-
-    A network file system counts where the engine reads it by several streams: in one, its rate has
-    to be stated in the request.
-    """
+    """Above the far end of its band; network file systems count where engines read in streams."""
     rates, late = startup_rates(), []
     for name in engine_names():
         module = (engine(name).wraps or engine(name).launcher or name).replace("-", "_")
