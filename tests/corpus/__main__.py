@@ -4,36 +4,29 @@
     make corpus-accept REASON="…"                 # record those that differ, and say why
     python -m tests.corpus compare --only plans   # those whose name holds a text
 
-A request stands in ``requests/FILE.yaml`` under a name of its own, with its operation; its answer
-in ``answers/FILE/NAME.json``: numbers to a part in 1e9, keys, names, flags and codes, and in place
-of words that there are some. Long lists, and all splits of a plan but the best, are held by sums,
-files of bundles by their digests. ``HISTORY.md`` has the date and the reason of each recording, and
-the names of the answers that it changed.
+Requests stand in ``requests/FILE.yaml``, answers in ``answers/FILE/NAME.json``: numbers, names and
+codes, in place of words that there are some, sums of long lists, digests of bundles' files.
+``HISTORY.md`` has the date and the reason of each recording, and the answers that it changed.
 """
-
-from __future__ import annotations
 
 import argparse
 import datetime
 import json
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from tests.corpus.values import NOTHING, Difference, differences
+from tests.corpus.values import NOTHING, differences
 from tests.corpus.world import settle
 
 FOLDER = Path(__file__).parent
 HISTORY = FOLDER / "HISTORY.md"
-SHOWN = 20
-"""Differences of one answer that are printed."""
+SHOWN = 20  # differences of one answer that are printed
 PROCESSES = 2
 
 
-def main(words: list[str] | None = None) -> int:
+def main(words=None):
     """Compare or accept; the exit code is 1 where answers differ and 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m tests.corpus")
     actions = parser.add_subparsers(dest="action", required=True)
@@ -48,7 +41,7 @@ def main(words: list[str] | None = None) -> int:
     settle()
     now = answers_now(arguments.only, arguments.processes)
     changed = compare(recorded(arguments.only), now)
-    _say(report(changed, len(now)))
+    sys.stdout.write(f"{report(changed, len(now))}\n")
     if arguments.action == "compare":
         return int(bool(changed))
     if changed:
@@ -56,7 +49,7 @@ def main(words: list[str] | None = None) -> int:
     return 0
 
 
-def answers_now(only: Iterable[str] = (), processes: int = PROCESSES) -> dict[str, Any]:
+def answers_now(only=(), processes=PROCESSES):
     """The answers of today to the requests whose names hold one of the texts, or to all."""
     from tests.corpus.asking import answer, entries
 
@@ -67,7 +60,7 @@ def answers_now(only: Iterable[str] = (), processes: int = PROCESSES) -> dict[st
         return dict(zip(asked, pool.map(answer, asked.values()), strict=True))
 
 
-def recorded(only: Iterable[str] = (), folder: Path = FOLDER / "answers") -> dict[str, Any]:
+def recorded(only=(), folder=FOLDER / "answers"):
     """The recorded answers by name."""
     from recipe_core.base.documents import parse_json
 
@@ -79,12 +72,11 @@ def recorded(only: Iterable[str] = (), folder: Path = FOLDER / "answers") -> dic
     }
 
 
-def _is_meant(name: str, only: Iterable[str]) -> bool:
-    texts = tuple(only)
-    return not texts or any(text in name for text in texts)
+def _is_meant(name, only):
+    return not only or any(text in name for text in only)
 
 
-def compare(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Difference]]:
+def compare(before, now):
     """The differences of each answer that has some."""
     found = {
         name: list(differences(before.get(name, NOTHING), now.get(name, NOTHING)))
@@ -93,7 +85,7 @@ def compare(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Diffe
     return {name: changes for name, changes in found.items() if changes}
 
 
-def report(changed: dict[str, list[Difference]], count: int) -> str:
+def report(changed, count):
     """What differs, for people: the first differences of each answer, and how many there are."""
     lines = []
     for name, found in changed.items():
@@ -104,7 +96,7 @@ def report(changed: dict[str, list[Difference]], count: int) -> str:
     return "\n".join([*lines, f"{len(changed)} of {count} answers differ."])
 
 
-def accept(answers: dict[str, Any], reason: str, folder: Path = FOLDER) -> None:
+def accept(answers, reason, folder=FOLDER):
     """Record answers, remove those that are ``NOTHING``, and add to the history why."""
     from recipe_core.base.documents import to_json
 
@@ -122,11 +114,7 @@ def accept(answers: dict[str, Any], reason: str, folder: Path = FOLDER) -> None:
     names = "\n".join(f"- {name}" for name in answers)
     entry = f"\n## {today}: {reason.strip()}\n\n{names}\n"
     history.write_text(older + entry, encoding="utf-8")
-    _say(f"{len(answers)} answers recorded.")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{len(answers)} answers recorded.\n")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
 """The requests of the corpus, and the answers that the product's own doors give to them now."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from typer.main import get_command
@@ -24,27 +20,18 @@ from recipe_core.doors import answers, public
 from recipe_core.doors.answers import Answers
 from tests.corpus.values import reduced
 
-Json = dict[str, Any]
-
 FOLDER = Path(__file__).parent
-BEST = 3
-"""Splits that are recorded in full, of a plan's best and of its refused; the others by sums."""
-WIDTH = 100
-"""Columns of the command line's help."""
-SLOWEST = ("simulate", "size", "compress")
-"""Operations that are begun first, so that no process waits for a long one at the end."""
-DIGITS = 6
-"""Significant digits that a long fraction has in a digest: others are the processor's own.
-
-Answers hold the same figures far closer.
-"""
+BEST = 3  # splits that are recorded in full, of a plan's best and of its refused
+WIDTH = 100  # columns of the command line's help
+SLOWEST = ("simulate", "size", "compress")  # begun first, so that nobody waits for them at the end
+DIGITS = 6  # significant ones of a long fraction in a digest: others are the processor's own
 _FRACTION = re.compile(r"(?<![\w.])\d+\.\d{6,}(?:[eE][-+]?\d+)?")
 _DIGEST = re.compile(r"recipe_digest: (\w+)")
 _PACKAGES = re.compile(r"(?<=^launcher)/.*|(?<=^trainer)/.*|(?<=^compressor)/.*")
 _SERIAL = r"urn:uuid:[0-9a-f-]{36}"
 
 
-def entries() -> dict[str, Json]:
+def entries():
     """Every request by its name, ``file/name``; those that take longest first."""
     found = {
         f"{path.stem}/{name}": values
@@ -54,7 +41,7 @@ def entries() -> dict[str, Json]:
     return dict(sorted(found.items(), key=lambda entry: entry[1]["operation"] not in SLOWEST))
 
 
-def answer(values: Json) -> Any:
+def answer(values):
     """What the product answers to a request now, without words; an error by its code and field."""
     try:
         given = OPERATIONS[values["operation"]](values)
@@ -64,17 +51,17 @@ def answer(values: Json) -> Any:
     return {name: given[name] for name in given if name not in left_out} if left_out else given
 
 
-def _asked(method: str) -> Callable[[Json], Any]:
+def _asked(method):
     """An operation that the API and MCP have, by the name of its method."""
     return lambda values: reduced(getattr(Answers(folders=False), method)(values["request"]))
 
 
-def _named(function: str) -> Callable[[Json], Any]:
+def _named(function):
     """An operation on the catalog, which takes a name or none."""
     return lambda values: reduced(getattr(answers, function)(values.get("name")))
 
 
-def _plan(values: Json) -> Any:
+def _plan(values):
     """Of every column of a plan its sums over all rows, or how often it has each value."""
     plan = public.plan(values["request"], folders=False)
     rows = plan.to_frame()
@@ -84,7 +71,7 @@ def _plan(values: Json) -> Any:
     return reduced({**plan.to_json(BEST, BEST), "rows": sums})
 
 
-def _column(column: pd.Series[Any], ranks: pd.Series[float]) -> Json:
+def _column(column, ranks):
     """``by_rank`` weighs each value with its row's rank: rows that change places show."""
     if not pd.api.types.is_numeric_dtype(column):
         return {str(value): int(count) for value, count in column.value_counts().items()}
@@ -95,22 +82,18 @@ def _column(column: pd.Series[Any], ranks: pd.Series[float]) -> Json:
     return {"known": len(known), "sum": math.fsum(known), "by_rank": math.fsum(by_rank)}
 
 
-def _sensitivity(values: Json) -> Any:
+def _sensitivity(values):
     plan = public.plan(values["request"], folders=False)
     return reduced([flip.to_json() for flip in plan.sensitivity()])
 
 
-def _compress(values: Json) -> Any:
+def _compress(values):
     techniques = values.get("techniques")
     return reduced(Answers(folders=False).compress(values["request"], techniques))
 
 
-def _bundle(values: Json) -> Any:
-    """Name, processes and the digest of every file of a bundle.
-
-    Left out are the manifest, which holds digests that are recorded here one by one, and what is in
-    files that the product copies from its own sources: of whole packages also their names.
-    """
+def _bundle(values):
+    """Name, processes, digests of files but the manifest, and names of copies of the product's."""
     name, data = Answers(folders=False).build(values["request"])
     archive = zipfile.ZipFile(io.BytesIO(data))
     files = {path: archive.read(path) for path in archive.namelist() if path != "MANIFEST.json"}
@@ -126,13 +109,9 @@ def _bundle(values: Json) -> Any:
     }
 
 
-def digest(content: bytes, recipe_digest: str) -> str:
-    """SHA-256 of a file of a bundle.
-
-    Put aside is what changes while nothing does: the recipe's digest, which is over every digit of
-    the estimate, and the serial number that is made of it; the last digits of long fractions; and
-    the version that built it.
-    """
+def digest(content, recipe_digest):
+    """SHA-256 of a file but for what changes while nothing does: the recipe's digest and the serial
+    number made of it, the last digits of long fractions, the version."""
     version = re.escape(recipe_core.__version__)
     own = f'{recipe_digest}|{recipe_digest[:12]}|recipe-builder {version}|"version": "{version}"'
     text = re.sub(f"{own}|{_SERIAL}", "*", content.decode())
@@ -140,35 +119,35 @@ def digest(content: bytes, recipe_digest: str) -> str:
     return _hash(text.encode())
 
 
-def _hash(content: bytes) -> str:
+def _hash(content):
     return hashlib.sha256(content).hexdigest()
 
 
 @cache
-def _sources() -> frozenset[str]:
+def _sources():
     """Digests of the files of the package: bundles carry copies of some."""
     files = (path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".txt"))
     return frozenset(_hash(path.read_bytes()) for path in files)
 
 
-def _openapi(_: Json) -> Any:
+def _openapi(_):
     from recipe_core.doors.api import create_api
 
     return reduced(create_api(folders=False).openapi(), lists=False)
 
 
-def _schema(values: Json) -> Any:
+def _schema(values):
     return reduced(answers.schema(values["name"]), lists=False)
 
 
-def _help(_: Json) -> Mapping[str, list[str]]:
+def _help(_):
     """The lines of ``--help`` of the program and of each command."""
     from recipe_core.doors.cli import app
 
     return dict(_help_of(get_command(app), "recipe", None))
 
 
-def _help_of(command: Any, name: str, parent: Any) -> Iterator[tuple[str, list[str]]]:
+def _help_of(command, name, parent):
     wide = {"terminal_width": WIDTH, "max_content_width": WIDTH}
     context = command.make_context(name, [], parent, resilient_parsing=True, **wide)
     yield context.command_path, [line.rstrip() for line in context.get_help().splitlines()]
@@ -181,7 +160,7 @@ _ASKED = (
     "trace",
 )
 _OWN = (_bundle, _compress, _help, _openapi, _plan, _schema, _sensitivity)
-OPERATIONS: dict[str, Callable[[Json], Any]] = {
+OPERATIONS = {
     **{operation.__name__.removeprefix("_"): operation for operation in _OWN},
     **{name: _asked(name) for name in _ASKED},
     **{name: _named(name) for name in ("engines", "hardware", "models", "offers")},

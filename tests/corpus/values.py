@@ -1,7 +1,4 @@
-"""Answers as values: reduced to what is recorded, and compared with what was.
-
-Of an answer numbers, keys and names stay, words go, and long lists become sums.
-"""
+"""Answers reduced to numbers, keys, names and sums of long lists, and compared with others."""
 
 from __future__ import annotations
 
@@ -9,67 +6,47 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-WORDS = "…"
-"""What stands for a text that is there, whatever it says."""
-DIGITS = 12
-"""Significant digits that are recorded; ``RELATIVE`` says which of them count."""
-LONG = 12
-"""Entries of a list of numbers, or of objects, from which on it is recorded as sums."""
-IN_FULL = 3
-"""Objects of a long list that are recorded all the same: its first ones."""
-FEW = 40
-"""Values of a name in a long list that are counted one by one."""
+WORDS = "…"  # stands for a text that is there, whatever it says
+DIGITS = 12  # significant ones that are recorded; RELATIVE says which of them count
+LONG = 12  # entries of a list of numbers, or of objects, from which on it is recorded as sums
+IN_FULL = 3  # first objects of a long list that are recorded all the same
+FEW = 40  # values of a name in a long list that are counted one by one
 LONGEST_NAME = 128
-COMMANDS = frozenset({"argv", "change", "command", "commands", "install", "split", "label"})
-"""Keys of texts that are kept with their spaces: words of commands and names of splits."""
-CODES = frozenset({"kind", "state", "verdict", "provider", "instance", "region", "aliases"})
-"""Keys of names that may have spaces."""
+# Keys of texts that keep their spaces (commands, splits, names), and that change with each digit
+KEPT = frozenset({"argv", "change", "command", "commands", "install", "split", "label"})
+KEPT |= {"kind", "state", "verdict", "provider", "instance", "region", "aliases"}
 UNSTABLE = frozenset({"recipe_digest", "built_by"})
-"""Keys of texts that change with every digit of an estimate, or with the version."""
-_KEPT = COMMANDS | CODES
 _SPACE = re.compile(r"\s")
 
 
-def reduced(value: Any, key: str = "", *, lists: bool = True) -> Any:
+def reduced(value, key="", *, lists=True):
     """A plain value without its words; with ``lists`` long lists as sums over all entries."""
     if isinstance(value, Mapping):
         return {str(name): reduced(item, str(name), lists=lists) for name, item in value.items()}
     if isinstance(value, list | tuple):
         entries = [reduced(item, key, lists=lists) for item in value]
-        return _summary(entries) if lists and _is_long(entries) else entries
+        is_long = len(entries) > LONG and not all(isinstance(entry, str) for entry in entries)
+        return _summary(entries) if lists and is_long else entries
     if isinstance(value, float):
         return _rounded(value)
-    return _text(value, key) if isinstance(value, str) else value
+    if isinstance(value, str) and key not in KEPT:
+        is_name = len(value) <= LONGEST_NAME and not _SPACE.search(value)
+        return value if is_name and key not in UNSTABLE else WORDS
+    return value
 
 
-def _text(text: str, key: str) -> str:
-    """The text where it is a name or a word of a command, else that there is one."""
-    if key in UNSTABLE:
-        return WORDS
-    is_name = len(text) <= LONGEST_NAME and not _SPACE.search(text)
-    return text if is_name or key in _KEPT else WORDS
-
-
-def _rounded(number: float) -> float | str:
+def _rounded(number):
     return float(f"{number:.{DIGITS}g}") + 0.0 if math.isfinite(number) else str(number)
 
 
-def _is_long(entries: list[Any]) -> bool:
-    return len(entries) > LONG and not all(isinstance(entry, str) for entry in entries)
-
-
-def _summary(entries: list[Any]) -> dict[str, Any]:
-    """The first entries of a long list, and of each number in all of them the sums.
-
-    ``by_place`` weighs numbers with their places, so that entries which change places show.
-    """
-    numbers: dict[str, list[tuple[int, float]]] = {}
-    names: dict[str, Counter[str]] = {}
+def _summary(entries):
+    """The first of many entries, and sums of all; ``by_place`` shows which change places."""
+    numbers, names = {}, {}
     for place, entry in enumerate(entries, 1):
         for path, leaf in _leaves(entry):
             if isinstance(leaf, int | float) and not isinstance(leaf, bool):
@@ -91,7 +68,7 @@ def _summary(entries: list[Any]) -> dict[str, Any]:
     return {"entries": len(entries), "first": entries[:IN_FULL], "sums": sums, "counts": counts}
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value, path=""):
     """Every value that holds no others, with the names that lead to it."""
     if isinstance(value, Mapping) and value:
         for name, item in value.items():
@@ -105,17 +82,15 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 # Comparing
 
-RELATIVE = 1e-9
-"""Part of a number by which it may differ."""
-ABSOLUTE = 1e-15
-"""Difference that counts for nothing beside any number of an answer: what is left of a zero."""
+RELATIVE = 1e-9  # part of a number by which it may differ
+ABSOLUTE = 1e-15  # what is left of a zero
 LONGEST_SHOWN = 90
 
 
 class _Nothing:
     """What stands where one of the two answers has no value at all."""
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return "(nothing)"
 
 
@@ -130,12 +105,12 @@ class Difference:
     recorded: Any
     now: Any
 
-    def __str__(self) -> str:
+    def __str__(self):
         change = _change(self.recorded, self.now)
         return f"{self.path or 'answer'}: {_shown(self.recorded)} -> {_shown(self.now)}{change}"
 
 
-def differences(recorded: Any, now: Any, path: str = "") -> Iterator[Difference]:
+def differences(recorded, now, path=""):
     """Every difference of two plain values, by the paths to them."""
     if isinstance(recorded, dict) and isinstance(now, dict):
         for name in sorted(recorded.keys() | now.keys()):
@@ -147,7 +122,7 @@ def differences(recorded: Any, now: Any, path: str = "") -> Iterator[Difference]
         yield Difference(path, recorded, now)
 
 
-def _in_lists(recorded: list[Any], now: list[Any], path: str) -> Iterator[Difference]:
+def _in_lists(recorded, now, path):
     """Texts that came and went; of other lists, entries at the same place."""
     if recorded == now:
         return
@@ -162,7 +137,7 @@ def _in_lists(recorded: list[Any], now: list[Any], path: str) -> Iterator[Differ
         yield from differences(was, becomes, f"{path}[{place}]")
 
 
-def _same(recorded: Any, now: Any) -> bool:
+def _same(recorded, now):
     if _is_number(recorded) and _is_number(now):
         return math.isclose(recorded, now, rel_tol=RELATIVE, abs_tol=ABSOLUTE) or (
             math.isnan(recorded) and math.isnan(now)
@@ -170,16 +145,16 @@ def _same(recorded: Any, now: Any) -> bool:
     return type(recorded) is type(now) and bool(recorded == now)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value):
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _change(recorded: Any, now: Any) -> str:
+def _change(recorded, now):
     if not (_is_number(recorded) and _is_number(now)) or not recorded:
         return ""
     return f" ({100 * (now - recorded) / abs(recorded):+.3g} %)"
 
 
-def _shown(value: Any) -> str:
+def _shown(value):
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -1,16 +1,12 @@
 """The surroundings of recorded answers: no file of this machine, no network, one day."""
 
-from __future__ import annotations
-
 import datetime
 import os
 
-DAY = datetime.date(2026, 11, 28)
-"""The day by which prices age."""
+DAY = datetime.date(2026, 11, 28)  # by which prices age
+# How variables begin that a process needs, or by which numpy calculates
 KEPT = ("PATH", "PYTHON", "LD_", "TMP", "TEMP", "SYSTEMROOT", "OPENBLAS", "OMP", "MKL", "NPY")
-"""Variables that stay, by how they begin: what a process needs, and how numpy calculates."""
-NOWHERE = f"{os.devnull}/nothing"
-"""A folder that no machine has."""
+NOWHERE = f"{os.devnull}/nothing"  # a folder that no machine has
 SETTINGS = {
     "COLUMNS": "100",
     "HF_HOME": NOWHERE,
@@ -25,7 +21,7 @@ SETTINGS = {
 }
 
 
-def settle() -> None:
+def settle():
     """Give this process the surroundings, for good; before anything of the product is imported."""
     for name in list(os.environ):
         if not name.startswith(KEPT):
