@@ -1,7 +1,6 @@
 """What the reader makes of configs: layers, hybrids, shared caches, context, malformed files."""
 
 import json
-import math
 import re
 from collections import Counter
 
@@ -17,6 +16,7 @@ from recipe_core.model.spec import (
     LinearAttention,
     MoeMlp,
 )
+from tests.fixtures import catalogues
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -175,17 +175,10 @@ def test_heads_windows_and_latents_may_be_listed():
     assert all(isinstance(layer.mlp, DenseMlp) for layer in layers)
 
 
-GROUPS = {"quant_method": "compressed-tensors"}
-GROUPS |= {"config_groups": {"a": {"weights": {"num_bits": math.nan}}}}
-NAN = [
-    ({"hidden_size": math.nan}, "not a whole number"),
-    ({"hidden_size": math.inf}, "not a whole number"),
-    ({"rope_scaling": {"type": "yarn", "factor": math.nan}}, "not a number"),
-    ({"quantization_config": GROUPS}, "whole"),
-]
+NOT_NUMBERS = catalogues.table("small_models.yaml", "not_numbers")
 
 
-@over("change, says", [*table("model_config", "malformed"), *NAN])
+@over("change, says", [*table("model_config", "malformed"), *NOT_NUMBERS])
 def test_what_cannot_be_modelled_is_an_error_that_names_the_field(tiny_config, change, says):
     config = {key: value for key, value in (tiny_config | change).items() if value is not None}
     error = refusal(read_config, config, "broken", kind=ModelError)

@@ -2,7 +2,6 @@
 
 import warnings
 from copy import deepcopy
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from recipe_core.model.catalog import catalog_entry, catalog_model
 from tests.fixtures.rows import over, table
 
 
-def built(config: dict[str, Any], kind: str, auto: str) -> Any:
+def built(config, kind, auto):
     """What transformers builds from a config, on torch's meta device."""
     reason = "NOT CHECKED against transformers: install the torch extra"
     transformers = pytest.importorskip("transformers", reason=reason)
@@ -24,14 +23,14 @@ def built(config: dict[str, Any], kind: str, auto: str) -> Any:
         return getattr(transformers, auto).from_config(known)
 
 
-def oracle(config: dict[str, Any]) -> int:
+def oracle(config):
     """Parameters of the language model that transformers builds from a config."""
     text = config.get("text_config", config)
     model = built(text, text["model_type"], "AutoModelForCausalLM")
     return sum(p.numel() for p in model.parameters())
 
 
-def towers_oracle(config: dict[str, Any], wrapper: str, vision: dict[str, Any]) -> int:
+def towers_oracle(config, wrapper, vision):
     """Parameters beside the language model in what transformers builds from a whole config."""
     whole = config | {"vision_config": config["vision_config"] | vision}
     named = built(whole, wrapper, "AutoModelForImageTextToText").named_parameters()

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,6 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.describe import model_name
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan
 from recipe_core.targets.start_command import start_command
 from tests.fixtures.command_line import recipe
@@ -33,7 +31,7 @@ QWEN = dict(catalog_entry("Qwen/Qwen3-0.6B").config)
 
 
 @pytest.fixture
-def configs(tmp_path: Path) -> Path:
+def configs(tmp_path):
     folder = tmp_path / "configs"
     for place in ("me--one", "you/two"):
         (folder / place).mkdir(parents=True)
@@ -202,7 +200,7 @@ def test_names_and_places_that_no_command_can_carry_are_refused(name, weights, s
         assert said in str(refusal(load_model, named, kind=ModelError))
 
 
-def asked(**model: str) -> PlanRequest:
+def asked(**model):
     return change(DEFAULT, {"model": {**essential(QWEN, "acme-tiny"), **model}})
 
 

@@ -22,9 +22,9 @@ from recipe_core.search.training_candidates import settings, shared_columns
 from recipe_core.space.training import SCHEDULES, training_cases
 from tests.fixtures.catalogues import table
 from tests.fixtures.rows import over
-from tests.fixtures.training import training_answer, training_columns, training_request
 from tests.fixtures.training import training_answer as answer
 from tests.fixtures.training import training_columns as cases
+from tests.fixtures.training import training_request
 from tests.fixtures.training import training_setting as setting
 from tests.fixtures.training import training_values as values
 
@@ -108,25 +108,11 @@ def test_parts_make_the_step_and_the_run():
     assert answer(SPLIT)["run"]["wall_s"] is None
 
 
-def test_bubbles_are_those_of_the_schedules():
-    """(p - 1)/v micro-batches (Narayanan et al.); none for ZB-V."""
-    sizes = {"sequence_length": 4096, "global_batch": 64, "nodes": 1, "pp": 8}
-    for schedule, chunks, expected in (
-        ("1f1b", 1, 7),
-        ("interleaved", 4, 7 / 4),
-        ("gpipe", 1, 7),
-        ("zb-v", 2, 0),
-    ):
-        scheduled = {"virtual_stages": chunks, "schedule": SCHEDULES.index(schedule)}
-        found = bubble_micro_batches(training_columns(1, **sizes, **scheduled))[0]
-        assert found == pytest.approx(expected)
-
-
 def test_a_batch_is_kept_where_nodes_fail_and_fp16_gradients_count():
     """256 sequences over 8 replicas a node: 8, 4, 2 or 1 nodes, and no others."""
-    cases = training_columns(1, dp=64, global_batch=256, nodes=8)
-    assert elastic_nodes(cases, 1, 0) == [1, 2, 4, 8]
-    assert [next_smaller(cases, least)[0] for least in (1, 5)] == [4, 0]
+    eight = cases(1, dp=64, global_batch=256, nodes=8)
+    assert elastic_nodes(eight, 1, 0) == [1, 2, 4, 8]
+    assert [next_smaller(eight, least)[0] for least in (1, 5)] == [4, 0]
     # Megatron Core's distributed optimizer: 4 + 16/d with fp16 gradients
     memory = answer(SPLIT | {"tp": 8, "pp": 1, "precision": "fp16"})["memory"]
     parts = ("parameters", "gradients", "optimizer", "master")
@@ -195,10 +181,11 @@ def test_a_layer_keeps_what_saved_tensors_hooks_count():
     assert both[1] - both[0] == 4 * 4096 * (1 - 1 / 8)
 
 
-@over("schedule chunks first last", table("physics.yaml", "in_flight"))
-def test_micro_batches_in_flight(schedule, chunks, first, last):
+@over("schedule chunks first last bubble", table("physics.yaml", "in_flight"))
+def test_micro_batches_in_flight_and_bubbles(schedule, chunks, first, last, bubble):
     split = {"pp": 4, "dp": 8, "virtual_stages": chunks, "schedule": SCHEDULES.index(schedule)}
     assert in_flight(cases(1, **split))[0, [0, 3]] == pytest.approx([first, last])
+    assert bubble_micro_batches(cases(1, **split))[0] == pytest.approx(bubble)
 
 
 def test_interleaved_stages_hold_more_than_1f1b_and_the_last_the_logits():
@@ -257,7 +244,7 @@ def test_a_stage_with_the_head_alone_recomputes_nothing():
     work = {"method": "lora", "sequence_length": 640, "global_batch": 16}
     work |= {"model": "google/gemma-3-270m-it", "hardware": {"device": "cpu", "per_node": 8}}
     kept, redone = (
-        training_answer(split | {"recompute": how}, 1, **work)["memory"] for how in ("none", "full")
+        answer(split | {"recompute": how}, 1, **work)["memory"] for how in ("none", "full")
     )
     for stages in (kept["stages"], redone["stages"]):
         assert [stage["activations_bytes"] for stage in stages[2:]] == [0, 0]

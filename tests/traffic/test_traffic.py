@@ -1,15 +1,12 @@
-"""Loads: published shapes, requests one by one, what a trace shows and a workload takes from it,
-what a prefix cache holds of it, and forecasts."""
+"""Loads: shapes, single requests, what a trace shows, gives a workload and reuses, forecasts."""
 
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import LengthPoint, OverTime
 from recipe_core.request.serving_workload import ServingWorkload
@@ -31,11 +28,11 @@ WORKLOAD = ServingWorkload(concurrency=1, input_tokens=1000, output_tokens=100)
 ONE = Lengths(np.ones(1), np.ones(1), np.ones(1))
 
 
-def loaded(**over_time) -> Load:
+def loaded(**over_time):
     return load_of(OverTime(**over_time), WORKLOAD)
 
 
-def test_shapes_are_weeks_with_a_mean_of_one_and_what_their_sources_say() -> None:
+def test_shapes_are_weeks_with_a_mean_of_one_and_what_their_sources_say():
     for name in shape_names():
         week = published(name)
         assert week.rates.shape == (168,)
@@ -53,7 +50,7 @@ def test_shapes_are_weeks_with_a_mean_of_one_and_what_their_sources_say() -> Non
     assert "azure-code" in str(error.value.hint)
 
 
-def test_a_shape_keeps_its_hours_begins_at_one_and_has_no_jumps() -> None:
+def test_a_shape_keeps_its_hours_begins_at_one_and_has_no_jumps():
     load = loaded(shape="azure-code", mean_rate=10)
     hours = load.rates.reshape(168, -1).mean(axis=1)
     np.testing.assert_allclose(hours, 10 * shape("azure-code"))
@@ -67,13 +64,13 @@ def test_a_shape_keeps_its_hours_begins_at_one_and_has_no_jumps() -> None:
 
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=30))
 @settings(max_examples=examples(500), deadline=None)
-def test_smooth_rates_keep_means_and_stay_positive(hours: list[float]) -> None:
+def test_smooth_rates_keep_means_and_stay_positive(hours):
     joined = smooth(np.asarray(hours))
     assert (joined >= 0).all()
     np.testing.assert_allclose(joined.reshape(len(hours), -1).mean(axis=1), hours, atol=1e-9)
 
 
-def test_rates_repeat_and_grow_and_lengths_are_those_of_the_workload() -> None:
+def test_rates_repeat_and_grow_and_lengths_are_those_of_the_workload():
     load = loaded(rates=(1, 2, 3), interval_s=3600, mean_rate=4, days=0.25)
     assert load.rates.tolist() == [2, 4, 6, 2, 4, 6]
     grown = loaded(rates=(1.0,), days=90, growth_per_month=0.1)
@@ -88,7 +85,7 @@ def test_rates_repeat_and_grow_and_lengths_are_those_of_the_workload() -> None:
     assert (lengths.mean_input, lengths.mean_output) == (12.5, 5)
 
 
-def test_the_same_seed_gives_the_same_bits_and_lengths_have_their_weights() -> None:
+def test_the_same_seed_gives_the_same_bits_and_lengths_have_their_weights():
     load = loaded(shape="azure-code", mean_rate=0.1, burstiness=2)
     one, same, other = (arrivals(load, seed) for seed in (7, 7, 8))
     assert one.arrival_s.tobytes() == same.arrival_s.tobytes()
@@ -103,7 +100,7 @@ def test_the_same_seed_gives_the_same_bits_and_lengths_have_their_weights() -> N
 
 
 @pytest.mark.parametrize("burst", [0.5, 1.0, 3.0])
-def test_intervals_have_their_rate_and_gaps_the_burstiness(burst: float) -> None:
+def test_intervals_have_their_rate_and_gaps_the_burstiness(burst):
     load, edges = Load(np.asarray([1.0, 0, 5, 2]), 100.0, ONE, burst), np.arange(5) * 100.0
     drawn = [np.histogram(arrivals(load, seed).arrival_s, edges)[0] for seed in range(200)]
     mean, error = np.mean(drawn, axis=0), np.std(drawn, axis=0) / 200**0.5
@@ -114,11 +111,10 @@ def test_intervals_have_their_rate_and_gaps_the_burstiness(burst: float) -> None
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.02)
 
 
-MONDAY_S = 4 * 86_400.0
-"""The first Monday after 1970 began, in seconds."""
+MONDAY_S = 4 * 86_400.0  # the first of 1970
 
 
-def made(rate: float = 5.0, hours: float = 1.0, burst: float = 1.0, seed: int = 3) -> Trace:
+def made(rate=5.0, hours=1.0, burst=1.0, seed=3):
     """Requests of one rate with lengths that are long-tailed and correlated."""
     plain = arrivals(Load(np.full(1, rate), hours * 3600, ONE, burst), seed)
     random = np.random.default_rng(seed)
@@ -128,12 +124,12 @@ def made(rate: float = 5.0, hours: float = 1.0, burst: float = 1.0, seed: int = 
     return Trace(plain.arrival_s - plain.arrival_s[0], *lengths)
 
 
-def even(count: int, gap_s: float = 1.0, **more: Any) -> Trace:
+def even(count, gap_s=1.0, **more):
     ones = np.ones(count, dtype=np.int64)
     return Trace(np.arange(count) * gap_s, 100 * ones, 10 * ones, **more)
 
 
-def test_gaps_burstiness_and_sessions_are_described_and_one_request_is_a_trace() -> None:
+def test_gaps_burstiness_and_sessions_are_described_and_one_request_is_a_trace():
     trace = even(601)
     answer = describe(trace)
     assert answer["interarrival_cv"] == 0
@@ -157,7 +153,7 @@ def test_gaps_burstiness_and_sessions_are_described_and_one_request_is_a_trace()
 
 
 @pytest.mark.parametrize("burst", [1.0, 2.0])
-def test_rounded_stamps_do_not_look_like_bursts(burst: float) -> None:
+def test_rounded_stamps_do_not_look_like_bursts(burst):
     exact = made(rate=10, hours=4, burst=burst)
     rounded = Trace(np.floor(exact.arrival_s / 3) * 3, exact.input_tokens, exact.output_tokens)
     assert rounding_s(rounded) == 3
@@ -166,7 +162,7 @@ def test_rounded_stamps_do_not_look_like_bursts(burst: float) -> None:
     assert burstiness(rounded, 600.0) == pytest.approx(burst, rel=0.15)
 
 
-def test_lengths_keep_means_percentiles_and_correlation() -> None:
+def test_lengths_keep_means_percentiles_and_correlation():
     trace = made(rate=10)
     found = from_trace.lengths_of(trace)
     assert len(found.weight) <= 256
@@ -187,7 +183,7 @@ def test_lengths_keep_means_percentiles_and_correlation() -> None:
 
 
 @pytest.mark.parametrize("hours", [0.3, 1.0, 30.0])
-def test_rates_of_a_trace_keep_its_requests(hours: float) -> None:
+def test_rates_of_a_trace_keep_its_requests(hours):
     trace = made(rate=2, hours=hours)
     interval_s, rates = from_trace.rates_in(trace, from_trace.interval_of(trace.span_s))
     lost = len(trace) - rates.sum() * interval_s
@@ -195,7 +191,7 @@ def test_rates_of_a_trace_keep_its_requests(hours: float) -> None:
     assert lost <= 2 * rates.max() * interval_s if hours > 24 else lost < 1e-6
 
 
-def test_a_trace_becomes_a_load_or_is_spread_over_a_published_week() -> None:
+def test_a_trace_becomes_a_load_or_is_spread_over_a_published_week():
     trace = made(rate=3, burst=2)
     workload = ServingWorkload(**from_trace.workload_fields(trace))
     load = load_of(workload.over_time, workload)
@@ -217,7 +213,7 @@ def test_a_trace_becomes_a_load_or_is_spread_over_a_published_week() -> None:
     assert hours == [0, 25, 72, 0]
 
 
-def test_reuse_and_rates_go_into_the_workload() -> None:
+def test_reuse_and_rates_go_into_the_workload():
     blocks, hundred = Blocks(np.tile(np.arange(6), 3), np.arange(4) * 6, 16), np.full(3, 96)
     trace = Trace(np.arange(3.0), hundred, hundred, blocks)
     hits = [one.hit for one in ServingWorkload(**from_trace.workload_fields(trace)).prefix_reuse]
@@ -235,15 +231,15 @@ def test_reuse_and_rates_go_into_the_workload() -> None:
 REQUESTS = st.lists(st.lists(st.integers(0, 12), max_size=7), min_size=1, max_size=25)
 
 
-def blocks_of(requests: list[list[int]], tokens: int = 16) -> Blocks:
+def blocks_of(requests, tokens=16):
     ids = np.asarray([one for request in requests for one in request], dtype=np.int64)
     starts = np.concatenate(([0], np.cumsum([len(request) for request in requests])))
     return Blocks(ids, starts.astype(np.int64), tokens)
 
 
-def played(requests: list[list[int]], size: int) -> list[bool]:
+def played(requests, size):
     """Hits of an LRU cache of ``size`` blocks that is looked up and then used, last block first."""
-    cache: OrderedDict[int, None] = OrderedDict()
+    cache = OrderedDict()
     hits = []
     for request in requests:
         found = True
@@ -258,7 +254,7 @@ def played(requests: list[list[int]], size: int) -> list[bool]:
     return hits
 
 
-def trace_of(requests: list[list[int]], lengths: list[int]) -> Trace:
+def trace_of(requests, lengths):
     count = len(requests)
     columns = np.asarray(lengths, dtype=np.int64), np.ones(count, dtype=np.int64)
     return Trace(np.arange(float(count)), *columns, blocks_of(requests))
@@ -266,14 +262,14 @@ def trace_of(requests: list[list[int]], lengths: list[int]) -> Trace:
 
 @given(REQUESTS, st.sampled_from([1, 2, 3, 5, 8, 100]))
 @settings(max_examples=examples(2000), deadline=None)
-def test_hits_are_those_of_a_played_cache(requests: list[list[int]], size: int) -> None:
+def test_hits_are_those_of_a_played_cache(requests, size):
     needed = needed_blocks(blocks_of(requests))
     assert (needed <= size).tolist() == played(requests, size)
 
 
 @given(REQUESTS)
 @settings(max_examples=examples(500), deadline=None)
-def test_a_larger_cache_never_holds_less(requests: list[list[int]]) -> None:
+def test_a_larger_cache_never_holds_less(requests):
     curve = reuse_curve(trace_of(requests, [16 * len(one) + 1 for one in requests]), per_octave=2)
     if curve is None:
         assert not any(requests)
@@ -284,7 +280,7 @@ def test_a_larger_cache_never_holds_less(requests: list[list[int]]) -> None:
     assert (np.diff(curve.cache_tokens) > 0).all()
 
 
-def test_the_last_block_is_not_full_and_without_blocks_there_is_no_curve() -> None:
+def test_the_last_block_is_not_full_and_without_blocks_there_is_no_curve():
     trace = trace_of([[1, 2], [1, 2, 3]], [20, 40])
     assert tokens_in_blocks(trace.blocks, trace.input_tokens).tolist() == [16, 4, 16, 16, 8]
     curve = reuse_curve(trace)
@@ -297,13 +293,13 @@ def test_the_last_block_is_not_full_and_without_blocks_there_is_no_curve() -> No
 DAY = 24
 
 
-def days(number: int, noise: float = 0.0) -> Float:
+def days(number, noise=0.0):
     hours = np.arange(number * DAY)
     busy = 100 + 60 * np.sin(2 * np.pi * hours / DAY)
     return np.asarray(busy * (1 + noise * np.random.default_rng(0).normal(size=len(hours))))
 
 
-def error_of(kind: str, series: Float, ahead: int, first: int) -> float:
+def error_of(kind, series, ahead, first):
     """Mean absolute error over the mean, of forecasts made after ``first`` values."""
     made = predictor(kind, season=DAY, history=series[:first])
     errors = []
@@ -314,7 +310,7 @@ def error_of(kind: str, series: Float, ahead: int, first: int) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forecasts_begin_at_nothing_keep_a_level_stay_positive_and_repeat(kind: str) -> None:
+def test_forecasts_begin_at_nothing_keep_a_level_stay_positive_and_repeat(kind):
     def forecast(history, ahead):
         return predictor(kind, season=DAY, history=history).predict(ahead)
 
@@ -326,7 +322,7 @@ def test_forecasts_begin_at_nothing_keep_a_level_stay_positive_and_repeat(kind: 
     assert forecast(series, 5).tobytes() == forecast(series, 5).tobytes()
 
 
-def test_a_kalman_filter_repeats_until_it_has_five_values_and_is_that_of_its_equations() -> None:
+def test_a_kalman_filter_repeats_until_it_has_five_values_and_is_that_of_its_equations():
     made = Kalman()
     for value in (10.0, 12.0, 14.0, 16.0):
         made.observe(value)
@@ -347,7 +343,7 @@ def test_a_kalman_filter_repeats_until_it_has_five_values_and_is_that_of_its_equ
     assert ahead[0] == pytest.approx((move @ state)[0])
 
 
-def test_a_season_is_learnt_and_goes_on_between_fits() -> None:
+def test_a_season_is_learnt_and_goes_on_between_fits():
     series = days(8, noise=0.03)
     seasonal = error_of("seasonal", series, 4, 4 * DAY)
     assert seasonal < 0.06
@@ -359,7 +355,7 @@ def test_a_season_is_learnt_and_goes_on_between_fits() -> None:
         np.testing.assert_allclose(made.predict(6), expected, rtol=0.1)
 
 
-def test_arima_finds_an_autoregression_and_unknown_forecasts_are_named() -> None:
+def test_arima_finds_an_autoregression_and_unknown_forecasts_are_named():
     random, series = np.random.default_rng(2), np.full(300, 50.0)
     for n in range(1, len(series)):
         series[n] = 50 + 0.8 * (series[n - 1] - 50) + random.normal()
