@@ -15,7 +15,6 @@ from recipe_core.model.config.read import read_config
 from recipe_core.recipe.decision import decide
 from recipe_core.request.describe import workload_name
 from recipe_core.request.edit import change
-from recipe_core.search.plans import plan_candidate
 from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -28,11 +27,6 @@ def _request(model=QWEN, workload=None, **candidate):
     load = {"concurrency": 4, "input_tokens": 512, "output_tokens": 64, **(workload or {})}
     split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, **candidate}
     return make_request(model, workload=load, candidate=split)
-
-
-def _estimate(*args, **more):
-    plan, row = plan_candidate(_request(*args, **more))
-    return plan.estimate(row)
 
 
 @over("name, parameters", table("towers", "a_tower_has_the_parameters_of_its"))
@@ -75,15 +69,8 @@ def test_a_tower_that_is_not_known_is_counted_by_its_sizes_or_not_at_all():
     assert error.field == "model.vision_config.num_hidden_layers"
 
 
-def test_the_encoder_is_in_the_weights_and_a_part_of_its_own():
-    whole, text = _estimate(), _estimate(workload={"modalities": []})
+def test_the_time_of_an_encoder_grows_with_its_depth():
     (tower,) = catalog_model(QWEN).towers
-    assert whole.memory.encoder_bytes == 2 * tower.parameters
-    lighter = whole.memory.weights_bytes - text.memory.weights_bytes
-    assert lighter == pytest.approx(whole.memory.encoder_bytes)
-    freed = text.memory.kv_cache_bytes - whole.memory.kv_cache_bytes
-    assert freed > lighter  # the profile run keeps outputs of the encoder, too
-    # its time grows with its depth
     deeper = replace(tower, layers=2 * tower.layers)
     assert deeper.token_flops > 1.8 * tower.token_flops
     assert deeper.score_flops(1024) == 2 * tower.score_flops(1024)

@@ -65,25 +65,17 @@ def test_logged_tokens_are_blocks(model, tp, max_context, cache_format, tokens, 
     assert found == pytest.approx(tokens, abs=1)
 
 
-def test_a_logged_pool_is_that_number_of_blocks():
-    setting, cases, _ = case(MIXED, "rtx-5090", 1, 131_072, kv_dtype="fp8")
-    assert 299 * float(shared(setting, cases).block_bytes[0]) / GIB == pytest.approx(5.98, abs=0.01)
-
-
 @over("release needed", [("0.25.0", 45.79), ("0.26.0", 70.79), (None, 70.79)])
 def test_windows_keep_what_is_in_flight(release, needed):
     """vllm#49878: since 0.26 two steps of 32,768 tokens are in flight, before it was one."""
     setting, cases, _ = case(GEMMA, "h200-sxm", 1, 262_144, release, max_batched_tokens=32_768)
-    layers = setting.model.kinds
-    total = cache.context_bytes(setting, layers, cases, cases.max_context)
-    total = total + cache.in_flight_bytes(setting, layers, cases, cases.max_context)
+    given = setting, setting.model.kinds, cases, cases.max_context
+    total = cache.context_bytes(*given) + cache.in_flight_bytes(*given)
     assert float(total[0]) / GIB == pytest.approx(needed, abs=0.01)
 
 
 def test_deepseek_v4_on_eight_h200_by_release():
-    """The published command fits by the rules that it was verified with; since 0.26 a chunk counts
-    twice, and 8,192 tokens a step are too many by 1.7 %.
-    """
+    """The published command fits; since 0.26 a chunk counts twice, and 1.7 % are lacking."""
     limits = {"dp": 8, "ep": 8, "max_num_seqs": 16, "memory_fraction": 0.95, "kv_dtype": "fp8"}
     boots = (case(PRO, "h200-sxm", 1, 200_000, release, **limits) for release in ("0.25.0", None))
     before, now = (float((taken.shortfall_bytes / taken.usable_bytes)[0]) for *_, taken in boots)
@@ -109,9 +101,7 @@ def test_graphs_are_measured_with_a_block_for_each_request(eager):
 
 
 def test_states_need_a_block_for_each_request():
-    """recipes#551: Qwen3.6-27B-FP8 with 1,024 sequences on an H100 had 856 blocks, and did not
-    start; 512 did.
-    """
+    """recipes#551: with 1,024 sequences an H100 had 856 blocks, and did not start; 512 did."""
     few, many = (
         case("Qwen/Qwen3.6-27B-FP8", "h100-sxm", 1, 262_144, memory_fraction=0.95, max_num_seqs=n)
         for n in (512, 1024)
@@ -132,6 +122,9 @@ def test_graphs_are_captured_for_these_batches_and_set_aside_since_0_20():
 def test_groups_have_as_many_layers_as_the_rarest_kind_and_stages_share_them():
     """Each of four stages has a quarter of the layers of every group, so a quarter of a block."""
     assert [group_size(layers) for layers in ([10, 50], [12, 13], [16, 48])] == [10, 13, 16]
+    # a logged pool
+    setting, cases, _ = case(MIXED, "rtx-5090", 1, 131_072, kv_dtype="fp8")
+    assert 299 * float(shared(setting, cases).block_bytes[0]) / GIB == pytest.approx(5.98, abs=0.01)
     one = np.ones(1)
 
     def block_bytes(share):
@@ -176,16 +169,13 @@ def fixed_bytes(memory):
 
 
 def test_a_start_and_the_longest_request_need_what_vllm_logged():
-    """Flash on two GH200, 30,000 tokens: 6.66 GiB by vLLM 0.22 (vllm#44376), which padded groups 5
-    % wider than 0.32 does.
-    """
+    """Flash on two GH200: 6.66 GiB by vLLM 0.22 (vllm#44376), whose groups were 5 % wider."""
     m = one()[0].estimates.memory
     needed = m.start_bytes[0] - fixed_bytes(m)
     assert needed / GIB == pytest.approx(6.66, rel=0.1)
     assert needed == pytest.approx(6800 * 1_002_240)
 
-    # By the log above, 5.44 GiB hold 13,528 tokens; 5 % more by the pinned version's narrower
-    # blocks
+    # by the log above, 5.44 GiB hold 13,528 tokens
     def with_pool(gib):
         return one(memory_fraction=float((fixed_bytes(m) + gib * GIB) / m.capacity_bytes[0]))
 
@@ -225,9 +215,7 @@ def decode(block, context, sequences=64.0, model=None):
 
 
 def test_a_long_past_costs_little():
-    """Sparse layers read their 512 choices whatever the length; index scores and heavily compressed
-    entries grow with it.
-    """
+    """Sparse layers read 512 choices of any length; index scores and heavy entries grow with it."""
     block, _ = one(max_context=1_048_576)
     short, long = decode(block, 10_000), decode(block, 1_000_000)
     latent, _ = one("deepseek-ai/DeepSeek-V3", tp=8, max_context=131_072)

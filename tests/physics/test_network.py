@@ -57,9 +57,7 @@ def sent(function, where, group, tokens, width, choices=8):
 
 @pytest.mark.parametrize(("nodes", "out", "back"), [(2, 118, 195), (4, 155, 273), (8, 173, 314)])
 def test_tokens_cross_nodes_as_fast_as_deepep_says(nodes, out, back):
-    """Its table, to which nothing was fitted: 128 tokens of 7,168 values a rank to 8 experts, fp8
-    there and bf16 back, in microseconds.
-    """
+    """Its table, not fitted: 128 tokens of 7,168 values to 8 experts, fp8 there and bf16 back."""
     for width, microseconds in ((7168 * (1 + 4 / 128), out), (7168 * 2.0, back)):
         found = sent(dispatch_s, joined(nodes=nodes), members(8, nodes), 128.0, width)
         assert found * 1e6 == pytest.approx(microseconds, rel=0.3)
@@ -88,9 +86,7 @@ def test_more_bytes_never_take_less(operation, name, size, ranks, more):
 
 
 def test_small_messages_go_in_one_shot_and_large_ones_in_two():
-    """Twice the bytes in the second regime cost 2 (n - 1)/n of a link's time each, in the first n -
-    1.
-    """
+    """A byte more takes n - 1 times a link's time in one shot, 2 (n - 1)/n times in two."""
     where = WHERE["switch"]
     direct = where.fabric.direct
     a_byte_s = 1 / (where.fabric.bandwidth_bytes_per_s.value * direct.efficiency.value)

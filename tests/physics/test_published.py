@@ -53,14 +53,14 @@ def test_estimates_are_near_what_was_published_and_stand_to_others_as_they_must(
 
 
 @over("base changes field says", REFUSED.rows["errors"])
-def test_errors_name_their_field(base, changes, field, says) -> None:
+def test_errors_name_their_field(base, changes, field, says):
     error = refusal(REFUSED.planned, base, changes, kind=RecipeError)
     assert error.field == field
     assert says in str(error)
 
 
 @over("base changes says", REFUSED.rows["reasons"])
-def test_splits_that_cannot_run_say_why(base, changes, says) -> None:
+def test_splits_that_cannot_run_say_why(base, changes, says):
     table, row = REFUSED.planned(base, changes)
     assert not table.feasible[row]
     assert says in "; ".join(table.reasons(row))

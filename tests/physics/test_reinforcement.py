@@ -1,14 +1,11 @@
 """A step of reinforcement learning: rollout, scoring, updates, weights; and memory by phase."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from recipe_core.base.labels import REINFORCEMENT_PHASES
 from recipe_core.explain.training_time import STEP, training_times
-from recipe_core.physics.results import Estimate
-from recipe_core.physics.training.estimates import TrainingEstimates, estimate
+from recipe_core.physics.training.estimates import estimate
 from recipe_core.physics.training.reinforcement import at_longest, at_mean, forward_s
 from recipe_core.physics.training.schedule import step_parts
 from recipe_core.present.terminal import estimate_text
@@ -17,41 +14,38 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_candidates import one_case
+from tests.fixtures.catalogues import table
 from tests.fixtures.training import training_request
 
-MODEL = "Qwen/Qwen2.5-7B-Instruct"
 PARAMETERS = 7_615_616_512
-ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 256, "response_tokens": 768, "tp": 1}
-SPLIT = {"engine": "verl", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 2}
-SPLIT |= {"recompute": "full"}
+GRPO = table("relations.yaml", "bases")["grpo"]
 APART = {"placement": "apart", "devices": 8}
 
 
-def request(rollout: Any = None, nodes: int = 1, split: Any = None, **work: Any) -> PlanRequest:
-    hardware = {"device": "h100-sxm", "per_node": 8, "nodes": nodes, "usd_per_device_hour": 2.0}
-    sampling = {"kind": "training", "method": "grpo", "rollout": ROLLOUT | (rollout or {})}
-    candidate = SPLIT | (split or {})
-    values = {"model": MODEL, "hardware": hardware, "candidate": candidate}
-    return PlanRequest.parse(values | {"workload": sampling | work})
+def request(rollout=None, nodes=1, split=None, **work):
+    work = GRPO["workload"] | {"rollout": GRPO["workload"]["rollout"] | (rollout or {})} | work
+    values = {"workload": work, "candidate": GRPO["candidate"] | (split or {})}
+    values["hardware"] = GRPO["hardware"] | {"nodes": nodes}
+    return PlanRequest.parse(GRPO | values)
 
 
-def estimates(*args: Any, **more: Any) -> TrainingEstimates:
+def estimates(*args, **more):
     asked = resolve(request(*args, **more))
     return estimate(*one_case(asked, asked.candidate))
 
 
-def answer(*args: Any, **more: Any) -> Estimate:
-    table, row = plan_candidate(request(*args, **more))
-    return table.estimate(row)
+def answer(*args, **more):
+    plans, row = plan_candidate(request(*args, **more))
+    return plans.estimate(row)
 
 
-def loop(*args: Any, **more: Any) -> Any:
+def loop(*args, **more):
     found = answer(*args, **more)
     assert found.feasible, found.reasons
     return found.reinforcement
 
 
-def test_phases_add_up_and_updates_are_those_of_training_at_the_mean_length() -> None:
+def test_phases_add_up_and_updates_are_those_of_training_at_the_mean_length():
     for rollout, more in (({}, {}), ({}, {"method": "ppo"}), ({"reward": "model"}, {})):
         found = answer(rollout | ({"reward_s": 3.0} if rollout else {}), **more)
         phases_s = sum(found.reinforcement.phases_s.values())
@@ -71,7 +65,7 @@ def test_phases_add_up_and_updates_are_those_of_training_at_the_mean_length() ->
     assert float(forward_s(parts)[0] / sum(parts.values())[0]) == pytest.approx(1 / 3, abs=0.05)
 
 
-def test_the_rollout_takes_its_tokens_and_the_longest_answers_tail() -> None:
+def test_the_rollout_takes_its_tokens_and_the_longest_answers_tail():
     exact, long = loop({"max_response_tokens": 768}), loop({"max_response_tokens": 4096})
     tokens = 128 * 8 * 768
     assert exact.rollout_tail_s == 0
@@ -84,7 +78,7 @@ def test_the_rollout_takes_its_tokens_and_the_longest_answers_tail() -> None:
     assert 2 * PARAMETERS / 3.35e12 < per_token < 4 * PARAMETERS / 3.35e12
 
 
-def test_apart_takes_the_longer_of_the_halves() -> None:
+def test_apart_takes_the_longer_of_the_halves():
     for prompts in (128, 1024):
         found = answer(APART | {"prompts": prompts}, nodes=2, split={"dp": 8})
         phases = dict(found.reinforcement.phases_s)
@@ -93,7 +87,7 @@ def test_apart_takes_the_longer_of_the_halves() -> None:
         assert found.training.step_s == pytest.approx(longer + synced, rel=1e-3)
 
 
-def test_what_stays_on_the_device_leaves_the_rest_to_the_engine() -> None:
+def test_what_stays_on_the_device_leaves_the_rest_to_the_engine():
     found = answer({"offload": False})
     memory, sampled = found.memory, found.reinforcement
     states = memory.parameters_bytes + memory.optimizer_bytes + memory.master_bytes
@@ -111,7 +105,7 @@ def test_what_stays_on_the_device_leaves_the_rest_to_the_engine() -> None:
     assert packed.micro_batches[0] == step.cases.micro_batches[0]
 
 
-def test_the_fastest_degree_is_taken_and_the_run_counts_both_halves() -> None:
+def test_the_fastest_degree_is_taken_and_the_run_counts_both_halves():
     stated = [answer({"tp": tp}) for tp in (1, 2, 4, 8)]
     times = [one.reinforcement.phases_s["rollout"] for one in stated if one.feasible]
     assert loop({"tp": None}).phases_s["rollout"] == pytest.approx(min(times))
@@ -125,7 +119,7 @@ def test_the_fastest_degree_is_taken_and_the_run_counts_both_halves() -> None:
     assert found.reinforcement.usd_per_step == pytest.approx(per_step)
 
 
-def test_text_and_plans_show_phases_and_rank_by_the_whole_step() -> None:
+def test_text_and_plans_show_phases_and_rank_by_the_whole_step():
     table, row = plan_candidate(request(method="ppo", tokens=1e9))
     found = table.estimate(row)
     text = estimate_text(table.candidate(row), found.to_json())
@@ -147,11 +141,11 @@ def test_text_and_plans_show_phases_and_rank_by_the_whole_step() -> None:
     assert steps[0] == pytest.approx(steps.min(), rel=0.05)
 
 
-def test_a_method_that_samples_brings_a_usual_rollout_and_takes_it_away() -> None:
+def test_a_method_that_samples_brings_a_usual_rollout_and_takes_it_away():
     # sizes left out are all answers at their longest
     work = request(APART, nodes=2).workload
     assert (work.global_batch, work.sequence_length) == (1024, 2 * 256 + 2 * 768)
-    plain = training_request(model=MODEL, nodes=1, sequence_length=4096)
+    plain = training_request(model=GRPO["model"], nodes=1, sequence_length=4096)
     sampling = change(plain, {"workload.method": "grpo"})
     rollout = sampling.workload.rollout
     assert sampling.workload.global_batch == rollout.sequences

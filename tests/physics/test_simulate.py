@@ -34,10 +34,8 @@ OFFLINE = {"mode": "offline", "concurrency": None}
 OPEN = {"mode": "open", "concurrency": None}
 
 
-def ran(lengths: list[tuple[int, int]], sent: list[float] | None = None, **changes) -> Replica:
-    """A replica after requests of (input, output) tokens, all sent at once or when ``sent``
-    says.
-    """
+def ran(lengths, sent=None, **changes):
+    """A replica after requests of (input, output) tokens, all sent at once or as ``sent`` says."""
     none = [0.0] * len(lengths)
     replica = Replica(Rules(**(RULES | changes)), A_SECOND, *zip(*lengths, strict=True), none)
     for at in sent or none:
@@ -83,9 +81,7 @@ def test_an_overflowing_cache_puts_the_newest_request_back_unless_it_is_reserved
 
 
 def test_prompts_pause_decoding_whole_and_in_chunks_that_come_first():
-    """A second prompt of 30 tokens: whole over the budget in one step while the first request
-    waits; or three steps of ten before it goes on; or mixed.
-    """
+    """A second prompt of 30 tokens: whole while the first waits, in three steps, or mixed."""
     whole, first, mixed = (
         ran([(5, 4), (30, 1)], sent=[0.0, 1.0], chunked=chunked, mixes=mixes)
         for chunked, mixes in ((False, False), (True, False), (True, True))
@@ -200,9 +196,7 @@ def test_percentiles_are_ordered_and_the_seed_decides(workload):
 
 
 def test_starts_lift_the_mean_queues_grow_without_end_and_spread_lengths_spread_latency():
-    """28 published runs that state both have a median ratio of 2.1 (SGLang cookbook); without the
-    start they would be equal.
-    """
+    """28 published runs have a median ratio of 2.1 (SGLang cookbook); without the start of 1."""
     found = simulation(case({"concurrency": 64}))
     assert found.means_s["ttft_s"] > 1.4 * found.percentiles_s["ttft_s"][50.0]
     assert found.means_s["tpot_s"] == pytest.approx(found.percentiles_s["tpot_s"][50.0], rel=0.05)
@@ -251,7 +245,7 @@ def limited_plan(**limits):
     return plan(make_request(objective={"limits": limits}))
 
 
-def best_figures(percentile: float) -> dict[str, float]:
+def best_figures(percentile):
     """The figures of the best split, with a percentile."""
     table = limited_plan(percentile=percentile)
     return table.estimate(int(table.order[0])).serving.to_json()

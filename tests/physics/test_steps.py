@@ -1,5 +1,4 @@
-"""Times of operators and steps: rooflines, routers, what engines cost beside the device, and the
-steady state of a replica."""
+"""Times of operators and steps: rooflines, routers, engines' own, the steady state of a replica."""
 
 import typing
 from dataclasses import replace
@@ -252,7 +251,7 @@ def test_the_decoding_sequences_make_the_loop_hold_its_requests(model, engine):
         assert (beyond | (full & (sign > 0))).all()
 
 
-def test_prompts_of_several_chunks_take_a_step_each() -> None:
+def test_prompts_of_several_chunks_take_a_step_each():
     """As many requests a second as steps with a chunk allow; the others wait for their prompts."""
     setting, cases = legal(LLAMA_70B, engines=["vllm"], loads=[500], max_batched_tokens=[512])
     long, short, requests = (np.full(len(cases), size) for size in (20_000.0, 16.0, 500.0))

@@ -1,8 +1,4 @@
-"""What an engine does every so many steps only: estimated, chosen by the objective, launched, read.
-
-SGLang sends the first token of an answer at once whatever ``stream_interval`` is; an engine that
-holds it back too is made here.
-"""
+"""What an engine does every so many steps only: estimated, chosen, launched and read."""
 
 from dataclasses import replace
 
@@ -12,7 +8,7 @@ import pytest
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command, read_command
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.physics.serving.estimates import Estimates, estimate
+from recipe_core.physics.serving.estimates import estimate
 from recipe_core.physics.serving.operators import total
 from recipe_core.physics.serving.simulate import simulate
 from recipe_core.recipe import relaunch
@@ -38,8 +34,8 @@ def request_of(workload=LONG, device="b200-sxm", candidate=SGLANG, **parts):
     return make_request(QWEN, device, workload=dict(workload), candidate=candidate, **parts)
 
 
-def estimates(workload=LONG, *, waits=False, **intervals) -> Estimates:
-    """The estimate of one split, of an engine whose first token ``waits`` for the others."""
+def estimates(workload=LONG, *, waits=False, **intervals):
+    """Of one split; SGLang's first token leaves at once, or here ``waits`` for the others."""
     found, row = plan_candidate(request_of(workload, candidate=SGLANG | EVERY | intervals))
     block, i = found.at(row)
     spec = block.setting.engine
