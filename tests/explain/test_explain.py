@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +27,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from tests.calibration.test_own_runs import request as own_request
 from tests.calibration.test_own_runs import taught, times_as_estimated
-from tests.fixtures.paths import DATA
+from tests.fixtures.catalogues import table
 from tests.fixtures.plans import BESIDE, planned, training
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
@@ -95,9 +94,6 @@ def parts_hold(times, title, parts):
     assert whole == pytest.approx(sum(parts.values()), rel=3e-3), title
 
 
-SPLITS = yaml.safe_load((DATA / "worked_splits.yaml").read_text())
-
-
 def some_rows(board):
     """Splits of several kinds that run: the best, and the best with each degree."""
     order = [int(row) for row in board.order]
@@ -108,10 +104,11 @@ def some_rows(board):
     return sorted(rows)
 
 
+SERVING = table("worked_splits.yaml", "serving")
 NAMES = ("Weights", "Cache of one request", "KV cache needed", "Total", "Usable", "Output")
 
 
-@over("changes", SPLITS["serving"], share=2)
+@over("changes", SERVING, share=2)
 def test_serving_is_multiplied_out_to_its_figures(changes):
     board = served(changes)
     rows = some_rows(board)
@@ -148,7 +145,7 @@ def test_what_own_runs_teach_is_a_factor_of_the_lines(mode, load):
 
 
 def test_numbers_say_where_they_are_from_and_refused_splits_show_memory_alone():
-    board = served(SPLITS["serving"][0])
+    board = served(SERVING[0])
     constants = {number.name: number for number in arithmetic(board, board.best_row).constants}
     products = constants["Matrix products, bf16"]
     assert products.status == "fitted"
@@ -169,7 +166,7 @@ def test_numbers_say_where_they_are_from_and_refused_splits_show_memory_alone():
     assert hourly / (3600 * rate) * 1e6 == pytest.approx(million, rel=0.01)
 
 
-@over("changes", SPLITS["training"], share=2)
+@over("changes", table("worked_splits.yaml", "training"), share=2)
 def test_training_is_multiplied_out_to_its_figures(changes):
     asked = {"workload.kind": "training", "hardware.nodes": 2, "workload.tokens": 1e9} | changes
     board = served(asked)
@@ -253,17 +250,12 @@ LIMITED = (BESIDE, ("objective.limits.tpot_ms", 40.0))
 
 
 @cache
-def both():
-    return frontier(planned(*LIMITED))
-
-
-@cache
-def free():
-    return frontier(planned())
+def frontier_of(*changes):
+    return frontier(planned(*changes))
 
 
 def test_each_device_has_an_envelope_that_only_falls_and_nothing_lies_beyond_it():
-    wide = both()
+    wide = frontier_of(*LIMITED)
     assert [one.title for one in wide.envelopes] == ["H100 SXM5", "MI300X"]
     assert (wide.loads.min(), wide.loads.max()) == (1.0, 1024.0)
     for number, envelope in enumerate(wide.envelopes):
@@ -294,13 +286,13 @@ def test_points_agree_with_estimates_of_one_split(load):
 
 def test_limits_on_time_leave_splits_in_and_large_plans_have_fewer_loads():
     timed = frontier(planned(("objective.limits.tpot_ms", 5.0)))
-    assert timed.envelopes[0].per_gpu.tolist() == free().envelopes[0].per_gpu.tolist()
+    assert timed.envelopes[0].per_gpu.tolist() == frontier_of().envelopes[0].per_gpu.tolist()
     few = frontier(planned(("objective.limits.gpus", 4)))
     assert few.plan.raw("gpus")[few.envelopes[0].rows].max() <= 4
     queue = {"workload.mode": "offline", "workload.requests": 1000, "workload.concurrency": None}
     assert "no load to vary" in str(refusal(frontier, planned(*queue.items())))
     wide = frontier(planned(("hardware.nodes", 16), ("options.engines", ("vllm", "sglang"))))
-    assert 5 < len(wide.loads) < len(both().loads)
+    assert 5 < len(wide.loads) < len(frontier_of(*LIMITED).loads)
     assert wide.loads.max() == 1024
 
 
@@ -309,14 +301,14 @@ def test_percentiles_are_not_simulated_for_it():
     limits = {"objective.limits.tpot_ms": 60.0, "objective.limits.percentile": 95.0}
     wide = frontier(planned(*limits.items()))
     assert all(block.simulation is None for block in wide.plan.blocks)
-    assert wide.envelopes[0].per_gpu.tolist() == free().envelopes[0].per_gpu.tolist()
+    assert wide.envelopes[0].per_gpu.tolist() == frontier_of().envelopes[0].per_gpu.tolist()
 
 
 def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_split():
-    table = frontier_table(both())
-    assert table.head[-1] == "MI300X over H100 SXM5"
-    first, second = both().envelopes
-    for row in table.rows:
+    listed = frontier_table(frontier_of(*LIMITED))
+    assert listed.head[-1] == "MI300X over H100 SXM5"
+    first, second = frontier_of(*LIMITED).envelopes
+    for row in listed.rows:
         interactivity = float(row[0].split()[0])
         assert interactivity in INTERACTIVITIES
         one, other = first.at(interactivity), second.at(interactivity)
@@ -325,9 +317,9 @@ def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_
             continue
         gain = second.per_gpu[other] / first.per_gpu[one] - 1
         assert float(row[-1].rstrip("%")) == pytest.approx(gain * 100, abs=0.51)
-    assert "in flight" in table.rows[0][1]
+    assert "in flight" in listed.rows[0][1]
     splits = planned(*LIMITED)
-    figure = frontier_lines(both(), splits, splits.best_row)
+    figure = frontier_lines(frontier_of(*LIMITED), splits, splits.best_row)
     names = [trace.name for trace in figure.data]
     assert names == ["H100 SXM5", "MI300X", "This split at its load"]
     assert figure.layout.shapes[0]["x0"] == 25.0

@@ -1,5 +1,4 @@
-"""Buying against renting, mixtures of both, and how long a size lasts: against sums by hand and
-every number of units."""
+"""Buying, renting and mixtures, and how long a size lasts: by hand and by every number of units."""
 
 import math
 from functools import partial
@@ -13,21 +12,12 @@ from recipe_core.sizing.buying import buy_or_rent, highest_price, mixture, month
 from recipe_core.sizing.growth import Step, grow, grow_all, load_by_month
 from tests.fixtures.refusals import refusal
 
-PLAIN = OwnershipCost(
-    capex_usd=24_000, years=4, watts=1000, usd_per_kwh=0.1, pue=1.0, upkeep=0.05, use=1.0
-)
-"""A month: 500 capital, 100 upkeep, 73 power."""
+STATED = {"capex_usd": 24_000, "years": 4, "watts": 1000, "usd_per_kwh": 0.1, "pue": 1.0}
+PLAIN = OwnershipCost(**STATED, upkeep=0.05, use=1.0)  # a month: 500 capital, 100 upkeep, 73 power
 
-OWN = st.builds(
-    OwnershipCost,
-    capex_usd=st.floats(100, 1e5),
-    years=st.floats(0.5, 8),
-    residual=st.floats(0, 0.9),
-    watts=st.floats(0, 2000),
-    upkeep=st.floats(0, 0.3),
-    staff=st.floats(0, 0.3),
-    use=st.floats(0.1, 1),
-)
+ENDS = {"capex_usd": (100, 1e5), "years": (0.5, 8), "residual": (0, 0.9), "watts": (0, 2000)}
+ENDS |= {"upkeep": (0, 0.3), "staff": (0, 0.3), "use": (0.1, 1)}
+OWN = st.builds(OwnershipCost, **{name: st.floats(*ends) for name, ends in ENDS.items()})
 PRICES = st.floats(0.01, 20)
 LOADS = st.lists(st.floats(0, 100), min_size=24, max_size=24).filter(any)
 

@@ -1,7 +1,6 @@
 """A sizing in parts, the market of a link, and a row that becomes the wizard's own."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -9,10 +8,8 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.request import open_hardware
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
-from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of
-from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.parts import answer_in_parts
@@ -24,44 +21,44 @@ DEVICES = ("h100-sxm", "mi300x", "b200-sxm", "l40s", "a10g", "gh200-144gb", "h20
 LIMITS = {"objective.limits.tpot_ms": 40.0, "model": "meta-llama/Llama-3.1-70B-Instruct"}
 
 
-def asked(**market: Any) -> Any:
-    narrowed = open_hardware.changed_market(Market(), {"devices": DEVICES, **market})
-    return open_hardware.size_request(wizard(), narrowed)
+MARKET = open_hardware.changed_market(Market(), {"devices": DEVICES})
 
 
-def wizard(**changes: Any) -> PlanRequest:
+def wizard(**changes):
     return change(DEFAULT, LIMITS | changes)
 
 
-def in_parts(request: Any, parts: int) -> dict[str, Any]:
+REQUEST = open_hardware.size_request(wizard(), MARKET)
+
+
+def in_parts(request, parts):
     return answer_in_parts(request.model_dump(mode="json", exclude_none=True), parts)
 
 
 @over("percentile", [None, 95.0], share=2)
-def test_the_last_part_is_the_whole_answer(percentile: float | None) -> None:
-    request = open_hardware.size_request(
-        wizard(**{"objective.limits.percentile": percentile}), asked().market
-    )
+def test_the_last_part_is_the_whole_answer(percentile):
+    own = wizard(**{"objective.limits.percentile": percentile})
+    request = open_hardware.size_request(own, MARKET)
     whole = Answer(size(request)).to_json()
     assert in_parts(request, 9) == {**whole, "sized": 8, "of": 8}
     assert in_parts(request, 2)["best"] == whole["best"]
 
 
-def test_a_part_has_a_row_for_each_of_its_devices() -> None:
-    part = in_parts(asked(), 1)
+def test_a_part_has_a_row_for_each_of_its_devices():
+    part = in_parts(REQUEST, 1)
     assert (part["sized"], part["of"]) == (6, 8)
     assert {row["device"] for row in part["devices"]} <= set(DEVICES[:6])
     assert all(row["usd_per_month"] > 0 for row in part["devices"])
 
 
-def test_what_happens_afterwards_sizes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_parts(asked(), 2)
+def test_what_happens_afterwards_sizes_nothing_again(monkeypatch):
+    in_parts(REQUEST, 2)
     monkeypatch.setattr("recipe_core.sizing.parts.size", None)
-    grown = open_hardware.size_request(wizard(), asked().market, growth={"per_month": 0.05})
+    grown = open_hardware.size_request(wizard(), MARKET, growth={"per_month": 0.05})
     assert in_parts(grown, 2)["growth"]["cheapest"]
 
 
-def placed(own: PlanRequest, request: Any, row: Any) -> tuple[PlanRequest, Plan, int]:
+def placed(own, request, row):
     """The wizard's request once it took a row, its plan, and the row's place in it."""
     taken = change(own, open_hardware.take(own, request, row))
     planned = plan(taken)
@@ -71,13 +68,12 @@ def placed(own: PlanRequest, request: Any, row: Any) -> tuple[PlanRequest, Plan,
     return taken, planned, place
 
 
-def test_a_row_becomes_the_wizards_own() -> None:
-    request = asked()
-    answer = in_parts(request, 2)
+def test_a_row_becomes_the_wizards_own():
+    answer = in_parts(REQUEST, 2)
     rows = {row["device"]: row for row in answer["devices"] + answer["unpriced"]}
     for device in ("b200-sxm", "mi300x", "gh200-144gb", "h200-sxm"):
         row = rows[device]
-        taken, planned, place = placed(wizard(), request, row)
+        taken, planned, place = placed(wizard(), REQUEST, row)
         assert taken.hardware.devices == row["devices_rented"]
         assert planned.columns["tpot_s"][place] == pytest.approx(row["figures"]["tpot_s"])
         if row["usd_per_hour"]:
@@ -87,7 +83,7 @@ def test_a_row_becomes_the_wizards_own() -> None:
     placed(run, request, in_parts(request, 9)["best"])
 
 
-def test_a_market_travels_in_a_link() -> None:
+def test_a_market_travels_in_a_link():
     fields = {"vendors": ["amd"], "commitments": ["spot", "reserved"], "unverified": False}
     fields |= {"owned": [{"device": "h100-sxm", "count": 8}], "usd_per_month": 20_000.0}
     market = open_hardware.changed_market(Market(), fields)
@@ -99,13 +95,13 @@ def test_a_market_travels_in_a_link() -> None:
 
 
 @over("text said counted", table("request", "markets"))
-def test_a_bad_part_of_a_market_is_named_and_left_out(text: str, said: str, counted: bool) -> None:
+def test_a_bad_part_of_a_market_is_named_and_left_out(text, said, counted):
     market, (ignored,) = open_hardware.market_of({"any": text})
     assert said in ignored
     assert market == Market(most_devices=8 if counted else 64)
 
 
-def test_a_market_falls_back_to_its_defaults_and_the_wizards_goal_to_cost() -> None:
+def test_a_market_falls_back_to_its_defaults_and_the_wizards_goal_to_cost():
     market = open_hardware.changed_market(Market(most_devices=8), {"most_devices": None})
     assert market == Market()
     none = {"most_devices": 0}

@@ -287,13 +287,9 @@ def test_loads_that_hold_are_one_range():
 
 def _random_request(rng):
     names = rng.sample(["h100-sxm", "mi300x", "l40s", "a10g", "gb200", "mi355x", "l4"], 2)
-    limits = {}
-    if rng.random() < 0.8:
-        limits["tpot_ms"] = rng.choice([8, 15, 25, 40, 80])
-    if rng.random() < 0.5:
-        limits["ttft_ms"] = rng.choice([150, 400, 1500])
-    if rng.random() < 0.2:
-        limits["usd_per_hour"] = rng.choice([2.0, 12.0, 60.0])
+    some = {"tpot_ms": (0.8, [8, 15, 25, 40, 80]), "ttft_ms": (0.5, [150, 400, 1500])}
+    some |= {"usd_per_hour": (0.2, [2.0, 12.0, 60.0])}
+    limits = {n: rng.choice(each) for n, (share, each) in some.items() if rng.random() < share}
     objective = {"optimize": rng.choice(["cost", "cost", "gpus", "tpot"])}
     if rng.random() < 0.5:
         objective["confidence"] = rng.choice([0.6, 0.8, 0.9])
