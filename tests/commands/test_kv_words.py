@@ -14,7 +14,7 @@ from recipe_core.targets.of_recipe import target_context
 from recipe_core.targets.pod import resources
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
-from tests.physics.test_kv_tiers import LLAMA_8B, POINTS, lengths, request
+from tests.physics.test_caches import LLAMA_8B, POINTS, lengths, request
 
 
 def decided(offload, **more):

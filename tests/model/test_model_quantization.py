@@ -6,14 +6,8 @@ import pytest
 
 from recipe_core.base.errors import ModelError
 from recipe_core.doors.answers import Answers
-from recipe_core.model.catalog import (
-    catalog_entry,
-    catalog_ids,
-    catalog_model,
-    derived_model,
-    in_catalog,
-    load_model,
-)
+from recipe_core.model import catalog
+from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
 from recipe_core.model.config.modules import match
 from recipe_core.model.config.read import read_config
 from recipe_core.model.derived import conventions, meanings
@@ -109,7 +103,7 @@ def test_what_was_not_quantised_again_stays_fp8(tiny_config):
 
 @over("model_id, base, weights, cache", table("model_quantization", "a_name_says_model_and_format"))
 def test_a_name_says_model_and_format(model_id, base, weights, cache):
-    assert not in_catalog(model_id)
+    assert not catalog.in_catalog(model_id)
     model = load_model(model_id, folders=False)
     assert (model.name, model.weight_dtype, model.kv_dtype) == (model_id, weights, cache)
     assert model.parameters == catalog_model(base).parameters
@@ -119,7 +113,7 @@ def test_a_name_says_model_and_format(model_id, base, weights, cache):
 def test_other_names_stay_unknown():
     names = "nobody/nothing-FP8 nvidia/-FP4 FP8 amd/FP8-KV x/y-Qwen3-14B Qwen/Qwen3-14B-FP9"
     for model_id in names.split():
-        assert derived_model(model_id) is None
+        assert catalog.derived_model(model_id) is None
         error = refusal(load_model, model_id, folders=False, kind=ModelError)
         assert "unknown model" in str(error)
 
@@ -157,7 +151,7 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known():
     assert sum(error < 0.03 for error in errors.values()) >= 0.85 * len(errors)
     # members that conventions name are in the catalog
     for each in conventions():
-        assert each.like is None or in_catalog(each.like)
+        assert each.like is None or catalog.in_catalog(each.like)
         assert each.like is None or each.base(*each.like.split("/"))
 
 

@@ -19,7 +19,7 @@ from recipe_core.search.plans import plan
 from tests.conftest import LLAMA_70B
 from tests.fixtures.plans import BESIDE, LONG, planned, training
 from tests.fixtures.rows import table
-from tests.physics import test_kv_tiers as caches
+from tests.physics import test_caches as caches
 
 LIMITED = ("objective.limits.tpot_ms", 40.0)
 
