@@ -130,9 +130,7 @@ def test_serving_is_multiplied_out_to_its_figures(changes):
                 line_holds(replace(line, numbers=line.numbers.replace(" of state", "")))
 
 
-@pytest.mark.parametrize(
-    ("mode", "load"), [("closed", 64), ("open", 2.0), ("static", 16), ("offline", 500)]
-)
+@over("mode load", [("closed", 64), ("open", 2.0), ("static", 16), ("offline", 500)])
 def test_what_own_runs_teach_is_a_factor_of_the_lines(mode, load):
     late = (row.model_copy(update={"ttft_ms": 900.0}) for row in times_as_estimated(1.3, 2))
     asked = PlanRequest.parse(own_request(mode, load))

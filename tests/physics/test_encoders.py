@@ -11,14 +11,8 @@ from recipe_core.commands.judge import check_command
 from recipe_core.explain.serving_time import serving_times
 from recipe_core.model.catalog import load_model
 from recipe_core.model.config.read import read_config
-from recipe_core.physics.serving.batch_window import (
-    Service,
-    Window,
-    arriving,
-    capacity,
-    circulating,
-    latency_percentiles,
-)
+from recipe_core.physics.serving import batch_window
+from recipe_core.physics.serving.batch_window import Window, arriving, capacity, circulating
 from recipe_core.present.charts.views import VIEWS, Focus
 from recipe_core.present.terminal import estimate_text
 from recipe_core.recipe.decision import decide
@@ -150,7 +144,7 @@ FIXED_S, EACH_S = 0.004, 0.0005
 
 def service(most, host_s=0.0, rows=1):
     device = FIXED_S + EACH_S * np.arange(most + 1)
-    return Service(np.full((rows, most + 1), host_s), np.tile(device, (rows, 1)))
+    return batch_window.Service(np.full((rows, most + 1), host_s), np.tile(device, (rows, 1)))
 
 
 def window(most, window_s, instances=1, preferred=None):
@@ -242,7 +236,7 @@ def test_means_within_2_and_tails_within_5_percent_of_single_events(rate, most, 
     assert batches.wait_s + batches.service_s == pytest.approx(latencies.mean(), rel=0.02)
     assert batches.mean == pytest.approx(sizes.mean(), rel=0.02)
     assert batches.shared == pytest.approx((sizes**2).sum() / sizes.sum(), rel=0.02)
-    middle, tail = latency_percentiles(*given, (50.0, 99.0))[:, 0]
+    middle, tail = batch_window.latency_percentiles(*given, (50.0, 99.0))[:, 0]
     assert middle == pytest.approx(np.percentile(latencies, 50), rel=0.03)
     assert tail == pytest.approx(np.percentile(latencies, 99), rel=0.05)
 

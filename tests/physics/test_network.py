@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 from recipe_core.base.provenance import Quantity
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.physics.network import (
-    EXCHANGE_STARTS,
-    Group,
-    all_gather_s,
-    all_reduce_s,
-    all_to_all_s,
-    dispatch_s,
-    low_latency_s,
-    rank_group,
-    send_s,
-)
+from recipe_core.physics import network
+from recipe_core.physics.network import all_gather_s, all_reduce_s, all_to_all_s, dispatch_s, send_s
 from recipe_core.physics.serving.operators import Step, step_parts
 from recipe_core.search.problem import resolve
 from recipe_core.search.serving_candidates import one_case
@@ -37,7 +28,7 @@ def joined(device="h100-sxm", per_node=8, nodes=1, **more):
 
 
 def members(local, remote=1):
-    return Group(np.array([float(local)]), np.array([float(remote)]))
+    return network.Group(np.array([float(local)]), np.array([float(remote)]))
 
 
 def one(function, where, ranks, size, remote=1):
@@ -118,9 +109,9 @@ def test_a_rack_is_one_island_and_leaving_the_node_costs_the_slower_network():
     names += ("max_num_seqs", "memory_fraction", "block_tokens", "pp", "dp", "ep")
     columns = dict.fromkeys(names, 1) | {"per_node": 4, "nodes": 18, "prefix_hit": 0}
     split = cases(2, tp=np.array([4, 16]), **columns)
-    assert rank_group(WHERE["rack"], split, split.tp).remote.tolist() == [1, 1]
+    assert network.rank_group(WHERE["rack"], split, split.tp).remote.tolist() == [1, 1]
     eight = replace(split, per_node=np.array([8, 8]))
-    assert rank_group(joined(nodes=2), eight, split.tp).remote.tolist() == [1, 2]
+    assert network.rank_group(joined(nodes=2), eight, split.tp).remote.tolist() == [1, 2]
     # leaving the node costs at least the slower network
     inside, across = (one(all_reduce_s, joined(nodes=n), 8, MIB, n) for n in (1, 2))
     assert across > 2 * inside
@@ -147,12 +138,12 @@ def test_tokens_go_to_distant_experts_and_direct_kernels_send_one_copy_an_expert
     where, group = joined("gb200", 4, 8), members(32)
     direct = where.fabric.direct
     rate = where.fabric.bandwidth_bytes_per_s.value * direct.efficiency.value
-    seconds = sent(low_latency_s, where, group, 64.0, 1e4)
+    seconds = sent(network.low_latency_s, where, group, 64.0, 1e4)
     copied = 64 * 8 * 31 / 32 * 1e4 / rate
     start = direct.latency_s.value + 31 * direct.latency_per_rank_s.value
-    assert seconds == pytest.approx(EXCHANGE_STARTS * start + copied)
+    assert seconds == pytest.approx(network.EXCHANGE_STARTS * start + copied)
     assert sent(dispatch_s, where, group, 64.0, 1e4) <= seconds
-    assert np.isinf(sent(low_latency_s, without_kernels(where), group, 64.0, 1e4))
+    assert np.isinf(sent(network.low_latency_s, without_kernels(where), group, 64.0, 1e4))
 
 
 def without_kernels(where):

@@ -6,17 +6,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from recipe_core.physics.serving import simulate as simulator
 from recipe_core.physics.serving.operators import Step, step_parts, total
 from recipe_core.physics.serving.scheduler import Replica, Rules, StepTimes
-from recipe_core.physics.serving.simulate import (
-    EXACT,
-    FIGURES,
-    MOST,
-    Spread,
-    _step_times,
-    requests_each,
-    simulate,
-)
+from recipe_core.physics.serving.simulate import EXACT, FIGURES, MOST, Spread, simulate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.changes import helpful_changes
 from recipe_core.search.plans import estimate_batch, plan, plan_candidate
@@ -121,7 +114,7 @@ def test_a_closed_loop_keeps_its_number_of_requests():
 @pytest.mark.parametrize("model", [LLAMA_8B, "openai/gpt-oss-20b"])
 def test_step_times_follow_the_operators(model):
     block = case({"input_tokens": 4096, "output_tokens": 512, "concurrency": 128}, model)
-    times = _step_times(block.setting, block.cases, Spread(0.2, 0.2))[0]
+    times = simulator._step_times(block.setting, block.cases, Spread(0.2, 0.2))[0]
     rng = np.random.default_rng(1)
     bounds = np.log([1, 100, 1, 4000]), np.log([8192, 4096, 128, 5000])
     points = np.exp(rng.uniform(*bounds, (400, 4)))
@@ -237,7 +230,7 @@ def test_cases_are_independent_columns_and_too_many_requests_not_simulated():
     assert together[rows[2]] == alone[rows[2]]
     assert np.isnan(alone[rows[0]])
     block = case(OFFLINE | {"requests": MOST + 1})
-    assert requests_each(block.setting, block.cases)[0] == MOST + 1
+    assert simulator.requests_each(block.setting, block.cases)[0] == MOST + 1
     assert np.isnan(simulation(block).means_s["ttft_s"][0])
 
 

@@ -14,13 +14,8 @@ from recipe_core.model.catalog import catalog_model
 from recipe_core.model.mlp import MoeMlp
 from recipe_core.physics.roofline import SORT_TOKENS, experts_s, operator_s, product_dtype
 from recipe_core.physics.root import root
-from recipe_core.physics.serving.continuous_batching import (
-    Loop,
-    closed_loop,
-    decode_step,
-    idle_step,
-    prompt_step,
-)
+from recipe_core.physics.serving import continuous_batching as batching
+from recipe_core.physics.serving.continuous_batching import Loop, idle_step, prompt_step
 from recipe_core.physics.serving.memory import memory
 from recipe_core.physics.serving.operators import Step, kernels_launched, step_parts, total
 from recipe_core.physics.serving.rates import serving
@@ -256,7 +251,7 @@ def test_prompts_of_several_chunks_take_a_step_each():
     setting, cases = legal(LLAMA_70B, engines=["vllm"], loads=[500], max_batched_tokens=[512])
     long, short, requests = (np.full(len(cases), size) for size in (20_000.0, 16.0, 500.0))
     cases = replace(cases, input_tokens=long, output_tokens=short)
-    flow = closed_loop(setting, cases, requests)
+    flow = batching.closed_loop(setting, cases, requests)
     chunk_s = flow.step_s + flow.prompt_s / np.ceil(20_000 / 512)
     assert flow.requests_per_s * 20_000 / 512 * chunk_s / cases.pp == pytest.approx(1, rel=0.03)
     in_flight = flow.requests_per_s * (flow.ttft_s + 15 * flow.tpot_s)
@@ -288,7 +283,7 @@ def test_roots_are_found_past_corners_and_near_ends_and_rows_end_as_alone():
 @pytest.mark.parametrize("model", MODELS)
 def test_steps_side_by_side_are_steps_alone(model):
     setting, cases = legal(model)
-    decode = decode_step(cases, np.multiply.outer((1.0, 8.0), np.ones(len(cases))))
+    decode = batching.decode_step(cases, np.multiply.outer((1.0, 8.0), np.ones(len(cases))))
     steps = (decode, prompt_step(setting, cases, decode, np.ones(len(cases)))[0], idle_step(cases))
     for together, step in zip(engine_steps(setting, cases, *steps), steps, strict=True):
         alone = engine_step(setting, cases, step)
