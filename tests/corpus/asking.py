@@ -160,9 +160,8 @@ _ASKED = (
     "trace",
 )
 _OWN = (_bundle, _compress, _help, _openapi, _plan, _schema, _sensitivity)
-OPERATIONS = {
+OPERATIONS = {  # what a request may ask for
     **{operation.__name__.removeprefix("_"): operation for operation in _OWN},
     **{name: _asked(name) for name in _ASKED},
     **{name: _named(name) for name in ("engines", "hardware", "models", "offers")},
 }
-"""What a request may ask for, by the name of its operation."""

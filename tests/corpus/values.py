@@ -1,7 +1,5 @@
 """Answers reduced to numbers, keys, names and sums of long lists, and compared with others."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -59,16 +59,13 @@ def test_nothing_is_like_nonsense_a_size_is_right_or_wrong_and_every_id_finds_it
         assert name in nearest_models(name)
 
 
-def test_the_page_is_that_of_the_data():
+def test_the_page_of_other_kinds_is_current_and_models_say_what_they_make():
     assert PAGE.read_text(encoding="utf-8") == page()
     # nothing in the table is modelled
     names = [name for kind in other_kinds().values() for name in kind.models]
     assert len(names) == len({name.casefold() for name in names})
     assert not {name.casefold() for name in names} & {name.casefold() for name in catalog_ids()}
     assert other_kind("Qwen/Qwen3-8B") is None
-
-
-def test_a_model_that_makes_no_text_says_what_it_makes():
     with pytest.raises(ModelError, match="makes images") as caught:
         load_model("qwen/QWEN-image", folders=False)
     assert "denoising" in str(caught.value)

@@ -252,6 +252,12 @@ def test_a_model_counts_its_towers_beside_the_language_model():
     assert [tower.modality for tower in heard.towers] == ["audio"]
     assert heard.left_out == ("image",)
     assert len({model.digest, heard.digest, model.serving(()).digest}) == 3
+    # the time of an encoder grows with its depth
+    (tower,) = catalog_model(QWEN).towers
+    deeper = replace(tower, layers=2 * tower.layers)
+    assert deeper.token_flops > 1.8 * tower.token_flops
+    assert deeper.score_flops(1024) == 2 * tower.score_flops(1024)
+    assert np.isclose(tower.score_flops(2048), 4 * tower.score_flops(1024))
 
 
 def test_a_tower_that_is_not_known_is_counted_by_its_sizes_or_not_at_all():
@@ -266,14 +272,6 @@ def test_a_tower_that_is_not_known_is_counted_by_its_sizes_or_not_at_all():
     assert any("vision encoder is not counted" in note for note in without.notes)
     error = refusal(read, **(VISION | {"num_hidden_layers": "many"}), kind=ModelError)
     assert error.field == "model.vision_config.num_hidden_layers"
-
-
-def test_the_time_of_an_encoder_grows_with_its_depth():
-    (tower,) = catalog_model(QWEN).towers
-    deeper = replace(tower, layers=2 * tower.layers)
-    assert deeper.token_flops > 1.8 * tower.token_flops
-    assert deeper.score_flops(1024) == 2 * tower.score_flops(1024)
-    assert np.isclose(tower.score_flops(2048), 4 * tower.score_flops(1024))
 
 
 @over("words, without", table("towers", "commands_that_leave_towers_out"))

@@ -259,7 +259,7 @@ def test_a_plan_judges_every_window_and_says_what_each_costs_and_saves():
     assert table.candidate(order[0]).get("batch_window_ms") in (0.0, None)
 
 
-def test_percentiles_of_arrivals_are_there_and_little_s_law_holds_in_a_closed_loop():
+def test_percentiles_of_arrivals_are_there_little_s_law_holds_and_a_queue_ends_a_window_later():
     checked, row = planned(TRITON, workload=ARRIVALS, batch_window_ms=10)
     figures = checked.detailed(row).serving.to_json()
     middle, tail = (figures[f"request_latency_p{p}_s"] for p in (50, 99))
@@ -269,9 +269,6 @@ def test_percentiles_of_arrivals_are_there_and_little_s_law_holds_in_a_closed_lo
         closed = {"input_tokens": 256, "concurrency": load}
         served = estimate(TRITON, BGE, closed, batch_window_ms=5).serving
         assert served.requests_per_s * served.request_latency_s == pytest.approx(load)
-
-
-def test_a_queue_ends_a_window_later():
     queue = {"input_tokens": 256, "mode": "offline", "concurrency": None, "requests": 100}
     quick, slow = (
         100 / estimate(TRITON, BGE, queue, batch_window_ms=ms).serving.requests_per_s

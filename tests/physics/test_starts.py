@@ -49,13 +49,6 @@ def chances(table, contexts):
     return starts.start_probability(block.setting, cases, held)
 
 
-def test_memory_that_just_suffices_is_as_likely_as_not():
-    """The context at which the estimate says that memory just suffices."""
-    close = of(int(of().blocks[0].detail(0)[0].memory.context_limit[0]))
-    assert float(close.columns["start_probability"][0]) == pytest.approx(0.5, abs=0.01)
-    assert close.state(0) == "uncertain"
-
-
 @settings(max_examples=examples(400), deadline=None)
 @given(contexts=st.lists(st.integers(1_280, 1_000_000), min_size=2, max_size=20))
 def test_a_longer_request_never_makes_a_start_more_likely(contexts):
@@ -93,7 +86,10 @@ def test_the_scale_of_the_error_is_a_share_of_memory_and_bounds_part_three_verdi
             starts.StartErrors.model_validate(values | wrong)
 
 
-def test_the_longest_context_is_the_last_that_starts():
+def test_the_longest_context_is_the_last_that_starts_and_what_just_suffices_as_likely_as_not():
+    close = of(int(of().blocks[0].detail(0)[0].memory.context_limit[0]))
+    assert float(close.columns["start_probability"][0]) == pytest.approx(0.5, abs=0.01)
+    assert close.state(0) == "uncertain"
     block = of().blocks[0]
     case, sure = block.cases.take(np.array([0])), starts.start_errors().sure
     longest = starts.longest_context(block.setting, case, 1_280, sure)

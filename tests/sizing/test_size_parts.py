@@ -44,14 +44,11 @@ def test_the_last_part_is_the_whole_answer(percentile):
     assert in_parts(request, 2)["best"] == whole["best"]
 
 
-def test_a_part_has_a_row_for_each_of_its_devices():
+def test_a_part_has_a_row_for_each_of_its_devices_and_growth_sizes_nothing_again(monkeypatch):
     part = in_parts(REQUEST, 1)
     assert (part["sized"], part["of"]) == (6, 8)
     assert {row["device"] for row in part["devices"]} <= set(DEVICES[:6])
     assert all(row["usd_per_month"] > 0 for row in part["devices"])
-
-
-def test_what_happens_afterwards_sizes_nothing_again(monkeypatch):
     in_parts(REQUEST, 2)
     monkeypatch.setattr("recipe_core.sizing.parts.size", None)
     grown = open_hardware.size_request(wizard(), MARKET, growth={"per_month": 0.05})
