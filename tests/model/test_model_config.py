@@ -296,10 +296,7 @@ def test_another_model_takes_images_out_that_it_does_not_read():
 
 
 def test_a_launch_leaves_out_what_the_estimate_leaves_out():
-    for model, modalities, word in (
-        (QWEN, [], "--language-model-only"),
-        (GEMMA, ["audio"], "--limit-mm-per-prompt"),
-    ):
+    for model, modalities, word in table("towers", "launches_that_leave_towers_out"):
         launch = decide(_request(model, {"modalities": modalities})).started()
         assert word in launch.processes[0].argv
 

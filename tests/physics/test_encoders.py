@@ -71,10 +71,7 @@ def test_more_load_never_lowers_throughput_and_arrivals_are_served_below_it():
 
 
 def test_a_bundle_says_how_it_is_asked_unless_a_decoder_needs_overrides_to_score():
-    for engine, path, options, processes in (
-        ("vllm", "/v1/embeddings", {"--runner": "pooling", "--convert": "embed"}, 1),
-        ("tei", "/embed", {"--dtype": "float16"}, 2),
-    ):
+    for engine, path, options, processes in table("encoders.yaml", "bundled"):
         split = {"engine": engine, "tp": 1, "pp": 1, "dp": 2}
         hardware = {"device": "l4", "per_node": 2}
         value = request(SMALL).to_json() | {"hardware": hardware, "candidate": split}

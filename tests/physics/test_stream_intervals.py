@@ -124,10 +124,7 @@ def test_every_load_of_a_plan_has_its_own_and_intervals_are_options_of_engines()
             assert field in spec.options.by_name or name == "tensorrt-llm"
 
 
-@over(
-    "stated optimize expected layer",
-    [({}, "cost", 30, "objective"), ({}, "ttft", 1, "base"), (SLOW, "cost", 30, "user")],
-)
+@over("stated optimize expected layer", table("choices.yaml", "layers"))
 def test_what_was_estimated_is_on_the_command(stated, optimize, expected, layer):
     parts = {"candidate": SGLANG | stated, "objective": {"optimize": optimize}}
     recipe = recipe_of(QWEN, "b200-sxm", workload=dict(LONG), **parts)

@@ -212,8 +212,7 @@ def test_a_fused_loss_less_state_and_adapters_save_memory():
         for name in ("adafactor", "adamw-8bit", "sgd", "muon", "adamw")
     ]
     assert sizes == sorted(sizes)
-    # Rank 16 beside every matrix of Llama 3.1 8B: 41.9 million parameters (the peft library prints
-    # 41,943,040), beside those of attention 13,631,488
+    # the peft library prints 41,943,040 for rank 16 beside every matrix
     few = {"method": "lora", "lora_targets": "attention"}
     lora, fewer, qlora = (
         memory(setting(**work), cases(1)).parts
@@ -312,15 +311,12 @@ def test_stages_end_with_the_layer_that_passes_their_share_or_are_even():
     assert np.isnan(both[0, 2:]).all()
     assert both[1].sum() == 32
     # stages are even without a heavy head and in chunks
-    heavy = 131072
-    evenly = (("torchtitan", heavy, 1), ("megatron", heavy, 1))
-    for engine, vocabulary, chunks in (*evenly, ("nanotron", 32000, 1), ("nanotron", heavy, 2)):
+    for engine, vocabulary, chunks in table("physics.yaml", "even_stages"):
         count, first, last = staged(wide(engine, vocabulary), pp=4, virtual_stages=chunks)
         assert (count[0] == 8).all()
         assert first[0].tolist() == [1, 0, 0, 0]
         assert last[0].tolist() == [0, 0, 0, 1]
-    # 126 layers and both ends are 128: 16 stages of 8 chunks, as Llama 3 405B was trained
-    # (arXiv:2407.21783, section 3.3.2)
+    # 126 layers and both ends make 16 stages of 8 chunks (Llama 3: arXiv:2407.21783, section 3.3.2)
     llama = setting("megatron", "meta-llama/Llama-3.1-405B", 1024, global_batch=2048)
     count, _, _ = staged(llama, pp=16, virtual_stages=8, nodes=1024)
     assert count[0].tolist() == [7, *[8] * 14, 7]
