@@ -1,7 +1,5 @@
 """bench: streams and requests, the arithmetic of figures, and measurements of a fake engine."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

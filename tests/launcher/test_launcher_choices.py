@@ -1,7 +1,5 @@
 """What is started where the machine is not the one that was planned for, or loses a device."""
 
-from __future__ import annotations
-
 import json
 import socket
 

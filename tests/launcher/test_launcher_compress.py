@@ -1,7 +1,5 @@
 """``compress`` makes a checkpoint whole or not at all, keeps it, and checks it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What is decided about servers and training runs from looks and times: no process, no clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise

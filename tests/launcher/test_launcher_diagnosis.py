@@ -1,7 +1,5 @@
 """Ends of logs and what they mean (``tests/data/ends_of_logs.yaml``), and what ``doctor`` packs."""
 
-from __future__ import annotations
-
 import json
 import re
 import stat

@@ -3,8 +3,6 @@
 Each is one sentence, and nothing that somebody put beside a bundle's own code runs before it.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """A keeper in a fake world: what fails is restarted, left for a fallback, or explained."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from dataclasses import replace

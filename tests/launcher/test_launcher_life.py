@@ -1,7 +1,5 @@
 """Starts, stops and restarts in a fake world, and what commands refuse before that."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Logs and events: their ends, what follows, whole lines of several processes, and odd files."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the vendors' tools and the kernel print, as recorded or in the form that is documented."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Figures of engines (``tests/data/engine_metrics.yaml``), the launcher's own, words to systemd."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket

@@ -1,7 +1,5 @@
 """What is read of a bundle, and checked before it starts: every refusal has a remedy."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Real processes, once for each fact that only an operating system shows."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Real processes. The fast tier has one signal for each phase, the nightly one the
 any step of a start is in ``test_launcher_life.py``.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

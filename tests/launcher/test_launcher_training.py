@@ -1,7 +1,5 @@
 """Training runs in a fake world: what is followed, kept, given up and refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -3,8 +3,6 @@
 States are waited for, not times. Each deployment meets its faults one after the other.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest
