@@ -306,9 +306,8 @@ def down(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
             hint="Leave --checkpoint out; its last checkpoint remains.",
         )
     if current is not None and current.here:
-        keeping.dismiss(
-            current.keeper, world=world
-        )  # it may hold the lock while it restarts the run
+        # Its keeper may hold the lock while it restarts the run.
+        keeping.dismiss(current.keeper, world=world)
     with state.exclusive(plan.own):
         current = state.load(plan.own)
         if current is not None and request.checkpoint:
