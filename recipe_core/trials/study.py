@@ -32,6 +32,14 @@ HOPELESS = 0.4
 MOST_POINTS = 100_000
 
 
+def measured_score(trial: FrozenTrial) -> float | None:
+    """Score of a trial that was measured to its end; None of one that was given up or failed.
+
+    Not ``trial.value``: Optuna gives a pruned trial the score of its warm-up as value.
+    """
+    return trial.value if trial.state is TrialState.COMPLETE else None
+
+
 @dataclass(slots=True)
 class Search:
     """One search; ``space`` its knobs. Scores are logarithms, lower is better."""
@@ -131,11 +139,12 @@ class Search:
             if before is None:
                 return trial, point
             trial.set_user_attr("repeats", before.number)
-            if before.value is None:
+            score = measured_score(before)
+            if score is None:
                 self.study.tell(trial, state=TrialState.PRUNED)
             else:
                 trial.set_user_attr("excess", before.user_attrs.get("excess", 0.0))
-                self.study.tell(trial, before.value)
+                self.study.tell(trial, score)
         untried = self._untried()
         if untried is None:
             return None
@@ -196,7 +205,7 @@ class Search:
         kept = [
             trial
             for trial in self.done
-            if trial.value is not None and trial.user_attrs.get("excess", 0.0) <= 0
+            if measured_score(trial) is not None and trial.user_attrs.get("excess", 0.0) <= 0
         ]
         return min(kept, key=lambda trial: (trial.value, trial.number), default=None)
 

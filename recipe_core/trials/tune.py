@@ -36,7 +36,7 @@ from recipe_core.trials.knobs import (
     values_at,
 )
 from recipe_core.trials.objective import Aim, aim_of
-from recipe_core.trials.study import SEED, Search
+from recipe_core.trials.study import SEED, Search, measured_score
 from recipe_core.trials.verify import model_of, serving_recipe
 from recipe_core.trials.workplace import Workplace, workplace
 
@@ -387,17 +387,18 @@ def _write(place: Workplace, outcome: Tuned) -> None:
 def _row(trial: Any, space: tuple[Knob, ...]) -> dict[str, Any]:
     """A trial as plain values."""
     told = trial.user_attrs
-    state = "measured" if trial.value is not None else "given up"
+    score = measured_score(trial)
+    state = "measured" if score is not None else "given up"
     if "refused" in told:
         state = "not started"
-    elif trial.value is None and told.get("excess"):
+    elif score is None and told.get("excess"):
         state = "failed"
     return {
         "number": trial.number,
         "state": state,
         "values": values_at(space, trial.params),
-        "score": trial.value,
-        "keeps_limits": told.get("excess", 0.0) <= 0 if trial.value is not None else None,
+        "score": score,
+        "keeps_limits": told.get("excess", 0.0) <= 0 if score is not None else None,
         "metrics": told.get("metrics"),
         "reason": told.get("reason"),
     }

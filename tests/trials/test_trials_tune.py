@@ -14,6 +14,7 @@ import pytest
 
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.launcher.procs import Processes, Stat
+from recipe_core.present.trials_text import tune_text
 from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.diff import diff
 from recipe_core.trials import knobs as knobs_module
@@ -104,9 +105,6 @@ def test_warm_ups_without_hope_are_given_up(tmp_path):
     assert search.best().number == 0
 
 
-# The space and the aim
-
-
 @pytest.fixture(scope="module")
 def on_gpus():
     split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
@@ -168,9 +166,6 @@ def test_a_gain_is_believed_beyond_the_noise_only():
     assert order(3) == ["base", "best", "best", "base", "base", "best"]
 
 
-# Whole searches
-
-
 def tuned(bundle, servers, budget=QUICK, **options):
     here = {"clock": servers.clock, "deploy": servers.deploy, "alone": ALONE}
     return tune(bundle, budget, tell=lambda line: None, **here, **options)
@@ -200,6 +195,14 @@ def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_p
     assert report["better"]
     assert json.loads((output / "run" / "measurement.json").read_text())["recipe"] == better.name
     assert not list(bundle.glob("run/tune/work-*"))
+    told = tune_text(outcome, output)
+    for part in (
+        " 1 failed",
+        "the recommended point",
+        "better: max_num_seqs=128",
+        f"wrote {output}",
+    ):
+        assert part in told
 
 
 def test_a_search_ends_with_its_budget_or_its_recommended_point(vllm_bundle, tmp_path, monkeypatch):
