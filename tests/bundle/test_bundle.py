@@ -90,6 +90,7 @@ LINK.external_attr = (stat.S_IFLNK | 0o777) << 16
         (lambda f: f.update({"/etc/passwd": b"x"}), "leads outside"),
         (lambda f: f.update({"a\\..\\b": b"x"}), "leads outside"),
         (lambda f: f.update({"C:evil": b"x"}), "leads outside"),
+        (lambda f: f.update({"launcher//b": b"x"}), "has a name that no file"),
         (lambda f: f.pop(MANIFEST), "not a recipe bundle"),
         (lambda f: f.update({MANIFEST: b"[]"}), "lists no files"),
         (lambda f: f.update({MANIFEST: b"{"}), "not valid JSON"),

@@ -13,15 +13,16 @@ from tests.fixtures.needs import needs
 from tests.fixtures.paths import ROOT
 from tests.fixtures.rows import over, table
 
-TOOLS = "torch transformers compressed_tensors gguf nncf onnx onnxruntime onnxscript openvino "
-TOOLS += "xllamacpp"
+CHECKPOINTS = ("torch", "transformers", "compressed_tensors")
+TOOLS = ("gguf", "nncf", "onnx", "onnxruntime", "onnxscript", "openvino", "xllamacpp")
 VERIFY = {"tokens": 512, "window": 128, "prompts": 2, "prompt_tokens": 16}
 VERIFY |= {"new_tokens": 12, "runs": 1}
 GROUP = 32
 """Divides the 352 inputs of the demo model's last matrices."""
 INT4 = {"options": {"group": GROUP}}
-NEEDED = needs("compression", *TOOLS.split(), extra="torch,compress")
-pytestmark = [pytest.mark.engine, pytest.mark.nightly, NEEDED]
+NEEDED = needs("compression", *CHECKPOINTS, extra="torch,compress")
+EXPORTS = needs("exports of compressed models", *TOOLS, extra="torch,compress")
+pytestmark = [pytest.mark.engine, NEEDED]
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +148,8 @@ def test_a_removed_layer_is_gone_and_less_rank_loses_more(made, demo_model):
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "gguf": "llama.cpp"}
 
 
+@EXPORTS
+@pytest.mark.nightly
 @pytest.mark.parametrize("written", RUNTIMES)
 def test_an_export_says_what_torch_says(made, demo_model, base_tokens, written):
     from recipe_core.compressor.runners import run
@@ -160,6 +163,8 @@ def test_an_export_says_what_torch_says(made, demo_model, base_tokens, written):
     assert result.agreement > 0.9
 
 
+@EXPORTS
+@pytest.mark.nightly
 @over("name, written, least", table("compressor", "rounded"))
 def test_runtimes_run_what_their_tools_rounded(made, name, written, least):
     _, result = made(name, written, **(INT4 if name == "int4_weight_only" else {}))
@@ -168,6 +173,8 @@ def test_runtimes_run_what_their_tools_rounded(made, name, written, least):
     assert result.result.bytes < 0.75 * whole.result.bytes
 
 
+@EXPORTS
+@pytest.mark.nightly
 def test_types_of_llama_cpp_are_as_wide_as_the_table_says(made):
     import gguf
 

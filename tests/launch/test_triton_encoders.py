@@ -204,7 +204,6 @@ def test_openvino_agrees_with_torch_for_every_shape(module, onnx_file, tmp_path)
         assert agreement(module, lambda given, made=made: made(dict(given))[0]) > least
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["cls", "mean", "last"])
 def test_pooling_is_that_of_sentence_transformers(checkpoint, kind, tmp_path):
     import torch

@@ -113,7 +113,6 @@ def test_a_killed_run_on_chats_goes_on_bit_by_bit(chat, alone):
     assert job.losses() == chat.losses()
 
 
-@NIGHTLY
 def test_preferences_start_at_the_reference_and_margins_are_recorded(alone):
     """Before the first step model and reference are one, so the loss is ln 2 (equation 7)."""
     for name in ("dpo", "dpo-lora"):
@@ -124,7 +123,6 @@ def test_preferences_start_at_the_reference_and_margins_are_recorded(alone):
     assert float(rows[-1]["reward_margin"]) != 0
 
 
-@NIGHTLY
 def test_adapters_come_out_alone_and_merged_into_the_base_that_was_trained(chat, alone):
     """peft's names and shapes; the merged model is the base with scale · B A added, no more."""
     import torch
@@ -188,7 +186,6 @@ REFUSED = {
 }
 
 
-@NIGHTLY
 def test_what_a_method_cannot_do_is_refused_by_name(tmp_path):
     from recipe_core.trainer.errors import TrainError
     from recipe_core.trainer.settings import load_settings
@@ -201,7 +198,6 @@ def test_what_a_method_cannot_do_is_refused_by_name(tmp_path):
             check(settings, model)
 
 
-@NIGHTLY
 def test_transformers_trainer_has_the_same_loss_on_chats_and_refuses_adapters(
     chat, alone, tmp_path
 ):
