@@ -42,18 +42,12 @@ SPLIT = {
 
 
 def test_a_run_of_two_processes_has_the_losses_of_one(whole, tmp_path):
-    job = Job(tmp_path / "job", **SHARDED)
-    job.finish(2)
-    assert job.losses() == pytest.approx(whole.losses(), abs=2e-5)
-    assert whole.losses()[-1] < whole.losses()[0] - 0.3
-
-
-@NIGHTLY
-def test_a_model_that_is_cut_has_the_losses_of_a_whole_one(whole, tmp_path):
-    jobs = [Job(tmp_path / name, **parts) for name, parts in (("tp", TENSOR), ("pp", PIPELINE))]
+    split = {"fsdp": SHARDED, "tp": TENSOR, "pp": PIPELINE}
+    jobs = [Job(tmp_path / name, **parts) for name, parts in split.items()]
     Job.run_several(jobs, 2)
     for job in jobs:
         assert job.losses() == pytest.approx(whole.losses(), abs=2e-5), job.root.name
+    assert whole.losses()[-1] < whole.losses()[0] - 0.3
 
 
 def test_the_model_that_comes_out_is_one_that_transformers_loads(whole):
@@ -71,32 +65,27 @@ def test_the_model_that_comes_out_is_one_that_transformers_loads(whole):
     assert whole.checkpoints() == ["step-4"]
 
 
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    """Random weights trained on chats; the runs of the other methods start from them."""
-    job = Job(tmp_path_factory.mktemp("chat") / "job", **CHAT)
-    job.finish(1)
-    return job
-
-
-def several(root, chat, processes, named, *, dies=False):
+def several(root, model, processes, named, *, dies=False):
     jobs = {name: Job(root / name.replace(" ", "-"), **parts) for name, parts in named.items()}
-    words = ("--model", str(chat.run_folder / "model"))
-    Job.run_several(list(jobs.values()), processes, *words, dies=dies)
+    Job.run_several(list(jobs.values()), processes, "--model", str(model), dies=dies)
     return jobs
 
 
 @pytest.fixture(scope="module")
-def alone(chat, tmp_path_factory):
-    """Each method by one process, and chats by one that is killed in its third step."""
-    killed = {"killed": CHAT | {"checkpoints": {"every_steps": 1}}}
-    found = several(tmp_path_factory.mktemp("alone"), chat, 1, ALONE | killed, dies=True)
-    return found | {"chat": chat}
+def alone(tmp_path_factory):
+    """Each method by one process; they start from random weights that were trained on chats."""
+    root = tmp_path_factory.mktemp("alone")
+    return several(root, root / "chat" / "run" / "model", 1, {"chat": CHAT} | ALONE)
+
+
+@pytest.fixture(scope="module")
+def chat(alone):
+    return alone["chat"]
 
 
 @NIGHTLY
 def test_a_method_has_the_same_losses_however_it_is_split(chat, alone, tmp_path):
-    for name, found in several(tmp_path, chat, 2, SPLIT).items():
+    for name, found in several(tmp_path, chat.run_folder / "model", 2, SPLIT).items():
         whole = alone[name.partition(" ")[0]].losses()
         assert len(whole) == 4
         assert found.losses() == pytest.approx(whole, abs=2e-5), name
@@ -106,8 +95,9 @@ def test_a_method_has_the_same_losses_however_it_is_split(chat, alone, tmp_path)
 
 
 @NIGHTLY
-def test_a_killed_run_on_chats_goes_on_bit_by_bit(chat, alone):
-    job = alone["killed"]
+def test_a_killed_run_on_chats_goes_on_bit_by_bit(chat, tmp_path):
+    killed = {"killed": CHAT | {"checkpoints": {"every_steps": 1}}}
+    job = several(tmp_path, chat.run_folder / "model", 1, killed, dies=True)["killed"]
     assert len(job.losses()) == 2
     assert "resuming after step" in job.finish(1)
     assert job.losses() == chat.losses()
