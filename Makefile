@@ -6,9 +6,9 @@ HOST ?= 127.0.0.1
 PORT ?= 8501
 BIN := .venv/bin
 WORKERS ?= 2
-# Hundreds of child processes import the package: they share a cache of byte code, also where the
-# environment forbids to write one.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.venv/bytecode $(BIN)/python -m pytest
+# Hundreds of child processes import the package: they keep its byte code, also where the environment
+# forbids to, and beside the sources, where that of all other packages lies since they were installed.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX $(BIN)/python -m pytest
 # Groups of tests that share a server stay together and start first; see tests/fixtures/groups.py.
 PARALLEL := -n $(WORKERS) --dist loadgroup
 ROOMS := $(filter-out fixtures,$(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py)))
