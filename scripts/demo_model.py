@@ -1,7 +1,7 @@
 """Build the demo's model: a small, real Llama with its own tokenizer, trained on
 ``demo_corpus.txt`` until its loss is what ``Training`` states, however long a machine takes.
 
-    python scripts/demo_model.py OUT_DIR
+    python scripts/demo_model.py OUT_DIR [--loss NATS]
 
 It is small enough for two CPU cores and real enough to prove the path: configuration, weights on
 disk, a tokenizer, a chat template, and completions that read like the corpus. Needs torch,
@@ -97,9 +97,15 @@ def main(argv: list[str] | None = None) -> int:
         prog="demo_model.py", description="Build the demo's small real model."
     )
     parser.add_argument("out", type=Path, help="folder to write; an up-to-date one is reused")
+    parser.add_argument(
+        "--loss",
+        type=float,
+        default=Training().loss,
+        help="nats per token at which training ends; 100 trains nothing (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     try:
-        record, reused = ensure(args.out)
+        record, reused = ensure(args.out, Training(loss=args.loss))
     except ImportError as error:
         print(
             f"demo_model: {error.name} is not installed; pip install 'recipe-builder[torch]'.",
@@ -113,15 +119,15 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def ensure(out: Path, *, training: Training | None = None) -> tuple[Record, bool]:
-    """The model in ``out``, built if missing, incomplete or outdated; True if it was reused."""
+def ensure(out: Path, training: Training) -> tuple[Record, bool]:
+    """The model in ``out``, built if missing, outdated or less trained; True if it was reused."""
     digest = source_digest()
     record = existing(out)
-    if record is not None and record.digest == digest:
+    if record is not None and record.digest == digest and record.loss_after <= training.loss:
         return record, True
     if out.exists() and record is None and any(out.iterdir()):
         raise ValueError(f"{out} holds something that is not a demo model; choose an empty folder.")
-    return build(out, digest, training or Training()), False
+    return build(out, digest, training), False
 
 
 def source_digest() -> str:

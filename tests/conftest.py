@@ -1,8 +1,6 @@
 """Requests that tests share."""
 
 import os
-import subprocess
-import sys
 
 from tests.fixtures.paths import DATA, ROOT
 
@@ -20,7 +18,7 @@ from recipe_core.doors.pool import server_pool
 from recipe_core.doors.settings import variable
 from recipe_core.hardware.cluster import in_nodes
 from recipe_core.request.schema import PlanRequest
-from tests.fixtures import groups
+from tests.fixtures import engines, groups
 from tests.fixtures.sizes import examples
 
 # The machine is shared with another worker and real servers: no example is late.
@@ -73,13 +71,8 @@ def no_workers():
 
 @pytest.fixture(scope="session")
 def demo_model(tmp_path_factory):
-    """The demo's model, trained once; tests that change its folder copy it."""
-    folder = tmp_path_factory.mktemp("trained") / "model"
-    words = [sys.executable, str(ROOT / "scripts" / "demo_model.py"), str(folder)]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # the other core is another worker's
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=alone)
-    assert "built" in done.stdout
-    return folder
+    """The demo's model, trained once, half as long; tests that change its folder copy it."""
+    return engines.demo_model(tmp_path_factory.mktemp("trained") / "model", loss=0.5)
 
 
 @pytest.fixture

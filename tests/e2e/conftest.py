@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.fixtures.engines import untrained
+from tests.fixtures.engines import demo_model
 from tests.fixtures.patience import PATIENCE
 from tests.fixtures.serve import recipe_serve
 from tests.fixtures.wizard import NO_PLAYWRIGHT
@@ -27,7 +27,7 @@ def address(server):
 
 @pytest.fixture(scope="session")
 def untrained_model(tmp_path_factory):
-    return untrained(tmp_path_factory.mktemp("untrained") / "model")
+    return demo_model(tmp_path_factory.mktemp("untrained") / "model")
 
 
 @pytest.fixture(scope="session")

@@ -188,8 +188,9 @@ def test_what_a_method_cannot_do_is_refused_by_name(tmp_path):
             check(settings, model)
 
 
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=NIGHTLY)])
 def test_transformers_trainer_has_the_same_loss_on_chats_and_refuses_adapters(
-    chat, alone, tmp_path
+    chat, alone, tmp_path, processes
 ):
     """Of the first step, after which it warms up otherwise."""
     pytest.importorskip("accelerate")
@@ -197,7 +198,7 @@ def test_transformers_trainer_has_the_same_loss_on_chats_and_refuses_adapters(
 
     job = Job(tmp_path / "job", **(CHAT | PRETRAINED))
     job.patch_script("", "hf")
-    job.finish(2, "--model", str(chat.run_folder / "model"))
+    job.finish(processes, "--model", str(chat.run_folder / "model"))
     assert len(job.losses()) == 4
     assert job.losses()[0] == pytest.approx(alone["tuned"].losses()[0], rel=1e-4)
     refused = Job(tmp_path / "refused", **ALONE["lora"])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fixtures.bundles import Bundle, serving_bundle
-from tests.fixtures.engines import build, untrained
+from tests.fixtures.engines import build, demo_model
 from tests.fixtures.paths import ROOT
 
 LIMITS = {
@@ -142,4 +142,4 @@ def _real(kind: str, folder: Path, port: int) -> Deployment:
 
 @cache
 def _model() -> Path:
-    return untrained(Path(tempfile.mkdtemp(prefix="chaos-model-")) / "model")
+    return demo_model(Path(tempfile.mkdtemp(prefix="chaos-model-")) / "model")
