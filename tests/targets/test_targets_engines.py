@@ -64,7 +64,7 @@ def assert_whole(value, templates=True):
     assert not any(wrong.values()), wrong
 
 
-@over("name", engine_names())
+@over("name", engine_names(), share=2)
 def test_launches_of_engines_fit_their_targets(name):
     values = []
     for deployment in deployments(name, 6):
@@ -83,7 +83,7 @@ def test_launches_with_other_balancers_and_ray_fit_their_targets(way):
         assert_whole(of(deployment))
 
 
-@over("name", TRAINERS)
+@over("name", TRAINERS, share=2)
 def test_launches_of_trainers_fit_their_targets(name):
     """Two nodes: every pod runs the same command, told apart by its number alone."""
     split = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | {"engine": name, "recompute": "full"}
