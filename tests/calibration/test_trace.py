@@ -244,7 +244,7 @@ def test_a_traced_step_holds_and_sends_what_is_published_of_fsdp_and_pipelines(t
     assert few == pytest.approx(all_, rel=1e-6)
 
 
-@over("split said", table("trace", "untraced"))
+@over("split said", table("trace", "untraced"), share=2)
 def test_what_cannot_be_traced_is_named(split, said):
     assert said in str(refusal(trace_training, *planned(step_request(**split))))
 
