@@ -141,6 +141,7 @@ def test_without_torch_the_error_names_the_install_command_and_importing_needs_n
     assert not {b"torch", b"transformers"} & set(loaded.split())
 
 
+@pytest.mark.nightly
 def test_the_command_line_prints_formula_beside_trace(tmp_path):
     split = {"engine": "vllm", "tp": 2, "pp": 1, "dp": 1}
     request = to_yaml(request_values(LLAMA_8B, candidate=split))

@@ -276,7 +276,8 @@ def test_no_number_is_keyed_by_a_model():
     assert len(files) > 50
     for path in files:
         text = path.read_text()
-        near = [name for name in names if name in text.casefold()]
+        folded = text.casefold()
+        near = [name for name in names if name in folded]
         if near:
             data = path.suffix == ".yaml"
             words = words_of_data(read_document(path)) if data else words_of_code(text)

@@ -96,11 +96,11 @@ def processes(started, form):
     return [(p.argv, p.env, p.port_offset, p.devices, p.node, p.role) for p in started.processes]
 
 
-FORMS = (as_text, as_options)
-AT_NIGHT = [pytest.param(form, marks=pytest.mark.nightly) for form in (as_published, as_container)]
+OTHERS = (as_options, as_published, as_container)
+AT_NIGHT = [pytest.param(form, marks=pytest.mark.nightly) for form in OTHERS]
 
 
-@pytest.mark.parametrize("form", [*FORMS, *AT_NIGHT])
+@pytest.mark.parametrize("form", [as_text, *AT_NIGHT])
 @pytest.mark.parametrize("name", PASSED)
 def test_what_is_started_converts_to_what_is_started(name, form):
     seen = Counter()
