@@ -193,7 +193,7 @@ def test_what_a_method_cannot_do_is_refused_by_name(tmp_path):
             check(settings, model)
 
 
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")  # its new name is newer
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")  # deprecated in 5.23
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=NIGHTLY)])
 def test_transformers_trainer_has_the_same_loss_on_chats_and_refuses_adapters(
     chat, alone, tmp_path, processes
