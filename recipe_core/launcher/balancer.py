@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from .client import api_headers
 from .plan import LaunchPlan, Process
 from .world import HERE, World
 
@@ -128,6 +129,7 @@ def _ask(
         path,
         method=method,
         body=body,
+        headers=api_headers(plan.api),
         timeout_s=_ANSWER_S,
         most_bytes=_MOST_BYTES,
     )

@@ -27,6 +27,7 @@ _MOST_BY_DEFAULT = 256  # requests, so that a slow server is measured in minutes
 _COUNTED = 3  # prompts of the same number of words differ by a few tokens
 _SHOWN_PROMPT = "A good recipe"
 _SHOWN_TOKENS = 64
+_LOGS = "See the logs in run/."
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) 
         return calibrate(count, plan.workload.input_tokens)
     except RequestError as error:
         raise LauncherError(
-            f"the server refused the first requests: {error.message}", hint="See the logs in run/."
+            f"the server refused the first requests: {error.message}", hint=error.hint or _LOGS
         ) from None
 
 
@@ -162,8 +163,7 @@ def _all_failed(outcome: Outcome) -> LauncherError:
     if outcome.errors:
         message, times = Counter(outcome.errors).most_common(1)[0]
     return LauncherError(
-        f"all {len(outcome.errors)} requests failed; {times} of them with: {message}",
-        hint="See the logs in run/.",
+        f"all {len(outcome.errors)} requests failed; {times} of them with: {message}", hint=_LOGS
     )
 
 

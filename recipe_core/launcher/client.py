@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import RequestError
+from .errors import InputError, RequestError
 from .plan import Api
+from .redact import HIDDEN
 from .sse import EventParser
+
+_KEY = re.compile(r"[!-~]+")  # what a header can carry
+_REFUSED = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,41 @@ class Sample:
         return self.last - self.started
 
 
+def api_headers(api: Api, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The header that proves who asks, for servers with an API key; none where no key is set.
+
+    The key is read from the variable that the servers read it from, and kept nowhere.
+
+    Raises:
+        InputError: for a key that no header can carry; it names the variable, not the value.
+    """
+    key = environment.get(api.key_variable or "")
+    if not key:
+        return {}
+    if not _KEY.fullmatch(key):
+        raise InputError(
+            "holds an API key with spaces, line ends or letters that no header can carry.",
+            field=api.key_variable,
+            hint="Make one of letters and digits, for example with `openssl rand -hex 32`.",
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+def refusal(
+    api: Api, status: int, said: str, environment: Mapping[str, str] = os.environ
+) -> RequestError:
+    """The error for an answer that is not 200: what the server said, and which key is amiss."""
+    hint, key = None, environment.get(api.key_variable or "")
+    said = said.replace(key, HIDDEN) if key else said
+    if status in _REFUSED and api.key_variable is None:
+        hint = "Something in front of the servers asks for a key, which this bundle does not know."
+    elif status in _REFUSED and key:
+        hint = f"The servers were started with another key than {api.key_variable} holds here."
+    elif status in _REFUSED:
+        hint = f"Set {api.key_variable} to the API key that the servers were started with."
+    return RequestError(f"HTTP {status}: {said}", hint=hint)
+
+
 def complete(
     endpoint: Endpoint,
     prompt: str,
@@ -78,11 +119,15 @@ def complete(
             "POST",
             endpoint.api.path,
             body,
-            {"Content-Type": "application/json", "Accept": "text/event-stream"},
+            {
+                "Content-Type": "application/json",
+                "Accept": "text/event-stream",
+                **api_headers(endpoint.api),
+            },
         )
         response = connection.getresponse()
         if response.status != 200:
-            raise RequestError(f"HTTP {response.status}: {said_by(response.read(4096))}")
+            raise refusal(endpoint.api, response.status, said_by(response.read(4096)))
         return _Stream(started, clock).read(response)
     except (OSError, http.client.HTTPException) as error:
         raise RequestError(f"{type(error).__name__}: {error}") from None

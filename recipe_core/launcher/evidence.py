@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import events, exposition, manifest, state
+from .client import api_headers
 from .engine import find_program, interpreter_of
 from .errors import LauncherError
 from .files import json_text
@@ -197,15 +198,15 @@ def _figures(patient: Patient) -> Iterator[Piece]:
     path = exposition.PATHS.get(plan.engine.name, "/metrics")
     for server in current.servers:
         if server.name in answering and server.alive:
-            text = _answer(plan.client_host, server.port, path)
+            text = _answer(plan, server.port, path)
             if text:
                 yield Piece(f"metrics/{server.name}.txt", text)
 
 
-def _answer(host: str, port: int, path: str) -> str:
-    connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+def _answer(plan: LaunchPlan, port: int, path: str) -> str:
+    connection = http.client.HTTPConnection(plan.client_host, port, timeout=_ANSWER_S)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=api_headers(plan.api))
         answer = connection.getresponse()
         return answer.read(LOG_BYTES).decode("utf-8", errors="replace")
     except (OSError, http.client.HTTPException) as error:

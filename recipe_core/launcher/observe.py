@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import exposition
+from .client import api_headers
 from .decide import Seen, Target
 from .errors import LauncherError
 from .exposition import Figures
@@ -89,7 +90,12 @@ class Observer:
     def get(self, plan: LaunchPlan, port: int, path: str) -> str | None:
         """The text that a server here answers with 200; None for anything else."""
         status, payload = self.world.ask(
-            plan.client_host, port, path, timeout_s=ANSWER_S, most_bytes=_MOST_BYTES
+            plan.client_host,
+            port,
+            path,
+            headers=api_headers(plan.api),
+            timeout_s=ANSWER_S,
+            most_bytes=_MOST_BYTES,
         )
         return payload.decode("utf-8", errors="replace") if status == 200 else None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .api import Api, read_api
 from .claims import Claim, read_claim
 from .errors import InputError
 from .fields import Fields
@@ -96,15 +97,6 @@ class Process:
     def answers(self) -> bool:
         """True when it has an address to ask; workers and trainers have none."""
         return self.role not in _SILENT
-
-
-@dataclass(frozen=True, slots=True)
-class Api:
-    """The API of a server: path, name of the model, and fields added to every body."""
-
-    path: str
-    model: str
-    body: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +237,7 @@ def load_plan(
         processes=tuple(process for process in everywhere if node is None or process.node == node),
         health=(fields.optional_text("health") or "/health") if kind == "serving" else "",
         startup_timeout_s=fields.optional_number("startup_timeout_s") or 600.0,
-        api=_api(fields.child("api"), fill) if kind == "serving" else Api("", "", {}),
+        api=read_api(fields.child("api"), fill) if kind == "serving" else Api("", "", {}),
         workload=_workload(fields.child("workload")) if kind == "serving" else _NO_LOAD,
         kind=kind,
         node=node,
@@ -477,14 +469,6 @@ def _process(fields: Fields, fill: Filler) -> Process:
         role=fields.optional_text("role") or "server",
         group=fields.optional_integer("group") or 0,
     )
-
-
-def _api(fields: Fields, fill: Filler) -> Api:
-    path = fields.text("path")
-    if not path.startswith("/"):
-        raise fields.fail("path", "a path that starts with /")
-    body = fields.child("body", optional=True).data
-    return Api(path, fill.text(fields.text("model")), fill.json(body))
 
 
 def _workload(fields: Fields) -> Workload:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .client import Endpoint, Sample, said_by
+from .client import Endpoint, Sample, api_headers, refusal, said_by
 from .errors import RequestError
 from .plan import Api
 
@@ -45,12 +45,13 @@ def pool(
     )
     started = clock()
     try:
-        connection.request("POST", endpoint.api.path, body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", **api_headers(endpoint.api)}
+        connection.request("POST", endpoint.api.path, body, headers)
         response = connection.getresponse()
         content = response.read()
         done = clock()
         if response.status != 200:
-            raise RequestError(f"HTTP {response.status}: {said_by(content[:4096])}")
+            raise refusal(endpoint.api, response.status, said_by(content[:4096]))
         tokens = response.getheader("x-compute-tokens")
     except (OSError, http.client.HTTPException) as error:
         raise RequestError(f"{type(error).__name__}: {error}") from None

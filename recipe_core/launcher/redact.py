@@ -45,7 +45,7 @@ _PROMPT = re.compile(
 )
 _HOMES = re.compile(r"(?P<kept>/(?:home|Users)/)[^/\s'\":,;)\]}]+")
 _COMMON = frozenset({"root", "user", "admin", "ubuntu", "runner", "localhost", "docker", "nobody"})
-_SHORTEST_SECRET = 6
+_SHORTEST_SECRET, _LONGEST_NUMBER = 6, 12
 
 
 class Redactor:
@@ -111,7 +111,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def _is_own_secret(name: str, value: str) -> bool:
-    return is_secret_name(name) and len(value) >= _SHORTEST_SECRET and not value.isdigit()
+    is_number = value.isdigit() and len(value) < _LONGEST_NUMBER
+    return is_secret_name(name) and len(value) >= _SHORTEST_SECRET and not is_number
 
 
 def _users(variables: Mapping[str, str]) -> list[str]:

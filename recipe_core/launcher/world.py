@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -42,15 +42,19 @@ class World:
         *,
         method: str = "GET",
         body: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
         timeout_s: float,
         most_bytes: int = 0,
     ) -> tuple[int | None, bytes]:
-        """Status and first bytes of what a server answers; None where it does not."""
+        """Status and first bytes of what a server answers; None where it does not.
+
+        ``headers``: such as those of `client.api_headers`.
+        """
         connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        sent = {**({} if body is None else {"Content-Type": "application/json"}), **(headers or {})}
         try:
             text = None if body is None else json.dumps(body)
-            connection.request(method, path, body=text, headers=headers)
+            connection.request(method, path, body=text, headers=sent)
             with connection.getresponse() as answer:
                 return answer.status, answer.read(most_bytes)
         except (OSError, http.client.HTTPException):
