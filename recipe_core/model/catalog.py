@@ -27,7 +27,7 @@ from recipe_core.model.config.read import read_config
 from recipe_core.model.config.shorthand import shape_config
 from recipe_core.model.constants import constants
 from recipe_core.model.derived import Convention, meanings
-from recipe_core.model.hub import hub_config
+from recipe_core.model.hub import NotOnHubError, hub_config
 from recipe_core.model.other_kinds import other_kind
 from recipe_core.model.own_models import own_config
 from recipe_core.model.revision import split_revision
@@ -372,19 +372,24 @@ def _named(model: str, *, online: bool) -> ModelSpec:
     except ModelError as unlisted:
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
             raise
+        broken: ModelError | None = None
         tried = ""
         if online and (known := own_config(model)) is not None:
             return read_config(known[1], known[0])
         if online:
             try:
                 return read_config(hub_config(model, revision), model)
-            except ModelError as error:
+            except NotOnHubError as error:
                 tried = f" ({error.message})"
+            except ModelError as error:
+                broken = error
         if (derived := derived_model(model)) is not None:
             return derived
         if (other := other_kind(model)) is not None:
             message = f"{model} is not a language model: it makes {other.makes}."
             raise ModelError(message, field="model", hint=f"Not modelled: {other.why}.") from None
+        if broken is not None:  # the name is right, and what the hub says of it is wrong
+            raise broken from None
         raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint}{tried}") from None
 
 

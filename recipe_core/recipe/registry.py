@@ -8,17 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.web import Answer, Deadline, FetchError, fetch
 
-SECONDS = 10.0
-"""Time to connect, and to wait for the next bytes."""
+SECONDS = 30.0
+"""Time for all that is asked, tokens too."""
 MOST_TOKEN_BYTES, MOST_MANIFEST_BYTES = 64 << 10, 4 << 20
 HUB = "registry-1.docker.io"
 """The registry of references without a host."""
@@ -82,27 +80,24 @@ def image_digest(reference: str) -> str:
         InputError: for a reference that is none.
         NoAnswer: when the registry does not answer, or has no such image for everybody.
     """
-    place = place_of(reference)
-    headers = {"Accept": ", ".join(MANIFESTS)}
+    place, deadline = place_of(reference), Deadline(SECONDS)
     try:
-        try:
-            return _digest(place, headers)
-        except urllib.error.HTTPError as error:
-            if error.code != HTTPStatus.UNAUTHORIZED:
-                raise
-            error.close()
-            token = _token(error.headers.get("WWW-Authenticate", ""), place)
-        return _digest(place, headers | {"Authorization": f"Bearer {token}"})
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise _refused(reference, error.code) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+        answer = _ask(place, deadline, "")
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            token = _token(answer.headers.get("WWW-Authenticate", ""), place, deadline)
+            answer = _ask(place, deadline, token)
+    except FetchError as error:
         raise NoAnswer(
-            f"{place.host} does not answer for {reference}: {reason}.",
+            f"{place.host} does not answer for {reference}: {error}.",
             field="lock.image",
             hint="Ask again where it can be reached.",
         ) from None
+    if answer.status != HTTPStatus.OK:
+        raise _refused(reference, answer.status)
+    stated = answer.headers.get("Docker-Content-Digest", "")
+    # The header is optional: a digest is the hash of the manifest as it is served.
+    served = f"sha256:{hashlib.sha256(answer.body).hexdigest()}"
+    return stated if _DIGEST.fullmatch(stated) else served
 
 
 def _refused(reference: str, code: int) -> NoAnswer:
@@ -119,46 +114,48 @@ def _refused(reference: str, code: int) -> NoAnswer:
     )
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A manifest is where it was asked for; a token goes nowhere else."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _open(url: str, headers: dict[str, str], method: str = "GET") -> Any:
-    if urlsplit(url).scheme != "https":
-        raise ValueError("it wants a token from an address that is not https")
-    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - https
-    return urllib.request.build_opener(_NoRedirect).open(request, timeout=SECONDS)
-
-
-def _digest(place: Place, headers: dict[str, str]) -> str:
-    with _open(place.url, headers, "HEAD") as answer:
+def _ask(place: Place, deadline: Deadline, token: str) -> Answer:
+    """The head of a manifest, if that states its digest; else the manifest. A token is optional."""
+    headers = {"Accept": ", ".join(MANIFESTS)}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    for method in ("HEAD", "GET"):
+        answer = fetch(
+            place.url,
+            deadline=deadline,
+            most_bytes=MOST_MANIFEST_BYTES,
+            headers=headers,
+            method=method,
+        )
         stated = answer.headers.get("Docker-Content-Digest", "")
-    if _DIGEST.fullmatch(stated):
-        return str(stated)
-    # The header is optional: a digest is the hash of the manifest as it is served.
-    with _open(place.url, headers) as answer:
-        manifest = answer.read(MOST_MANIFEST_BYTES + 1)
-    if len(manifest) > MOST_MANIFEST_BYTES:
-        raise ValueError(f"its manifest has more than {MOST_MANIFEST_BYTES:,} bytes")
-    return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+        if answer.status != HTTPStatus.OK or _DIGEST.fullmatch(stated):
+            break
+    return answer
 
 
-def _token(challenge: str, place: Place) -> str:
+def _token(challenge: str, place: Place, deadline: Deadline) -> str:
     """A token for everybody, from where the registry says that it is to be had."""
     scheme, _, rest = challenge.partition(" ")
     parts = dict(_CHALLENGE.findall(rest))
     if scheme.casefold() != "bearer" or "realm" not in parts:
-        raise ValueError("it wants a password")
+        raise FetchError("it wants a password")
     scope = parts.get("scope") or f"repository:{place.repository}:pull"
     query = {"scope": scope, **({"service": parts["service"]} if "service" in parts else {})}
-    joint = "&" if urlsplit(parts["realm"]).query else "?"
-    with _open(f"{parts['realm']}{joint}{urlencode(query)}", {}) as answer:
-        values = json.loads(answer.read(MOST_TOKEN_BYTES))
+    try:
+        joint = "&" if urlsplit(parts["realm"]).query else "?"
+    except ValueError:
+        raise FetchError("it wants a token from what is no address") from None
+    answer = fetch(
+        f"{parts['realm']}{joint}{urlencode(query)}",
+        deadline=deadline,
+        most_bytes=MOST_TOKEN_BYTES,
+    )
+    try:
+        values = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        values = None
     token = values.get("token") or values.get("access_token") if isinstance(values, dict) else None
     # in a header, so nothing that could end it
     if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise ValueError("it gives no token")
+        raise FetchError("it gives no token")
     return token

@@ -1,15 +1,11 @@
 """What a lock pins, what it says when something else is here, and digests of a registry."""
 
-import datetime
 import hashlib
 import itertools
 import json
 import re
-import ssl
 import struct
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
@@ -19,6 +15,7 @@ from pydantic import ValidationError
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
+from recipe_core.base.web import Deadline
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.spec import engine
 from recipe_core.engines.training_programs import facts, install_on
@@ -35,6 +32,7 @@ from tests.fixtures.command_line import recipe as run
 from tests.fixtures.recipes import recipe_for_request, recipe_of
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
+from tests.fixtures.web_servers import Clock, Handler, certificate_in, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -188,40 +186,13 @@ DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
 TOKEN = "a-token-for-everybody"
 
 
-def certificate(folder):
-    """A certificate of 127.0.0.1 with its key, signed by itself."""
-    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "registry of tests")])
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - day)
-        .not_valid_after(now + day)
-        .add_extension(address, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = folder / "certificate.pem"
-    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    private = key.private_bytes(pem, pkcs8, serialization.NoEncryption())
-    path.write_bytes(private + signed.public_bytes(pem))
-    return path
-
-
-class Registry(BaseHTTPRequestHandler):
+class Registry(Handler):
     """Public tags of ``vllm/engine``; how it answers is in the tag."""
 
     requests: ClassVar[list[tuple[str, str, str]]] = []
+    clock = Clock()
 
-    def log_message(self, *_):
-        """Say nothing."""
-
-    def do_GET(self):
+    def answer(self):
         if urlsplit(self.path).path == "/token":
             query = parse_qs(urlsplit(self.path).query)
             assert query["service"] == ["tests"]
@@ -245,37 +216,25 @@ class Registry(BaseHTTPRequestHandler):
             self.reply(200, MANIFEST, **headers)
         elif tag == "elsewhere":
             self.reply(307, b"", Location="https://127.0.0.1:1/v2/")
+        elif tag == "dripping":
+            self.drip(self.clock)
+        elif tag == "headers":
+            self.reply(200, b"", **{f"X-{number}": "1" for number in range(1000)})
         else:
             self.reply(429 if tag == "often" else 404, b"")
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def reply(self, status, body, **headers):
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     """The address of a registry whose certificate is trusted."""
-    path = certificate(tmp_path)
+    path = certificate_in(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(path)
+    monkeypatch.setattr(registry, "Deadline", partial(Deadline, clock=Registry.clock))
     Registry.requests.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(Registry, path) as address:
+        yield address
 
 
 def test_a_tag_has_a_digest(host):
@@ -298,7 +257,7 @@ def test_what_a_registry_refuses_is_said(host, monkeypatch, tmp_path):
     assert "more than 10 bytes" in str(error)
     # a certificate that nobody vouches for
     Registry.requests.clear()
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate(tmp_path)))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate_in(tmp_path)))
     error = refusal(image_digest, f"{host}/vllm/engine:v1", kind=NoAnswer)
     assert "certificate" in str(error)
     assert Registry.requests == []

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
-from typing import Any
+from http import HTTPStatus
 from urllib.parse import urlsplit, urlunsplit
 
 from recipe_core.base.errors import InputError
+from recipe_core.base.web import Deadline, FetchError, fetch
 
 MOST_BYTES = 8 << 20
 """Bytes of metrics: the largest engines write a tenth of it."""
 SECONDS = 10.0
-"""Time to connect, and to wait for the next bytes."""
+"""Time until the last of them is there."""
 METRICS = "/metrics"
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Nobody is followed to another address than the stated one."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 def is_url(source: str) -> bool:
@@ -49,25 +41,20 @@ def scraped(url: str) -> str:
         )
     path = parts.path.rstrip("/") or METRICS
     target = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    deadline = Deadline(SECONDS)
     try:
-        with opener.open(target, timeout=SECONDS) as answer:
-            data: bytes = answer.read(MOST_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
+        answer = fetch(target, deadline=deadline, most_bytes=MOST_BYTES, plain=True, proxies=False)
+    except FetchError as error:
         raise InputError(
-            f"{target} answers with status {error.code}.",
+            f"{target} does not answer: {error}.", field="url", hint="Is the server up?"
+        ) from None
+    if answer.status != HTTPStatus.OK:
+        raise InputError(
+            f"{target} answers with status {answer.status}.",
             field="url",
             hint="Give the path of its metrics; TensorRT-LLM has /prometheus/metrics.",
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise InputError(
-            f"{target} does not answer: {reason}.", field="url", hint="Is the server up?"
-        ) from None
-    if len(data) > MOST_BYTES:
-        raise InputError(f"{target} has more than {MOST_BYTES:,} bytes.", field="url")
+        )
     try:
-        return data.decode()
+        return answer.body.decode()
     except UnicodeDecodeError:
         raise InputError(f"{target} is not UTF-8 text.", field="url") from None

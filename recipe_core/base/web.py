@@ -1,0 +1,253 @@
+"""A small answer of a server on the web that nobody trusts, within limits on bytes and time.
+
+The image registry, the hub and the metrics of a server are asked this way. Time is limited as a
+whole, so that a server which sends a byte now and then holds nobody up.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import importlib.util
+import io
+import os
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from email.message import Message
+from http import HTTPStatus
+from threading import Thread
+from typing import Any, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+Result = TypeVar("Result")
+AGENT = "recipe-builder"
+REDIRECTS = frozenset(
+    {
+        HTTPStatus.MOVED_PERMANENTLY,
+        HTTPStatus.FOUND,
+        HTTPStatus.SEE_OTHER,
+        HTTPStatus.TEMPORARY_REDIRECT,
+        HTTPStatus.PERMANENT_REDIRECT,
+    }
+)
+
+
+class FetchError(Exception):
+    """No whole answer; the text says why, and stands after a colon."""
+
+
+class UnreachableError(FetchError):
+    """Nobody answers in time: the network, the name or its certificate is wrong, or it is slow."""
+
+
+class Deadline:
+    """The end of what may take ``seconds`` from now, however many requests it needs."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock, self._end = clock, clock() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left; raises TimeoutError when there are none."""
+        left = self._end - self._clock()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns; TimeoutError where the deadline comes first.
+
+        It runs in a thread, as looking up a name cannot be ended; what it waits for then is left.
+        """
+        result: Future[Result] = Future()
+
+        def finish() -> None:
+            try:
+                result.set_result(work())
+            except BaseException as error:
+                result.set_exception(error)
+
+        Thread(target=finish, daemon=True).start()
+        return result.result(timeout=self.left())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a server, whatever its status; ``body`` is empty where that is no success."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+
+def fetch(
+    url: str,
+    *,
+    deadline: Deadline,
+    most_bytes: int,
+    headers: Mapping[str, str] | None = None,
+    method: str = "GET",
+    redirects: int = 0,
+    plain: bool = False,
+    proxies: bool = True,
+) -> Answer:
+    """The answer of a server; one that redirects is followed ``redirects`` times.
+
+    Over HTTPS; with ``plain`` also over HTTP, but no redirect leads from the first server to one
+    without HTTPS. ``Authorization`` is sent to the first server alone.
+
+    Args:
+        url: the address.
+        deadline: when the last byte has to be there, names looked up and redirects followed.
+        most_bytes: size of the answer.
+        headers: of the request.
+        method: ``GET`` or ``HEAD``.
+        redirects: how many are followed; with 0 the redirect is the answer.
+        plain: whether the address may be one without HTTPS.
+        proxies: whether the environment's proxies are used.
+
+    Raises:
+        UnreachableError: when nobody answers before the deadline.
+        FetchError: for an answer that is cut short, larger than it may be or no HTTP, and for a
+            redirect that is not followed.
+    """
+    opener = _opener(deadline, proxies=proxies)
+    asked = {"User-Agent": AGENT, **(headers or {})}
+
+    def follow() -> Answer:
+        place = url
+        for _ in range(redirects + 1):
+            _check_address(place, url if plain else None)
+            same = _origin(place) == _origin(url)
+            sent = {name: asked[name] for name in asked if same or name != "Authorization"}
+            answer = _ask(opener, place, sent, method, deadline, most_bytes)
+            if answer.status not in REDIRECTS or not redirects:
+                return answer
+            place = urljoin(place, answer.headers.get("Location") or "")
+        raise FetchError(f"it redirects more than {redirects} times")
+
+    try:
+        return deadline.run(follow)
+    except urllib.error.URLError as error:
+        late = isinstance(error.reason, TimeoutError)
+        reason = f"no connection within {deadline.seconds:g} s" if late else error.reason
+        raise UnreachableError(str(reason).rstrip(".")) from None
+    except TimeoutError:
+        raise UnreachableError(f"no whole answer within {deadline.seconds:g} s") from None
+    except http.client.IncompleteRead:
+        raise FetchError("its answer is cut short") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise FetchError(f"{text:.200}".rstrip(".")) from None
+
+
+def _check_address(url: str, first: str | None) -> None:
+    """Refuse what is no address of a server, or one without HTTPS but for the ``first``'s."""
+    parts = urlsplit(url)
+    if not parts.hostname or parts.scheme not in ("https", "http"):
+        raise FetchError(f"{url!r:.100} is no address of a server on the web")
+    if parts.scheme != "https" and (first is None or _origin(url) != _origin(first)):
+        raise FetchError(f"{parts.scheme}://{parts.netloc} is an address that is not https")
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    usual = {"https": 443, "http": 80}.get(parts.scheme)
+    return parts.scheme, parts.hostname, parts.port or usual
+
+
+def _ask(
+    opener: urllib.request.OpenerDirector,
+    url: str,
+    headers: Mapping[str, str],
+    method: str,
+    deadline: Deadline,
+    most_bytes: int,
+) -> Answer:
+    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - checked
+    with opener.open(request, timeout=deadline.left()) as answer:
+        body = _body(answer, most_bytes) if answer.status == HTTPStatus.OK else b""
+        return Answer(answer.status, answer.headers, body)
+
+
+def _body(answer: http.client.HTTPResponse, most_bytes: int) -> bytes:
+    stated = answer.length or 0
+    data = answer.read(most_bytes + 1) if stated <= most_bytes else b""
+    if max(len(data), stated) > most_bytes:
+        raise FetchError(f"its answer has more than {most_bytes:,} bytes")
+    if answer.length:  # what is left of the stated length
+        raise FetchError(f"its answer is cut short by {answer.length:,} bytes")
+    return data
+
+
+def _opener(deadline: Deadline, *, proxies: bool) -> urllib.request.OpenerDirector:
+    """Asks over HTTP and HTTPS alone, and gives every status as an answer."""
+    context = _context()
+
+    class Plain(urllib.request.HTTPHandler):
+        def http_open(self, request: urllib.request.Request) -> Any:
+            return self.do_open(_connecting(http.client.HTTPConnection, deadline), request)
+
+    class Secure(urllib.request.HTTPSHandler):
+        def https_open(self, request: urllib.request.Request) -> Any:
+            connect = _connecting(http.client.HTTPSConnection, deadline)
+            return self.do_open(connect, request, context=context)
+
+    opener = urllib.request.OpenerDirector()
+    opener.addheaders = []
+    stated = urllib.request.ProxyHandler(None if proxies else {})
+    for handler in (stated, Plain(), Secure(context=context)):
+        opener.add_handler(handler)
+    return opener
+
+
+def _connecting(kind: Any, deadline: Deadline) -> Any:
+    """A connection whose answer is read until the deadline, its headers too."""
+
+    def connect(host: str, **options: Any) -> Any:
+        connection = kind(host, **options)
+        connection.response_class = functools.partial(_Response, deadline=deadline)
+        return connection
+
+    return connect
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: Any, *args: Any, deadline: Deadline, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp: Any = io.BufferedReader(_Timed(self.fp.detach(), sock, deadline))
+
+
+class _Timed(io.RawIOBase):
+    """Reads from a socket; each wait ends with the deadline."""
+
+    def __init__(self, raw: Any, sock: Any, deadline: Deadline) -> None:
+        self._raw, self._socket, self._deadline = raw, sock, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._socket.settimeout(self._deadline.left())
+        count: int | None = self._raw.readinto(buffer)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _context() -> ssl.SSLContext:
+    """Certificates of this system; where it has none, those of certifi, if that is installed."""
+    paths = ssl.get_default_verify_paths()
+    stated = paths.cafile or (paths.capath and any(os.scandir(paths.capath)))
+    if stated or importlib.util.find_spec("certifi") is None:
+        return ssl.create_default_context()
+    import certifi
+
+    return ssl.create_default_context(cafile=certifi.where())
