@@ -62,7 +62,7 @@ def zip_files(path: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _refuse_members(members)
-            return {m.filename: archive.read(m) for m in members}
+            return {member.filename: _member(archive, member) for member in members}
     except zipfile.BadZipFile:
         raise BundleError(
             f"{path.name} is not a complete zip archive.", hint="Download or build it again."
@@ -71,6 +71,15 @@ def zip_files(path: Path) -> dict[str, bytes]:
         raise BundleError(
             f"{path.name} cannot be read: {error}.", hint="Download or build it again."
         ) from None
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """A member's bytes, of which no more are unpacked than it states: ``read()`` asks for a GiB."""
+    with archive.open(member) as stream:
+        data = stream.read(member.file_size + 1)
+    if len(data) != member.file_size:
+        raise zipfile.BadZipFile
+    return data
 
 
 def _refuse_members(members: list[zipfile.ZipInfo]) -> None:

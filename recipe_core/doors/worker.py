@@ -25,6 +25,7 @@ import cloudpickle
 from recipe_core.base import budget, progress
 from recipe_core.base.budget import Account, Budget, Cancelled
 from recipe_core.base.errors import InputError, LimitError, RecipeError
+from recipe_core.base.memory import limited_memory, resident_bytes
 
 if TYPE_CHECKING:
     from recipe_core.space.corrections import Corrections
@@ -85,36 +86,6 @@ class _Interrupt:
         return self.asked or os.getppid() != self._server
 
 
-def resident_bytes() -> int:
-    """Memory of this process that lies in RAM; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm") as file:  # noqa: PTH123 - read between chunks
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0
-
-
-def _data_bytes() -> int:
-    """What ``RLIMIT_DATA`` counts: private writable memory of this process."""
-    try:
-        with open("/proc/self/statm") as file:  # noqa: PTH123 - as above
-            return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0
-
-
-def _limit_memory(more_bytes: int | None) -> None:
-    """Let allocations fail that need more than this beyond what the process has now."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = resource.RLIM_INFINITY if more_bytes is None else _data_bytes() + more_bytes
-        if hard != resource.RLIM_INFINITY:
-            soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
 def answer(
     call: Call,
     connection: Connection,
@@ -133,12 +104,14 @@ def answer(
 
     account = Account(call.budget)
     try:
-        _limit_memory(call.memory_bytes)
-        with budget.limited(call.budget, interrupt) as account, progress.watched(report):
+        with (
+            limited_memory(call.memory_bytes),
+            budget.limited(call.budget, interrupt) as account,
+            progress.watched(report),
+        ):
             value = calibrated(call.question)
         return Answer(value, over=_grown(before, call.memory_bytes))
     except MemoryError:
-        _limit_memory(None)
         return Answer(error=budget.over_memory(account, call.memory_bytes), over=True)
     except (RecipeError, Cancelled) as error:
         heavy = isinstance(error, LimitError) and _grown(before, call.memory_bytes)
@@ -146,8 +119,6 @@ def answer(
     except Exception as error:
         error.add_note("in a worker: " + traceback.format_exc())
         return Answer(error=error)
-    finally:
-        _limit_memory(None)
 
 
 def calibrated(question: Callable[[], Any]) -> Any:

@@ -5,6 +5,7 @@ import json
 import stat
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from random import Random
 
@@ -122,6 +123,19 @@ def test_no_cut_and_no_flipped_byte_gets_through_or_crashes(files, archive):
             assert read_bundle(archive).files == files
         except BundleError:
             continue
+
+
+def test_a_member_is_unpacked_no_further_than_it_states(files, tmp_path):
+    """Its 128 MiB would say 1 MiB; of an eighth of a gigabyte nothing is held."""
+    path = pack(seal({**files, "big": bytes(128 << 20)}), tmp_path / "b.zip")
+    data, stated = bytearray(path.read_bytes()), (1 << 20).to_bytes(4, "little")
+    local, listed = data.index(b"big") - 30, data.rindex(b"big") - 46
+    data[local + 22 : local + 26] = data[listed + 24 : listed + 28] = stated
+    path.write_bytes(data)
+    tracemalloc.start()
+    assert "not a complete zip" in str(refusal(read_bundle, path, kind=BundleError))
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
 
 
 def test_a_recipe_with_unknown_fields_is_refused_and_an_older_one_is_read(files, tmp_path):

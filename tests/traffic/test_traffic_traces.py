@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +16,7 @@ from recipe_core.present import charts
 from recipe_core.present.charts.trace import alt_text
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.traffic.describe import describe
+from recipe_core.traffic.formats import content
 from recipe_core.traffic.formats.content import unpacked
 from recipe_core.traffic.formats.mooncake import roots
 from recipe_core.traffic.formats.names import time_column
@@ -121,7 +122,7 @@ def test_a_table_has_sessions_hashes_and_statuses_and_parquet_is_one():
     stamps = pa.array([1_700_000_000_000, 1_700_000_000_250], pa.timestamp("ms"))
     columns = {"timestamp": stamps, "isl": [5, 6], "osl": [7, 8], "hash_ids": [[1], [1]]}
     file = io.BytesIO()
-    pyarrow.parquet.write_table(pa.table(columns), file)
+    pq.write_table(pa.table(columns), file)
     trace = read(file.getvalue())
     assert trace.span_s == pytest.approx(0.25)
     assert trace.output_tokens.tolist() == [7, 8]
@@ -146,6 +147,24 @@ def test_gzip_is_unpacked_in_all_its_members_but_no_bomb(text):
     assert len(read(packed)) == len(read(text))
     with pytest.raises(InputError, match="larger than 1 MiB"):
         unpacked(gzip.compress(b"0" * 3_000_000), 1 << 20)
+
+
+def test_what_is_small_and_would_be_large_is_refused_by_what_comes_out(monkeypatch):
+    short, empty = gzip.compress(b"time,isl,osl\n" + b"1,1,1\n" * 4_000_000), gzip.compress(b"")
+    assert "more than 100 times as many" in problem(short)
+    monkeypatch.setattr(content, "MOST_LINES", 1_000_000)
+    assert "more than 1,000,000 lines" in problem(short)
+    assert "more than 1,000,000 lines" in problem(b"time,isl,osl\n" + b"1,1,1\n" * 1_000_001)
+    assert "is empty" in problem((empty + bytes(1 << 15)) * 100)  # as some tools fill blocks
+    assert "over 100,000 members" in problem(empty * 100_001)
+    # a text of a megabyte that a table in Parquet says 20,000 times, and one that is damaged
+    rows = pa.array(np.zeros(20_000, np.int32))
+    stamps = pa.DictionaryArray.from_arrays(rows, pa.array(["2024-01-01" + " " * (1 << 20)]))
+    file = io.BytesIO()
+    pq.write_table(pa.table({"time": stamps, "isl": rows, "osl": rows}), file, store_schema=False)
+    assert "more than 512 MiB of memory" in problem(file.getvalue())
+    data = file.getvalue()
+    assert "is damaged" in problem(data[:99] + bytes(1000) + data[1099:])
 
 
 def test_rates_have_windows_and_gaps_in_the_recording_and_ask_of_which_model():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,14 @@ FIELD = "trace"
 MOST_BYTES = 1 << 30
 """Bytes of a trace once it is unpacked."""
 MOST_REQUESTS = 20_000_000
+MOST_LINES = MOST_REQUESTS + 100
+"""A request takes a line, and a few stand before the first."""
+LEAST_UNPACKED, MOST_GROWTH = 16 << 20, 100
+"""Bytes that any gzip file may unpack to, and how many times its own bytes a larger one may: traces
+pack to a tenth, and what packs to a thousandth is made to fill the memory."""
+MOST_MEMBERS = 100_000
+_FED, _PIECE = 1 << 14, 1 << 20
+"""Bytes that are unpacked at once, and that come out at once."""
 LONGEST_LINE = 1 << 24
 """Bytes of one line: 16 MiB are a request with 2 million blocks."""
 _HEAD = 1 << 20
@@ -43,39 +52,68 @@ def unpacked(data: bytes, limit: int = MOST_BYTES) -> bytes:
     """The bytes of a file, without gzip if it is packed (several members are one file).
 
     Raises:
-        InputError: for what is damaged, packed otherwise, or more than ``limit`` bytes.
+        InputError: for what is damaged, packed otherwise, more than ``limit`` bytes or more lines
+            than any trace has, and for what grows as only a bomb does.
     """
     for first, what in _OTHER.items():
         if data.startswith(first):
             raise wrong("the file is packed.", f"It is {what}.")
     if not data.startswith(_GZIP):
-        return _bounded(data, limit)
-    parts: list[bytes] = []
-    size = 0
-    while data.startswith(_GZIP):
-        unpack = zlib.decompressobj(wbits=31)
-        try:
-            parts.append(unpack.decompress(data, limit - size + 1))
-        except zlib.error as error:
+        _check_size(len(data), data.count(b"\n"), limit)
+        return data
+    whole, lines = io.BytesIO(), 0
+    for piece in _pieces(data):
+        whole.write(piece)
+        lines += piece.count(b"\n")
+        _check_size(whole.tell(), lines, limit)
+        if whole.tell() > max(LEAST_UNPACKED, MOST_GROWTH * len(data)):
             raise wrong(
-                f"the gzip file is damaged: {error}.", "Download or pack it again."
-            ) from None
-        size += len(parts[-1])
-        if size > limit:
-            break
-        if not unpack.eof:
-            raise wrong("the gzip file ends too early.", "Download or pack it again.")
-        data = unpack.unused_data.lstrip(b"\x00")
-    return _bounded(b"".join(parts), limit)
+                f"the gzip file is {len(data):,} bytes and unpacks to more than {MOST_GROWTH} "
+                "times as many.",
+                "Give it unpacked if that is right.",
+            )
+    return whole.getvalue()
 
 
-def _bounded(data: bytes, limit: int) -> bytes:
-    if len(data) > limit:
+def _pieces(packed: bytes) -> Iterator[bytes]:
+    """What a gzip file unpacks to, member by member, in pieces of at most ``_PIECE`` bytes.
+
+    Raises:
+        InputError: where it is damaged, or has more members than any file that is not made to.
+    """
+    view, start, members = memoryview(packed), 0, 0
+    while view[start : start + 2] == _GZIP:
+        unpack = zlib.decompressobj(wbits=31)
+        members += 1
+        if members > MOST_MEMBERS:
+            raise wrong(f"the gzip file has over {MOST_MEMBERS:,} members.", "Pack it as one.")
+        while not unpack.eof:
+            fed = unpack.unconsumed_tail or view[start : start + _FED]
+            start += 0 if unpack.unconsumed_tail else len(fed)
+            try:
+                piece = unpack.decompress(fed, _PIECE)
+            except zlib.error as error:
+                raise wrong(
+                    f"the gzip file is damaged: {error}.", "Download or pack it again."
+                ) from None
+            if not fed and not piece and not unpack.eof:
+                raise wrong("the gzip file ends too early.", "Download or pack it again.")
+            yield piece
+        start -= len(unpack.unused_data)
+        while (block := bytes(view[start : start + _FED])) and not block.strip(b"\x00"):
+            start += len(block)  # some tools fill up with zeros
+        start += len(block) - len(block.lstrip(b"\x00"))
+
+
+def _check_size(size: int, lines: int, limit: int) -> None:
+    """Refuse what is larger than any trace that is read."""
+    if size > limit:
         raise wrong(
             f"the trace is larger than {limit / 2**20:,.0f} MiB.",
             "Give a part of it: a few days, or every tenth session.",
         )
-    return data
+    if lines > MOST_LINES:
+        raise wrong(f"the trace has more than {MOST_LINES:,} lines.", "Give a part of it.")
 
 
 @dataclass(frozen=True)

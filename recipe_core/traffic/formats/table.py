@@ -11,9 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recipe_core.base.arrays import Bool, Int
+from recipe_core.base.memory import limited_memory
 from recipe_core.traffic.formats.blocks import blocks_of, text_lists
 from recipe_core.traffic.formats.columns import csv_columns, labels, numbers, times, tokens
-from recipe_core.traffic.formats.content import MOST_BYTES, MOST_REQUESTS, Content, wrong
+from recipe_core.traffic.formats.content import (
+    MOST_BYTES,
+    MOST_GROWTH,
+    MOST_REQUESTS,
+    Content,
+    wrong,
+)
 from recipe_core.traffic.formats.json_lines import json_table
 from recipe_core.traffic.formats.names import (
     HASHES,
@@ -30,6 +37,9 @@ from recipe_core.traffic.trace import Blocks
 
 TITLE = "table"
 GOOD = ("ok", "success", "successful", "succeeded", "true", "completed", "complete", "finished")
+_ARENA = 1 << 20
+LEAST_MEMORY, MOST_MEMORY = 512 << 20, 4 << 30
+"""Bytes that the columns of any table in Parquet may take, and those of the largest one."""
 BAD = ("failed", "failure", "error", "false", "timeout", "cancelled", "canceled", "aborted")
 
 
@@ -100,7 +110,7 @@ def _answers(table: Any, column: str, line: int) -> Int:
 def _table(content: Content, needed: list[str], optional: list[str]) -> tuple[Any, int]:
     """The columns, and the line of the first row."""
     if content.is_parquet:
-        return _parquet(content).read(columns=[*needed, *optional]), 1
+        return _parquet_columns(content, [*needed, *optional]), 1
     first = content.first_object
     if first is None:
         return csv_columns(content, needed, optional=optional), 2
@@ -134,6 +144,29 @@ def _parquet(content: Content) -> Any:
             "Give a part of it.",
         )
     return table
+
+
+def _parquet_columns(content: Content, names: list[str]) -> Any:
+    """The columns of a table in Parquet, of which a kilobyte may say a value a billion times.
+
+    Raises:
+        InputError: where they take more memory than a trace of that size does, or are damaged.
+    """
+    table, packed = _parquet(content), len(content.data)
+    most = min(max(LEAST_MEMORY, MOST_GROWTH * packed), MOST_MEMORY)
+    pa.allocate_buffer(_ARENA)  # what Arrow reserves for all that it allocates is not of the limit
+    try:
+        with limited_memory(most):
+            return table.read(columns=names, use_threads=False)  # in a thread it would abort
+    except MemoryError:
+        raise wrong(
+            f"{content.title} is {packed:,} bytes, and takes more than {most >> 20:,} MiB of "
+            "memory unpacked.",
+            "Give a part of it, or write it as CSV.",
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        text = " ".join(str(error).split())[:160].rstrip(".")
+        raise wrong(f"{content.title} is damaged: {text}.", "Write it again.") from None
 
 
 def _blocks(table: Any, hashes: str, size: str | None, inputs: Int) -> Blocks | None:
