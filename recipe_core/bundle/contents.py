@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from recipe_core.base.errors import BundleError
+from recipe_core.launcher.errors import LauncherError
+from recipe_core.launcher.plain import own_entries, refuse_odd_run
 
 RUN_FOLDER = "run"
 """The folder in a bundle that what it starts writes to; no digest covers it."""
@@ -27,7 +29,6 @@ _PART = re.compile(r"[A-Za-z0-9._+@=-]+")
 _COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".dll", ".dylib", ".pth")
 _PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DISTRUST_ARCHIVE, _DISTRUST_FOLDER = "Do not use this file.", "Do not use this folder."
-_NODE = re.compile(r"node-\d+")
 
 # What zipfile raises for damaged members, besides BadZipFile.
 _UNREADABLE = (
@@ -226,16 +227,11 @@ def refuse_odd_runs(root: Path) -> None:
         BundleError: naming the first.
     """
     run = root / RUN_FOLDER
-    if not run.is_dir():
-        return
-    entries = list(run.iterdir())
-    nodes = [entry for entry in entries if _NODE.fullmatch(entry.name)]
-    inner = [entry for node in nodes if node.is_dir() for entry in node.iterdir()]
-    for entry in [*entries, *inner]:
-        linked = entry.is_symlink() and (entry in nodes or not entry.is_dir())
-        if linked or not (entry.is_dir() or entry.is_file()):
-            name = entry.relative_to(root).as_posix()
-            raise BundleError(f"{name} is not a plain file.", hint="Delete it.")
+    try:
+        refuse_odd_run(run)
+    except LauncherError as error:
+        raise BundleError(error.message, hint=error.hint) from None
+    for entry in own_entries(run):
         if entry.name == STATE and entry.stat().st_size > MAX_STATE_BYTES:
             name = entry.relative_to(root).as_posix()
             raise BundleError(f"{name} is too large to be a state.", hint="Delete it.")

@@ -137,18 +137,10 @@ def stop_recorded(folder: Path) -> list[str]:
     Raises:
         InputError: while a launcher is at it, and for a damaged state.
     """
-    stopped: list[str] = []
-    for run in sorted(_launcher_folders(folder / RUN_FOLDER)):
-        if not (run / STATE).is_file():
-            continue
-        try:
-            with state.exclusive(run):
-                current = state.load(run)
-                if current is not None and current.here:
-                    stopped += supervisor.stop(run, current, progress=Progress())
-        except LauncherError as error:
-            raise _refusal(error, folder) from None
-    return stopped
+    try:
+        return supervisor.stop_recorded(folder / RUN_FOLDER, Progress())
+    except LauncherError as error:
+        raise _refusal(error, folder) from None
 
 
 def _refusal(error: LauncherError, target: Path) -> InputError:

@@ -12,10 +12,20 @@ from .bench import Options, measure
 from .choices import Attempts
 from .errors import InputError, LauncherError
 from .output import print_json
+from .plain import refuse_odd_run
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .request import Request
-from .running import as_started, passed_preflight, recorded, require_files, running, stop_started
+from .running import (
+    as_started,
+    not_applied,
+    passed_preflight,
+    recorded,
+    require_files,
+    running,
+    stop_started,
+    tell_copy,
+)
 from .state import State
 from .supervisor import Progress
 
@@ -36,18 +46,21 @@ def run_up(request: Request) -> int:
     if request.compress and plan.making is not None and not plan.making.finished:
         with state.exclusive(plan.making.output.parent):
             compress.make(request, plan, plan.making, Progress())
-    progress, before = Progress(), state.load(plan.own)
+    progress, before, asked = Progress(), state.load(plan.own), plan.parameters
+    tell_copy(plan, progress)
+    refuse_odd_run(plan.run)
     try:
         plan, current, already = _ensure_up(request, plan, progress)
+        left_out = not_applied(request, asked, current) if already else []
         if not request.foreground:
-            if not (request.no_keep or keep.is_kept(current)):
+            if not (request.no_keep or keeping.is_kept(plan.own, current)):
                 current = _keep_in_background(request, plan, progress)
                 plan = as_started(plan, current)
-            _show_up(request, plan, current, already)
+            _show_up(request, plan, current, already, left_out)
             return 0
         keeping.dismiss(current.keeper)
         with suppress(OSError):  # nobody reads it any more; the servers stay all the same
-            _show_up(request, plan, current, already)
+            _show_up(request, plan, current, already, left_out)
         return keep.stay(request, plan, current, progress)
     except KeyboardInterrupt:
         started = state.load(plan.own)
@@ -65,8 +78,9 @@ def _ensure_up(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, bool]:
     """The plan as it runs, its state, and whether it was running before."""
+    keep.dismiss_silent(plan.own, progress)
     current = state.load(plan.own)
-    if keep.is_kept(current):
+    if keeping.is_kept(plan.own, current):
         keep.revive(plan, current)
         timeout_s = request.timeout or plan.startup_timeout_s
         current = keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
@@ -99,7 +113,9 @@ def _keep_in_background(request: Request, plan: LaunchPlan, progress: Progress) 
     return keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
 
 
-def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) -> None:
+def _show_up(
+    request: Request, plan: LaunchPlan, current: State, already: bool, left_out: list[str]
+) -> None:
     answering = {process.name for process in plan.answering}
     servers = [
         {
@@ -118,8 +134,9 @@ def _show_up(request: Request, plan: LaunchPlan, current: State, already: bool) 
         "api": f"{plan.address(plan.entrances[0].port)}{plan.api.path}" if plan.entrances else None,
         "model": plan.api.model,
         "servers": servers,
-    }
-    request.show(data, lambda: ("already up\n" if already else "") + report.up_text(plan, current))
+    } | ({"not_applied": left_out} if left_out else {})
+    words = ["already up", *(f"not applied: {one}" for one in left_out)] if already else []
+    request.show(data, lambda: "\n".join([*words, report.up_text(plan, current)]))
 
 
 def run_keep(request: Request) -> int:
@@ -147,11 +164,14 @@ def run_bench(request: Request) -> int:
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
     with ExitStack() as stack:
-        if keep.is_kept(state.load(plan.own)):  # what fails just now is the keeper's to restart
+        keep.dismiss_silent(plan.own, progress)
+        if keeping.is_kept(plan.own, state.load(plan.own)):
+            # What fails just now is the keeper's to restart.
             keep.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
         stack.enter_context(state.exclusive(plan.own))
         current = running(plan)
         if current is None:
+            refuse_odd_run(plan.run)
             stack.callback(stop_started, plan, progress)
             plan, current, checked = _start(request, plan, progress)
         else:
@@ -172,6 +192,8 @@ def run_status(request: Request) -> int:
     if current is None:
         strays = [pid for pid, _ in sorted(supervisor.strays(plan))]
         nothing: dict[str, Any] = {"state": "degraded" if strays else "down", "servers": []}
+        if (origin := state.copied_from(plan.own)) is not None:
+            nothing["copy_of"] = origin
         print_json(nothing | keeping.described(plan, None) | keeping.remains(strays))
         return 1
     plan = as_started(plan, current)
@@ -209,10 +231,14 @@ def run_status(request: Request) -> int:
 
 def run_down(request: Request) -> int:
     """Stop what was started; it is fine if nothing runs."""
-    plan = request.plan()
+    progress, stopped = Progress(request.as_json), list[str]()
+    try:
+        plan = request.plan()
+    except InputError as error:
+        return _down_by_state(request, error, progress)
     if plan.kind == "training":
         return runs.down(request, plan)
-    progress, stopped = Progress(request.as_json), list[str]()
+    tell_copy(plan, progress)
     current = state.load(plan.own)
     if current is not None and current.here:
         if request.drain is not None:
@@ -224,11 +250,30 @@ def run_down(request: Request) -> int:
             events.append(plan.own, "stop")
             stopped += supervisor.stop(plan.own, current, progress=progress)
         stopped += supervisor.stop_strays(plan, progress)
+    return _show_down(request, stopped)
+
+
+def _show_down(request: Request, stopped: list[str]) -> int:
     request.show(
         {"state": "down", "stopped": stopped},
         lambda: f"stopped {', '.join(stopped)}" if stopped else "nothing was running",
     )
     return 0
+
+
+def _down_by_state(request: Request, error: InputError, progress: Progress) -> int:
+    """Stop what is recorded, though the bundle cannot be read.
+
+    Raises:
+        InputError: where nothing is recorded, or the command line is what is wrong.
+    """
+    run = request.root / "run"
+    wrong = (error.field or "").startswith("--") or request.drain is not None or request.checkpoint
+    if wrong or not state.folders(run):
+        raise error
+    progress.say(f"launch: {error}")
+    progress.say("stopping by what run/ records")
+    return _show_down(request, supervisor.stop_recorded(run, progress))
 
 
 def _own_ports(plan: LaunchPlan) -> frozenset[int]:

@@ -16,8 +16,12 @@ from typing import Any
 from . import procs
 from .compress_checks import environment
 from .errors import StartError, file_error
+from .fields import Fields
 from .files import read_object, sha256, tail, write_json
 from .making import RECORD, Making
+from .ownership import copied_from, owner_of
+from .rotation import open_log
+from .state import boot_id
 from .supervisor import Progress
 
 _TOLD_S = 15.0
@@ -37,7 +41,7 @@ def run_tool(
     variables = environment(making, python) | {procs.MARK: mark}
     argv = [python if word in ("python", "python3") else word for word in words]
     try:
-        with log.open("a", encoding="utf-8") as file:
+        with open_log(log, anew=False) as file:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -50,7 +54,8 @@ def run_tool(
         raise file_error(error, log) from None
     stat = procs.read_stat(process.pid)
     running = {"pid": process.pid, "started": stat.started if stat else 0, "mark": mark}
-    write_json(_running_file(making), running)
+    owner = {"run": owner_of(making.output.parent), "boot": boot_id()}
+    write_json(_running_file(making), owner | running)
     try:
         code = _wait(process, log, progress)
     except BaseException:
@@ -93,10 +98,11 @@ def stop_leftover(making: Making) -> None:
     """End what a killed launcher left, before anything is written where it writes."""
     path = _running_file(making)
     if path.is_file():
-        running = read_object(path)
-        leader = (int(running["pid"]), int(running["started"]))
-        with suppress(ProcessLookupError):
-            procs.terminate([leader], str(running["mark"]), grace_s=_GRACE_S)
+        running = Fields(read_object(path), str(path))
+        here = running.data.get("boot") == boot_id()
+        if here and copied_from(running.child("run"), path.parent) is None:
+            leader = (running.integer("pid", low=2), running.integer("started"))
+            procs.terminate([leader], running.text("mark"), grace_s=_GRACE_S)
         path.unlink(missing_ok=True)
 
 

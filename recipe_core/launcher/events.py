@@ -13,7 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .plain import open_plain, read_end
+from .errors import LauncherError
+from .plain import make_run, open_plain, read_end
 
 NAME = "events.jsonl"
 OLDER = f"{NAME}.1"
@@ -56,8 +57,8 @@ def append(own: Path, kind: str, /, **fields: object) -> None:
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     waiting = _WAITING.setdefault(own, deque(maxlen=_MOST_WAITING))
     waiting.append(_line({"time": now, "event": kind, **fields}))
-    with suppress(OSError):
-        own.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError, LauncherError):
+        make_run(own)
         _rotate(own)
         while waiting and _write(own / NAME, waiting[0]):
             waiting.popleft()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError, file_error
+from .plain import read_end
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -53,20 +54,36 @@ def json_text(data: object, encoding: str = "utf-8") -> str:
 def write_json(path: Path, data: object) -> None:
     """Write a file atomically, through a temporary file in the same folder.
 
+    Once it returns, the file outlasts a loss of power: the disk has its bytes and its name.
+
     Raises:
         LauncherError: where it cannot be written; what was there before stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json_text(data) + "\n", encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(json_text(data) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise file_error(error, path) from None
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep the names in a folder, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # some network file systems cannot
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sha256(path: Path) -> str:
@@ -80,12 +97,6 @@ def sha256(path: Path) -> str:
 
 def tail(path: Path, lines: int = 20, *, limit: int = 16_384) -> str:
     """The last lines of a log; progress bars' carriage returns count as line ends."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - limit))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+    text = (read_end(path, limit) or b"").decode("utf-8", errors="replace")
     recent = [line.rstrip() for line in text.replace("\r", "\n").split("\n") if line.strip()]
     return "\n".join(recent[-lines:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from . import keeping, state, supervisor
 from .decide import Phase
 from .errors import InputError, LateError, LauncherError, StartError
@@ -25,10 +27,13 @@ def limits_of(request: Request, plan: LaunchPlan) -> Supervision:
     return plan.supervision.with_options(request.limits)
 
 
-def is_kept(current: State | None, *, world: World = HERE) -> bool:
-    """Whether a living keeper supervises what is recorded."""
-    keeper = current.keeper if current is not None and current.here else None
-    return keeper is not None and world.processes.alive(keeper.pid, keeper.started)
+def dismiss_silent(own: Path, progress: Progress, *, world: World = HERE) -> None:
+    """End a keeper that hangs, so that another can take its place; what it kept runs on."""
+    current = state.load(own)
+    if current is not None and keeping.is_silent(own, current, world=world):
+        pid = current.keeper.pid if current.keeper else 0
+        progress.say(f"the keeper (pid {pid}) gives no sign of life: another takes its place")
+        keeping.dismiss(current.keeper, world=world)
 
 
 def left_alone(current: State | None) -> bool:
@@ -109,7 +114,7 @@ def wait_kept(
     began = told = world.clock.monotonic()
     while True:
         current = state.load(plan.own)
-        if current is None or not is_kept(current, world=world):
+        if current is None or not keeping.is_kept(plan.own, current, world=world):
             raise _ended(plan)
         if _serve(as_started(plan, current), current, world):
             return current
@@ -157,7 +162,7 @@ def drain(
     seconds = request.drain or limits.drain_s
     here = world.processes
     names = [s.name for s in reversed(current.servers) if here.alive(*s.identity)]
-    if current.keeper is None or not is_kept(current, world=world):
+    if current.keeper is None or not keeping.is_kept(plan.own, current, world=world):
         plan = as_started(plan, current)
         keeper = Keeper(plan, current, limits, progress, strict=True, world=world)
         keeper.drain(seconds)
@@ -166,7 +171,7 @@ def drain(
     keeping.ask(plan.own, current.keeper, keeping.DRAIN, world=world, drain_s=seconds)
     progress.say(f"draining: waiting up to {seconds:.0f} s for running requests")
     end = world.clock.monotonic() + seconds + _DRAINED_S
-    while is_kept(current, world=world) and world.clock.monotonic() < end:
+    while keeping.is_kept(plan.own, current, world=world) and world.clock.monotonic() < end:
         world.clock.sleep(_LOOK_S)
     return names
 
@@ -202,7 +207,7 @@ def run_restart(request: Request, *, world: World = HERE) -> int:
         progress.say("there is one replica: restarting it interrupts the service")
     members = {process.name for process in plan.processes if process.group in groups}
     before = {s.name: s.identity for s in current.servers if s.name in members}
-    if current.keeper is not None and is_kept(current, world=world):
+    if current.keeper is not None and keeping.is_kept(plan.own, current, world=world):
         keeping.ask(plan.own, current.keeper, keeping.READ, world=world, restart=sorted(members))
         _wait_rolled(request, plan, before, progress, world)
     else:
@@ -243,7 +248,7 @@ def _wait_rolled(
     told: set[str] = set()
     while world.clock.monotonic() < end:
         current = state.load(plan.own)
-        if current is None or not is_kept(current, world=world):
+        if current is None or not keeping.is_kept(plan.own, current, world=world):
             raise _ended(plan)
         renewed = {s.name for s in current.servers if s.identity != before.get(s.name)}
         for name in sorted((renewed & set(before)) - told):

@@ -21,11 +21,13 @@ from .clock import CLOCK, Clock
 from .decide import Kind, Phase, Seen, Step, Track, Trouble
 from .diagnosis import Diagnosis, diagnose
 from .errors import BusyError, LauncherError, StartError
+from .heartbeat import only_keeper
 from .interrupts import takes_over
 from .kept import IDLE_LOOKS, Gone, Kept
 from .machine_watch import MachineWatch
 from .plan import FIRST, LaunchPlan
 from .rolling import Rolling
+from .rotation import cut_logs
 from .state import State
 from .supervision import Supervision
 from .supervisor import Progress
@@ -75,7 +77,7 @@ class Keeper(Kept):
         self.machine.left_for_misfit = refused_by_machine(self.own)
         self.strict = strict
         self.rolling = Rolling(self, self._start_now)
-        self.teller = Teller(self, metrics_port)
+        self.teller, self.me = Teller(self, metrics_port), keeping.me(limits, metrics_port)
         self.tried: set[str] = set()
         self.asked: list[int] = []  # signals, oldest first
         self._complaint = ""
@@ -89,7 +91,7 @@ class Keeper(Kept):
             StartError: with the diagnosis, when the servers cannot be kept up.
             LauncherError: while another keeper lives.
         """
-        with keeping.only_keeper(self.own), self._signals():
+        with only_keeper(self.plan, self.limits, self.clock) as heartbeat, self._signals():
             self._note_keeper()
             events.append(self.own, "keeper_start", choice=self.plan.choice)
             self.progress.say(f"keeping {self.plan.name}: {self.summary()}")
@@ -98,16 +100,19 @@ class Keeper(Kept):
             reason = "failed"
             try:
                 while True:
+                    heartbeat.beat()
+                    if why := heartbeat.follow(self._save_again, self._stop, self.progress.say):
+                        raise Gone(why)
                     if (ended := self.step()) or (done is not None and done(self)):
                         reason = ended or "done"
                         return 0
                     self.rest()
-            except Gone:
-                reason = "another launcher stopped the servers"
+            except Gone as why:
+                reason = str(why)
                 return 0
             finally:
                 notify.stopping()
-                events.append(self.own, "keeper_stop", reason=reason)
+                events.append(heartbeat.moved_to() or self.own, "keeper_stop", reason=reason)
                 self.close()
 
     def close(self) -> None:
@@ -122,6 +127,7 @@ class Keeper(Kept):
             return reason
         self.check_ours()
         self.teller.export()
+        cut_logs(self.own)
         self.looked(asks=bool(self.rolling.groups))
         self.teller.count()
         try:
@@ -156,6 +162,9 @@ class Keeper(Kept):
         while not self.asked and (left := end - self.clock.monotonic()) > 0:
             self.clock.sleep(min(left, _NAP_S))
 
+    def _save_again(self) -> None:
+        self.save(self.current)
+
     def _note_keeper(self) -> None:
         """Write who keeps, for ``status`` and ``down``."""
         end = self.clock.monotonic() + _NOTED_S
@@ -166,7 +175,7 @@ class Keeper(Kept):
                     if saved is None or saved.mark != self.current.mark:
                         hint = "Start it with `up`."
                         raise StartError("nothing runs that could be kept.", hint=hint)
-                    self.save(replace(saved, keeper=keeping.me(self.teller.metrics_port)))
+                    self.save(replace(saved, keeper=self.me))
                 return
             except BusyError:
                 if self.clock.monotonic() > end:
@@ -246,7 +255,6 @@ class Keeper(Kept):
             self.event(kind, group, **detail, lines=list(diagnosis.lines), fix=diagnosis.fix)
             self.progress.say(f"{self.name(group)} {kind}: {trouble.reason} ({diagnosis.title})")
             misfit = None
-            notify.watchdog()
             if trouble.kind is not Kind.SLOW:
                 misfit = self.machine.misfit_now(self.plan, self.options)
             if misfit:
@@ -280,7 +288,6 @@ class Keeper(Kept):
             self.tracks[group] = track
             return
         self.causes[cause] = self.causes.get(cause, 0) + 1
-        notify.watchdog()
         grace = _HUNG_GRACE_S if cause == "hang" else supervisor.GRACE_S
         self._stop_group(group, grace)
         parked = tuple(

@@ -8,23 +8,23 @@ killed leaves them serving, and the next ``up`` starts another for them.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from . import events, notify, procs, state
-from .errors import LauncherError, StartError, file_error
+from . import events, heartbeat, notify, procs, state
+from .errors import LauncherError, StartError
 from .files import read_object, tail, write_json
 from .interrupts import uninterrupted
 from .plan import LaunchPlan
-from .procs import Processes
+from .rotation import open_log
 from .state import Keeper, State
+from .supervision import Supervision
 from .world import HERE, World
 
 LOG = "keeper.log"
@@ -35,16 +35,15 @@ METRICS_OFFSET = 1000
 """The keeper's own port lies so far above the bundle's, whose processes count up from it."""
 _FAILURES = ("died", "killed", "hung", "slow", "device_lost", "gave_up", "refused")
 _REQUEST = "keeper-request.json"
-_LOCK = "keeper.lock"
 _LEAVES_S = 40.0
 """How long a keeper may take to leave: it may be ending a server, which has its own grace."""
 _STARTS_S = 60.0
 
 
-def me(metrics_port: int | None = None) -> Keeper:
+def me(limits: Supervision, metrics_port: int | None = None) -> Keeper:
     """The keeper that this process is."""
-    stat = procs.read_stat(os.getpid())
-    return Keeper(os.getpid(), stat.started if stat else 0, metrics_port)
+    stat, silence_s = procs.read_stat(os.getpid()), heartbeat.silence_s(limits)
+    return Keeper(os.getpid(), stat.started if stat else 0, metrics_port, silence_s=silence_s)
 
 
 def metrics_port(plan: LaunchPlan) -> int:
@@ -56,32 +55,6 @@ def metrics_port(plan: LaunchPlan) -> int:
     return wanted
 
 
-@contextmanager
-def only_keeper(own: Path) -> Iterator[None]:
-    """Be the one keeper of a bundle; the kernel forgets it when this process ends.
-
-    Raises:
-        LauncherError: while another keeper lives.
-    """
-    with _lock_file(own) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LauncherError(
-                "another keeper supervises this bundle.", hint="See: python launch.py status"
-            ) from None
-        yield
-
-
-def _lock_file(own: Path) -> IO[str]:
-    path = own / _LOCK
-    try:
-        own.mkdir(parents=True, exist_ok=True)
-        return path.open("a", encoding="utf-8")
-    except OSError as error:
-        raise file_error(error, path) from None
-
-
 def spawn(plan: LaunchPlan, options: Sequence[str], *, world: World = HERE) -> Keeper:
     """Start a keeper in the background for what runs, and wait until it has noted itself.
 
@@ -91,10 +64,7 @@ def spawn(plan: LaunchPlan, options: Sequence[str], *, world: World = HERE) -> K
         StartError: when it ends, or does not note itself in time; what it kept runs on.
     """
     log = plan.own / LOG
-    try:
-        output = log.open("ab")
-    except OSError as error:
-        raise file_error(error, log) from None
+    output = open_log(log, anew=False)
     node = [] if plan.node is None else ["--node", str(plan.node), "--head", plan.parameters.head]
     words = [*_program(plan.root), "keep", *node, *options]
     with output, uninterrupted():  # whenever this launcher is ended, `down` finds the keeper
@@ -236,26 +206,42 @@ def remains(pids: Sequence[int]) -> dict[str, Any]:
     return {"left_behind": left, "fix": "`down` ends them."}
 
 
-def described(
-    plan: LaunchPlan, current: State | None, *, processes: Processes = procs.HERE
-) -> dict[str, Any]:
+def is_kept(own: Path, current: State | None, *, world: World = HERE) -> bool:
+    """Whether a keeper that lives, and says so, supervises what is recorded."""
+    return running_keeper(current, world) is not None and not is_silent(own, current, world=world)
+
+
+def is_silent(own: Path, current: State | None, *, world: World = HERE) -> bool:
+    """Whether a keeper runs that gives no sign of life."""
+    keeper = running_keeper(current, world)
+    return keeper is not None and heartbeat.is_silent(own, keeper, world=world)
+
+
+def running_keeper(current: State | None, world: World = HERE) -> Keeper | None:
+    """The recorded keeper, where its process runs."""
+    keeper = current.keeper if current is not None and current.here else None
+    return keeper if keeper is not None and _alive(world, keeper) else None
+
+
+def described(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
     """What ``status`` says about supervision."""
     known = events.read(plan.own)
     failures = [event for event in known if event["event"] in _FAILURES]
     keeper = current.keeper if current is not None else None
-    here = current is not None and current.here
-    alive = here and keeper is not None and processes.alive(keeper.pid, keeper.started)
+    alive = running_keeper(current, world) is not None
+    kept = is_kept(plan.own, current, world=world)
     shown: dict[str, Any] | None = None
     if keeper is not None:
         port = keeper.metrics_port
         shown = {
             "pid": keeper.pid,
             "alive": alive,
+            "silent": alive and not kept,
             "log": str(plan.own / LOG),
             "metrics": f"http://127.0.0.1:{port}/metrics" if alive and port else None,
         }
     return {
-        "supervision": "supervised" if alive else "unsupervised",
+        "supervision": "supervised" if kept else "unsupervised",
         "keeper": shown,
         "restarts": current.restarts if current is not None else 0,
         "last_event": _shown(known, ("event", "name", "time")),

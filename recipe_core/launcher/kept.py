@@ -34,7 +34,7 @@ _METRICS = ("/metrics", "/prometheus/metrics")
 
 
 class Gone(Exception):  # noqa: N818 - it is how a keeper ends, not an error
-    """Another launcher has stopped or replaced what was kept."""
+    """Another launcher has stopped or replaced what was kept, or its bundle has gone elsewhere."""
 
 
 class Kept:
@@ -113,7 +113,7 @@ class Kept:
         with suppress(LauncherError):  # damaged: it is written again with the next change
             saved = state.load(self.own)
             if saved is None or saved.mark != self.current.mark:
-                raise Gone
+                raise Gone("another launcher stopped the servers")
 
     @contextmanager
     def acting(self) -> Iterator[None]:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from . import notify
 from .choices import Choice, misfit
 from .machine import Device, Machine
 from .plan import FIRST, LaunchPlan, Needs
@@ -65,7 +64,6 @@ class MachineWatch:
         for attempt in range(2):
             if attempt:
                 self.world.clock.sleep(_AGAIN_S)
-                notify.watchdog()
             reason = _misfit(plan, options, self.as_if_stopped(plan))
             if reason is None:
                 return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat as modes
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,27 @@ class Stat:
 
 Identity = tuple[int, int]
 """A pid and its start tick."""
+Place = tuple[int, int]
+"""A file by its device and inode, which no other file has while somebody holds it open."""
+
+
+def place_of(path: str | Path) -> Place | None:
+    """Where a plain file with one name lies; None for a link, a device, or what is not there."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return _place(status) if modes.S_ISREG(status.st_mode) and status.st_nlink == 1 else None
+
+
+def places_of(logs: Iterable[str | Path]) -> frozenset[Place]:
+    """Where logs lie, and those of the start before, which what outlived it writes to."""
+    found = (place_of(path) for log in logs for path in (log, f"{log}.1"))
+    return frozenset(place for place in found if place is not None)
+
+
+def _place(status: os.stat_result) -> Place:
+    return status.st_dev, status.st_ino
 
 
 def name_of(pid: int) -> str:
@@ -83,14 +105,17 @@ class Processes:
             return False
         return f"{variable}={mark}".encode() in environment.split(b"\0")
 
-    def writes(self, pid: int, outputs: Collection[str]) -> bool:
-        """Whether a process's standard output or error goes to one of our logs.
+    def writes(self, pid: int, outputs: Collection[Place]) -> bool:
+        """Whether a process inherited one of our logs as its standard output or error.
 
-        Who only reads a log has it open under another number.
+        The launcher alone opens a log with ``O_NOFOLLOW``, and whoever inherits it keeps that flag.
+        Who opened the file by its name, as a shell does for ``>>``, is somebody else's.
         """
         for number in (1, 2) if outputs else ():
-            with suppress(OSError):
-                if str(Path(f"/proc/{pid}/fd/{number}").readlink()) in outputs:
+            with suppress(OSError, ValueError):
+                status = Path(f"/proc/{pid}/fd/{number}").stat()
+                ours = modes.S_ISREG(status.st_mode) and status.st_nlink <= 1
+                if ours and _place(status) in outputs and _flags(pid, number) & os.O_NOFOLLOW:
                     return True
         return False
 
@@ -145,19 +170,18 @@ class Processes:
         mark: str,
         variable: str = MARK,
         *,
-        logs: Collection[str] = (),
+        outputs: Collection[Place] = (),
     ) -> set[Identity]:
         """The groups and sessions of leaders, and every process that shows to be of the start.
 
         An engine's workers outlive a crashed parent and may leave its group. They show our mark in
-        their environment, in ``variable``, or write to one of our ``logs``: engines that name their
-        processes overwrite the environment that the kernel shows. Of a leader that has ended, the
-        group counts once one member shows so, because the kernel gives no new process the number
-        of a group that still has members.
+        their environment, in ``variable``, or inherited one of our logs, ``outputs``: engines that
+        name their processes overwrite the environment that the kernel shows. Of a leader that has
+        ended, the group counts once one member shows so, because the kernel gives no new process
+        the number of a group that still has members.
         """
         running = [stat for stat in self.running() if stat.pid != os.getpid()]
         known = {pid for pid, _ in leaders}
-        outputs = _log_names(logs)
         shown = {
             s.pid
             for s in running
@@ -174,11 +198,11 @@ class Processes:
         }
 
     def left_behind(
-        self, leaders: Sequence[Identity], mark: str, *, logs: Collection[str] = ()
+        self, leaders: Sequence[Identity], mark: str, *, outputs: Collection[Place] = ()
     ) -> list[int]:
         """Pids of a start that outlive their leader: those that no group of a living one holds."""
         groups = {pid for pid, started in leaders if self.alive(pid, started)}
-        members = self.family(leaders, mark, logs=logs)
+        members = self.family(leaders, mark, outputs=outputs)
         ended = {pid for pid, _ in leaders} - groups
         left = []
         for pid, _ in members:
@@ -188,11 +212,10 @@ class Processes:
         return sorted(left)
 
     def unrecorded(
-        self, leaders: Sequence[Identity], mark: str, *, logs: Collection[str] = ()
+        self, leaders: Sequence[Identity], mark: str, *, outputs: Collection[Place] = ()
     ) -> list[int]:
         """Pids of the start outside of the leaders' groups: such as a killed launcher left."""
         known = {pid for pid, _ in leaders}
-        outputs = _log_names(logs)
         return sorted(
             stat.pid
             for stat in self.running()
@@ -214,23 +237,23 @@ class Processes:
         grace_s: float,
         settle_s: float = 0.0,
         variable: str = MARK,
-        logs: Collection[str] = (),
+        outputs: Collection[Place] = (),
     ) -> tuple[set[Identity], set[Identity]]:
         """SIGTERM to the groups and marked processes, SIGKILL after ``grace_s``.
 
         For ``settle_s`` seconds it looks again: a process shows its mark only once its program is
         loaded, which may be after its launcher was killed. ``variable`` is where the mark is: that
-        of a start, or of one of its groups, whose ``logs`` are then meant.
+        of a start, or of one of its groups, whose logs ``outputs`` are then.
 
         Returns the processes that were running, and those that still are (a driver holds them).
         """
-        members = self.family(leaders, mark, variable, logs=logs)
+        members = self.family(leaders, mark, variable, outputs=outputs)
         seen = set(members)
         self._end(members)
         began = self.clock.monotonic()
         while self.clock.monotonic() - began < (grace_s if members else settle_s):
             self.clock.sleep(0.05)
-            late = self.family(leaders, mark, variable, logs=logs) - seen
+            late = self.family(leaders, mark, variable, outputs=outputs) - seen
             self._end(late)
             seen |= late
             members = self._left(leaders, seen)
@@ -254,10 +277,10 @@ class Processes:
         return {member for member in members if self.alive(*member)}
 
 
-def _log_names(logs: Collection[str]) -> frozenset[str]:
-    """The names that the kernel shows for open logs: resolved, also of a log that was removed."""
-    real = {os.path.realpath(log) for log in logs}
-    return frozenset({*real, *(f"{log} (deleted)" for log in real)})
+def _flags(pid: int, number: int) -> int:
+    """With which flags a process's file was opened."""
+    text = Path(f"/proc/{pid}/fdinfo/{number}").read_text(encoding="utf-8")
+    return next(int(row.split()[1], 8) for row in text.splitlines() if row.startswith("flags:"))
 
 
 HERE = Processes()

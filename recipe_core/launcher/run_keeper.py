@@ -19,9 +19,11 @@ from .choices import Choice, choices, next_choice
 from .diagnosis import Diagnosis
 from .errors import LauncherError, PreflightError, StartError
 from .files import tail
+from .heartbeat import only_keeper
 from .machine import Machine
 from .plan import LaunchPlan
 from .preflight import check_machine, needs_here
+from .rotation import cut_logs
 from .run_decide import (
     Action,
     Kind,
@@ -76,7 +78,7 @@ class Keeper:
     ) -> None:
         self.world, self.clock, self.checked = world, world.clock, checked
         self.plan, self.current, self.progress = plan, current, progress
-        self.fixed, self.limits, self.me = fixed, limits, keeping.me()
+        self.fixed, self.limits, self.me = fixed, limits, keeping.me(limits)
         self.observer = Observer(plan, progress, shown, world=world)
         step = run_status.start_step(plan)
         self.observer.started(current, step)
@@ -95,9 +97,13 @@ class Keeper:
         """
         ended = "left"
         try:
-            with keeping.only_keeper(self.plan.own), self._signals():
+            with only_keeper(self.plan, self.limits, self.clock) as heartbeat, self._signals():
                 self._note()
                 while True:
+                    heartbeat.beat()
+                    cut_logs(self.plan.own)
+                    if heartbeat.follow(self._save_again, self._stop, self.progress.say):
+                        raise LeaveError
                     self._still_ours()
                     if (trouble := self._look()) is not None:
                         if self._answer(trouble) is Action.END:
@@ -141,11 +147,13 @@ class Keeper:
         while True:
             if self.leaving:
                 raise LeaveError
-            notify.watchdog()
             left = deadline - self.clock.monotonic()
             if left <= 0:
                 return
             self.clock.sleep(min(left, _TICK_S))
+
+    def _save_again(self) -> None:
+        state.save(self.plan.own, self.current)
 
     def _still_ours(self) -> None:
         recorded = state.load(self.plan.own)

@@ -11,10 +11,10 @@ from . import keeping
 from .errors import InputError
 from .files import read_object, write_json
 from .plan import LaunchPlan
-from .procs import HERE, Processes
 from .running import as_started, recorded
 from .state import State
 from .steps import metrics_file, planned_steps, read_steps
+from .world import HERE, World
 
 ROLLED_BACK, FOR_A_PERSON = 3, 2
 """Exit codes of the trainers of this project; their launcher, torchrun, ends with 1 for both."""
@@ -153,9 +153,7 @@ def world_size(plan: LaunchPlan) -> int:
     )
 
 
-def status_data(
-    plan: LaunchPlan, current: State | None, *, processes: Processes = HERE
-) -> dict[str, Any]:
+def status_data(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
     """Step, loss, speed and remaining time, from the run's own record; and who keeps it."""
     if current is not None:
         plan = as_started(plan, current)
@@ -164,16 +162,16 @@ def status_data(
     left = None
     if planned and last and (seconds := last.get("step_s")):
         left = (planned - last.number) * seconds
-    servers = current.servers if current else ()
+    servers, here = current.servers if current else (), world.processes
     listed = [
-        {"name": s.name, "pid": s.pid, "alive": processes.alive(*s.identity), "log": s.log}
+        {"name": s.name, "pid": s.pid, "alive": here.alive(*s.identity), "log": s.log}
         for s in servers
     ]
     names = ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
     figures = {name: last.get(name) if last else None for name in names}
     model, checkpoint = plan.run / "model", newest_checkpoint(plan)
     return {
-        "state": _word(plan, current, processes),
+        "state": _word(plan, current, world),
         "step": last.number if last else 0,
         "steps": planned,
         **figures,
@@ -183,14 +181,15 @@ def status_data(
         "choice": plan.choice,
         "world_size": world_size(plan),
         "rollbacks": len(read_rollbacks(plan)),
-        **keeping.described(plan, current, processes=processes),
+        **keeping.described(plan, current, world=world),
         "processes": listed,
-        **keeping.remains(current.left_behind(processes) if current else []),
+        **keeping.remains(current.left_behind(here) if current else []),
     }
 
 
-def _word(plan: LaunchPlan, current: State | None, here: Processes) -> str:
+def _word(plan: LaunchPlan, current: State | None, world: World) -> str:
     """The state of the run in one word."""
+    here = world.processes
     if current and current.here and any(here.alive(*s.identity) for s in current.servers):
         return "up"
     if current and current.left_behind(here):
@@ -201,6 +200,4 @@ def _word(plan: LaunchPlan, current: State | None, here: Processes) -> str:
         return "finished"
     if current is None:
         return "down"
-    keeper = current.keeper
-    waits = current.here and keeper is not None and here.alive(keeper.pid, keeper.started)
-    return "restarting" if waits else "failed"
+    return "restarting" if keeping.is_kept(plan.own, current, world=world) else "failed"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from . import report, state, supervisor
 from .errors import PreflightError
-from .plan import LaunchPlan, load_plan
+from .plan import LaunchPlan, Parameters, load_plan
 from .preflight import Preflight, preflight
+from .request import Request
 from .state import State
+from .supervision import option_of
 from .supervisor import Progress
 
 
@@ -35,6 +37,31 @@ def as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
         head=plan.parameters.head,
         data=plan.parameters.data,
     )
+
+
+def not_applied(request: Request, asked: Parameters, current: State) -> list[str]:
+    """What a command line asks for that what runs already was not started with."""
+    pairs = [
+        ("--model", request.model, asked.model, current.model),
+        ("--host", request.host, asked.host, current.host),
+        ("--port", request.port, asked.port, current.port),
+        ("--choice", request.choice, request.choice, current.choice),
+    ]
+    differ = [
+        f"{option} {wanted} (it runs with {running})"
+        for option, given, wanted, running in pairs
+        if given is not None and wanted != running
+    ]
+    limits = [option_of(name) for name, value in request.limits.items() if value is not None]
+    started = [*limits, *(["--data"] if request.data else [])] if current.keeper else []
+    differ += [f"{option} (it is set at a start)" for option in started]
+    return [f"{words}; `down` first, then `up` with it" for words in differ]
+
+
+def tell_copy(plan: LaunchPlan, progress: Progress) -> None:
+    """Say so where the recorded state is another folder's: nothing of it is touched from here."""
+    if (origin := state.copied_from(plan.own)) is not None:
+        progress.say(f"this is a copy of {origin}: what runs there is left alone")
 
 
 def stop_started(plan: LaunchPlan, progress: Progress) -> None:

@@ -14,6 +14,7 @@ from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
 from .keeper import Log
 from .output import print_json
+from .plain import refuse_odd_run
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .request import Request
@@ -31,7 +32,15 @@ from .run_status import (
     step_of_start,
     world_size,
 )
-from .running import as_started, passed_preflight, require_files, running, stop_started
+from .running import (
+    as_started,
+    not_applied,
+    passed_preflight,
+    require_files,
+    running,
+    stop_started,
+    tell_copy,
+)
 from .state import State
 from .steps import WARM_UP, Step, comparison, metrics_file, planned_steps, read_steps
 from .supervisor import Progress
@@ -45,14 +54,17 @@ _ADOPTED_S = 5.0  # a keeper that has just ended may not have told the last of i
 
 def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     """Start, and wait for the first step; with --foreground keep the run to its end."""
-    progress, already = Progress(), False
+    progress, already, asked = Progress(), False, plan.parameters
     try:
+        tell_copy(plan, progress)
+        refuse_odd_run(plan.run)
+        keep.dismiss_silent(plan.own, progress, world=world)
         recorded = state.load(plan.own)
-        kept = keep.is_kept(recorded, world=world)
+        kept = keeping.is_kept(plan.own, recorded, world=world)
         already = kept or running(plan) is not None
         if kept and request.foreground and recorded is not None:
             keeping.dismiss(recorded.keeper, world=world)
-        if not keep.is_kept(state.load(plan.own), world=world):
+        if not keeping.is_kept(plan.own, state.load(plan.own), world=world):
             with state.exclusive(plan.own):
                 current = running(plan)
                 already = current is not None
@@ -73,9 +85,13 @@ def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
         if not request.foreground:
             raise
         return 0
-    data = {**status_data(plan, state.load(plan.own)), "already": already}
-    prefix = "already running\n" if already else ""
-    request.show(data, lambda: prefix + report.run_text(plan, data))
+    current = state.load(plan.own)
+    data = {**status_data(plan, current, world=world), "already": already}
+    left_out = not_applied(request, asked, current) if already and current is not None else []
+    if left_out:
+        data["not_applied"] = left_out
+    words = ["already running", *(f"not applied: {one}" for one in left_out)] if already else []
+    request.show(data, lambda: "\n".join([*words, report.run_text(plan, data)]))
     return 0
 
 
@@ -163,7 +179,8 @@ def wait_first_step(
         stepped = step_of_start(plan) > start_step(plan)
         if stepped or passed > (limit_s if path else _LIVES_S):
             return
-        if not supervisor.lives(now, world=world) and not keep.is_kept(now, world=world):
+        lives = supervisor.lives(now, world=world)
+        if not lives and not keeping.is_kept(plan.own, now, world=world):
             break
         if clock.monotonic() - told >= supervisor.PROGRESS_S:
             told = clock.monotonic()
@@ -299,6 +316,7 @@ def _record(
 def down(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     """End the run, at once or after a checkpoint; it is fine if nothing runs."""
     progress = Progress(request.as_json)
+    tell_copy(plan, progress)
     current = state.load(plan.own)
     if current is not None and request.checkpoint and metrics_file(plan) is None:
         raise LauncherError(

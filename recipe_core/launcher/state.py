@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
-from . import procs
+from . import ownership, procs
 from .errors import BusyError, InputError, LauncherError, file_error
 from .fields import Fields
 from .files import read_object, write_json
+from .ownership import owner_of
+from .plain import make_run, odd_error, open_own, open_plain
 from .plan import FIRST
 from .procs import HERE, Processes
 
@@ -22,13 +23,17 @@ _NAME = "state.json"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One started process; ``started`` is its start tick, which no recycled pid shares."""
+    """One started process; ``started`` is its start tick, which no recycled pid shares.
+
+    ``output``: the device and inode of its log, by which it is known also where that is removed.
+    """
 
     name: str
     pid: int
     started: int
     port: int
     log: str
+    output: procs.Place | None = None
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -45,13 +50,15 @@ class Server:
 class Keeper:
     """The process that supervises the servers; its metrics are on a port of the loopback.
 
-    ``watching``: it has noted itself; before that, whoever started it has.
+    ``watching``: it has noted itself; before that, whoever started it has. ``silence_s``: without
+    a sign of life for so long it counts as dead.
     """
 
     pid: int
     started: int
     metrics_port: int | None = None
     watching: bool = True
+    silence_s: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -99,27 +106,28 @@ class State:
         return self.boot == boot_id()
 
     @property
-    def outputs(self) -> frozenset[str]:
-        """The logs of every process of this start."""
-        return frozenset({*self.logs, *(server.log for server in self.servers)})
+    def outputs(self) -> frozenset[procs.Place]:
+        """The logs of every process of this start, by where they lie."""
+        opened = (server.output for server in self.servers if server.output is not None)
+        return frozenset(opened) | procs.places_of(self.logs)
 
     def unrecorded(self, processes: Processes = HERE) -> list[int]:
         """Pids of processes of this start that its launcher could not record."""
         if not self.here:
             return []
-        return processes.unrecorded(self.identities, self.mark, logs=self.outputs)
+        return processes.unrecorded(self.identities, self.mark, outputs=self.outputs)
 
     def left_behind(self, processes: Processes = HERE) -> list[int]:
         """Pids of this start that outlive the server they belong to."""
         if not self.here:
             return []
-        return processes.left_behind(self.identities, self.mark, logs=self.outputs)
+        return processes.left_behind(self.identities, self.mark, outputs=self.outputs)
 
     def family(self, processes: Processes = HERE) -> set[procs.Identity]:
         """Every process of this start that runs."""
         if not self.here:
             return set()
-        return processes.family(self.identities, self.mark, logs=self.outputs)
+        return processes.family(self.identities, self.mark, outputs=self.outputs)
 
     @property
     def ports(self) -> frozenset[int]:
@@ -136,25 +144,43 @@ def boot_id() -> str:
 
 
 def save(run: Path, state: State) -> None:
-    """Write the state atomically."""
-    write_json(run / _NAME, {"schema_version": 1, **asdict(state)})
+    """Write the state atomically, and whose it is."""
+    make_run(run)
+    write_json(run / _NAME, {"schema_version": 2, "run": owner_of(run), **asdict(state)})
 
 
 def load(run: Path) -> State | None:
-    """The recorded state, or None.
+    """The recorded state, or None: also where another folder's was copied here.
 
     Raises:
         LauncherError: for a damaged file, which is never a reason to kill something.
     """
+    return _load(run)[0]
+
+
+def copied_from(run: Path) -> str | None:
+    """The folder whose state lies in a run folder that is a copy of it; None for one's own.
+
+    Raises:
+        LauncherError: for a damaged file.
+    """
+    return _load(run)[1]
+
+
+def _load(run: Path) -> tuple[State | None, str | None]:
     path = run / _NAME
     if not path.exists():
-        return None
+        return None, None
     try:
+        if (odd := odd_error(path)) is not None:
+            raise odd
         fields = Fields(read_object(path), str(path))
+        if (elsewhere := ownership.copied_from(fields.child("run"), run)) is not None:
+            return None, elsewhere
         items = fields.children("servers") if fields.data.get("servers") != [] else ()
-        servers = tuple(_server(item) for item in items)
+        servers = tuple(_server(item, run) for item in items)
         mark, model, host = (fields.text(key) for key in ("mark", "model", "host"))
-        return State(
+        state = State(
             mark,
             str(fields.data.get("boot")),
             model,
@@ -166,13 +192,19 @@ def load(run: Path) -> State | None:
             keeper=_keeper(fields),
             restarts=fields.optional_integer("restarts") or 0,
             parked=fields.integers("parked"),
-            logs=fields.texts("logs"),
+            logs=tuple(_here(run, log) for log in fields.texts("logs")),
         )
     except InputError as error:
         raise LauncherError(
             f"{path} is damaged: {error.message}",
             hint=f"Stop its processes by hand, then remove {path}.",
         ) from None
+    return state, None
+
+
+def _here(run: Path, log: str) -> str:
+    """A log of this run folder, also where that was moved since; never one elsewhere."""
+    return str(run / Path(log).name)
 
 
 def _keeper(fields: Fields) -> Keeper | None:
@@ -184,17 +216,26 @@ def _keeper(fields: Fields) -> Keeper | None:
         keeper.integer("started"),
         keeper.optional_integer("metrics_port", low=1),
         keeper.data.get("watching") is True,
+        keeper.optional_number("silence_s"),
     )
 
 
-def _server(fields: Fields) -> Server:
+def _server(fields: Fields, run: Path) -> Server:
+    output = fields.integers("output") if fields.data.get("output") else ()
     return Server(
         fields.text("name"),
         fields.integer("pid", low=2),
         fields.integer("started"),
         fields.integer("port", low=1),
-        fields.text("log"),
+        _here(run, fields.text("log")),
+        (output[0], output[1]) if len(output) == 2 else None,
     )
+
+
+def folders(run: Path) -> list[Path]:
+    """The folders with a state in a bundle's ``run/``: its own, and one for each node."""
+    places = (run, *sorted(run.glob("node-*")))
+    return [place for place in places if (place / _NAME).is_file()]
 
 
 def remove(run: Path) -> None:
@@ -231,13 +272,19 @@ def exclusive(run: Path) -> Iterator[None]:
         yield
 
 
-def _lock_file(run: Path) -> IO[str]:
+@contextmanager
+def _lock_file(run: Path) -> Iterator[int]:
     path = run / "lock"
+    make_run(run)
     try:
-        run.mkdir(parents=True, exist_ok=True)
-        return path.open("a", encoding="utf-8")
-    except OSError as error:
-        if error.errno != errno.EROFS or not path.is_file():
-            raise file_error(error) from None
-    # The disk became read-only after the start; a lock needs no writing, and `down` must work.
-    return path.open(encoding="utf-8")
+        descriptor = open_own(path, os.O_WRONLY | os.O_APPEND)
+    except LauncherError:
+        # A disk that became read-only after the start: a lock needs no writing, `down` must work.
+        reading = open_plain(path) if os.statvfs(run).f_flag & os.ST_RDONLY else None
+        if reading is None:
+            raise
+        descriptor = reading
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -10,10 +10,12 @@ from typing import Any
 
 from .files import read_object
 from .metrics import bands, number, ratio_of
+from .plain import read_end
 from .plan import LaunchPlan
 
 FIGURES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes")
 """Metrics that expected.json predicts of a step, in the order of the table."""
+_MOST_BYTES = 1 << 30
 WARM_UP = 2
 """First steps after a start that are not measured: they build caches and kernels."""
 
@@ -36,15 +38,16 @@ def metrics_file(plan: LaunchPlan) -> Path | None:
 
 
 def read_steps(path: Path | None) -> list[Step]:
-    """Complete rows so far."""
-    if path is None or not path.is_file():
+    """Complete rows so far; lines that a loss of power damaged are left out."""
+    text = read_end(path, _MOST_BYTES) if path is not None else None
+    if text is None:
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+    lines = text.decode("utf-8", errors="replace").replace("\0", "").splitlines()
+    rows = csv.DictReader(line for line in lines if "\ufffd" not in line)
     return [
         Step(int(row["step"]), {name: _value(text) for name, text in row.items()})
         for row in rows
-        if row["step"].isdigit()
+        if None not in row and None not in row.values() and row.get("step", "").isdecimal()
     ]
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import keeping, notify, procs, state
 from .diagnosis import VAGUE, diagnose
 from .engine import command
-from .errors import LateError, LauncherError, StartError, file_error
+from .errors import LateError, LauncherError, StartError
 from .failure import failure_text, shown
 from .files import tail
 from .interrupts import uninterrupted
 from .output import complain
 from .plan import LaunchPlan, Process
+from .rotation import open_log
 from .state import Server, State
 from .world import HERE, World
 
@@ -114,7 +114,8 @@ def stop_group(
         LauncherError: when a process runs on.
     """
     names = {process.name for process in plan.processes if process.group == group}
-    leaders = [server.identity for server in current.servers if server.name in names]
+    members = tuple(server for server in current.servers if server.name in names)
+    leaders = [server.identity for server in members]
     with uninterrupted():
         _, left = world.processes.terminate(
             leaders,
@@ -122,7 +123,7 @@ def stop_group(
             grace_s=grace_s,
             settle_s=0.0 if current.ready or leaders else SETTLE_S,
             variable=procs.PART,
-            logs=logs_of(plan, group),
+            outputs=replace(current, servers=members, logs=logs_of(plan, group)).outputs,
         )
     if left:
         raise _runs_on(left)
@@ -146,14 +147,10 @@ def part_mark(mark: str, group: int) -> str:
 
 def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Server:
     log = log_path(plan, process)
-    _keep_previous(log)
     argv = command(process.argv)
     environment = process_environment(plan, process, mark)
-    try:
-        output = log.open("wb")
-    except OSError as error:
-        raise file_error(error, log) from None
-    with output:
+    with open_log(log) as output:
+        opened = procs.place_of(log)
         try:
             pid, started = world.processes.start(
                 argv, cwd=plan.root, env=environment, output=output
@@ -163,14 +160,7 @@ def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Serve
                 f"{process.name}: {argv[0]} cannot be started: {error.strerror}.",
                 hint=f"Install it: {plan.engine.install}",
             ) from None
-    return Server(process.name, pid, started, process.port, str(log))
-
-
-def _keep_previous(log: Path) -> None:
-    """Move the log of the last start aside: it says why there is another."""
-    with suppress(OSError):
-        if log.is_file() and not log.is_symlink() and log.stat().st_size:
-            log.replace(log.with_name(f"{log.name}.1"))
+    return Server(process.name, pid, started, process.port, str(log), opened)
 
 
 def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[str, str]:
@@ -304,6 +294,23 @@ def stop(
     return stopped
 
 
+def stop_recorded(run: Path, progress: Progress, *, world: World = HERE) -> list[str]:
+    """Stop all that a bundle's ``run/`` records of this machine, whatever else of it is damaged.
+
+    Raises:
+        LauncherError: while another launcher is at it, and for a damaged state.
+    """
+    stopped: list[str] = []
+    for own in state.folders(run):
+        current = state.load(own)
+        keeping.dismiss(current.keeper if current and current.here else None, world=world)
+        with state.exclusive(own):
+            current = state.load(own)
+            if current is not None and current.here:
+                stopped += stop(own, current, progress=progress, world=world)
+    return stopped
+
+
 def end(current: State, progress: Progress, *, world: World = HERE) -> list[str]:
     """Stop every process of a start whose keeper goes on: its state stays. As ``stop``."""
     with uninterrupted():
@@ -320,7 +327,7 @@ def _stop(world: World, current: State, progress: Progress, known: bool) -> list
         current.mark,
         grace_s=GRACE_S,
         settle_s=0.0 if known else UNRECORDED_S,
-        logs=current.outputs,
+        outputs=current.outputs,
     )
     if left:
         raise _runs_on(left)
@@ -331,8 +338,9 @@ def _stop(world: World, current: State, progress: Progress, known: bool) -> list
 
 
 def strays(plan: LaunchPlan, *, world: World = HERE) -> set[procs.Identity]:
-    """Processes that write to this bundle's logs, though no state records them."""
-    return world.processes.family((), uuid.uuid4().hex, logs=logs_of(plan))
+    """Processes that inherited this bundle's logs, though no state records them."""
+    outputs = procs.places_of(logs_of(plan))
+    return world.processes.family((), uuid.uuid4().hex, outputs=outputs)
 
 
 def stop_strays(plan: LaunchPlan, progress: Progress, *, world: World = HERE) -> list[str]:
@@ -345,7 +353,7 @@ def stop_strays(plan: LaunchPlan, progress: Progress, *, world: World = HERE) ->
         return []
     with uninterrupted():
         ended, left = world.processes.terminate(
-            (), uuid.uuid4().hex, grace_s=GRACE_S, logs=logs_of(plan)
+            (), uuid.uuid4().hex, grace_s=GRACE_S, outputs=procs.places_of(logs_of(plan))
         )
     if left:
         raise _runs_on(left)

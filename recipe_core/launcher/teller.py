@@ -33,9 +33,8 @@ class Teller:
                 self.tokens[group] = before, seen.tokens
 
     def tell(self) -> None:
-        """A sign of life, and the state in a line."""
+        """Say the state in a line."""
         notify.status(self.kept.summary())
-        notify.watchdog()
 
     def export(self) -> None:
         """Serve ``/healthz`` and ``/metrics``; where the port is taken, try again later."""

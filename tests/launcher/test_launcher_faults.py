@@ -55,7 +55,7 @@ def test_what_lies_where_the_launcher_writes(bundle, capsys):
     for name, commands in {"lock": COMMANDS, "server-0.log": [["up"]]}.items():
         (own / name).mkdir(parents=True)
         for words in commands:
-            refused(words, f"{own / name}: Is a directory. Remove it")
+            refused(words, f"{own / name} is not a plain file but a folder. Remove it")
         (own / name).rmdir()
     (own / "measurement.json").mkdir()  # a measurement that cannot be written is shown
     code, printed = bundle.run("--json", "bench", "--requests", "3"), capsys.readouterr()

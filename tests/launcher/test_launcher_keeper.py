@@ -1,15 +1,18 @@
 """A keeper in a fake world: what fails is restarted, left for a fallback, or explained."""
 
+import os
+import shutil
 import signal
 import socket
 from dataclasses import replace
 
 import pytest
 
-from recipe_core.launcher import events, keep, keeping, state
+from recipe_core.launcher import events, heartbeat, keep, keeping, state
 from recipe_core.launcher.errors import BusyError, LateError, LauncherError, StartError
 from recipe_core.launcher.keeper import Log
 from recipe_core.launcher.request import Request
+from recipe_core.launcher.supervision import Supervision
 from tests.fixtures.fake_world import FakeClock, Killed, Said, dies, serves, silent
 from tests.fixtures.ports import free_port
 from tests.fixtures.refusals import refusal
@@ -178,7 +181,7 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
     assert world.pids() == {"server-0": before}
     assert up.keeper.teller.snapshot().up
     # `up` waits for nothing that is parked, and asks for it once more.
-    state.save(up.own, replace(up.state, keeper=keeping.me()))
+    state.save(up.own, replace(up.state, keeper=keeping.me(Supervision())))
     assert keep.wait_kept(up.plan, timeout_s=1, progress=Said(), world=world).parked == (1,)
     up.until(lambda: not up.state.parked and up.state.ready)  # its failures are old by then
     assert world.pids()["server-0"] == before
@@ -196,13 +199,78 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
 def test_a_signal_or_another_launcher_ends_it(world, deployed, number, reason, runs):
     up = deployed().up()
     before = world.pids()
-    with keeping.only_keeper(up.own):
+    with heartbeat.only_keeper(up.plan, Supervision(), world.clock):
         assert "another keeper" in refusal(up.keeper.run, kind=LauncherError).message
     assert not up.kinds
     world.after(20, lambda: up.keeper.asked.append(number) if number else up.stop())
     assert up.keeper.run() == 0
     assert up.happened("keeper_stop")[0]["reason"] == reason
     assert (world.pids(), up.recorded) == (before if runs else {}, runs)
+
+
+def test_a_keeper_follows_its_folder(world, deployed, tmp_path):
+    up = deployed().up()
+    before = world.pids()
+
+    def clean():
+        shutil.rmtree(up.own)  # by who wants the room of old logs
+        world.after(9, lambda: up.bundle.root.rename(tmp_path / "moved"))
+
+    world.after(9, clean)
+    assert up.keeper.run() == 0
+    assert "was removed: made it anew" in up.said.text
+    moved = tmp_path / "moved" / "run"
+    assert events.read(moved)[-1]["reason"] == "the bundle was moved"
+    assert (state.load(moved).ready, world.pids()) == (True, before)
+    assert not up.bundle.root.exists()  # nothing is written where the bundle was
+    up.own, up.bundle = moved, replace(up.bundle, root=moved.parent)
+    world.after(9, lambda: shutil.rmtree(moved.parent))
+    assert up.adopt().keeper.run() == 0
+    assert (world.pids(), moved.parent.exists()) == ({}, False)
+
+
+def test_a_keeper_that_gives_no_sign_of_life_counts_as_dead(world, deployed):
+    up = deployed().up()
+    lock = up.own / heartbeat.NAME
+    lock.touch()
+    limit = heartbeat.silence_s(up.limits)
+
+    def kept():
+        seen = keeping.described(up.plan, up.state, world=world)
+        assert seen["keeper"]["silent"] is (seen["supervision"] == "unsupervised")
+        return not seen["keeper"]["silent"]
+
+    def touched(ago_s):
+        at = world.clock.now().timestamp() - ago_s
+        os.utime(lock, (at, at))
+
+    keeper = kept_by(world, up, SIGUSR1=lambda: None)
+    assert limit == 63
+    for ago_s, lives in ((0, True), (limit - 5, True), (limit + 5, False), (-limit - 5, False)):
+        touched(ago_s)
+        assert kept() is lives, ago_s
+    world.after(1, lambda: touched(0))  # the machine slept, or its clock was set
+    assert kept()
+    touched(limit + 5)
+    keep.dismiss_silent(up.own, up.said, world=world)
+    assert (keeper.code, len(world.pids())) == (-signal.SIGKILL, 1)
+    assert "gives no sign of life" in up.said.text
+    stopped = kept_by(world, up, SIGUSR1=lambda: None)
+    touched(0)
+    assert kept()
+    stopped.paused = True
+    assert not kept()
+
+
+def test_a_keeper_gives_signs_of_life_while_it_waits(world, deployed):
+    up = deployed(poll_s=7).up()
+    lock, times = up.own / heartbeat.NAME, []
+    with heartbeat.only_keeper(up.plan, up.limits, world.clock):
+        os.utime(lock, (0, 0))
+        world.clock.watched = lambda: times.append(lock.stat().st_mtime > 0)
+        for seconds in (1, 6, 1):
+            world.clock.sleep(seconds)
+    assert times == [False, False, True]
 
 
 def test_a_keeper_is_noted_before_it_looks(world, deployed):
@@ -214,7 +282,7 @@ def test_a_keeper_is_noted_before_it_looks(world, deployed):
     up.adopt()
     world.after(5, lambda: up.keeper.asked.append(keeping.LEAVE))
     up.keeper.run()
-    assert up.state.keeper == keeping.me()
+    assert up.state.keeper == keeping.me(up.keeper.limits)
 
 
 def test_a_command_at_work_and_a_full_disk_are_outlived(world, deployed, monkeypatch):
@@ -291,7 +359,8 @@ def kept_by(world, up, **heeds):
     """A process that is recorded as the keeper."""
     process = world.add("keeper", [], {}, up.own / "keeper.log")
     process.heeds = {getattr(signal, name): action for name, action in heeds.items()}
-    state.save(up.own, replace(up.state, keeper=state.Keeper(process.pid, process.started)))
+    keeper = replace(keeping.me(up.limits), pid=process.pid, started=process.started)
+    state.save(up.own, replace(up.state, keeper=keeper))
     return process
 
 
@@ -380,7 +449,7 @@ def test_a_drain_has_a_deadline_and_ends_at_a_second_signal(world, deployed):
     for limit in (5, 900):
         up = deployed().up()
         world["server-0"].running = 1
-        keeping.ask(up.own, keeping.me(), keeping.DRAIN, world=world, drain_s=limit)
+        keeping.ask(up.own, keeping.me(Supervision()), keeping.DRAIN, world=world, drain_s=limit)
         up.keeper.asked.append(keeping.DRAIN)
         world.after(9, lambda up=up: up.keeper.asked.append(signal.SIGINT))
         up.keeper.run()

@@ -1,10 +1,13 @@
 """Starts, stops and restarts in a fake world, and what commands refuse before that."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,6 +15,7 @@ from recipe_core.launcher import balancer, keep, keeping, procs, state, supervis
 from recipe_core.launcher.errors import InputError, LateError, LauncherError, StartError
 from recipe_core.launcher.interrupts import interruptible, uninterrupted
 from recipe_core.launcher.request import Request
+from recipe_core.launcher.rotation import open_log
 from tests.fixtures.fake_world import FakeClock, Said, dies, serves, silent
 from tests.fixtures.patience import comes
 from tests.fixtures.refusals import refusal
@@ -104,28 +108,31 @@ def test_a_recycled_pid_is_not_signalled(world, deployed):
         {"boot": "another"},
     ):
         other = replace(current, logs=(), **changes)
-        other = replace(other, servers=tuple(replace(s, log="/none") for s in other.servers))
+        gone = {"log": "/none", "output": None}
+        other = replace(other, servers=tuple(replace(s, **gone) for s in other.servers))
         assert supervisor.stop(up.own, other, progress=Said(), world=world) == []
         assert world["server-0"].code is None
 
 
 def test_workers_of_a_dead_parent_are_found(world, tmp_path):
     log = tmp_path / "server-0.log"
+    log.touch()
+    outputs = procs.places_of([log])
     marked = world.add("marked", [], {procs.MARK: "mark-1"}, tmp_path / "other.log")
     writer = world.add("writer", [], {}, log)
     other = world.add("other", [], {procs.MARK: "mark-2"}, tmp_path / "another.log")
     leader = [(2**22 + 1, 5)]
     here = world.processes
     assert here.family(leader, "mark-1") == {(marked.pid, marked.started)}
-    assert here.left_behind(leader, "mark-1", logs=[str(log)]) == [marked.pid, writer.pid]
-    ended, left = here.terminate(leader, "mark-1", grace_s=5, logs=[str(log)])
+    assert here.left_behind(leader, "mark-1", outputs=outputs) == [marked.pid, writer.pid]
+    ended, left = here.terminate(leader, "mark-1", grace_s=5, outputs=outputs)
     assert (len(ended), left, other.code) == (2, set(), None)
     assert {marked.code, writer.code} == {-TERM}
     assert here.terminate(leader, "mark-1", grace_s=1) == (set(), set())
     # A group that was given away again has another start tick, and is left alone.
     leaders = [(other.pid, 1)]
-    assert here.family(leaders, "mark", logs=["server-0.log"]) == set()
-    assert here.left_behind(leaders, "mark", logs=["server-0.log"]) == []
+    assert here.family(leaders, "mark", outputs=outputs) == set()
+    assert here.left_behind(leaders, "mark", outputs=outputs) == []
 
 
 def test_who_ignores_sigterm_is_killed_and_who_outlives_that_is_told(world, deployed):
@@ -151,29 +158,66 @@ def test_strays_are_found_by_their_logs(world, deployed):
 
 
 def test_the_kernel_shows_who_writes_a_log_and_who_ignores_a_signal(tmp_path):
-    """Real processes: a reader of the log, and a writer that shows no variable."""
-    log = tmp_path / "server-0.log"
-    log.write_text("line\n")
+    """Real processes: a writer that shows no variable, and others that share its log or a name."""
+    log, link, second = (tmp_path / name for name in ("server-0.log", "central.log", "second"))
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "print('x', flush=True); time.sleep(600)"
     )
     here = procs.Processes()
-    with log.open() as lines, log.open("ab") as output:
-        reader = subprocess.Popen(["sleep", "600"], stdin=lines, start_new_session=True)
+    with open_log(log) as output:
+        place = procs.place_of(log)
         words = [sys.executable, "-c", code]
         writer, started = here.start(words, cwd=tmp_path, env={}, output=output)
+    link.symlink_to(os.devnull)
+    with log.open() as reads, log.open("ab") as appends, link.open("ab") as nowhere:
+        shared = ({"stdin": reads}, {"stdout": appends, "stderr": appends}, {"stdout": nowhere})
+        sleep = partial(subprocess.Popen, ["sleep", "600"], start_new_session=True)
+        others = [sleep(**files) for files in shared]
     try:
         assert comes(lambda: b"x" in log.read_bytes())
-        assert here.family([], "mark", logs=[str(log)]) == {(writer, started)}
+        ours = {(writer, started)}
+        assert here.family([], "mark", outputs=procs.places_of([log, link, tmp_path])) == ours
+        second.hardlink_to(log)  # as some backups do: it may be somebody else's
+        assert procs.places_of([log, second]) == frozenset()
+        assert here.family([], "mark", outputs=[place]) == set()
+        second.unlink()
         log.unlink()  # as a clean-up does
-        assert here.family([], "mark", logs=[str(log)]) == {(writer, started)}
-        ended, left = here.terminate([(writer, started)], "none", grace_s=0.2, logs=[str(log)])
-        assert (ended, left) == ({(writer, started)}, set())
+        assert here.family([], "mark", outputs=[place]) == ours
+        assert here.terminate([], "none", grace_s=0.2, outputs=[place]) == (ours, set())
         assert (here.reap(writer), here.alive(writer, started)) == (-signal.SIGKILL, False)
+        assert [other.poll() for other in others] == [None] * 3
     finally:
-        reader.kill()
-        reader.wait()
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_a_copy_of_a_running_bundle_controls_nothing(bundle, tmp_path, capsys):
+    bundle.run("up")
+    (before,) = state.load(bundle.root / "run").servers
+    copy = replace(bundle, root=tmp_path / "copy")
+    shutil.copytree(bundle.root, copy.root)
+    capsys.readouterr()
+    assert copy.run("status") == 1
+    seen = json.loads(capsys.readouterr().out)
+    assert (seen["state"], seen["copy_of"]) == ("down", str(bundle.root / "run"))
+    assert copy.run("down") == 0
+    assert f"this is a copy of {bundle.root / 'run'}" in capsys.readouterr().err
+    assert copy.run("up") == 1  # its port is the original's
+    assert state.load(bundle.root / "run").servers == (before,)
+    assert before.alive
+    assert bundle.run("--json", "up", "--port", str(bundle.port + 1), "--hang", "5") == 0
+    (port, hang) = json.loads(capsys.readouterr().out)["not_applied"]
+    assert f"--port {bundle.port + 1} (it runs with {bundle.port})" in port
+    assert "--hang (it is set at a start)" in hang
+    moved = replace(bundle, root=tmp_path / "moved")
+    bundle.root.rename(moved.root)
+    (there,) = state.load(moved.root / "run").servers
+    assert (there.pid, there.log) == (before.pid, str(moved.root / "run" / "server-0.log"))
+    (moved.root / "launch.json").write_text("{")  # what is recorded is enough to stop it
+    assert (moved.run("down"), before.alive) == (0, False)
+    assert moved.run("down") == 2  # nothing is recorded any more
 
 
 def test_damaged_state_kills_nothing_and_one_launcher_is_at_work_at_a_time(bundle):
@@ -243,7 +287,7 @@ def test_one_replica_by_name(world, routed):
 def test_a_keeper_restarts_what_it_is_asked_for(world, routed):
     up = routed()
     world["server-1"].running = 1  # a request that does not end is waited for up to a limit
-    keeping.ask(up.own, keeping.me(), keeping.READ, world=world, restart=["server-1"])
+    keeping.ask(up.own, keeping.me(up.limits), keeping.READ, world=world, restart=["server-1"])
     up.keeper.asked.append(keeping.READ)
     up.rounds(1)
     up.until(lambda: not up.keeper.rolling.groups)

@@ -10,11 +10,14 @@ from datetime import datetime
 import pytest
 
 from recipe_core.launcher import events
+from recipe_core.launcher.errors import LauncherError
 from recipe_core.launcher.logs import Follower, run_logs
 from recipe_core.launcher.request import Request
+from recipe_core.launcher.rotation import cut_logs, open_log
 from tests.fixtures.bundles import run, usual_signals
 from tests.fixtures.paths import ROOT
 from tests.fixtures.patience import PATIENCE
+from tests.fixtures.refusals import refusal
 
 
 @pytest.fixture
@@ -44,6 +47,42 @@ def test_the_ends_of_logs(logged):
     }
     words = logged.says(0, "logs", "events").split()
     assert words[1:] == ["died", "server=server-0", "code=-9", "cause=killed"]
+
+
+def test_a_log_is_cut_at_a_size_while_it_is_written(tmp_path):
+    """And what was in it is kept; what is no plain file is left alone, or refused."""
+    log, older = tmp_path / "server-0.log", tmp_path / "server-0.log.1"
+    log.write_bytes(b"an earlier start")
+    with open_log(log) as output:
+
+        def writes(data):
+            output.write(data)
+            output.flush()
+
+        assert older.read_bytes() == b"an earlier start"
+        follower = Follower(log)
+        writes(b"12345\n67890\n")
+        assert (cut_logs(tmp_path, limit_bytes=13), follower.lines()) == ([], ["12345", "67890"])
+        assert cut_logs(tmp_path, limit_bytes=8) == [log]
+        assert (log.read_bytes(), older.read_bytes()) == (b"", b"5\n67890\n")
+        writes(b"next\n")
+        assert (log.read_bytes(), follower.lines()) == (b"next\n", ["next"])
+    linked, pipe, folder = (tmp_path / f"{name}.log" for name in ("linked", "pipe", "folder"))
+    linked.symlink_to(log)
+    os.mkfifo(pipe)
+    folder.mkdir()
+    assert cut_logs(tmp_path, limit_bytes=1) == [log]
+    for path, kind in ((pipe, "a pipe"), (folder, "a folder")):
+        refused = refusal(open_log, path, kind=LauncherError)
+        assert f"is not a plain file but {kind}" in refused.message
+        assert "Remove it" in refused.hint
+    with open_log(linked):  # a keeper's restart must not stand still
+        assert not linked.is_symlink()
+    log.write_bytes(b"old")
+    (tmp_path / "backup").hardlink_to(log)
+    with open_log(log, anew=False) as output:
+        writes(b"new")
+    assert ((tmp_path / "backup").read_bytes(), log.read_bytes()) == (b"old", b"new")
 
 
 def test_what_is_no_log(make_bundle, logged, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from recipe_core.launcher import events, run_look, runs, state, supervisor
 from recipe_core.launcher.errors import LateError, LauncherError, PreflightError, StartError
 from recipe_core.launcher.request import Request
+from recipe_core.launcher.steps import read_steps
 from tests.fixtures.bundles import training_bundle
 from tests.fixtures.fake_world import H100, Killed, Said, gpus, serves
 from tests.fixtures.refusals import refusal
@@ -182,6 +183,18 @@ def test_a_run_that_ended_unseen_is_finished_all_the_same(world, trained):
     world.clock.sleep(60)
     run.adopt().keep()
     assert run.kinds == ["keeper_start", "finished", "keeper_stop"]
+
+
+@pytest.mark.parametrize("damage", [b"7,\xff\n", b"\0" * 200_000, b"\0\xfe,,\n,\n\n7\n"])
+def test_a_damaged_record_is_read_as_far_as_it_goes(world, trained, damage):
+    run = trained(12).up()
+    run.keep(lambda: run.shown["step"] == 5)
+    path = run.own / "metrics.csv"
+    path.write_bytes(path.read_bytes() + damage)
+    assert run.shown["step"] == 5
+    run.adopt().keep()
+    assert run.happened("finished")[0]["step"] == 12
+    assert {step.number for step in read_steps(path)} >= set(range(1, 13)) - {6}
 
 
 def test_a_keeper_leaves_the_run_alone_when_it_is_dismissed(world, trained):

@@ -1,0 +1,154 @@
+"""A keeper's signs of life: the lock that it holds, when it last touched it, where it lies now."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from . import notify
+from .clock import Clock
+from .errors import LauncherError
+from .plain import make_run, open_own
+from .plan import LaunchPlan
+from .state import Keeper
+from .supervision import Supervision
+from .world import HERE, World
+
+NAME = "keeper.lock"
+_LEAST_S = 20.0
+"""However soon a hang counts, a look at many servers and at the machine takes seconds."""
+_CONFIRMED_S = 3.0
+"""What seems silent is watched for so long: a clock may have been set, or the machine slept."""
+
+
+def silence_s(limits: Supervision) -> float:
+    """How long a keeper may give no sign before it counts as dead, in seconds."""
+    return 3 * limits.poll_s + max(limits.hang_s, _LEAST_S)
+
+
+class Heartbeat:
+    """The lock of the one keeper of a bundle, touched whenever the keeper waits."""
+
+    def __init__(self, plan: LaunchPlan, limits: Supervision, clock: Clock) -> None:
+        self._path, self._root, self._clock = plan.own / NAME, plan.root, clock
+        self._bundle = plan.root.stat()
+        self._every_s = min(limits.poll_s, notify.watchdog_period() or limits.poll_s)
+        self._beat_at = -float("inf")
+        self._descriptor = self._locked()
+
+    def _locked(self) -> int:
+        make_run(self._path.parent)
+        descriptor = open_own(self._path, os.O_WRONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise LauncherError(
+                "another keeper supervises this bundle.", hint="See: python launch.py status"
+            ) from None
+        return descriptor
+
+    def beat(self) -> None:
+        """Give a sign of life, to systemd too, unless there was one a moment ago."""
+        now = self._clock.monotonic()
+        if now - self._beat_at >= self._every_s:
+            self._beat_at = now
+            notify.watchdog()
+            at = self._clock.now().timestamp()
+            with suppress(OSError):  # a disk that became read-only
+                os.utime(self._descriptor, (at, at))
+
+    def follow(
+        self,
+        save: Callable[[], object],
+        stop: Callable[[], object],
+        say: Callable[[str], object],
+    ) -> str:
+        """Why the keeper has to end, as its bundle was moved or removed; nothing where it stays.
+
+        A ``run/`` that alone was removed is made anew, and the state with it. Of a removed bundle
+        everything is stopped: no command would find it any more.
+
+        Raises:
+            LauncherError: where nothing can be written, or a process does not end.
+        """
+        if self._is_at(self._path, os.fstat(self._descriptor)):
+            return ""
+        if self._is_at(self._root, self._bundle):
+            descriptor = self._locked()
+            os.close(self._descriptor)
+            self._descriptor = descriptor
+            save()
+            say(f"{self._path.parent} was removed: made it anew")
+            return ""
+        if (place := self.moved_to()) is not None:
+            say(f"the bundle was moved: `up` starts a keeper for it there ({place})")
+            return "the bundle was moved"
+        say("the bundle was removed: stopping what it started")
+        stop()
+        return "the bundle was removed"
+
+    def moved_to(self) -> Path | None:
+        """Where the run folder is now; None where it was removed."""
+        path = Path(f"/proc/self/fd/{self._descriptor}").readlink()
+        return path.parent if self._is_at(path, os.fstat(self._descriptor)) else None
+
+    @staticmethod
+    def _is_at(path: Path, status: os.stat_result) -> bool:
+        try:
+            return os.path.samestat(path.stat(), status)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Let others keep."""
+        os.close(self._descriptor)
+
+
+@contextmanager
+def only_keeper(plan: LaunchPlan, limits: Supervision, clock: Clock) -> Iterator[Heartbeat]:
+    """Be the one keeper of a bundle, whose every wait is a sign of life.
+
+    The kernel forgets the lock when this process ends.
+
+    Raises:
+        LauncherError: while another keeper lives.
+    """
+    heartbeat = Heartbeat(plan, limits, clock)
+    before, clock.waits = clock.waits, heartbeat.beat
+    try:
+        heartbeat.beat()
+        yield heartbeat
+    finally:
+        clock.waits = before
+        heartbeat.close()
+
+
+def is_silent(own: Path, keeper: Keeper, *, world: World = HERE) -> bool:
+    """Whether a keeper that runs gives no sign of life: it is stopped, or it hangs."""
+    stat = world.processes.read_stat(keeper.pid)
+    if stat is not None and stat.state in "Tt":
+        return True
+    first = _touched(own)
+    if keeper.silence_s is None or not _is_old(first, keeper.silence_s, world.clock):
+        return False
+    end = world.clock.monotonic() + _CONFIRMED_S
+    while world.clock.monotonic() < end:
+        if _touched(own) != first:
+            return False
+        world.clock.sleep(0.1)
+    return True
+
+
+def _touched(own: Path) -> float | None:
+    try:
+        return (own / NAME).stat().st_mtime
+    except OSError:
+        return None
+
+
+def _is_old(touched: float | None, limit_s: float, clock: Clock) -> bool:
+    return touched is not None and abs(clock.now().timestamp() - touched) > limit_s

@@ -1,0 +1,94 @@
+"""Logs of a run folder: opened for one start, set aside, cut at a size.
+
+An engine keeps its log open for as long as it runs, so a log is cut in place: what it holds is
+copied aside, then the file is emptied. As it is written by appending, what comes next begins at its
+start. Only a keeper cuts; what runs without one logs without a limit.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from .errors import LauncherError
+from .files import sync_folder
+from .plain import is_plain, open_own
+
+LIMIT_BYTES = 64 << 20
+"""From this size on a log is cut; as much of it is kept in ``NAME.log.1``."""
+_PIECE_BYTES = 1 << 20
+
+
+def open_log(path: Path, *, anew: bool = True) -> IO[bytes]:
+    """Open a log to append to; ``anew`` sets that of the start before aside: it says why it ended.
+
+    A link in its place is removed: whoever wanted silence has the limit now.
+
+    Raises:
+        LauncherError: for a pipe, a device or a folder in its place, and where it cannot be opened.
+    """
+    if anew or _names(path) > 1:
+        _set_aside(path)
+    return open(path, "ab", opener=lambda _, flags: open_own(path, flags))
+
+
+def _names(path: Path) -> int:
+    """How many names a file has: one with two may be a backup's, or another bundle's, too."""
+    with suppress(OSError):
+        return path.lstat().st_nlink if is_plain(path) else 0
+    return 0
+
+
+def _set_aside(path: Path) -> None:
+    with suppress(OSError):
+        if path.is_symlink():
+            path.unlink()
+        elif is_plain(path) and path.stat().st_size:
+            path.replace(older(path))
+
+
+def older(path: Path) -> Path:
+    """What a log held before it was set aside or cut."""
+    return path.with_name(f"{path.name}.1")
+
+
+def cut_logs(own: Path, *, limit_bytes: int = LIMIT_BYTES) -> list[Path]:
+    """Cut every log of a run folder that has grown to the limit; returns those."""
+    return [path for path in sorted(own.glob("*.log")) if _cut(path, limit_bytes)]
+
+
+def _cut(path: Path, limit_bytes: int) -> bool:
+    try:
+        if not is_plain(path) or path.stat().st_size < limit_bytes:
+            return False
+        descriptor = open_own(path, os.O_RDWR)
+    except (OSError, LauncherError):
+        return False
+    try:
+        with suppress(OSError):  # a full disk: what is cut is lost then, as it filled the disk
+            _keep_end(descriptor, older(path), limit_bytes)
+        os.ftruncate(descriptor, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _keep_end(descriptor: int, target: Path, limit_bytes: int) -> None:
+    """Copy the last bytes of an open file, replacing what was kept before."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    at = max(0, os.fstat(descriptor).st_size - limit_bytes)
+    try:
+        with temporary.open("wb") as file:
+            while piece := os.pread(descriptor, _PIECE_BYTES, at):
+                file.write(piece)
+                at += len(piece)
+        temporary.replace(target)
+        sync_folder(target.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
