@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from recipe_core.base.described import DESCRIBED
 from recipe_core.base.documents import to_json
@@ -20,8 +20,34 @@ from recipe_core.recipe.migrate import SCHEMA_VERSION, migrate
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.provenance import Layer
 from recipe_core.recipe.variants import Variant
+from recipe_core.request.candidate import CandidateRequest
 
 Kind = Literal["serving", "training"]
+
+_STATED = {
+    "serving": ("engine", "tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype"),
+    "training": (
+        *("engine", "tp", "pp", "dp", "ep", "cp"),
+        *("virtual_stages", "zero_stage", "micro_batch", "recompute", "precision"),
+    ),
+}
+"""Fields of a split, by the kind of recipe, without which nobody can show or start it."""
+
+
+def _check_split(split: dict[str, Any]) -> dict[str, Any]:
+    """A split as it is, each field of which has the type of the request's ``candidate``."""
+    try:
+        CandidateRequest.model_validate_json(to_json(split, indent=None), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        unknown = first["type"] == "extra_forbidden"
+        message = "is not a known field" if unknown else first["msg"]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {message}") from None
+    return split
+
+
+Split = Annotated[dict[str, Any], AfterValidator(_check_split)]
+"""Plain values, so that fields keep their order, and those left out stay so."""
 
 
 class _Part(BaseModel):
@@ -117,7 +143,7 @@ class Fallback(_Part):
     gpus: int
     """Devices that the fallback uses."""
 
-    candidate: dict[str, Any]
+    candidate: Split
     """Split that is best after these changes, as the request's ``candidate``."""
 
     figures: dict[str, float | None] = {}
@@ -155,7 +181,7 @@ class Recipe(_Part):
     environment: dict[str, str] = {}
     """Environment variables that all processes share."""
 
-    candidate: dict[str, Any]
+    candidate: Split
     """Split that was decided, as the request's ``candidate`` with nothing left out."""
 
     provenance: dict[str, Layer] = {}
@@ -188,8 +214,16 @@ class Recipe(_Part):
     """What pins the recipe: versions, digests, floors and seeds. Null in recipes of older forms."""
 
     @model_validator(mode="after")
-    def _estimate_has_figures(self) -> Self:
-        check_estimate(self.kind, self.estimate)
+    def _is_complete(self) -> Self:
+        fallbacks = enumerate(self.fallbacks)
+        splits = {f"fallbacks.{number}.candidate": one.candidate for number, one in fallbacks}
+        for place, split in {"candidate": self.candidate, **splits}.items():
+            if missing := [name for name in _STATED[self.kind] if split.get(name) is None]:
+                raise ValueError(f"{place}: {missing[0]}: is missing")
+        try:
+            check_estimate(self.kind, self.estimate)
+        except ValueError as error:
+            raise ValueError(f"estimate: {error}") from None
         return self
 
     @property
@@ -216,12 +250,12 @@ class Recipe(_Part):
             return cls.model_validate(migrated)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(str(step) for step in first["loc"]) or "estimate"
             message = first["msg"].removeprefix("Value error, ")
             if first["type"] == "extra_forbidden":
                 message = "is not a known field"
+            where = ": ".join(filter(None, (".".join(map(str, first["loc"])), message)))
             hint = "Build the bundle again."
-            raise BundleError(f"recipe.yaml: {where}: {message}.", hint=hint) from None
+            raise BundleError(f"recipe.yaml: {where}.", hint=hint) from None
 
 
 def content_digest(values: dict[str, Any]) -> str:

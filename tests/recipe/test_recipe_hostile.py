@@ -1,6 +1,7 @@
 """Recipes from anybody: whatever is in them, one clear error or none, and never a crash."""
 
 import copy
+import re
 from contextlib import suppress
 from functools import cache
 
@@ -16,7 +17,10 @@ from recipe_core.recipe.diff import diff, diff_text
 from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.resolve import hardware_named, recipe_for
-from tests.fixtures.recipes import recipe_of
+from recipe_core.request.schema import PlanRequest
+from tests.conftest import request_values
+from tests.fixtures.recipes import recipe_for_request, recipe_of
+from tests.fixtures.refusals import refusal
 from tests.fixtures.sizes import examples
 from tests.nightly.attack import hostile_bundles
 
@@ -41,12 +45,11 @@ def plain():
 
 
 def spots():
-    every = hostile_bundles.places(plain())
-    return st.sampled_from([path for path in every if path[0] != "fallbacks"])
+    return st.sampled_from([*hostile_bundles.places(plain())])
 
 
-def changed(path, value):
-    out = copy.deepcopy(plain())
+def changed(path, value, of=plain):
+    out = copy.deepcopy(of())
     at = out
     for key in path[:-1]:
         at = at[key]
@@ -107,3 +110,23 @@ def test_an_estimate_without_its_figures_is_named_and_migrating_changes_nothing_
     for path in names.split():
         with pytest.raises(BundleError, match=path.split(".")[-1]):
             Recipe.parse(changed(("estimate", *path.split(".")), "soon"))
+
+
+@cache
+def trained():
+    workload = {"kind": "training", "sequence_length": 1024, "global_batch": 64, "tokens": 1e7}
+    request = request_values("meta-llama/Llama-3.1-8B-Instruct", nodes=2, per_node=4)
+    recipe = recipe_for_request(PlanRequest.parse({**request, "workload": workload}))
+    return recipe.model_dump(mode="json")
+
+
+def test_a_split_is_refused_by_its_field_wherever_it_stands():
+    """As a README would show it: none is left out, and each is of the request's type."""
+    wrong = {"tp": "4", "pp": None, "dp": 0, "cp": 2.5, "ep": [], "weight_dtype": 1, "who": 1}
+    splits = (("candidate",), ("fallbacks", 0, "candidate"))
+    for of, more in ((plain, {"kv_dtype": None}), (trained, {"micro_batch": None, "recompute": 3})):
+        for place in splits:
+            for name, value in {**wrong, **more}.items():
+                error = refusal(Recipe.parse, changed((*place, name), value, of), kind=BundleError)
+                where = ".".join(map(str, place))
+                assert re.match(rf"recipe.yaml: {where}: {name}: ", error.message), error

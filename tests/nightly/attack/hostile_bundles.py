@@ -209,6 +209,22 @@ def recipe_values(draw: Draw) -> Hostile:
     return draw.packed(seal({**draw.files, "recipe.yaml": text}))
 
 
+PARTS = ("candidate", "variants", "lock", "parameters", "estimate", "device", "request")
+
+
+def recipe_parts(draw: Draw) -> Hostile:
+    """Random values in one part of a recipe; in every second one in a fallback, or in its split."""
+    values = parse_yaml(draw.files["recipe.yaml"].decode())
+    owner, name = values, PARTS[draw.index // 2 % len(PARTS)]
+    if draw.index % 2:
+        owner, name = values["fallbacks"], draw.r.randrange(len(values["fallbacks"]))
+        if draw.index % 4 == 1:
+            owner, name = owner[name], "candidate"
+    owner[name] = edit(draw.r, owner[name])
+    text = json.dumps(values).encode(errors="replace")
+    return draw.packed(seal({**draw.files, "recipe.yaml": text}))
+
+
 def launch_values(draw: Draw) -> Hostile:
     """Random values in what the launcher reads: launch.json, expected.json, train.json."""
     r, files = draw.r, draw.files
