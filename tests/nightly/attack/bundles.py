@@ -61,6 +61,7 @@ FAMILIES: dict[str, tuple[Maker, int]] = {
     "manifests": (documents.odd_manifest, 6),
     "yaml": (documents.odd_recipe, 2),
     "recipes": (documents.recipe_values, 8),
+    "recipe-parts": (documents.recipe_parts, 8),
     "launches": (documents.launch_values, 8),
     "keys": (documents.keys, 4),
 }
