@@ -50,7 +50,8 @@ class Seen:
     the signal). ``out_of_memory``: the kernel killed for want of memory since the last look.
     ``answers``: every process with an address answered its health path; None where none was asked
     this time. Figures are None where the
-    engine publishes none.
+    engine publishes none. ``unanswered_s``: for how long an idle server has not answered a request
+    for one token, 0 while that may take so long.
     """
 
     ended: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class Seen:
     waiting: float | None = None
     tpot_sum_s: float | None = None
     tpot_count: float | None = None
+    unanswered_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Track:
     tokens: float | None = None
     moved_at: float = 0.0
     stuck: int = 0
+    silent: int = 0
     paces: tuple[Pace, ...] = ()
     slow_before: bool = False
     told_slow: bool = False
@@ -152,6 +155,7 @@ def serving(now: float, before: Track | None = None) -> Track:
         moved_at=now,
         missed=0,
         stuck=0,
+        silent=0,
         tokens=None,
         paces=(),
         told_slow=False,
@@ -181,8 +185,11 @@ def judge(
         return track, Trouble(Kind.HUNG, f"no answer for {now - track.answered_at:.0f} s")
     patience = max(limits.hang_s, _ROUNDS * (target.first_token_s or 0.0))
     if track.stuck >= MISSES and now - track.moved_at >= patience:
-        count = f"{seen.running:.0f} requests" if seen.running != 1 else "1 request"
+        requests = (seen.running or 0.0) + (seen.waiting or 0.0)
+        count = f"{requests:.0f} requests" if requests != 1 else "1 request"
         return track, Trouble(Kind.HUNG, f"{count}, no new token for {now - track.moved_at:.0f} s")
+    if track.silent >= MISSES - 1:
+        return track, Trouble(Kind.HUNG, f"idle, and no token for {seen.unanswered_s:.0f} s")
     return _with_pace(track, seen, now, limits, target)
 
 
@@ -214,9 +221,10 @@ def _with_answer(track: Track, seen: Seen, now: float) -> Track:
         track = replace(track, answered_at=now, missed=0)
     else:
         track = replace(track, missed=track.missed + 1)
+    track = replace(track, silent=track.silent + 1 if seen.unanswered_s else 0)
     if seen.running is None or seen.tokens is None:  # not known now
         return replace(track, moved_at=now, stuck=0) if seen.answers else track
-    if not seen.running or seen.tokens != track.tokens:
+    if not (seen.running or seen.waiting) or seen.tokens != track.tokens:
         return replace(track, tokens=seen.tokens, moved_at=now, stuck=0)
     return replace(track, stuck=track.stuck + 1)
 

@@ -20,6 +20,7 @@ from .failure import LOG_BYTES, last_failure, without_questions
 from .files import tail
 from .observe import Look, Observer, target
 from .plan import LaunchPlan
+from .probe import Prober
 from .state import State
 from .supervision import Supervision
 from .supervisor import Progress
@@ -55,6 +56,7 @@ class Kept:
         self.world, self.clock = world, world.clock
         self.plan, self.current, self.limits, self.progress = plan, current, limits, progress
         self.observer, self.look = Observer(world), Look()
+        self.prober = Prober(progress.say, world=world)
         self.tracks: dict[int, Track] = {}
         self.causes: dict[str, int] = {}
         self.refusing = ""
@@ -161,8 +163,7 @@ class Kept:
         """
         now = self.clock.monotonic()
         serving = all(track.phase in (Phase.SERVING, Phase.PARKED) for track in self.all_tracks())
-        pause = max(self.limits.poll_s, self.limits.hang_s / _QUESTIONS)
-        asks = asks or not serving or now - self._asked_at >= pause
+        asks = asks or not serving or now - self._asked_at >= self._pause_s
         if asks:
             self._asked_at = now
         before = self.look
@@ -170,6 +171,34 @@ class Kept:
         self.look = self.observer.look(self.plan, servers, self.active(), asks=asks)
         if not asks:
             self.look.healthy, self.look.figures = before.healthy, before.figures
+            return
+        for group, track in self.tracks.items():
+            if track.phase is Phase.SERVING and group in self.look.seen:
+                late_s = self._unanswered_s(group)
+                self.look.seen[group] = replace(self.look.seen[group], unanswered_s=late_s)
+
+    @property
+    def _pause_s(self) -> float:
+        """Seconds between two looks that ask servers which serve."""
+        return max(self.limits.poll_s, self.limits.hang_s / _QUESTIONS)
+
+    def _unanswered_s(self, group: int) -> float:
+        """For how long one of a group's servers has not answered a request for one token."""
+        by_name = {server.name: server for server in self.current.servers}
+        members = [p for p in self.plan.processes if p.group == group and p.answers]
+        waits = (
+            self.prober.unanswered_s(
+                self.plan,
+                process,
+                by_name[process.name].identity,
+                self.look.figures.get(process.name),
+                hang_s=self.limits.hang_s,
+                pause_s=self._pause_s,
+            )
+            for process in members
+            if self.look.healthy.get(process.name)
+        )
+        return max(waits, default=0.0)
 
     def start(self, group: int, before: Track | None) -> None:
         """Start a group; the caller holds the lock. ``before``: its track, of a restart.

@@ -15,9 +15,9 @@ class Supervision:
     ``crash_budget`` failures of one group of processes within ``window_s`` are answered with a
     restart; one more is not. ``backoff_s`` is the rest before the first restart, which doubles up
     to ``backoff_most_s``. A group that served for ``stable_s`` starts from the beginning.
-    ``hang_s``: without an answer, or without a new token while requests run. ``slow_s``: how long
-    times per token are above the recipe's band. ``drain_s``: how long running requests may take
-    once no new ones are wanted. ``poll_s``: between two looks.
+    ``hang_s``: without an answer, or without a new token while requests run or one is asked for.
+    ``slow_s``: how long times per token are above the recipe's band. ``drain_s``: how long running
+    requests may take once no new ones are wanted. ``poll_s``: between two looks.
     """
 
     crash_budget: int = 5

@@ -8,8 +8,9 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from .procs import HERE as PROCESSES
 from .procs import Processes
 
 _ESTABLISHED = "01"
+Answer = Future[tuple[int | None, bytes]]
+"""Status and first bytes of what a server answers, once it does."""
 
 
 class World:
@@ -61,6 +64,19 @@ class World:
             return None, b""
         finally:
             connection.close()
+
+    def ask_later(self, host: str, port: int, path: str, **sent: Any) -> Answer:
+        """As ``ask``, of what may never answer: nobody has to wait, also not at the end."""
+        answer: Answer = Future()
+
+        def wait() -> None:
+            try:
+                answer.set_result(self.ask(host, port, path, **sent))
+            except Exception as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=wait, name="ask", daemon=True).start()
+        return answer
 
     def detect(self) -> Machine:
         """The machine now."""

@@ -75,6 +75,41 @@ def test_requests_without_new_tokens_are_a_hang(world, deployed):
     assert event["reason"].startswith("1 request, no new token for ")
 
 
+@pytest.mark.parametrize("figures", [True, False])
+def test_an_idle_server_that_generates_nothing_is_a_hang(world, deployed, figures):
+    """Its health is well; a request that it lets wait is seen in time, and never a busy server."""
+    up = deployed(hang_s=20).up()
+    server = world["server-0"]
+    server.figures = figures
+    up.rounds(100)
+    assert (up.kinds, server.asked) == ([], 12)
+    server.running, before = 1, server.asked
+    up.rounds(100)
+    assert (up.kinds, server.asked) == ([], before)
+    server.running, server.hangs, began = 0, True, world.clock.at
+    up.until(lambda: "hung" in up.kinds)
+    assert world.clock.at - began <= 20
+    assert up.happened("hung")[0]["reason"].startswith("idle, and no token for ")
+    up.settled(1)
+
+
+def test_a_server_may_load_at_its_first_request_or_refuse_it(world, deployed):
+    up = deployed(hang_s=20).up()
+    world["server-0"].hangs = True  # without figures, and it has not generated yet
+    up.rounds(100)
+    assert not up.kinds
+    up.until(lambda: "hung" in up.kinds)
+    up.settled(1)
+    world["server-0"].answer = 401
+    up.rounds(200)
+    assert world["server-0"].asked == 1
+    assert "server-0 is not asked for tokens when idle: HTTP 401" in up.said.text
+    world["server-0"].ends()
+    up.settled(2)
+    world["server-0"].answer = 500  # nothing runs, and still it fails
+    up.settled(3)
+
+
 def test_a_slow_server_is_restarted_once(world, deployed):
     world.scripts["server-0"] = [serves(figures=True, running=1, tpot_s=0.02)]  # the band ends at 4
     up = deployed().up()
