@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recipe_core.base.resources import PACKAGE
-from recipe_core.trials.leftovers import stop_all
+from recipe_core.trials.leftovers import mark_of, stop_all
 
 DONE = b"done"
 
@@ -24,6 +24,7 @@ def watch(work: Path) -> None:
     """Wait for the owner's word or death."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    mark_of(work)  # while the folder is there
     if sys.stdin.buffer.read() != DONE:
         stop_all(work)
 

@@ -1,8 +1,8 @@
 """Find and stop what an experiment started, also when the process that started it was killed.
 
-Everything that an experiment starts inherits a variable with the name of its folder, which no
-other run of a command shares: launchers, their keepers, servers and their workers. So nothing
-depends on a record that was not written in time.
+Everything that an experiment starts inherits a variable with the mark of its folder, which no
+other run of a command shares, and no copy of the folder: launchers, their keepers, servers and
+their workers. So nothing depends on a record that was not written in time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from recipe_core.launcher import procs
@@ -28,16 +29,33 @@ PYTHON = (sys.executable, "-B", "-X", f"pycache_prefix={os.devnull}")
 
 def environment_of(work: Path) -> dict[str, str]:
     """The environment in which experiments of a folder start things."""
-    return {**os.environ, MARK: work.name}
+    return {**os.environ, MARK: mark_of(work)}
+
+
+@cache
+def mark_of(work: Path) -> str:
+    """What marks the experiments of a folder: its name, device and inode, which a copy has not.
+
+    It is remembered, as the folder may be removed before its experiments are stopped.
+
+    Raises:
+        OSError: where the folder is not there, and never was.
+    """
+    status = work.stat()
+    return f"{work.name}-{status.st_dev:x}-{status.st_ino:x}"
 
 
 def marked(work: Path, processes: procs.Processes = procs.HERE) -> list[procs.Identity]:
     """Living processes that experiments of this folder started, by pid and start tick."""
+    try:
+        mark = mark_of(work)
+    except OSError:
+        return []
     running = [stat for stat in processes.running() if stat.pid != os.getpid()]
     return [
         (stat.pid, stat.started)
         for stat in running
-        if processes.marked(stat.pid, work.name, variable=MARK)
+        if processes.marked(stat.pid, mark, variable=MARK)
     ]
 
 

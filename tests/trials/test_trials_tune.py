@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from recipe_core.trials import knobs as knobs_module
 from recipe_core.trials.confirm import gain_of, order
 from recipe_core.trials.errors import TrialError
 from recipe_core.trials.knobs import SPLIT, Knob, knobs, recipe_at, recommended
-from recipe_core.trials.leftovers import LAUNCHER_S, MARK, stop_all
+from recipe_core.trials.leftovers import LAUNCHER_S, MARK, mark_of, stop_all
 from recipe_core.trials.objective import aim_of
 from recipe_core.trials.study import JOURNAL, Search
 from recipe_core.trials.tune import Budget, tune
@@ -241,7 +242,7 @@ class Pretended(Processes):
         return (Stat(pid, "S", pid, pid, 1) for pid in sorted(self.left))
 
     def marked(self, pid, mark, variable=""):
-        assert (mark, variable) == ("work-1", "RECIPE_TRIAL_ID")
+        assert (mark[:7], variable) == ("work-1-", "RECIPE_TRIAL_ID")
         return pid != STRANGER
 
     def alive(self, pid, started):
@@ -263,6 +264,7 @@ class Pretended(Processes):
 def stopped(processes, folder, bundles=()):
     """``stop_all`` of a folder in which these bundles run."""
     work = folder / "work-1"
+    work.mkdir()
     for name in bundles:
         (work / name / "run").mkdir(parents=True)
         for file in ("launch.py", "run/state.json"):
@@ -310,7 +312,7 @@ def started(bundle):
 
 
 def servers_of(bundle):
-    works = [path.name for path in bundle.glob("run/tune/work-*")]
+    works = [mark_of(path) for path in bundle.glob("run/tune/work-*")]
     return [pid for work in works for pid in with_variable(MARK, work)]
 
 
@@ -322,7 +324,7 @@ def servers_of(bundle):
 def test_an_end_by_signal_leaves_nothing_running(vllm_bundle, number):
     bundle = vllm_bundle()
     child = started(bundle)
-    mine = [path.name for path in bundle.glob("run/tune/work-*")]
+    mine = [mark_of(path) for path in bundle.glob("run/tune/work-*")]
     child.send_signal(number)
     _, told = child.communicate(timeout=PATIENCE)
     assert comes(lambda: not any(with_variable(MARK, work) for work in mine))
@@ -342,10 +344,13 @@ def test_the_next_start_stops_what_a_kill_of_tuner_and_guard_left(vllm_bundle):
         os.kill(pid, signal.SIGKILL)
     child.kill()
     child.communicate()
-    assert with_variable(MARK, work.name)
+    mark = mark_of(work)
+    assert with_variable(MARK, mark)
+    shutil.copytree(work, copy := bundle / "run" / "copies" / work.name)
+    assert stop_all(copy) == 0
     lines = []
     outcome = tune(bundle, Budget(trials=1, repeats=2, splits=1), resume=True, tell=lines.append)
-    assert not with_variable(MARK, work.name)
+    assert not with_variable(MARK, mark)
     assert "processes that an earlier run had left" in lines[0]
     first = outcome.trials[0]
     assert (first["values"]["max_num_seqs"], first["state"]) == (16, "measured")
