@@ -155,21 +155,28 @@ def _drift(recipe: Recipe) -> list[str]:
     return [f"This version estimates {now:,.0f} tokens/s ({name}); the bundle says {then:,.0f}."]
 
 
-def unpack(path: Path, *, replaced: Callable[[Path], None] | None = None) -> Path:
+def unpack(
+    path: Path,
+    *,
+    public_key: bytes | None = None,
+    replaced: Callable[[Path], None] | None = None,
+) -> Path:
     """The folder of a bundle: itself, or for a zip a verified copy beside it.
+
+    With ``public_key`` (PEM) it must be signed by that key.
 
     A copy of the same bundle is reused. One of another bundle is replaced but for its ``run/``, and
     ``replaced`` is called with it. An interrupted build of the folder is brought to an end first.
 
     Raises:
         BundleError: when the bundle does not verify.
-        InputError: when a folder of that name is something else, or runs.
+        InputError: when a folder of that name is something else, or runs, and for no public key.
     """
     from recipe_core.bundle.replace import recover, replace_folder  # needs file locks
 
     target = unpacked_path(path)
     recover(target)
-    checked = read_bundle(path)
+    checked = read_bundle(path, public_key)
     if path != target and not _is_copy(target, checked):
         existed = target.exists()
         replace_folder(target, checked.files)

@@ -109,6 +109,10 @@ def test_a_state_that_would_fill_the_memory_is_not_read(folder, name):
 def test_planted_code_of_a_signed_bundle_is_not_run(recipe, tmp_path, monkeypatch):
     private, public = new_key()
     folder = write_bundle(recipe, tmp_path / "b", private)
+    other = plant(tmp_path, "other.pub.pem", new_key()[1])
+    for command in ("up", "tune"):
+        done = run(command, str(folder), "--public-key", str(other))
+        assert (done.returncode, "not by the one given" in done.stderr) == (1, True), command
     trace = tmp_path / "foreign-code-ran"
     source = f"open({str(trace)!r}, 'w')\ndef main(*a, **k): return 0\n"
     name = f"launcher/__pycache__/main.{sys.implementation.cache_tag}.pyc"
@@ -121,13 +125,12 @@ def test_planted_code_of_a_signed_bundle_is_not_run(recipe, tmp_path, monkeypatc
     trace.unlink()
     key = plant(tmp_path, "key.pub.pem", public)
     for command in ("check", "preflight", "up", "bench", "status", "down"):
-        words = ["--public-key", str(key)] if command == "check" else []
-        done = run(command, str(folder), *words)
+        done = run(command, str(folder), "--public-key", str(key))
         assert done.returncode == 1, command
         assert name in done.stderr, command
         assert not trace.exists(), command
     # Compiled copies are not even looked at: one may appear after the bundle was verified.
-    monkeypatch.setattr("recipe_core.bundle.verify.unpack", lambda path, replaced: path)
+    monkeypatch.setattr("recipe_core.bundle.verify.unpack", lambda path, **_: path)
     assert run("preflight", str(folder)).returncode == 1
     assert not trace.exists()
 

@@ -33,7 +33,10 @@ def test_a_signature_is_checked_against_the_key(recipe, keys, tmp_path):
         assert (signed.trusted, signed.fingerprint[:8]) == (False, "ed25519:")
         with pytest.raises(BundleError, match="not by the one given"):
             read_bundle(target, new_key()[1])
-    assert read_bundle(unpack(tmp_path / "b.zip"), public).signed.trusted
+    other = {"public_key": new_key()[1], "kind": BundleError}
+    assert "not by the one given" in str(refusal(unpack, tmp_path / "b.zip", **other))
+    assert not (tmp_path / "b").exists()
+    assert read_bundle(unpack(tmp_path / "b.zip", public_key=public), public).signed.trusted
 
 
 def test_signing_is_deterministic_and_keeps_the_key(recipe, files, keys, tmp_path):

@@ -48,6 +48,10 @@ NoCalibration = Annotated[
 Bundle = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A zip or folder that `recipe build` wrote.")
 ]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option(metavar="KEY.pub.pem", help="The key that the bundle must be signed with."),
+]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one in full.")]
 
 

@@ -12,6 +12,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.doors.cli.app import (
     Json,
     NoCalibration,
+    PublicKey,
     app,
     calibrated,
     emit,
@@ -72,10 +73,7 @@ def check(
     image_tokens: Annotated[
         int | None, typer.Option(help="Tokens of a prompt that an image becomes.")
     ] = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(metavar="KEY.pub.pem", help="The key that the bundle must be signed with."),
-    ] = None,
+    public_key: PublicKey = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:

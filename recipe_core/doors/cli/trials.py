@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from recipe_core.base.documents import to_json, write_whole
-from recipe_core.doors.cli.app import Bundle, Json, app, emit
+from recipe_core.doors.cli.app import Bundle, Json, PublicKey, app, emit, read_key
 
 INTERRUPTED = 130
 
 
 def _told(line: str) -> None:
     typer.echo(line, err=True)
+
+
+def _require_signed(bundles: Iterable[Path], public_key: Path | None) -> None:
+    """Start nothing of a bundle that is not signed by the key, where one is given.
+
+    Raises:
+        BundleError: for the first that is not.
+    """
+    from recipe_core.bundle.verify import read_bundle
+
+    key = read_key(public_key, "public_key")
+    for bundle in bundles if key is not None else ():
+        read_bundle(bundle, key)
 
 
 @app.command("verify")
@@ -32,12 +46,14 @@ def verify_command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report (JSON).")
     ] = None,
+    public_key: PublicKey = None,
     as_json: Json = False,
 ) -> None:
     """Start a bundle and compare its outputs: again, in a batch, unsplit, in other formats."""
     from recipe_core.present.trials_text import verify_text
     from recipe_core.trials.verify import Choice, verify
 
+    _require_signed([bundle, *(against or ())], public_key)
     try:
         choice = Choice(prompts, tokens, timeout)
         report = verify(bundle, against or (), choice, tell=_told)
@@ -82,12 +98,14 @@ def tune_command(
             "--output", "-o", metavar="BUNDLE", help="Write the better recipe: a folder or a .zip."
         ),
     ] = None,
+    public_key: PublicKey = None,
     as_json: Json = False,
 ) -> None:
     """Search better settings on this machine by starting and measuring the bundle."""
     from recipe_core.present.trials_text import tune_text
     from recipe_core.trials.tune import Budget, tune
 
+    _require_signed([bundle], public_key)
     budget = Budget(trials, minutes, repeats, patience, splits, timeout_s=timeout)
     try:
         outcome = tune(bundle, budget, goal=objective, resume=resume, output=output, tell=_told)
