@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from recipe_core.base.documents import to_json
 from recipe_core.base.text_rows import is_pooled
 from recipe_core.space.scales import CALIBRATED
 
@@ -16,14 +20,51 @@ _FIGURES = {
     "training": ("step_s", "tokens_per_s", "tokens_per_s_per_gpu"),
 }
 _POOLED = ("request_latency_s", "requests_per_s", "input_tokens_per_s", "output_tokens_per_s")
+_BANDS = {"serving": ("request_latency_s", "output_tokens_per_s"), "training": ()}
 _PRICES = {
     "serving": ("usd_per_hour", "usd_per_million_output_tokens"),
     "training": ("usd_per_hour", "usd_per_million_tokens"),
 }
 
 
+_LATER = frozenset({"encoder_bytes"})
+"""Figures that estimates of earlier versions lack."""
+
+
 def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:
     """Raise ValueError naming the first figure that is missing or no number; prices may be null."""
+    _check_figures(kind, estimate)
+    for error in _type_errors(kind, estimate):
+        name = error["loc"][-1] if error["loc"] else ""
+        # pairs are lists in JSON
+        if error["type"] != "tuple_type" and (error["type"] != "missing" or name not in _LATER):
+            raise ValueError(f"{'.'.join(map(str, error['loc']))}: {error['msg']}")
+    if empty := [name for name, part in estimate.items() if part is None]:
+        raise ValueError(f"{empty[0]} is null; leave it out")
+
+
+def _type_errors(kind: str, estimate: Mapping[str, Any]) -> list[Any]:
+    """What in an estimate has another type than this version would give it."""
+    try:
+        _reader(kind).validate_json(to_json(estimate, indent=None), strict=True)
+    except ValidationError as error:
+        return list(error.errors(include_url=False, include_input=False))
+    return []
+
+
+@cache
+def _reader(kind: str) -> TypeAdapter[Any]:
+    if kind == "training":
+        from recipe_core.physics.training.results import TrainingEstimate
+
+        return TypeAdapter(TrainingEstimate)
+    from recipe_core.physics.serving.results import ServingEstimate
+
+    return TypeAdapter(ServingEstimate)
+
+
+def _check_figures(kind: str, estimate: Mapping[str, Any]) -> None:
+    """Raise ValueError naming the first figure that readers cannot do without."""
     figures = _POOLED if is_pooled(estimate) else _FIGURES[kind]
     for name in figures:
         _number(estimate, f"{kind}.{name}")
@@ -37,6 +78,9 @@ def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:
     bands, basis = _at(estimate, "bands"), _at(estimate, "basis")
     if not isinstance(bands, Mapping) or not isinstance(basis, Mapping):
         raise ValueError("bands and basis of the estimate are missing")
+    for name in _BANDS[kind]:
+        if name not in bands:
+            raise ValueError(f"bands.{name} is missing")
     for name, band in bands.items():
         if not isinstance(band, list | tuple) or len(band) != 2 or not all(map(_is_number, band)):
             raise ValueError(f"bands.{name} is not a pair of numbers")
