@@ -13,10 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recipe_core.recipe.build import make_recipe, redecide
+from recipe_core.recipe.build import Additions, make_recipe, redecide
+from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.context import Context
-from recipe_core.targets.of_recipe import target_context
+from recipe_core.targets.of_recipe import placed, target_context
 from recipe_core.targets.restarts import EVENTS, LAUNCHER, Answer, answers
 
 PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
@@ -76,9 +77,10 @@ def context_of(request: Mapping[str, Any]) -> Context:
 @cache
 def _context(nodes: str, kind: str) -> Context:
     values = TRAINING if kind == "training" else {"1": SERVING, "2": SPREAD}[nodes]
-    recipe = make_recipe(PlanRequest.parse(values), folders=False)
+    place = Parameters(api_key_secret="key")  # without which SkyPilot has no service
+    recipe = make_recipe(PlanRequest.parse(values), Additions(parameters=place), folders=False)
     decision = redecide(recipe)
-    return target_context(recipe, decision, decision.started())
+    return target_context(recipe, decision, placed(decision, place))
 
 
 def cell(answer: Answer) -> str:

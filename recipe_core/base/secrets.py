@@ -104,14 +104,14 @@ _PIECE_OF_TEXT = re.compile(
     r"think(?:ing)?|tool|first|last|next|draft|per|response|prompt|boi|eoi)_token$",
     re.IGNORECASE,
 )
-_REFERENCES = frozenset({"token_secret"})  # the name of a secret, not the secret
+_REFERENCES = frozenset({"token_secret", "api_key_secret"})  # the name of a secret, not the secret
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _RANDOM = re.compile(r"[A-Za-z0-9+/_.=-]{16,}")
 _RANDOM_BITS = 3.0
 """Bits of entropy per letter from which a text counts as random; a long key in hex has nearly 4."""
 _HINT = (
     "Remove it: pass secrets through the environment when the bundle starts, "
-    "or name a Kubernetes Secret (token_secret)."
+    "or name a Kubernetes Secret (token_secret, api_key_secret)."
 )
 
 

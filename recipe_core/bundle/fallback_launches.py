@@ -16,6 +16,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.compress import compression_document, served_model
 from recipe_core.engines.spec import engine
+from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.startup import limit_s
 from recipe_core.recipe import Recipe
@@ -25,6 +26,7 @@ from recipe_core.recipe.launch_variants import launch_variants
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.targets.of_recipe import placed
 
 FOLDER = "fallbacks"
 _BY_ITSELF = {
@@ -69,7 +71,7 @@ def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
             name = f"{number}-{fallback.kind}"
             if _other_checkpoint(other, recipe):
                 continue
-            launch, files = _beside(other.started(), started, f"{FOLDER}/{name}")
+            launch, files = _beside(placed(other, recipe.parameters), started, f"{FOLDER}/{name}")
         except RecipeError:
             continue
         there = recipe.model_copy(
@@ -171,7 +173,7 @@ def launch_document(
             {
                 "name": p.name,
                 "argv": list(p.argv),
-                "env": {**p.env, **(recipe.parameters.communication if p.devices else {})},
+                "env": p.env,
                 "port_offset": p.port_offset,
                 "devices": list(p.devices),
                 "node": p.node,
@@ -187,13 +189,26 @@ def launch_document(
             recipe.parameters.model or decision.model.source,
             recipe.parameters.storage_mb_per_s,
         ),
-        "api": {"path": started.api_path, "model": started.api_model, "body": started.api_body},
+        "api": _api(decision, recipe, started),
         "workload": _traffic(workload) if recipe.kind == "serving" else workload,
         "supervision": decision.request.options.supervision.for_launcher(),
         **compression_document(decision, recipe.parameters),
         **({"variants": variants} if variants else {}),
         **({"fallbacks": [other.entry() for other in others]} if others else {}),
     }
+
+
+def _api(decision: Decision, recipe: Recipe, started: Launch) -> dict[str, Any]:
+    """How servers are asked, and the variable with the API key that they ask for."""
+    api = {"path": started.api_path, "model": started.api_model, "body": started.api_body}
+    way = decision.deployment and decision.deployment.setting.engine.api_key
+    routed = any(process.role == "router" for process in started.processes)
+    if not way or (routed and way.router_option is None):
+        return api
+    if way.option and not recipe.parameters.api_key_secret:
+        return api  # an engine that reads no variable is told the key only where one is named
+    needed = {"key_needed": True} if recipe.parameters.api_key_secret else {}
+    return {**api, "key_variable": way.variable, **needed}
 
 
 def _model(decision: Decision, recipe: Recipe) -> str:
@@ -227,7 +242,7 @@ def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
 
 def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
     """The program to start, the module whose version is checked, and how to install it."""
-    program = _program(started.processes[0].argv)
+    program = engine_words(started.processes[0].argv)[0]
     if started.kind == "serving":
         program = engine(decision.engine).program
     return {
@@ -238,12 +253,6 @@ def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
         "install": decision.install,
         "requires": list(started.requires),
     }
-
-
-def _program(words: tuple[str, ...]) -> str:
-    """The program of a command; where a script of the bundle starts it, after two dashes."""
-    script, ended = words[0] == "python3", "--" in words
-    return words[words.index("--") + 1] if script and ended else words[0]
 
 
 def _traffic(workload: dict[str, Any]) -> dict[str, Any]:

@@ -31,17 +31,20 @@ def bundle_readme(
     refused: Mapping[str, str],
     restarts: Sequence[Row] = (),
     clusters: Sequence[str] = (),
+    reach: str = "",
 ) -> str:
     """Markdown for people who have only the bundle's folder.
 
     ``paths`` are those of the targets' files, ``refused`` says why a target is unavailable,
-    ``restarts`` who starts what again where, ``clusters`` what to know of clusters.
+    ``restarts`` who starts what again where, ``clusters`` what to know of clusters, ``reach`` is
+    the section on who can reach the servers.
     """
     sections = [
         _head(recipe, launch),
         _checkpoint(recipe, launch),
         _run(recipe, launch),
-        _targets(recipe, paths, refused, clusters),
+        _targets(recipe, launch, paths, refused, clusters),
+        reach,
         _restarts(recipe, launch, restarts),
         _expected(recipe),
         _fallbacks(recipe),
@@ -192,12 +195,17 @@ def _placement(nodes: list[int], all_nodes: int) -> str:
 
 
 def _targets(
-    recipe: Recipe, paths: Iterable[str], refused: Mapping[str, str], clusters: Sequence[str]
+    recipe: Recipe,
+    launch: dict[str, Any],
+    paths: Iterable[str],
+    refused: Mapping[str, str],
+    clusters: Sequence[str],
 ) -> str:
     """The commands of each target, and why the others are unavailable."""
+    key = launch["api"].get("key_variable")
     rows = [
         f"| {use.title} | `{use.start}` | `{use.stop}` |"
-        for use in uses(paths, dns_label(recipe.name), recipe.kind)
+        for use in uses(paths, dns_label(recipe.name), recipe.kind, key)
     ]
     if not rows and not refused:
         return ""

@@ -32,7 +32,8 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
 from recipe_core.targets import Context, each_target
 from recipe_core.targets.notes import cluster_notes
-from recipe_core.targets.of_recipe import image_file, target_context
+from recipe_core.targets.of_recipe import image_file, placed, target_context
+from recipe_core.targets.reach import reach_section
 from recipe_core.targets.restarts import LAUNCHER, rows
 from recipe_core.targets.scale.notes import notes as scaling_notes
 
@@ -61,7 +62,7 @@ def bundle_of(recipe: Recipe) -> Bundle:
         InputError: when a file would contain a secret of this machine.
     """
     decision = redecide(recipe)
-    started = decision.started()
+    started = placed(decision, recipe.parameters)
     context = target_context(recipe, decision, started)
     others = fallback_launches(recipe, started)
     launch = launch_document(recipe, decision, started, others)
@@ -84,7 +85,15 @@ def bundle_of(recipe: Recipe) -> Bundle:
     about = [*scaling_notes(context, available), *cluster_notes(context, available)]
     texts = {
         **start_files,
-        "README.md": bundle_readme(recipe, launch, start_files, refused, restarts, about),
+        "README.md": bundle_readme(
+            recipe,
+            launch,
+            start_files,
+            refused,
+            restarts,
+            about,
+            reach_section(context, available),
+        ),
         "expected.json": to_json(recipe.estimate),
         "launch.json": to_json(launch),
         "launch.py": LAUNCH_PY,

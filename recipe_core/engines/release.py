@@ -51,6 +51,28 @@ class Install(_Data):
     note: str | None = None
 
 
+class ApiKey(_Data):
+    """How a server asks its callers for a key (``Authorization: Bearer KEY``).
+
+    ``variable``: the environment variable that holds the key, wherever servers are started.
+    ``option``: what the engine is told the key by, where it reads no variable itself.
+    ``guard``: the option that takes an ASGI middleware, where the engine's own check leaves paths
+    open that compute. ``router_option``: the same of the router before its pools; None where that
+    asks nobody for a key. ``guards_metrics``: whether its figures need the key. ``logs``: whether
+    the engine writes the key to its own log.
+    """
+
+    variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*_KEY$|^API_KEY$")]
+    option: Annotated[str, Field(pattern=r"^--[a-z-]+$")] | None = None
+    guard: Annotated[str, Field(pattern=r"^--[a-z-]+$")] | None = None
+    router_option: Annotated[str, Field(pattern=r"^--[a-z-]+$")] | None = None
+    guards_metrics: bool = False
+    logs: bool = False
+    source: str
+    status: Status
+    note: str | None = None
+
+
 class Floor(_Data):
     """The oldest host software that the engine runs on: NVIDIA's driver or AMD's ROCm release."""
 

@@ -23,7 +23,7 @@ from recipe_core.engines.history import BatchLimits, History, last_told, release
 from recipe_core.engines.kv_offload import KvWay, Through
 from recipe_core.engines.memory import MemoryUse, rules_then
 from recipe_core.engines.options import OptionTable, option_table
-from recipe_core.engines.release import ContainerImage, Floor, Install, Metrics
+from recipe_core.engines.release import ApiKey, ContainerImage, Floor, Install, Metrics
 from recipe_core.engines.wrapping import complete
 from recipe_core.hardware.profile import Family, Runtime
 
@@ -245,6 +245,8 @@ class Engine(Sourced):
     it differs. ``table``: the engine whose options it has, where that is not its name;
     ``launcher``: the module of ``launch/serving/`` that starts it, where that is not of its name.
 
+    ``api_key``: how it asks callers for a key; None where it asks nobody.
+
     ``install`` is the command for the first of ``runtimes``; ``installs`` has the others', where
     another build is theirs. ``images`` and ``floors`` are by runtime. ``metrics`` is None where the
     engine reports none.
@@ -293,6 +295,7 @@ class Engine(Sourced):
     images: Mapping[Runtime, tuple[ContainerImage, ...]] = {}
     floors: Mapping[Runtime, Floor] = {}
     metrics: Metrics | None = None
+    api_key: ApiKey | None = None
     split: SplitSupport
     memory: MemoryUse
     batching: tuple[BatchLimits, ...]

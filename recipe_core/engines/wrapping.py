@@ -11,6 +11,7 @@ _OWN: dict[str, Any] = {
     "images": {},
     "installs": {},
     "metrics": None,
+    "api_key": None,
     "table": None,
     "launcher": None,
     "intervals": None,

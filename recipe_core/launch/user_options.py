@@ -56,7 +56,10 @@ def check_options(
         message = hint = ""
         if _SECRET.search(name):
             message = "is a secret and must not be part of a recipe."
-            hint = "Set it in the engine's environment at launch."
+            hint = (
+                "Set it in the engine's environment at launch; parameters.api_key_secret asks "
+                "callers for an API key."
+            )
         elif name in by_place and name not in settled:
             message, hint = "is set for each process by its place.", "Leave it out."
         elif name in settled or name in _OURS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Protocol
 
 from .fields import Fields
@@ -56,3 +57,11 @@ def read_api(fields: Fields, fill: Fills) -> Api:
         variable,
         fields.data.get("key_needed") is True,
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import manifest
+from .api import is_loopback
 from .claims import Memory, Refusal, refused
+from .client import api_headers
 from .engine import locate, same_version
 from .errors import LauncherError
 from .holders import holders
@@ -84,7 +86,29 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
     checks += [check_port(plan, port) for port in ports if port not in own_ports]
     if plan.node:
         checks.append(check_head(plan))
+    checks += check_key(plan)
     return Preflight(tuple(checks), machine, version)
+
+
+def check_key(plan: LaunchPlan, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
+    """Who may ask the servers: nothing starts without a key that the bundle needs."""
+    api, host = plan.api, plan.parameters.host
+    try:
+        headers = api_headers(api, environment)
+    except LauncherError as error:
+        yield Check("key", "FAIL", f"{error.field} {error.message}".rstrip("."), error.hint or "")
+        return
+    if headers:
+        yield Check("key", "ok", f"callers send the key in {api.key_variable}")
+    elif api.key_needed:
+        detail = f"{api.key_variable} is not set, and the servers would answer anybody"
+        hint = f"Set it to the key that callers send: export {api.key_variable}=KEY"
+        yield Check("key", "FAIL", detail, hint)
+    elif plan.kind == "serving" and not is_loopback(host):
+        hint = "Put what checks callers in front, or listen on 127.0.0.1."
+        if api.key_variable:
+            hint = f"Set {api.key_variable} to a key that callers have to send."
+        yield Check("key", "warn", f"whoever reaches {host} may use the servers", hint)
 
 
 def needs_here(plan: LaunchPlan) -> Needs:

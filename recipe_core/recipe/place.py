@@ -125,6 +125,16 @@ class Parameters(BaseModel):
     """Name of the Kubernetes Secret whose key ``token`` holds the hub's token; the token itself is
     never part of a bundle."""
 
+    api_key_secret: Annotated[DnsLabel | None, JOINED] = None
+    """Name of the secret with the API key that callers of the servers have to send: the Kubernetes
+    Secret whose key ``api-key`` holds it; elsewhere the engine's variable does
+    (``VLLM_API_KEY``, ``SGLANG_API_KEY``). Where it is set nothing starts without a key; left out,
+    servers answer whoever reaches them. The key itself is never part of a bundle."""
+
+    gateway_namespace: Annotated[DnsLabel | None, JOINED] = None
+    """Kubernetes namespace of the gateway or ingress that passes requests to the pods; left out,
+    only pods of their own namespace and of ``monitoring_namespace`` reach them."""
+
     communication: Annotated[dict[CommunicationVariable, Word], JOINED] = {}
     """Variables of NCCL, RCCL, UCX and the like that the place needs, as JSON:
     ``{"NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "eth0"}``."""

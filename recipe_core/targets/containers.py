@@ -15,7 +15,16 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_COMPOSE, PLAIN, Syntax, fill
 from recipe_core.targets.layout import layout
 from recipe_core.targets.node_script import VISIBLE
-from recipe_core.targets.pod import CACHE, ROOT, RUN, image, mounted_model, object_name, port_values
+from recipe_core.targets.pod import (
+    CACHE,
+    GIB,
+    ROOT,
+    RUN,
+    image,
+    mounted_model,
+    object_name,
+    port_values,
+)
 
 _BEGIN = """#!/bin/bash
 # Argument: docker (the default) or podman.
@@ -29,6 +38,14 @@ _GPUS = """gpus() {  # docker wants the list in quotes of its own, podman CDI de
         printf -- '--device nvidia.com/gpu=%s ' ${1//,/ }
     fi
 }"""
+_LOGS = """logs() {  # podman keeps one file, of the size of docker's together
+    if [ "$engine" = docker ]; then
+        echo "--log-driver json-file --log-opt max-size=%(size)sm --log-opt max-file=%(files)s"
+    else
+        echo "--log-driver k8s-file --log-opt max-size=%(all)sm"
+    fi
+}"""
+LOG_MB, LOG_FILES = 100, 3  # an engine logs every request; nothing else bounds a container's log
 COMPOSE, SCRIPT = "targets/compose/compose.yaml", "targets/docker/run.sh"
 BUNDLE = "../.."  # from a target's folder
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -57,7 +74,10 @@ def docker(context: Context) -> dict[str, str]:
         NoAnswer: for several nodes, or where no image is known.
     """
     _check_single(context)
-    lines = [_BEGIN, *([_GPUS] if context.vendor == "nvidia" else [])]
+    logs = _LOGS % {"size": LOG_MB, "files": LOG_FILES, "all": LOG_MB * LOG_FILES}
+    lines = [_BEGIN, *([_GPUS] if context.vendor == "nvidia" else []), logs]
+    if variable := context.key_variable:
+        lines.append(f': "${{{variable}:?{_told(variable)}}}"')
     lines += [f'"$engine" run {_lines(_run(context, p))}' for p in _started(context)]
     return {SCRIPT: "\n".join(lines) + "\n"}
 
@@ -145,11 +165,29 @@ def _environment(context: Context, process: Process, syntax: Syntax) -> dict[str
     variables |= {key: fill(value, known, syntax) for key, value in process.env.items()}
     if not context.model_is_folder:
         variables["HF_TOKEN"] = None
+    if (key := context.key_variable) and process.answers:
+        # compose itself refuses to start without it; the script does before its first command
+        variables[key] = f"${{{key}:?{_told(key)}}}" if syntax is IN_COMPOSE else None
     # These devices are all shown to a container, so processes that share a node are told theirs.
     shared = len(context.launch.processes) > 1 and process.devices
     if context.runtime in ("rocm", "xpu") and shared:
         variables[VISIBLE[context.runtime]] = ",".join(map(str, process.devices))
     return variables
+
+
+def _told(variable: str) -> str:
+    return f"set {variable} to the key that callers send"
+
+
+def _capabilities(context: Context) -> list[str]:
+    """What root of a container keeps: reading and writing folders of the host that others own."""
+    return ["DAC_OVERRIDE"] if any(_is_path(source) for source, _, _ in _mounts(context)) else []
+
+
+def _memory_gib(context: Context, process: Process) -> int | None:
+    """The most host memory of a process: its devices' share of the node's; None for all of it."""
+    share = context.host_share_bytes(len(process.devices))
+    return share // GIB if share else None
 
 
 def _shm_gib(process: Process) -> int:
@@ -187,7 +225,7 @@ def _named_volumes(context: Context) -> dict[str, dict[str, Any]]:
 def _service(context: Context, process: Process) -> dict[str, Any]:
     known = _values(context, process)
     argv = [fill(word, known, IN_COMPOSE) for word in process.argv]
-    ports = _published(context, process)
+    ports, memory = _published(context, process), _memory_gib(context, process)
     return {
         "image": image(context),
         "entrypoint": argv[:1],
@@ -201,6 +239,15 @@ def _service(context: Context, process: Process) -> dict[str, Any]:
         **({"ports": ports} if ports else {}),
         **_compose_devices(context, process),
         "shm_size": f"{_shm_gib(process)}gb",
+        **({"mem_limit": f"{memory}gb"} if memory else {}),
+        "init": True,
+        "cap_drop": ["ALL"],
+        **({"cap_add": kept} if (kept := _capabilities(context)) else {}),
+        "security_opt": ["no-new-privileges:true", *_unconfined(context, process)],
+        "logging": {
+            "driver": "json-file",
+            "options": {"max-size": f"{LOG_MB}m", "max-file": str(LOG_FILES)},
+        },
         "volumes": [
             quoting.compose(f"{source}:{place}{':ro' if read else ''}")
             for source, place, read in _mounts(context)
@@ -212,6 +259,11 @@ def _service(context: Context, process: Process) -> dict[str, Any]:
     }
 
 
+def _unconfined(context: Context, process: Process) -> list[str]:
+    """AMD's runtime needs system calls that the default seccomp profile blocks."""
+    return ["seccomp=unconfined"] if context.vendor == "amd" and process.devices else []
+
+
 def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
     if not process.devices or context.vendor == "cpu":
         return {}
@@ -219,7 +271,6 @@ def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
         return {
             "devices": ["/dev/kfd", "/dev/dri"],
             "group_add": ["video", "render"],
-            "security_opt": ["seccomp=unconfined"],
         }
     if context.runtime == "xpu":
         return {"devices": ["/dev/dri"], "group_add": ["video", "render"]}
@@ -263,7 +314,15 @@ def _run(context: Context, process: Process) -> list[str]:
         "unless-stopped",
         "--stop-timeout",
         str(supervise.grace_s(context)),
+        "--init",
+        "--cap-drop=ALL",
+        *(f"--cap-add={name}" for name in _capabilities(context)),
+        "--security-opt=no-new-privileges",
+        *(f"--security-opt={name}" for name in _unconfined(context, process)),
+        _Shell("$(logs)"),
     ]
+    if memory := _memory_gib(context, process):
+        options += ["--memory", f"{memory}g"]
     if _together(context) and process is not _first(context):
         options += ["--network", f"container:{object_name(context)}-{_name(_first(context))}"]
     options += [word for port in _published(context, process) for word in ("--publish", port)]
@@ -284,13 +343,7 @@ def _docker_devices(context: Context, process: Process) -> list[str]:
         return []
     if context.vendor == "amd":
         groups = ["--group-add", "video", "--group-add", "render"]
-        return [
-            "--device=/dev/kfd",
-            "--device=/dev/dri",
-            *groups,
-            "--security-opt",
-            "seccomp=unconfined",
-        ]
+        return ["--device=/dev/kfd", "--device=/dev/dri", *groups]
     if context.runtime == "xpu":
         return ["--device=/dev/dri", "--group-add", "video", "--group-add", "render"]
     return [_Shell(f"$(gpus {','.join(map(str, process.devices))})")]

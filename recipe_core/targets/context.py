@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from recipe_core.base.errors import HardwareError
+from recipe_core.engines.release import ApiKey
+from recipe_core.engines.spec import engine
+from recipe_core.hardware.cluster import device
 from recipe_core.launch.process import Launch
 from recipe_core.launch.startup import is_folder
 from recipe_core.model.spec import UNPLACED
@@ -50,7 +55,8 @@ class Context:
     nodes in the estimate (a profile's name and title); ``rack_scale``: so does a rack's own fabric.
     ``apart``: whether processes of one node run in pods that may be on several.
     ``offloaded_bytes_per_device``: host memory that holds blocks of the cache. ``made``: whether
-    the bundle makes the checkpoint that is served.
+    the bundle makes the checkpoint that is served. ``spills``: whether blocks of the cache go to a
+    folder on the nodes.
     """
 
     name: str
@@ -86,6 +92,25 @@ class Context:
     start: Start = field(default_factory=Start)
     weight_dtype: str | None = None
     made: bool = False
+    spills: bool = False
+
+    @property
+    def devices_of_node(self) -> float:
+        """Devices that a node has; infinity for a profile that is not shipped."""
+        try:
+            return device(self.device).node.devices
+        except HardwareError:
+            return math.inf
+
+    def host_share_bytes(self, devices: int) -> int | None:
+        """The host's memory that belongs to so many of a node's devices.
+
+        None where it is all of it, or not known.
+        """
+        whole = self.devices_of_node
+        if self.host_memory_bytes is None or not 0 < devices < whole < math.inf:
+            return None
+        return int(self.host_memory_bytes * devices / whole)
 
     @property
     def simulated(self) -> bool:
@@ -96,6 +121,17 @@ class Context:
     def nodes(self) -> int:
         """Nodes of one copy of the deployment."""
         return self.launch.nodes
+
+    @property
+    def api_key(self) -> ApiKey | None:
+        """How the engine asks callers for a key; None where it asks nobody."""
+        return engine(self.engine).api_key if self.kind == "serving" else None
+
+    @property
+    def key_variable(self) -> str | None:
+        """The variable with the key that callers have to send; None where anybody is answered."""
+        asks = self.parameters.api_key_secret and self.api_key
+        return asks.variable if asks else None
 
     @property
     def model_source(self) -> str:

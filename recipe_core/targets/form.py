@@ -36,6 +36,7 @@ EVERYWHERE: tuple[FormField, ...] = (
     FormField("image", "Container image"),
     FormField("model_cache", "Weights cache"),
     FormField("storage_mb_per_s", "Rate of weights in MB/s"),
+    FormField("api_key_secret", "Secret with the API key"),
     FormField("device_groups", "AMD device groups"),
     FormField("communication", "Variables of NCCL and the like"),
 )
@@ -55,6 +56,7 @@ KUBERNETES = (
     FormField("prometheus", "Prometheus"),
     FormField("gateway_metric", "Counter of requests at the gateway"),
     FormField("monitoring_namespace", "Monitoring namespace"),
+    FormField("gateway_namespace", "Gateway namespace"),
 )
 CLUSTERS = (
     FormField("partition", "Partition"),
@@ -75,6 +77,8 @@ _SERVING = {
     "prometheus",
     "gateway_metric",
     "monitoring_namespace",
+    "gateway_namespace",
+    "api_key_secret",
 }
 """Parameters that a training run does not read."""
 

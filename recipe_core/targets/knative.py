@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import kserve, kubernetes, pod
+from recipe_core.targets import kserve, kubernetes, network, pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
 from recipe_core.targets.pod import metadata
@@ -35,6 +35,7 @@ def files(context: Context) -> dict[str, str]:
     objects = {
         "service.yaml": service(context),
         "disruption.yaml": kubernetes.budget(context, "", pods, kept),
+        "network.yaml": network.policy(context, pods["matchLabels"], (), knative=True),
     }
     return kserve.folder(context, FOLDER, objects)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import kubernetes, pod, supervise
+from recipe_core.targets import kubernetes, network, pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import metadata
@@ -36,6 +36,12 @@ def files(context: Context) -> dict[str, str]:
     objects = {
         "inferenceservice.yaml": inference_service(context, shape),
         "disruption.yaml": kubernetes.budget(context, "", pods, kept),
+        "network.yaml": network.policy(
+            context,
+            pods["matchLabels"],
+            network.served_ports(context),
+            knative=scale_kserve.written(context, kept).knative,
+        ),
     }
     return folder(context, FOLDER, objects)
 

@@ -14,8 +14,9 @@ from recipe_core.base import quoting
 from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
+from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Process
-from recipe_core.targets import kserve, kubernetes, pod, rdma
+from recipe_core.targets import kserve, kubernetes, network, pod, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
@@ -56,11 +57,14 @@ def files(context: Context) -> dict[str, str]:
     if context.scaling is not None and context.scaling.policy == "llm-d":
         objects["thresholds.yaml"] = llm_d.thresholds(context, context.scaling)
     units = by_role(context.launch) or {}
+    pods = {**labels(context), **POD_LABELS}
+    objects["network.yaml"] = network.policy(
+        context, pods, (PORT, BEHIND_SIDECAR), asks_cluster="prefill" in units
+    )
     # KServe's labels tell neither leaders from workers nor pools apart in one way for all
     if [*units] == ["server"] and len(units["server"].pods) == 1:
         kept = context.supervision.available_of(kubernetes.copies(context, units["server"]))
-        pods = {"matchLabels": {**labels(context), **POD_LABELS}}
-        objects["disruption.yaml"] = kubernetes.budget(context, "", pods, kept)
+        objects["disruption.yaml"] = kubernetes.budget(context, "", {"matchLabels": pods}, kept)
     return kserve.folder(context, FOLDER, objects)
 
 
@@ -147,7 +151,7 @@ def _parallelism(unit: Unit) -> dict[str, Any]:
     Raises:
         NoAnswer: where that is not the recipe's number of nodes.
     """
-    words = unit.leader[0].argv
+    words = engine_words(unit.leader[0].argv)
     if words[: len(PROGRAM)] != PROGRAM or len(unit.leader) > 1:
         raise NoAnswer("each of its pods must run a single engine process.", hint=OTHER)
     split = meaning_of(read_arguments(ENGINE, list(words[len(PROGRAM) :]))).candidate

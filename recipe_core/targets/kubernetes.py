@@ -11,7 +11,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
-from recipe_core.targets import pod, rdma, storage, supervise
+from recipe_core.targets import network, pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.layout import NODE, Pod, Unit, layout, same_pod
@@ -56,7 +56,8 @@ def objects(context: Context) -> dict[str, dict[str, Any]]:
             values[f"service{suffix(unit)}"] = service(context, unit, suffix(unit))
     values["service"] = service(context, entry(units), "")
     values |= shared(context)
-    return {**values, **disruptions(context, units), "network": network(context)}
+    policy = network.policy(context, labels(context), network.served_ports(context))
+    return {**values, **disruptions(context, units), "network": policy}
 
 
 def shared(context: Context) -> dict[str, dict[str, Any]]:
@@ -313,36 +314,4 @@ def budget(context: Context, name: str, selector: dict[str, Any], kept: int) -> 
         "kind": "PodDisruptionBudget",
         "metadata": metadata(context, name),
         "spec": {"minAvailable": kept, "selector": selector},
-    }
-
-
-def network(context: Context) -> dict[str, Any]:
-    """In: its namespace and monitoring. Out: its own pods, DNS and, for a hub model, HTTPS."""
-    peers = {"podSelector": {"matchLabels": labels(context)}}
-    monitoring = {
-        "namespaceSelector": {
-            "matchLabels": {"kubernetes.io/metadata.name": context.parameters.monitoring_namespace}
-        }
-    }
-    ports = sorted(
-        {pod.port_of(context, p) for p in context.launch.processes if p.answers}
-        | {context.parameters.port}
-    )
-    served = [{"protocol": "TCP", "port": port} for port in ports]
-    dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
-    hub = [] if context.model_is_folder else [{"ports": [{"protocol": "TCP", "port": 443}]}]
-    spec = {
-        "podSelector": {"matchLabels": labels(context)},
-        "policyTypes": ["Ingress", "Egress"],
-        "ingress": [
-            {"from": [{"podSelector": {}}, monitoring], "ports": served},
-            {"from": [peers]},
-        ],
-        "egress": [{"to": [peers]}, dns, *hub],
-    }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(context),
-        "spec": spec,
     }

@@ -7,26 +7,29 @@ from typing import Any
 from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import kubernetes, pod, storage
+from recipe_core.launch.access import SCRIPT
+from recipe_core.targets import kubernetes, network, pod, storage
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import object_name
 
-FILE = "targets/llm-d/values.yaml"
+FOLDER = "targets/llm-d"
+MODEL_LABEL = "llm-d.ai/model"
 ENGINE = "vllm"  # the engine whose metrics the endpoint picker reads
 TYPES = {"cuda": "nvidia", "rocm": "amd", "hpu": "intel-gaudi", "xpu": "intel-xe"}
 EXTRA = (
+    "automountServiceAccountToken",
     "securityContext",
     "affinity",
     "nodeSelector",
     "tolerations",
     "terminationGracePeriodSeconds",
 )
-OWN_VOLUMES = ("shm", "home", "run")  # the chart makes the one for the weights
+OWN_VOLUMES = ("shm", "home", "run", "files")  # the chart makes the one for the weights
 
 
 def files(context: Context) -> dict[str, str]:
-    """``values.yaml`` for ``helm install`` of the chart.
+    """``values.yaml`` for ``helm install`` of the chart, and the objects that it does not make.
 
     Raises:
         NoAnswer: for other engines or devices, several nodes or pools, or where no image is known.
@@ -37,12 +40,23 @@ def files(context: Context) -> dict[str, str]:
             f"its scheduler reads the metrics of {ENGINE} on accelerators, "
             f"not of {context.engine} on {context.vendor}."
         )
-    if context.nodes > 1 or len(shape.leader) > 1 or context.mounted:
+    if context.nodes > 1 or len(shape.leader) > 1 or {*context.mounted} - {SCRIPT}:
         raise NoAnswer(
             "the chart renders multi-node and disaggregated commands itself; "
             "they may differ from the estimated ones."
         )
-    return {FILE: to_yaml(values(context, shape))}
+    beside: dict[str, Any] = {
+        "network.yaml": network.policy(
+            context, {MODEL_LABEL: object_name(context)}, (context.parameters.port,)
+        )
+    }
+    if context.mounted:
+        beside["files.yaml"] = pod.files_map(context)
+    beside["kustomization.yaml"] = pod.kustomization([*beside])
+    return {
+        f"{FOLDER}/values.yaml": to_yaml(values(context, shape)),
+        **{f"{FOLDER}/objects/{name}": to_yaml(value) for name, value in beside.items()},
+    }
 
 
 def values(context: Context, shape: Unit) -> dict[str, Any]:
@@ -67,7 +81,7 @@ def values(context: Context, shape: Unit) -> dict[str, Any]:
         "uri": f"hf://{context.model_source}",
         "size": f"{storage.cache_gib(context)}Gi",
         "mountPath": pod.CACHE,
-        "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": object_name(context)},
+        "labels": {"llm-d.ai/inferenceServing": "true", MODEL_LABEL: object_name(context)},
     }
     return {
         "fullnameOverride": object_name(context),

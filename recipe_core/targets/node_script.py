@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from recipe_core.base import quoting
 from recipe_core.launch.process import Process
+from recipe_core.launcher.api import is_loopback
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill
 from recipe_core.targets.pod import port_values
@@ -15,6 +16,7 @@ VISIBLE = {
     "rocm": "HIP_VISIBLE_DEVICES",
     "xpu": "ZE_AFFINITY_MASK",
 }
+NO_KEY = 2  # as wrong input ends
 NOT_FOUND = 127  # as shells end where a program is missing: trying again helps nobody
 _INDENT = "    "
 
@@ -57,6 +59,7 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
         [
             _BEGIN,
             _devices_given(context, shared=shared) if visible_given else "",
+            _key(context),
             _folders(processes),
             _programs(processes),
             f'case "${number}" in\n',
@@ -80,6 +83,28 @@ def _devices_given(context: Context, *, shared: bool) -> str:
         return _ROCM
     devices = ",".join(map(str, range(context.devices_per_node)))
     return _SPLIT % devices if shared and context.runtime == "cuda" else ""
+
+
+def listening_host(context: Context, process: Process | None = None) -> str:
+    """Where a server on a node listens, by default where clients call it.
+
+    On all addresses where callers need a key, and where a router on another node calls it; else
+    where the parameters say, which is the loopback unless they say otherwise.
+    """
+    stated = context.parameters.host
+    called = process is not None and context.nodes > 1 and process.role in ("prefill", "decode")
+    if called or (context.key_variable and is_loopback(stated)):
+        return "0.0.0.0"  # noqa: S104 - other nodes call it
+    return stated
+
+
+def _key(context: Context) -> str:
+    """A check that the key is there, before anything answers without it."""
+    variable = context.key_variable
+    if variable is None:
+        return ""
+    told = quoting.shell(f"{variable} is not set: export the key that callers send")
+    return f'[ -n "${{{variable}:-}}" ] || {{ echo {told} >&2; exit {NO_KEY}; }}\n'
 
 
 def _folders(processes: Sequence[Process]) -> str:
@@ -114,7 +139,7 @@ def _command(context: Context, process: Process, *, alone: bool, visible_given: 
     first = min(p.node for p in context.launch.processes if p.group == process.group)
     known: Values = {
         "model": context.model_source,
-        "host": "0.0.0.0",  # noqa: S104 - other nodes call it
+        "host": listening_host(context, process),
         "port": str(context.parameters.port + process.port_offset),
         "head": Variable(f"nodes[{first}]"),
         **{f"node{n}": Variable(f"nodes[{n}]") for n in range(context.nodes)},

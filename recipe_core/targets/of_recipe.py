@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recipe_core.fleet.policies.table import check
+from recipe_core.launch.access import with_key
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.kv_offload import rank_bytes
 from recipe_core.launch.training.container import BUILD, containerfile
@@ -20,11 +21,12 @@ from recipe_core.targets.scale.bounds import refuse_other_bounds
 def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Context:
     """The launch ``started``, its hardware, and the recipe's estimate and limits, for targets.
 
+    ``started`` is as ``placed`` made it.
+
     Raises:
         InputError: where ``options.scaling`` states what its policy does not know, or the replicas
             of the deployment settings differ from it.
     """
-    started = placed(started, recipe.parameters)
     scaling = decision.request.options.scaling
     if scaling is not None and recipe.kind == "serving":
         check(scaling)
@@ -68,12 +70,25 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         start=decision.request.options.start,
         weight_dtype=model.weight_dtype,
         made=making,
+        spills=_spills(decision),
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
 
 
-def placed(started: Launch, parameters: Parameters) -> Launch:
-    """The launch with the variables of communication that its place needs."""
+def _spills(decision: Decision) -> bool:
+    offload = decision.deployment.setting.offload if decision.deployment is not None else None
+    return offload is not None and (offload.disk is not None or offload.remote is not None)
+
+
+def placed(decision: Decision, parameters: Parameters) -> Launch:
+    """What a decision starts in its place: with variables of communication, and asking for a key.
+
+    Raises:
+        NoAnswer: for a key where the engine, or a router before its pools, asks nobody for one.
+    """
+    started = decision.started()
+    if parameters.api_key_secret and decision.deployment is not None:
+        started = with_key(started, decision.deployment.setting.engine)
     if not parameters.communication:
         return started
     processes = tuple(

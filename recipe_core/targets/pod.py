@@ -16,11 +16,15 @@ from recipe_core.targets.names import names, node_affinity
 
 ROOT, RUN, CACHE, HOME = "/recipe", "/run/recipe", "/models", "/home/recipe"
 USER = 1000
+API_KEY = "api-key"  # the key of the Secret that holds it
 NAME_LENGTH = 40  # controllers append up to 23 characters to a name, and 63 is the limit of a label
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 GIB = 1 << 30
 # Assumed, per device: what an engine needs on the host besides weights being loaded.
 CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = 4, 16
+# Assumed, per pod or container, in GiB: caches of compiled kernels and modules, logs and the like,
+# the image's own writable layer with the log that the node keeps; and what is asked for of them.
+HOME_GIB, RUN_GIB, LAYER_GIB, ASKED_GIB = 32, 16, 16, 8
 CONFIG_MAP_BYTES = 1_000_000  # of the 1 MiB that an object may have
 
 
@@ -185,7 +189,7 @@ def image(context: Context) -> str:
 
 
 def environment(context: Context, process: Process, known: Values) -> list[dict[str, Any]]:
-    """Variables of a container: the process's, writable caches, the hub token from its Secret."""
+    """Variables of a container: the process's, writable caches, token and key from Secrets."""
     # USER: torch looks it up, and no entry of passwd has this user's number
     variables = {"HOME": HOME, "USER": "recipe", "HF_HOME": CACHE}
     if context.kind == "training":
@@ -201,11 +205,38 @@ def environment(context: Context, process: Process, known: Values) -> list[dict[
     if secret := context.parameters.token_secret:
         token = {"secretKeyRef": {"name": secret, "key": "token"}}
         entries.append({"name": "HF_TOKEN", "valueFrom": token})
+    if context.key_variable and process.answers:
+        key = {"secretKeyRef": {"name": context.parameters.api_key_secret, "key": API_KEY}}
+        entries.append({"name": context.key_variable, "valueFrom": key})
     return entries
 
 
 def resources(context: Context, process: Process) -> dict[str, Any]:
-    """Devices as limits; CPU and memory as requests only, so that a burst is not killed."""
+    """Devices as limits; CPU as a request only, so that a burst is not slowed.
+
+    Memory is limited to the devices' share of their node, which nothing else has a claim on: a leak
+    takes no other pod's. What is written to the node's disk is limited too.
+    """
+    found = _computing(context, process)
+    if (scratch := scratch_gib(context)) is not None:
+        found["requests"]["ephemeral-storage"] = f"{ASKED_GIB}Gi"
+        found.setdefault("limits", {})["ephemeral-storage"] = f"{scratch}Gi"
+    return found
+
+
+def scratch_gib(context: Context) -> int | None:
+    """The most that a container writes to its node, in GiB; None where cached blocks go there."""
+    return None if context.spills else HOME_GIB + run_gib(context) + LAYER_GIB
+
+
+def run_gib(context: Context) -> int:
+    """Size of the folder of a pod's own files; some engines put a copy of the model there."""
+    texts = (t for p in context.launch.processes for t in (*p.argv, *p.env.values()))
+    copies = any("${run}" in text for text in texts)
+    return RUN_GIB + (math.ceil(context.weights_bytes / GIB) if copies else 0)
+
+
+def _computing(context: Context, process: Process) -> dict[str, dict[str, str]]:
     count, resource = len(process.devices), names().of(context.vendor, context.runtime).resource
     if resource is None:
         needed = math.ceil(context.estimate.get("memory", {}).get("total_bytes", 0) / GIB)
@@ -218,7 +249,10 @@ def resources(context: Context, process: Process) -> dict[str, Any]:
         "memory": f"{MEMORY_GIB_PER_DEVICE * count + offloaded_gib}Gi",
     }
     devices = {resource: str(count), **rdma.resource(context, (process,))}
-    return {"requests": requests | devices, "limits": devices}
+    share = context.host_share_bytes(count)
+    asked = MEMORY_GIB_PER_DEVICE * count + offloaded_gib
+    memory = {"memory": f"{max(share // GIB, asked)}Gi"} if share else {}
+    return {"requests": requests | devices, "limits": {**memory, **devices}}
 
 
 def probes(context: Context, process: Process) -> dict[str, Any]:
@@ -275,14 +309,16 @@ def tolerations(context: Context) -> dict[str, Any]:
 def volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
     """The weights' cache (or the model's folder), shared memory, writable folders, bundle files."""
     shared = max(8, 4 * sum(len(process.devices) for process in pod))
-    entries: list[dict[str, Any]] = [_volume("cache", claim_name(context))]
+    entries: list[dict[str, Any]] = [_volume("cache", claim_name(context), HOME_GIB)]
     if context.model_is_folder:
         folder = {"path": context.model_source, "type": "Directory"}
         entries.append({"name": "model", "hostPath": folder})
     entries += [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Gi"}},
-        {"name": "home", "emptyDir": {}},
-        _volume("run", run_claim(context) if context.kind == "training" else None),
+        _volume("home", None, HOME_GIB),
+        _volume(
+            "run", run_claim(context) if context.kind == "training" else None, run_gib(context)
+        ),
     ]
     if context.mounted:
         files = {"name": object_name(context, "-files"), "items": _items(context)}
@@ -290,10 +326,10 @@ def volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
     return entries
 
 
-def _volume(name: str, claim: str | None) -> dict[str, Any]:
-    """A volume in a claim, or of the pod's own life."""
+def _volume(name: str, claim: str | None, most_gib: int) -> dict[str, Any]:
+    """A volume in a claim, or of the pod's own life and at most so large."""
     if claim is None:
-        return {"name": name, "emptyDir": {}}
+        return {"name": name, "emptyDir": {"sizeLimit": f"{most_gib}Gi"}}
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
 
 

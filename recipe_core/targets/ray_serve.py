@@ -36,11 +36,18 @@ def files(context: Context) -> dict[str, str]:
     """``serve.yaml`` for ``serve run`` or ``serve deploy``.
 
     Raises:
-        NoAnswer: for other engines, pools, the engine's own data parallelism, and policies of
-            scaling that are not Ray Serve's.
+        NoAnswer: for other engines, pools, the engine's own data parallelism, policies of scaling
+            that are not Ray Serve's, and where callers need a key.
     """
     _check(context)
-    return {FILE: to_yaml(config(context))}
+    value = config(context)
+    if context.parameters.api_key_secret:
+        raise NoAnswer(
+            "Ray Serve itself answers, and asks no caller for a key; VLLM_API_KEY changes nothing.",
+            field="parameters.api_key_secret",
+            hint="Use another target, or a gateway that checks callers before Ray's proxy.",
+        )
+    return {FILE: to_yaml(value)}
 
 
 def _check(context: Context) -> None:

@@ -1,4 +1,8 @@
-"""SkyPilot: a service (or a training task) on whatever cloud has the devices."""
+"""SkyPilot: a service, one server, or a training task on whatever cloud has the devices.
+
+A service answers the internet, so it is only made where callers need a key. Without one there is a
+task that opens no port, and is reached through an SSH tunnel.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +27,21 @@ BUSY = 0.8  # share of the estimated throughput above which another copy starts
 
 
 def files(context: Context) -> dict[str, str]:
-    """``task.yaml`` for ``sky serve up`` or ``sky jobs launch``, and the ``node.sh`` that it runs.
+    """``service.yaml`` for ``sky serve up`` or ``task.yaml`` for ``sky launch``, with ``node.sh``.
+
+    A run's ``task.yaml`` is for ``sky jobs launch``.
 
     Raises:
-        NoAnswer: for a device that SkyPilot's clouds do not have, where neither an image nor an
+        NoAnswer: for several servers that ask no caller for a key,
+            for a device that SkyPilot's clouds do not have, where neither an image nor an
             installation is known, where clients would have to call several different servers, and
             for policies of scaling that are not SkyServe's.
     """
     one, copies = _one_copy(context)
     script = {f"{FOLDER}/node.sh": node_script(one, "SKYPILOT_NODE_RANK")}
-    return {f"{FOLDER}/task.yaml": to_yaml(task(one, copies))} | script
+    written = task(one, copies)
+    name = "service" if "service" in written else "task"
+    return {f"{FOLDER}/{name}.yaml": to_yaml(written)} | script
 
 
 def _one_copy(context: Context) -> tuple[Context, int]:
@@ -63,22 +72,42 @@ def _one_copy(context: Context) -> tuple[Context, int]:
 
 def task(context: Context, copies: int) -> dict[str, Any]:
     """The task that runs one of ``copies``; the bundle is its working folder."""
-    training = context.kind == "training"
-    # SkyPilot takes the secret's value on its command line
-    secret = {"secrets": {"HF_TOKEN": None}} if context.parameters.token_secret else {}
+    # SkyPilot takes a secret's value from the environment of who starts the task
+    secrets = {"HF_TOKEN": None} if context.parameters.token_secret else {}
+    if context.key_variable:
+        secrets[context.key_variable] = None
+    service = _service(context, copies) if context.kind == "serving" else {}
+    if service and context.key_variable is None:
+        _check_single(context, service)
+        service = {}
     return {
         "name": object_name(context),
         "workdir": ".",
         "num_nodes": context.nodes,
-        "resources": _resources(context),
-        **secret,
+        "resources": _resources(context, public=bool(service)),
+        **({"secrets": secrets} if secrets else {}),
         **_setup(context),
         "run": f"bash {FOLDER}/node.sh $SKYPILOT_NODE_IPS\n",
-        **({} if training else {"service": _service(context, copies)}),
+        **({"service": service} if service else {}),
     }
 
 
-def _resources(context: Context) -> dict[str, Any]:
+def _check_single(context: Context, service: dict[str, Any]) -> None:
+    """Raise NoAnswer where one server alone, which a tunnel reaches, is not what was decided."""
+    if service.get("replicas") == 1:
+        return
+    way, how = context.api_key, "a service of SkyPilot answers the internet, and its servers ask"
+    hint = "plan a single server: its task opens no port, and a tunnel reaches it."
+    if way is not None:
+        hint = f"Set api_key_secret, and {way.variable} where you start it; or {hint}"
+    raise NoAnswer(
+        f"{how} no caller for a key.",
+        field="parameters.api_key_secret",
+        hint=hint[0].upper() + hint[1:],
+    )
+
+
+def _resources(context: Context, *, public: bool) -> dict[str, Any]:
     p = context.parameters
     place = f"{p.cloud}/{p.region}" if p.region else p.cloud
     weights = 0 if context.model_is_folder else cache_gib(context)
@@ -86,7 +115,8 @@ def _resources(context: Context) -> dict[str, Any]:
         **_accelerators(context),
         **({"infra": place} if p.cloud else {}),
         **({"image_id": f"docker:{image(context)}"} if _has_image(context) else {}),
-        **({"ports": [p.port]} if context.kind == "serving" else _recovery(context)),
+        **({"ports": [p.port]} if public else {}),
+        **(_recovery(context) if context.kind == "training" else {}),
         "disk_size": DISK_GIB + weights,
     }
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from recipe_core.base import quoting
-from recipe_core.base.errors import HardwareError
-from recipe_core.hardware.cluster import device
+from recipe_core.launcher.api import is_loopback
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.device_check import WRONG, device_check
 from recipe_core.targets.names import names
-from recipe_core.targets.node_script import NOT_FOUND, node_script
+from recipe_core.targets.node_script import NOT_FOUND, listening_host, node_script
 from recipe_core.targets.pod import object_name
 
 FOLDER = "targets/slurm"
@@ -65,9 +63,14 @@ status=0
 wait "$step" || status=$?
 again "$status"
 """
-_SERVE = """echo "$SLURM_JOB_NAME will answer on http://${{nodes[0]}}:{port}"
-# Slurm signals this shell before the time limit, and when the job is cancelled: servers are told to
-# stop, finish what runs as far as their engine does, and the job ends.
+_ANSWERS = """echo "$SLURM_JOB_NAME will answer on http://${{nodes[0]}}:{port}"
+"""
+# Where callers need no key, other machines get in by the account of the job's owner alone.
+_TUNNEL = """echo "$SLURM_JOB_NAME will answer on port {port} of ${{nodes[0]}}, to that node alone"
+echo "from elsewhere: ssh -N -L {port}:localhost:{port} ${{nodes[0]}}, then http://localhost:{port}"
+"""
+_SERVE = """# Slurm signals this shell before the time limit, and when the job is cancelled:
+# servers are told to stop, finish what runs as far as their engine does, and the job ends.
 trap 'trap "" TERM; scancel --signal=TERM "$SLURM_JOB_ID"; wait || true; exit 0' TERM
 """
 _TRAIN = """# Slurm signals this shell before the limit; the job is requeued and resumes from its
@@ -119,7 +122,8 @@ def _run(context: Context, *, checked: bool) -> str:
     again = _AGAIN.format(most=most, missing=NOT_FOUND, wrong=WRONG)
     again += _CHECK if checked else ""
     if context.kind == "serving":
-        return again + _SERVE.format(port=_entry_port(context)) + _STEP
+        answers = _TUNNEL if is_loopback(listening_host(context)) else _ANSWERS
+        return again + answers.format(port=_entry_port(context)) + _SERVE + _STEP
     stop = _STOP.format(wait_s=SIGNAL_S // 2) if context.engine == TRAINER else ""
     return again + _TRAIN.format(stop=stop) + _STEP
 
@@ -160,7 +164,7 @@ def _node(context: Context) -> dict[str, Any]:
         return node
     count, kind = str(context.devices_per_node), gres_type(context)
     gpus = {"gpus-per-node": f"{kind}:{count}" if kind else count}
-    if context.nodes > 1 or context.devices_per_node >= _devices_of_node(context):
+    if context.nodes > 1 or context.devices_per_node >= context.devices_of_node:
         return {**gpus, **node}
     return {**gpus, "cpus-per-gpu": CPUS_PER_DEVICE, "mem-per-gpu": MEMORY_PER_DEVICE}
 
@@ -170,10 +174,3 @@ def gres_type(context: Context) -> str | None:
     usual = names().slurm.names.get(context.device)
     kind = context.parameters.gpu_type or usual
     return None if kind == ANY else kind
-
-
-def _devices_of_node(context: Context) -> float:
-    try:
-        return device(context.device).node.devices
-    except HardwareError:
-        return math.inf  # a profile that is not shipped: the size of a node is not known here

@@ -35,19 +35,25 @@ _MAIN = {
     "docker/run.sh": ("bash {0}", "docker rm --force $(docker ps --quiet --filter name={name})"),
     "compose/compose.yaml": ("docker compose -f {0} up --detach", "docker compose -f {0} down"),
     "slurm/job.sbatch": ("sbatch {0}", "scancel --name {name}"),
+    "skypilot/service.yaml": ("sky serve up --secret {key} {0}", "sky serve down {name}"),
     "skypilot/task.yaml": ("sky {verb} {0}", "sky {stop} {name}"),
     "ray-serve/serve.yaml": ("serve deploy {0}", "serve shutdown"),
     "llm-d/values.yaml": (
+        "kubectl apply -k {parent}/objects && "
         "helm install {name} llm-d-modelservice/llm-d-modelservice -f {0}",
-        "helm uninstall {name}",
+        "helm uninstall {name}; kubectl delete -k {parent}/objects",
     ),
     "kustomization.yaml": ("kubectl apply -k {parent}", "kubectl delete -k {parent}"),
 }
 """By the end of a main file's path: the commands that start and stop it."""
 _VERBS = {
-    "serving": {"verb": "serve up", "stop": "serve down"},
+    "serving": {"verb": "launch --cluster {name}", "stop": "down"},
     "training": {"verb": "jobs launch", "stop": "jobs cancel --name"},
 }
+
+
+BESIDE = "targets/llm-d/objects/"
+"""The folder of what Helm's chart does not make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +66,22 @@ class Use:
     stop: str
 
 
-def uses(paths: Iterable[str], name: str, kind: str) -> list[Use]:
+def uses(paths: Iterable[str], name: str, kind: str, key: str | None = None) -> list[Use]:
     """One per main file among ``paths``, in order of path.
 
-    ``name`` is the recipe's DNS label, ``kind`` serving or training.
+    ``name`` is the recipe's DNS label, ``kind`` serving or training, ``key`` the variable with the
+    API key that callers need.
     """
     listed = []
+    verbs = {word: text.format(name=name) for word, text in _VERBS[kind].items()}
     for path in sorted(paths):
         for ending, (start, stop) in _MAIN.items():
-            if path.startswith("targets/") and path.endswith(ending):
+            beside = path.startswith(BESIDE)  # is started by the command of another file
+            if path.startswith("targets/") and path.endswith(ending) and not beside:
                 parent = path.rpartition("/")[0]
                 instance = f'"{name}@$(systemd-escape --path "$PWD").service"'
-                words = _VERBS[kind] | {"name": name, "parent": parent, "instance": instance}
+                words = verbs | {"name": name, "parent": parent, "instance": instance}
+                words["key"] = key or ""
                 title = TITLES[path.split("/")[1]]
                 commands = (start.format(path, **words), stop.format(path, **words))
                 listed.append(Use(title, path, *commands))

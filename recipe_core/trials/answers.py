@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.reproducibility import Reproducibility
+from recipe_core.launcher.client import api_headers, refusal
 from recipe_core.launcher.prompts import Prompts
 from recipe_core.trials.deployment import Deployment
 from recipe_core.trials.errors import TrialError
@@ -124,13 +126,14 @@ class Asker:
 
 
 def _completion(deployment: Deployment, body: Mapping[str, Any]) -> Answer:
+    environment = {**os.environ, **deployment.key}
     connection = http.client.HTTPConnection(deployment.host, deployment.port, timeout=TIMEOUT_S)
     try:
         connection.request(
             "POST",
             deployment.api.path,
             json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", **api_headers(deployment.api, environment)},
         )
         response = connection.getresponse()
         data = response.read(MOST_BYTES + 1)
@@ -140,7 +143,8 @@ def _completion(deployment: Deployment, body: Mapping[str, Any]) -> Answer:
         connection.close()
     text = data.decode("utf-8", errors="replace")
     if response.status != 200 or len(data) > MOST_BYTES:
-        raise TrialError(f"the server answered HTTP {response.status}: {text[:300]}.")
+        error = refusal(deployment.api, response.status, text[:300], environment)
+        raise TrialError(f"the server answered {error.message}.", hint=error.hint)
     try:
         return read_answer(parse_json(text, "the server's answer"))
     except RecipeError as error:

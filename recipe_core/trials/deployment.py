@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import IO, Any
 
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.bundle.write import write_bundle
+from recipe_core.launcher.api import Api, read_api
+from recipe_core.launcher.fields import Fields
 from recipe_core.launcher.interrupts import uninterrupted
 from recipe_core.recipe import Recipe
 from recipe_core.trials.errors import TrialError
@@ -34,23 +38,19 @@ _HELP: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
-    """How a deployment is asked: path, name of the model, fields of every request."""
-
-    path: str
-    model: str
-    body: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Deployment:
-    """A running deployment: its bundle's folder, and the port of its first entrance."""
+    """A running deployment: its bundle's folder, and the port of its first entrance.
+
+    ``key``: the variable with the API key that it asks for, as it was started; empty where the
+    environment has it, or it asks for none.
+    """
 
     folder: Path
     port: int
     api: Api
     started_s: float
     work: Path
+    key: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def host(self) -> str:
@@ -68,7 +68,7 @@ class Deployment:
         """
         words = ["--requests", str(requests)] if requests else []
         words += ["--duration-limit", f"{limit_s:.1f}"] if limit_s else []
-        answer = _launcher(self.folder, self.work, "bench", words)
+        answer = _launcher(self.folder, self.work, "bench", words, self.key)
         if not isinstance(answer, dict) or "metrics" not in answer:
             raise TrialError(f"the launcher of {self.folder.name} printed no measurement.")
         return answer
@@ -99,16 +99,26 @@ def deployed(
     words += ["--model", model] if model else []
     words += ["--timeout", f"{timeout_s:.1f}"] if timeout_s else []
     began = clock()
+    asked = Fields(launch["api"], "launch.json.api")
+    key = _key(read_api(asked, Model("")))
     try:
         words += _alone(folder)
-        shown = _launcher(folder, folder.parent, "up", words, environment or {})
+        shown = _launcher(folder, folder.parent, "up", words, {**(environment or {}), **key})
         served = str(shown.get("model") or "") if isinstance(shown, dict) else ""
-        api = Api(launch["api"]["path"], served, _filled(launch["api"]["body"], served))
+        api = replace(read_api(asked, Model(served)), model=served)
         port = _entrance(shown, port)
-        yield Deployment(folder, port, api, clock() - began, folder.parent)
+        yield Deployment(folder, port, api, clock() - began, folder.parent, key)
     finally:
         with uninterrupted():
             down(folder)
+
+
+def _key(api: Api) -> dict[str, str]:
+    """A key for one that needs one and finds none: nobody else asks what is started for a trial."""
+    variable = api.key_variable
+    if not api.key_needed or variable is None or os.environ.get(variable):
+        return {}
+    return {variable: token_urlsafe(32)}
 
 
 def _alone(folder: Path) -> list[str]:
@@ -120,15 +130,25 @@ def _alone(folder: Path) -> list[str]:
     return [word for word in ALONE if word in _HELP[digest]]
 
 
-def _filled(value: Any, model: str) -> Any:
-    """The API's fields with the model's name in them."""
-    if isinstance(value, str):
-        return PLACEHOLDER.sub(lambda one: model if one[1] == "model" else one[0], value)
-    if isinstance(value, list):
-        return [_filled(item, model) for item in value]
-    if isinstance(value, dict):
-        return {key: _filled(item, model) for key, item in value.items()}
-    return value
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Fills the placeholder of the model alone, with the name that ``up`` has printed."""
+
+    name: str
+
+    def text(self, template: str) -> str:
+        """Fill one text."""
+        return PLACEHOLDER.sub(lambda one: self.name if one[1] == "model" else one[0], template)
+
+    def json(self, value: Any) -> Any:
+        """Fill every text inside a JSON value."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.json(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.json(item) for key, item in value.items()}
+        return value
 
 
 def _entrance(shown: Any, port: int) -> int:

@@ -3,6 +3,7 @@ and one time limit of a start, which grows with the weights, wherever something 
 """
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -220,17 +221,29 @@ def test_a_stop_has_time_for_the_requests_that_run():
 @needs("systemd-analyze")
 @over("name", ["nvidia-one-node", "two-nodes"])
 def test_systemd_takes_the_unit(name, tmp_path):
-    """``verify`` warns of unknown keys and values, and ends well all the same."""
+    """``verify`` warns of unknown keys and values, and ends well all the same; ``security`` fails
+    above an exposure. With the drop-in for the machine it is half of what it was.
+    """
     files = target_files(supervised(EXAMPLES[name]))
     (text,) = (text for path, text in files.items() if path.endswith(".service"))
-    unit = tmp_path / "recipe@.service"
-    words = ["systemd-analyze", "verify", "--man=no", unit]
+    unit, drop_in = tmp_path / "recipe@.service", tmp_path / "recipe@.service.d" / "machine.conf"
+    env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+
+    def asked(*words):
+        words = ["systemd-analyze", *words, "--man=no", unit]
+        done = subprocess.run(words, capture_output=True, text=True, env=env)
+        told = [line for line in done.stderr.splitlines() if "recipe@" in line or ".conf" in line]
+        return done.returncode, told
+
     unit.write_text(text)
-    done = subprocess.run(words, capture_output=True, text=True)
-    ours = [line for line in done.stderr.splitlines() if "recipe@" in line]
-    assert (done.returncode, ours) == (0, [])
+    assert asked("verify") == (0, [])
+    assert asked("security", "--offline=yes", "--threshold=60")[0] == 0
+    drop_in.parent.mkdir()
+    drop_in.write_text(files["targets/systemd/machine.conf"])
+    assert asked("verify") == (0, [])
+    assert asked("security", "--offline=yes", "--threshold=30")[0] == 0
     unit.write_text(text.replace("WatchdogSec", "WatchdogSecs"))
-    assert "WatchdogSecs" in subprocess.run(words, capture_output=True, text=True).stderr
+    assert "WatchdogSecs" in str(asked("verify"))
 
 
 WEIGHTS = 690 * 10**9
@@ -251,12 +264,13 @@ def test_the_limit_of_a_start_grows_with_what_is_fetched_and_read():
 
 @over("stated", [{}, {"storage_mb_per_s": 40}, {"model": "/data/model"}])
 def test_every_target_waits_equally_long(stated):
-    value = with_parameters(replace(context(), weights_bytes=WEIGHTS), **stated)
+    value = replace(context(), weights_bytes=WEIGHTS)
+    value = with_parameters(value, api_key_secret="key", **stated)
     limit = supervise.start_s(value)
     model, rate = stated.get("model", value.model), stated.get("storage_mb_per_s")
     assert limit == limit_s(single(), WEIGHTS, model, rate)
     files = target_files(value)
-    assert f"initial_delay_seconds: {limit}" in files["targets/skypilot/task.yaml"]
+    assert f"initial_delay_seconds: {limit}" in files["targets/skypilot/service.yaml"]
     assert f"start_period: {limit}s" in files["targets/compose/compose.yaml"]
     pod = document(value, "kubernetes/deployment.yaml")["spec"]["template"]["spec"]
     probe = pod["containers"][0]["startupProbe"]
@@ -265,6 +279,6 @@ def test_every_target_waits_equally_long(stated):
 
 def test_the_launcher_waits_as_long_as_the_targets():
     files = bundle_for_request(make_request()).files
-    service = parse_yaml(files["targets/skypilot/task.yaml"].decode())["service"]
-    waits_s = service["readiness_probe"]["initial_delay_seconds"]
+    service = parse_yaml(files["targets/compose/compose.yaml"].decode())["services"]["server-0"]
+    waits_s = int(service["healthcheck"]["start_period"].removesuffix("s"))
     assert json.loads(files["launch.json"])["startup_timeout_s"] == waits_s > 1800

@@ -173,17 +173,22 @@ def test_outputs_are_filled_pinned_without_secrets_and_say_the_launchs_degrees(
     launch, hardware, parameters
 ):
     """Each command is found word by word in each target that starts commands, and no word was
-    joined with another.
+    joined with another. With a key each command of a server is started so that it asks for it.
     """
+    if any(process.role == "router" for process in launch.processes):
+        parameters = parameters | {"api_key_secret": None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)
-        value = context(launch, hardware[0], image=hardware[1])
-        files = target_files(with_parameters(value, **parameters))
+        patch.setenv("VLLM_API_KEY", SECRET)
+        value = with_parameters(context(launch, hardware[0], image=hardware[1]), **parameters)
+        files = target_files(value)
     token, said = re.compile(r"HF_TOKEN(=|: (?!null)|\n +value:)"), {}
     for path, text in files.items():
         assert not UNFILLED.search(text), path
-        assert not [word for word in (":latest", "None", SECRET) if word in text], path
-        assert "${" not in text or path.endswith((".sh", ".sbatch")), path
+        never = [":latest", SECRET, *(["None"] if "files.yaml" not in path else [])]
+        assert not [word for word in never if word in text], path
+        references = text.replace("${VLLM_API_KEY:?", "")
+        assert "${" not in references or path.endswith((".sh", ".sbatch")), path
         assert not token.search(text), path
         if path.startswith("targets/"):
             said.setdefault(path.split("/")[1], []).extend(commands(path, text))
@@ -192,7 +197,15 @@ def test_outputs_are_filled_pinned_without_secrets_and_say_the_launchs_degrees(
         assert degrees(every) == (wanted if every else set()), target
         joined = [word for words in every for word in words if word[:1] == "-" and " --" in word]
         assert joined == [], target
-    assert all(said[target] for target in ("slurm", "skypilot"))
+        if value.key_variable:
+            servers = [words for words in every if degrees([words]) and "--headless" not in words]
+            assert all(value.key_variable in words for words in servers), target
+            texts = [text for path, text in files.items() if f"/{target}/" in path]
+            assert any("VLLM_API_KEY:" in text or "VLLM_API_KEY\n" in text for text in texts) or (
+                not servers or target == "slurm"
+            ), target
+    assert said["slurm"]
+    assert ("skypilot" in said) == ("skypilot" not in refusals(value))
 
 
 def degrees(every):
@@ -204,7 +217,7 @@ def degrees(every):
 
 def commands(path, text):
     """The words of every engine's command in a target's file; a unit has the launcher's only."""
-    if path.endswith(".service"):
+    if path.endswith((".service", ".conf")):
         return []
     if path.endswith((".sh", ".sbatch")):
         lines = text.replace("\\\n", " ").splitlines()

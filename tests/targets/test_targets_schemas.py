@@ -109,8 +109,11 @@ def test_the_docker_script_hands_words_over_as_they_are(engine, devices, tmp_pat
 
 
 READ_TASK = """
-import json, sky
-task = sky.Task.from_yaml("targets/skypilot/task.yaml")
+import glob, json, sky, yaml
+(path,) = glob.glob("targets/skypilot/*.yaml")
+config = yaml.safe_load(open(path))
+config["secrets"] = dict.fromkeys(config.get("secrets", {}), "given")  # by --secret
+task = sky.Task.from_yaml_config(config)
 (resources,) = task.resources
 service = task.service and task.service.to_yaml_config()
 accelerators = resources.accelerators
@@ -137,14 +140,14 @@ def asked(program, code, value, folder):
 def test_skypilot_reads_services_and_tasks(tmp_path):
     values = {
         "one": with_parameters(context(), cloud="aws", region="us-east-1"),
-        "scaled": with_parameters(context(replicas(4, 2)), max_replicas=4),
+        "scaled": with_parameters(context(replicas(4, 2)), max_replicas=4, api_key_secret="key"),
         "two": context(spread()),
         "training": EXAMPLES["training-two-nodes"],
     }
     found = {name: asked("sky", READ_TASK, values[name], tmp_path / name) for name in values}
     assert [answer["nodes"] for answer in found.values()] == [1, 1, 2, 2]
     assert [answer["accelerators"]["H100"] for answer in found.values()] == [8, 2, 8, 8]
-    assert found["one"]["service"]["replica_policy"]["min_replicas"] == 1
+    assert found["one"]["service"] is None  # a service would answer the internet without a key
     assert found["scaled"]["service"]["replica_policy"]["max_replicas"] == 16
     assert found["training"]["service"] is None
 
@@ -160,7 +163,10 @@ def test_ray_serve_reads_the_config(tmp_path):
 
 def test_skypilot_balances_among_copies_and_asks_each_for_its_share_of_requests():
     task, whole = (
-        document(with_parameters(context(launch), max_replicas=3), "task.yaml")
+        document(
+            with_parameters(context(launch), max_replicas=3, api_key_secret="key"),
+            "skypilot/service.yaml",
+        )
         for launch in (replicas(4, 2), single())
     )
     assert task["resources"]["accelerators"] == {"H100": 2}

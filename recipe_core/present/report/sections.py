@@ -120,7 +120,8 @@ def _start(bundle: Bundle, addresses: Sequence[str]) -> Section:
         (f"which starts {name}", command) for node in nodes for name, command in node.processes
     ]
     rows = tuple(
-        (use.title, use.start, use.stop) for use in uses(bundle.files, context.name, context.kind)
+        (use.title, use.start, use.stop)
+        for use in uses(bundle.files, context.name, context.kind, context.key_variable)
     )
     refused = tuple(
         (TITLES[name], reason) for name, reason in bundle.targets.items() if isinstance(reason, str)

@@ -39,7 +39,9 @@ def slurm(context: Context) -> Answers:
 
 
 def skypilot_service(context: Context) -> Answers:
-    """Answers of SkyServe."""
+    """Answers of SkyServe; of nobody for a single machine that opens no port."""
+    if context.key_variable is None:
+        return _skypilot_machine(context)
     probe = (
         Setting("readiness_probe.timeout_seconds", max(1, context.supervision.hang_s // PROBES)),
         Setting("readiness_probe.initial_delay_seconds", supervise.start_s(context)),
@@ -54,6 +56,19 @@ def skypilot_service(context: Context) -> Answers:
         "drained": Answer(who, "as for a loss; running requests are cut off"),
         "slow": slow(context),
         "wrong": Answer(who, "gives the service up when no replica was ever ready", probe[1:]),
+    }
+
+
+def _skypilot_machine(context: Context) -> Answers:
+    ends = nobody("nothing: the task ends, and its machine stays until you end it")
+    return {
+        "dies": ends,
+        "hangs": nobody("nothing is seen"),
+        "memory": ends,
+        "lost": nobody("nothing: `sky launch` again starts another"),
+        "drained": nobody("nothing: running requests are cut off"),
+        "slow": slow(context),
+        "wrong": ends,
     }
 
 

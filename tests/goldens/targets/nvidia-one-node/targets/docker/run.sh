@@ -10,10 +10,21 @@ gpus() {  # docker wants the list in quotes of its own, podman CDI device names
         printf -- '--device nvidia.com/gpu=%s ' ${1//,/ }
     fi
 }
+logs() {  # podman keeps one file, of the size of docker's together
+    if [ "$engine" = docker ]; then
+        echo "--log-driver json-file --log-opt max-size=100m --log-opt max-file=3"
+    else
+        echo "--log-driver k8s-file --log-opt max-size=300m"
+    fi
+}
 "$engine" run --detach \
     --name llama-3-1-70b-h100-sxm-tp8-vllm-server-0 \
     --restart unless-stopped \
     --stop-timeout 60 \
+    --init \
+    --cap-drop=ALL \
+    --security-opt=no-new-privileges \
+    $(logs) \
     --publish 127.0.0.1:8000:8000 \
     $(gpus 0,1,2,3,4,5,6,7) \
     --shm-size 32g \

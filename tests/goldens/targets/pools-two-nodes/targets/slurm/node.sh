@@ -15,7 +15,8 @@ case "$SLURM_NODEID" in
         CUDA_VISIBLE_DEVICES="${devices[0]}","${devices[1]}","${devices[2]}","${devices[3]}" vllm serve \
         meta-llama/Llama-3.1-70B-Instruct --host 0.0.0.0 --port 8001 --served-model-name llama --tensor-parallel-size \
         4 --pipeline-parallel-size 1 --data-parallel-size 1 &
-    env vllm-router --host 0.0.0.0 --port 8000 --prefill http://"${nodes[0]}":8001 --decode http://"${nodes[1]}":8002 &
+    env vllm-router --host 127.0.0.1 --port 8000 --prefill http://"${nodes[0]}":8001 --decode \
+        http://"${nodes[1]}":8002 &
     ;;
 1)
     exec env VLLM_NIXL_SIDE_CHANNEL_HOST="${nodes[1]}" VLLM_NIXL_SIDE_CHANNEL_PORT=5700 vllm serve \

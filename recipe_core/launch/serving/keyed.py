@@ -1,0 +1,123 @@
+"""Starts a server that asks its callers for the API key in a variable.
+
+It travels in bundles: standard library only. ``python3 keyed.py VARIABLE -- PROGRAM WORD …`` runs
+the program in place of this one, with `Guard` where the program can import it. ``python3 keyed.py
+VARIABLE OPTION -- PROGRAM WORD …`` is for programs that read no variable: it runs them in this
+process, with the option added to their words, so that neither `ps` nor their log shows the key.
+Without a key nothing is started.
+"""
+
+import hmac
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NoReturn
+
+HIDDEN = "[redacted]"
+OPEN = frozenset({"/health", "/ping", "/metrics"})
+"""What probes and Prometheus ask, who hold no key."""
+REMEMBERED = "RECIPE_KEY_VARIABLE"
+MODULE = ("python3", "-m")
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Callable[[], Awaitable[Message]], Send], Awaitable[None]]
+
+
+class Guard:
+    """An ASGI middleware: every path asks for the key, but those of probes and figures."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.expected = key_of(os.environ[REMEMBERED]).encode()
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send
+    ) -> None:
+        """Answer, or refuse with 401 and close a websocket with 1008 (policy)."""
+        if scope["type"] not in ("http", "websocket") or self._passes(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": b'{"error": "Unauthorized"}'})
+
+    def _passes(self, scope: Message) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
+        if path in OPEN or scope.get("method") == "OPTIONS":  # browsers ask ahead without the key
+            return True
+        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        scheme, _, key = (given[0] if given else b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self.expected)
+
+
+def key_of(variable: str) -> str:
+    """The key; exits with 2, which no restart cures, where the variable is empty."""
+    key = os.environ.get(variable, "")
+    if not key:
+        fail(2, f"{variable} is not set: anybody would be answered. Set it to the callers' key.")
+    return key
+
+
+def fail(code: int, message: str) -> NoReturn:
+    """Exit with the code and say why."""
+    sys.stderr.write(message + "\n")
+    raise SystemExit(code)
+
+
+def hide(key: str) -> None:
+    """Take the key out of everything that this process logs: some log their own options."""
+    made = logging.getLogRecordFactory()
+
+    def record(*arguments: Any, **named: Any) -> logging.LogRecord:
+        entry = made(*arguments, **named)
+        message = entry.getMessage()
+        if key in message:
+            entry.msg, entry.args = message.replace(key, HIDDEN), ()
+        return entry
+
+    logging.setLogRecordFactory(record)
+
+
+def run_here(words: list[str]) -> int:
+    """A module of this Python, or a program that its packages install, in this process."""
+    if tuple(words[:2]) == MODULE:
+        sys.argv = words[2:]
+        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        return 0
+    found = [*entry_points(group="console_scripts", name=words[0])]
+    if not found:
+        fail(127, f"{words[0]} is not installed for {sys.executable}")
+    sys.argv = words
+    return int(found[0].load()() or 0)
+
+
+def run_instead(variable: str, words: list[str]) -> NoReturn:
+    """The program in place of this one; it finds this file as the module ``keyed``."""
+    folder, path = str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")
+    os.environ |= {"PYTHONPATH": f"{folder}:{path}" if path else folder, REMEMBERED: variable}
+    try:
+        os.execvp(words[0], words)  # noqa: S606 - as the launcher starts all words of the bundle
+    except FileNotFoundError:
+        fail(127, f"{words[0]} is not installed")
+
+
+def main(words: list[str]) -> int:
+    """Run the words after the two dashes."""
+    end = words.index("--")
+    variable, *option = words[:end]
+    key, program = key_of(variable), words[end + 1 :]
+    if not option:
+        run_instead(variable, program)
+    hide(key)
+    return run_here([*program, option[0], key])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
