@@ -1,9 +1,8 @@
-"""The API under generated cases and hostile bodies: ``python -m tests.nightly.attack.api``.
+"""The API under hostile bodies.
 
-Schemathesis makes cases from the OpenAPI document and holds answers against it. Hostile bodies are
-requests that a client would send, damaged: wrong types and sizes in any place, deep, repeated and
-cut documents, numbers and texts that JSON writes and others do not read. Every answer has a status
-that the document tells, errors have the one shape, and the server lives on.
+They are requests that a client would send, damaged: wrong types and sizes in any place, deep,
+repeated and cut documents, numbers and texts that JSON writes and others do not read. Every answer
+has a status that the document tells, errors have the one shape, and the server lives on.
 """
 
 from __future__ import annotations
@@ -12,19 +11,17 @@ import http.client
 import json
 import random
 import re
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.fixtures.serve import Server, recipe_serve
-from tests.nightly.attack.harness import Tally, command
+from tests.nightly.attack.harness import Order, Tally
 from tests.nightly.attack.hostile_bundles import edit, mutate
 from tests.nightly.attack.load import LIGHT, plan
 
-CONFIG = Path(__file__).with_name("schemathesis.toml")
 TOLD = {200, 202, 400, 401, 404, 405, 409, 413, 421, 422, 429, 503}
 TRAINING = {
     "model": "Qwen/Qwen3-8B",
@@ -101,8 +98,44 @@ def judge(status: int, content: bytes, headers: dict[str, str]) -> str | None:
     return None if set(problem) == {"code", "field", "message", "hint"} else "an error's fields"
 
 
-def attack(server: Server, count: int, seed: int) -> Tally:
+class InProcess:
+    """The API without a server: what `ask` answers there, and no log."""
+
+    def __init__(self) -> None:
+        from starlette.testclient import TestClient
+
+        from recipe_core.doors.api import create_api
+
+        self.client = TestClient(create_api(folders=False), raise_server_exceptions=False)
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Any = None
+    ) -> tuple[int, bytes, dict[str, str]]:
+        """Status, body and headers of an answer; a body that is not bytes goes as JSON."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        place = path.removeprefix("/api/v1")
+        answer = self.client.request(method, place, content=data, headers=sent)
+        return answer.status_code, answer.content, dict(answer.headers)
+
+
+@contextmanager
+def _asked(order: Order) -> Iterator[Server | InProcess]:
+    if order.short:
+        yield InProcess()
+        return
+    with tempfile.TemporaryDirectory() as folder, recipe_serve(Path(folder)) as server:
+        yield server
+
+
+def attack(order: Order) -> Tally:
     """Send hostile bodies one after the other; counts statuses."""
+    with _asked(order) as server:
+        return sent(server, order)
+
+
+def sent(server: Server | InProcess, order: Order) -> Tally:
+    """Send hostile bodies to a server; findings have the number that repeats each."""
     found = Tally()
     recipe = json.loads(server.ask("POST", "/api/v1/recipe", LIGHT)[1])
     whole = {
@@ -112,50 +145,21 @@ def attack(server: Server, count: int, seed: int) -> Tally:
         "diff": [{"before": recipe, "after": LIGHT}],
     }
     bodies = {route: known + whole.get(route, []) for route, known in BODIES.items()}
-    for number in range(count):
-        route, data, sent = hostile(number, seed, bodies)
+    for number in order.indices():
+        route, data, headers = hostile(number, order.seed, bodies)
+        headers |= {"Connection": "close"}
         try:
-            answer = server.ask("POST", f"/api/v1/{route}", data, sent | {"Connection": "close"})
+            answer = server.ask("POST", f"/api/v1/{route}", data, headers)
             found.tried[str(answer[0])] += 1
             problem = judge(*answer)
         except (OSError, http.client.HTTPException) as error:
             problem = repr(error)
         if problem:
-            found.failures.append(f"case {number} /{route}: {problem}: {data[:200]!r}")
+            found.findings.append(f"case {number} /{route}: {problem}: {data[:200]!r}")
     if plan(server, LIGHT) != 200:
-        found.failures.append("the server does not plan any more")
-    if "Traceback" in (log := server.log.read_text(errors="replace")):
-        found.failures.append("a traceback in the server's log:\n" + log[-3000:])
+        found.findings.append("the server does not plan any more")
+    if isinstance(server, Server):
+        if "Traceback" in (log := server.log.read_text(errors="replace")):
+            found.findings.append("a traceback in the server's log:\n" + log[-3000:])
+        found.notes.append(f"memory of the server: {server.resident_mb()} MB")
     return found
-
-
-def generated(server: Server, examples: int, seed: int, phases: str) -> tuple[int, str]:
-    """Schemathesis' exit code and report; all its checks."""
-    words = [
-        str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(CONFIG), "run",
-        f"http://127.0.0.1:{server.port}/api/v1/openapi.json", "--checks", "all",
-        "--max-examples", str(examples), "--seed", str(seed), "--phases", phases,
-        "--generation-database", "none", "--suppress-health-check", "all",
-        # a connection a case: the server answers kept ones only after the client's delayed ACK
-        "-H", "Connection: close",
-    ]  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
-def both(count: int, seed: int, examples: int, phases: str) -> Tally:
-    """Hostile bodies, then so many generated cases an operation."""
-    with tempfile.TemporaryDirectory() as folder, recipe_serve(Path(folder)) as server:
-        began = server.resident_mb()
-        found = attack(server, count, seed)
-        print(f"memory of the server: {began} MB, then {server.resident_mb()} MB")
-        code, text = generated(server, examples or max(1, count // 35), seed, phases)
-        print(text[text.find("SUMMARY") :] if code == 0 else text)
-    found.failures += ["generated cases"] if code else []
-    return found
-
-
-if __name__ == "__main__":
-    phases = "examples,coverage,fuzzing"
-    sys.exit(command(__doc__, both, count=3500, examples=0, phases=phases))

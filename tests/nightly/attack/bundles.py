@@ -1,9 +1,8 @@
 """Hostile bundles, read, started, stopped and built over, as a user would.
 
-``python -m tests.nightly.attack.bundles --count 2000 --seed 1``. Each bundle is read in a process
-of its own with limits on time and memory. It must end with 0, 1 or 2 and no traceback, write
-nowhere but where it may, and be accepted only with what its author wrote, or else be called
-unsigned. ``--only FAMILY:INDEX`` runs one again and prints what it said.
+Each bundle is read in a process of its own with limits on time and memory. It must end with 0, 1 or
+2 and no traceback, write nowhere but where it may, and be accepted only with what its author wrote,
+or else be called unsigned. A case is FAMILY:INDEX; one that is named prints what it said.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock, patch
@@ -40,7 +39,7 @@ from tests.fixtures.command_line import recipe as command_line
 from tests.fixtures.recipes import recipe_for_request, recipe_of
 from tests.nightly.attack import hostile_bundles as documents
 from tests.nightly.attack import hostile_files as files
-from tests.nightly.attack.harness import Tally, command
+from tests.nightly.attack.harness import Order, Tally
 from tests.nightly.attack.hostile_bundles import Draw, Hostile, Maker, Material
 
 CPU_S, WALL_S, MEMORY = 60, 120.0, 1 << 30
@@ -83,22 +82,22 @@ class Bundles(Tally):
 
     accepted: Counter[str] = field(default_factory=Counter)
 
-    def add(self, case: str, results: list[Ended | str]) -> None:
+    def judged(self, case: str, results: list[Ended | str]) -> None:
         codes = [result.code for result in results if isinstance(result, Ended)]
         family = case.partition(":")[0]
         self.tried[family] += 1
         self.accepted[family] += codes[0] == 0
         wrong = [result for result in results if isinstance(result, str)]
-        self.failures += [f"--only {case}: {result}" for result in wrong]
+        self.findings += [f"{case}: {result}" for result in wrong]
 
-    def text(self) -> str:
+    def lines(self) -> list[str]:
         lines = [
             f"{name:14} {count:5} tried, {self.accepted[name]:5} accepted"
             for name, count in self.tried.items()
         ]
         own, most = (resource.getrusage(who).ru_maxrss >> 10 for who in WHO)
         memory = f"one took {most} MiB at most (the program has {own})"
-        return "\n".join([*lines, f"{self.tried.total()} bundles; {memory}"])
+        return [*lines, f"{self.tried.total()} bundles; {memory}"]
 
 
 def material() -> Material:
@@ -302,14 +301,16 @@ def run_case(name: str, index: int, seed: int, wealth: Material, root: Path) -> 
     return results
 
 
-def attack(chosen: Iterable[tuple[str, int]], seed: int, *, verbose: bool = False) -> Bundles:
-    """Make and judge bundles by their families and indices."""
+def attack(order: Order) -> Bundles:
+    """Make and judge bundles, by their families and indices where they are named."""
+    named = (case.partition(":") for case in order.cases)
+    chosen = [(family, int(index)) for family, _, index in named] or cases(order.count)
     wealth, tally = material(), Bundles()
     for name, index in chosen:
         with sandbox() as root:
-            results = run_case(name, index, seed, wealth, root)
-        tally.add(f"{name}:{index}", results)
-        for end in results if verbose else ():
+            results = run_case(name, index, order.seed, wealth, root)
+        tally.judged(f"{name}:{index}", results)
+        for end in results if order.cases and not order.short else ():
             if isinstance(end, Ended):
                 print(f"exit {end.code}\n{end.out[-2000:]}{end.err[-2000:]}")
     return tally
@@ -329,13 +330,3 @@ def sandbox() -> Iterator[Path]:
         for folder, _, _ in os.walk(root):
             with contextlib.suppress(OSError):
                 Path(folder).chmod(0o700)
-
-
-def drawn(count: int, seed: int, only: str | None) -> Bundles:
-    """So many bundles, or one by FAMILY:INDEX, and what it said."""
-    family, _, index = (only or "").partition(":")
-    return attack([(family, int(index))] if only else cases(count), seed, verbose=bool(only))
-
-
-if __name__ == "__main__":
-    sys.exit(command(__doc__, drawn, count=500, only=None))

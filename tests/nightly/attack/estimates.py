@@ -1,17 +1,14 @@
 """Estimates of random requests, each with seven neighbours: properties, and what looks odd.
 
-    python -m tests.nightly.attack.estimates --count 6000 --seed 1
-
 Every estimate is held against the properties of ``estimate_properties``, every pair against the
 oddities of ``estimate_oddities``; what is odd needs a reason that it finds in the estimates
-themselves. Exit code 1 where a property fails or an oddity has no reason.
+themselves. Found is a property that fails, and an oddity without a reason.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import sys
 from collections import Counter, defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -26,7 +23,7 @@ from recipe_core.request.serving_workload import LOADS
 from recipe_core.search.plans import estimate_batch
 from tests.nightly.attack.estimate_oddities import DATA, ODDITIES, Case, Pair, over_reason
 from tests.nightly.attack.estimate_properties import PROPERTIES, Request, spec
-from tests.nightly.attack.harness import Tally, command
+from tests.nightly.attack.harness import Order, Tally
 
 LOAD_RANGES = {"closed": (1, 2048), "open": (0.02, 200.0), "static": (1, 512), "offline": (1, 5000)}
 LONGEST = 131_072
@@ -172,9 +169,9 @@ class Findings(Tally):
     def _fail(self, name: str, place: str) -> None:
         self.failed[name] += 1
         if self.failed[name] <= SHOWN:
-            self.failures.append(f"{name}: {place}")
+            self.findings.append(f"{name}: {place}")
 
-    def text(self) -> str:
+    def lines(self) -> list[str]:
         lines = [f"{self.requests:,} requests, {self.feasible:,} feasible estimates"]
         for name in (*PROPERTIES, OVER, *ODDITIES):
             counts = f"{self.odd[name]} odd, " if name not in PROPERTIES else ""
@@ -182,13 +179,14 @@ class Findings(Tally):
             lines.append(f"{self.tried[name]:>8,} tried, {counts}: {name}")
             for reason, count in self.explained[name].most_common():
                 lines.append(f"{'':>12}{count:>6,} {reason}")
-        return "\n".join(lines)
+        return lines
 
 
-def attack(seed: int, count: int, first: int = 0) -> Findings:
-    """So many requests of a run, from this index on."""
-    findings, indices = Findings(), range(first, first + count)
-    for start in range(0, count, CHUNK):
+def attack(order: Order) -> Findings:
+    """Requests at random; findings have the index that repeats each."""
+    findings, seed = Findings(), order.seed
+    indices = list(order.indices())
+    for start in range(0, len(indices), CHUNK):
         draws = {index: draw(seed, index) for index in indices[start : start + CHUNK]}
         names = [(index, name) for index, requests in draws.items() for name in requests]
         answers = estimate_batch(draws[index][name] for index, name in names)
@@ -199,7 +197,3 @@ def attack(seed: int, count: int, first: int = 0) -> Findings:
         for index, requests in draws.items():
             findings.hold(f"{seed}/{index}", requests, cases[index])
     return findings
-
-
-if __name__ == "__main__":
-    sys.exit(command(__doc__, attack, count=6000, first=0))

@@ -3,8 +3,7 @@
 Each request has one of them in one of its fields. It is refused by name, or built; then every file
 of the bundle is read as what reads it would, and held against the same request with a plain word in
 that field: nothing may differ but that word, and every program gets the text as it was.
-
-    python -m tests.nightly.attack.injection --count 1000 --seed 1
+A case is a deployment or a field, all of whose texts are tried.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import ast
 import json
 import random
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from recipe_core.bundle.write import Bundle
 from recipe_core.present import snippets
 from recipe_core.request.schema import PlanRequest
 from tests.nightly.attack import readers
-from tests.nightly.attack.harness import Tally, command
+from tests.nightly.attack.harness import Order, Tally
 from tests.nightly.attack.readers import NAME, WORD, Shell, differences, views
 from tests.nightly.attack.texts import CASES, PAYLOADS, Case, Field, build, fields
 
@@ -41,7 +39,7 @@ class Attack(Tally):
     compose: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
     def attempt(self, case: Case, place: Field, payload: str) -> None:
-        """One request; what goes wrong is added to the failures."""
+        """One request; what goes wrong is found."""
         self.tried["requests"] += 1
         label = f"{case.name} / {place.name} / {payload!r:.60}"
         plain = self._plain(case, place)
@@ -50,10 +48,10 @@ class Attack(Tally):
         except RecipeError as error:
             self.tried["refused by name"] += 1
             if not error.field:
-                self.failures.append(f"{label}: refused without a field: {error}")
+                self.findings.append(f"{label}: refused without a field: {error}")
             return
         except Exception as error:
-            self.failures.append(f"{label}: {type(error).__name__}: {error!s:.200}")
+            self.findings.append(f"{label}: {type(error).__name__}: {error!s:.200}")
             return
         self.tried["built"] += 1
         try:
@@ -64,7 +62,7 @@ class Attack(Tally):
             problems.append(f"ran: {self.shell.injected}")
             for path in self.shell.folder.rglob("*INJECTED*"):
                 path.unlink()
-        self.failures += [f"{label}: {problem}" for problem in problems[:3]]
+        self.findings += [f"{label}: {problem}" for problem in problems[:3]]
 
     def _plain(self, case: Case, place: Field) -> Plain:
         """The same request with a plain word; None where that is no value of the field."""
@@ -118,15 +116,15 @@ class Attack(Tally):
             try:
                 services = readers.compose(files)
             except ValueError as error:
-                self.failures.append(str(error))
+                self.findings.append(str(error))
                 continue
             for name, (_, before, payload) in batch:
                 found = services[name]
                 if "substituted" in json.dumps(found):
-                    self.failures.append(f"compose {name}: {payload!r} is substituted")
+                    self.findings.append(f"compose {name}: {payload!r} is substituted")
                 if before:
                     differ = differences(services[f"plain {name}"], found, payload, "compose")
-                    self.failures += [f"{payload!r:.60}: {problem}" for problem in differ][:3]
+                    self.findings += [f"{payload!r:.60}: {problem}" for problem in differ][:3]
 
 
 def _snippets(bundle: Bundle, shell: Shell) -> Iterator[str]:
@@ -183,13 +181,9 @@ def run(tries: list[Try]) -> Attack:
     return attack
 
 
-def chosen(count: int, seed: int, field: str | None, case: str | None) -> Attack:
-    """Draw requests, or take all payloads of a field, of a deployment, or of both."""
-    if not (field or case):
-        return run(drawn(count, seed))
-    asked = ((c, f, text) for c, f, text in every() if field in (None, f.name))
-    return run([each for each in asked if case in (None, each[0].name)][:count])
-
-
-if __name__ == "__main__":
-    sys.exit(command(__doc__, chosen, count=200, field=None, case=None))
+def attack(order: Order) -> Attack:
+    """Draw requests, or take all payloads of the named deployments and fields."""
+    if not order.cases:
+        return run(drawn(order.count, order.seed))
+    asked = [each for each in every() if {each[0].name, each[1].name} & {*order.cases}]
+    return run(asked[: order.count])

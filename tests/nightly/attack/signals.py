@@ -1,21 +1,19 @@
 """Signals at random moments of a bundle's launcher: while it starts, measures, follows and stops.
 
-``python -m tests.nightly.attack.signals --count 300 --seed 1``. Servers and trainers are fakes
-without a model; everything else is as a bundle has it. After each signal: the state file is whole
-or absent, `status` answers, `down` ends everything, and no process, port or state is left.
+Servers and trainers are fakes without a model; everything else is as a bundle has it. After each
+signal: the state file is whole or absent, `status` answers, `down` ends everything, no process,
+port or state is left, and no process of others was ended.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +22,9 @@ from typing import Any
 from tests.fixtures.bundles import Bundle, serving_bundle, training_bundle
 from tests.fixtures.patience import PATIENCE
 from tests.fixtures.ports import free_port, is_free
-from tests.nightly.attack.harness import Tally, command
-from tests.nightly.chaos.deployments import Deployment
-from tests.nightly.chaos.trial import LateError, Trial
+from tests.nightly.attack.harness import Order, Result, Tally
+from tests.nightly.attack.launcher.deployments import Deployment
+from tests.nightly.attack.launcher.trial import LateError, Trial, own_traceback
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGQUIT)
 CLEAN = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -110,10 +108,9 @@ def _send(case: Case, trial: Trial, process: subprocess.Popen[str]) -> bool:
 
 
 def _look(case: Case, trial: Trial, code: int, errors: str, *, hit: bool) -> list[str]:
-    trace = re.search(r"(?:Traceback|Exception ignored).*", errors, re.DOTALL)
     # Before the first line of launch.py, a traceback is Python's own.
-    own = trace is not None and re.search(r"bundle/(launch\.py|launcher/)", trace[0])
-    faults = [trace[0][:3000]] if trace and own else []
+    trace = own_traceback(errors)
+    faults = [trace[:3000]] if trace else []
     try:
         left = trial.state()
     except Exception as error:  # any is a fault to report
@@ -179,24 +176,17 @@ EVENTS: dict[str, Callable[[Path, int], bool]] = {
 }
 
 
-def attack(cases: Iterable[Case]) -> Tally:
-    """Failures have the index that repeats each."""
+def attack(order: Order) -> Tally:
+    """Signals at random; findings have the index that repeats each."""
     found = Tally()
-    for case in cases:
+    for case in (Case.draw(order.seed, index) for index in order.indices()):
         with tempfile.TemporaryDirectory(prefix="recipe-attack-", ignore_cleanup_errors=True) as at:
+            began = time.monotonic()
             hit, faults = met(case, Path(at))
-        found.tried.update([case.number.name, case.words, case.kind])
+        found.tried.update([case.number.name, case.kind])
         found.tried["met a live launcher"] += hit
-        for fault in faults:
-            found.failures.append(f"{case.index}: {case}: {fault}")
-            print(found.failures[-1])
+        result = Result(f"{case.words}, {case.number.name}", f"case {case.index}")
+        result.outcome, result.cause = "met" if hit else "late", str(case)
+        result.seconds, result.findings = round(time.monotonic() - began, 3), faults
+        found.add(result)
     return found
-
-
-def drawn(count: int, seed: int, first: int = 0) -> Tally:
-    """So many trials of a run, from this index on."""
-    return attack(Case.draw(seed, index) for index in range(first, first + count))
-
-
-if __name__ == "__main__":
-    sys.exit(command(__doc__, drawn, count=300, first=0))

@@ -1,9 +1,9 @@
 """SIGKILL of the embedded trainer while it writes a checkpoint every step.
 
-``python -m tests.nightly.attack.trainer --count 100 --seed 1``. After each kill: the newest whole
-checkpoint is whole, the next start goes on with the step after it, and every step that runs again
-has the loss of an undisturbed run, to the last digit. Of every tenth the newest checkpoint is
-damaged too: the next start must say so and use the one before it.
+After each kill: the newest whole checkpoint is whole, the next start goes on with the step after
+it, and every step that runs again has the loss of an undisturbed run, to the last digit. Of every
+tenth the newest checkpoint is damaged too: the next start must say so and use the one before it; of
+every tenth the record of steps has a byte that is no text, or ends in zeros as after power loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from recipe_core.trainer.checkpoint import complete, stored
 from recipe_core.trainer.damage import damage
 from tests.fixtures.ports import free_port
-from tests.nightly.attack.harness import Tally, command
+from tests.nightly.attack.harness import Order, Result, Tally
 from tests.trainer.conftest import CONFIG, Job
 
 STEPS = 100_000
@@ -57,14 +57,15 @@ def start(job: Job, log: Path) -> subprocess.Popen[bytes]:
 def losses(job: Job) -> dict[int, str]:
     """Every complete row of the run's record, to the last digit."""
     path = job.run_folder / "metrics.csv"
-    text = path.read_text() if path.is_file() else ""  # at once: it may be written meanwhile
+    # At once: it may be written meanwhile; and it may have been damaged.
+    text = path.read_text(errors="replace").replace("\0", "") if path.is_file() else ""
     rows = [row for row in csv.DictReader(text.splitlines()) if None not in row.values()]
-    return {int(row["step"]): row["loss"] for row in rows if row["loss_scale"]}
+    return {int(r["step"]): r["loss"] for r in rows if r["step"].isdigit() and r["loss_scale"]}
 
 
 @dataclass(kw_only=True)
 class Attack(Tally):
-    """One run, killed again and again; failures have the index of their kill."""
+    """One run, killed again and again; findings have the index of their kill."""
 
     folder: Path
     rng: random.Random
@@ -80,12 +81,15 @@ class Attack(Tally):
     def kill(self, index: int) -> None:
         """Start, see that it goes on where it must, kill it, look at what it left."""
         whole = [step for step, _ in complete(self.checkpoints)]
-        process = start(self.job, self.log)
+        process, began = start(self.job, self.log), time.monotonic()
         try:
             if not self._wait(process, lambda: bool(FIRST.search(self._text()))):
-                self._fail(index, "it ends or hangs before its first step")
+                self._fail(index, f"it ends or hangs before its first step: {self._text()[-400:]}")
                 return
+            spent = round(time.monotonic() - began, 3)
             self._look_at_resume(index, whole)
+            outcome = "resumed" if self.resumed else "started"
+            self.results.append(Result("SIGKILL of the trainer", outcome=outcome, seconds=spent))
             if not index:  # the kills after the first have something to go on from
                 self._wait(process, lambda: bool(complete(self.checkpoints)))
             self._moment(process)
@@ -102,6 +106,10 @@ class Attack(Tally):
         self.damaged = None
         if index % 10 == 9 and len(complete(self.checkpoints)) > 1:
             self._damage()
+        if index % 10 == 4:
+            self.tried["damaged records"] += 1
+            with (self.job.run_folder / "metrics.csv").open("ab") as file:
+                file.write(self.rng.choice((b"7\xff,1.0\n", bytes(200_000))))
 
     def _moment(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for a random moment, or for one in the middle of a checkpoint."""
@@ -180,18 +188,14 @@ class Attack(Tally):
                 self._fail(-1, f"step {step}: {loss}, undisturbed {undisturbed.get(step)}")
 
     def _fail(self, index: int, text: str) -> None:
-        self.failures.append(f"kill {index}: {text}")
+        self.findings.append(f"kill {index}: {text}")
 
 
-def attack(count: int, seed: int) -> Attack:
-    """``count`` kills of one run."""
+def attack(order: Order) -> Attack:
+    """Kills of one run."""
     with tempfile.TemporaryDirectory(prefix="recipe-attack-", ignore_cleanup_errors=True) as folder:
-        run = Attack(folder=Path(folder), rng=random.Random(seed))
-        for index in range(count):
+        run = Attack(folder=Path(folder), rng=random.Random(order.seed))
+        for index in range(order.count):
             run.kill(index)
         run.reference()
     return run
-
-
-if __name__ == "__main__":
-    sys.exit(command(__doc__, attack, count=100))

@@ -1,4 +1,4 @@
-"""Bundles to break: a server with ranks, replicas behind a router, devices with a fallback.
+"""Bundles to break: a server with ranks, replicas behind a router, devices with a fallback, a run.
 
 Those of real engines are the embedded one and vLLM's CPU build where there is one. They serve a
 small model without training, and are built as users do; only limits of supervision are shorter.
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.fixtures.bundles import Bundle, serving_bundle
+from tests.fixtures.bundles import Bundle, serving_bundle, training_bundle
 from tests.fixtures.engines import build, demo_model
 from tests.fixtures.paths import ROOT
 
@@ -29,15 +29,24 @@ REAL_LIMITS = {
     **{"crash_budget": 4, "window_s": 240, "backoff_s": 0.5, "backoff_most_s": 5, "stable_s": 20},
     **{"hang_s": 20, "slow_s": 600, "drain_s": 5, "poll_s": 0.5},
 }
+OFFLINE = {
+    **dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1"),
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 DEVICE = "FAKE H100 80GB"
 KINDS = {
-    "one": frozenset({"fake", "ranks"}),
-    "routed": frozenset({"fake", "ranks", "router"}),
-    "nvidia": frozenset({"fake", "ranks", "devices"}),
-    "amd": frozenset({"fake", "ranks", "devices"}),
+    "one": frozenset({"serving", "fake", "ranks"}),
+    "routed": frozenset({"serving", "fake", "ranks", "router"}),
+    "nvidia": frozenset({"serving", "fake", "ranks", "devices"}),
+    "amd": frozenset({"serving", "fake", "ranks", "devices"}),
+    "training": frozenset({"training"}),
 }
-REAL = {"embedded": frozenset[str](), "vllm": frozenset({"ranks"})}
+REAL = {"embedded": frozenset({"serving"}), "vllm": frozenset({"serving", "ranks", "vllm"})}
 """What each deployment has that a fault may need."""
+PATIENCE_S, REAL_PATIENCE_S = 180.0, 900.0
+"""How long anything may take; a state that is not reached by then is a finding."""
+STEPS = 1_000_000
+"""Of a training run: more than any trial has time for."""
 
 # What vendors' tools print of as many devices as the file lists.
 NVIDIA_SMI = """#!/bin/sh
@@ -62,6 +71,12 @@ class Deployment:
     conditions: Path
     environment: dict[str, str] = field(default_factory=dict)
     features: frozenset[str] = frozenset()
+    patience_s: float = PATIENCE_S
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long as a fake one a start takes, about."""
+        return 15.0 if self.kind in REAL else 1.0
 
     @property
     def model(self) -> Path:
@@ -77,6 +92,13 @@ def make(kind: str, folder: Path, port: int) -> Deployment:
     conditions, tools = folder / "conditions", folder / "bin"
     for path in (conditions, tools):
         path.mkdir(parents=True)
+    if kind == "training":
+        bundle = training_bundle(folder / "bundle", folder, port, STEPS)
+        bundle.edit(lambda launch: launch.update(supervision=LIMITS))
+        bundle.stand_alone()
+        (bundle.root / "run").mkdir()
+        (bundle.root / "run" / "fake.json").write_text('{"every": 20}')
+        return Deployment(kind, bundle, conditions, features=KINDS[kind])
     bundle = serving_bundle(folder / "bundle", folder / "model", port)
     (folder / "model" / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     (conditions / "version").write_text("engine 1.0\n")
@@ -127,7 +149,7 @@ def _real(kind: str, folder: Path, port: int) -> Deployment:
     """A bundle of a real engine; vLLM's program lies in the folder $CHAOS_VLLM."""
     (folder / "conditions").mkdir(parents=True)
     shutil.copytree(_model(), folder / "model")
-    root = build(folder / "model", folder, 0.3 if kind == "vllm" else None)
+    root = build(folder / "model", folder, 0.15 if kind == "vllm" else None)
     for path in (root / "launch.json", *root.glob("fallbacks/*/launch.json")):
         data = json.loads(path.read_text())
         data["supervision"] = REAL_LIMITS
@@ -136,8 +158,9 @@ def _real(kind: str, folder: Path, port: int) -> Deployment:
     bundle = Bundle(root, port)
     bundle.seal()
     programs = filter(None, [os.environ.get("CHAOS_VLLM"), "/usr/local/bin:/usr/bin:/bin"])
-    environment = {"PATH": ":".join(programs)}
-    return Deployment(kind, bundle, folder / "conditions", environment, REAL[kind])
+    environment = {"PATH": ":".join(programs)} | OFFLINE
+    conditions = folder / "conditions"
+    return Deployment(kind, bundle, conditions, environment, REAL[kind], REAL_PATIENCE_S)
 
 
 @cache

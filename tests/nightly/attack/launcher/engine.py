@@ -1,10 +1,11 @@
 """An engine without a model that fails as real ones do, when files in a folder say so.
 
 It starts ranks as processes of their own: one that dies takes the server with it, one that is
-stopped lets it answer without a new token, and none ends with its server. Files in
-``--conditions``: ``version`` (another than 1.0 does not know an option), ``devices`` (how many
-there are), ``slow-start`` (seconds), ``stuck``, ``slow``, and those that are used up at once:
-``out-of-memory``, ``device-error``, ``end``.
+stopped lets it answer without a new token, and none ends with its server. One request seems to run
+all the time. Files in ``--conditions``: ``version`` (another than 1.0 does not know an option),
+``devices`` (how many there are), ``slow-start`` (seconds), ``stuck``, ``slow``, ``deaf`` (as
+``stuck``, but no request seems to run: its core hangs while idle), and those that are used up at
+once: ``out-of-memory``, ``device-error``, ``end``, ``flood`` (as many MB into the log).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.fixtures import fake_server
@@ -40,6 +42,9 @@ class Handler(fake_server.Handler):
     options = argparse.Namespace(metrics=True)
 
     def complete(self, _: object) -> None:
+        before = fake_server.Handler.tokens
+        while before == fake_server.Handler.tokens:  # one token, as soon as the ranks make any
+            time.sleep(STEP_S)
         self.answer(200, {"choices": [{"text": "fine"}]})
 
     def log_message(self, *_: object) -> None:
@@ -56,7 +61,12 @@ def step(conditions: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
                 os._exit(1)
         if used_up(conditions / "end"):
             os._exit(0)
-        if (conditions / "stuck").exists():
+        with suppress(OSError, ValueError):
+            flood(int((conditions / "flood").read_text()))
+            used_up(conditions / "flood")
+        deaf = (conditions / "deaf").exists()
+        counts.running = int(not deaf)
+        if deaf or (conditions / "stuck").exists():
             time.sleep(STEP_S)
             continue
         began = time.monotonic()
@@ -67,6 +77,12 @@ def step(conditions: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
                 os._exit(1)
         counts.seconds += time.monotonic() - began
         counts.tokens += 1
+
+
+def flood(megabytes: int) -> None:
+    """Lines of a hundred bytes, as fast as the disk takes them."""
+    for _ in range(megabytes):
+        say("\n".join(["flood " + "x" * 93] * 10_000))
 
 
 def used_up(condition: Path) -> bool:

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from recipe_core.launcher import events, procs, state, supervisor
 from recipe_core.launcher.errors import LauncherError
 from recipe_core.launcher.plan import load_plan
-from tests.fixtures.bundles import usual_signals, with_variable
+from tests.fixtures.bundles import Bundle, usual_signals, with_variable
 
+from .bystanders import Bystanders
 from .deployments import Deployment
 
 TRIAL = "CHAOS_TRIAL"
 """The variable by which everything of a trial is found, the launcher's processes too."""
-PATIENCE_S = 180.0
-"""How long anything may take; a state that is not reached by then is a finding."""
+_OURS = re.compile(
+    r"(?:Traceback|Exception ignored).*?bundle/(?:launch\.py|launcher/).*", re.DOTALL
+)
+COPY_OFFSET = 4
+"""The ports of a copy lie so far above those of its bundle."""
 
 
 class LateError(Exception):
@@ -36,9 +44,11 @@ class LateError(Exception):
 
 @dataclass
 class Trial:
-    """A deployment, everything that was started of it, and chance.
+    """A deployment, everything that was started of it, what stands beside it, and chance.
 
     ``options`` are those of every command; ``node`` is the one of several that is looked at.
+    ``found``: what is wrong with the fault that is being done. ``sessions``: marks of starts by the
+    sessions of their servers, for engines that hide their environment.
     """
 
     deployment: Deployment
@@ -47,12 +57,29 @@ class Trial:
     node: str = ""
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    sessions: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.root = self.deployment.bundle.root
-        self.own = self.root / "run" / self.node
+        self.patience_s = self.deployment.patience_s
+        self.lies_at(self.deployment.bundle.root)
+        self.others = Bystanders(self.root, self.own, self.root.parent)
 
-    def spawn(self, *words: str, file_bytes: int | None = None) -> subprocess.Popen[str]:
+    def lies_at(self, root: Path) -> None:
+        """The bundle is in this folder now."""
+        self.root, self.own = root, root / "run" / self.node
+
+    def copy(self, root: Path) -> Trial:
+        """The bundle copied as it is, everything in ``run/`` too, and a trial of the copy."""
+        written = shutil.ignore_patterns(".*.json.*")  # such files come and go
+        shutil.copytree(self.root, root, symlinks=True, ignore=written)
+        bundle = Bundle(root, self.deployment.bundle.port + COPY_OFFSET)
+        deployment = replace(self.deployment, bundle=bundle)
+        return Trial(deployment, self.chance)
+
+    def spawn(
+        self, *words: str, file_bytes: int | None = None, stdout: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """Start a command of the bundle's launcher; ``file_bytes`` is the most a file may have."""
 
         def prepare() -> None:
@@ -62,23 +89,32 @@ class Trial:
 
         program = [sys.executable, str(self.root / "launch.py"), *words, *self.options]
         env = {**os.environ, **self.deployment.environment, TRIAL: self.mark}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen(
             program, env=env, start_new_session=True, preexec_fn=prepare, **pipes
         )
         self.started.append(process)
         return process
 
-    def run(self, *words: str, file_bytes: int | None = None) -> tuple[int, str]:
-        """Exit code of a command, and what it said."""
-        process = self.spawn(*words, file_bytes=file_bytes)
+    def run(self, *words: str, **settings: Any) -> tuple[int, str]:
+        """Exit code of a command, and what it said; a traceback of its own is found."""
+        process, limit_s = self.spawn(*words, **settings), self.patience_s
         try:
-            output, errors = process.communicate(timeout=PATIENCE_S)
+            output, errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             process.kill()
             output, errors = process.communicate()
-            raise LateError(f"{' '.join(words)} took {PATIENCE_S:.0f} s: {errors[-500:]}") from None
-        return process.returncode, output + errors
+            raise LateError(f"{' '.join(words)} took {limit_s:.0f} s: {errors[-500:]}") from None
+        if trace := own_traceback(errors):
+            self.found.append(f"traceback of {' '.join(words)}: {trace[-700:]}")
+        return process.returncode, (output or "") + errors
+
+    def status(self) -> dict[str, Any]:
+        """What the command says; empty where it says nothing."""
+        _, text = self.run("status")
+        with suppress(ValueError):
+            return dict(json.JSONDecoder().raw_decode(text)[0])
+        return {}
 
     def require(self, *words: str) -> str:
         """What a command said that must succeed."""
@@ -88,24 +124,48 @@ class Trial:
         return text
 
     def state(self) -> state.State | None:
-        return state.load(self.own)
+        current = state.load(self.own)
+        for server in current.servers if current else ():
+            if server.alive:
+                self.sessions[server.pid] = current.mark
+        return current
 
     def pids(self) -> list[int]:
         """Everything of this trial that lives, but the commands that the trial waits for."""
         own = {process.pid for process in self.started if process.poll() is None}
-        return [pid for pid in with_variable(TRIAL, self.mark) if pid not in own]
+        hidden = {stat.pid for stat in procs.HERE.running() if stat.session in self.sessions}
+        return sorted({*with_variable(TRIAL, self.mark), *hidden} - own)
 
     def servers(self) -> list[int]:
         """Processes that a launcher started to serve, with their children."""
-        return [pid for pid in self.pids() if _mark_of(pid) is not None]
+        return [pid for pid in self.pids() if self._mark_of(pid) is not None]
 
-    def leaders(self, role: str = "server") -> dict[str, int]:
-        """Pids of the recorded processes of a role, by their names."""
+    def _mark_of(self, pid: int) -> str | None:
+        """The launch that a process belongs to."""
+        entries = (entry.partition(b"=") for entry in _read(pid, "environ"))
+        marks = [value for name, _, value in entries if name == procs.MARK.encode()]
+        if marks:
+            return marks[0].decode(errors="replace")
+        stat = procs.read_stat(pid)
+        return self.sessions.get(stat.session) if stat else None
+
+    def leaders(self, *, routers: bool = False) -> dict[str, int]:
+        """Pids of the recorded servers, or of what stands before them, by their names."""
         if (current := self.state()) is None:
             return {}
         processes = load_plan(self.root, choice=current.choice).processes
-        names = {process.name for process in processes if process.role == role}
+        names = {process.name for process in processes if (process.role == "router") == routers}
         return {s.name: s.pid for s in current.servers if s.name in names and s.alive}
+
+    def named(self, name: str) -> list[int]:
+        """Servers that have given themselves a name that begins so."""
+        return [pid for pid in self.servers() if procs.name_of(pid).startswith(name)]
+
+    @property
+    def log(self) -> Path:
+        """The log of the first server or trainer."""
+        processes = load_plan(self.root).processes
+        return self.own / f"{min(p.name for p in processes if p.role != 'router')}.log"
 
     def ranks(self) -> list[int]:
         """Children of the servers."""
@@ -135,12 +195,12 @@ class Trial:
 
     def wait(self, what: str, holds: Callable[[], object], poll_s: float = 0.05) -> None:
         """Until something holds."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while not holds():
             if time.monotonic() > deadline:
                 keys = ("event", "cause", "reason", "name", "choice")
                 recent = [{k: v for k, v in e.items() if k in keys} for e in self.events()[-6:]]
-                raise LateError(f"not in {PATIENCE_S:.0f} s: {what}; {json.dumps(recent)}")
+                raise LateError(f"not in {self.patience_s:.0f} s: {what}; {json.dumps(recent)}")
             time.sleep(poll_s)
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:
@@ -159,13 +219,36 @@ class Trial:
         path = self.deployment.conditions / name
         path.unlink(missing_ok=True) if text is None else path.write_text(text)
 
+    @contextmanager
+    def requests(self, most: int = 3) -> Iterator[None]:
+        """Requests that run all the time meanwhile, whatever becomes of each."""
+        plan, ends = load_plan(self.root), threading.Event()
+        body = json.dumps({"model": plan.api.model, "prompt": "one two", "max_tokens": 400})
+
+        def ask() -> None:
+            while not ends.wait(0.05):
+                port, limit_s = self.deployment.bundle.port, self.patience_s
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
+                with suppress(OSError, http.client.HTTPException):
+                    form = {"Content-Type": "application/json"}
+                    connection.request("POST", plan.api.path, body, form)
+                    connection.getresponse().read()
+                connection.close()
+
+        for _ in range(most):
+            threading.Thread(target=ask, daemon=True).start()
+        try:
+            yield
+        finally:
+            ends.set()
+
     def lies(self) -> list[str]:
         """How what is recorded differs from what runs, once nothing changes any more."""
         try:
             current = self.state()
         except LauncherError as error:
             return [f"lost state: {error}"]
-        running = {pid: _mark_of(pid) for pid in self.servers()}
+        running = {pid: self._mark_of(pid) for pid in self.servers()}
         if current is None:
             return [f"orphans without a state: {_names(running)}"] if running else []
         found = []
@@ -193,6 +276,8 @@ class Trial:
             found.append(f"orphans after down: {_names(left)}")
         if (self.own / "state.json").exists():
             found.append("lost state: state.json is there after down")
+        found += self.others.ended()
+        self.others.close()
         for process in self.started:
             process.kill()
             process.communicate()
@@ -221,13 +306,6 @@ def full_disk(pids: list[int]) -> Iterator[None]:
                 limit_files(pid, resource.RLIM_INFINITY)
 
 
-def _mark_of(pid: int) -> str | None:
-    """The launch that a process belongs to."""
-    entries = (entry.partition(b"=") for entry in _read(pid, "environ"))
-    marks = [value for name, _, value in entries if name == procs.MARK.encode()]
-    return marks[0].decode(errors="replace") if marks else None
-
-
 def _read(pid: int, name: str) -> list[bytes]:
     with suppress(OSError):
         return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
@@ -238,3 +316,9 @@ def _names(pids: Iterable[int]) -> str:
     return ", ".join(
         f"{pid} {b' '.join(_read(pid, 'cmdline')[1:4]).decode(errors='replace')}" for pid in pids
     )
+
+
+def own_traceback(errors: str) -> str:
+    """A traceback of the launcher, not of what it shows of a log; empty where there is none."""
+    match = _OURS.search(errors)
+    return match[0] if match else ""

@@ -1,0 +1,1 @@
+"""Faults that are done to running bundles, and what must hold afterwards."""
