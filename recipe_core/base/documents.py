@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -338,7 +339,8 @@ def finite(value: Any) -> Any:
 def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file atomically: a reader sees the old content or the new, never a part.
 
-    Only its owner may read a ``private`` file.
+    Once it returns, the new content outlasts a loss of power. Only its owner may read a ``private``
+    file.
 
     Raises:
         InputError: when the folder is missing or not writable.
@@ -350,13 +352,51 @@ def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
         ) as file:
             temporary = Path(file.name)
             file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o600 if private else 0o666 & ~umask)
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o600 if private else 0o666 & ~umask)
+            sync_file(file)
         temporary.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         raise InputError(
             f"cannot write {path}: {error.strerror}.", hint="Choose another folder."
         ) from None
+
+
+def sync_file(file: IO[bytes]) -> None:
+    """Have the disk keep what was written to a file; raises OSError where it cannot."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep the names in a folder, where its file system can.
+
+    Raises:
+        OSError: when the disk fails.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as some network file systems say
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, and have the disk keep their names.
+
+    Raises:
+        OSError: when one cannot be made.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)

@@ -8,6 +8,9 @@ older bundle stands at NAME and nothing of it runs:
 2. ``new`` and NAME trade places.
 3. The older bundle, now ``new``, is removed file by file: those of its manifest and nothing else.
 
+Files and names are on the disk before the first step, and what a step moved before the next: a loss
+of power is no other end than a kill.
+
 Either step is one call of the kernel, so a complete bundle stands at NAME at every moment; between
 the two, its ``run/`` looks empty. Whoever is ended there leaves the runs in ``new``, and the next
 build or start of NAME puts them back (``recover``). Where a file system cannot exchange, ``run/``
@@ -25,6 +28,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from recipe_core.base.documents import sync_file, sync_folder
 from recipe_core.base.errors import BundleError, InputError
 from recipe_core.bundle.contents import (
     RUN_FOLDER,
@@ -99,11 +103,16 @@ def _put(target: Path, files: Mapping[str, bytes]) -> None:
     for name in sorted(files, key=lambda name: (name != MANIFEST, name)):
         path = new / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(files[name])
-        path.chmod(file_mode(name))
+        with path.open("wb") as file:
+            file.write(files[name])
+            path.chmod(file_mode(name))
+            sync_file(file)
     new.chmod(0o755)
+    for folder in (target.parent, *(Path(parent) for parent, _, _ in os.walk(new.parent))):
+        sync_folder(folder)
     if not target.is_dir() or not any(target.iterdir()):
         new.replace(target)
+        _sync_names(new, target)
         return
     nodes = node_names(target) | node_names(new)
     with locked(target, nodes, target), locked(new, nodes, target):
@@ -112,14 +121,25 @@ def _put(target: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _swap(target: Path, new: Path) -> None:
+    """Put ``new`` at ``target`` with its ``run/``; on the disk before anything is removed."""
     run, empty = target / RUN_FOLDER, new / RUN_FOLDER
-    if exchange(run, empty):
+    exchanged = exchange(run, empty)
+    if not exchanged:
+        remove_idle_run(new)
+        run.rename(empty)
+    _sync_names(run, empty)
+    if exchanged:
         exchange(target, new)
-        return
-    remove_idle_run(new)
-    run.rename(empty)
-    target.rename(new.with_name(_OLD))
-    new.rename(target)
+    else:
+        target.rename(new.with_name(_OLD))
+        new.rename(target)
+    _sync_names(target, new)
+
+
+def _sync_names(*moved: Path) -> None:
+    """Have the disk keep where these were moved from and to."""
+    for folder in {path.parent for path in moved}:
+        sync_folder(folder)
 
 
 def _recover(target: Path, known: Collection[str] = ()) -> None:
@@ -135,6 +155,7 @@ def _recover(target: Path, known: Collection[str] = ()) -> None:
             # NAME is missing only between the last two renames, or when its user removed it.
             if not target.exists() and folder.is_dir() and (has_runs(folder) or old.is_dir()):
                 folder.rename(target)
+                _sync_names(folder, target)
             if has_runs(folder):
                 _return_runs(folder, target)
             _discard(folder, known)
@@ -161,6 +182,7 @@ def _return_runs(folder: Path, target: Path) -> None:
         if not exchange(run, empty):
             remove_idle_run(target)
             run.rename(empty)
+        _sync_names(run, empty)
 
 
 def _leftovers(target: Path) -> list[Path]:

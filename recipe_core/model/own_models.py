@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipe_core.base.documents import parse_json, read_text, write_whole
+from recipe_core.base.documents import make_folder, parse_json, read_text, write_whole
 from recipe_core.base.errors import InputError, ModelError
 
 VARIABLE = "RECIPE_MODELS"
@@ -93,7 +93,7 @@ def keep(folder: Path, model_id: str, config: Mapping[str, Any], origin: str) ->
         state = "same" if before == (model_id, dict(config)) else "changed"
     if state != "same":
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as error:
             raise InputError(f"cannot make {folder}: {error.strerror}.", field="out") from None
         write_whole(path, data)

@@ -21,7 +21,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, read_text, to_json
+from recipe_core.base.documents import (
+    MAX_DOCUMENT_BYTES,
+    make_folder,
+    parse_json,
+    read_text,
+    to_json,
+)
 from recipe_core.base.documents import write_whole as write_file
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import VALID_DAYS
@@ -525,7 +531,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Wait for other writers of the calibration; the lock ends with the process that holds it."""
     file = _file(path)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         lock = file.with_name(f".{file.name}.lock").open("a")
     except OSError as error:
         raise InputError(

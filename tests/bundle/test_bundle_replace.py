@@ -3,8 +3,8 @@
 import errno
 import json
 import os
+import stat
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -186,14 +186,18 @@ class Fault:
         self.count, self.mode, self.calls = count, mode, 0
 
     def install(self, patch):
-        def half(path, data):
-            with path.open("wb") as file:
-                file.write(data[: len(data) // 2])
+        def half(number):
+            os.ftruncate(number, os.fstat(number).st_size // 2)
+
+        def written(number):
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                struck(number)
 
         for name in CALLS:
             patch.setattr(os, name, self.around(getattr(os, name)))
         patch.setattr(builds, "exchange", self.around(builds.exchange))
-        patch.setattr(Path, "write_bytes", self.around(Path.write_bytes, half))
+        struck = self.around(os.fsync, half)
+        patch.setattr(os, "fsync", written)
 
     def around(self, function, part=lambda *_: None):
         def call(*args, **settings):

@@ -1,0 +1,101 @@
+"""At no moment does a loss of power take what was acknowledged."""
+
+import pytest
+
+from recipe_core.bundle import replace as builds
+from recipe_core.bundle.replace import recover, replace_folder
+from recipe_core.bundle.write import write_bundle, zip_bytes
+from recipe_core.launcher import state
+from recipe_core.launcher.files import read_object
+from recipe_core.model.own_models import keep, own_config
+from recipe_core.recipe.overlay import Overlay
+from tests.bundle.test_bundle_replace import RUNS, USUAL, bundle, own, runs, write
+from tests.calibration.test_calibrate import NOW, incoming, measured
+from tests.fixtures.power import every_loss
+from tests.fixtures.recipes import recipe_of
+
+
+def places(tmp_path):
+    root = tmp_path / "disk"
+    root.mkdir(parents=True)
+    return root, tmp_path / "left"
+
+
+def test_an_acknowledged_run_stays_in_the_calibration(tmp_path, monkeypatch):
+    root, left = places(tmp_path)
+    place, begun, stored = ("a", "folder", "calibration"), set(), set()
+
+    def work():
+        for factor in (1.1, 1.2, 1.3):
+            coming = incoming(measured(factor))
+            begun.update(one.id for one in Overlay.at(tmp_path / "x").add(coming).entries)
+            added = Overlay.at(root.joinpath(*place)).add(coming, now=NOW)
+            stored.update(one.id for one in added.entries)
+
+    def survives(folder):
+        found = {one.id for one in Overlay.at(folder.joinpath(*place)).entries}
+        assert stored <= found <= begun, folder
+
+    assert every_loss(root, work, survives, monkeypatch, left) > 20
+    assert len(stored) == 3
+
+
+def test_a_model_and_a_state_are_the_old_or_the_new(tmp_path, monkeypatch):
+    root, left = places(tmp_path)
+    (root / "run").mkdir()
+    known = []
+
+    def work():
+        for number in (1, 2):
+            keep(root / "deep" / "own", "me/one", {"n": number}, "hub")
+            state.save(root / "run", USUAL)
+            known.append(number)
+
+    def survives(folder):
+        found = own_config("me/one", folder / "deep" / "own")
+        numbers = [found[1]["n"]] if found else []
+        assert numbers in ([*known[-1:]], [len(known) + 1]), folder
+        assert not known or read_object(folder / "run" / "state.json"), folder
+
+    assert every_loss(root, work, survives, monkeypatch, left) > 20
+
+
+def test_a_bundle_as_a_zip_is_whole_or_not_there(tmp_path, monkeypatch):
+    root, left = places(tmp_path)
+    recipe, written = recipe_of("Qwen/Qwen3-8B", "h100-sxm", 2), []
+    data = zip_bytes(recipe)
+
+    def survives(folder):
+        left = [path.read_bytes() for path in folder.glob("b.zip")]
+        assert left in ([data], [])[: 2 - len(written)]
+
+    def work():
+        written.append(write_bundle(recipe, root / "b.zip"))
+
+    assert every_loss(root, work, survives, monkeypatch, left) > 8
+
+
+@pytest.mark.parametrize(
+    "way", ["exchange", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("renames", "first"))]
+)
+def test_a_bundle_over_another_keeps_runs_and_is_the_old_or_the_new(tmp_path, monkeypatch, way):
+    root, left = places(tmp_path)
+    if way != "first":
+        write(root / "b", bundle("old") | RUNS)
+    if way == "renames":
+        monkeypatch.setattr(builds, "exchange", lambda one, other: False)
+    old, built = bundle("old") if way != "first" else {}, []
+
+    def work():
+        replace_folder(root / "b", bundle("new"))
+        built.append(True)
+
+    def survives(folder):
+        target = folder / "b"
+        recover(target)
+        found = own(target) if target.exists() else {}
+        assert found in ((bundle("new"),) if built else (old, bundle("new"))), folder
+        assert runs(target) == (RUNS if old else {}), folder
+
+    more = [] if way == "renames" else [(builds, "exchange")]
+    assert every_loss(root, work, survives, monkeypatch, left, *more) > 20
