@@ -50,6 +50,16 @@ Split = Annotated[dict[str, Any], AfterValidator(_check_split)]
 """Plain values, so that fields keep their order, and those left out stay so."""
 
 
+def _check_changes(changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes as they are: another cluster, and lengths and loads as whole numbers."""
+    for field, value in changes.items():
+        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if not (isinstance(value, dict) if field == "hardware" else whole):
+            kind = "a mapping" if field == "hardware" else "a whole number above 0"
+            raise ValueError(f"{field}: {value!r:.40} is not {kind}")
+    return changes
+
+
 class _Part(BaseModel):
     model_config = DESCRIBED
 
@@ -134,7 +144,7 @@ class Fallback(_Part):
     """What is different: the split, the number of devices, a number format, the context or the
     device."""
 
-    changes: dict[str, Any]
+    changes: Annotated[dict[str, Any], AfterValidator(_check_changes)]
     """Changes to the recipe's request, by dotted field."""
 
     device: str

@@ -130,3 +130,14 @@ def test_a_split_is_refused_by_its_field_wherever_it_stands():
                 error = refusal(Recipe.parse, changed((*place, name), value, of), kind=BundleError)
                 where = ".".join(map(str, place))
                 assert re.match(rf"recipe.yaml: {where}: {name}: ", error.message), error
+        for value in ("4", [4], {}, True, 0):
+            place = ("fallbacks", 0, "changes")
+            error = refusal(
+                Recipe.parse, changed(place, {"workload.x": value}, of), kind=BundleError
+            )
+            assert "fallbacks.0.changes: workload.x: " in error.message
+    for path, says in {"run.wall_s": "run.wall_s: ", "run": "run", "memory": "memory"}.items():
+        error = refusal(
+            Recipe.parse, changed(("estimate", *path.split(".")), "1", trained), kind=BundleError
+        )
+        assert error.message.startswith(f"recipe.yaml: estimate: {says}"), error
