@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .api import Api
 from .errors import InputError, RequestError
-from .plan import Api
 from .redact import HIDDEN
 from .sse import EventParser
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .api import Api
 from .client import Endpoint, Sample, api_headers, refusal, said_by
 from .errors import RequestError
-from .plan import Api
 
 QUERY = "Which words are these?"
 """What texts are scored against."""

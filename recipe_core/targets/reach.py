@@ -22,7 +22,9 @@ def key_text(context: Context) -> str:
     """What callers need, and what nobody is asked for."""
     way, variable, secret = _way(context), context.key_variable, context.parameters.api_key_secret
     if variable is not None and way is not None:
-        figures = "figures need it too" if way.guards_metrics else "figures need no key"
+        figures = "figures need no key"
+        if way.guards_metrics:
+            figures = "figures do: Prometheus reads it from `api-key`, a file beside its own"
         logged = f" {_log(context)}" if way.logs else ""
         return (
             f"Callers send `Authorization: Bearer KEY`. The key is in `{variable}` wherever a "

@@ -143,8 +143,8 @@ def _completion(deployment: Deployment, body: Mapping[str, Any]) -> Answer:
         connection.close()
     text = data.decode("utf-8", errors="replace")
     if response.status != 200 or len(data) > MOST_BYTES:
-        error = refusal(deployment.api, response.status, text[:300], environment)
-        raise TrialError(f"the server answered {error.message}.", hint=error.hint)
+        refused = refusal(deployment.api, response.status, text[:300], environment)
+        raise TrialError(f"the server answered {refused.message}.", hint=refused.hint)
     try:
         return read_answer(parse_json(text, "the server's answer"))
     except RecipeError as error:

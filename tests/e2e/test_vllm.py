@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
+import string
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +182,43 @@ def test_a_killed_launcher_leaves_what_down_finds(served: Served) -> None:
     assert served.status(fails=False)["supervision"] == "unsupervised"
     recipe("down", str(served.root))
     assert served.members == {}
+
+
+def test_a_server_with_a_key_answers_nobody_without_it(untrained_model, tmp_path, monkeypatch):
+    """Nor at paths that vLLM's own check leaves open; the key is in no file and no command."""
+    key = "".join(random.choices(string.ascii_letters, k=40))
+    bundle = Served(build(untrained_model, tmp_path, 0.15, "--set", "api_key_secret=llm-key"))
+    assert "VLLM_API_KEY is not set" in recipe("up", str(bundle.root), *bundle.options, fails=True)
+    monkeypatch.setitem(ENVIRONMENT, "VLLM_API_KEY", key)
+    try:
+        bundle.up()
+        model = json.loads((bundle.root / "launch.json").read_text())["api"]["model"]
+        question = json.dumps({"model": model, "prompt": "a", "max_tokens": 1})
+        for path in ("/v1/completions", "/invocations", "/tokenize", "/openapi.json"):
+            answers = [asked(bundle.port, path, question, given) for given in (None, "x", key)]
+            assert answers[:2] == [401, 401], path
+            assert answers[2] == 200 or path == "/openapi.json", path
+        assert asked(bundle.port, "/health") == asked(bundle.port, "/metrics") == 200
+        recipe("bench", str(bundle.root))
+        texts = [file.read_bytes() for file in bundle.root.rglob("*") if file.is_file()]
+        texts += [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in bundle.members]
+        assert not any(key.encode() in text for text in texts)
+        monkeypatch.delitem(ENVIRONMENT, "VLLM_API_KEY")
+        assert "Set VLLM_API_KEY" in recipe("bench", str(bundle.root), fails=True)
+    finally:
+        recipe("down", str(bundle.root))
+    assert bundle.members == {}
+
+
+def asked(port, path, body=None, key=None):
+    """The status of an answer."""
+    headers = {"Content-Type": "application/json"}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST" if body else "GET", path, body, headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
 
 
 def test_a_share_that_is_not_free_is_refused_before_the_start(untrained_model, tmp_path):

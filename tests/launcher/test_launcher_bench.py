@@ -11,12 +11,13 @@ from itertools import count
 import pytest
 
 from recipe_core.launcher import metrics
+from recipe_core.launcher.api import Api
 from recipe_core.launcher.bench import Options, ask, measure, plan_traffic
 from recipe_core.launcher.client import Endpoint, Sample, _Stream, request_body
 from recipe_core.launcher.errors import RequestError
 from recipe_core.launcher.load import Traffic, drive
 from recipe_core.launcher.machine import Machine
-from recipe_core.launcher.plan import Api, Workload, load_plan
+from recipe_core.launcher.plan import Workload, load_plan
 from recipe_core.launcher.pooled import pool, question_of
 from recipe_core.launcher.preflight import Preflight
 from recipe_core.launcher.prompts import Prompts, calibrate

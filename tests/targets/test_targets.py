@@ -1,5 +1,6 @@
 """Targets of contexts of every shape: what they offer, refuse and say."""
 
+import json
 import re
 import shlex
 from dataclasses import replace
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
+from recipe_core.bundle.write import bundle_files
 from recipe_core.launch.process import Process
+from recipe_core.recipe import with_parameters as recipe_with
+from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.start import Start
 from recipe_core.targets import refusals, target_files, target_names
@@ -19,6 +23,10 @@ from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill
 from recipe_core.targets.layout import INDEX, layout, same_pod
 from recipe_core.targets.monitoring.thresholds import warm_up_s
 from recipe_core.targets.pod import object_name
+from recipe_core.targets.reach import reach_section
+from tests.conftest import make_request
+from tests.fixtures.recipes import recipe_for_request, recipe_of
+from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import holds, over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.targets import (
@@ -225,3 +233,25 @@ def commands(path, text):
     # compose cuts a command into entrypoint and rest, Kubernetes may into command and args
     found = [each for each in mappings(parse_yaml(text)) if isinstance(each.get("command"), list)]
     return [[*each["command"], *each.get("args", ())] for each in found]
+
+
+def test_a_bundle_names_the_key_and_says_who_reaches_each_target():
+    """What a reader of the README and the launcher are told of a recipe, with a key or without."""
+    place, files = Parameters(api_key_secret="llm-key", host="10.0.0.5"), {}
+    for name, recipe in {"open": recipe_of(), "keyed": recipe_with(recipe_of(), place)}.items():
+        files[name] = {path: data.decode() for path, data in bundle_files(recipe).items()}
+    asked = {name: json.loads(found["launch.json"])["api"] for name, found in files.items()}
+    assert [asked[name].get("key_needed") for name in files] == [None, True]
+    assert {api["key_variable"] for api in asked.values()} == {"VLLM_API_KEY"}
+    assert "engine/keyed.py" in files["keyed"]
+    readme = files["keyed"]["README.md"]
+    assert "in the key `api-key` of the Secret `llm-key`" in readme
+    assert "sky serve up --secret VLLM_API_KEY" in readme
+    assert "whoever reaches 10.0.0.5 of this machine, with the key" in readme
+    for words in ("programs of this machine (127.0.0.1)", "no port is open", "asks nobody"):
+        assert words in files["open"]["README.md"]
+    for other in ({"engine": "tensorrt-llm"}, {"prefill": {"tp": 4, "pp": 1, "dp": 1, "ep": 1}}):
+        request = make_request(candidate={"engine": "vllm", "tp": 4, "pp": 1, "dp": 1} | other)
+        closed = recipe_with(recipe_for_request(request), place)
+        assert "asks no caller for a key" in str(refusal(bundle_files, closed, kind=NoAnswer))
+    assert reach_section(EXAMPLES["training-two-nodes"], ["slurm"]) == ""

@@ -2,13 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from recipe_core.engines.reproducibility import Reproducibility, reproducibility
 from recipe_core.engines.spec import engine, engine_names
+from recipe_core.launcher.api import Api
 from recipe_core.recipe import make_recipe
+from recipe_core.trials import deployment
 from recipe_core.trials import verify as module
 from recipe_core.trials.answers import Answer, Questions, read_answer
 from recipe_core.trials.compare import agreement, distance, divergence, top_divergence
@@ -160,3 +163,12 @@ def test_an_engine_that_never_repeats_is_outside(vllm_bundle, monkeypatch):
     # another model cannot be compared
     other = vllm_bundle("other", layers=6)
     assert "another model" in verified(vllm_bundle("same"), other).left_out[str(other)]
+
+
+def test_a_trial_makes_a_key_where_its_bundle_needs_one_and_finds_none(monkeypatch):
+    needed = Api("/v1/completions", "m", {}, "A_KEY", key_needed=True)
+    monkeypatch.delenv("A_KEY", raising=False)
+    assert len({deployment._key(needed)["A_KEY"] for _ in range(2)}) == 2
+    assert deployment._key(replace(needed, key_needed=False)) == {}
+    monkeypatch.setenv("A_KEY", "the user's")
+    assert deployment._key(needed) == {}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
 
 RULES = "rules.yaml"
+KEY_FILE = "api-key"  # which whoever runs Prometheus writes
 _NAME_LABEL = "__meta_kubernetes_pod_label_app_kubernetes_io_name"
 
 
@@ -23,7 +24,7 @@ def machines(context: Context) -> dict[str, Any]:
     configs = []
     if engine:
         servers = [f"{host}:{port}" for port in _ports(context, engine)]
-        configs.append(_static(engine_job, engine.path, servers))
+        configs.append(_static(engine_job, engine.path, servers) | _key(context))
     if devices:
         configs.append(_static(device_job, "/metrics", [f"{host}:{devices.port}"]))
     return _config(configs)
@@ -58,6 +59,12 @@ def _config(scrape_configs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _key(context: Context) -> dict[str, Any]:
+    """The key, from a file beside this one, where an engine's figures need it too."""
+    guarded = context.key_variable and context.api_key and context.api_key.guards_metrics
+    return {"authorization": {"credentials_file": KEY_FILE}} if guarded else {}
+
+
 def _static(job: str, path: str, targets: list[str]) -> dict[str, Any]:
     return {"job_name": job, "metrics_path": path, "static_configs": [{"targets": targets}]}
 
@@ -67,6 +74,7 @@ def _pods(context: Context, engine: Metrics) -> dict[str, Any]:
     return {
         "job_name": jobs(context)[0],
         "metrics_path": engine.path,
+        **_key(context),
         "kubernetes_sd_configs": [
             {"role": "pod", "namespaces": {"names": [context.parameters.namespace]}}
         ],

@@ -1,0 +1,111 @@
+"""The API key of the servers: read from its variable, sent by whoever asks, and found nowhere."""
+
+import threading
+from http.server import ThreadingHTTPServer
+
+import pytest
+
+from recipe_core.launcher import balancer, bench, preflight
+from recipe_core.launcher.api import Api
+from recipe_core.launcher.client import Endpoint, api_headers
+from recipe_core.launcher.errors import InputError, RequestError
+from recipe_core.launcher.observe import Observer
+from recipe_core.launcher.plan import load_plan
+from recipe_core.launcher.redact import Redactor
+from tests.fixtures.fake_server import Answering
+from tests.fixtures.rows import over
+
+VARIABLE, KEY = "SERVER_API_KEY", "k3y-of-the-servers-0123456789"
+ANY = "0.0.0.0"
+TEXT = [{"choices": [{"text": "a", "finish_reason": "stop"}]}, "[DONE]"]
+
+
+class Keyed(Answering):
+    """Answers whoever has the key, and repeats to others what they sent."""
+
+    def do_POST(self):  # noqa: N802 - the name in the base class
+        self.body()
+        given = self.headers.get("Authorization", "nothing")
+        if given != f"Bearer {KEY}":
+            self.answer(401, {"error": f"no entry with {given}"})
+        elif self.path == "/embed":
+            self.answer(200, [[0.5, 0.25]])
+        else:
+            self.stream(TEXT)
+
+    def do_GET(self):  # noqa: N802
+        self.answer(200 if self.headers.get("Authorization") == f"Bearer {KEY}" else 401, {})
+
+
+@pytest.fixture
+def server():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Keyed) as keyed:
+        threading.Thread(target=keyed.serve_forever, args=(0.02,), daemon=True).start()
+        yield keyed.server_address
+        keyed.shutdown()
+
+
+@over(
+    "held, hint",
+    [
+        (KEY, None),
+        (None, f"Set {VARIABLE} to the API key"),
+        ("an0ther-key-of-nobody", f"another key than {VARIABLE} holds"),
+    ],
+)
+def test_servers_are_asked_with_the_key_and_a_refusal_says_what_to_set(
+    held, hint, server, monkeypatch
+):
+    if held:
+        monkeypatch.setenv(VARIABLE, held)
+    for path in ("/v1/completions", "/embed"):
+        endpoint = Endpoint(*server, Api(path, "m", {}, VARIABLE))
+        if hint is None:
+            assert bench.ask(endpoint, "words", 1).output_tokens == 1
+            continue
+        with pytest.raises(RequestError, match="HTTP 401") as caught:
+            bench.ask(endpoint, "words", 1)
+        assert hint in caught.value.hint
+        assert str(held) not in str(caught.value)
+    unknown = Endpoint(*server, Api("/embed", "m", {}))
+    with pytest.raises(RequestError, match="this bundle does not know"):
+        bench.ask(unknown, "words", 1)
+
+
+def test_a_key_that_no_header_carries_is_refused_without_a_word_of_it():
+    for value in ("two words", "line-end\n", "schlüssel"):
+        with pytest.raises(InputError, match=VARIABLE) as caught:
+            api_headers(Api("/", "m", {}, VARIABLE), {VARIABLE: value})
+        assert value.strip() not in str(caught.value)
+    assert api_headers(Api("/", "m", {}, VARIABLE), {VARIABLE: ""}) == {}
+    assert KEY not in Redactor({VARIABLE: KEY}).text(f"log: {KEY}")
+    assert "123456789012" not in Redactor({VARIABLE: "123456789012"}).text("log: 123456789012")
+
+
+def test_routers_and_figures_are_asked_with_the_key_too(bundle, server, monkeypatch):
+    monkeypatch.setenv(VARIABLE, KEY)
+    bundle.edit(lambda data: data["api"].update(key_variable=VARIABLE))
+    plan = load_plan(bundle.root)
+    assert Observer().get(plan, server[1], "/metrics") == "{}"
+    assert balancer._ask(balancer.HERE, plan, server[1], "GET", "/workers")[0] == 200
+
+
+@over(
+    "api, host, held, status, words",
+    [
+        ({"key_needed": True}, "127.0.0.1", None, "FAIL", f"{VARIABLE} is not set"),
+        ({"key_needed": True}, ANY, KEY, "ok", f"the key in {VARIABLE}"),
+        ({}, ANY, "a b", "FAIL", "that no header can carry"),
+        ({}, ANY, None, "warn", f"Set {VARIABLE} to a key"),
+        ({"key_variable": None}, "::", None, "warn", "Put what checks callers in front"),
+        ({}, "127.0.0.1", None, None, ""),
+    ],
+)
+def test_nothing_starts_without_a_key_that_is_needed(api, host, held, status, words, bundle):
+    bundle.edit(
+        lambda data: data["api"].update({"key_variable": VARIABLE, "key_needed": False} | api)
+    )
+    plan = load_plan(bundle.root, host=host)
+    found = [*preflight.check_key(plan, {VARIABLE: held} if held else {})]
+    assert [check.status for check in found] == ([status] if status else [])
+    assert all(words in f"{check.detail} {check.hint}" for check in found)
