@@ -57,8 +57,7 @@ def service(context: Context) -> dict[str, Any]:
     port = pod.port_of(context, shape.leader[0])
     server["name"] = CONTAINER
     server["ports"] = [{"name": "http1", "containerPort": port}]
-    for probe in pod.PROBES:
-        server[probe]["httpGet"]["port"] = port
+    pod.set_probe_port(server, port)
     template = {
         "metadata": {
             "labels": pod.labels(context),

@@ -65,8 +65,7 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
     container["ports"] = [
         {"name": "http1", "containerPort": pod.port_of(context, shape.leader[0]), "protocol": "TCP"}
     ]
-    for probe in pod.PROBES:
-        container[probe]["httpGet"]["port"] = pod.port_of(context, shape.leader[0])
+    pod.set_probe_port(container, pod.port_of(context, shape.leader[0]))
     count = kubernetes.copies(context, shape)
     rollout = {"type": "RollingUpdate", "rollingUpdate": supervise.rollout(context, count)}
     scaled = scale_kserve.written(context, count)

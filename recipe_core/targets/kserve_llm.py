@@ -182,13 +182,14 @@ def _pod(context: Context, processes: Pod, *, sidecar: bool) -> dict[str, Any]:
 
 
 def _container(context: Context, process: Process, known: Values) -> dict[str, Any]:
-    spec, port = pod.container(context, process, known, name=CONTAINER), context.parameters.port
+    # Whether it serves with TLS is the cluster's: a probe of ours could not ask it for tokens.
+    spec = pod.container(context, process, known, name=CONTAINER, asks=False)
+    port = context.parameters.port
     program, *words = spec.pop("command")
     if process.answers:
         words += _certificates()
         spec["ports"] = [{"name": "http", "containerPort": port, "protocol": "TCP"}]
-        for probe in pod.PROBES:
-            spec[probe]["httpGet"]["port"] = port  # its scheme is left to the preset
+        pod.set_probe_port(spec, port)  # its scheme is left to the preset
     # command and args each replace the preset's
     first = {"name": spec.pop("name"), "image": spec.pop("image")}
     return {**first, "command": [program], "args": words, **spec}

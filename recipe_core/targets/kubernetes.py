@@ -240,7 +240,7 @@ def _queued(context: Context, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _startup(context: Context, process: Process) -> int:
-    probe = pod.probes(context, process)["startupProbe"]
+    probe = pod.probes(context, process, {}, asks=False)["startupProbe"]
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 

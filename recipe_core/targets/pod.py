@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Launch, Process
+from recipe_core.launcher.api import Api
+from recipe_core.launcher.exposition import PATHS
+from recipe_core.launcher.probe import question
 from recipe_core.targets import rdma, supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_KUBERNETES, Values, Variable, fill
+from recipe_core.targets.fill import IN_KUBERNETES, PLAIN, Values, Variable, fill
 from recipe_core.targets.layout import Pod
 from recipe_core.targets.names import names, node_affinity
 
@@ -19,6 +25,10 @@ USER = 1000
 API_KEY = "api-key"  # the key of the Secret that holds it
 NAME_LENGTH = 40  # controllers append up to 23 characters to a name, and 63 is the limit of a label
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+COUNTING = ("vllm", "sglang", "tensorrt-llm")
+"""Engines that publish counts of tokens, in images that have Python."""
+_GENERATES = Path(__file__).with_name("generates.py")
+_AROUND_S = 5  # of a probe's time, what reading figures and starting Python take
 GIB = 1 << 30
 # Assumed, per device: what an engine needs on the host besides weights being loaded.
 CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = 4, 16
@@ -130,9 +140,14 @@ def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str
 
 
 def container(
-    context: Context, process: Process, known: Values, name: str | None = None
+    context: Context,
+    process: Process,
+    known: Values,
+    name: str | None = None,
+    *,
+    asks: bool = True,
 ) -> dict[str, Any]:
-    """One process as a container."""
+    """One process as a container; ``asks``: whether its probes may ask it for tokens."""
     port = port_of(context, process)
     filled = {**known, "port": str(port)}
     answers: dict[str, Any] = {}
@@ -147,7 +162,7 @@ def container(
         **answers,
         "resources": resources(context, process),
         "securityContext": _privileges(context, process),
-        **(probes(context, process) if process.answers else {}),
+        **(probes(context, process, filled, asks=asks) if process.answers else {}),
         # workers too: a server drains only with all of its ranks
         **({"lifecycle": supervise.drain_hook(context)} if context.kind == "serving" else {}),
         "volumeMounts": mounts(context),
@@ -206,8 +221,8 @@ def environment(context: Context, process: Process, known: Values) -> list[dict[
         token = {"secretKeyRef": {"name": secret, "key": "token"}}
         entries.append({"name": "HF_TOKEN", "valueFrom": token})
     if context.key_variable and process.answers:
-        key = {"secretKeyRef": {"name": context.parameters.api_key_secret, "key": API_KEY}}
-        entries.append({"name": context.key_variable, "valueFrom": key})
+        held = {"secretKeyRef": {"name": context.parameters.api_key_secret, "key": API_KEY}}
+        entries.append({"name": context.key_variable, "valueFrom": held})
     return entries
 
 
@@ -255,8 +270,48 @@ def _computing(context: Context, process: Process) -> dict[str, dict[str, str]]:
     return {"requests": requests | devices, "limits": {**memory, **devices}}
 
 
-def probes(context: Context, process: Process) -> dict[str, Any]:
-    """Startup, readiness and liveness probes on the health path.
+def asks_for_tokens(context: Context, process: Process) -> bool:
+    """Whether a probe can ask a server for a token, and see that a full one goes on.
+
+    A pool alone answers nothing, and of an engine that publishes no counts a full server cannot be
+    told from one that hangs.
+    """
+    return process.role == "server" and context.engine in COUNTING
+
+
+def set_probe_port(container: dict[str, Any], port: int) -> None:
+    """Have probes of health ask a port by its number, where its name is another's."""
+    for name in PROBES:
+        if "httpGet" in container[name]:
+            container[name]["httpGet"]["port"] = port
+
+
+def _asking(context: Context, process: Process, known: Values, timeout_s: int) -> dict[str, Any]:
+    """Run the text of `generates` in a container, which has to answer in time."""
+    tree = ast.parse(_GENERATES.read_text(encoding="utf-8"))
+    text = ast.unparse(ast.Module(tree.body[1:], []))  # without its docstring
+    launch, variable = context.launch, context.key_variable
+    body = {key: _filled(value, known) for key, value in launch.api_body.items()}
+    api = Api(launch.api_path, fill(launch.api_model, known, PLAIN), body)
+    words = [
+        str(timeout_s - _AROUND_S),
+        str(port_of(context, process)),
+        PATHS.get(context.engine, "/metrics"),
+        api.path,
+        json.dumps(question(api)),
+        *([variable] if variable else []),
+    ]
+    return {"exec": {"command": ["python3", "-c", text, *words]}}
+
+
+def _filled(value: Any, known: Values) -> Any:
+    return fill(value, known, PLAIN) if isinstance(value, str) else value
+
+
+def probes(
+    context: Context, process: Process, known: Values, *, asks: bool = True
+) -> dict[str, Any]:
+    """Startup, readiness and liveness probes: health, and for liveness a token where that shows.
 
     A server that hangs loses its requests first, and is started again after the recipe's time.
     """
@@ -273,10 +328,16 @@ def probes(context: Context, process: Process) -> dict[str, Any]:
 
     looks = math.ceil(supervise.start_s(context) / supervise.PROBE_S)
     short_s = min(5, unready.period_s)
+    liveness = probe(hang.period_s, hang.period_s, hang.failures)
+    if asks and asks_for_tokens(context, process):
+        hang = supervise.generation(context)
+        liveness = probe(hang.period_s, hang.period_s, hang.failures)
+        liveness = _asking(context, process, known, hang.period_s) | liveness
+        del liveness["httpGet"]
     return {
         "startupProbe": probe(5, supervise.PROBE_S, looks),
         "readinessProbe": probe(short_s, unready.period_s, unready.failures),
-        "livenessProbe": probe(hang.period_s, hang.period_s, hang.failures),
+        "livenessProbe": liveness,
     }
 
 

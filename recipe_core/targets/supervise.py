@@ -16,6 +16,7 @@ from recipe_core.targets.context import Context
 STOP_S = 30  # an engine that was told to stop has so long after its last request, then it is killed
 PROBE_S = 10  # between two looks at a server's health, less where a hang must be seen sooner
 LOOKS = 6  # in the time of a hang, so that one lost answer is not taken for one
+ASKED = 3  # requests for a token in the time of a hang
 UNREADY = 3  # looks without an answer after which requests go elsewhere, before a restart
 RAY_FAILURES = 3  # health checks in a row that Ray Serve waits for (its own, no setting)
 SPARE_FAILURES = 2  # times the device failures that a run's estimate expects
@@ -44,6 +45,13 @@ def hang(context: Context) -> Looks:
     silent_s = context.supervision.hang_s
     period_s = max(1, min(PROBE_S, silent_s // LOOKS))
     return Looks(period_s, math.ceil(silent_s / period_s))
+
+
+def generation(context: Context) -> Looks:
+    """Looks that ask a server for a token, long enough each that a slow one is none that hangs."""
+    silent_s = context.supervision.hang_s
+    period_s = max(PROBE_S, silent_s // ASKED)
+    return Looks(period_s, max(1, silent_s // period_s))
 
 
 def unready(context: Context) -> Looks:

@@ -16,6 +16,7 @@ import pytest
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.launch.startup import limit_s, startup_rates, weights_s
+from recipe_core.launcher.world import HERE
 from recipe_core.request.supervision import LAUNCHERS, Supervision
 from recipe_core.targets import each_target, supervise, target_files, target_names
 from recipe_core.targets.restarts import EVENTS, LAUNCHER, answers, restarting, rows
@@ -23,6 +24,8 @@ from recipe_core.targets.supervise import expected_failures, hang, rollout, unre
 from recipe_core.targets.use import TITLES
 from tests.conftest import make_request
 from tests.fixtures.paths import ROOT
+from tests.fixtures.patience import comes
+from tests.fixtures.ports import free_port
 from tests.fixtures.recipes import bundle_for_request
 from tests.fixtures.rows import over, table
 from tests.fixtures.targets import (
@@ -282,3 +285,42 @@ def test_the_launcher_waits_as_long_as_the_targets():
     service = parse_yaml(files["targets/compose/compose.yaml"].decode())["services"]["server-0"]
     waits_s = int(service["healthcheck"]["start_period"].removesuffix("s"))
     assert json.loads(files["launch.json"])["startup_timeout_s"] == waits_s > 1800
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """A server of one token at a time; while the file is there it generates nothing."""
+    port, stands = free_port(), tmp_path / "stands"
+    words = ["--port", str(port), "--metrics", "--orders", str(stands), "--delay", "0.05"]
+    script = ROOT / "tests" / "fixtures" / "fake_server.py"
+    with subprocess.Popen([sys.executable, script, *words], stdout=subprocess.DEVNULL) as server:
+        try:
+            assert comes(lambda: HERE.ask("127.0.0.1", port, "/health", timeout_s=1)[0] == 200)
+            yield port, stands
+        finally:
+            server.kill()
+
+
+def test_a_pods_probe_sees_whether_its_server_generates(engine):
+    """Its own command, as the kubelet runs it: a full server generates, one that hangs does not."""
+    port, stands = engine
+    (found,) = chains(document(context(), "kubernetes/deployment.yaml"), ["livenessProbe"])
+    *words, seconds, _, figures, path, body = found["exec"]["command"]
+    assert float(seconds) < found["timeoutSeconds"]
+
+    def probe(seconds="1", port=port, body=body):
+        command = [*words, seconds, str(port), figures, path, body]
+        return subprocess.run(command, check=False).returncode
+
+    def shows(text):
+        return text in HERE.ask("127.0.0.1", port, figures, timeout_s=1, most_bytes=9999)[1]
+
+    too_long = json.dumps({"prompt": "w " * 10_000, "max_tokens": 1})
+    assert (probe(), probe(body=too_long), probe(port=free_port())) == (0, 0, 1)
+    stands.touch()
+    assert probe() == 1
+    stands.unlink()
+    asked = {"body": {"prompt": "w", "max_tokens": 1000}, "timeout_s": 60, "most_bytes": 1 << 20}
+    HERE.ask_later("127.0.0.1", port, path, method="POST", **asked)
+    assert comes(lambda: shows(b"running 1"))
+    assert probe(seconds="0.001") == 0  # its count moves: nothing is asked

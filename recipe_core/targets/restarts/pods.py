@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import kubernetes, supervise
+from recipe_core.targets import kubernetes, pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import by_role, layout
 from recipe_core.targets.restarts.shape import Answer, Answers, Event, Setting, slow
 from recipe_core.targets.scale.bounds import least
 
 
-def _probes(context: Context) -> tuple[Setting, ...]:
-    looks, unready = supervise.hang(context), supervise.unready(context)
+def _probes(context: Context, *, asks: bool) -> tuple[Setting, ...]:
+    looks = supervise.generation(context) if asks else supervise.hang(context)
+    unready = supervise.unready(context)
     return (
         Setting("readinessProbe.failureThreshold", unready.failures),
         Setting("livenessProbe.periodSeconds", looks.period_s),
         Setting("livenessProbe.failureThreshold", looks.failures),
     )
+
+
+def _asked(context: Context) -> bool:
+    """Whether liveness of its servers is that they generate."""
+    return any(pod.asks_for_tokens(context, process) for process in context.launch.processes)
 
 
 def _drain(context: Context, kept: int | None) -> Answer:
@@ -32,16 +38,18 @@ def _drain(context: Context, kept: int | None) -> Answer:
 
 
 def _pods(
-    context: Context, controller: str, replicas: int, kept: int | None
+    context: Context, controller: str, replicas: int, kept: int | None, *, asks: bool = True
 ) -> dict[Event, Answer]:
-    """Answers of pods that a Deployment keeps."""
+    """Answers of pods that a Deployment keeps; ``asks``: whether probes may ask for tokens."""
+    asks = asks and _asked(context)
     again = "starts the container again without end, after 10 s doubling to 5 min"
     policy = (Setting("restartPolicy", "Always"),)
-    seen = "takes the server out of the service, then starts it again; only its health is seen"
+    looks = "it is asked for a token where it counts none" if asks else "only its health is seen"
+    seen = f"takes the server out of the service, then starts it again; {looks}"
     elsewhere = "makes the pod anew on another node, five minutes after a node is lost"
     return {
         "dies": Answer("kubelet", again, policy),
-        "hangs": Answer("kubelet", seen, _probes(context)),
+        "hangs": Answer("kubelet", seen, _probes(context, asks=asks)),
         "memory": Answer("kubelet", again, policy),
         "lost": Answer(controller, elsewhere, (Setting("replicas", replicas),)),
         "drained": _drain(context, kept),
@@ -73,9 +81,10 @@ def _group(context: Context, replicas: int, kept: int) -> Answers:
     policy = (Setting("leaderWorkerTemplate.restartPolicy", "RecreateGroupOnPodRestart"),)
     again = "makes all pods of the server anew, without end"
     who = "LeaderWorkerSet"
+    probes = _probes(context, asks=_asked(context))
     return {
         "dies": Answer(who, again, policy),
-        "hangs": Answer("kubelet", f"restarts the leader; so {who} {again}", _probes(context)),
+        "hangs": Answer("kubelet", f"restarts the leader; so {who} {again}", probes),
         "memory": Answer(who, again, policy),
         "lost": Answer(
             who, f"{again}, five minutes after a node is lost", (Setting("replicas", replicas),)
@@ -128,7 +137,7 @@ def kserve_llm(context: Context) -> Answers:
     replicas = kubernetes.copies(context, unit)
     alone = "server" in units and len(unit.pods) == 1
     kept = context.supervision.available_of(replicas) if alone else None
-    answer = _by_default(_pods(context, "KServe's workload", replicas, kept))
+    answer = _by_default(_pods(context, "KServe's workload", replicas, kept, asks=False))
     if len(unit.pods) == 1:
         return answer
     again = "makes all pods of the server anew, as KServe's own LeaderWorkerSet is set"
