@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .disk import put
 from .errors import CompressError
 
 
@@ -82,7 +83,7 @@ def replaced(target: Path, write: Callable[[Path], None]) -> None:
         write(part)
         if target.exists():
             shutil.rmtree(target)
-        part.replace(target)
+        put(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .disk import put
 from .job import Job
 
 
@@ -81,4 +82,4 @@ def write(result: Result, job: Job, path: Path) -> None:
     near = path.with_name(f".{path.name}")
     text = json.dumps(result.to_json(job), indent=2, allow_nan=False)
     near.write_text(text + "\n", encoding="utf-8")
-    near.replace(path)
+    put(near, path)

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from .breaks import remove_left
 from .damage import METADATA, damage, in_words
+from .disk import sync
 from .errors import TrainError
 from .model import Part
 from .optimizer import STATES, LossScale
@@ -101,7 +102,10 @@ class Checkpointer:
         self._pending.result()
         self._pending = None
         if dist.get_rank() == 0:
-            oldest = min(step for step, _ in complete(self.folder)[-self.keep :])
+            kept = complete(self.folder)[-self.keep :]
+            sync(kept[-1][1])  # its files are; their names have to be before older ones go
+            sync(self.folder)
+            oldest = min(step for step, _ in kept)
             for step, path in stored(self.folder):
                 if step < oldest:
                     # First, so that a removal that is cut short leaves nothing that looks complete.

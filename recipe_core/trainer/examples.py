@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from .data import IGNORED, Item, Order
+from .disk import put
 from .errors import TrainError
 from .rollbacks import Skips
 
@@ -25,7 +26,7 @@ def write_examples(path: Path, examples: Iterable[list[int]]) -> Path:
         with part.open("wb") as out:
             for example in examples:
                 out.write(torch.tensor([*example, _END], dtype=torch.int32).numpy().tobytes())
-        part.replace(path)
+        put(part, path)
     return path
 
 

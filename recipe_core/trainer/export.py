@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from .disk import put
 from .errors import TrainError
 from .lora import Adapters
 from .model import stored_tensors
@@ -87,7 +88,7 @@ def _replaced(target: Path, write: Callable[[Path], None]) -> None:
         write(part)
         if target.exists():
             shutil.rmtree(target)
-        part.replace(target)
+        put(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from .disk import put
 from .errors import TrainError
 from .guard import Event
 
@@ -124,7 +125,7 @@ class Record:
         values = [asdict(rollback) for rollback in self.rollbacks]
         part = self.path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps({"schema_version": 1, "rollbacks": values}, indent=2) + "\n")
-        part.replace(self.path)
+        put(part, self.path)
 
 
 def read_record(run: Path) -> Record:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .disk import put
 from .errors import TrainError
 
 SHARD_TOKENS = 1 << 28
@@ -48,7 +49,7 @@ def write_shards(
     index = {"dtype": kind.str, "tokens": sizes}
     (part / INDEX).write_text(json.dumps(index), encoding="utf-8")
     try:
-        part.rename(target)
+        put(part, target)
     except OSError:
         shutil.rmtree(part, ignore_errors=True)
         if not (target / INDEX).exists():
@@ -95,14 +96,12 @@ def _chunks(
 
 
 def _write(path: Path, chunks: Iterator[np.ndarray[Any, Any]]) -> int:
-    """The tokens written; on the disk before the index names them."""
+    """The tokens written."""
     tokens = 0
     with path.open("wb") as file:
         for chunk in chunks:
             file.write(chunk.tobytes())
             tokens += len(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     return tokens
 
 

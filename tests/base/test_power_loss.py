@@ -11,6 +11,7 @@ from recipe_core.model.own_models import keep, own_config
 from recipe_core.recipe.overlay import Overlay
 from tests.bundle.test_bundle_replace import RUNS, USUAL, bundle, own, runs, write
 from tests.calibration.test_calibrate import NOW, incoming, measured
+from tests.fixtures.needs import needs
 from tests.fixtures.power import every_loss
 from tests.fixtures.recipes import recipe_of
 
@@ -56,6 +57,35 @@ def test_a_model_and_a_state_are_the_old_or_the_new(tmp_path, monkeypatch):
         numbers = [found[1]["n"]] if found else []
         assert numbers in ([*known[-1:]], [len(known) + 1]), folder
         assert not known or read_object(folder / "run" / "state.json"), folder
+
+    assert every_loss(root, work, survives, monkeypatch, left) > 20
+
+
+@needs("training", "torch")
+def test_what_a_trainer_notes_or_lays_once_is_whole(tmp_path, monkeypatch):
+    from recipe_core.trainer.examples import write_examples
+    from recipe_core.trainer.guard import Event
+    from recipe_core.trainer.rollbacks import read_record
+    from recipe_core.trainer.shards import Tokens, write_shards
+
+    root, left = places(tmp_path)
+    noted = []
+
+    def work():
+        write_examples(root / "rows.bin", [[1, 2], [3]])
+        write_shards(root / "tokens", iter([[5, 6, 7]]), vocabulary=9)
+        for first in (10, 20):
+            event = Event("spike", first, first, 9.0, 1.0)
+            read_record(root).roll_back(event, [5])[0].write()
+            noted.append(first)
+
+    def survives(folder):
+        for rows in folder.glob("rows.bin"):
+            assert rows.stat().st_size == 20, folder
+        for tokens in folder.glob("tokens"):
+            assert len(Tokens(tokens)) == 3, folder
+        found = [one.first for one in read_record(folder).rollbacks]
+        assert found in (noted, [10, 20][: len(noted) + 1]), folder
 
     assert every_loss(root, work, survives, monkeypatch, left) > 20
 
