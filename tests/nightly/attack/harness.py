@@ -142,6 +142,7 @@ def _row(name: str, summary: Mapping[str, Any]) -> str:
 def written(path: Path, about: Mapping[str, Any], tallies: Mapping[str, Tally]) -> None:
     """Write the report as JSON; whole or as it was before."""
     areas = {name: tally.to_json() for name, tally in tallies.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps({**about, "areas": areas}, indent=1) + "\n")
     part.replace(path)

@@ -271,7 +271,7 @@ def _manifest(path: str, text: str) -> Any:
     if path.startswith("targets/kserve-llm/"):
         documents = texts(documents, go_template)
     elif path.startswith("targets/llm-d/"):
-        for container in documents[0]["decode"]["containers"]:
+        for container in documents[0].get("decode", {}).get("containers", ()):
             container["env"] = texts(container["env"], go_template)
     elif path.startswith("targets/ray-serve/"):
         for model in documents[0]["applications"][0]["args"]["llm_configs"]:

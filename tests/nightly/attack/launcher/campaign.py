@@ -51,7 +51,7 @@ class Record(Tally):
 
     def __init__(self, order: Order) -> None:
         super().__init__()
-        self.keep, self.left, self.episodes = order.keep, order.count, 0
+        self.keep, self.short, self.left = order.keep, order.short, order.count
         self._lock, self._chance = threading.Lock(), random.Random(order.seed)
         kinds = order.kinds or tuple(SHORT if order.short else KINDS)
         asked = [FAULTS[name] for name in order.cases or FAULTS]
@@ -68,7 +68,6 @@ class Record(Tally):
             possible = {f.name: f for suited in self._suited.values() for f in suited}
             if self.left <= 0 or not possible:
                 return None
-            self.episodes += 1
             seed = self._chance.randrange(1 << 30)
             if self._fixed:
                 kind, names = self._fixed.pop()
@@ -104,7 +103,7 @@ def free_ports() -> Iterator[int]:
             yield first
 
 
-def episode(record: Record, port: int, folder: Path, neighbour: Neighbour) -> bool:
+def episode(record: Record, port: int, folder: Path, neighbour: Neighbour | None) -> bool:
     """One deployment's life; whether there was one."""
     drawn = record.draw()
     if drawn is None:
@@ -117,7 +116,7 @@ def episode(record: Record, port: int, folder: Path, neighbour: Neighbour) -> bo
         trial.wait("it serves", trial.serves)
         while faults and not found:  # what follows a finding would be found again
             result = play(trial, faults.pop(0))
-            result.findings += neighbour.ended()
+            result.findings += neighbour.ended() if neighbour else []
             record.add(result)
             found = bool(result.findings)
     except Exception as error:
@@ -138,14 +137,15 @@ def episode(record: Record, port: int, folder: Path, neighbour: Neighbour) -> bo
 def worked(record: Record, port: int) -> None:
     """One deployment after the other, in folders beside a neighbour that nothing may touch."""
     with tempfile.TemporaryDirectory(prefix="attack-", ignore_cleanup_errors=True) as at:
-        folder = Path(at)
-        deployment = make("one", folder / "neighbour", port + NEIGHBOUR)
-        neighbour = Neighbour(Trial(deployment, random.Random(0)))
+        folder, neighbour = Path(at), None
+        if not record.short:  # there, copies are what may be taken for another
+            deployment = make("one", folder / "neighbour", port + NEIGHBOUR)
+            neighbour = Neighbour(Trial(deployment, random.Random(0)))
         try:
             while episode(record, port, folder, neighbour):
                 pass
         finally:
-            for finding in neighbour.trial.end():
+            for finding in neighbour.trial.end() if neighbour else ():
                 record.add(Result("(neighbour)", "one", findings=[finding]))
 
 

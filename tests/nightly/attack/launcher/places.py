@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recipe_core.launcher import procs
+from recipe_core.launcher import procs, rotation
 from tests.nightly.attack import alone
 
-from .faults import DEATHS, EITHER, FAULTS, KILL, fault, kill_server, pause
+from .faults import DEATHS, EITHER, FAULTS, KILL, REFUSED, fault, kill_server, pause
 from .trial import Trial
 
 __all__ = ["FAULTS"]
@@ -25,7 +25,7 @@ __all__ = ["FAULTS"]
 Odd = Callable[[Trial, Path], object]
 ZEROS = bytes(200_000)
 """As power loss leaves them at the end of a file."""
-LOG_LIMIT_MB, FLOOD_MB = 128, 400
+LOGS_BYTES, FLOOD_MB = 2.1 * rotation.LIMIT_BYTES, 400
 """What the logs of one server may take, and what an engine writes into one."""
 
 
@@ -71,9 +71,11 @@ def _put(trial: Trial, name: str, odd: str) -> Callable[[], None]:
 
 def _odd(name: str, *odds: str) -> None:
     """Before `up`, and under a keeper that has a server to restart."""
-    about = f"{name} is {odds[0] if len(odds) == 1 else 'odd'}"
+    about, ends = f"{name} is {odds[0] if len(odds) == 1 else 'odd'}", EITHER
+    if name == "log":  # another's file is left where it is, and a new one made
+        ends = frozenset({"recovered"}) if odds[0].startswith("a hard link") else REFUSED
 
-    @fault(f"up: {about}", "any", ends=EITHER, down=True, alone=True)
+    @fault(f"up: {about}", "any", ends=ends, down=True, alone=True)
     def before(trial: Trial) -> Iterator[None]:
         undo = _put(trial, name, trial.chance.choice(odds))
         yield
@@ -192,7 +194,7 @@ def moved(trial: Trial) -> Iterator[None]:
     new.parent.rmdir()
 
 
-@fault("the bundle is deleted, and put back", ends=EITHER, alone=True)
+@fault("the bundle is deleted, and put back", alone=True, up=True)
 def deleted(trial: Trial) -> Iterator[None]:
     kept, before = trial.root.parent / "kept", trial.servers()
     shutil.copytree(trial.root, kept, ignore=lambda *_: ["run"], symlinks=True)
@@ -244,10 +246,10 @@ def truncated(trial: Trial) -> Iterator[None]:
 def flooded(trial: Trial) -> Iterator[None]:
     _flood(trial, FLOOD_MB)
 
-    def taken_mb() -> float:
-        return sum(p.stat().st_blocks for p in trial.own.glob(f"{trial.log.name}*")) / 2048
+    def taken() -> int:
+        return sum(p.stat().st_blocks * 512 for p in trial.own.glob(f"{trial.log.name}*"))
 
-    trial.wait(f"its logs are below {LOG_LIMIT_MB} MB", lambda: taken_mb() < LOG_LIMIT_MB)
+    trial.wait(f"its logs are below {LOGS_BYTES / 1e6:.0f} MB", lambda: taken() < LOGS_BYTES)
     kill_server(trial)
     yield
 
