@@ -38,13 +38,16 @@ def start(tmp_path):
     (about / "METADATA").write_text("Name: made\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[console_scripts]\nmade = made:main\n")
     program = tmp_path / "made"
-    program.write_text(f"#!{sys.executable}\nfrom made import main\nmain()\n")
-    program.chmod(0o755)
+    other = tmp_path / "python3"  # the Python that has it
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    program.write_text(f"#!{other}\nfrom made import main\nmain()\n")
+    for file in (other, program):
+        file.chmod(0o755)
 
-    def run(*words, key=KEY):
+    def run(*words, key=KEY, path=tmp_path):
         env = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "PYTHONPATH": str(tmp_path),
+            "PYTHONPATH": str(path),
             "A_KEY": key,
         }
         command = [sys.executable, keyed.__file__, "A_KEY", *words]
@@ -70,6 +73,7 @@ def test_an_engine_gets_the_key_and_shows_it_nowhere(words, start):
     else:
         assert f"['--api-key', '{keyed.HIDDEN}']" in logged
         assert KEY not in done.stdout
+        assert start(*words, path="/nowhere").stdout.splitlines()[0] == logged
     assert KEY not in command
     assert start(*words, key="").returncode == 2
     missing = start(*words[: words.index("made")], "none-such")

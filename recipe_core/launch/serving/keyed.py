@@ -10,17 +10,20 @@ Without a key nothing is started.
 import hmac
 import logging
 import os
+import re
 import runpy
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any, NoReturn
 
 HIDDEN = "[redacted]"
 OPEN = frozenset({"/health", "/ping", "/metrics"})
 """What probes and Prometheus ask, who hold no key."""
-REMEMBERED = "RECIPE_KEY_VARIABLE"
+REMEMBERED, AGAIN = "RECIPE_KEY_VARIABLE", "RECIPE_KEY_AGAIN"
 MODULE = ("python3", "-m")
 
 Message = MutableMapping[str, Any]
@@ -86,24 +89,48 @@ def hide(key: str) -> None:
 
 
 def run_here(words: list[str]) -> int:
-    """A module of this Python, or a program that its packages install, in this process."""
+    """A module of this Python, or a program that its packages install, in this process.
+
+    Of another Python where this one has it not.
+    """
     if tuple(words[:2]) == MODULE:
+        if not find_spec(words[2].partition(".")[0]):
+            start_again(words[2], which(words[0]))
         sys.argv = words[2:]
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
         return 0
     found = [*entry_points(group="console_scripts", name=words[0])]
     if not found:
-        fail(127, f"{words[0]} is not installed for {sys.executable}")
+        start_again(words[0], interpreter_of(words[0]))
     sys.argv = words
     return int(found[0].load()() or 0)
+
+
+def interpreter_of(program: str) -> str | None:
+    """The Python in the first lines of a program, which pip writes in one of two ways."""
+    path = which(program)
+    lines = Path(path).read_bytes()[:1024].decode("utf-8", "replace").splitlines() if path else []
+    if not lines or not lines[0].startswith("#!"):
+        return None
+    long = re.match(r"'''exec' \"?([^\" ]+)", lines[1]) if len(lines) > 1 else None
+    return long[1] if long else lines[0].removeprefix("#!").strip()
+
+
+def start_again(name: str, interpreter: str | None) -> NoReturn:
+    """Run the same words in the Python that has it, once."""
+    if interpreter is None or AGAIN in os.environ:
+        fail(127, f"{name} is not installed for {sys.executable}")
+    os.environ[AGAIN] = "1"
+    os.execv(interpreter, [interpreter, __file__, *sys.argv[1:]])  # noqa: S606 - no shell
 
 
 def run_instead(variable: str, words: list[str]) -> NoReturn:
     """The program in place of this one; it finds this file as the module ``keyed``."""
     folder, path = str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")
     os.environ |= {"PYTHONPATH": f"{folder}:{path}" if path else folder, REMEMBERED: variable}
+    beside = Path(sys.executable).with_name(words[0])  # where nobody has put it on the path
     try:
-        os.execvp(words[0], words)  # noqa: S606 - as the launcher starts all words of the bundle
+        os.execvp(beside if os.access(beside, os.X_OK) else words[0], words)  # noqa: S606 - as the launcher starts all words of the bundle
     except FileNotFoundError:
         fail(127, f"{words[0]} is not installed")
 
