@@ -4,7 +4,6 @@ beside their predictions.
 
 import datetime
 import json
-import multiprocessing
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.calibration import gates
 from recipe_core.calibration.comparison import compare_runs
-from recipe_core.calibration.own_runs import Measured, of_runs
+from recipe_core.calibration.own_runs import of_runs
 from recipe_core.doors.answers import Answers
 from recipe_core.doors.worker import calibrated
 from recipe_core.measured.imports.rows import table_text
@@ -121,24 +120,6 @@ def test_a_damaged_file_is_named_with_the_fix_and_a_later_version_is_not_damaged
     secret = {**own.request, "options": {"environment": {"HF_TOKEN": "hf_" + "a" * 34}}}
     runs = incoming([replace(own, request=secret)])
     assert "secret" in str(refusal(Overlay.at(tmp_path / "other").add, runs))
-
-
-def _add(path, number):
-    own = Measured(f"run {number}", request(), tpot_s=0.01 + number * 1e-5)
-    Overlay.at(path).add([Incoming(own, "x", "table")])
-
-
-def test_writers_at_once_lose_nothing(tmp_path):
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_add, args=(tmp_path, n)) for n in range(6)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0] * 6
-    stored = json.loads((tmp_path / "calibration.json").read_text())
-    names = [run["name"] for addition in stored["additions"] for run in addition["runs"]]
-    assert sorted(names) == [f"run {n}" for n in range(6)]
 
 
 def test_what_is_odd_unsound_or_of_another_version_is_held_until_a_second_run_agrees(tmp_path):

@@ -18,30 +18,7 @@ from tests.fixtures.web_servers import Clock, Handler, certificate_in, serving
 
 TOKEN = "hf_of_nobody"
 CONFIG = json.dumps(catalog_entry("Qwen/Qwen3-0.6B").config).encode()
-TEXTS = {
-    "list": b"[]",
-    "page": b"<html>Sign in to the network</html>",
-    "half": b'{"a": "\\ud800"}',
-    "deep": b"[" * 900 + b"]" * 900,
-    "binary": b"\xff\xfe",
-    "constants": b'{"a": Infinity, "hidden_size": NaN}',
-}
-PLACES = {
-    "loop": "/owner/loop/resolve/main/config.json",
-    "file": "file:///etc/passwd",
-    "script": "ftp://127.0.0.1/x",
-    "plain": "http://127.0.0.1:1/x",
-    "renamed": "/api/owner/good/config.json",
-    "odd": "https://[::1/",
-}
-CODES = {
-    "gone": (404, "RepoNotFound"),
-    "bare": (404, "EntryNotFound"),
-    "gated": (403, "GatedRepo"),
-    "private": (401, ""),
-    "often": (429, ""),
-    "down": (503, ""),
-}
+TEXTS, PLACES, CODES = (table("hub", name) for name in ("texts", "places", "codes"))
 
 
 class Hub(Handler):
@@ -51,11 +28,12 @@ class Hub(Handler):
         self.asked.append((self.path, self.headers.get("Authorization")))
         name = self.path.split("/")[-4]
         if name in TEXTS:
-            self.reply(200, TEXTS[name])
+            self.reply(200, TEXTS[name].encode("latin-1"))
         elif name in PLACES:
             self.reply(302, Location=PLACES[name])
         elif name in CODES:
-            self.reply(CODES[name][0], b"not this", X_Error_Code=CODES[name][1])
+            status, code = CODES[name]
+            self.reply(status, b"not this", X_Error_Code=code)
         elif name == "away":
             self.reply(307, Location=f"https://{self.elsewhere}/v/owner/good/resolve/main/x")
         elif name == "cut":

@@ -6,6 +6,7 @@ is one trial, of some hundred losses.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import tempfile
@@ -54,6 +55,7 @@ class Trial:
     def run(self) -> int:
         """How many losses were tried."""
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: None)  # what a disk keeps is known without one
             exchange = (builds, "exchange")
             return every_loss(self.root, self.work, self.look, patch, self.left, exchange)
 
@@ -100,4 +102,4 @@ class Trial:
 
 
 def ids(overlay: Overlay) -> str:
-    return str(sorted(one.id for one in overlay.entries))
+    return str(sorted(run.id for addition in overlay.additions for run in addition.all))
