@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recipe_core.base import quoting
+from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Process
 from recipe_core.launcher.api import is_loopback
 from recipe_core.targets.context import Context
@@ -121,7 +122,8 @@ def _folders(processes: Sequence[Process]) -> str:
 def _programs(processes: Sequence[Process]) -> str:
     """Commands that fail at once when a program is not installed on the node."""
     lines = []
-    for name in dict.fromkeys(p.argv[0] for p in processes):
+    started = [(p.argv[0], engine_words(p.argv)[0]) for p in processes]
+    for name in dict.fromkeys(name for names in started for name in names):
         message = quoting.shell(f"{name} is not installed on this node")
         check = f"command -v {quoting.shell(name)} >/dev/null"
         lines.append(f"{check} || {{ echo {message} >&2; exit {NOT_FOUND}; }}\n")

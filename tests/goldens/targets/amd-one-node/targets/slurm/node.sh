@@ -10,6 +10,7 @@ mkdir -p "$run"
 unset CUDA_VISIBLE_DEVICES
 [ -n "${VLLM_API_KEY:-}" ] || { echo 'VLLM_API_KEY is not set: export the key that callers send' >&2; exit 2; }
 command -v python3 >/dev/null || { echo 'python3 is not installed on this node' >&2; exit 127; }
+command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }
 case "$SLURM_NODEID" in
 0)
     env HIP_VISIBLE_DEVICES=0,1 python3 "$root"/engine/keyed.py VLLM_API_KEY -- vllm serve Qwen/Qwen3-30B-A3B --host \
