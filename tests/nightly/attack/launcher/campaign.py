@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
@@ -54,12 +55,13 @@ class Record(Tally):
         self.keep, self.short, self.left = order.keep, order.short, order.count
         self._lock, self._chance = threading.Lock(), random.Random(order.seed)
         kinds = order.kinds or tuple(SHORT if order.short else KINDS)
-        asked = [FAULTS[name] for name in order.cases or FAULTS]
+        wanted = order.cases or ("*",)
+        asked = [f for name, f in FAULTS.items() if any(fnmatch(name, each) for each in wanted)]
         here = [each for each in asked if alone.is_alone() or not each.alone]
         if left_out := len(asked) - len(here):
             self.notes.append(f"NOT TRIED, without a namespace of processes: {left_out} kinds")
         self._suited = {k: [f for f in here if f.needs <= FEATURES[k]] for k in kinds}
-        self._deck: list[str] = []
+        self._deck: list[Fault] = []
         self._fixed = list(SHORT.items()) if order.short else []
 
     def draw(self) -> tuple[str, list[Fault], int] | None:
@@ -73,14 +75,19 @@ class Record(Tally):
                 kind, names = self._fixed.pop()
                 self.left = len(self._fixed)
                 return kind, [possible[name] for name in names if name in possible], seed
-            if not self._deck:  # each once before any comes again
-                self._deck = self._chance.sample(sorted(possible), len(possible))
-            first = possible[self._deck.pop()]
+            first = self._next([*possible.values()])
             kind = self._chance.choice([k for k in self._suited if first in self._suited[k]])
             count = min(self.left, self._chance.randint(1, MOST_AT_ONCE))
             self.left -= count
-            more = self._chance.choices(self._suited[kind], k=count - 1)
-            return kind, [first, *more], seed
+            return kind, [first, *(self._next(self._suited[kind]) for _ in range(count - 1))], seed
+
+    def _next(self, suited: list[Fault]) -> Fault:
+        """Each once, in random order, before any comes again."""
+        if not (left := [each for each in self._deck if each in suited]):
+            left = self._chance.sample(suited, len(suited))
+            self._deck += left
+        self._deck.remove(left[-1])
+        return left[-1]
 
     def give_back(self, count: int) -> None:
         """Faults that were drawn and not done."""

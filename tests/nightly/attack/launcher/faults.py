@@ -156,9 +156,10 @@ for part, whom in (
     ("worker", lambda trial: _some(trial, trial.named("VLLM::Worker"))),
 ):
     for verb, number, shown in (("kill", KILL, DEATHS), ("stop", STOP, HANGS)):
-        for state, busy in (("idle", False), ("busy", True)):
-            title = f"{verb} the {state} {part}"
-            _signals(title, number, whom, needs=("vllm",), busy=busy, shows=shown)
+        for state in ("idle", "busy"):
+            settings = {"needs": ("vllm",), "busy": state == "busy", "shows": shown}
+            _signals(f"{verb} the {state} {part}", number, whom, **settings)
+_signals("kill the busy keeper", KILL, _keeper, busy=True, up=True)
 
 
 @fault("end the keeper with SIGTERM", shows=frozenset({"drain", "stop"}), up=True)
@@ -307,17 +308,21 @@ _devices("up on fewer devices", 1, 0, ends=frozenset({"fell back"}), down=True, 
 # Commands that are cut short.
 
 
-def _cut(name: str, command: str, most_s: float, *numbers: signal.Signals) -> None:
-    @fault(name, "any", down=command == "up", up=True)
+def _cut(
+    name: str, command: str, most_s: float, *numbers: signal.Signals, busy: bool = False
+) -> None:
+    @fault(name, "serving" if busy else "any", down=command == "up", up=True)
     def harm(trial: Trial) -> Iterator[None]:
-        process = trial.spawn(*command.split())
-        pause(trial, 0, most_s)
-        process.send_signal(trial.chance.choice(numbers))
-        process.communicate(timeout=trial.patience_s)
-        yield
+        with trial.requests() if busy else nullcontext():
+            process = trial.spawn(*command.split())
+            pause(trial, 0, most_s)
+            process.send_signal(trial.chance.choice(numbers))
+            process.communicate(timeout=trial.patience_s)
+            yield
 
 
 _cut("kill up while it starts", "up", 2, KILL)
 _cut("interrupt up while it starts", "up", 2, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _cut("kill up in the foreground", "up --foreground", 2, KILL)
+_cut("kill up in the foreground, busy", "up --foreground", 2, KILL, busy=True)
 _cut("kill down while it stops", "down", 1, KILL)
