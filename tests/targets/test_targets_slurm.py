@@ -102,7 +102,7 @@ def test_devices_of_amd_are_looked_at_and_other_ones_taken_on_purpose(slurm, tmp
 
 def test_two_nodes_start_one_engine(slurm, tmp_path):
     job = slurm.submit(context(spread(2)), tmp_path, vllm=TELL)
-    assert "will answer on http://127.0.0.1:8000" in job.complete()
+    assert "will answer on port 8000 of 127.0.0.1, to that node alone" in job.complete()
     for node, words in enumerate(job.commands):
         assert (words[0], after(words, "--node-rank")) == (str(node), str(node))
         assert after(words, "--master-addr") == "127.0.0.1"
