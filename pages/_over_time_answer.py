@@ -81,6 +81,7 @@ def simulated(key: Key, question: Mapping[str, Any]) -> Json:
         question["request"],
         policies=question["policies"],
         folders=key[2],
+        long=True,
         simulated_what="steps",
         give_up=common.WayOut("Cancel", "over-time-cancel", cancel),
     ).to_json()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from anyio import to_thread
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -94,12 +93,10 @@ def job_routes(
         responses={202: {"model": JobAnswer}},
     )
     async def simulate_route(request: Request, body: SimulateBody) -> Response:
-        pool.admit(_client(request))
-        sent = body["sent"]
-        await to_thread.run_sync(answers.answered, "readable_simulation", folders, sent)
-        job = jobs.begin(
-            _owner(request, pool), _client(request), answers.reply, "simulate", folders, sent
-        )
+        sent, client = body["sent"], _client(request)
+        pool.admit(client, long=True)
+        await pool.ask(answers.answered, "readable_simulation", folders, sent, client=client)
+        job = jobs.begin(_owner(request, pool), client, answers.reply, "simulate", folders, sent)
         return _answer(request, job, 202)
 
     @plain.get(

@@ -7,7 +7,6 @@ forgotten.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
@@ -19,9 +18,8 @@ from typing import Any, Literal
 from recipe_core.base import progress
 from recipe_core.base.budget import Cancelled
 from recipe_core.base.errors import BusyError, RecipeError
+from recipe_core.doors.faults import fault_json
 from recipe_core.doors.pool import Pool
-
-log = logging.getLogger("recipe_builder")
 
 Status = Literal["queued", "running", "done", "failed", "cancelled"]
 
@@ -96,7 +94,7 @@ class Jobs:
         Raises:
             BusyError: when the owner, or everybody, has too many.
         """
-        self._pool.admit(client)
+        self._pool.admit(client, long=True)
         with self._change:
             self._forget_old()
             self._admit(owner)
@@ -141,18 +139,21 @@ class Jobs:
         try:
             with progress.watched(report):
                 result = self._pool.run(
-                    function, *args, client=client, abandoned=job.left.is_set, began=began
+                    function,
+                    *args,
+                    client=client,
+                    abandoned=job.left.is_set,
+                    began=began,
+                    long=True,
+                    wait_s=KEPT_S,  # nobody holds a connection for it
                 )
             self._end(job, "done", result=result)
         except Cancelled:
             self._end(job, "cancelled")
         except RecipeError as error:
             self._end(job, "failed", error=error.to_json()["error"])
-        except Exception:
-            log.exception("a job failed")
-            problem = {"code": "server", "field": None, "message": "the calculation failed."}
-            hint = "The log of the server has the details."
-            self._end(job, "failed", error=problem | {"hint": hint})
+        except Exception as error:
+            self._end(job, "failed", error=fault_json(error, "a job")["error"])
 
     def _end(
         self,

@@ -12,6 +12,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import wraps
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import Field
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from recipe_core import __version__
 from recipe_core.base import progress
@@ -30,6 +32,7 @@ from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import answers
 from recipe_core.doors.answers import RECIPE_LIKE, Json
+from recipe_core.doors.faults import FaultsTold, fault_json
 from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest
 
@@ -87,6 +90,10 @@ KNOWN: dict[str, Callable[[str | None], Json]] = {
 }
 
 
+_agent: ContextVar[str] = ContextVar("agent", default="agent")
+"""Who asks: the address of an agent on the network."""
+
+
 class Asked:
     """Questions to ``Answers``, calculated by the server's workers; each method is one of its."""
 
@@ -96,7 +103,7 @@ class Asked:
     async def __call__(self, method: str, body: Json, **options: Any) -> Json:
         """The answer of a method."""
         answer: Json = await self._pool.ask(
-            answers.answered, method, self._folders, _sent(body), client="mcp", **options
+            answers.answered, method, self._folders, _sent(body), client=_agent.get(), **options
         )
         return answer
 
@@ -107,11 +114,11 @@ class Asked:
             from_thread.run(context.report_progress, float(done), float(steps))
 
         with progress.watched(report):
-            return await self(method, body)
+            return await self(method, body, long=True)
 
     async def bundle(self, body: Json) -> tuple[str, bytes]:
         """A bundle's name, and its zip."""
-        return await self._pool.ask(answers.bundle, self._folders, _sent(body), client="mcp")
+        return await self._pool.ask(answers.bundle, self._folders, _sent(body), client=_agent.get())
 
 
 def _sent(body: Json) -> bytes:
@@ -354,12 +361,29 @@ def http_app(server: MCPServer[Any]) -> Starlette:
 
     Whom requests are for and from is checked before all doors, in module ``guard``.
     """
-    return server.streamable_http_app(
+    app = server.streamable_http_app(
         json_response=True,
         stateless_http=True,
         max_request_body_size=MAX_DOCUMENT_BYTES,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
+    app.add_middleware(FaultsTold, where="MCP")
+    app.add_middleware(_Named)
+    return app
+
+
+class _Named:
+    """Notes which address an agent asks from, for a fair share of the workers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token = _agent.set((scope.get("client") or ("",))[0])
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _agent.reset(token)
 
 
 def create_mcp(*, folders: bool, pool: Pool | None = None) -> MCPServer[Any]:
@@ -404,14 +428,19 @@ def _resources(server: MCPServer[Any], ask: Asked) -> None:
 
 
 def _with_errors(answer: Callable[..., Any], kind: type[Exception]) -> Callable[..., Any]:
-    """The function, raising ``kind`` with the JSON of an error where it raises RecipeError."""
+    """The function, raising ``kind`` with the JSON of an error where it raises another."""
 
     @wraps(answer)
     async def wrapper(*args: Any, **arguments: Any) -> Any:
         try:
             return await answer(*args, **arguments)
+        except kind:
+            raise
         except RecipeError as error:
-            raise kind(to_json(error.to_json(), indent=None)) from None
+            problem = error.to_json()
+        except Exception as error:
+            problem = fault_json(error, f"the tool {answer.__name__}")
+        raise kind(to_json(problem, indent=None)) from None
 
     # The server builds a tool's schema from the signature, and resolves no string annotations.
     wrapper.__signature__ = inspect.signature(answer, eval_str=True)  # type: ignore[attr-defined]

@@ -2,7 +2,8 @@
 
 Other libraries' process pools start their processes with Python's ``multiprocessing``, which
 imports ``__main__`` again in each; under Streamlit that is the page that runs. These are plain
-programs (module ``worker``). One that does not end a call in time, or died, is replaced.
+programs (module ``worker``). One that does not end a call in time, or died, is replaced. Short
+questions and long ones have places of their own (module ``turns``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -29,7 +29,8 @@ from recipe_core.base.budget import Account, Cancelled
 from recipe_core.base.errors import BusyError, LimitError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.doors.settings import ServerSettings, variable
-from recipe_core.doors.worker import Answer, Call, Progress, calibrated, pickled
+from recipe_core.doors.turns import Turn, Turns
+from recipe_core.doors.worker import Answer, Call, Progress, Taken, calibrated, pickled
 
 PROGRAM = "import sys; from recipe_core.doors.worker import main; main(int(sys.argv[1]))"
 GRACE_S = 3.0
@@ -40,6 +41,10 @@ THREADS = 8
 """Threads of their own in which requests wait for workers, at least."""
 START_S = 120.0
 """Seconds in which a worker must have started, on the busiest machine."""
+STARTED = 2
+"""Workers that start before anybody asks: the next question need not wait behind the first."""
+LONG_S = 3.0
+"""Seconds after which a question counts as long: the second time it may take a long one's place."""
 
 Value = TypeVar("Value")
 
@@ -51,6 +56,14 @@ def waited_for() -> bool:
 
 def nobody_told() -> None:
     """Nobody wants to know that a worker has taken a question up."""
+
+
+class OutstaysError(Exception):
+    """A question has turned out to be long in a place that a short one waits for."""
+
+
+class LostError(Exception):
+    """A worker had ended before it took up a call: another may."""
 
 
 class Worker:
@@ -74,15 +87,18 @@ class Worker:
         """Wait until the process has loaded what it needs."""
         if not self._connection.poll(START_S):
             raise RuntimeError(f"a worker did not start within {START_S:g} s")
-        self._receive()
+        try:
+            self._receive()
+        except (EOFError, ConnectionError):
+            raise LostError from None
         self.usable = True
 
     def call(self, call: Call, abandoned: Callable[[], bool]) -> Any:
         """The value of a call.
 
         Raises what the call raised; LimitError where it took too long or its process died;
-        Cancelled where nobody waits any longer, or what ``abandoned`` or the watcher of progress
-        raised.
+        LostError where that was dead before; Cancelled where nobody waits any longer, or what
+        ``abandoned`` or the watcher of progress raised.
         """
         self.usable = False
         return self._ended(self._answer(call, abandoned))
@@ -90,7 +106,7 @@ class Worker:
     def _answer(self, call: Call, abandoned: Callable[[], bool]) -> Answer:
         """How a call ended; one that nobody waits for any longer is interrupted."""
         seconds = call.budget.seconds or float("inf")
-        deadline = self._clock() + seconds + GRACE_S
+        deadline, taken = self._clock() + seconds + GRACE_S, False
         try:
             self._connection.send_bytes(pickled(call))
             while True:
@@ -98,13 +114,15 @@ class Worker:
                     message = self._receive()
                     if isinstance(message, Answer):
                         return message
-                    progress.tell(message.done, message.steps)
-                elif abandoned():
+                    taken = True
+                    if isinstance(message, Progress):
+                        progress.tell(message.done, message.steps)
+                if abandoned():
                     raise Cancelled
-                elif self._clock() > deadline:
+                if self._clock() > deadline:
                     raise budget.over_time(Account(call.budget))
         except (EOFError, ConnectionError):
-            raise self._died() from None
+            raise (self._died() if taken else LostError) from None
         except BaseException:  # also of the page that waits, which Streamlit ends by raising
             self._interrupt()
             raise
@@ -115,8 +133,9 @@ class Worker:
             raise reply.error
         return reply.value
 
-    def _receive(self) -> Answer | Progress:
-        return cast("Answer | Progress", pickle.loads(self._connection.recv_bytes()))  # noqa: S301 - of our own process
+    def _receive(self) -> Answer | Progress | Taken:
+        message = pickle.loads(self._connection.recv_bytes())  # noqa: S301 - of our own process
+        return cast("Answer | Progress | Taken", message)
 
     def _died(self) -> LimitError:
         code = self._process.wait()
@@ -157,42 +176,44 @@ def _environment() -> dict[str, str]:
 
 
 class Pool:
-    """Workers, and the callers that wait for one in the order in which they came.
+    """Workers, and the callers that wait for one.
 
     Args:
-        settings: how many workers, how many callers may wait, what a call may cost.
+        settings: how many workers, how many callers may wait and how long, what a call may cost.
         hire: makes a worker.
+        clock: seconds that only grow.
     """
 
-    def __init__(self, settings: ServerSettings, hire: Callable[[], Worker] = Worker) -> None:
-        self.settings, self._hire = settings, hire
+    def __init__(
+        self,
+        settings: ServerSettings,
+        hire: Callable[[], Worker] = Worker,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self._hire, self._clock = settings, hire, clock
         self._change = threading.Condition()
         self._idle: list[Worker] = []
-        self._started = 0
-        self._waiting: list[object] = []
-        self._clients: Counter[str] = Counter()
+        self._turns = Turns(settings.processes)
         self._closed = False
         self._threads: CapacityLimiter | None = None
 
     @property
     def waiting(self) -> int:
         """Callers that wait for a worker."""
-        return len(self._waiting)
+        return self._turns.count_waiting()
 
-    def admit(self, client: str) -> None:
-        """Raise BusyError where the queue is full, or half of it is this client's."""
-        settings = self.settings
+    def admit(self, client: str, *, long: bool = False) -> None:
+        """Raise BusyError where the queue of a class is full, or half of it is this client's."""
+        settings, turns = self.settings, self._turns
         with self._change:
-            free = settings.workers - self._started + len(self._idle)
-            if not settings.workers or len(self._waiting) < free:
+            room, waiting = turns.count_room(long=long), turns.count_waiting(long)
+            if not settings.workers or waiting < room:
                 return
-            if self._clients[client] >= max(settings.queue // 2, 1) + settings.workers:
-                raise BusyError(
-                    f"{self._clients[client]} of your requests are being answered or wait.",
-                    yours=True,
-                )
-            if len(self._waiting) - free >= settings.queue:
-                raise BusyError(f"{len(self._waiting)} requests wait, the most that may.")
+            own = turns.count_of(client, long=long)
+            if own >= max(settings.queue // 2, 1) + turns.places - long:
+                raise BusyError(f"{own} of your requests are being answered or wait.", yours=True)
+            if waiting - room >= settings.queue:
+                raise BusyError(f"{waiting} requests wait, the most that may.")
 
     def run(
         self,
@@ -201,16 +222,22 @@ class Pool:
         client: str = "",
         abandoned: Callable[[], bool] = waited_for,
         began: Callable[[], None] = nobody_told,
+        long: bool = False,
+        wait_s: float | None = None,
         **options: Any,
     ) -> Value:
         """The value of a function of this package, calculated by a worker; blocks this thread.
 
         ``client``: who asks, for a fair share of the queue. ``abandoned`` is asked again and again
         whether the caller has left; it may raise. ``began`` is called when a worker takes it up.
-        Progress goes to this thread's watcher.
+        ``long``: whether it takes long, as a job does. ``wait_s``: seconds to wait for a worker, in
+        place of those of the settings. Progress goes to this thread's watcher.
+
+        A question that takes longer than ``LONG_S`` counts as long: where it holds the place of
+        short ones and one waits, it ends there and begins anew in a place of long ones.
 
         Raises:
-            BusyError: when too many wait.
+            BusyError: when too many wait, or it has waited too long.
             LimitError: when the request takes more time or memory than it may.
             Cancelled: when the caller has left.
         """
@@ -219,24 +246,25 @@ class Pool:
             began()
             with budget.limited(settings.budget, abandoned):
                 return cast(Value, calibrated(partial(function, *arguments, **options)))
-        self.admit(client)
+        self.admit(client, long=long)
         call = Call(
             partial(function, *arguments, **options), settings.budget, settings.memory_bytes
         )
-        with self._change:
-            self._clients[client] += 1
-        try:
-            worker = self._take(abandoned)
+        turn, lost = Turn(client, long), 0
+        while lost <= settings.processes:  # more than those that were idle
+            worker = None
             try:
+                worker = self._take(turn, abandoned, wait_s or settings.wait_seconds)
                 began()
-                return cast(Value, worker.call(call, abandoned))
+                return cast(Value, worker.call(call, partial(self._must_end, turn, abandoned)))
+            except OutstaysError:
+                turn.long = True
+            except LostError:
+                lost += 1
             finally:
-                self._give_back(worker)
-        finally:
-            with self._change:
-                self._clients[client] -= 1
-                if not self._clients[client]:
-                    del self._clients[client]
+                if worker:
+                    self._give_back(worker, turn)
+        raise BusyError("workers end before they calculate.")
 
     async def ask(self, function: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
         """``run`` for a coroutine; to cancel it is to leave.
@@ -244,9 +272,9 @@ class Pool:
         Raises:
             BusyError, LimitError: as ``run``.
         """
-        self.admit(options.get("client", ""))  # before a thread is taken
-        if self._threads is None:
-            places = self.settings.workers + self.settings.queue
+        self.admit(options.get("client", ""), long=options.get("long", False))
+        if self._threads is None:  # of both classes
+            places = self.settings.processes + 2 * self.settings.queue
             self._threads = CapacityLimiter(max(places, THREADS))
         left = threading.Event()
         question = partial(self.run, function, *arguments, abandoned=left.is_set, **options)
@@ -256,9 +284,14 @@ class Pool:
             left.set()
 
     def start(self) -> None:
-        """Start a worker before anybody asks."""
-        if self.settings.workers:
-            self._give_back(self._take(waited_for))
+        """Start workers before anybody asks."""
+        for _ in range(min(STARTED, self.settings.processes)):
+            turn = Turn("")
+            with self._change:
+                if len(self._idle) >= self._turns.free:
+                    return
+                self._turns.hold(turn)
+            self._give_back(self._hired(turn), turn)
 
     def close(self) -> None:
         """End the workers that are idle; the others end with their calls."""
@@ -269,51 +302,73 @@ class Pool:
         for worker in idle:
             worker.end()
 
-    def _take(self, abandoned: Callable[[], bool]) -> Worker:
+    def _take(self, turn: Turn, abandoned: Callable[[], bool], wait_s: float) -> Worker:
         """An idle worker, or a new one, when it is this caller's turn."""
-        ticket = object()
         with self._change:
-            self._waiting.append(ticket)
+            turn.since_s = self._clock()
+            self._turns.wait(turn)
             try:
-                while self._waiting[0] is not ticket or not self._free():
+                while self._turns.next is not turn or not self._turns.free:
                     self._change.wait(LOOK_EVERY_S)
-                    if abandoned():
-                        raise Cancelled
-                    if self._closed:
-                        raise BusyError("the server is being stopped.")
-            finally:
-                self._waiting.remove(ticket)
+                    self._look(turn, abandoned, wait_s)
+            except BaseException:
+                self._turns.leave(turn)
                 self._change.notify_all()
+                raise
+            turn.since_s = self._clock()
+            self._turns.hold(turn)
+            self._change.notify_all()
             if self._idle:
                 return self._idle.pop()
-            self._started += 1
+        return self._hired(turn)
+
+    def _look(self, turn: Turn, abandoned: Callable[[], bool], wait_s: float) -> None:
+        """Raise where a caller must not wait any longer."""
+        if abandoned():
+            raise Cancelled
+        if self._closed:
+            raise BusyError("the server is being stopped.")
+        if self._clock() - turn.since_s > wait_s:
+            yours = self._turns.has_most(turn.client, long=turn.long)
+            whose = ": most that wait are yours" if yours else ""
+            message = f"no worker was free for {wait_s:g} s, the most that a request waits{whose}."
+            raise BusyError(message, yours=yours)
+
+    def _must_end(self, turn: Turn, abandoned: Callable[[], bool]) -> bool:
+        """Whether a question that is being calculated must end; raises where it begins anew."""
+        if abandoned():
+            return True
+        if self._clock() - turn.since_s > LONG_S:
+            with self._change:
+                if self._turns.outstays(turn):
+                    raise OutstaysError
+        return False
+
+    def _hired(self, turn: Turn) -> Worker:
+        """A new worker for a place that is held."""
         try:
             worker = self._hire()
         except BaseException:
-            self._forget()
+            self._release(turn)
             raise
         try:
             worker.start()
         except BaseException:
-            self._give_back(worker)
+            self._give_back(worker, turn)
             raise
         return worker
 
-    def _free(self) -> bool:
-        return bool(self._idle) or self._started < self.settings.workers
-
-    def _give_back(self, worker: Worker) -> None:
+    def _give_back(self, worker: Worker, turn: Turn) -> None:
         if worker.usable and not self._closed:
-            with self._change:
-                self._idle.append(worker)
-                self._change.notify_all()
+            self._release(turn, worker)
             return
         worker.end()
-        self._forget()
+        self._release(turn)
 
-    def _forget(self) -> None:
+    def _release(self, turn: Turn, *usable: Worker) -> None:
         with self._change:
-            self._started -= 1
+            self._idle.extend(usable)
+            self._turns.release(turn)
             self._change.notify_all()
 
 

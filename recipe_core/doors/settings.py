@@ -40,10 +40,18 @@ class ServerSettings(BaseModel):
     """Whether /_stcore/metrics answers."""
 
     workers: Annotated[int, Field(ge=0, le=256)] = max((os.cpu_count() or 2) - 1, 1)
-    """Processes that calculate; 0 calculates in the server's own, one request delaying others."""
+    """Processes that calculate, beside one more for short questions alone; 0 calculates in the
+    server's own, one request delaying others."""
 
     queue: Annotated[int, Field(ge=0, le=10_000)] = 64
-    """Requests that may wait for a worker; half of them of one caller."""
+    """Short questions, and as many long ones, that may wait for a worker; half of them of one
+    caller."""
+
+    wait_seconds: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds that a request may wait for a worker; a job that was begun waits longer."""
+
+    sessions: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Readers whose pages may be open at a time; half of them from one address."""
 
     candidates: Annotated[int, Field(ge=1)] = 300_000
     """Candidates that a plan may have; each takes half a kilobyte of the server while pages show
@@ -89,6 +97,11 @@ class ServerSettings(BaseModel):
             name = str(first["loc"][0])
             message = first["msg"].removeprefix("Value error, ")
             raise InputError(f"{message}.", field=variable(name)) from None
+
+    @property
+    def processes(self) -> int:
+        """Worker processes at most: one of them is left to short questions."""
+        return self.workers + 1 if self.workers else 0
 
     @property
     def cached_candidates(self) -> int:

@@ -47,6 +47,11 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A call has come; who ends before has not calculated anything of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a call is."""
 
@@ -66,7 +71,7 @@ class Answer:
     over: bool = False
 
 
-def pickled(message: Call | Answer | Progress) -> bytes:
+def pickled(message: Call | Taken | Answer | Progress) -> bytes:
     """A message as bytes: plans hold functions, which only cloudpickle takes along."""
     data: bytes = cloudpickle.dumps(message)
     return data
@@ -170,6 +175,8 @@ def main(socket: int) -> None:
     with Connection(socket) as connection, suppress(EOFError, ConnectionError):
         connection.send_bytes(pickled(Answer()))
         while True:
-            call: Call = pickle.loads(connection.recv_bytes())  # noqa: S301 - of the server
+            frame = connection.recv_bytes()
             interrupt.asked = False
+            connection.send_bytes(pickled(Taken()))
+            call: Call = pickle.loads(frame)  # noqa: S301 - of the server
             connection.send_bytes(_frame(answer(call, connection, interrupt)))

@@ -1,4 +1,4 @@
-"""Worker processes: what they answer, when they end, who waits; and the jobs that they run."""
+"""Worker processes: what they answer, when they end, whose turn it is; and the jobs they run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from recipe_core.base.budget import Budget, Cancelled
 from recipe_core.base.errors import BusyError, LimitError, NoAnswer
 from recipe_core.doors import jobs, public
 from recipe_core.doors.jobs import Job, Jobs
-from recipe_core.doors.pool import Pool, Worker
+from recipe_core.doors.pool import LONG_S, LostError, Pool, Worker
 from recipe_core.doors.settings import ServerSettings, variable
+from recipe_core.doors.turns import Turn, Turns
 from recipe_core.doors.worker import Answer, Call, Progress, answer, pickled
 from tests.conftest import request_values
 from tests.fixtures.patience import PATIENCE, comes
 from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import over
 
 
 class Ticks:
@@ -46,13 +48,13 @@ def workers() -> Iterator[Pool]:
 
 @pytest.fixture
 def pool(workers: Pool) -> Iterator[Pool]:
-    """A pool of one worker, whose clock stands still."""
+    """A pool whose workers' clock stands still; one is there while nobody waits."""
     TICKS.step_s = 0.0
     return limited(workers)
 
 
 def limited(pool: Pool, **settings: Any) -> Pool:
-    """The pool with other limits; the worker is the same."""
+    """The pool with other limits; the workers are the same."""
     pool.settings = ServerSettings(**{"workers": 1, "queue": 4} | settings)
     return pool
 
@@ -139,6 +141,8 @@ def test_a_process_goes_on_after_answers_errors_and_calls_that_were_ended(pool: 
 
 def test_a_process_that_does_not_end_its_call_or_dies_is_replaced(pool: Pool) -> None:
     seen = {pool.run(who)}
+    os.kill(*seen, signal.SIGKILL)  # which nobody has asked anything meanwhile
+    seen.add(pool.run(who))
     TICKS.step_s = 1.0
     with pytest.raises(LimitError, match=r"0\.2 s"):
         limited(pool, seconds=0.2).run(deaf_for_ever)
@@ -150,7 +154,7 @@ def test_a_process_that_does_not_end_its_call_or_dies_is_replaced(pool: Pool) ->
     TICKS.step_s = 0.0
     with pytest.raises(LimitError, match="SIGKILL"):
         pool.run(fall_over)
-    assert len(seen | {pool.run(who)}) == 3
+    assert len(seen | {pool.run(who)}) == 4
 
 
 def test_memory_is_limited(pool: Pool) -> None:
@@ -200,11 +204,34 @@ def test_progress_is_told_at_its_pace() -> None:
     assert sent == [pickled(Progress(done, 4)) for done in (0, 3)]
 
 
-# Who waits
+# Whose turn it is
+
+
+@over(
+    "waiting, served",
+    [
+        ("a-long a-long a-long a-long b", "a-long b a-long a-long a-long"),  # one place is left
+        ("a-long a-long a", "a-long a a-long"),  # also to the same caller
+        ("a a a b c", "a b c a a"),  # one of each, however many wait of one
+        ("a a b-long", "b-long a a"),
+    ],
+)
+def test_two_workers_take_both_classes_and_each_caller_in_turn(waiting: str, served: str) -> None:
+    turns, held, order = Turns(2), list[Turn](), list[str]()
+    for word in waiting.split():
+        turns.wait(Turn(word[0], word.endswith("-long")))
+    while turns.next or held:
+        if (turn := turns.next) and turns.free:
+            turns.hold(turn)
+            held.append(turn)
+            order.append(turn.client + "-long" * turn.long)
+        else:
+            turns.release(held.pop(0))
+    assert " ".join(order) == served
 
 
 class Clerk:
-    """A worker without a process, which answers when its door is open."""
+    """A worker without a process: ``quick`` is answered at once, all else when the door is open."""
 
     door = threading.Event()
     usable = True
@@ -213,40 +240,86 @@ class Clerk:
         """At once."""
 
     def call(self, call: Call, abandoned: Callable[[], bool]) -> Any:
-        assert self.door.wait(PATIENCE)
-        return call.question()
+        question: Any = call.question
+        while question.func is not quick and not self.door.wait(0.01):
+            assert not abandoned()
+        return question()
 
     def end(self) -> None:
         """Nothing runs."""
 
 
-def test_who_waits_too_much_is_told_to_come_again() -> None:
-    Clerk.door.clear()
-    hire: Any = Clerk
-    pool = Pool(ServerSettings(workers=1, queue=2), hire=hire)
-    begun: list[str] = []
+class Counter:
+    """Two clerks, a clock that is set, and who was served or sent away."""
 
-    def ask(client: str) -> threading.Thread:
-        options = {"client": client, "began": partial(begun.append, client)}
-        thread = threading.Thread(target=pool.run, args=(who,), kwargs=options)
-        thread.start()
-        return thread
+    def __init__(self) -> None:
+        Clerk.door.clear()
+        self.now_s, self.begun, self.sent_away = 0.0, list[str](), list[tuple[str, bool]]()
+        hire: Any = Clerk
+        settings = ServerSettings(workers=1, queue=4, wait_seconds=2)
+        self.pool = Pool(settings, hire=hire, clock=lambda: self.now_s)
+        self.threads = list[threading.Thread]()
 
-    threads = [ask("greedy")]
-    assert comes(lambda: begun == ["greedy"])
-    threads.append(ask("greedy"))
-    assert comes(lambda: pool.waiting == 1)
-    assert refusal(pool.run, who, client="greedy", kind=BusyError).yours
-    threads.append(ask("modest"))
-    assert comes(lambda: pool.waiting == 2)
-    refused = refusal(pool.run, who, client="third", kind=BusyError)
+    def ask(self, client: str, function: Callable[..., Any] = who, *words: str) -> None:
+        """Ask beside others, and come back when that is served or waits."""
+        seen = self.pool.waiting + len(self.begun)
+
+        def wait() -> None:
+            began = partial(self.begun.append, client)
+            try:
+                self.pool.run(function, *words, client=client, began=began)
+            except BusyError as error:
+                self.sent_away.append((client, error.yours))
+
+        self.threads.append(threading.Thread(target=wait))
+        self.threads[-1].start()
+        assert comes(lambda: self.pool.waiting + len(self.begun) == seen + 1)
+
+    def end(self) -> None:
+        Clerk.door.set()
+        for thread in self.threads:
+            thread.join(PATIENCE)
+
+
+def test_who_waits_too_much_or_too_long_is_told_to_come_again() -> None:
+    desk = Counter()
+    for client in ("greedy", "greedy", "greedy", "greedy", "modest"):
+        desk.ask(client)
+    assert (desk.begun, desk.pool.waiting) == (["greedy"] * 2, 3)
+    assert refusal(desk.pool.run, who, client="greedy", kind=BusyError).yours
+    desk.ask("third")
+    refused = refusal(desk.pool.run, who, client="fourth", kind=BusyError)
     assert not refused.yours
     assert refused.retry_after_s > 0
-    Clerk.door.set()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert begun == ["greedy", "greedy", "modest"]
-    assert pool.run(who, client="greedy")
+    desk.pool.admit("fourth", long=True)  # which has a queue of its own
+    desk.now_s = 2.5
+    assert comes(lambda: len(desk.sent_away) == 4)
+    desk.end()
+    away = [("greedy", True), ("greedy", True), ("modest", False), ("third", False)]
+    assert sorted(desk.sent_away) == away
+    assert desk.pool.run(who, client="greedy")
+
+
+def test_a_question_that_turns_out_to_be_long_makes_place_for_a_short_one() -> None:
+    desk = Counter()
+    desk.ask("heavy")
+    desk.ask("heavy")
+    desk.now_s = LONG_S + 1  # one goes on as a long one; nobody waits for the other's place yet
+    desk.ask("light", quick, "1")
+    assert comes(lambda: "light" in desk.begun)
+    assert not Clerk.door.is_set()
+    desk.end()
+    assert desk.begun == ["heavy", "heavy", "light", "heavy"]
+    assert not desk.sent_away
+
+
+def test_workers_that_end_before_they_begin_are_not_hired_for_ever() -> None:
+    class Lost(Clerk):
+        def call(self, call: Call, abandoned: Callable[[], bool]) -> Any:
+            raise LostError
+
+    hire: Any = Lost
+    assert not refusal(Pool(ServerSettings(workers=1), hire=hire).run, who, kind=BusyError).yours
 
 
 # Jobs: ``test_simulate_doors.py`` has how they begin, run, end and are cancelled

@@ -14,6 +14,7 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.doors import public
 from recipe_core.doors.api import create_api
 from recipe_core.doors.jobs import Jobs
+from recipe_core.doors.mcp import create_mcp, http_app
 from recipe_core.doors.pool import Pool
 from recipe_core.doors.settings import ServerSettings
 from recipe_core.fleet.result import OverTimeAnswer
@@ -165,6 +166,24 @@ def test_agents_get_the_answer_without_its_series_and_see_progress() -> None:
     whole = answered("simulate", request=REQUEST, series=True)
     assert whole == json.loads(json.dumps(ANSWER.to_json()))
     assert error_of("simulate", request=REQUEST, policies=["kedaa"])["field"] == "policies"
+
+
+def test_simulations_of_agents_are_long_questions_of_their_address() -> None:
+    asked_for: list[dict[str, Any]] = []
+
+    class Asked(Pool):
+        async def ask(self, *_: Any, **options: Any) -> Any:
+            asked_for.append(options)
+            return {"policies": [], "bounds": {}, "load": {"rates_per_s": []}}
+
+    agents = http_app(create_mcp(folders=False, pool=Asked(ServerSettings(workers=0))))
+    headers = {"Accept": "application/json", "MCP-Protocol-Version": "2025-06-18"}
+    message: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    with TestClient(agents, client=("10.1.2.3", 5000)) as agent:
+        for name in ("simulate", "estimate"):
+            call = message | {"params": {"name": name, "arguments": {"request": {}}}}
+            assert agent.post("/mcp", json=call, headers=headers).status_code == 200
+    assert asked_for == [{"client": "10.1.2.3", "long": True}, {"client": "10.1.2.3"}]
 
 
 def simulate(*words: str, request: dict[str, Any] = REQUEST) -> Any:

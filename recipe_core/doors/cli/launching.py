@@ -12,27 +12,30 @@ import typer
 
 from recipe_core.base.errors import BundleError
 from recipe_core.bundle.contents import MAX_FILE_BYTES, RUN_FOLDER
-from recipe_core.doors.cli.app import Bundle, app, emit
+from recipe_core.doors.cli.app import Bundle, PublicKey, app, emit, read_key
 
 _OF_RUNNING = ("status", "down", "logs", "doctor")
 """Commands on what runs: they must work even where the bundle's folder has been changed since."""
 
 
-def _launcher(command: str, bundle: Path, words: list[str]) -> NoReturn:
+def _launcher(
+    command: str, bundle: Path, words: list[str], public_key: Path | None = None
+) -> NoReturn:
     """Run the bundle's launcher with this interpreter, and exit with its code.
 
+    With ``public_key`` nothing runs of a bundle that is not signed by it.
     Python neither reads nor writes compiled copies of it: only what digests cover is run.
     """
     from recipe_core.bundle.verify import unpack, unpacked_path
 
     options = ["--json"] if "--json" in words else []  # the launcher's own, not its commands'
     arguments = [*options, command, *(word for word in words if word != "--json")]
-    folder = unpacked_path(bundle)
+    folder, key = unpacked_path(bundle), read_key(public_key, "public_key")
     if command in _OF_RUNNING and (folder / RUN_FOLDER).is_dir():
-        if (error := _change(folder)) is not None:
+        if (error := _change(folder, key)) is not None:
             raise SystemExit(_without_bundle(error, folder, arguments))
     else:
-        folder = unpack(bundle, replaced=_say_replaced)
+        folder = unpack(bundle, public_key=key, replaced=_say_replaced)
     # Nothing can be planted below a device, where this makes Python look for compiled files.
     python = [sys.executable, "-B", "-X", f"pycache_prefix={os.devnull}"]
     raise SystemExit(subprocess.call([*python, str(folder / "launch.py"), *arguments]))
@@ -45,12 +48,12 @@ def _say_replaced(folder: Path) -> None:
     typer.echo(f"replaced {folder}{f', {kept}' if kept else ''}", err=True)
 
 
-def _change(folder: Path) -> BundleError | None:
+def _change(folder: Path, key: bytes | None) -> BundleError | None:
     """Why nothing of a bundle's folder may be run; None for a bundle that verifies."""
     from recipe_core.bundle.verify import read_bundle
 
     try:
-        read_bundle(folder)
+        read_bundle(folder, key)
     except BundleError as error:
         return error
     return None
@@ -96,8 +99,8 @@ _LAUNCHER = {
 
 
 def _launcher_command(name: str, summary: str) -> None:
-    def command(context: typer.Context, bundle: Bundle) -> None:
-        _launcher(name, bundle, context.args)
+    def command(context: typer.Context, bundle: Bundle, public_key: PublicKey = None) -> None:
+        _launcher(name, bundle, context.args, public_key)
 
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(
@@ -132,10 +135,20 @@ def serve(
         bool, typer.Option("--metrics", help="Answer /_stcore/metrics, for Prometheus.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that calculate; 0: the server's own.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Processes that calculate, beside one for short questions; 0: the server's own.",
+        ),
     ] = None,
     queue: Annotated[
         int | None, typer.Option(min=0, help="Requests that may wait for a worker.")
+    ] = None,
+    max_wait: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds that a request may wait for a worker.")
+    ] = None,
+    max_sessions: Annotated[
+        int | None, typer.Option(min=1, help="Pages that may be open at a time.")
     ] = None,
     max_candidates: Annotated[
         int | None, typer.Option(min=1, help="Candidates that a plan may have.")
@@ -162,6 +175,8 @@ def serve(
         "metrics": metrics,
         "workers": workers,
         "queue": queue,
+        "wait_seconds": max_wait,
+        "sessions": max_sessions,
         "candidates": max_candidates,
         "seconds": max_seconds,
         "memory_gib": max_memory,
