@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
@@ -24,8 +24,12 @@ from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
+from recipe_core.base import budget
+
 Result = TypeVar("Result")
 AGENT = "recipe-builder"
+LOOK_EVERY_S = 0.1
+"""Seconds between looks whether the calculation that waits for an answer may go on."""
 REDIRECTS = frozenset(
     {
         HTTPStatus.MOVED_PERMANENTLY,
@@ -62,7 +66,8 @@ class Deadline:
     def run(self, work: Callable[[], Result]) -> Result:
         """What ``work`` returns; TimeoutError where the deadline comes first.
 
-        It runs in a thread, as looking up a name cannot be ended; what it waits for then is left.
+        It runs in a thread, as looking up a name cannot be ended; what it waits for then is left,
+        also where the calculation that needs it ends before.
         """
         result: Future[Result] = Future()
 
@@ -73,7 +78,9 @@ class Deadline:
                 result.set_exception(error)
 
         Thread(target=finish, daemon=True).start()
-        return result.result(timeout=self.left())
+        while not wait([result], timeout=min(self.left(), LOOK_EVERY_S)).done:
+            budget.spend()
+        return result.result()
 
 
 @dataclass(frozen=True, slots=True)
