@@ -1,7 +1,8 @@
 """What every request passes before any door: page, API, MCP, websocket and downloads alike.
 
 Whom it was meant for (its Host, against DNS rebinding), who sends it (the token, where one is
-set), how much it brings (uploads), and the headers that tell browsers what a page may do.
+set), how much there is already (pages, uploads), and the headers that tell browsers what a page may
+do.
 """
 
 from __future__ import annotations
@@ -12,28 +13,29 @@ import socket
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from recipe_core.doors.faults import FaultsTold
 from recipe_core.doors.policy import API_POLICY, page_policy
+from recipe_core.doors.sessions import Sessions, Upload
 from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.sign_in import PATH as SIGN_IN
-from recipe_core.doors.sign_in import Visitors
+from recipe_core.doors.sign_in import Visitors, address_of
 
 OPEN_PATHS = ("/_stcore/health", SIGN_IN)
 """What anybody may ask: whether the server runs, and for the form itself."""
 METRICS = "/_stcore/metrics"
 UPLOADS = "/_stcore/upload_file/"
-MOST_UPLOADS = 16
-"""Files that a session may keep on the server at a time; a page has two places for one file."""
-MOST_UPLOADED_MB = 48
-"""And megabytes: three traces of the size that one file may have."""
+FULL_S = 30
+"""Seconds after which a reader for whom there is no room may try again."""
 MACHINES = ("/api/", "/mcp")
 """Doors of programs, which send a token instead of signing in."""
+_DOORS = re.compile(r"/api/v1/[^\x00-\x1f\x7f]*|/mcp")
+"""Paths of these doors; one with a line end would pass for another path, or a page."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -60,7 +62,9 @@ class Guard:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app, self._settings = app, settings
+        self._machines = FaultsTold(app, "a door of programs")
         self._visitors = Visitors(settings.token, clock) if settings.token else None
+        self._sessions = Sessions(settings.sessions, clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what may not pass, hand on the rest."""
@@ -73,12 +77,32 @@ class Guard:
         if answer is None and self._visitors and scope["path"] == SIGN_IN:
             answer = await self._visitors.answer(scope, receive)
         if answer is None:
-            await self._app(scope, receive, sending)
+            await self._pass(request, receive, sending)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "refused"})
         else:
             await answer(scope, receive, sending)
+
+    async def _pass(self, request: HTTPConnection, receive: Receive, send: Send) -> None:
+        """Hand a request on; a page and an upload take room until they end."""
+        scope, path = request.scope, request.scope["path"]
+        if path.startswith(MACHINES):
+            await self._machines(scope, receive, send)
+        elif scope["type"] == "websocket":
+            with self._sessions.opened(address_of(request)):
+                await self._app(scope, receive, send)
+        elif path.startswith(UPLOADS) and scope["method"] == "PUT":
+            session, _, name = path.removeprefix(UPLOADS).partition("/")
+            upload = Upload(session, name, int(request.headers["content-length"][:20]))
+            with self._sessions.uploading(upload, address_of(request)) as refusal:
+                if refusal:
+                    answer = _problem(413, refusal, "Remove a file, or reload the page.")
+                    await answer(scope, receive, send)
+                else:
+                    await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _refusal(self, request: HTTPConnection) -> Response | None:
         """Why a request may not pass; None where it may."""
@@ -98,13 +122,7 @@ class Guard:
             )
         if scope["path"] == METRICS and not settings.metrics:
             return _problem(404, "metrics are off.", f"Set {variable('metrics')}=1.")
-        if scope["path"].startswith(UPLOADS) and _uploads_full(request):
-            return _problem(
-                413,
-                f"a session keeps {MOST_UPLOADS} files and {MOST_UPLOADED_MB} MB at most.",
-                "Remove a file, or reload the page.",
-            )
-        return self._stranger(request)
+        return self._stranger(request) or self._misfit(request)
 
     def _stranger(self, request: HTTPConnection) -> Response | None:
         """The answer to somebody who has neither token nor cookie; None for anybody else."""
@@ -112,8 +130,18 @@ class Guard:
         if self._visitors is None or path in OPEN_PATHS:
             return None
         machine = path.startswith(MACHINES) or path == METRICS
-        if self._visitors.has_token(request) if machine else self._visitors.signed_in(request):
+        if not machine and self._visitors.signed_in(request):
             return None
+        if "authorization" in request.headers:
+            if wait_s := self._visitors.wait_s(request):
+                return _problem(
+                    429,
+                    "too many wrong tokens came from your address.",
+                    f"Try again in {wait_s} s.",
+                    {"Retry-After": str(wait_s)},
+                )
+            if self._visitors.has_token(request):
+                return None
         if not machine and request.scope["type"] == "http" and _for_reading(request):
             return RedirectResponse(self._visitors.form(request), 303)
         return _problem(
@@ -122,6 +150,21 @@ class Guard:
             "Send it as Authorization: Bearer TOKEN." if machine else f"Open {SIGN_IN}.",
             {"WWW-Authenticate": "Bearer"} if machine else None,
         )
+
+    def _misfit(self, request: HTTPConnection) -> Response | None:
+        """The answer to what has no door, no length or no room here; None for anything else."""
+        scope, path = request.scope, request.scope["path"]
+        if path.startswith(MACHINES) and not _DOORS.fullmatch(path):
+            return _problem(404, "there is no such path.", "See /api/v1/openapi.json.")
+        if path.startswith(UPLOADS) and scope.get("method") == "PUT":
+            if not request.headers.get("content-length", "").isdecimal():
+                return _problem(413, "an upload needs a Content-Length.", "Send its length.")
+            return None
+        page = scope["type"] == "websocket" or (_for_reading(request) and path.count("/") == 1)
+        if page and self._sessions.full(address_of(request)):
+            text = f"As many pages are open as this server shows. Try again in {FULL_S} s."
+            return PlainTextResponse(text, 503, {"Retry-After": str(FULL_S)})
+        return None
 
 
 def _for_reading(request: HTTPConnection) -> bool:
@@ -191,23 +234,6 @@ def _is_this_machine(name: str, here: bool) -> bool:
 def _own_names() -> frozenset[str]:
     """The names that this machine gives itself."""
     return frozenset({"localhost", socket.gethostname().lower(), socket.getfqdn().lower()})
-
-
-# How much it brings
-
-
-def _uploads_full(request: HTTPConnection) -> bool:
-    """Whether a session would keep more files or bytes than it may with another upload."""
-    from streamlit import runtime
-
-    if not runtime.exists():
-        return False
-    session, _, name = request.scope["path"].removeprefix(UPLOADS).partition("/")
-    storage: Any = getattr(runtime.get_instance().uploaded_file_mgr, "file_storage", {})
-    others = [file for other, file in storage.get(session, {}).items() if other != name]
-    sent = request.headers.get("content-length", "")
-    size = sum(len(file.data) for file in others) + (int(sent) if sent.isdecimal() else 0)
-    return len(others) >= MOST_UPLOADS or size > MOST_UPLOADED_MB << 20
 
 
 # What browsers may do with the answer

@@ -1,14 +1,17 @@
 """Who has the server's token: programs send it, people type it into a form once.
 
-The browser keeps a signed time instead of the token. Another token signs everybody out.
+The browser keeps a signed time instead of the token. Another token signs everybody out. Who guesses
+is stopped by address, and nobody else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import html
+import ipaddress
 import secrets
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -21,29 +24,73 @@ PATH = "/sign-in"
 COOKIE = "recipe_builder_visitor"
 SIGNED_IN_S = 12 * 3600
 MOST_TRIES, TRIES_S = 10, 60.0
-"""Wrong tokens of all visitors within so many seconds, after which the form takes none."""
+"""Different wrong tokens of an address within so many seconds, after which none of it is read."""
+MOST_ADDRESSES = 4096
+"""Addresses whose wrong tokens are remembered, the latest."""
 MOST_BODY_BYTES = 4096
+
+
+class Guesses:
+    """Wrong tokens by address. The same one again is a program that nobody told, and no guess."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._key = clock, secrets.token_bytes(16)
+        self._wrong: OrderedDict[str, OrderedDict[bytes, float]] = OrderedDict()
+
+    def wait_s(self, address: str) -> int:
+        """Seconds until a token from an address is read; 0 for now."""
+        latest = list(self._wrong.get(_network(address), OrderedDict()).values())[-MOST_TRIES:]
+        if len(latest) < MOST_TRIES:
+            return 0
+        return max(int(latest[0] + TRIES_S - self._clock() + 1), 0)
+
+    def note(self, address: str, token: str) -> None:
+        """Remember a wrong token."""
+        network, now = _network(address), self._clock()
+        wrong = self._wrong.setdefault(network, OrderedDict())
+        for old in [old for old, at in wrong.items() if now - at > TRIES_S]:
+            del wrong[old]
+        wrong.setdefault(
+            hashlib.blake2b(token.encode(errors="replace"), key=self._key).digest(), now
+        )
+        self._wrong.move_to_end(network)
+        if len(self._wrong) > MOST_ADDRESSES:
+            self._wrong.popitem(last=False)
+
+
+def _network(address: str) -> str:
+    """What one sender has: an address, of IPv6 the network of one connection."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(known, ipaddress.IPv4Address):
+        return address
+    return str(known.ipv4_mapped or ipaddress.IPv6Network((int(known), 64), strict=False))
 
 
 class Visitors:
     """Callers of a server with a token."""
 
     def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._token, self._clock = token.encode(), clock
+        self._token, self._guesses = token.encode(), Guesses(clock)
         self._signer = TimestampSigner(token, salt="recipe-builder visitor")
-        self._wrong: deque[float] = deque(maxlen=MOST_TRIES)
 
     def has_token(self, request: HTTPConnection) -> bool:
-        """Whether a program sends the token."""
+        """Whether a program sends the token, read after ``wait_s``."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        return kind.lower() == "bearer" and self._right(token.strip())
+        return kind.lower() == "bearer" and self._right(request, token.strip())
+
+    def wait_s(self, request: HTTPConnection) -> int:
+        """Seconds until a token from where a request comes from is read; 0 for now."""
+        return self._guesses.wait_s(address_of(request))
 
     def signed_in(self, request: HTTPConnection) -> bool:
-        """Whether a browser has the cookie of the form; a program may send the token instead."""
+        """Whether a browser has the cookie of the form."""
         try:
             self._signer.unsign(request.cookies.get(COOKIE, ""), max_age=SIGNED_IN_S)
         except BadSignature:
-            return self.has_token(request)
+            return False
         return True
 
     def form(self, request: HTTPConnection) -> str:
@@ -64,11 +111,10 @@ class Visitors:
             answer: Response = RedirectResponse(PATH, 303)
             answer.delete_cookie(COOKIE)
             return answer
-        if wait_s := self._wait_s():
-            text = f"Too many wrong tokens. Try again in {wait_s} s."
+        if wait_s := self.wait_s(request):
+            text = f"Too many wrong tokens came from your address. Try again in {wait_s} s."
             return _page(onward, False, text, 429, {"Retry-After": str(wait_s)})
-        if not self._right(fields.get("token", "")):
-            self._wrong.append(self._clock())
+        if not self._right(request, fields.get("token", "")):
             return _page(onward, False, "That is not the token of this server.", 401)
         answer = RedirectResponse(onward, 303)
         answer.set_cookie(
@@ -81,14 +127,17 @@ class Visitors:
         )
         return answer
 
-    def _right(self, token: str) -> bool:
-        return secrets.compare_digest(token.encode(errors="replace"), self._token)
+    def _right(self, request: HTTPConnection, token: str) -> bool:
+        """Whether a token is the server's; one that is not is remembered."""
+        right = secrets.compare_digest(token.encode(errors="replace"), self._token)
+        if not right:
+            self._guesses.note(address_of(request), token)
+        return right
 
-    def _wait_s(self) -> int:
-        """Seconds until another token is taken; 0 for now."""
-        if len(self._wrong) < MOST_TRIES:
-            return 0
-        return max(int(self._wrong[0] + TRIES_S - self._clock() + 1), 0)
+
+def address_of(request: HTTPConnection) -> str:
+    """Where a request comes from; behind a proxy that the server trusts, what that says."""
+    return request.client.host if request.client else ""
 
 
 async def _fields(request: Request) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""What stands before every door: host, token, uploads and headers."""
+"""What stands before every door: host, token, pages and uploads, headers."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from recipe_core.doors import guard, sign_in
+from recipe_core.doors import guard, sessions, sign_in
 from recipe_core.doors.guard import Guard
 from recipe_core.doors.policy import page_policy
+from recipe_core.doors.sessions import Sessions, Upload
 from recipe_core.doors.settings import ServerSettings, variable
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -38,11 +40,13 @@ def client(
     """A client of a guarded app that says the path it was asked for."""
 
     def page(request: Request) -> PlainTextResponse:
+        if text := request.headers.get("x-fail"):
+            raise ValueError(text)
         return PlainTextResponse(request.url.path)
 
     async def stream(socket: WebSocket) -> None:
         await socket.accept()
-        await socket.close()
+        await socket.receive()  # that it is closed
 
     routes = [
         WebSocketRoute("/_stcore/stream", stream),
@@ -123,15 +127,42 @@ def test_the_form_leads_nowhere_else_shows_markup_as_text_and_takes_no_long_body
     assert answer.status_code == 401
 
 
-def test_guessing_is_slowed_down() -> None:
+def through_the_form(visitor: TestClient, token: str) -> Any:
+    return visitor.post(sign_in.PATH, data={"token": token})
+
+
+def as_a_program(visitor: TestClient, token: str) -> Any:
+    return visitor.get("/api/v1/models", headers={"Authorization": f"Bearer {token}"})
+
+
+@over("send, passes", [(through_the_form, 303), (as_a_program, 200)])
+def test_who_guesses_waits_and_nobody_else(send: Callable[..., Any], passes: int) -> None:
     now = [1000.0]
     browser = client(clock=lambda: now[0], token=TOKEN)
-    for _ in range(sign_in.MOST_TRIES):
-        assert browser.post(sign_in.PATH, data={"token": "wrong"}).status_code == 401
-    late = browser.post(sign_in.PATH, data={"token": TOKEN})
+
+    def at(address: str) -> TestClient:
+        options: Any = {"base_url": "http://127.0.0.1:8501", "follow_redirects": False}
+        return TestClient(browser.app, client=(address, 5000), **options)
+
+    guesser, neighbour = at("2001:db8::1"), at("2001:db8::2")  # of one network
+    for number in range(sign_in.MOST_TRIES):
+        assert send(guesser, f"wrong {number}").status_code == 401
+    late = send(neighbour, TOKEN)
     assert late.status_code == 429
+    for other in (at("2001:db8:0:1::1"), at("192.0.2.1")):
+        assert {send(other, "old").status_code for _ in range(99)} == {401}  # no guess
+        assert send(other, TOKEN).status_code == passes
     now[0] += float(late.headers["retry-after"])
-    assert browser.post(sign_in.PATH, data={"token": TOKEN}).status_code == 303
+    assert send(guesser, TOKEN).status_code == passes
+
+
+def test_of_many_addresses_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sign_in, "MOST_ADDRESSES", 2)
+    guesses = sign_in.Guesses(lambda: 0.0)
+    for address in ("a", "b", "c"):
+        for number in range(sign_in.MOST_TRIES):
+            guesses.note(address, str(number))
+    assert [bool(guesses.wait_s(address)) for address in ("a", "b", "c")] == [False, True, True]
 
 
 def test_a_cookie_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,29 +176,101 @@ def test_a_cookie_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert other.get("/").status_code == 401
 
 
-def holding(files: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> TestClient:
-    """A visitor of a server whose session ``full`` keeps files of these sizes (bytes)."""
+class Pages:
+    """Streamlit's runtime: files of sessions, of which some are connected."""
+
+    def __init__(self) -> None:
+        self.connected, self.closed = {"a", "b", "c"}, list[str]()
+        self.file_storage: dict[str, dict[str, Any]] = {}
+        self.uploaded_file_mgr = self
+        self.is_active_session = self.connected.__contains__
+        self.close_session = self.closed.append
+
+    def remove_session_files(self, session: str) -> None:
+        del self.file_storage[session]
+
+    def keep(self, session: str, name: str, mb: int) -> None:
+        file = SimpleNamespace(data=bytes(mb << 20))
+        self.file_storage.setdefault(session, {})[name] = file
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
     from streamlit import runtime
 
-    kept = {name: SimpleNamespace(data=bytes(size)) for name, size in files.items()}
-    running = SimpleNamespace(uploaded_file_mgr=SimpleNamespace(file_storage={"full": kept}))
+    running = Pages()
     monkeypatch.setattr(runtime, "exists", lambda: True)
     monkeypatch.setattr(runtime, "get_instance", lambda: running)
-    return client()
+    return running
 
 
-def test_a_session_keeps_a_few_files_and_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def statuses(*uploads: tuple[str, int]) -> list[int]:
-        sent = ((guard.UPLOADS + name, bytes(size)) for name, size in uploads)
-        return [visitor.put(path, content=data).status_code for path, data in sent]
+def test_uploads_are_bounded_while_they_come_and_over_all_sessions(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, most in (("UPLOADS", 3), ("UPLOADED_MB", 4), ("UPLOADED_IN_ALL_MB", 10)):
+        monkeypatch.setattr(sessions, f"MOST_{name}", most)
+    room, coming = Sessions(8, later=lambda *_: None), ExitStack()
 
-    visitor = holding({str(n): 1 for n in range(guard.MOST_UPLOADS)}, monkeypatch)
-    # full/0 takes the place of one that is there
-    assert statuses(("full/another", 0), ("full/0", 0), ("other/0", 0)) == [413, 200, 200]
-    monkeypatch.setattr(guard, "MOST_UPLOADED_MB", 2)
-    visitor = holding({"0": 1 << 20, "1": 1 << 19}, monkeypatch)
-    assert statuses(("full/2", 1 << 19), ("full/2", 1 + (1 << 19))) == [200, 413]
-    assert statuses(("full/0", 1 << 20), ("other/2", 1 << 20)) == [200, 200]
+    def refused(session: str, name: str, mb: int, address: str = "x") -> bool:
+        block = room.uploading(Upload(session, name, mb << 20), address)
+        return coming.enter_context(block) is not None
+
+    pages.keep("a", "0", 2)
+    for mb in (2, 0):  # both at once are too many megabytes, or files; neither is alone
+        assert [refused("a", name, mb) for name in ("1", "2", "3")] == [False, mb > 0, True]
+        coming.close()
+    assert not refused("a", "0", 4)  # in place of the one that is there
+    coming.close()
+    pages.keep("a", "0", 0)
+    uploads = (("b", 4, "x"), ("c", 2, "x"), ("c", 2, "y"), ("d", 4, "z"), ("e", 1, "w"))
+    # half of all for one address
+    found = [refused(session, "0", mb, address) for session, mb, address in uploads]
+    assert found == [False, True, False, False, True]
+
+
+def test_a_session_with_files_ends_after_its_page(pages: Pages) -> None:
+    now, later = [0.0], list[Callable[[], None]]()
+    room = Sessions(8, lambda: now[0], lambda _, do: later.append(do))
+    pages.keep("a", "0", 1)
+    pages.keep("b", "0", 1)
+    with room.opened("x"):
+        pages.connected -= {"a", "b"}
+    pages.connected.add("b")  # comes back
+    now[0] = sessions.GONE_S
+    later.pop()()
+    assert (pages.closed, list(pages.file_storage)) == (["a"], ["b"])
+    with room.uploading(Upload("gone", "0", 1), "x"):
+        pages.keep("gone", "0", 1)  # that had ended before its file was there
+    now[0] *= 2
+    later.pop()()
+    assert list(pages.file_storage) == ["b"]
+
+
+def test_an_upload_without_a_length_is_refused(pages: Pages) -> None:
+    put = client().put
+    assert put(f"{guard.UPLOADS}a/0", content=iter([b"x"])).status_code == 413
+    assert put(f"{guard.UPLOADS}a/0", content=b"x").status_code == 200
+
+
+def test_so_many_pages_are_open_and_no_more() -> None:
+    visitor, html = client(sessions=2), {"Accept": "text/html"}
+    with visitor.websocket_connect(STREAM):  # half of them from one address
+        full = visitor.get("/hardware", headers=html)
+        assert (full.status_code, full.headers["retry-after"]) == (503, str(guard.FULL_S))
+        assert visitor.get("/media/x.zip", headers=html).status_code == 200
+        with pytest.raises(WebSocketDisconnect):
+            visitor.websocket_connect(STREAM).__enter__()
+    assert visitor.get("/hardware", headers=html).status_code == 200
+
+
+def test_a_fault_behind_a_door_of_programs_is_told_in_the_log_alone(caplog) -> None:
+    visitor = client()
+    for path in ("/mcp", "/api/v1/models"):
+        answer = visitor.get(path, headers={"X-Fail": "secret"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "server")
+        assert "secret" not in answer.text
+        assert "secret" in caplog.text
+        caplog.clear()
 
 
 def test_every_answer_tells_browsers_what_it_may_do() -> None:

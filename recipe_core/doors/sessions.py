@@ -1,0 +1,144 @@
+"""Readers' sessions and the files that they upload: how many, how large, and when they end.
+
+Streamlit keeps both, and keeps those of a closed page until another closes. Here a session with
+files ends soon after its socket, and an upload takes its room before its first byte is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+MOST_UPLOADS = 16
+"""Files that a session may keep on the server at a time; a page has two places for one file."""
+MOST_UPLOADED_MB = 48
+"""And megabytes: three traces of the size that one file may have."""
+MOST_UPLOADED_IN_ALL_MB = 256
+"""Megabytes of all sessions; half of them from one address."""
+GONE_S = 10.0
+"""Seconds in which a page whose connection broke comes back before its session with files ends."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Upload:
+    """A file on its way: the session and the name that it goes to, its bytes."""
+
+    session: str
+    name: str
+    size: int
+
+
+class Sessions:
+    """The sessions of one server.
+
+    Args:
+        most: pages that may be open at a time.
+        clock: seconds that only grow.
+        later: has something done after some seconds.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._most, self._clock, self._later = most, clock, later or _after
+        self._open: Counter[str] = Counter()
+        self._coming: list[Upload] = []
+        self._senders: dict[str, str] = {}
+        self._gone: dict[str, float] = {}
+
+    def full(self, address: str) -> bool:
+        """Whether no other page may be opened, or none from this address."""
+        return self._open.total() >= self._most or self._open[address] >= max(self._most // 2, 1)
+
+    @contextmanager
+    def opened(self, address: str) -> Iterator[None]:
+        """A block for as long as a page is connected."""
+        self._open[address] += 1
+        try:
+            yield
+        finally:
+            self._open[address] -= 1
+            self._open += Counter()  # forgets who has none
+            self._settle()
+
+    @contextmanager
+    def uploading(self, upload: Upload, address: str) -> Iterator[str | None]:
+        """A block in which an upload comes and has its room; why it must not, where it must not."""
+        self.sweep()
+        if refusal := self._refusal(upload, address):
+            yield refusal
+            return
+        self._coming.append(upload)
+        self._senders.setdefault(upload.session, address)
+        try:
+            yield None
+        finally:
+            self._coming.remove(upload)
+            self._settle()
+
+    def sweep(self) -> None:
+        """End sessions with files whose page has been gone for some time."""
+        if (runtime := _runtime()) is None:
+            return
+        now, files = self._clock(), runtime.uploaded_file_mgr
+        holding = {upload.session for upload in _stored()}
+        for session in holding:
+            if runtime.is_active_session(session):
+                self._gone.pop(session, None)
+            elif now - self._gone.setdefault(session, now) >= GONE_S:
+                runtime.close_session(session)
+                files.remove_session_files(session)  # also of one that had ended before they came
+        present = {upload.session for upload in (*_stored(), *self._coming)}
+        self._gone = {name: at for name, at in self._gone.items() if name in present}
+        self._senders = {name: whose for name, whose in self._senders.items() if name in present}
+
+    def _settle(self) -> None:
+        self.sweep()
+        self._later(GONE_S + 1, self.sweep)
+
+    def _refusal(self, upload: Upload, address: str) -> str | None:
+        """Why there is no room for an upload; the file that it replaces makes some."""
+        place = upload.session, upload.name
+        kept = [*(old for old in _stored() if (old.session, old.name) != place), *self._coming]
+        own = [other for other in kept if other.session == upload.session]
+        near = [other for other in kept if self._senders.get(other.session) == address]
+        if len(own) >= MOST_UPLOADS or _over(own, upload, MOST_UPLOADED_MB):
+            return f"a session keeps {MOST_UPLOADS} files and {MOST_UPLOADED_MB} MB at most."
+        most = MOST_UPLOADED_IN_ALL_MB
+        if _over(kept, upload, most) or _over(near, upload, most // 2):
+            return f"this server keeps {most} MB of files at most, half of them of one address."
+        return None
+
+
+def _over(others: list[Upload], upload: Upload, most_mb: int) -> bool:
+    return sum(other.size for other in others) + upload.size > most_mb << 20
+
+
+def _runtime() -> Any:
+    """The pages' runtime; None where no page is served."""
+    from streamlit import runtime
+
+    return runtime.get_instance() if runtime.exists() else None
+
+
+def _stored() -> list[Upload]:
+    """The files that are there."""
+    manager = getattr(_runtime(), "uploaded_file_mgr", None)
+    sessions = list(getattr(manager, "file_storage", {}).items())
+    return [
+        Upload(session, name, len(file.data))
+        for session, files in sessions
+        for name, file in list(files.items())
+    ]
+
+
+def _after(seconds: float, do: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, do)
