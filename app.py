@@ -5,8 +5,6 @@ Start it with ``recipe serve``, ``streamlit run app.py``, ``python app.py`` or `
 
 from __future__ import annotations
 
-import logging
-import secrets
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,18 +17,16 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
 from recipe_core.base.resources import root
+from recipe_core.doors.faults import note_fault
 from recipe_core.doors.guard import Guard
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import Later, get_ready, importing
 from recipe_core.doors.settings import ServerSettings
 
-log = logging.getLogger("recipe_builder")
-
 
 def say_sorry(error: Exception) -> bool:
     """Show an unexpected error with an id; the log has the traceback under the same id."""
-    number = secrets.token_hex(4)
-    log.error("error %s in a page", number, exc_info=error)
+    number = note_fault(error, "a page")
     st.error(
         f"Something failed, and it is not your fault. The server's log has the details under "
         f"**{number}**. The page's URL keeps your choices: reload the page to go on.",

@@ -6,7 +6,7 @@ What calculates goes to the worker processes as it was sent; this process does n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Match, Route
 
 from recipe_core import __version__
 from recipe_core.base.budget import Cancelled
@@ -25,6 +25,7 @@ from recipe_core.base.documents import MAX_DOCUMENT_BYTES
 from recipe_core.base.errors import BusyError, InputError, NoAnswer, RecipeError
 from recipe_core.doors import answers, bodies
 from recipe_core.doors.answers import MAX_TRACE_BYTES
+from recipe_core.doors.faults import FaultsTold
 from recipe_core.doors.job_routes import job_routes
 from recipe_core.doors.jobs import Jobs
 from recipe_core.doors.pool import Pool, own_process
@@ -32,7 +33,7 @@ from recipe_core.doors.pool import Pool, own_process
 MOST_LISTED = 10_000
 """Candidates that one answer lists at most."""
 WITH_TRACES = ("/trace", "/simulate")
-"""Ends of paths whose bodies hold traces, and may be larger than others."""
+"""Routes whose bodies hold traces, and may be larger than others."""
 CLIENT_GONE = 499
 """The status that a log shows of a request whose sender has left; nobody reads the answer."""
 
@@ -87,14 +88,16 @@ def _described(**statuses: str) -> dict[int | str, dict[str, Any]]:
 CALLER_ERRORS = _described(
     s401="The server asks for a token, and the request has none that is right.",
     s404="There is no such path.",
+    s405="The path takes other methods, which Allow names.",
     s421="The request was sent under a host name that is not this server's.",
     s422="A name or value is not known, or the request would take more than it may.",
+    s429="Too much of this caller; Retry-After says when to try again.",
+    s500="The server failed at it; its log says why.",
 )
 QUESTION_ERRORS = CALLER_ERRORS | _described(
     s400="The request has no split at all, or the recipe in it is damaged.",
     s409="The request is understood, and the answer is no.",
     s413="The body has no Content-Length, or is too large.",
-    s429="Too many requests of this caller wait; Retry-After says when to try again.",
     s503="Too many requests wait; Retry-After says when to try again.",
 )
 
@@ -107,12 +110,20 @@ class _AsSent(Request):
 
 
 class _Forwarded(APIRoute):
-    """A route that hands the body on as it was sent."""
+    """A route that hands the body on as it was sent; one that is too large it does not read."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         handler = super().get_route_handler()
+        most = MAX_TRACE_BYTES if self.path in WITH_TRACES else MAX_DOCUMENT_BYTES
 
         async def handle(request: Request) -> Response:
+            length = request.headers.get("content-length", "")
+            if not (length.isdecimal() and int(length[:20]) <= most):
+                problem = InputError(
+                    f"the body needs a Content-Length of at most {most:,} bytes.",
+                    hint="Send a smaller request.",
+                )
+                return JSONResponse(problem.to_json(), 413)
             answer: Response = await handler(_AsSent(request.scope, request.receive))
             return answer
 
@@ -145,7 +156,6 @@ def create_api(*, folders: bool, pool: Pool | None = None, jobs: Jobs | None = N
         redoc_url=None,
         lifespan=lifespan,
     )
-    _errors(api)
     questions = APIRouter(route_class=_Forwarded, responses=QUESTION_ERRORS)
     plain = APIRouter(responses=CALLER_ERRORS)
     asked = _Asked(folders, pool)
@@ -153,34 +163,14 @@ def create_api(*, folders: bool, pool: Pool | None = None, jobs: Jobs | None = N
     _recipes(questions, asked)
     _catalog(plain)
     job_routes(questions, plain, jobs, pool, folders=folders)
+    _errors(api, [*api.routes, *questions.routes, *plain.routes])
     api.include_router(questions)
     api.include_router(plain)
-    api.add_middleware(_BoundedBody)
+    api.add_middleware(FaultsTold, where="the API")
     return api
 
 
-class _BoundedBody:
-    """Refuses bodies over the size of a document, or of a trace, before they are read."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            length = Request(scope).headers.get("content-length", "")
-            traced = scope["path"].endswith(WITH_TRACES)
-            most = MAX_TRACE_BYTES if traced else MAX_DOCUMENT_BYTES
-            if not (length.isdecimal() and int(length[:20]) <= most):
-                problem = InputError(
-                    f"the body needs a Content-Length of at most {most:,} bytes.",
-                    hint="Send a smaller request.",
-                )
-                await JSONResponse(problem.to_json(), 413)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-def _errors(api: FastAPI) -> None:
+def _errors(api: FastAPI, routes: Sequence[BaseRoute]) -> None:
     """Every error in one shape: ``{"error": {"code", "field", "message", "hint"}}``."""
 
     @api.exception_handler(RecipeError)
@@ -201,10 +191,22 @@ def _errors(api: FastAPI) -> None:
         return JSONResponse(problem.to_json(), 422)
 
     @api.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         hint = "See /api/v1/openapi.json."
         problem = {"code": "http", "field": None, "message": str(error.detail), "hint": hint}
-        return JSONResponse({"error": problem}, error.status_code, headers=error.headers)
+        headers = (
+            {"Allow": _allowed(routes, request)} if error.status_code == 405 else error.headers
+        )
+        return JSONResponse({"error": problem}, error.status_code, headers=headers)
+
+
+def _allowed(routes: Sequence[BaseRoute], request: Request) -> str:
+    """The methods of a path: of all its routes, where Starlette names those of the first."""
+    fitting = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    methods = {
+        name for route in fitting if isinstance(route, Route) for name in route.methods or ()
+    }
+    return ", ".join(sorted(methods))
 
 
 def status_of(error: RecipeError) -> int:

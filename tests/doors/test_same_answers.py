@@ -26,6 +26,7 @@ from starlette.testclient import TestClient
 from recipe_core.base.described import DESCRIBED, field_of
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, to_yaml
 from recipe_core.bundle.write import zip_bytes
+from recipe_core.doors import answers
 from recipe_core.doors.answers import Answers, engines
 from recipe_core.doors.api import create_api
 from recipe_core.doors.mcp import TOOLS, Tools, packed, unpacked
@@ -205,6 +206,29 @@ def test_what_is_not_json_or_too_large_is_refused(client: TestClient) -> None:
     assert answer.status_code == 422
     assert "JSON" in answer.json()["error"]["message"]
     assert client.post("/plan", content=b" " * (5 << 20), headers=JSON).status_code == 413
+
+
+def test_faults_and_other_methods_are_told_in_the_same_shape(client, monkeypatch, caplog) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("secret")
+
+    for method, path, allowed in (
+        ("POST", "/models", "GET"),
+        ("PUT", "/jobs/a", "DELETE, GET"),
+        ("DELETE", "/plan", "POST"),
+    ):
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert answer.json()["error"]["code"] == "http"
+    monkeypatch.setattr(answers, "reply", fail)
+    monkeypatch.setattr(answers, "answered", fail)
+    answer = client.post("/plan", json=REQUEST)
+    assert answer.status_code == 500
+    for error in (answer.json()["error"], error_of("plan", request=REQUEST)):
+        assert (error["code"], set(error)) == ("server", {"code", "field", "message", "hint"})
+        number = error["hint"].split()[-1].rstrip(".")
+        assert number in caplog.text
+        assert "secret" not in str(error)
 
 
 def test_errors_of_tools_name_field_and_fix() -> None:
