@@ -224,9 +224,7 @@ def test_a_stop_has_time_for_the_requests_that_run():
 @needs("systemd-analyze")
 @over("name", ["nvidia-one-node", "two-nodes"])
 def test_systemd_takes_the_unit(name, tmp_path):
-    """``verify`` warns of unknown keys and values, and ends well all the same; ``security`` fails
-    above an exposure. With the drop-in for the machine it is half of what it was.
-    """
+    """``verify`` warns of unknown keys, and ends well; ``security`` fails above an exposure."""
     files = target_files(supervised(EXAMPLES[name]))
     (text,) = (text for path, text in files.items() if path.endswith(".service"))
     unit, drop_in = tmp_path / "recipe@.service", tmp_path / "recipe@.service.d" / "machine.conf"

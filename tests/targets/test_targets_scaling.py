@@ -45,7 +45,6 @@ ONE = {
 
 
 def scaled(scaling, launch=None, **parts):
-    """A policy with a key, without which SkyServe is refused."""
     value = replace(context(launch), scaling=scaling)
     return with_parameters(value, gateway_metric=GATEWAY, api_key_secret="key", **parts)
 
