@@ -73,12 +73,15 @@ class Heartbeat:
         everything is stopped: no command would find it any more.
 
         Raises:
-            LauncherError: where nothing can be written, or a process does not end.
+            LauncherError: where the state cannot be written, or a process does not end.
         """
         if self._is_at(self._path, os.fstat(self._descriptor)):
             return ""
         if self._is_at(self._root, self._bundle):
-            descriptor = self._locked()
+            try:
+                descriptor = self._locked()
+            except LauncherError:
+                return ""  # something else lies there: the lock that it has is as good
             os.close(self._descriptor)
             self._descriptor = descriptor
             save()

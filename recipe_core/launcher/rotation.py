@@ -45,7 +45,7 @@ def _set_aside(path: Path) -> None:
     with suppress(OSError):
         if path.is_symlink():
             path.unlink()
-        elif is_plain(path) and path.stat().st_size:
+        elif is_plain(path) and (path.stat().st_size or _names(path) > 1):
             path.replace(older(path))
 
 

@@ -79,15 +79,23 @@ class Metrics:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Complete rows of a metrics file, without one that a crash cut short."""
+    """Complete rows of a metrics file, without those that a crash or a loss of power damaged."""
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            row
-            for row in csv.DictReader(file)
-            if None not in row.values() and row["step"].isdigit()
-        ]
+    text = path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+    lines = [line for line in text.splitlines() if "\ufffd" not in line]
+    return [row for row in csv.DictReader(lines) if _is_whole(row)]
+
+
+def _is_whole(row: dict[str, str]) -> bool:
+    """Whether a row has every value, its step and loss as numbers."""
+    if None in row or None in row.values() or not row.get("step", "").isdecimal():
+        return False
+    try:
+        float(row["loss"])
+    except ValueError:
+        return False
+    return True
 
 
 def prometheus(values: dict[str, float | None], name: str) -> str:

@@ -247,7 +247,15 @@ def test_a_keeper_follows_its_folder(world, deployed, tmp_path):
     up = deployed().up()
     before = world.pids()
 
+    lock = up.own / heartbeat.NAME
+
     def clean():
+        lock.unlink()
+        os.mkfifo(lock)  # no reason to leave its servers alone
+        world.after(9, removed)
+
+    def removed():
+        assert up.kinds == ["keeper_start"]
         shutil.rmtree(up.own)  # by who wants the room of old logs
         world.after(9, lambda: up.bundle.root.rename(tmp_path / "moved"))
 

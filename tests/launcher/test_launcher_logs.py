@@ -83,6 +83,12 @@ def test_a_log_is_cut_at_a_size_while_it_is_written(tmp_path):
     with open_log(log, anew=False) as output:
         writes(b"new")
     assert ((tmp_path / "backup").read_bytes(), log.read_bytes()) == (b"old", b"new")
+    log.unlink()
+    (tmp_path / "another.log").touch()
+    log.hardlink_to(tmp_path / "another.log")
+    with open_log(log) as output:
+        writes(b"new")
+    assert (tmp_path / "another.log").read_bytes() == b""
 
 
 def test_what_is_no_log(make_bundle, logged, tmp_path):

@@ -177,7 +177,19 @@ def test_metrics_go_on_after_the_step_that_is_resumed_and_prometheus_reads_them(
         for step in steps:
             figures = (5.5, 1e-3, 1.0, 0.5, 100.0, 50.0, None, 1 << 20)
             metrics.write(Row(step, *figures, 64 * step, 1.0))
-    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "3"]
+    record = tmp_path / "metrics.csv"
+    assert [row["step"] for row in read_rows(record)] == ["1", "2", "3"]
+    whole = record.read_bytes()
+    for damage in (
+        b"4,\xff\n",
+        b"\0" * 100_000,
+        b"4,no number" + b"," * 11 + b"\n",
+        b"\xb2,1\n\n,\n",
+    ):
+        record.write_bytes(whole + damage)  # as a loss of power leaves it
+        assert [row["step"] for row in read_rows(record)] == ["1", "2", "3"]
+        Metrics(tmp_path, "tiny", 3)
+        assert record.read_bytes() == whole
     text = (tmp_path / "metrics.prom").read_text()
     assert 'recipe_training_tokens_total{run="tiny"} 192\n' in text
     assert prometheus({"loss": 1.5, "mfu": None}, 'a "b"') == (  # what is unknown is left out
