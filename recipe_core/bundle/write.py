@@ -18,7 +18,6 @@ from pathlib import Path
 
 from recipe_core.base.documents import to_json, to_yaml, write_whole
 from recipe_core.base.resources import PACKAGE
-from recipe_core.base.secrets import refuse_planted
 from recipe_core.bundle.compress import launch_of, making_files
 from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.fallback_launches import fallback_launches, launch_document
@@ -30,6 +29,7 @@ from recipe_core.launch.entry import LAUNCH_PY
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
+from recipe_core.recipe.secrets import refuse_planted
 from recipe_core.targets import Context, each_target
 from recipe_core.targets.notes import cluster_notes
 from recipe_core.targets.of_recipe import image_file, placed, target_context

@@ -8,7 +8,6 @@ from typing import Any
 
 from recipe_core import __version__
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.base.secrets import refuse_secrets
 from recipe_core.hardware.cluster import device, plain
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch
@@ -24,6 +23,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.provenance import provenance, shared_environment
 from recipe_core.recipe.registry import image_digest
 from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
+from recipe_core.recipe.secrets import refuse_secrets
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.schema import PlanRequest
 from recipe_core.space.standing import uncorrected

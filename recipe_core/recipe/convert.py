@@ -11,7 +11,6 @@ import numpy as np
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.placeholders import PLACEHOLDER
-from recipe_core.base.secrets import is_secret
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import read_command, understood
@@ -26,6 +25,7 @@ from recipe_core.recipe.parameters import read_parameters
 from recipe_core.recipe.provenance import shared_environment
 from recipe_core.recipe.published import Published
 from recipe_core.recipe.schema import Recipe
+from recipe_core.recipe.secrets import is_secret
 from recipe_core.recipe.user_options import passing_on
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest

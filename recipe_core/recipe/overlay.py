@@ -31,13 +31,13 @@ from recipe_core.base.documents import (
 from recipe_core.base.documents import write_whole as write_file
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import VALID_DAYS
-from recipe_core.base.secrets import refuse_secrets
 from recipe_core.base.types import Positive, Text
 from recipe_core.calibration import gates
 from recipe_core.calibration.gates import Gate
 from recipe_core.calibration.own_runs import MAX_RUNS, Measured, learn
 from recipe_core.measured.compression import MeasuredCompression
 from recipe_core.recipe.kept_compressions import KeptCompression, StoredCompression
+from recipe_core.recipe.secrets import refuse_secrets
 from recipe_core.space.corrections import Corrections, Stored
 from recipe_core.space.standing import uncorrected
 
