@@ -32,6 +32,13 @@ _OURS = frozenset(
     }
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LOADING = re.compile(
+    r"PATH|(?:LD|DYLD)_\w+|PYTHON(?:PATH|HOME|STARTUP|USERBASE|PLATLIBDIR|EXECUTABLE|BREAKPOINT"
+    r"|INSPECT)|ENV|BASH_ENV|BASH_FUNC_\w+|BASHOPTS|SHELLOPTS|IFS|PS4|PROMPT_COMMAND|GCONV_PATH"
+    r"|CUDA_INJECTION64_PATH"
+)
+"""Variables by which a shell, the loader of programs or Python runs other code than is seen in a
+bundle."""
 
 
 def check_options(
@@ -80,7 +87,8 @@ def check_environment(values: Mapping[str, str]) -> dict[str, str]:
     """The user's environment variables.
 
     Raises:
-        InputError: for invalid names, values that no command can carry, and secrets.
+        InputError: for invalid names, values that no command can carry, secrets, and what decides
+            which programs and libraries are loaded.
     """
     for name, value in values.items():
         field = f"options.environment.{name}"
@@ -89,6 +97,10 @@ def check_environment(values: Mapping[str, str]) -> dict[str, str]:
         if _SECRET.search(name) or name.upper().endswith(("_TOKEN", "_KEY")):
             message = "is a secret and must not be part of a recipe."
             raise InputError(message, field=field, hint="Set it where the bundle runs.")
+        if _LOADING.fullmatch(name):
+            message = "decides which programs and libraries are loaded."
+            hint = "Set it where the bundle runs, or in the image, not in a recipe."
+            raise InputError(message, field=field, hint=hint)
         check_texts(value, field)
     return dict(values)
 
