@@ -35,6 +35,7 @@ test-%: .venv/.test
 # Attacks launcher, trainer, server, bundles and more, and prints one report (hours; with SCALE=0.1 half an hour):
 #   make attack [ONLY="launcher bundles"] [COUNT=400 | SCALE=0.1] [SEED=1] [REPORT=build/attack.json]
 attack: .venv/.test
+	@scripts/programs
 	$(BIN)/python -m tests.nightly.attack $(ONLY) --seed $(or $(SEED),1) --scale $(or $(SCALE),1) \
 		$(if $(COUNT),--count $(COUNT)) -o $(or $(REPORT),build/attack.json)
 

@@ -28,7 +28,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tests.nightly.attack import alone
-from tests.nightly.attack.harness import Order, Tally, origin, shown, written
+from tests.nightly.attack.harness import INTERRUPTED, Order, Tally, origin, shown, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class Area:
         began = time.monotonic()
         try:
             tally: Tally = import_module(self._name).attack(order)
+        except KeyboardInterrupt:
+            tally = Tally(findings=[INTERRUPTED])
         except Exception:
             tally = Tally(findings=[f"the attack ended: {traceback.format_exc()}"])
         tally.seconds = time.monotonic() - began
@@ -71,11 +73,11 @@ AREAS = {
     "bodies": Area("api", 3500, short=20),
     "contract": Area("contract", 100, needs="schemathesis"),
     "bundles": Area("bundles", 2000, short=FAMILIES),
-    "texts": Area("injection", 1000),
+    "texts": Area("injection", 400),
     "estimates": Area("estimates", 1600),
     "load": Area("load", 200),
     "writers": Area("writers", 150, short=4),
-    "unsynced": Area("unsynced", 1),
+    "unsynced": Area("unsynced", 150, short=1),
 }
 
 
@@ -130,6 +132,8 @@ def main() -> int:
         )
         if options.output:  # after each: what was found is not lost with what follows
             written(options.output, about, tallies)
+        if INTERRUPTED in tallies[name].findings:
+            break
     print("\n" + shown(about, tallies))
     return 1 if any(tally.findings for tally in tallies.values()) else 0
 

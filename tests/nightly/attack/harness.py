@@ -14,6 +14,7 @@ from typing import Any
 from recipe_core.launcher.metrics import quantile
 from tests.fixtures.paths import ROOT
 
+INTERRUPTED = "interrupted: not all was tried"
 SHARES = {"p50_s": 0.5, "p90_s": 0.9, "max_s": 1.0}
 
 

@@ -21,6 +21,7 @@ from markdown_it import MarkdownIt
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.bundle.write import Bundle
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launcher.plan import load_plan
 from recipe_core.targets.by_hand import node_commands, read_addresses
 
@@ -38,6 +39,8 @@ _RECORDER = """#!/bin/bash
 { printf '%s\\0' "$(($# + 1))" "${0##*/}" "$@"; /usr/bin/env -0; } > "$(mktemp "$RECORDS/XXXXXX")"
 case "${0##*/}" in scontrol) echo node0 ;; esac
 """
+KEYS = {key.variable: "key" for name in engine_names() if (key := engine(name).api_key)}
+"""What whoever starts servers that ask for a key has to set."""
 # A script waits for all of its processes here, so that none is stopped before it has recorded.
 _WAITING = "kill() { :; }\nwait() { builtin wait; }\n"
 PROGRAMS = (
@@ -83,6 +86,7 @@ class Shell:
             "BASH_ENV": str(self._waiting),
             "LC_ALL": "C.UTF-8",
             **HOSTILE,
+            **KEYS,
             **variables,
         }
         for check in (["-n"], []):
@@ -125,13 +129,14 @@ def compose(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     document = {"version": "3.8", "services": services, "volumes": volumes}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "compose.yaml").write_text(to_yaml(document))
-        environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **HOSTILE}
+        environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **HOSTILE, **KEYS}
         words = ["docker-compose", "-f", "compose.yaml", "config"]
         text = _run(words, environment, Path(folder)).replace(folder, "FOLDER")
     out: dict[str, dict[str, Any]] = {}
     for key, body in yaml.safe_load(text)["services"].items():
         name, service = names[key]
-        body.get("environment", {}).pop("HF_TOKEN", None)  # passed through on purpose
+        for known in ("HF_TOKEN", *KEYS):  # passed through on purpose
+            body.get("environment", {}).pop(known, None)
         # it writes what it has read as a compose file, with dollar signs doubled but in mounts
         mounts = body.pop("volumes", [])
         body = texts(body, lambda text: text.replace("$$", "$"))

@@ -82,6 +82,7 @@ def met(case: Case, folder: Path) -> tuple[bool, list[str]]:
         hit = _send(case, trial, process)
         _, errors = process.communicate(timeout=PATIENCE)
         faults += _look(case, trial, process.returncode, errors, hit=hit)
+        trial.others.renew()
         faults += _clean_up(trial)
     except (LateError, subprocess.TimeoutExpired) as error:
         faults.append(str(error))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.paths import ROOT
-from tests.fixtures.sizes import PERCENT
+from tests.fixtures.sizes import FULL, PERCENT
 from tests.nightly.attack.__main__ import AREAS
 
 
@@ -18,7 +18,7 @@ from tests.nightly.attack.__main__ import AREAS
 def test_an_area_finds_nothing(area: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     words = [sys.executable, "-m", "tests.nightly.attack", area, "-o", str(report)]
-    words += ["--seed", "7", "--scale", str(PERCENT / 100)]
+    words += ["--seed", "7", "--scale", str(PERCENT / (100 if FULL else 200))]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-9000:] + done.stderr
     assert json.loads(report.read_text())["areas"][area]["tried"]

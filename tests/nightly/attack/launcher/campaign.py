@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 import tempfile
 import threading
 import traceback
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from tests.fixtures.ports import is_free
 from tests.nightly.attack import alone
-from tests.nightly.attack.harness import Order, Result, Tally
+from tests.nightly.attack.harness import INTERRUPTED, Order, Result, Tally
 
 from .bystanders import Neighbour
 from .deployments import KINDS, REAL, make
@@ -165,5 +164,5 @@ def attack(order: Order) -> Tally:
             list(pool.map(lambda port: worked(record, port), islice(free_ports(), workers)))
         except KeyboardInterrupt:
             record.left = 0
-            print("interrupted: ending what runs", file=sys.stderr)
+            record.findings.append(INTERRUPTED)
     return record

@@ -81,7 +81,8 @@ def _ended(trial: Trial, before: int) -> bool:
         return False
     # A device that is lost is noted; what still serves is not stopped for it.
     troubles = [n for n, kind in enumerate(kinds) if kind in (DEATHS | SLOW) - {"device_lost"}]
-    calm = [n for n, kind in enumerate(kinds) if kind in ("ready", "keeper_start", "device_found")]
+    well = ("ready", "keeper_start", "device_found", *(["restart"] if trial.trains else []))
+    calm = [n for n, kind in enumerate(kinds) if kind in well]
     return not troubles or bool(calm and calm[-1] > troubles[0])
 
 

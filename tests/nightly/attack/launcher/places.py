@@ -46,7 +46,7 @@ ODD: dict[str, Odd] = {
     "a folder": lambda _, path: path.mkdir(),
     "a device": _device,
 }
-FILES = ("keeper.log", "keeper.lock", "lock", "state.json", "events.jsonl")
+FILES = ("keeper.log", "keeper.lock", "lock", "state.json", "events.jsonl", "metrics.csv")
 
 
 def _put(trial: Trial, name: str, odd: str) -> Callable[[], None]:
@@ -75,7 +75,7 @@ def _odd(name: str, *odds: str) -> None:
     if name == "log":  # another's file is left where it is, and a new one made
         ends = frozenset({"recovered"}) if odds[0].startswith("a hard link") else REFUSED
 
-    @fault(f"up: {about}", "any", ends=ends, down=True, alone=True)
+    @fault(f"up: {about}", "any", ends=ends, down=True, up=True, alone=True)
     def before(trial: Trial) -> Iterator[None]:
         undo = _put(trial, name, trial.chance.choice(odds))
         yield
@@ -83,12 +83,15 @@ def _odd(name: str, *odds: str) -> None:
 
     shows = frozenset() if name == "events.jsonl" else DEATHS
 
-    @fault(f"restart: {about}", shows=shows, heals_itself=True, alone=True)
+    kind = "training" if name == "metrics.csv" else "serving"
+
+    @fault(f"restart: {about}", kind, shows=shows, heals_itself=True, alone=True)
     def meanwhile(trial: Trial) -> Iterator[None]:
         pid, count = min(trial.leaders().values()), len(trial.events())
         undo = _put(trial, name, trial.chance.choice(odds))
         trial.send(pid, KILL)
-        pause(trial, 1.5, 3)
+        trial.run("status")  # waits for nothing
+        pause(trial, 1, 2.5)
         undo()
         if shows:
             trial.wait("it is noticed", lambda: DEATHS & set(trial.kinds(count)))

@@ -62,6 +62,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.patience_s = self.deployment.patience_s
+        self.trains = "training" in self.deployment.features  # a run is never "ready"
         self.lies_at(self.deployment.bundle.root)
         self.others = Bystanders(self.root, self.own, self.root.parent)
 
