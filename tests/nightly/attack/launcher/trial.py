@@ -25,6 +25,7 @@ from recipe_core.launcher import events, procs, state, supervisor
 from recipe_core.launcher.errors import LauncherError
 from recipe_core.launcher.plan import load_plan
 from tests.fixtures.bundles import Bundle, usual_signals, with_variable
+from tests.fixtures.serve import Server
 
 from .bystanders import Bystanders
 from .deployments import Deployment
@@ -224,17 +225,13 @@ class Trial:
     def requests(self, most: int = 3) -> Iterator[None]:
         """Requests that run all the time meanwhile, whatever becomes of each."""
         plan, ends = load_plan(self.root), threading.Event()
-        body = json.dumps({"model": plan.api.model, "prompt": "one two", "max_tokens": 400})
+        body = {"model": plan.api.model, "prompt": "one two", "max_tokens": 400}
+        server = Server(self.deployment.bundle.port, None, None)
 
         def ask() -> None:
             while not ends.wait(0.05):
-                port, limit_s = self.deployment.bundle.port, self.patience_s
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
                 with suppress(OSError, http.client.HTTPException):
-                    form = {"Content-Type": "application/json"}
-                    connection.request("POST", plan.api.path, body, form)
-                    connection.getresponse().read()
-                connection.close()
+                    server.ask("POST", plan.api.path, body)
 
         for _ in range(most):
             threading.Thread(target=ask, daemon=True).start()
@@ -265,6 +262,7 @@ class Trial:
 
     def end(self) -> list[str]:
         """Stop everything; what is left is a finding, and is killed."""
+        self.found.clear()
         code, text = self.run("down")
         for _ in range(2):  # another command may have held the lock
             if code:
@@ -277,7 +275,7 @@ class Trial:
             found.append(f"orphans after down: {_names(left)}")
         with suppress(LauncherError):  # a copy keeps the state of what it was copied from
             found += ["lost state: it is there after down"] if self.state() else []
-        found += self.others.ended()
+        found += self.found + self.others.ended()
         self.others.close()
         for process in self.started:
             process.kill()
