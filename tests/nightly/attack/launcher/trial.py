@@ -241,7 +241,15 @@ class Trial:
             ends.set()
 
     def lies(self) -> list[str]:
-        """How what is recorded differs from what runs, once nothing changes any more."""
+        """How what is recorded differs from what runs, and does so a moment later, too.
+
+        A process is seen under its parent's name until its own program is loaded.
+        """
+        if self._lies():
+            time.sleep(0.5)
+        return self._lies()
+
+    def _lies(self) -> list[str]:
         try:
             current = self.state()
         except LauncherError as error:
