@@ -12,7 +12,7 @@ from tests.fixtures.serve import Server, recipe_serve
 from tests.nightly.attack.harness import Order, Tally
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
-ALL, FEW = "examples,coverage,fuzzing", "examples,fuzzing"
+ALL, FEW = "examples,coverage,fuzzing,stateful", "examples,fuzzing"
 """Phases; that of coverage has twenty thousand cases, however few are asked for."""
 ENOUGH = 50
 """Cases an operation from which on there is time for all phases."""
