@@ -20,6 +20,7 @@ from .fields import Fields
 from .files import read_object, sha256, tail, write_json
 from .making import RECORD, Making
 from .ownership import copied_from, owner_of
+from .plain import sync_file, sync_folder
 from .rotation import open_log
 from .state import boot_id
 from .supervisor import Progress
@@ -113,13 +114,14 @@ def clear(folder: Path) -> None:
 
 
 def finish(making: Making, digest: str, source: str, seconds: float) -> None:
-    """Digest every file, and give the folder its name."""
-    part = making.part
-    files = {
-        path.relative_to(part).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(part.rglob("*"))
-        if path.is_file()
-    }
+    """Digest every file, have the disk keep it, and give the folder its name."""
+    part, files = making.part, {}
+    for path in filter(Path.is_file, sorted(part.rglob("*"))):
+        sync_file(path)
+        size = path.stat().st_size
+        files[path.relative_to(part).as_posix()] = {"bytes": size, "sha256": sha256(path)}
+    for folder in filter(Path.is_dir, part.rglob("*")):
+        sync_folder(folder)
     if not files or (making.loaded and making.loaded not in files):
         clear(part)
         raise StartError(
@@ -144,6 +146,7 @@ def finish(making: Making, digest: str, source: str, seconds: float) -> None:
     if making.output.exists():
         making.output.rename(old)
     part.rename(making.output)
+    sync_folder(making.output.parent)
     clear(old)
 
 

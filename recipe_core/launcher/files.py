@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError, file_error
-from .plain import read_end
+from .plain import make_folder, read_end, sync_folder
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -61,7 +61,8 @@ def write_json(path: Path, data: object) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            make_folder(path.parent, parents=True)
         with temporary.open("w", encoding="utf-8") as file:
             file.write(json_text(data) + "\n")
             file.flush()
@@ -74,16 +75,6 @@ def write_json(path: Path, data: object) -> None:
         if isinstance(error, OSError):
             raise file_error(error, path) from None
         raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the disk keep the names in a folder, where its file system can."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):  # some network file systems cannot
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sha256(path: Path) -> str:

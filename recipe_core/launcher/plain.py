@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -106,10 +107,53 @@ def make_run(own: Path) -> None:
     """
     try:
         if own.parent.name == "run":
-            own.parent.mkdir(exist_ok=True)
-        own.mkdir(exist_ok=True)
+            make_folder(own.parent)
+        make_folder(own)
     except OSError as error:
         raise file_error(error) from None
+
+
+def make_folder(folder: Path, *, parents: bool = False) -> None:
+    """Make a folder where there is none, whose name then outlasts a loss of power.
+
+    Raises:
+        OSError: where it cannot be made, or a file lies there.
+    """
+    if parents and not folder.parent.is_dir():
+        make_folder(folder.parent, parents=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        sync_folder(folder.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Have the disk keep the bytes of a file.
+
+    Raises:
+        OSError: where the disk cannot.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep the names in a folder, where its file system can.
+
+    Raises:
+        OSError: when the disk fails.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as some network file systems say
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def is_plain(path: Path) -> bool:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from .errors import LauncherError
-from .files import sync_folder
-from .plain import is_plain, open_own
+from .plain import is_plain, open_own, sync_folder
 
 LIMIT_BYTES = 64 << 20
 """From this size on a log is cut; as much of it is kept in ``NAME.log.1``."""

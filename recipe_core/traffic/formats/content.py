@@ -19,9 +19,9 @@ MOST_BYTES = 1 << 30
 MOST_REQUESTS = 20_000_000
 MOST_LINES = MOST_REQUESTS + 100
 """A request takes a line, and a few stand before the first."""
-LEAST_UNPACKED, MOST_GROWTH = 16 << 20, 100
+LEAST_UNPACKED, MOST_GROWTH = 24 << 20, 16
 """Bytes that any gzip file may unpack to, and how many times its own bytes a larger one may: traces
-pack to a tenth, and what packs to a thousandth is made to fill the memory."""
+pack to a tenth, and what packs to a hundredth is made to fill the memory."""
 MOST_MEMBERS = 100_000
 _FED, _PIECE = 1 << 14, 1 << 20
 """Bytes that are unpacked at once, and that come out at once."""
@@ -61,17 +61,19 @@ def unpacked(data: bytes, limit: int = MOST_BYTES) -> bytes:
     if not data.startswith(_GZIP):
         _check_size(len(data), data.count(b"\n"), limit)
         return data
-    whole, lines = io.BytesIO(), 0
-    for piece in _pieces(data):
-        whole.write(piece)
+    size = lines = 0
+    for piece in _pieces(data):  # unpacked twice, so that what is refused takes no memory
+        size += len(piece)
         lines += piece.count(b"\n")
-        _check_size(whole.tell(), lines, limit)
-        if whole.tell() > max(LEAST_UNPACKED, MOST_GROWTH * len(data)):
+        _check_size(size, lines, limit)
+        if size > max(LEAST_UNPACKED, MOST_GROWTH * len(data)):
             raise wrong(
                 f"the gzip file is {len(data):,} bytes and unpacks to more than {MOST_GROWTH} "
                 "times as many.",
                 "Give it unpacked if that is right.",
             )
+    whole = io.BytesIO()
+    whole.writelines(_pieces(data))
     return whole.getvalue()
 
 

@@ -37,8 +37,7 @@ from recipe_core.traffic.trace import Blocks
 
 TITLE = "table"
 GOOD = ("ok", "success", "successful", "succeeded", "true", "completed", "complete", "finished")
-_ARENA = 1 << 20
-LEAST_MEMORY, MOST_MEMORY = 512 << 20, 4 << 30
+LEAST_MEMORY, MOST_MEMORY = 192 << 20, 4 << 30
 """Bytes that the columns of any table in Parquet may take, and those of the largest one."""
 BAD = ("failed", "failure", "error", "false", "timeout", "cancelled", "canceled", "aborted")
 
@@ -154,7 +153,8 @@ def _parquet_columns(content: Content, names: list[str]) -> Any:
     """
     table, packed = _parquet(content), len(content.data)
     most = min(max(LEAST_MEMORY, MOST_GROWTH * packed), MOST_MEMORY)
-    pa.allocate_buffer(_ARENA)  # what Arrow reserves for all that it allocates is not of the limit
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())  # its own reserves memory, which no limit counts
     try:
         with limited_memory(most):
             return table.read(columns=names, use_threads=False)  # in a thread it would abort
@@ -167,6 +167,8 @@ def _parquet_columns(content: Content, names: list[str]) -> Any:
     except (pa.ArrowException, OSError) as error:
         text = " ".join(str(error).split())[:160].rstrip(".")
         raise wrong(f"{content.title} is damaged: {text}.", "Write it again.") from None
+    finally:
+        pa.set_memory_pool(usual)
 
 
 def _blocks(table: Any, hashes: str, size: str | None, inputs: Int) -> Blocks | None:
