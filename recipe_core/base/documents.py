@@ -28,6 +28,7 @@ MAX_DIGITS = 300
 """Digits of a number: more than any double holds, few enough that every sum of them is quick."""
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Loader(_BASE):  # type: ignore[misc]  # the C loader when PyYAML was built with it
@@ -245,7 +246,7 @@ def read_document(path: Path, *, field: str | None = None) -> Any:
     return parse_json(text, str(path)) if path.suffix == ".json" else parse_yaml(text, str(path))
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(_DUMPER):
     """Writes no aliases, which the reader above refuses: a value used twice is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the library's signature
@@ -257,7 +258,7 @@ _BREAKS = re.compile(r"[\x85\u2028\u2029\ufeff]")
 
 
 def _represent_text(dumper: Any, text: str) -> Any:
-    style = '"' if _BREAKS.search(text) else None
+    style = '"' if _BREAKS.search(text) else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

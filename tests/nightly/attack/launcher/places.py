@@ -11,6 +11,7 @@ import shutil
 import signal
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,13 @@ def _put(trial: Trial, name: str, odd: str) -> Callable[[], None]:
     placed = path.lstat()
 
     def undo() -> None:
-        with_it = path.is_symlink() or path.exists()
-        if with_it and os.path.samestat(placed, path.lstat()):  # else it was replaced
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        gone = path.with_name(f"{path.name}.gone")
+        with suppress(FileNotFoundError):
+            path.rename(gone)  # at once: the launcher may put its own file in this place
+            if not os.path.samestat(placed, gone.lstat()):
+                gone.rename(path)
+            else:
+                shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
         if before.exists() and not path.exists() and name != "log":
             before.replace(path)
         before.unlink(missing_ok=True)
