@@ -323,8 +323,6 @@ class Keeper(Kept):
         before = self.tracks[group]
         with self.acting():
             self._stop_group(group)  # what a killed start left
-            parked = tuple(one for one in self.current.parked if one != group)
-            self.current = replace(self.current, parked=parked)
             self._start_now(group, before)
 
     def _start_now(self, group: int, before: Track | None) -> None:

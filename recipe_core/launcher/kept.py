@@ -210,7 +210,8 @@ class Kept:
         restarts = self.current.restarts + (before is not None)
         self.tracks[group] = decide.starting(now, self.plan.startup_timeout_s, before)
         try:
-            began = replace(self.current, restarts=restarts)
+            parked = tuple(one for one in self.current.parked if one != group)
+            began = replace(self.current, restarts=restarts, parked=parked)
             self.current = supervisor.start_group(self.plan, began, group, world=self.world)
         except LauncherError:
             with suppress(LauncherError):
