@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from re import Match, Pattern
 
 from .causes import (
@@ -83,6 +83,14 @@ def diagnose(
         transient=cause.transient and not hopeless,
         device=cause.device,
     )
+
+
+def with_lost_device(diagnosis: Diagnosis) -> Diagnosis:
+    """The same, where the machine is smaller than planned: that is why, if the log does not say."""
+    if diagnosis.cause not in VAGUE:
+        return diagnosis
+    lost = next(cause for cause in KNOWN if cause.id == "device-lost")
+    return replace(diagnosis, cause=lost.id, title=lost.title, fix=lost.fix, device=True)
 
 
 def signal_of(exit_code: int | None) -> int | None:

@@ -19,7 +19,7 @@ from . import decide, events, keeping, notify, state, supervisor
 from .choices import Choice, choices, next_choice, refused_by_machine
 from .clock import CLOCK, Clock
 from .decide import Kind, Phase, Seen, Step, Track, Trouble
-from .diagnosis import Diagnosis, diagnose
+from .diagnosis import Diagnosis, diagnose, with_lost_device
 from .errors import BusyError, LauncherError, StartError
 from .heartbeat import only_keeper
 from .interrupts import takes_over
@@ -260,6 +260,8 @@ class Keeper(Kept):
             if misfit:
                 self.event("device_lost", group, reason=misfit)
                 self.progress.say(f"the machine is smaller than planned: {misfit}")
+                diagnosis = with_lost_device(diagnosis)
+                cause = _cause(trouble, diagnosis)
             track, step = decide.respond(
                 track,
                 trouble,

@@ -16,7 +16,7 @@ from types import FrameType
 
 from . import events, keeping, notify, run_status, state, supervisor
 from .choices import Choice, choices, next_choice
-from .diagnosis import Diagnosis
+from .diagnosis import Diagnosis, with_lost_device
 from .errors import LauncherError, PreflightError, StartError
 from .files import tail
 from .heartbeat import only_keeper
@@ -215,6 +215,8 @@ class Keeper:
             known=names_a_cause(cause),
             misfit=misfit is not None,
         )
+        if misfit is not None:
+            cause = with_lost_device(cause)
         self._carry_out(action, trouble, cause, misfit)
         return action
 

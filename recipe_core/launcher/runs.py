@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timezone
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,9 @@ def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
                 shown = last_step(plan) if already else checkpoint_step(plan)
                 if current is None:
                     plan, current, _ = _start(request, plan, progress, world)
+                elif not current.ready:  # its launcher was killed before it had written that
+                    current = replace(current, ready=True)
+                    state.save(plan.own, current)
             plan = as_started(plan, current)
             if request.foreground:
                 return _keeper(request, plan, current, progress, shown, world).keep()

@@ -130,7 +130,7 @@ def test_a_lost_device_takes_the_fallback_until_it_is_found(world, on_two):
     world.kill("server-0")
     up.until(lambda: up.state.choice == "1-fewer-gpus" and up.state.ready)
     (fallback,) = up.happened("fallback")
-    assert fallback["reason"] == LOST
+    assert (fallback["reason"], fallback["cause"]) == (LOST, "device-lost")
     assert up.kinds[:5] == ["died", "device_lost", "fallback", "start", "ready"]
     world.machine = TWO
     world["server-0"].running = 1

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -195,6 +196,17 @@ def test_a_damaged_record_is_read_as_far_as_it_goes(world, trained, damage):
     run.adopt().keep()
     assert run.happened("finished")[0]["step"] == 12
     assert {step.number for step in read_steps(path)} >= set(range(1, 13)) - {6}
+
+
+def test_a_run_whose_launcher_was_killed_counts_as_started_for_the_next(
+    world, trained, monkeypatch
+):
+    run = trained(600)
+    monkeypatch.setattr(state.procs, "alive", world.processes.alive)
+    state.save(run.own, replace(run.start(), ready=False))
+    before = world.pids()
+    runs.up(Request(run.bundle.root, "up", no_keep=True), run.plan, world=world)
+    assert (run.state.ready, world.pids()) == (True, before)
 
 
 def test_a_keeper_leaves_the_run_alone_when_it_is_dismissed(world, trained):

@@ -63,7 +63,8 @@ def _put(trial: Trial, name: str, odd: str) -> Callable[[], None]:
         gone = path.with_name(f"{path.name}.gone")
         with suppress(FileNotFoundError):
             path.rename(gone)  # at once: the launcher may put its own file in this place
-            if not os.path.samestat(placed, gone.lstat()):
+            there = gone.lstat()  # of another kind: a new file may get the number of an ended one
+            if (there.st_mode, there.st_ino) != (placed.st_mode, placed.st_ino):
                 gone.rename(path)
             else:
                 shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
