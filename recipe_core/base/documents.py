@@ -246,7 +246,7 @@ def read_document(path: Path, *, field: str | None = None) -> Any:
     return parse_json(text, str(path)) if path.suffix == ".json" else parse_yaml(text, str(path))
 
 
-class _Dumper(_DUMPER):
+class _Dumper(_DUMPER):  # type: ignore[misc]  # libyaml's when PyYAML was built with it
     """Writes no aliases, which the reader above refuses: a value used twice is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the library's signature
