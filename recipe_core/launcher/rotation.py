@@ -79,10 +79,11 @@ def _cut(path: Path, limit_bytes: int) -> bool:
 def _keep_end(descriptor: int, target: Path, limit_bytes: int) -> None:
     """Copy the last bytes of an open file, replacing what was kept before."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    at = max(0, os.fstat(descriptor).st_size - limit_bytes)
+    size = os.fstat(descriptor).st_size  # it may grow as fast as it is read
+    at = max(0, size - limit_bytes)
     try:
         with temporary.open("wb") as file:
-            while piece := os.pread(descriptor, _PIECE_BYTES, at):
+            while piece := os.pread(descriptor, min(_PIECE_BYTES, size - at), at):
                 file.write(piece)
                 at += len(piece)
         temporary.replace(target)

@@ -49,7 +49,7 @@ def test_the_ends_of_logs(logged):
     assert words[1:] == ["died", "server=server-0", "code=-9", "cause=killed"]
 
 
-def test_a_log_is_cut_at_a_size_while_it_is_written(tmp_path):
+def test_a_log_is_cut_at_a_size_while_it_is_written(tmp_path, monkeypatch):
     """And what was in it is kept; what is no plain file is left alone, or refused."""
     log, older = tmp_path / "server-0.log", tmp_path / "server-0.log.1"
     log.write_bytes(b"an earlier start")
@@ -67,6 +67,12 @@ def test_a_log_is_cut_at_a_size_while_it_is_written(tmp_path):
         assert (log.read_bytes(), older.read_bytes()) == (b"", b"5\n67890\n")
         writes(b"next\n")
         assert (log.read_bytes(), follower.lines()) == (b"next\n", ["next"])
+        read = os.pread
+        with monkeypatch.context() as fast:
+            fast.setattr(os, "pread", lambda *a: [writes(b"more"), read(*a)][1])
+            assert cut_logs(tmp_path, limit_bytes=4) == [log]
+        assert older.read_bytes() == b"ext\n"
+        writes(b"next\n")
     linked, pipe, folder = (tmp_path / f"{name}.log" for name in ("linked", "pipe", "folder"))
     linked.symlink_to(log)
     os.mkfifo(pipe)
