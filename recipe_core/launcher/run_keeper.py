@@ -95,9 +95,9 @@ class Keeper:
         Raises:
             StartError: when it cannot go on, with the diagnosis.
         """
-        ended = "left"
-        try:
-            with only_keeper(self.plan, self.limits, self.clock) as heartbeat, self._signals():
+        with only_keeper(self.plan, self.limits, self.clock) as heartbeat, self._signals():
+            ended = "left"
+            try:
                 self._note()
                 while True:
                     heartbeat.beat()
@@ -112,14 +112,15 @@ class Keeper:
                     elif self._came_back():
                         self._take_back()
                     self._wait(self.limits.poll_s)
-        except LeaveError:
-            return 0
-        except StartError:
-            ended = "gave up"
-            raise
-        finally:
-            notify.stopping()
-            events.append(self.plan.own, "keeper_stop", reason=ended)
+            except LeaveError:
+                return 0
+            except StartError:
+                ended = "gave up"
+                raise
+            finally:
+                notify.stopping()
+                own = heartbeat.moved_to() or self.plan.own
+                events.append(own, "keeper_stop", reason=ended)
 
     def _note(self) -> None:
         """Say in the state that this process keeps the run."""

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from recipe_core.launcher import events, run_look, runs, state, supervisor
+from recipe_core.launcher import events, heartbeat, run_look, runs, state, supervisor
 from recipe_core.launcher.errors import LateError, LauncherError, PreflightError, StartError
 from recipe_core.launcher.request import Request
 from recipe_core.launcher.steps import read_steps
@@ -218,6 +218,13 @@ def test_a_keeper_leaves_the_run_alone_when_it_is_dismissed(world, trained):
     world.kill("trainer-0")
     run.keep(lambda: "restart" in run.kinds)
     assert run.state.restarts == 1
+
+
+def test_a_keeper_beside_another_says_so_and_notes_nothing(world, trained):
+    run = trained(600).up()
+    with heartbeat.only_keeper(run.plan, run.limits, world.clock):
+        assert "another keeper" in refusal(run.runner.keep, kind=LauncherError).message
+    assert run.kinds == []
 
 
 def test_it_leaves_while_it_rests_and_where_another_is_at_work(world, trained):

@@ -35,6 +35,7 @@ TRIAL = "CHAOS_TRIAL"
 _OURS = re.compile(
     r"(?:Traceback|Exception ignored).*?bundle/(?:launch\.py|launcher/).*", re.DOTALL
 )
+TRUE_AGAIN_S = 10.0
 COPY_OFFSET = 4
 """The ports of a copy lie so far above those of its bundle."""
 
@@ -241,13 +242,15 @@ class Trial:
             ends.set()
 
     def lies(self) -> list[str]:
-        """How what is recorded differs from what runs, and does so a moment later, too.
+        """How what is recorded differs from what runs, for longer than it takes to set right.
 
-        A process is seen under its parent's name until its own program is loaded.
+        A process is seen under its parent's name until its own program is loaded, and a keeper
+        beside another loads all of it before it finds that it is not needed.
         """
-        if self._lies():
-            time.sleep(0.5)
-        return self._lies()
+        deadline = time.monotonic() + TRUE_AGAIN_S
+        while (found := self._lies()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return found
 
     def _lies(self) -> list[str]:
         try:
