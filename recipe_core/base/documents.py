@@ -258,7 +258,8 @@ _BREAKS = re.compile(r"[\x85\u2028\u2029\ufeff]")
 
 
 def _represent_text(dumper: Any, text: str) -> Any:
-    style = '"' if _BREAKS.search(text) else "|" if "\n" in text else None
+    style = "|" if "\n" in text else None
+    style = '"' if _BREAKS.search(text) else style
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -1,12 +1,16 @@
 """At no moment does a kill or a loss of power take what was acknowledged."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from recipe_core.bundle import replace as builds
 from recipe_core.bundle.replace import recover, replace_folder
 from recipe_core.bundle.write import write_bundle, zip_bytes
 from recipe_core.launcher import state
-from recipe_core.launcher.files import read_object
+from recipe_core.launcher.compress_run import finish
+from recipe_core.launcher.files import read_object, sha256
+from recipe_core.launcher.making import RECORD
 from recipe_core.model.own_models import keep, own_config
 from recipe_core.recipe.overlay import Overlay
 from tests.bundle.test_bundle_replace import RUNS, USUAL, bundle, own, runs, write
@@ -47,7 +51,6 @@ def test_an_acknowledged_run_stays_in_the_calibration(tmp_path, monkeypatch):
 
 def test_a_model_and_a_state_are_the_old_or_the_new(tmp_path, monkeypatch):
     root, left = places(tmp_path)
-    (root / "run").mkdir()
     known = []
 
     def work():
@@ -63,6 +66,32 @@ def test_a_model_and_a_state_are_the_old_or_the_new(tmp_path, monkeypatch):
         assert not known or read_object(folder / "run" / "state.json"), folder
 
     assert every_loss(root, work, survives, monkeypatch, left) > 30
+
+
+def test_a_compressed_model_is_whole_or_not_there(tmp_path, monkeypatch):
+    root, left = places(tmp_path)
+    made, done = root / "made", []
+    about = {"title": "a tool", "technique": "awq", "method": "awq", "loaded": "", "name": "made"}
+    making = SimpleNamespace(part=root / ".made.part", output=made, **about)
+
+    def work():
+        (making.part / "deep").mkdir(parents=True)
+        (making.part / "config.json").write_text("{}")
+        (making.part / "deep" / "weights").write_bytes(bytes(5000))
+        finish(making, "a job", "a source", 1.0)
+        done.append(made)
+
+    def survives(folder, _):
+        model = folder / "made"
+        assert not done or (model / RECORD).is_file(), folder
+        if (model / RECORD).is_file():
+            files = read_object(model / RECORD)["files"]
+            assert {name: sha256(model / name) for name in files} == {
+                name: about["sha256"] for name, about in files.items()
+            }
+            assert len(files) == 2
+
+    assert every_loss(root, work, survives, monkeypatch, left) > 20
 
 
 @needs("training", "torch")
