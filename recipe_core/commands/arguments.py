@@ -100,6 +100,11 @@ class Arguments:
     places: list[Place] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
+    @property
+    def refusal(self) -> Level:
+        """What is said against the table weighs: another release may take what its own refuses."""
+        return "error" if self.judged.exact else "warning"
+
     def say(
         self, level: Level, code: str, option: str | None, message: str, hint: str | None = None
     ) -> None:
@@ -110,8 +115,7 @@ class Arguments:
 def read_arguments(name: str, words: Sequence[str], judged: Judged | None = None) -> Arguments:
     """The words after an engine's program, by default at its pinned version; it never raises.
 
-    Where the table is not that of the release that runs, what it lacks may be there all the same:
-    then it is a warning.
+    Where the table is not that of the release that runs, all that it lacks or refuses is a warning.
     """
     return _Reader(name, words, judged or pinned(name)).read()
 
@@ -125,7 +129,6 @@ class _Reader:
     def __init__(self, name: str, words: Sequence[str], judged: Judged) -> None:
         self.table, self.grammar = judged.table, grammars()[name]
         self.title = f"{engine(name).title} {self.table.version}"
-        self.lacks: Level = "error" if judged.exact else "warning"
         self.words, self.at = words, 0
         self.suggested = 0
         self.out = Arguments(name, judged)
@@ -197,7 +200,7 @@ class _Reader:
         texts = [glued] if glued is not None else self._following(option)
         if not texts and not option.optional:
             message = f"{option.flag} needs a value: {option.takes}."
-            self.out.say("error", "no-value", option.flag, message)
+            self.out.say(self.out.refusal, "no-value", option.flag, message)
             return
         values = [self._value(option, text) for text in texts]
         if any(value is None for value in values):
@@ -233,9 +236,11 @@ class _Reader:
                 return
             self.at += 1
         self.out.values[option.name] = stray.casefold() != "false"
-        instead = f"write --no-{option.flag[2:]}" if option.negated else "leave it out"
         message = f"{option.flag} is a switch and takes no value, not {stray!r}"
-        self.out.say("error", "switch-value", option.flag, f"{message}; {instead} to turn it off.")
+        if self.out.judged.exact:
+            instead = f"write --no-{option.flag[2:]}" if option.negated else "leave it out"
+            message = f"{message}; {instead} to turn it off"
+        self.out.say(self.out.refusal, "switch-value", option.flag, f"{message}.")
 
     def _value(self, option: Option, text: str) -> Any:
         """A value in its type; None when it has another or is left open."""
@@ -252,12 +257,12 @@ class _Reader:
             hint = replacement(self.out.engine, option.flag, self.table, value=text)
             if hint is None and self._may_suggest():
                 hint = closest(text, option.choices)
-            self.out.say(self.lacks, "value", option.flag, message, hint)
+            self.out.say(self.out.refusal, "value", option.flag, message, hint)
         elif isinstance(value, dict):
             self._check_keys(option, value)
         elif option.keys:
             message = f"{option.flag} takes a JSON object, not {text[:80]!r}."
-            self.out.say(self.lacks, "value", option.flag, message)
+            self.out.say(self.out.refusal, "value", option.flag, message)
         return value
 
     def _check_keys(self, option: Option, keys: Iterable[str]) -> None:
@@ -279,12 +284,12 @@ class _Reader:
         if text is None:
             texts = self._following(option.model_copy(update={"many": False}))
             if not texts:
-                self.out.say("error", "no-value", flag, f"{flag} needs a value.")
+                self.out.say(self.out.refusal, "no-value", flag, f"{flag} needs a value.")
                 return
             text = texts[0]
         if option.type != "json" and not (option.type == "str" and not option.choices):
             message = f"{option.flag} takes {option.takes}; it has no part {path!r}."
-            self.out.say("error", "value", flag, message)
+            self.out.say(self.out.refusal, "value", flag, message)
             return
         keys = path.removesuffix("+").split(".")
         part: Any = text.split(",") if path.endswith("+") else _json_or_text(text)
@@ -309,7 +314,7 @@ class _Reader:
 
     def _level(self, when: str) -> Level:
         """What lacking a word means: a tag that moves may still be a release that has it."""
-        return "warning" if when and self.out.judged.moving else self.lacks
+        return "warning" if when and self.out.judged.moving else self.out.refusal
 
     def _may_suggest(self) -> bool:
         """Whether to look for the nearest name once more; for thousands it would take minutes."""

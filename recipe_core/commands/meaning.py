@@ -177,7 +177,8 @@ class _Reading:
         words = self.arguments.positional
         stray = words if model is not None else words[1:]
         for word in stray[:8]:
-            self.out.say("error", "stray", None, f"the word {word[:80]!r} belongs to no option.")
+            message = f"the word {word[:80]!r} belongs to no option."
+            self.out.say(self.arguments.refusal, "stray", None, message)
         if model is None and self._is_open("model"):
             return self.arguments.open[self.by_meaning["model"]]
         if model is None and words:

@@ -76,7 +76,7 @@ def about_release(launch: Launch, one: Judged, stated: str | None) -> Iterator[F
         what = f"a table of the options of {title} {one.version}"
         if one.version is None:
             what = f"which release of {title} {launch.image} holds"
-        message = f"{what} is not known; {basis}: what they lack is a warning."
+        message = f"{what} is not known; {basis}: what they lack or refuse is a warning."
         hint = None if stated else "State the release: --engine-version."
         yield Finding("note", "version", None, message, hint)
     elif one.version != engine(launch.engine).version:

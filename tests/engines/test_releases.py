@@ -133,13 +133,34 @@ def test_the_pinned_and_the_newest_release_have_tables():
         assert (error.field, "not a release" in str(error)) == ("engine_version", True)
 
 
+REFUSED = "--not-yet-known 3 --dtype float8 --eplb-config.no-key 1 --max-num-seqs many"
+REFUSED += " --enable-chunked-prefill=false --trust-remote-code word --seed.x 1 --port"
+JUDGED_BY_TABLE = ("unknown", "value", "key", "switch-value", "stray", "no-value")
+
+
 @over("image", table("releases", "images_without_a_table"))
 def test_a_release_without_a_table_makes_differences_warnings(image):
-    words = f"vllm serve {FLASH} --not-yet-known 3 --dtype float8 --eplb-config.no-key 1"
-    answer = check(in_image(f"--entrypoint '' {image}", words))
+    answer = check(in_image(f"--entrypoint '' {image}", f"vllm serve {FLASH} {REFUSED}"))
     assert_says(answer, {"ok": True, "judged_with.exact": False, "levels": {"version": ["note"]}})
-    for code in ("key", "unknown", "value"):
+    for code in JUDGED_BY_TABLE:
         assert set(levels_of(answer, code)) == {"warning"}, code
+
+
+def test_what_a_releases_own_table_refuses_is_an_error():
+    answer = check(f"vllm serve {FLASH} {REFUSED}", engine_version="0.32.0")
+    for code in JUDGED_BY_TABLE:
+        assert set(levels_of(answer, code)) == {"error"}, code
+
+
+def test_a_value_that_only_another_releases_switch_refuses_keeps_no_server_from_starting():
+    """0.5 and 0.6 took it, and said so in their own advice (transformerlab-app#370)."""
+    words = "--model meta-llama/Llama-3.1-8B-Instruct --enable-chunked-prefill=false"
+    answer = check(in_image("vllm/vllm-openai:v0.6.6", words), hardware="h100-sxm:1")
+    assert_says(answer, {"verdict": "fits", "levels": {"switch-value": ["warning"]}})
+    [finding] = [each for each in answer["findings"] if each["code"] == "switch-value"]
+    assert "--no-enable-chunked-prefill" not in str(finding)
+    answer = check(f"vllm serve {words[8:]}", hardware="h100-sxm:1")
+    assert_says(answer, {"verdict": "cannot start", "says": "write --no-enable-chunked-prefill"})
 
 
 def test_many_commands_are_judged_each_by_its_release():
