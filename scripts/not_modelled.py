@@ -49,7 +49,8 @@ def _fields() -> list[str]:
     out = [
         "## Architectures",
         "",
-        "A `config.json` with one of these fields is refused, as its estimate would be wrong.",
+        "A `config.json` with one of these fields is refused, as its estimate would be wrong; so is a",
+        "name that such models have (`recipe_core/model/other_kinds.yaml`) where no config is at hand.",
         "",
         "| field | why |",
         "| --- | --- |",

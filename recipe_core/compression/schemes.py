@@ -49,6 +49,14 @@ class _Row(BaseModel):
         )
         return named and self.dtype in (None, dtype)
 
+    def technique_of(self, scheme: str) -> str:
+        """The technique, with the groups of the scheme that it names; "" without."""
+        match = re.search(self.scheme, scheme) if self.scheme else None
+        if self.technique is None or match is None:
+            return self.technique or ""
+        name = match.expand(self.technique).lower()
+        return name if name in techniques() else ""
+
 
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -61,7 +69,7 @@ class _File(BaseModel):
 def _rows() -> tuple[_Row, ...]:
     rows = FILE.read_as(_File).rows
     for row in rows:
-        if row.technique is not None:
+        if row.technique is not None and "\\" not in row.technique:
             technique(row.technique)
     return rows
 
@@ -75,7 +83,7 @@ def making(model: ModelSpec) -> Making:
     return Making(
         next((row.method for row in rows if row.method is not None), ""),
         next((row.weights_only for row in rows if row.weights_only is not None), False),
-        next((row.technique for row in rows if row.technique is not None), ""),
+        next(filter(None, (row.technique_of(stored.scheme) for row in rows)), ""),
     )
 
 

@@ -16,27 +16,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.base.data_files import DataFile
-from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import ModelError, unknown
 from recipe_core.base.provenance import Source
 from recipe_core.base.texts import check_name
 from recipe_core.base.types import Task
-from recipe_core.base.units import gib
-from recipe_core.model.checkpoint import checkpoint_bytes
-from recipe_core.model.config.read import read_config
+from recipe_core.model.config.read import WRONG, read_config
 from recipe_core.model.config.shorthand import shape_config
 from recipe_core.model.constants import constants
 from recipe_core.model.derived import Convention, meanings
+from recipe_core.model.folders import is_folder, looks_like_path, path_of, read_folder
 from recipe_core.model.hub import NotOnHubError, hub_config
-from recipe_core.model.other_kinds import other_kind
+from recipe_core.model.other_kinds import other_kind, unmodelled
 from recipe_core.model.own_models import own_config
 from recipe_core.model.revision import split_revision
 from recipe_core.model.spec import NO_TOWER, ModelSpec
 from recipe_core.model.towers import Modality, Tower
-
-CHECKPOINT_TOLERANCE = 0.02
-"""Files that deviate from the counted size by more than this share get a note: they hold draft
-heads, parts that are not counted or other formats."""
 
 FOLDER = Path(__file__).with_name("catalog")
 
@@ -240,14 +234,25 @@ def _read_by_name(
     if len(entries) != 1:
         return None
     base, config = catalog_model(entries[0].id), _config(entries[0])
+    model = read_config(config, model_id)
     if convention is None:
-        return read_config(config, model_id), base.name
+        return model, base.name
     if not convention.concerns(base):
         return None
-    model = read_config(convention.applied(config, experts=base.is_moe), model_id)
-    if model.quantization is not None:
-        model = replace(model, quantization=replace(model.quantization, by_name=True))
-    return model, base.name
+    return _in_format(model, convention), base.name
+
+
+def _in_format(base: ModelSpec, convention: Convention) -> ModelSpec:
+    """A model as a convention stores it, by its name alone."""
+    model = read_config(convention.applied(base.config, base), base.name)
+    if model.quantization is None:
+        return model
+    return replace(model, quantization=replace(model.quantization, by_name=True))
+
+
+def _of_files(model_id: str) -> Convention | None:
+    """What a name says of a repository of files whose format its ``config.json`` does not tell."""
+    return next((each for _, each in meanings(model_id) if each and each.files), None)
 
 
 def _called(name: str) -> tuple[CatalogEntry, ...]:
@@ -292,12 +297,12 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     check_name(model, "model", ModelError)
     if (shape := shape_config(model)) is not None:
         return read_config(shape[1], model)
-    if not _looks_like_path(model) and in_catalog(split_revision(model)[0]):
+    if not looks_like_path(model) and in_catalog(split_revision(model)[0]):
         return _named(model, online=folders)
     if folders:
-        path = _path(model)
-        return read_folder(path) if _is_folder(model, path) else _named(model, online=True)
-    if _looks_like_path(model):
+        path = path_of(model)
+        return read_folder(path) if is_folder(model, path) else _named(model, online=True)
+    if looks_like_path(model):
         raise ModelError(
             f"{model[:80]!r} is a path; this server does not read paths.",
             field="model",
@@ -336,49 +341,25 @@ def checked_weights(weights: object) -> str | None:
     return weights
 
 
-def _looks_like_path(model: str) -> bool:
-    """Whether a name can only be a path, by its form."""
-    name = split_revision(model)[0]
-    return name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
-
-
-def _is_folder(model: str, path: Path) -> bool:
-    return path.is_absolute() or model.startswith(".") or path.exists()
-
-
-def _path(text: str) -> Path:
-    """The path of a text.
-
-    Raises:
-        ModelError: when it cannot be a path.
-    """
-    try:
-        path = Path(text).expanduser()
-        path.exists()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"{text[:80]!r} is not a model: {error}.",
-            field="model",
-            hint="Set `model` to a catalog id, a folder or a config.",
-        ) from None
-    return path
-
-
 def _named(model: str, *, online: bool) -> ModelSpec:
     """A model of the catalog, else of the hub (``owner/name``), else what its name says."""
     model, revision = split_revision(model)
     try:
         return catalog_model(model)
     except ModelError as unlisted:
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", model):
             raise
         broken: ModelError | None = None
         tried = ""
         if online and (known := own_config(model)) is not None:
             return read_config(known[1], known[0])
+        files = _of_files(model)
+        if files is not None and (derived := derived_model(model)) is not None:
+            return derived
         if online:
             try:
-                return read_config(hub_config(model, revision), model)
+                read = read_config(hub_config(model.partition(":")[0], revision), model)
+                return read if files is None else _in_format(read, files)
             except NotOnHubError as error:
                 tried = f" ({error.message})"
             except ModelError as error:
@@ -390,28 +371,7 @@ def _named(model: str, *, online: bool) -> ModelSpec:
             raise ModelError(message, field="model", hint=f"Not modelled: {other.why}.") from None
         if broken is not None:  # the name is right, and what the hub says of it is wrong
             raise broken from None
+        if (feature := unmodelled(model)) is not None:
+            message = f"{model}: {feature} not modelled yet."
+            raise ModelError(message, field="model", hint=WRONG) from None
         raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint}{tried}") from None
-
-
-def read_folder(path: Path) -> ModelSpec:
-    """The model of a folder on disk, named by its absolute path.
-
-    Raises:
-        ModelError: when there is no ``config.json``.
-    """
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ModelError(
-            f"no config.json in {str(path)!r}.",
-            field="model",
-            hint="Set `model` to a folder with one, or to a catalog id.",
-        )
-    model = read_config(
-        parse_json(read_text(file, field="model"), str(file)), str(file.parent.resolve())
-    )
-    size = checkpoint_bytes(file.parent)
-    notes = model.notes
-    if size is not None and abs(size / model.counted_bytes - 1) > CHECKPOINT_TOLERANCE:
-        counted = gib(model.counted_bytes)
-        notes = (*notes, f"The files on disk hold {gib(size)}; estimates count {counted}.")
-    return replace(model, checkpoint_bytes=size, notes=notes)

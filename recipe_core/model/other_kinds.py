@@ -1,15 +1,17 @@
-"""Published models that make no text and no embeddings, as data: ``other_kinds.yaml``."""
+"""Published models that are not modelled, as data: ``other_kinds.yaml``."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import ModelError
+from recipe_core.model.config.read import not_modelled
 
 
 class OtherKind(BaseModel):
@@ -25,13 +27,36 @@ class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[1]
     kinds: dict[str, OtherKind]
+    architectures: dict[str, str]
+
+    @model_validator(mode="after")
+    def _is_refused(self) -> _File:
+        if odd := sorted(set(self.architectures) - set(not_modelled())):
+            raise ValueError(f"architectures: {odd[0]!r} is no field that is refused")
+        return self
 
 
 @cache
+def _file() -> _File:
+    path = Path(__file__).with_name("other_kinds.yaml")
+    return DataFile(path, "model", ModelError).read_as(_File)
+
+
 def other_kinds() -> dict[str, OtherKind]:
     """Every kind by its name."""
-    path = Path(__file__).with_name("other_kinds.yaml")
-    return DataFile(path, "model", ModelError).read_as(_File).kinds
+    return _file().kinds
+
+
+def unmodelled(model_id: str) -> str | None:
+    """What of a model's architecture is not modelled, by its name: ``…layers are``; else None.
+
+    Names are all that is known of a model whose ``config.json`` is not at hand.
+    """
+    name = model_id.rpartition("/")[2]
+    for field, names in _file().architectures.items():
+        if re.fullmatch(names, name, re.IGNORECASE):
+            return not_modelled()[field]
+    return None
 
 
 @cache

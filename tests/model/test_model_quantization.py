@@ -5,12 +5,16 @@ import statistics
 import pytest
 
 from recipe_core.base.errors import ModelError
+from recipe_core.compression.schemes import making
+from recipe_core.compression.technique import technique
 from recipe_core.doors.answers import Answers
 from recipe_core.model import catalog
 from recipe_core.model.catalog import catalog_entry, catalog_ids, catalog_model, load_model
+from recipe_core.model.config.formats import GGUF_BITS
 from recipe_core.model.config.modules import match
 from recipe_core.model.config.read import read_config
 from recipe_core.model.derived import conventions, meanings
+from recipe_core.model.spec import LinearAttention
 from tests.conftest import request_values
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -110,6 +114,60 @@ def test_a_name_says_model_and_format(model_id, base, weights, cache):
     assert f"its name is read as {base}" in model.notes[-1]
 
 
+@over(
+    "model_id, value_bytes, gigabytes", table("model_quantization", "a_name_says_bits_and_groups")
+)
+def test_bits_groups_and_files_of_a_name_are_counted(model_id, value_bytes, gigabytes):
+    model = load_model(model_id, folders=False)
+    assert model.quantization.by_name
+    assert model.quantization.value_bytes == value_bytes
+    assert model.counted_bytes / 1e9 == pytest.approx(gigabytes, abs=0.01)
+
+
+def test_a_gguf_file_has_the_bits_and_the_technique_of_its_type():
+    for kind, bits in GGUF_BITS.items():
+        if kind != "MXFP4":  # as the experts of gpt-oss are stored; no technique of files
+            assert technique(f"gguf_{kind.lower()}").weight_bits == bits
+    for said, plain in {"UD-Q4_K_XL": "q4_k_m", "Q8_K_XL": "q8_0", "IQ4_XS": "iq4_xs"}.items():
+        model = load_model(f"x/Qwen3-14B-GGUF:{said}", folders=False)
+        assert making(model).technique == f"gguf_{plain}"
+        assert model.quantization.roles >= {"embedding", "head", "attention", "linear"}
+    experts = load_model("ggml-org/gpt-oss-20b-GGUF:MXFP4", folders=False).quantization
+    assert (experts.dtype, experts.roles) == ("mxfp4", {"experts"})
+    error = refusal(load_model, "x/Qwen3-14B-GGUF:Q9_K", folders=False, kind=ModelError)
+    assert "'Q9_K' is no type of a GGUF file" in str(error)
+
+
+def test_the_config_of_a_repository_of_files_does_not_say_their_format(monkeypatch, tiny_config):
+    """Those of GGUF hold the config.json of the base, which is not quantised."""
+    asked = []
+    monkeypatch.setattr(catalog, "hub_config", lambda *a: asked.append(a) or tiny_config)
+    model = load_model("nobody/Tiny-GGUF:Q8_0")
+    assert asked == [("nobody/Tiny-GGUF", None)]
+    assert (model.weight_dtype, model.quantization.by_name) == ("int8", True)
+    known = load_model("unsloth/Qwen3-14B-GGUF:Q4_K_M")
+    assert (known.weight_dtype, len(asked)) == ("int4", 1)
+
+
+@over("model_id, feature", table("model_quantization", "not_modelled_by_name"))
+def test_what_a_name_says_is_not_modelled_is_named(model_id, feature):
+    error = refusal(load_model, model_id, folders=False, kind=ModelError)
+    assert feature in str(error)
+    assert "not modelled" in str(error)
+    assert "Did you mean" not in str(error)
+
+
+@over("base", ["moonshotai/Kimi-Linear-48B-A3B-Instruct", "Qwen/Qwen3-Next-80B-A3B-Instruct"])
+def test_copies_of_hybrids_keep_their_cache_and_linear_attention(base):
+    plain, copy = catalog_model(base), load_model(f"x/{base.split('/')[1]}-AWQ", folders=False)
+    assert copy.mixers == plain.mixers
+    assert (copy.dtype, copy.kv_dtype) == (plain.dtype, plain.kv_dtype)
+    linear = [layer for layer in copy.layers if isinstance(layer.attention, LinearAttention)]
+    assert linear
+    assert "mixer" not in copy.quantization.roles
+    assert {"attention", "experts"} <= copy.quantization.roles
+
+
 def test_other_names_stay_unknown():
     names = "nobody/nothing-FP8 nvidia/-FP4 FP8 amd/FP8-KV x/y-Qwen3-14B Qwen/Qwen3-14B-FP9"
     for model_id in names.split():
@@ -128,7 +186,7 @@ def test_a_publishers_own_convention_comes_before_another_owners_copy():
     # a longer ending comes before the one that it ends in
     names = ("x/y-GPTQ-Int4", "x/y-GPTQ-Int8", "x/y-AWQ-INT4", "RedHatAI/y-NVFP4-FP8")
     first = [next(each.ending[:9] for _, each in meanings(name) if each) for name in names]
-    assert first == ["-gptq(-in", "-gptq-(in", "-awq(-int", "-nvfp4-fp"]
+    assert first == ["(-(int)?(", "(-(int)?(", "(-(int4|4", "-nvfp4-fp"]
 
 
 def test_conventions_agree_with_the_members_whose_configuration_is_known():
@@ -143,7 +201,7 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known():
         rules = (each for _, each in meanings(model_id) if each and each.concerns(plain))
         if (convention := next(rules, None)) is None:
             continue
-        stored = convention.applied(catalog_entry(base).config, experts=own.is_moe)
+        stored = convention.applied(catalog_entry(base).config, plain)
         alone = load_model({**stored, "_name_or_path": model_id})
         errors[model_id] = abs(alone.counted_bytes / own.counted_bytes - 1)
     assert len(errors) > 40
@@ -152,7 +210,7 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known():
     # members that conventions name are in the catalog
     for each in conventions():
         assert each.like is None or catalog.in_catalog(each.like)
-        assert each.like is None or each.base(*each.like.split("/"))
+        assert each.like is None or each.read(*each.like.split("/"))
 
 
 def test_estimates_of_derived_models_say_so():

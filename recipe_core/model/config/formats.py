@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from recipe_core.base.errors import ModelError
@@ -100,6 +101,68 @@ def quark(weight: Reader) -> Format:
     if dtype in ("int4", "uint4", "int8", "uint8"):
         return grouped_int(int(dtype[-1]), group, zero_points=dtype.startswith("u"))
     raise unknown_format(weight, "dtype", f"weights in {dtype or 'no stated format'!r} are")
+
+
+GGUF_BITS: dict[str, float] = {
+    "IQ1_S": 1.56,
+    "IQ1_M": 1.75,
+    "IQ2_XXS": 2.06,
+    "IQ2_XS": 2.31,
+    "IQ2_S": 2.5,
+    "IQ2_M": 2.7,
+    "Q2_K_S": 2.9,
+    "Q2_K": 2.96,
+    "IQ3_XXS": 3.06,
+    "IQ3_XS": 3.3,
+    "IQ3_S": 3.44,
+    "Q3_K_S": 3.5,
+    "IQ3_M": 3.66,
+    "Q3_K_M": 3.91,
+    "IQ4_XS": 4.25,
+    "MXFP4": 4.25,
+    "Q3_K_L": 4.27,
+    "IQ4_NL": 4.5,
+    "Q4_0": 4.55,
+    "Q4_K_S": 4.58,
+    "Q4_K_M": 4.85,
+    "Q4_1": 5.0,
+    "Q5_0": 5.5,
+    "Q5_K_S": 5.54,
+    "Q5_K_M": 5.69,
+    "Q5_1": 6.0,
+    "Q6_K": 6.56,
+    "Q8_0": 8.5,
+}
+"""Bits a weight over a whole GGUF file by its type, embedding and head included: those of the
+techniques of the same names (``compression/techniques.yaml``)."""
+
+_PLAIN_GGUF = {"Q3_K_XL": "Q3_K_L", "Q8_K_XL": "Q8_0", "MXFP4_MOE": "MXFP4"}
+"""Types that others than llama.cpp name, and the plain one of about that size."""
+
+
+def gguf_type(said: str) -> str | None:
+    """The plain type of a GGUF file by how it is called; None for one that is not known.
+
+    Publishers call mixtures of their own ``_L`` and ``_XL``: a little more than the plain one.
+    """
+    name = said.upper()
+    name = _PLAIN_GGUF.get(name, name)
+    stem = re.sub(r"_X?L$", "", name)
+    return next((t for t in (name, f"{stem}_M", stem, f"{stem}_0") if t in GGUF_BITS), None)
+
+
+def gguf(read: Reader) -> Format:
+    """A GGUF file by its ``file_type``: bits over the whole file, next to 4 or to 8 of them."""
+    said = str(read.config.get("file_type", ""))
+    plain = gguf_type(said)
+    if plain is None:
+        known = ", ".join(GGUF_BITS)
+        raise read.error(
+            "file_type", f"{said[:40]!r} is no type of a GGUF file.", f"Known: {known}."
+        )
+    bits = GGUF_BITS[plain]
+    kind = "mxfp4" if plain == "MXFP4" else "int4" if bits <= 6 else "int8"
+    return Format(kind, None, bits / 8)
 
 
 def unknown_format(read: Reader, name: str, subject: str) -> ModelError:

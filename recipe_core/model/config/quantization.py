@@ -13,6 +13,8 @@ from recipe_core.model.config.formats import (
     algorithm_format,
     compressed,
     fp8,
+    gguf,
+    gguf_type,
     grouped_int,
     quark,
     unknown_format,
@@ -23,7 +25,7 @@ from recipe_core.model.spec import Layer
 from recipe_core.model.tensors import MATRIX_ROLES, Role, Stored
 
 _EXPERTS = ("mlp.experts", "experts")
-_LEFT_OUT = (
+LEFT_OUT = (
     "modules_to_not_convert",
     "ignore",
     "ignored_layers",
@@ -31,6 +33,7 @@ _LEFT_OUT = (
     "exclude",
     "llm_int8_skip_modules",
 )
+"""Fields that list the modules which a quantiser left as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """All rules of a checkpoint, the modules they skip, its cache format, and who wrote it."""
+    """All rules of a checkpoint, the modules they skip, its cache format, and who wrote it.
+
+    ``whole``: the format of embedding and head too, where a format is of a whole file.
+    """
 
     rules: tuple[Rule, ...]
     left_out: tuple[str, ...]
     kv_dtype: str | None
     method: str
+    whole: Format | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +147,11 @@ def _apply(
     }
     roles: set[Role] = set(formats)
     head = next((f for f, m in rules if m is not None and m.head and not left_out.head), None)
-    if head is not None:
+    if scheme.whole is not None:
+        formats |= {"head": scheme.whole, "embedding": scheme.whole}
+    elif head is not None:
         formats["head"] = head
-        roles.add("head")
+    roles |= formats.keys()
     marked = []
     for layer, names, here in zip(layers, plain, turned, strict=True):
         exceptions = tuple(sorted(name for name in names if role_of[name] in roles))
@@ -158,9 +167,15 @@ def _apply(
 def _scheme(read: Reader) -> Scheme:
     """The rules of whichever quantiser wrote this."""
     method = str(read.config.get("quant_method") or "").lower()
+    if method == "gguf":
+        form = gguf(read)
+        kind = f"gguf/{gguf_type(str(read.config['file_type']))}"
+        if form.dtype == "mxfp4":
+            return Scheme((Rule(form, _EXPERTS),), (), None, kind)
+        return Scheme((Rule(form),), (), None, kind, whole=form)
     # Of an fp8 checkpoint that was quantised again, the modules left out are still fp8.
     requantized = method == "fp8" and read.has("quantized_layers")
-    left_out = () if requantized else _patterns(read, _LEFT_OUT)
+    left_out = () if requantized else _patterns(read, LEFT_OUT)
     return Scheme(_rules(read, method), left_out, _cache_format(read), method or "modelopt")
 
 

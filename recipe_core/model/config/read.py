@@ -67,6 +67,9 @@ _NOT_MODELLED = {
 """Fields that are only there when the architecture is one whose arithmetic this version does not
 have."""
 
+WRONG = "Estimates for this model would be wrong."
+"""Why what is not modelled is refused."""
+
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -214,7 +217,7 @@ def _refuse_unmodelled(read: Reader) -> None:
             raise read.error(
                 name,
                 f"{feature} not modelled yet.",
-                "Estimates for this model would be wrong.",
+                WRONG,
             )
 
 
