@@ -49,8 +49,9 @@ def _fields() -> list[str]:
     out = [
         "## Architectures",
         "",
-        "A `config.json` with one of these fields is refused, as its estimate would be wrong; so is a",
-        "name that such models have (`recipe_core/model/other_kinds.yaml`) where no config is at hand.",
+        "A `config.json` with one of these fields is refused, as its estimate would be wrong. So",
+        "is a name that such models have, where no config is at hand",
+        "(`recipe_core/model/other_kinds.yaml`).",
         "",
         "| field | why |",
         "| --- | --- |",
