@@ -112,12 +112,14 @@ class Arguments:
         self.findings.append(Finding(level, code, option, message, hint))
 
 
-def read_arguments(name: str, words: Sequence[str], judged: Judged | None = None) -> Arguments:
+def read_arguments(
+    name: str, words: Sequence[str], judged: Judged | None = None, program: Sequence[str] = ()
+) -> Arguments:
     """The words after an engine's program, by default at its pinned version; it never raises.
 
     Where the table is not that of the release that runs, all that it lacks or refuses is a warning.
     """
-    return _Reader(name, words, judged or pinned(name)).read()
+    return _Reader(name, words, judged or pinned(name), program).read()
 
 
 def is_open(text: str) -> bool:
@@ -126,8 +128,11 @@ def is_open(text: str) -> bool:
 
 
 class _Reader:
-    def __init__(self, name: str, words: Sequence[str], judged: Judged) -> None:
+    def __init__(
+        self, name: str, words: Sequence[str], judged: Judged, program: Sequence[str]
+    ) -> None:
         self.table, self.grammar = judged.table, grammars()[name]
+        self.start = self.grammar.start_of(program)
         self.title = f"{engine(name).title} {self.table.version}"
         self.words, self.at = words, 0
         self.suggested = 0
@@ -137,13 +142,14 @@ class _Reader:
         self.nested: dict[str, dict[str, Any]] = {}
 
     def read(self) -> Arguments:
+        bare: list[int] = []
         while self.at < len(self.words):
             word = self.words[self.at]
             self.at += 1
             if not word.startswith("-") or word == "-" or _NEGATIVE.fullmatch(word):
-                self.out.positional.append(word)
+                bare.append(self.at - 1)
             elif word == "--":
-                self.out.positional += self.words[self.at :]
+                bare += range(self.at, len(self.words))
                 self.at = len(self.words)
             else:
                 start = self.at - 1
@@ -153,7 +159,26 @@ class _Reader:
         for name, value in self.nested.items():
             flat = self.out.values.get(name)
             self.out.values[name] = {**flat, **value} if isinstance(flat, dict) else value
+        self.out.positional = [self.words[n] for n in bare]
+        self._check_model(bare)
         return self.out
+
+    def _check_model(self, bare: Sequence[int]) -> None:
+        """Say where a model stands as a word that its program does not look for there."""
+        name = next((name for name, means in self.grammar.means.items() if means == "model"), "")
+        option = self.table.by_name.get(name)
+        if self.start is None or self.start.model == "any" or option is None or not bare:
+            return
+        first = self.start.model == "first"
+        if name in {**self.out.values, **self.out.open} or (first and bare[0] == 0):
+            return
+        program = " ".join(("python", *self.start.words)[self.start.words[0] != "-m" :])
+        places = f"its first word or {option.flag}" if first else f"{option.flag} alone"
+        message = f"{program} takes its model as {places}; it refuses or passes over the word"
+        hint = f"Write {option.flag} before it."
+        message = f"{message} {self.words[bare[0]][:80]!r}."
+        self.out.say("error", "model-place", option.flag, message, hint)
+        self.out.places.append(Place(bare[0], bare[0] + 1, option.flag))
 
     def _flag(self, word: str) -> None:
         flag, equals, text = word.partition("=")

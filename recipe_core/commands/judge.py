@@ -180,7 +180,7 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _case(launch: Launch) -> Case:
-    arguments = read_arguments(launch.engine, launch.args, launch.judged)
+    arguments = read_arguments(launch.engine, launch.args, launch.judged, launch.program)
     meant = meaning_of(arguments, launch.env)
     meant.findings[:0] = arguments.findings
     meant.findings += named_files(launch, arguments)

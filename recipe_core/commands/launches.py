@@ -150,9 +150,9 @@ def _base(word: str) -> str:
 def _patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
     """Engines and the words that start them, by the word that is looked for; the longest first."""
     rows = [
-        (words[1] if words[0] == "-m" else words[0], name, words)
+        (start.words[1] if start.words[0] == "-m" else start.words[0], name, start.words)
         for name, g in grammars().items()
-        for words in g.launch
+        for start in g.launch
     ]
     rows.sort(key=lambda row: -len(row[2]))
     return {key: tuple((name, words) for k, name, words in rows if k == key) for key, _, _ in rows}

@@ -112,13 +112,19 @@ def _visible(deployment: Deployment, started: Launch, process: Process) -> dict[
 
 
 def _program(spec: Engine, words: Sequence[str], program: Sequence[str]) -> list[str]:
-    """The words, started as the command did; a module takes its model by a flag only."""
-    starts = grammars()[spec.name].launch
+    """The words, started as the command did, with the model where its program takes it."""
+    grammar = grammars()[spec.name]
+    starts = (start.words for start in grammar.launch)
     usual = next((start for start in starts if tuple(words[: len(start)]) == start), ())
-    if not program or not usual or (program[0] == "-m" and not _flag(spec, "model")):
+    start, flag = grammar.start_of(program), _flag(spec, "model")
+    if not program or not usual or start is None:
         return list(words)
-    first = ("python3", *program) if program[0] == "-m" else tuple(program)
-    return [*first, *words[len(usual) :]]
+    rest = list(words[len(usual) :])
+    if start.model == "option" and not rest[0].startswith("-"):
+        if not flag:
+            return list(words)
+        rest.insert(0, flag)
+    return [*(("python3", *program) if program[0] == "-m" else program), *rest]
 
 
 def _beyond_candidate(deployment: Deployment, values: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from recipe_core.commands.render import Rendered
 from recipe_core.engines.option_releases import successor
 from recipe_core.engines.options import Option, OptionTable
 
-_REFUSED = frozenset({"unknown", "key", "value", "switch-value", "no-value"})
+_REFUSED = frozenset({"unknown", "key", "value", "switch-value", "no-value", "model-place"})
 """Codes of findings about words that can be left out or replaced."""
 
 Words = tuple[str, ...]
@@ -98,6 +98,9 @@ def _instead(
     if error.code == "switch-value" and option is not None:
         turned_on = bool(arguments.values.get(option.name))
         return ([option.flag], {option.flag: True}) if turned_on else ([], {option.flag: None})
+    if error.code == "model-place":
+        word = launch.args[place.start]
+        return [place.flag, word], {place.flag: word}
     before = _value_words(launch.args, place)
     if error.code == "value" and option is not None and len(before) == 1:
         after = successor(table.engine, option.flag, table, value=before[0])
@@ -120,7 +123,7 @@ def _succeeding(place: Place, before: list[str], table: OptionTable) -> list[str
         before = [] if value is None else [str(value)]
     if not before and option.type != "switch":
         return []
-    if before and option.type == "switch":
+    if before and (option.type == "switch" or (option.choices and before[0] not in option.choices)):
         return []
     return [f"{option.flag}.{after.path}" if after.path else option.flag, *before]
 

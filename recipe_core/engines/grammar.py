@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -99,11 +99,21 @@ class OffloadWords(_Data):
         return all(options.get(name) not in others for name, others in self.unless.items())
 
 
+class Start(_Data):
+    """The words that start a server ("-m" before a module), and where its model may stand.
+
+    ``model``: as the first word without a flag (any), only as the first word of all (first), or
+    only as the value of its option (option).
+    """
+
+    words: tuple[str, ...]
+    model: Literal["any", "first", "option"]
+
+
 class Grammar(_Data):
     """How the commands of one engine are read.
 
-    ``launch``: the words that start a server ("-m" before a module). ``other_commands``: words
-    after them that start something else. ``positional``: where the model may stand without a flag.
+    ``launch``: what starts a server. ``other_commands``: words after it that start something else.
     ``underscores``: whether flags may be written with them for dashes; ``abbreviations``: whether
     the start of a flag is enough; ``nested``: whether JSON may be given as ``--flag.key value``;
     ``glued``: short flags whose value follows without a blank. ``images``: container repositories
@@ -122,9 +132,8 @@ class Grammar(_Data):
     schema_version: Literal[1]
     engine: str
     source: str
-    launch: tuple[tuple[str, ...], ...]
+    launch: tuple[Start, ...]
     other_commands: tuple[str, ...] = ()
-    positional: Literal["first", "leading", "any"]
     underscores: bool = False
     abbreviations: bool = False
     nested: bool = False
@@ -142,6 +151,13 @@ class Grammar(_Data):
     offload: tuple[OffloadWords, ...] = ()
     files: dict[str, str] = {}
     folders: dict[str, ImageFolder] = {}
+
+    def start_of(self, program: Sequence[str]) -> Start | None:
+        """What a program is started by, wherever its file lies; None for no known one."""
+        words = tuple(program)
+        if words[:1] != ("-m",):
+            words = tuple(word.rsplit("/", 1)[-1] for word in words[:1]) + words[1:]
+        return next((start for start in self.launch if start.words == words), None)
 
     def gone_word(self, flag: str, key: str | None = None, value: str | None = None) -> Gone | None:
         """The entry of a gone flag, of a key of its JSON or of one of its values."""
@@ -185,4 +201,5 @@ def placed(spec: Engine) -> tuple[str, ...]:
 @cache
 def programs() -> str:
     """The commands that are read, for a message."""
-    return ", ".join(" ".join(words) for name in grammars() for words in grammars()[name].launch)
+    starts = (start for grammar in grammars().values() for start in grammar.launch)
+    return ", ".join(" ".join(start.words) for start in starts)
