@@ -154,6 +154,11 @@ class PlanRows(ABC):
         """Rows that hold their whole load at once, those among them that may not start too."""
         return self.feasible & ~self.overloaded
 
+    @cached_property
+    def pooled(self) -> Bool:
+        """Rows with a prefill pool of their own."""
+        return np.zeros(len(self), dtype=np.bool_)
+
     def queue_text(self, _row: int) -> str:
         """How much of its load a queueing row holds, as a phrase; empty for any other row."""
         return ""

@@ -398,9 +398,10 @@ class ServingPlan(Plan):
         return (np.where(self.uncertain, 2 + unlikely, self.queues),)
 
     @cached_property
-    def _pooled(self) -> Bool:
+    def pooled(self) -> Bool:
         """Rows with a prefill pool of their own."""
-        return np.concatenate([block.cases.disaggregated for block in self.blocks])
+        pooled = [block.cases.disaggregated for block in self.blocks]
+        return np.concatenate(pooled) if pooled else super().pooled
 
     @staticmethod
     def names_of(setting: Setting) -> Mapping[str, str]:
@@ -535,7 +536,7 @@ class ServingPlan(Plan):
         if split is None or "kv_dtype" not in split:
             return None
         agree = [self.degree(name) == split.get(name, 1) for name in ("tp", "pp", "dp", "ep", "cp")]
-        agree.append(self._pooled == ("prefill" in split))
+        agree.append(self.pooled == ("prefill" in split))
         if self.request.options.loads:
             load = load_of_key(key)
             wanted = load_of(self.problem.workload) if load is None else load

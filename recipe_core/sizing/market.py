@@ -26,13 +26,13 @@ class Machine:
     """A kind of machine: as many as may be had, as one cluster.
 
     ``hardware``: the cluster, its price named or stated. ``most``: devices that may be used.
-    ``whole_nodes``: whether it is as large as nodes of its device are, so that its network is
-    theirs; over smaller machines of a cloud no server is spread. ``elastic``: rented in parts.
+    ``networked``: whether several of them share the network of their device's nodes; over others no
+    server is spread. ``elastic``: rented in parts.
     """
 
     hardware: HardwareRequest
     most: int
-    whole_nodes: bool
+    networked: bool
     elastic: bool = False
     owned: bool = False
 
@@ -127,7 +127,7 @@ def _owned(owned: Owned, profile: Device, market: Market) -> Choice:
         nodes=-(-most // per_node),
         usd_per_device_hour=price,
     )
-    return Choice(profile, (Machine(hardware, most, whole_nodes=True, owned=True),), priced=True)
+    return Choice(profile, (Machine(hardware, most, networked=True, owned=True),), priced=True)
 
 
 def _offered(profile: Device, name: Named, market: Market) -> Choice:
@@ -138,7 +138,8 @@ def _offered(profile: Device, name: Named, market: Market) -> Choice:
         why = f"no {commitments} price of {profile.title} is known"
         return Choice(profile, (machine,) if machine else (), priced=False, why=why)
     wanted = [offer for offer in every if _wanted(offer, market)]
-    found = [one for offer in _worth(wanted) if (one := _machine(profile, name, offer, market))]
+    kept = _worth(wanted, profile, market)
+    found = [one for offer in kept if (one := _machine(profile, name, offer, market))]
     if found:
         return Choice(profile, tuple(found), priced=True)
     return Choice(profile, (), priced=True, why=_no_offer(profile, every, market))
@@ -164,8 +165,8 @@ def _wanted(offer: Offer, market: Market) -> bool:
     return market.unverified or offer.status != "unverified"
 
 
-def _worth(offers: Sequence[Offer]) -> list[Offer]:
-    """Offers that no other one beats: as cheap, in units as small, of machines as large.
+def _worth(offers: Sequence[Offer], profile: Device, market: Market) -> list[Offer]:
+    """Offers that no other one beats: as cheap, in units as small, of machines as large, networked.
 
     Unverified ones only where there are no others.
     """
@@ -182,11 +183,22 @@ def _worth(offers: Sequence[Offer]) -> list[Offer]:
     out: list[Offer] = []
     for offer in ranked:
         if not any(
-            better.devices_per_node <= offer.devices_per_node and better.largest >= offer.largest
+            better.devices_per_node <= offer.devices_per_node
+            and better.largest >= offer.largest
+            and _networked(better, profile, market) >= _networked(offer, profile, market)
             for better in out
         ):
             out.append(offer)
     return out
+
+
+def _networked(offer: Offer, profile: Device, market: Market) -> bool:
+    """Whether what is rented are full nodes, which have the network of their device's profile.
+
+    Offers say nothing of networks, and devices that are rented one by one may stand anywhere.
+    """
+    full = min(profile.node.devices, market.largest_node or profile.node.devices)
+    return offer.devices_per_node >= max(full, 2)
 
 
 def _machine(profile: Device, name: Named, offer: Offer | None, market: Market) -> Machine | None:
@@ -212,7 +224,7 @@ def _machine(profile: Device, name: Named, offer: Offer | None, market: Market) 
             commitment=None if offer else market.commitments[0],
         ),
         market.most_devices,
-        whole_nodes=per_node >= min(usual, market.largest_node or usual),
+        networked=offer is None or _networked(offer, profile, market),
         elastic=unit < per_node,
     )
 

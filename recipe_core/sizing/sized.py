@@ -75,8 +75,8 @@ class SizedDevice:
         of = self._machine_of
         most = np.array([machine.most for machine in machines])[of]
         per_node = np.array([machine.hardware.per_node for machine in machines])[of]
-        joined = np.array([machine.whole_nodes for machine in machines])[of]
-        networked = joined | (self._server <= per_node)
+        joined = np.array([machine.networked for machine in machines])[of]
+        networked = joined | (self._joined <= per_node)
         return self.plan.runs & (self.rented <= most) & networked & self._in_last(most, per_node)
 
     def _in_last(self, most: Int, per_node: Int) -> Bool:
@@ -95,6 +95,11 @@ class SizedDevice:
             return degrees("gpus")
         ranks = degrees("tp") * degrees("pp")
         return np.where(degrees("ep") > 1, ranks * degrees("dp"), ranks)
+
+    @property
+    def _joined(self) -> Int:
+        """Devices that send each other what a request needs, by row: a server, or both pools."""
+        return np.where(self.plan.pooled, self.plan.degree("gpus"), self._server)
 
     @cached_property
     def holds(self) -> Bool:

@@ -80,6 +80,24 @@ def test_machines_of_eight_are_paid_for_whole_and_one_device_alone_where_it_can_
     assert best["devices_rented"] == best["count"] == 1
 
 
+def test_a_server_is_spread_over_machines_only_where_full_nodes_are_rented():
+    """Devices rented one by one may stand anywhere, also where a machine may have eight of them."""
+    offline = {"mode": "offline", "input_tokens": 800, "output_tokens": 200, "requests": 1_000_000}
+    for name, most in (("rtx-5090", 8), ("rtx-3090", 4), ("gh200", 1)):
+        values = asked("Qwen/Qwen3-32B", workload=offline, devices=[name], most_devices=16)
+        values["options"] = {"disaggregated": name == "gh200"}
+        for row in (best := answer_to(values)["best"], *best["ladder"]):
+            split = row["split"]
+            assert row["offer"]["devices_per_node"] == 1
+            assert split["tp"] * split["pp"] <= most
+            assert "prefill" not in split or row["count"] <= most
+        assert best["ladder"][-1]["count"] > 8  # replicas need no network
+    large = asked("deepseek-ai/DeepSeek-V3", devices=["h100-sxm"], most_devices=16)
+    best = answer_to(large)["best"]
+    assert best["offer"]["devices_per_node"] == 8
+    assert best["count"] > 8
+
+
 def test_the_rows_of_an_answer_are_what_an_estimate_of_their_hardware_says():
     limits = {"tpot_ms": 40, COST: 9}
     rows = answered(limits=limits, devices=["h100-sxm", "mi300x", "gb200"])["devices"]
@@ -335,7 +353,8 @@ def _enumerated(values):
                 split = plan.candidate(row)
                 server = split["tp"] * split["pp"]
                 rented = _packed(per_node, offer.devices_per_node, server, split["dp"])
-                spans = server > per_node and per_node < profile.node.devices
+                full_nodes = offer.devices_per_node >= max(profile.node.devices, 2)
+                spans = server > per_node and not full_nodes
                 if rented > most or spans:
                     continue
                 score = float(plan.columns[column][row])
