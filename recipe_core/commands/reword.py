@@ -125,7 +125,7 @@ def _succeeding(place: Place, before: list[str], table: OptionTable) -> list[str
         return []
     if before and (option.type == "switch" or (option.choices and before[0] not in option.choices)):
         return []
-    return [f"{option.flag}.{after.path}" if after.path else option.flag, *before]
+    return [f"{after.flag}.{after.path}" if after.path else after.flag, *before]
 
 
 def _without_keys(

@@ -332,9 +332,10 @@ class View:
         return without_command
 
     def _offer(self, row: int, gain: float | None) -> dict[str, Any]:
+        """A split, and how much better it is where the command's own can run."""
         return {
             "candidate": self.plan.candidate(row),
-            "gain": gain,
+            **({} if gain is None else {"gain": gain}),
             "estimate": self.plan.estimate(row).to_json(),
         }
 

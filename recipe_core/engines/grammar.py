@@ -39,11 +39,12 @@ class Gone(_Data):
 class Successor:
     """What takes the place of a gone option, key or value.
 
-    ``option``: by name; ``path``: the key in its JSON, with dots. ``values``: new values by the
-    text of old ones (empty: the same value).
+    ``option``: by name; ``flag``: as it is written, which may turn a switch off; ``path``: the key
+    in its JSON, with dots. ``values``: new values by the text of old ones (empty: the same value).
     """
 
     option: str
+    flag: str
     path: str | None
     values: Mapping[str, Any]
     note: str | None

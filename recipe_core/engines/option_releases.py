@@ -106,9 +106,16 @@ def memory_release(spec: Engine, version: str | None) -> str | None:
 def came(name: str, flag: str, key: str | None = None) -> str | None:
     """The first release with a flag (or a key of its JSON); None where all tables or none have it.
 
-    Only of those that have it without a break up to the newest.
+    Only of those that have it without a break up to the newest. A flag that is gone did not come
+    where a release spells the inverse of a switch like it.
     """
-    have = [release for release in releases(name) if _has(option_table(name, release), flag, key)]
+    gone = grammars()[name].gone_word(flag, key) is not None
+    tables = [(release, option_table(name, release)) for release in releases(name)]
+    have = [
+        release
+        for release, table in tables
+        if _has(table, flag, key) and not (gone and flag in table.by_spelling[flag].inverse)
+    ]
     known = releases(name)
     if not have or have[-1] != known[-1] or have[0] == known[0]:
         return None
@@ -144,7 +151,7 @@ def successor(
     option = table.by_spelling.get(new_flag)
     if option is None or (path and option.keys and path.split(".")[0] not in option.keys):
         return None
-    return Successor(option.name, path or None, gone.values, gone.note)
+    return Successor(option.name, new_flag, path or None, gone.values, gone.note)
 
 
 def replacement(

@@ -102,7 +102,7 @@ def _waste(waste: dict[str, Any]) -> list[str]:
 def _better(better: dict[str, Any] | None) -> list[str]:
     if better is None:
         return []
-    gain = f" ({better['gain']:+.0%})" if better["gain"] is not None else ""
+    gain = f" ({better['gain']:+.0%})" if "gain" in better else ""
     speed = serving_speed(better["estimate"])
     lines = [f"better{gain}: {split_name(better['candidate'])}: {speed}"]
     several = len({start["node"] for start in better["commands"]}) > 1

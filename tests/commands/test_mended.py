@@ -105,8 +105,16 @@ def test_a_mended_and_a_better_command_name_the_model_as_their_program_takes_it(
     assert change["options"] == {"--model": "Qwen/Qwen3-8B"}
     words = "--model Qwen/Qwen2-57B-A14B-Instruct --tensor-parallel-size 8 --max-model-len 8192"
     answer = check_command(f"{API_SERVER} {words}", ground)
+    assert "gain" not in answer["better"]  # over a split that cannot run there is none
     assert_says(answer, {"verdict": "cannot start", "says": "28 attention heads"})
     [better] = answer["better"]["commands"]
     start = "python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen2-57B-A14B-Instruct "
     assert better["command"].startswith(start)
     assert check_command(better["argv"], ground)["ok"] is True
+
+
+def test_what_is_held_once_is_not_said_to_be_held_several_times():
+    command = "vllm serve Qwen/Qwen2-57B-A14B-Instruct --max-model-len 8192 -tp {}"
+    for tp, notes in ((7, []), (8, ["Each cached token is held 2 times: 4 KV heads over tp 8."])):
+        answer = check_command(command.format(tp), Ground.of(hardware="h200-sxm:8"))
+        assert [note for note in answer["estimate"]["notes"] if "Each cached" in note] == notes

@@ -198,7 +198,7 @@ def _heads(setting: Setting, cases: Cases) -> Iterator[list[str]]:
     for tp in cases.tp.tolist():
         yield (
             [f"Each cached token is held {tp // heads} times: {what} over tp {tp}."]
-            if heads and tp > heads
+            if heads and tp // heads > 1
             else []
         )
 
