@@ -19,6 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from recipe_core.base.resources import root
 from recipe_core.doors.faults import FaultsTold
 from recipe_core.doors.policy import API_POLICY, page_policy
 from recipe_core.doors.sessions import Sessions, Upload
@@ -36,6 +37,10 @@ MACHINES = ("/api/", "/mcp")
 """Doors of programs, which send a token instead of signing in."""
 _DOORS = re.compile(r"/api/v1/[^\x00-\x1f\x7f]*|/mcp")
 """Paths of these doors; one with a line end would pass for another path, or a page."""
+_FOLDERS = ("_stcore", "static", "media", "component")
+"""Folders of what Streamlit's frontend asks for. It answers any other path with the page."""
+_FILES = ("favicon.png", "manifest.json", "index.html")
+"""Files of the frontend beside them."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -154,8 +159,9 @@ class Guard:
     def _misfit(self, request: HTTPConnection) -> Response | None:
         """The answer to what has no door, no length or no room here; None for anything else."""
         scope, path = request.scope, request.scope["path"]
-        if path.startswith(MACHINES) and not _DOORS.fullmatch(path):
-            return _problem(404, "there is no such path.", "See /api/v1/openapi.json.")
+        if not (_DOORS.fullmatch(path) if path.startswith(MACHINES) else _shown(path)):
+            hint = "Pages start at /; doors of programs stand in /api/v1/openapi.json."
+            return _problem(404, "there is no such path.", hint)
         if path.startswith(UPLOADS) and scope.get("method") == "PUT":
             if not request.headers.get("content-length", "").isdecimal():
                 return _problem(413, "an upload needs a Content-Length.", "Send its length.")
@@ -165,6 +171,21 @@ class Guard:
             text = f"As many pages are open as this server shows. Try again in {FULL_S} s."
             return PlainTextResponse(text, 503, {"Retry-After": str(FULL_S)})
         return None
+
+
+def _shown(path: str) -> bool:
+    """Whether a path is a page, or something that pages ask for."""
+    first, slash, rest = path.removeprefix("/").partition("/")
+    if first in _FOLDERS:
+        return bool(slash)
+    return not rest and (first in _pages() or f"/{first}" == SIGN_IN or path[1:] in _FILES)
+
+
+@cache
+def _pages() -> frozenset[str]:
+    """Names of pages in addresses: those of their files, and none for the first one."""
+    files = root("pages").glob("[!_]*.py")
+    return frozenset({"", *(file.stem for file in files)})
 
 
 def _for_reading(request: HTTPConnection) -> bool:

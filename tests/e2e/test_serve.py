@@ -31,6 +31,13 @@ def test_page_and_api_answer_on_one_port(server, tmp_path, tiny_config):
     assert server.url in server.log.read_text()
     status, page, _ = server.ask("GET", "/")
     assert (status, b"<title>" in page) == (200, True)
+    for path, found in {
+        "/size": 200,
+        "/favicon.png": 200,
+        "/robots.txt": 404,
+        "/metrics": 404,
+    }.items():
+        assert server.ask("GET", path)[0] == found, path
     status, plan, _ = server.ask("POST", "/api/v1/plan", request_values())
     assert (status, json.loads(plan)["candidates"][0]["rank"]) == (200, 1)
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))  # a local server reads folders
