@@ -60,7 +60,8 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
         ]
         parts += calibrated_lines(plan.problem.corrections)
         if plan.uncertain[plan.order[0]]:
-            parts += change_lines(change.to_json() for change in plan.changes())
+            first = plan.candidate(int(plan.order[0]))
+            parts += change_lines((change.to_json() for change in plan.changes()), first)
     else:
         parts += _nearest(plan)
     if flips is not None:
@@ -142,7 +143,7 @@ def _nearest(plan: Plan) -> list[str]:
 
     reasons = [*plan.reasons(row)]
     if changes := plan.changes():
-        reasons.append(advice(changes))
+        reasons.append(advice(changes, plan.candidate(row)))
     return [f"nearest: {plan.label(row)}", *(f"  {reason}" for reason in reasons)]
 
 
@@ -159,7 +160,7 @@ def _best(plan: Plan, top: int) -> str:
     numbers: dict[str, Callable[[int], str]] = {}
     if plan.loads_differ:
         numbers[plan.measures["load"].head] = partial(plan.text, "load")
-    for name in plan.tabled:
+    for name in dict.fromkeys((*plan.tabled, *plan.asked)):
         numbers[plan.measures[name].head] = partial(plan.text, name)
     if plan.limited:
         numbers["Sure"] = lambda row: chance_text(float(plan.confidence([row])[0]))
@@ -348,15 +349,19 @@ def check_text(answer: dict[str, Any]) -> str:
     better = answer["better"]
     if better is not None:
         lines.append(f"better: {split_name(better['candidate'])}: {_speed(better['estimate'])}")
-    return "\n".join([*lines, *change_lines(answer["changes"])])
+    return "\n".join([*lines, *change_lines(answer["changes"], answer["candidate"])])
 
 
-def change_lines(changes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line per field of the changes that make a split run."""
+def change_lines(
+    changes: Iterable[Mapping[str, Any]], beside: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Say each change that makes a split run, in a line; the split, where another than one."""
+    from recipe_core.search.changes import change_text
+
     return [
-        f"it works with {field}: {value}"
+        f"it works with {change_text(change['set'], change.get('candidate'), beside)}"
         for change in changes
-        for field, value in change["set"].items()
+        if change["set"]
     ]
 
 

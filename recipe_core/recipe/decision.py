@@ -207,5 +207,5 @@ def _refused(plan: Plan, row: int) -> NoAnswer:
     return NoAnswer(
         f"{subject} {verb} ({plan.label(row)}): {'; '.join(plan.reasons(row))}.",
         field="candidate",
-        hint=advice(changes) if changes else None,
+        hint=advice(changes, plan.candidate(row)) if changes else None,
     )

@@ -61,16 +61,33 @@ class Change:
         return {"set": dict(self.fields), "candidate": dict(self.candidate)}
 
     def __str__(self) -> str:
-        edits = (
-            f"{field}: {list(value) if isinstance(value, tuple) else value}"
-            for field, value in self.fields.items()
-        )
-        return " and ".join(edits)
+        return change_text(self.fields)
 
 
-def advice(changes: Sequence[Change]) -> str:
-    """Changes after which something fits, as a sentence."""
-    return f"It works with {'; or '.join(map(str, changes))}."
+def change_text(
+    fields: Mapping[str, Any],
+    candidate: Mapping[str, Any] | None = None,
+    beside: Mapping[str, Any] | None = None,
+) -> str:
+    """Say edits, and the split that runs after them where it is another than the one ``beside``."""
+    edits = " and ".join(
+        f"{field}: {list(value) if isinstance(value, tuple) else value}"
+        for field, value in fields.items()
+    )
+    if candidate is None or beside is None:
+        return edits
+    names = ("engine", "weight_dtype", "kv_dtype")
+    differing = [candidate[name] for name in names if candidate.get(name) != beside.get(name)]
+    split = split_name(candidate)
+    if split == split_name(beside) and not differing:
+        return edits
+    return f"{edits} ({', '.join([split, *differing])})"
+
+
+def advice(changes: Sequence[Change], beside: Mapping[str, Any]) -> str:
+    """Changes after which something fits, as a sentence that names other splits than ``beside``."""
+    said = (change_text(one.fields, one.candidate, beside) for one in changes)
+    return f"It works with {'; or '.join(said)}."
 
 
 # A plan with nothing feasible

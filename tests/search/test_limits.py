@@ -17,7 +17,13 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.search import alternatives as beside
 from recipe_core.search.alternatives import alternatives, safer
-from recipe_core.search.changes import fixes, helpful_changes, looser_limits, nearest_feasible
+from recipe_core.search.changes import (
+    advice,
+    fixes,
+    helpful_changes,
+    looser_limits,
+    nearest_feasible,
+)
 from recipe_core.search.confidence import signed_correlation, together
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plans import estimate_batch, plan
@@ -275,6 +281,27 @@ def test_a_confidence_that_is_asked_for_is_a_rule(asked):
     assert (sure.feasible == (free.feasible & (chance >= asked))).all()
     for row in np.flatnonzero(free.feasible & ~sure.feasible)[:3]:
         assert any("is asked for" in reason for reason in sure.reasons(int(row)))
+
+
+@over(
+    "tpot_ms ttft_ms near said",
+    [
+        (24, 600, "tp 4 · dp 2", "objective.confidence: 0.52 (tp 8)."),
+        (34, 400, "tp 2 · dp 4", "objective.confidence: 0.69 (tp 4 · dp 2)."),
+        (26, 600, "tp 8", "objective.confidence: 0.68."),  # its own
+    ],
+)
+def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(
+    tpot_ms, ttft_ms, near, said
+):
+    nothing = within(tpot_ms=tpot_ms, ttft_ms=ttft_ms, confidence=0.9)
+    row, changes = nothing.nearest_row(), nothing.changes()
+    assert nothing.label(row) == near
+    assert advice(changes, nothing.candidate(row)) == f"It works with {said}"
+    assert f"  It works with {said}" in plan_text(nothing, 3).splitlines()
+    after = plan(change(nothing.request, changes[0].fields))
+    assert after.candidate(after.best_row) == changes[0].candidate
+    assert after.confidence([after.best_row])[0] >= changes[0].fields["objective.confidence"]
 
 
 PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
