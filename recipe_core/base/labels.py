@@ -18,9 +18,14 @@ def degrees(candidate: Mapping[str, Any]) -> str:
 
 
 def serving_split(candidate: Mapping[str, Any]) -> str:
-    """Degrees, copies and the prefill pool: ``2 × (tp 4), prefill on 3 × tp 2``."""
+    """Degrees, copies, draft and the prefill pool: ``2 × (tp 4), prefill on 3 × tp 2``.
+
+    A draft is its method, tokens and acceptance: ``tp 8, eagle 5 at 0.7``.
+    """
     copies, pool = candidate.get("replicas") or 1, candidate.get("prefill")
     split = f"{copies} × ({degrees(candidate)})" if copies > 1 else degrees(candidate)
+    if draft := candidate.get("speculative"):
+        split += f", {draft.get('method') or 'draft'} {draft['tokens']} at {draft['acceptance']:g}"
     if not pool:
         return split
     number = pool.get("replicas") or 1

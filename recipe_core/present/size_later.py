@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.units import chance_text, duration, rate, significant
@@ -36,7 +36,7 @@ def growth_sentences(row: Row) -> list[str]:
     return out
 
 
-def cheapest_sentence(growth: Row, rows: list[Row]) -> str:
+def cheapest_sentence(growth: Row, rows: Sequence[Row]) -> str:
     """Which device is the cheapest over all months, and in which month that changes."""
     names = {view.key(row): f"{view.short(row)}{view.doubt(row)}" for row in rows}
     if growth["cheapest"] is None:

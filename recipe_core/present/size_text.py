@@ -9,6 +9,13 @@ from typing import Any
 from recipe_core.base.columns import aligned
 from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.present.calibrated import calibrated_lines
+from recipe_core.present.size_later import (
+    availability_rows,
+    cheapest_sentence,
+    growth_sentences,
+    purchase_sentences,
+)
+from recipe_core.present.size_view import DOUBT, DOUBT_MEANS, counted
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.rows import TIED
 from recipe_core.sizing.answer import Answer
@@ -24,9 +31,10 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
     rows = [answer.device(one, ladder=False) for one in sizing.devices[:top]]
     parts = [verdict(answer)]
     if rows:
-        parts.append(_table(rows))
+        parts.append(_table(rows, tells_energy=_tells_energy(sizing)))
     parts += _tied(rows)
     parts += _cheapest_month(answer)
+    parts += _later(answer, rows)
     parts += _unpriced(answer)
     parts += _ladder(answer, ladder)
     parts += _refused(answer)
@@ -59,15 +67,6 @@ def verdict(answer: Answer) -> str:
     return f"{counted(row)}, {money(row)}{sure}: {row['label']}, {row['engine']}"
 
 
-def counted(row: Row) -> str:
-    """``12 × AMD Instinct MI355X 288 GB in 2 machines of 8 (4 idle)``."""
-    text = f"{row['count']} × {row['title']}"
-    if row["unit_devices"] > 1:
-        machines = "machine" if row["units"] == 1 else "machines"
-        text += f" in {row['units']} {machines} of {row['unit_devices']}"
-    return f"{text} ({row['idle']} idle)" if row["idle"] else text
-
-
 def money(row: Row) -> str:
     """``$47.20 an hour, $34,456 a month``; that the price is unknown where it is."""
     if row["usd_per_hour"] is None:
@@ -75,7 +74,15 @@ def money(row: Row) -> str:
     return f"${row['usd_per_hour']:,.2f} an hour, ${row['usd_per_month']:,.0f} a month"
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _tells_energy(sizing: Sizing) -> bool:
+    """Whether energy or power is asked for, as a goal or by a limit."""
+    objective = sizing.request.objective
+    limits = objective.limits
+    limited = limits.watts is not None or limits.joules_per_token is not None
+    return limited or "energy" in objective.goals
+
+
+def _table(rows: Sequence[Row], *, tells_energy: bool) -> str:
     training = rows[0]["usd_per_million_output_tokens"] is None
     tokens = "usd_per_million_tokens" if training else "usd_per_million_output_tokens"
     cells: dict[str, Callable[[Row], str]] = {
@@ -87,11 +94,15 @@ def _table(rows: Sequence[Row]) -> str:
         "$/h": lambda row: f"{row['usd_per_hour']:,.2f}",
         "$/month": lambda row: f"{row['usd_per_month']:,.0f}",
         "$/M tokens": lambda row: significant(row[tokens]),
+        "W": lambda row: f"{row['watts']:,.0f}",
+        "J/token": lambda row: _joules(row["joules_per_token"]),
         "sure": lambda row: "" if row["confidence"] is None else chance_text(row["confidence"]),
         "carries": _carries,
         "wins at": _wins,
         "offer": _offer,
     }
+    if not tells_energy:
+        del cells["W"], cells["J/token"]
     left = ("device", "split", "engine", "wins at", "offer")
     width = max(shutil.get_terminal_size((160, 40)).columns, 120)
     return aligned(
@@ -100,6 +111,29 @@ def _table(rows: Sequence[Row]) -> str:
         left=left,
         width=width,
     )
+
+
+def _joules(value: float | None) -> str:
+    return "–" if value is None else significant(value)
+
+
+def _later(answer: Answer, rows: Sequence[Row]) -> Iterator[str]:
+    """Growth, failures and purchase of the best device, as far as the request asks for them."""
+    if not rows:
+        return
+    said = list(growth_sentences(rows[0]))
+    if answer.growth is not None:
+        best = [(one, one.best) for one in answer.sizing.devices if one.best is not None]
+        devices = [answer.rows(one, [row])[0] for one, row in best]
+        said.append(cheapest_sentence(answer.growth.to_json(), devices))
+    lines = [f"growth: {' '.join(said)}"] if said else []
+    if spares := availability_rows(rows[0]):
+        lines += ["availability:", *(f"  {name}: {text}" for name, text in spares.items())]
+    if bought := purchase_sentences(rows[0]):
+        lines.append(f"purchase: {' '.join(bought)}")
+    yield from lines
+    if any(DOUBT in line for line in lines):
+        yield DOUBT_MEANS
 
 
 def _tied(rows: Sequence[Row]) -> Iterator[str]:

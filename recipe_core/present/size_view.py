@@ -10,7 +10,6 @@ from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device, short_title
-from recipe_core.present.size_text import counted
 from recipe_core.search.limits import LIMITS
 
 Row = Mapping[str, Any]
@@ -84,6 +83,15 @@ def dollars(value: float) -> str:
     if value >= 1000:
         return f"${value:,.0f}"
     return f"${value:,.2f}" if value >= 0.1 else usd(value)
+
+
+def counted(row: Row) -> str:
+    """``12 × AMD Instinct MI355X 288 GB in 2 machines of 8 (4 idle)``."""
+    text = f"{row['count']} × {row['title']}"
+    if row["unit_devices"] > 1:
+        machines = "machine" if row["units"] == 1 else "machines"
+        text += f" in {row['units']} {machines} of {row['unit_devices']}"
+    return f"{text} ({row['idle']} idle)" if row["idle"] else text
 
 
 def take_label(row: Row) -> str:

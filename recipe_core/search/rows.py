@@ -223,6 +223,23 @@ class PlanRows(ABC):
         """
         return self._cluster_numbers[id(self.setting(row).cluster)]
 
+    @cached_property
+    def asked(self) -> tuple[str, ...]:
+        """The measures that the objective is about, with those that it limits.
+
+        Energy is told by the power of the devices too.
+        """
+        objective = self.request.objective
+        columns = {self.goals[goal][0] for goal in objective.goals}
+        if "energy" in objective.goals:
+            columns.add("watts")
+        limited = objective.limits.model_dump(exclude_none=True)
+        return tuple(
+            name
+            for name, measure in self.measures.items()
+            if measure.column in columns or measure.limit in limited
+        )
+
     @staticmethod
     @abstractmethod
     def names_of(setting: Any) -> Mapping[str, str]:

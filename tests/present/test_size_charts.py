@@ -6,6 +6,7 @@ import pytest
 
 from recipe_core.present import charts, size_later, size_tables, size_view
 from recipe_core.present.charts.size import frontier
+from recipe_core.present.size_text import size_text
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
@@ -13,10 +14,15 @@ from tests.fixtures.rows import table
 
 
 @cache
-def sized(name, **limits):
+def found(name, **limits):
     value = table("size_charts", name)
     value["objective"]["limits"] = limits
-    return Answer(size(SizeRequest.parse(value))).to_json()
+    return Answer(size(SizeRequest.parse(value)))
+
+
+@cache
+def sized(name, **limits):
+    return found(name, **limits).to_json()
 
 
 def answer(tpot_ms=40.0):
@@ -104,6 +110,23 @@ def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do
     said = " ".join(size_later.purchase_sentences(answer()["best"]))
     assert f"has paid after {month} months" in said
     assert "By the hours of a day" in said
+
+
+def test_text_tells_growth_availability_and_purchase_of_the_best_and_energy_where_it_is_asked():
+    text = size_text(found("service", tpot_ms=40.0))
+    best = answer()["best"]
+    lines = text.splitlines()
+    said = [*size_later.growth_sentences(best)]
+    said.append(size_later.cheapest_sentence(answer()["growth"], answer()["devices"]))
+    assert f"growth: {' '.join(said)}" in lines
+    for name, words in size_later.availability_rows(best).items():
+        assert f"  {name}: {words}" in lines
+    assert f"purchase: {' '.join(size_later.purchase_sentences(best))}" in lines
+    assert "J/token" not in text
+    watts = size_text(found("service", tpot_ms=40.0, watts=20000.0)).splitlines()
+    head = next(line.split() for line in watts if "J/token" in line)
+    assert head[head.index("W") : head.index("sure")] == ["W", "J/token"]
+    assert any(f" {best['watts']:,.0f} " in line for line in watts)
 
 
 def test_a_price_to_doubt_is_marked_and_a_verdict_says_what_is_lacking_or_would_win():

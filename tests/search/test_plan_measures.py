@@ -9,7 +9,7 @@ import pytest
 from recipe_core.base import labels, units
 from recipe_core.base.resources import PACKAGE
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.present.terminal import estimate_text
+from recipe_core.present.terminal import estimate_text, plan_text
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan, plan_candidate
@@ -194,3 +194,28 @@ def test_causes_are_those_of_physics_and_of_the_row():
     assert decode["queue"] == pytest.approx(interference)
     splits = plan(make_request())
     causes_of(splits.detailed(splits.best_row).to_json())  # not of the plan's first row
+
+
+def test_what_is_asked_for_is_a_column_of_the_terminals_table():
+    plain, energy = make_request(), change(make_request(), {"objective.optimize": "energy"})
+    assert "Energy" not in plan_text(plan(plain), 3)
+    text = plan_text(plan(energy), 3)
+    assert plan(energy).asked == ("watts", "joules")
+    assert ("Power" in text, "Energy" in text) == (True, True)
+    assert plan(energy).text("joules", plan(energy).best_row) in text
+    limited = change(make_request(), {"objective.limits.request_latency_ms": 1e6})
+    assert "Request" in plan_text(plan(limited), 3)
+
+
+def test_rows_that_differ_in_their_draft_alone_say_it():
+    drafts = [
+        {"tokens": 3, "acceptance": 0.7, "method": "eagle"},
+        {"tokens": 4, "acceptance": 0.4, "method": "ngram"},
+    ]
+    options = {"engines": ["vllm"], "speculative": drafts}
+    drafted = plan(make_request(options=options, workload={"concurrency": 4}))
+    found = {label.partition(", ")[2] for label in drafted.labels(drafted.order)}
+    assert found == {"", "eagle 3 at 0.7", "ngram 4 at 0.4"}
+    names = drafted.labels(drafted.order)
+    assert len(set(names)) == len(names)
+    assert "eagle 3 at 0.7" in " ".join(plan_text(drafted, 6).split())
