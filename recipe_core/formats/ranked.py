@@ -33,6 +33,9 @@ BEST_AT = {
     "energy": "joules_per_token",
 }
 """What a technique can be the best at, on the split of the base, with accuracy beside these."""
+SURELY_KEPT = 0.9
+"""Where no least accuracy is asked for, the share at which the band of a technique must start for
+it to stand among the first: what may lose more is a bet, however cheap it is."""
 PLACES: tuple[State, ...] = (
     "estimated",
     "memory only",
@@ -47,7 +50,8 @@ PLACES: tuple[State, ...] = (
 def ranked(rows: Sequence[FormatRow], base: Base, objective: Objective) -> tuple[FormatRow, ...]:
     """The rows, those that run within the limit on accuracy first, each best by the objective.
 
-    A technique whose accuracy is unknown comes after those that keep a limit on it.
+    A technique whose accuracy is unknown comes after those that keep a limit on it. Without a limit
+    those come last that may keep less than `SURELY_KEPT`, unless accuracy is a goal.
     """
     runs = [row for row in rows if row.state == "estimated" and row.runs]
     runs.sort(key=lambda row: (_beyond(row, objective), _log_score(row, base, objective)))
@@ -59,10 +63,15 @@ def ranked(rows: Sequence[FormatRow], base: Base, objective: Objective) -> tuple
 
 
 def _beyond(row: FormatRow, objective: Objective) -> int:
-    """0 within the limit on accuracy (or without one), 1 where it is unknown, 2 beyond it."""
-    if objective.limits.accuracy_recovery is None or row.within:
-        return 0
-    return 1 if row.within is None else 2
+    """0 within the limit on accuracy, or what is surely kept, 1 where it is unknown, 2 beyond."""
+    within = row.within
+    if objective.limits.accuracy_recovery is None:
+        if "accuracy" in objective.goals:
+            return 0
+        within = row.kept.low >= SURELY_KEPT if row.kept.known else None
+    if within is None:
+        return 1
+    return 0 if within else 2
 
 
 def _log_score(row: FormatRow, base: Base, objective: Objective) -> float:
@@ -91,11 +100,12 @@ def _log_figure(split: Split, name: str, base: Split) -> float:
 
 
 def _marked(rows: list[FormatRow], objective: Objective) -> list[FormatRow]:
-    """The rows with what each is the best at among those within the limit on accuracy."""
+    """The rows with what each is the best at among the first group, those within the limit."""
+    most = 0 if objective.limits.accuracy_recovery is not None else 1
     able = [
         row
         for row in rows
-        if row.own is not None and row.state == "estimated" and not _beyond(row, objective)
+        if row.own is not None and row.state == "estimated" and _beyond(row, objective) <= most
     ]
     marks: dict[str, list[str]] = {}
     for goal, name in BEST_AT.items():

@@ -12,6 +12,7 @@ from recipe_core.compression.retained import Retained
 from recipe_core.formats.advise import Advice, title_of
 from recipe_core.formats.combine import Pair
 from recipe_core.formats.figures import Split
+from recipe_core.formats.ranked import SURELY_KEPT
 from recipe_core.formats.row import FormatRow
 
 RATIOS = {
@@ -75,10 +76,10 @@ def _about(advice: Advice) -> Iterator[str]:
     yield f"base: {formats}, {_split_text(base.own)}; ratios below are to it on the same split"
     if base.stated and base.best.key != base.own.key:
         yield f"best split of the base: {_split_text(base.best)}"
-    if advice.limit is None:
+    if advice.limit is None and "accuracy" not in advice.request.objective.goals:
         yield (
-            "no least accuracy is asked for (objective.limits.accuracy_recovery): the objective "
-            "alone ranks"
+            "no least accuracy is asked for (objective.limits.accuracy_recovery): what may keep "
+            f"less than {accuracy_share(SURELY_KEPT)} comes last"
         )
     yield from base.notes
 

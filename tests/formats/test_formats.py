@@ -12,6 +12,7 @@ from recipe_core.formats.advise import Advice, advise
 from recipe_core.formats.estimated import FILE, estimated
 from recipe_core.formats.figures import FIGURES
 from recipe_core.formats.result import CompressAnswer
+from recipe_core.present.formats_text import formats_text
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -95,6 +96,25 @@ def test_rows_within_the_limit_come_first_and_weights_and_cache_multiply() -> No
     assert pair.effect == "multiply"
     assert pair.both["tpot_s"] == pytest.approx(ratio(every(), "fp8_w8a8_kv_fp8", "tpot_s"))
     assert pair.both["cache_tokens"] == pytest.approx(pair.product["cache_tokens"], rel=0.01)
+
+
+def test_without_a_limit_what_may_lose_much_is_not_first() -> None:
+    """A sibling of a tenth of the cost that keeps 49 to 106 % was first."""
+    names = ("distilled_sibling", "fp8_w8a8", "layer_pruning", "int4_weight_only")
+    given = advice("h100-sxm", *names)
+    ranked = [row for row in given.rows if row.rank is not None]
+    assert [row.name for row in ranked][:2] == ["int4_weight_only", "fp8_w8a8"]
+    assert all(row.kept.low >= 0.9 for row in ranked[:2])
+    assert all(row.kept.low < 0.9 for row in ranked[2:])
+    costs = [row.best.values["usd_per_million_output_tokens"] for row in ranked]
+    assert min(costs) < costs[0]
+    assert not any(row.best_at for row in ranked[2:])
+    assert "what may keep less than 90 % comes last" in formats_text(given)
+    weighed = PlanRequest.parse(
+        given.request.model_dump(mode="json", exclude_unset=True)
+        | {"objective": {"weights": {"cost": 1, "accuracy": 1e-3}}}
+    )
+    assert advise(weighed, names=names).rows[0].name == "distilled_sibling"
 
 
 def test_published_checkpoints_are_taken_and_quantised_requests_compared_with_theirs() -> None:
