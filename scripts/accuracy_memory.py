@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from memory_readings import LAYOUT, Reading, logged_tokens, reading_of
+from memory_readings import LAYOUT, Reading, reading_of
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
 from recipe_core.engines.spec import engine, release_key
 from recipe_core.model.catalog import load_model
+from recipe_core.physics.serving.logged_cache import COUNTED_RIGHT
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
@@ -73,8 +74,6 @@ NOT_SCORED: dict[str, tuple[str, ...]] = {
 
 TOKENS = ("kv_cache_tokens", "num_gpu_blocks")
 SIZED = ("kv_cache_tokens", "estimated_max_model_len")
-COUNTED_RIGHT = "0.20.0"
-"""The first release that counted tokens of models with windows right (vllm#40691)."""
 ANY_DEVICE = "h200-sxm"
 """Where what no device changes is worked out: weights, and tokens of a cache of a logged size."""
 
@@ -346,9 +345,8 @@ def _compared(
             was = was or ("at the logged size of the cache" if quantity in SIZED else "")
     elif quantity == "kv_cache_tokens":
         pools = [float(memory.pool_bytes[0]) for memory in (then, now)]
-        estimates = [
-            logged_tokens(t.setting, t.cases, pool) for t, pool in zip(tables, pools, strict=True)
-        ]
+        rule = LAYOUT[quantity]
+        estimates = [rule(t.setting, t.cases, pool) for t, pool in zip(tables, pools, strict=True)]
     else:
         estimates = [float(QUANTITIES[quantity](memory)[0]) for memory in (then, now)]
     reasons = "; ".join(filter(None, (was, reading.why)))

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.units import GIB
-from recipe_core.physics.serving.cache import context_bytes, in_flight_bytes, shared_blocks
+from recipe_core.physics.serving.cache import shared_blocks
 from recipe_core.physics.serving.cache_groups import Grouped
+from recipe_core.physics.serving.logged_cache import logged_tokens, longest_bytes
 from recipe_core.space.serving import Cases, Setting
 
 
@@ -74,34 +75,12 @@ def reading_of(row: Any) -> Reading:
     return next((one for one in READINGS if one.concerns(row)), Reading(str(row.model)))
 
 
-def _longest(setting: Setting, cases: Cases) -> float:
-    """Bytes that vLLM counts for a request of the longest context: its cache, and what a window
-    keeps while steps are in flight.
-    """
-    layers, context = setting.model.kinds, cases.max_context
-    total = context_bytes(setting, layers, cases, context)
-    return float((total + in_flight_bytes(setting, layers, cases, context))[0])
-
-
-def logged_tokens(setting: Setting, cases: Cases, pool_bytes: float) -> float:
-    """The "GPU KV cache size" of a pool: requests of the longest context that it holds, in tokens.
-
-    vLLM charges each of them for what is in flight.
-    """
-    shared = shared_blocks(setting, setting.model.kinds, cases)
-    held = pool_bytes / _longest(setting, cases)
-    if isinstance(shared, Grouped):
-        block = float(shared.block_bytes[0])
-        held = np.floor(pool_bytes / block) / (_longest(setting, cases) / block)
-    return float(held * cases.max_context[0])
-
-
 def longest_request(setting: Setting, cases: Cases, pool_bytes: float) -> float:
     """The longest context of which one request fits into a pool, in tokens."""
     low, high = 1, setting.model.max_context
     while low < high:
         middle = (low + high + 1) // 2
-        fits = _longest(setting, replace(cases, max_context=np.full(1, float(middle))))
+        fits = longest_bytes(setting, replace(cases, max_context=np.full(1, float(middle))))[0]
         low, high = (middle, high) if fits <= pool_bytes else (low, middle - 1)
     return float(low)
 
@@ -113,9 +92,9 @@ def page_tokens(setting: Setting, cases: Cases) -> float:
 
 
 LAYOUT: dict[str, Callable[[Setting, Cases, float], float]] = {
-    "kv_cache_tokens": logged_tokens,
+    "kv_cache_tokens": lambda *given: float(logged_tokens(*given)[0]),
     "estimated_max_model_len": longest_request,
-    "kv_needed_for_max_len": lambda setting, cases, _: _longest(setting, cases) / GIB,
+    "kv_needed_for_max_len": lambda s, cases, _: float(longest_bytes(s, cases)[0]) / GIB,
     "attention_block_size": lambda setting, cases, _: page_tokens(setting, cases),
 }
 """Figures that follow from the logged size of the cache, in bytes, wherever it ran."""

@@ -82,7 +82,7 @@ def _row(
     estimate = float(logs.QUANTITIES[quantity](held)[0])
     if quantity == "kv_cache_tokens":
         block = table.blocks[0]
-        estimate = logs.logged_tokens(block.setting, block.cases, float(pool))
+        estimate = logs.LAYOUT[quantity](block.setting, block.cases, float(pool))
     device = values["hardware"]["device"]
     return {
         "boot": (values["model"], device, candidate["tp"], round(pool / GIB, 3)),

@@ -27,6 +27,8 @@ TIMES = frozenset({"ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s
 CACHE = frozenset({"kv_cache_bytes", "kv_cache_tokens", "max_concurrency"})
 ALL = TIMES | CACHE | {"weights_bytes"}
 STEP = frozenset({"step_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes"})
+HELD = "held_tokens"
+"""Tokens that the cache holds, where engines log another number."""
 GUESSED_FORMATS = ("bf16", "fp16", "fp32", "fp8", "int8", "int4")
 CACHE_FORMATS = {
     "fp8": "fp8",
@@ -203,12 +205,14 @@ def _formats(one: Imported, candidate: Values) -> Iterator[Fact]:
 def _cache(one: Imported) -> Iterator[Fact]:
     """What follows from measured memory: graphs beside the cache, tokens of a cache of its size."""
     graphs = _graphs_beyond(one)
-    if graphs:
+    if graphs is not None:
 
         def without_graphs(figures: dict[str, float]) -> dict[str, float]:
             return scaled_cache(figures, figures.get("kv_cache_bytes", 0.0) - graphs)
 
         title = f"captured graphs took {gib(graphs)} of the cache's memory"
+        if graphs < 0:
+            title = f"captured graphs left {gib(-graphs)} more to the cache than set aside for them"
         yield Fact("graph_bytes", title, CACHE, adjust=without_graphs)
     size = one.figures.get("kv_cache_bytes")
     if size and one.settings.get("cache_set"):
@@ -228,22 +232,26 @@ def _cache(one: Imported) -> Iterator[Fact]:
         yield Fact("kv_cache_bytes", title, CACHE - {"kv_cache_bytes"}, adjust=of_size)
 
 
-def _graphs_beyond(one: Imported) -> float:
+def _graphs_beyond(one: Imported) -> float | None:
     """Bytes of measured graphs that the estimate has not set aside for them.
 
-    0 where the release that ran captured them outside its share.
+    None where nothing tells of graphs, where there is no difference, or where the release that ran
+    captured them outside its share.
     """
-    graphs = one.figures.get("graph_bytes", 0.0)
+    eager = one.settings.get("eager") is True
+    graphs = one.figures.get("graph_bytes", 0.0 if eager else None)
+    if graphs is None:
+        return None
     spec = engine(one.engine) if one.engine in engine_names() else None
     now = spec.memory.graphs if spec else None
     if spec is None or now is None:
-        return graphs
+        return graphs or None
     release = version_of(one.version or "").partition("+")[0]
     try:
         then = spec.at(release, 0).memory.graphs if release[:1].isdigit() else now
     except InputError:
         then = now
-    return graphs - now.bytes if then else 0.0
+    return (graphs - now.bytes or None) if then else None
 
 
 def scaled_cache(figures: Mapping[str, float], size: float) -> dict[str, float]:
@@ -251,7 +259,7 @@ def scaled_cache(figures: Mapping[str, float], size: float) -> dict[str, float]:
     before = figures.get("kv_cache_bytes", 0.0)
     if before <= 0 or size <= 0:
         return dict(figures)
-    names = ("kv_cache_tokens", "max_concurrency")
+    names = ("kv_cache_tokens", "max_concurrency", HELD)
     scaled = {name: figures[name] * size / before for name in names if name in figures}
     return {**figures, **scaled, "kv_cache_bytes": size}
 

@@ -17,6 +17,7 @@ from itertools import combinations
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.calibration.as_logged import PARTS, as_logged, logged_parts
 from recipe_core.calibration.facts import (
     Fact,
     Planned,
@@ -169,6 +170,7 @@ class _Estimates:
         if (context := _context_of(plan)) is not None and "kv_cache_tokens" in figures:
             # engines count requests as long as they accept, estimates those that are planned
             figures["max_concurrency"] = figures["kv_cache_tokens"] / context
+            figures |= as_logged(plan, row, figures)
         for fact in facts:
             if fact.adjust is not None:
                 figures = fact.adjust(figures)
@@ -179,7 +181,7 @@ def figures_of(estimate: Estimate) -> tuple[dict[str, float], dict[str, Ends]]:
     """The figures of an estimate that can be compared, and their bands."""
     known: dict[str, Any] = {}
     if isinstance(estimate, ServingEstimate):
-        names = ("weights_bytes", "kv_cache_bytes", "kv_cache_tokens")
+        names = ("weights_bytes", "kv_cache_bytes", "kv_cache_tokens", *PARTS)
         known = {name: getattr(estimate.memory, name) for name in names}
     known |= {name: value for name, value in estimate.figures().items() if name in TITLES}
     figures = {name: float(value) for name, value in known.items() if value and value > 0}
@@ -299,7 +301,7 @@ def _one(
         if name in figures and name in ends
     ]
     compared = {row.figure for row in rows}
-    notes = []
+    notes = logged_parts(one, made.of([fact for fact in facts if not fact.guess]) or base)
     if (model := other_model(one, planned)) is not None:
         notes.append(f"the file names {model}, the request {planned['model']}")
     if one.excluded:

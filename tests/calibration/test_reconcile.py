@@ -12,8 +12,9 @@ from recipe_core.base.units import GIB
 from recipe_core.calibration.reconcile import EXPLAINED, MATCH, OPEN, reconcile
 from recipe_core.doors.answers import Answers
 from recipe_core.doors.cli.scraping import scraped
+from recipe_core.measured.imports.content import Content
 from recipe_core.measured.imports.imported import Imported
-from recipe_core.measured.imports.registry import import_file
+from recipe_core.measured.imports.registry import import_file, read_imported
 from recipe_core.search.plans import estimate_batch
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
@@ -22,6 +23,7 @@ from tests.fixtures.rows import over, table
 
 IMPORTS = DATA / "imports"
 REQUEST, SMALL = table("calibration", "request"), table("calibration", "small")
+LONGER = "the engine accepted requests of 1,048,576 tokens"
 BOOT = IMPORTS / "vllm_gpu_boot.log"
 
 
@@ -123,6 +125,54 @@ def test_published_starts_and_training_logs_are_explained():
     answer = beside(import_file(IMPORTS / "torchtitan.log")[0], request)
     assert "the run had sequence length 8192" in answer.facts
     assert verdicts(answer)["step_s"] == EXPLAINED
+
+
+@over("split logged", [({"tp": 8, "dp": 1, "ep": 8}, 20.43), ({"tp": 1, "dp": 8, "ep": 8}, 19.61)])
+def test_a_cache_is_held_against_the_engines_own_line(split, logged):
+    """DeepSeek-V4-Flash on eight B200 by vLLM 0.25.0 (vllm#51454), which charges every request for
+    the tokens in flight: the cache holds almost twice as many.
+    """
+    limits = {"memory_fraction": 0.95, "max_batched_tokens": 8192, "max_num_seqs": 256}
+    candidate = {"engine": "vllm", "engine_version": "0.25.0", "pp": 1, "kv_dtype": "fp8"}
+    lengths = {"input_tokens": 1024, "output_tokens": 256, "concurrency": 8}
+    request = {
+        "model": "deepseek-ai/DeepSeek-V4-Flash-0731",
+        "hardware": {"device": "b200-sxm", "per_node": 8},
+        "workload": lengths | {"max_context": 1_048_576},
+        "candidate": candidate | limits | split,
+    }
+    tokens = logged * 1_048_576
+    text = f"GPU KV cache size: {tokens:,.0f} tokens, Maximum concurrency for 1,048,576 tokens"
+    (boot,) = read_imported(Content("x", f"{text} per request: {logged}x"))
+    answer = beside(boot, request)
+    assert verdicts(answer) == dict.fromkeys(("kv_cache_tokens", "max_concurrency"), MATCH)
+    for row in answer.rows:
+        assert row.estimated == pytest.approx(row.measured, rel=0.05)
+    [note] = answer.notes
+    held = float(note.split()[3].replace(",", ""))
+    assert held > 1.7 * tokens
+    said = [note for note in estimate(request)["notes"] if "will log" in note]
+    assert f"The cache holds {held:,.0f} tokens." in said[0]
+    assert f"request: {answer.rows[1].estimated:.2f}x" in said[0]
+    # the length that the line counts by is that of the run, whatever was planned
+    shorter = request | {"workload": lengths | {"max_context": 131_072}}
+    row = next(row for row in beside(boot, shorter).rows if row.figure == "kv_cache_tokens")
+    assert (row.verdict, row.explained_by) == (EXPLAINED, (LONGER,))
+
+
+def test_graphs_that_nothing_tells_of_explain_nothing_and_parts_of_memory_are_said():
+    cache = estimate()["memory"]["kv_cache_bytes"]
+    facts = beside(measured({"kv_cache_bytes": cache}, engine="vllm")).facts
+    assert [fact for fact in facts if "graphs" in fact] == []
+    for fields in ({"settings": {"eager": True}}, {}):
+        figures = {"kv_cache_bytes": cache, **({} if fields else {"graph_bytes": 0.1 * GIB})}
+        [fact] = beside(measured(figures, engine="vllm", **fields)).facts[:1]
+        assert "captured graphs left" in fact
+        assert "-" not in fact
+    parts = measured({"activations_bytes": 1.97 * GIB, "runtime_bytes": 0.07 * GIB})
+    first, second = beside(parts).notes
+    assert first.startswith("activations: 1.97 GiB measured, ")
+    assert second.startswith("memory outside torch: 0.07 GiB measured, ")
 
 
 @pytest.fixture

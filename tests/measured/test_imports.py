@@ -40,6 +40,13 @@ def first(name):
     return import_file(IMPORTS / name)[0]
 
 
+def in_bytes(figures):
+    return {
+        key.replace("_gib", "_bytes"): value * (GIB if key.endswith("_gib") else 1)
+        for key, value in figures.items()
+    }
+
+
 def test_every_file_is_known_by_its_content_alone():
     assert {path.name for path in IMPORTS.iterdir()} - {"README.md"} == set(FIGURES)
     read = set()
@@ -55,10 +62,7 @@ def test_every_file_is_known_by_its_content_alone():
 def test_figures_are_read_in_their_units(name):
     imported, (format_name, stated) = first(name), FIGURES[name]
     assert imported.format == format_name
-    figures = {
-        key.replace("_gib", "_bytes"): value * (GIB if key.endswith("_gib") else 1)
-        for key, value in stated.items()
-    }
+    figures = in_bytes(stated)
     assert {key: imported.figures[key] for key in figures} == pytest.approx(figures, rel=1e-3)
     assert all(value > 0 for value in imported.figures.values())
     json.dumps(imported.to_json(), allow_nan=False)
@@ -67,6 +71,14 @@ def test_figures_are_read_in_their_units(name):
 @over("name, place, stated", table("imports", "stated"))
 def test_files_state_loads_and_splits_or_say_what_is_missing(name, place, stated):
     assert_says(import_file(IMPORTS / name)[place].to_json(), stated)
+
+
+@over("text, figures, settings", table("imports", "pasted"))
+def test_pasted_lines_of_a_start_need_no_name_of_the_engine(text, figures, settings):
+    (imported,) = read_imported(Content("x", text))
+    assert imported.format == "vllm-log"
+    assert imported.figures == pytest.approx(in_bytes(figures), rel=1e-5)
+    assert imported.settings.items() >= settings.items()
 
 
 @over("field, value, message", table("imports", "bad_figures"))

@@ -1,7 +1,8 @@
 """Start-up logs of vLLM: weights, cache, graphs, and the configuration that it prints.
 
 Lines as in vLLM 0.2 to 0.32 (``gpu_model_runner.py``, ``gpu_worker.py``, ``kv_cache_utils.py``,
-``core.py``). Every rank logs its weights; the fullest counts. Its "GB" of weights are GiB.
+``core.py``, ``worker.py``), also alone, as they are pasted. Every rank logs its weights; the
+fullest counts. Its "GB" of weights are GiB.
 """
 
 from __future__ import annotations
@@ -9,8 +10,16 @@ from __future__ import annotations
 from recipe_core.base.units import GIB
 from recipe_core.measured.imports.content import Content, one_line
 from recipe_core.measured.imports.formats import Format
-from recipe_core.measured.imports.imported import Imported, stated
-from recipe_core.measured.imports.logs import NUMBER, Pattern, figures_of, last, texts_of, whole
+from recipe_core.measured.imports.imported import MEMORY, Imported, stated
+from recipe_core.measured.imports.logs import (
+    GAP,
+    NUMBER,
+    Pattern,
+    figures_of,
+    last,
+    texts_of,
+    whole,
+)
 
 NAME = "vllm-log"
 SIGNS = (
@@ -22,23 +31,43 @@ SIGNS = (
     "CPU KV cache size:",
     "# GPU blocks:",
     "# cuda blocks:",
+    "# CUDA blocks:",
     "Available KV cache memory:",
+    "Maximum concurrency for ",
+    "PyTorch activation peak memory",
+    "GiB for peak activation",
 )
+"""Words of which one is enough: pasted lines rarely name the engine."""
+_ACTUAL = rf"Actual usage is{GAP}"
 PATTERNS = (
     Pattern("weights_bytes", rf"(?:Model loading|Loading model weights) took {NUMBER} ?Gi?B", GIB),
     Pattern("kv_cache_bytes", rf"Available KV cache memory: {NUMBER} GiB", GIB, min),
     Pattern("kv_cache_bytes", rf"Explicitly set \({NUMBER}/[\d.]+\) GiB for KV cache", GIB, min),
+    Pattern("kv_cache_bytes", rf"reserved for KV Cache is {NUMBER} ?GiB", GIB, min),
+    Pattern("kv_cache_bytes", rf"kv_cache_size={NUMBER} ?GiB", GIB, min),
+    Pattern("kv_cache_bytes", rf"available_kv_cache_memory\s{{1,40}}{NUMBER} ?GiB", GIB, min),
+    Pattern("kv_cache_bytes", rf"kv cache memory in use is {NUMBER} GiB", GIB, min),
+    Pattern("kv_cache_bytes", rf"kv cache memory in use is {NUMBER} bytes", 1.0, min),
+    Pattern("weights_bytes", rf"model weights take\s{{1,40}}{NUMBER} ?GiB", GIB),
+    Pattern("weights_bytes", rf"{_ACTUAL}{NUMBER} GiB for weight", GIB),
+    Pattern("activations_bytes", rf"activation peak memory(?: takes)?\s{{1,40}}{NUMBER} ?GiB", GIB),
+    Pattern("activations_bytes", rf"{_ACTUAL}{NUMBER} GiB for peak activation", GIB),
+    Pattern("runtime_bytes", rf"non_torch_memory(?: takes)?[\s=]{{1,40}}{NUMBER} ?GiB", GIB),
+    Pattern("runtime_bytes", rf"{_ACTUAL}{NUMBER} GiB for non-torch memory", GIB),
+    Pattern("graph_bytes", rf"{_ACTUAL}{NUMBER} GiB for CUDAGraph memory", GIB),
     Pattern("kv_cache_tokens", rf"KV cache size: {NUMBER} tokens", 1.0, min),
-    Pattern("blocks", rf"# (?:GPU|cuda|CPU) blocks: {NUMBER}", 1.0, min),
+    Pattern("blocks", rf"# \w{{2,8}} blocks: {NUMBER}", 1.0, min),
     Pattern("max_concurrency", rf"Maximum concurrency for [\d,]+ tokens per request: {NUMBER}x"),
     Pattern("graph_bytes", rf"Graph capturing finished in \d+ secs?, took {NUMBER} GiB", GIB),
     Pattern("planned_graph_bytes", rf"Estimated CUDA graph memory: {NUMBER} GiB", GIB),
+    Pattern("max_context", rf"Maximum concurrency for {NUMBER} tokens per request", 1.0, last),
     Pattern("max_context", rf"Using max model len {NUMBER}", 1.0, last),
     Pattern("max_context", rf"\bmax_(?:model|seq)_len['\"]?[=:] ?{NUMBER}", 1.0, last),
     Pattern("max_batched_tokens", rf"max_num_batched_tokens['\"]?[=:] ?{NUMBER}", 1.0, last),
     Pattern("max_num_seqs", rf"max_num_seqs['\"]?[=:] ?{NUMBER}", 1.0, last),
     Pattern("block_size", rf"\bblock_size['\"]?[=:] ?{NUMBER}", 1.0, last),
     Pattern("memory_fraction", rf"gpu_memory_utilization['\"]?[=:] ?{NUMBER}", 1.0, last),
+    Pattern("memory_fraction", rf"gpu_memory_utilization \({NUMBER}\)", 1.0, last),
     Pattern("tp", rf"tensor_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
     Pattern("pp", rf"pipeline_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
     Pattern("dp", rf"data_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
@@ -62,7 +91,7 @@ QUANTIZATIONS = {"fp8": "fp8", "mxfp4": "mxfp4"}
 
 
 def _recognises(content: Content) -> bool:
-    return "vllm" in content.head.casefold() and any(sign in content.head for sign in SIGNS)
+    return any(sign in content.head for sign in SIGNS)
 
 
 def _read(content: Content) -> list[Imported]:
@@ -70,7 +99,6 @@ def _read(content: Content) -> list[Imported]:
     texts = texts_of(content, TEXTS)
     if "kv_cache_tokens" not in known and "blocks" in known:
         known["kv_cache_tokens"] = known["blocks"] * known.get("block_size", USUAL_BLOCK)
-    names = ("weights_bytes", "kv_cache_bytes", "kv_cache_tokens", "max_concurrency", "graph_bytes")
     split: dict[str, object] = dict(whole(known, ("tp", "pp", "dp", "max_num_seqs")))
     if "memory_fraction" in known:
         split["memory_fraction"] = known["memory_fraction"]
@@ -94,7 +122,7 @@ def _read(content: Content) -> list[Imported]:
             engine="vllm",
             version=texts.get("version", "").rstrip("."),
             model=one_line(texts.get("model", "")),
-            figures={name: known[name] for name in names if name in known},
+            figures={name: known[name] for name in MEMORY if name in known},
             split=split,
             settings=settings,
         )

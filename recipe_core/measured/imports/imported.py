@@ -20,6 +20,8 @@ MEMORY = (
     "max_concurrency",
     "graph_bytes",
     "peak_memory_bytes",
+    "activations_bytes",
+    "runtime_bytes",
 )
 """Of the fullest device; tokens and requests of a replica's cache."""
 STEPS = ("step_s", "tokens_per_s_per_gpu", "mfu")

@@ -1,4 +1,4 @@
-"""What an estimate says of the prompts that its caches find."""
+"""What an estimate says of what its caches hold, and of the prompts that they find."""
 
 from __future__ import annotations
 
@@ -6,9 +6,27 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from recipe_core.base.arrays import Int
+from recipe_core.space.serving import Cases, Setting
 
 if TYPE_CHECKING:
     from recipe_core.physics.serving.kv_verdict import Estimated
+
+
+def held_notes(setting: Setting, cases: Cases) -> Iterator[list[str]]:
+    """How often each token's cache is held, where tp is more than there are KV heads."""
+    cached = [
+        a
+        for layer, _ in setting.model.kinds
+        if (a := layer.attention) is not None and a.kv_values_per_head
+    ]
+    heads = max((a.kv_heads for a in cached), default=0)
+    what = "1 KV head" if heads == 1 else f"{heads} KV heads"
+    for tp in cases.tp.tolist():
+        yield (
+            [f"Each cached token is held {tp // heads} times: {what} over tp {tp}."]
+            if heads and tp // heads > 1
+            else []
+        )
 
 
 def cache_notes(e: Estimated, rows: Int) -> Iterator[list[str]]:

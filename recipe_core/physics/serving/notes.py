@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +18,14 @@ from recipe_core.base.units import duration, gib, significant
 from recipe_core.hardware.cluster import roofline
 from recipe_core.model.towers import PARTS
 from recipe_core.model.variants import stored_as
-from recipe_core.physics.serving.cache_notes import cache_notes
+from recipe_core.physics.serving.cache_notes import cache_notes, held_notes
 from recipe_core.physics.serving.continuous_batching import (
     decode_step,
     idle_step,
     prompt_chunks,
     prompt_step,
 )
+from recipe_core.physics.serving.logged_cache import logged_notes
 from recipe_core.physics.serving.memory import Memory, collects
 from recipe_core.physics.serving.operators import Parts, Step, total
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit
@@ -105,13 +107,12 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
     else:
         waiting = _queued(setting, cases, memory, feasible)
     bound = _bound(e, rows, feasible)
-    columns = zip(
-        waiting, _heads(setting, cases), _intervals(e, rows), cache_notes(e, rows), strict=True
-    )
+    held = (held_notes(setting, cases), logged_notes(setting, cases, memory))
+    columns = zip(waiting, *held, _intervals(e, rows), cache_notes(e, rows), strict=True)
     doubts = e.doubts(rows)
-    for place, (load, heads, intervals, found) in enumerate(columns):
+    for place, parts in enumerate(columns):
         doubt = [f"{doubts[place]}."] if doubts[place] else []
-        of_case = (*doubt, *load, *heads, *intervals, *found, *bound.get(place, ()))
+        of_case = (*doubt, *chain(*parts), *bound.get(place, ()))
         yield [*shared, *of_case, *([price] if price else [])]
 
 
@@ -184,23 +185,6 @@ def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
             advice = "set stream_interval to 1 if people read along"
             out.append(f"After the first, tokens are streamed {group}; {advice}.")
         yield out
-
-
-def _heads(setting: Setting, cases: Cases) -> Iterator[list[str]]:
-    """How often each token's cache is held, where tp is more than there are KV heads."""
-    cached = [
-        a
-        for layer, _ in setting.model.kinds
-        if (a := layer.attention) is not None and a.kv_values_per_head
-    ]
-    heads = max((a.kv_heads for a in cached), default=0)
-    what = "1 KV head" if heads == 1 else f"{heads} KV heads"
-    for tp in cases.tp.tolist():
-        yield (
-            [f"Each cached token is held {tp // heads} times: {what} over tp {tp}."]
-            if heads and tp // heads > 1
-            else []
-        )
 
 
 # What binds a split that runs

@@ -1,0 +1,47 @@
+"""An estimate's figures as an engine's log states them, and what its log says beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from recipe_core.base.units import gib
+from recipe_core.calibration.facts import HELD
+from recipe_core.measured.imports.imported import Imported
+from recipe_core.physics.serving.logged_cache import counts_tokens, logged_requests, logs_less
+from recipe_core.search.plan import Plan
+
+PARTS = {"activations_bytes": "activations", "runtime_bytes": "memory outside torch"}
+"""Parts of memory that logs state and that have no band."""
+
+Figures = Mapping[str, float]
+
+
+def as_logged(plan: Plan, row: int, figures: Figures) -> dict[str, float]:
+    """Tokens and requests of a cache as the engine logs them, where that is not what it holds."""
+    block, place = plan.at(row)
+    cases = block.cases.take(np.array([place]))
+    if not logs_less(block.setting, cases):
+        return {}
+    requests = float(logged_requests(block.setting, cases, figures["kv_cache_bytes"])[0])
+    out = {"max_concurrency": requests, HELD: figures["kv_cache_tokens"]}
+    if counts_tokens(block.setting):
+        out["kv_cache_tokens"] = requests * float(cases.max_context[0])
+    return out
+
+
+def logged_parts(one: Imported, estimate: tuple[Figures, object] | None) -> list[str]:
+    """What a log says beside the compared figures, with the estimate of what ran."""
+    figures = estimate[0] if estimate else {}
+    told = [name for name in PARTS if name in one.figures and name in figures]
+    notes = [
+        f"{PARTS[name]}: {gib(one.figures[name])} measured, {gib(figures[name])} estimated"
+        for name in told
+    ]
+    if HELD in figures and {"kv_cache_tokens", "max_concurrency"} & one.figures.keys():
+        notes.append(
+            f"the cache holds {figures[HELD]:,.0f} tokens: the log charges every request for the "
+            "tokens in flight"
+        )
+    return notes
