@@ -81,6 +81,16 @@ def test_pasted_lines_of_a_start_need_no_name_of_the_engine(text, figures, setti
     assert imported.settings.items() >= settings.items()
 
 
+@over("before, inside, load", table("imports", "printed"))
+def test_a_printed_result_says_how_requests_were_sent_inside_or_before(before, inside, load):
+    figures = ["Total input tokens: 6400", "Total generated tokens: 1600", "Mean TPOT (ms): 12.5"]
+    head = ["==== Serving Benchmark Result ====", "Successful requests: 100"]
+    lines = [*before, *head, *inside, *figures, "=" * 50]
+    (imported,) = read_imported(Content("x", "\n".join(lines)))
+    assert imported.load == load | {"input_tokens": 64, "output_tokens": 16}
+    assert imported.figures == pytest.approx({"tpot_s": 0.0125})
+
+
 @over("field, value, message", table("imports", "bad_figures"))
 def test_bad_figures_are_refused_by_name(field, value, message):
     known = json.loads((IMPORTS / "vllm_bench_closed.json").read_text())

@@ -19,6 +19,8 @@ FULL = 0.9
 KEPT_UP = 0.75
 """Share of the sent rate below which a server did not keep up, and no state was steady."""
 MS = 1e-3
+DRAFTED = "speculative decoding, whose acceptance a table does not state"
+"""Why a run with drafts is not to be learned from."""
 
 
 def client_figures(fields: Fields, latency: str) -> dict[str, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from recipe_core.base.errors import InputError
 from recipe_core.measured.imports import (
     aiperf,
+    bench_text,
     boot_sglang,
     boot_tensorrt_llm,
     boot_vllm,
@@ -37,6 +38,7 @@ FORMATS: tuple[Format, ...] = (
     torchtitan.FORMAT,
     megatron.FORMAT,
     exposition.FORMAT,
+    bench_text.FORMAT,
     boot_sglang.FORMAT,
     boot_tensorrt_llm.FORMAT,
     boot_vllm.FORMAT,

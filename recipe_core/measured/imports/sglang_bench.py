@@ -10,6 +10,7 @@ from typing import Any
 
 from recipe_core.base.units import GIB
 from recipe_core.measured.imports.bench_clients import (
+    DRAFTED,
     client_figures,
     client_load,
     completed,
@@ -43,13 +44,11 @@ def _one(fields: Fields, place: str) -> Imported:
     load, notes, excluded = client_load(fields, figures, requests)
     drafted = fields.number("accept_length")
     if drafted is not None and drafted > 1:
-        excluded = excluded or "speculative decoding, whose acceptance a table does not state"
-    backend = fields.text("backend")
-    engine = next((name for start, name in ENGINES.items() if backend.startswith(start)), "")
+        excluded = excluded or DRAFTED
     return Imported(
         format=NAME,
         place=place,
-        engine=engine,
+        engine=engine_of(fields),
         version=server.text("version"),
         model=fields.text("model_id") or server.text("model_path"),
         figures=figures,
@@ -59,6 +58,12 @@ def _one(fields: Fields, place: str) -> Imported:
         notes=notes,
         excluded=failures(fields, requests) or excluded,
     )
+
+
+def engine_of(fields: Fields) -> str:
+    """The engine that a client was told of as its backend; empty where it was not."""
+    backend = fields.text("backend")
+    return next((name for start, name in ENGINES.items() if backend.startswith(start)), "")
 
 
 def server_split(server: Fields) -> dict[str, Any]:
