@@ -10,9 +10,14 @@ from recipe_core.hardware.cluster import device, device_names
 
 _WHOLE = {"h100": "h100-{}", "h10080gb": "h100-{}", "a10080gb": "a100-{}-80gb", "h200": "h200-{}"}
 _WHOLE |= {"a100": "a100-{}-40gb", "a10040gb": "a100-{}-40gb"}
+_WHOLE |= {"v100": "v100-{}-16gb", "v10016gb": "v100-{}-16gb", "v10032gb": "v100-{}-32gb"}
+_WHOLE |= {"a800": "a800-{}-80gb", "a80080gb": "a800-{}-80gb"}
 """Names that several profiles share, and those profiles by their form."""
 _FORMS = (
-    ("sxm", re.compile(r"sxm|hgx|hbm3\b|\bp4de?\.|\bp5\w*\.|\ba2-|\ba3-|\bstandard_nd")),
+    (
+        "sxm",
+        re.compile(r"sxm|hgx|hbm3\b|\bp3(dn)?\.|\bp4de?\.|\bp5\w*\.|\ba2-|\ba3-|\bstandard_nd"),
+    ),
     ("pcie", re.compile(r"pcie|\bstandard_nc\d+ads_a100")),
     ("nvl", re.compile(r"nvl(?!ink)|\bstandard_nc\w*_h100")),
 )

@@ -20,6 +20,7 @@ from recipe_core.compression.choice import weight_dtypes
 from recipe_core.compression.schemes import Making
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
+from recipe_core.hardware.profile import Device
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import Media
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
@@ -105,6 +106,19 @@ def load_of(workload: ServingWorkload) -> float:
 
 # Settings: what all cases of an estimate share
 
+_HALVES = ("bf16", "fp16")
+
+
+def loaded(model: ModelSpec, device: Device) -> ModelSpec:
+    """The model as engines load it on a device: in the 16-bit format that the device computes in.
+
+    A T4 has no bf16 (``--dtype half``), a TPU no fp16.
+    """
+    if model.dtype not in _HALVES or model.dtype in device.weight_dtypes:
+        return model
+    other = next((half for half in _HALVES if half in device.kv_dtypes), None)
+    return model if other is None else replace(model, dtype=other)
+
 
 def setting(
     problem: ServingProblem, spec: Engine, weights: str, cache: str, place: Cluster | None = None
@@ -114,13 +128,15 @@ def setting(
     The request's by default.
     """
     place = place or problem.cluster
-    stored = weight_dtype(weights, problem.model)
+    model = loaded(problem.model, place.device)
+    stored = weight_dtype(weights, model)
     if weights == "auto" and stored == "fp32" and "fp32" not in place.device.kv_dtypes:
-        stored = "bf16"  # what engines load such a checkpoint as where they compute in 16 bit
-    cached = kv_dtype(cache, stored, problem.model)
+        # what engines load such a checkpoint as where they compute in 16 bit
+        stored = next(half for half in _HALVES if half in place.device.kv_dtypes)
+    cached = kv_dtype(cache, stored, model)
     corrections = problem.corrections
     one = Setting(
-        problem.model,
+        model,
         place,
         spec,
         problem.workload.mode,

@@ -130,6 +130,29 @@ def test_a_node_holds_what_its_fabric_or_profile_joins():
             assert part in str(error)
 
 
+def test_old_devices_compute_in_fp16_and_engines_without_kernels_for_them_are_refused():
+    """A T4 and a V100 have no bf16: checkpoints in it are loaded as fp16."""
+    engines = ["vllm", "sglang", "transformers", "llama-cpp"]
+    for name, model, weights, runs in table("hardware", "fp16_alone"):
+        values = {
+            "model": model,
+            "hardware": {"device": name, "per_node": 1},
+            "workload": {"input_tokens": 512, "output_tokens": 64, "concurrency": 1},
+            "options": {"engines": engines},
+        }
+        found = plan(PlanRequest.parse(values))
+        split = found.candidate(found.best_row)
+        assert (split["weight_dtype"], split["kv_dtype"]) == (weights, "fp16"), name
+        able = {found.candidate(int(row))["engine"] for row in found.order}
+        assert able == set(runs), (name, model)
+        said = {text for row in found.refused_rows() for text in found.reasons(int(row))}
+        for engine in {"vllm", "sglang"} - set(runs):
+            title = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
+            assert any(title in text and "no kernels" in text for text in said), (name, engine)
+    assert not {"bf16", "fp8"} & set(device("v100-sxm-16gb").weight_dtypes)
+    assert "bf16" not in device("t4").peak_flops_per_s
+
+
 @over("name", ["gaudi3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2"])
 def test_training_on_a_device_no_framework_drives_is_an_estimate_only(name):
     workload = {"kind": "training", "sequence_length": 2048, "global_batch": 16}

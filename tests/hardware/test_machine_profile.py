@@ -327,7 +327,8 @@ def test_machines_are_found_by_what_tools_print(bench, monkeypatch, programs, en
     if found.request:  # which makes a request and a device file that are valid
         cluster(HardwareRequest(**found.request["hardware"]))
         Device.model_validate(found.profile)
-        fabric = f"\n  fabric: {found.links.fabric}" if found.links else ""
+        known = found.links.fabric if found.links else None
+        fabric = f"\n  fabric: {known}" if known else ""
         assert detection.describe(found).endswith(f"nodes: 1{fabric}")
 
 
@@ -347,7 +348,7 @@ def test_what_a_process_gets_is_assumed_or_told_by_torch(bench, monkeypatch):
     tool(bench, "nvidia-smi", nvidia("h100-nvl", "topo-h100-nvl-pairs.txt"))
     pairs = detection.detect().request["hardware"]
     assert cluster(HardwareRequest(**pairs)).beyond.name == "pcie5"
-    tool(bench, "nvidia-smi", nvidia("v100", "topo-dgx1-mesh.txt"))
+    tool(bench, "nvidia-smi", nvidia("p100", "topo-dgx1-mesh.txt"))
     found = detection.detect()
     assert {"memory_bandwidth_bytes_per_s", "peak_flops_per_s", "node"} <= set(found.unknown)
     assert "partial mesh" in found.links.note
@@ -383,7 +384,8 @@ def test_islands_links_and_names_of_tools():
     assert parsed.links({(0, 1): "NV18"}, [0, 1], device("h100-sxm")) is None
     # an unknown PCIe generation names no fabric
     pairs = {(0, 1): "PHB", (1, 0): "PHB"}
-    assert parsed.links(pairs, [0, 1], device("rtx-3090"), 3).fabric is None
+    assert parsed.links(pairs, [0, 1], device("rtx-3090"), 2).fabric is None
+    assert parsed.links(pairs, [0, 1], device("t4"), 3).fabric == "pcie3"
     # matrices leave out network cards
     pairs = parsed.parse_nvidia_topo((HARDWARE / "topo-hgx-h100.txt").read_text())
     assert (len(pairs), set(pairs.values())) == (8 * 7, {"NV18"})

@@ -259,13 +259,13 @@ def test_tables_of_others_and_of_ones_own_become_offers():
     assert (spot.device, spot.devices_per_node, spot.region) == ("h100-sxm", 8, "us-east-1")
     assert (spot.status, spot.date) == ("published", "2026-11-20")
     assert spot.note == "cheapest zone of the region"
-    assert done.unknown == {"V100": 1, "H100 of an unknown form": 1}
+    assert done.unknown == {"K80": 1, "H100 of an unknown form": 1}
     reasons = ("parts of an accelerator", "accelerators without a machine", "without accelerators")
     assert done.skipped == dict.fromkeys((*reasons, "without a price"), 1)
     for name, text, device_name in table("offers", "names_of_accelerators"):
         assert accelerator(name, text, {})[0] == device_name, name
     # the caller may say what a name means
-    known = {"V100": "l4", "H100": "h100-pcie"}
+    known = {"K80": "l4", "H100": "h100-pcie"}
     done = import_table(CATALOGUE, "vms.csv", Terms(provider="x", accelerators=known))
     boxes = {offer.device for offer in done.offers if offer.instance == "box"}
     assert (done.unknown, boxes) == ({}, {"h100-pcie"})
@@ -301,7 +301,7 @@ def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkey
     terms = ("--date", "2026-11-20", "--currency", "EUR", "--usd-per-unit", "2")
     done = recipe("offers", *words, *terms)
     assert done.returncode == 0
-    for said in ("4 offers", "not known: V100 (1), H100 of an unknown form (1)"):
+    for said in ("4 offers", "not known: K80 (1), H100 of an unknown form (1)"):
         assert said in done.stdout
     read = {offer.name: offer for offer in offer_tables.parse_table(mine.read_text(), "mine.csv")}
     assert not set(read) & {offer.name for offer in offer_tables.shipped_offers()}
@@ -310,7 +310,7 @@ def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkey
     listed = json.loads(recipe("offers", "--device", "a10g", "--json").stdout)
     assert "aws-g5.xlarge-a10g-us-east-1" in {offer["name"] for offer in listed}
     counted = json.loads(recipe("offers", *words, "--json").stdout)
-    assert counted["unknown"] == {"V100": 1, "H100 of an unknown form": 1}
+    assert counted["unknown"] == {"K80": 1, "H100 of an unknown form": 1}
 
 
 @over("words, says", table("offers", "options_that_mean_nothing_write_nothing"))
