@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from recipe_core.commands.words import Script, Words, read_script
 from recipe_core.engines.grammar import ImageFolder, grammars
+from recipe_core.engines.history import release_key
 from recipe_core.engines.option_releases import Judged
 
 MAX_DEPTH = 3
@@ -47,6 +48,7 @@ _SWITCHES = frozenset(
 """Options of ``docker run`` without a value; every other one takes one."""
 _SHORT_SWITCHES = frozenset("ditPq")
 
+_OF_RELEASE = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _PARTS = re.compile(r"[-_.]")
 
@@ -244,10 +246,21 @@ def image_folder(engine: str, image: str) -> ImageFolder | None:
 
 def _image_start(image: str) -> tuple[str, tuple[str, ...]]:
     """The engine of an image and the words that it starts by itself; empty for an unknown image."""
-    for repository, start in _images().items():
+    for repository, (engine, words) in _images().items():
         if _repository(image).endswith(f"/{repository}"):
-            return start
+            return engine, _started_then(engine, repository, image) or words
     return "", ()
+
+
+def _started_then(engine: str, repository: str, image: str) -> tuple[str, ...]:
+    """What an image of an older release of the engine's own project started; empty for others."""
+    grammar, tag = grammars()[engine], _OF_RELEASE.match(image_tag(image.partition("@")[0]) or "")
+    if tag is None or repository not in grammar.official:
+        return ()
+    older = (
+        each for each in grammar.older_images if release_key(tag[1]) < release_key(each.before)
+    )
+    return next((each.words for each in older), ())
 
 
 def _is_arguments(args: tuple[str, ...]) -> bool:

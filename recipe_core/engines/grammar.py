@@ -111,6 +111,13 @@ class Start(_Data):
     model: Literal["any", "first", "option"]
 
 
+class OlderStart(_Data):
+    """The words that the project's images of releases ``before`` one started by themselves."""
+
+    before: str
+    words: tuple[str, ...]
+
+
 class Grammar(_Data):
     """How the commands of one engine are read.
 
@@ -119,7 +126,8 @@ class Grammar(_Data):
     the start of a flag is enough; ``nested``: whether JSON may be given as ``--flag.key value``;
     ``glued``: short flags whose value follows without a blank. ``images``: container repositories
     and the words that they start by themselves; ``official``: those of the engine's own project,
-    whose tags are its releases. ``means``: what options say about a candidate;
+    whose tags are its releases; ``older_images``: what these started by themselves, oldest first.
+    ``means``: what options say about a candidate;
     ``words``: their values in this project's words (of a quantisation a list where the weights must
     be quantised already: by whom). ``longer_context``: variables that let a request be longer than
     the model's context. ``rules``: what the engine checks when it starts. ``placed``: options that
@@ -141,6 +149,7 @@ class Grammar(_Data):
     glued: dict[str, str] = {}
     images: dict[str, tuple[str, ...]] = {}
     official: tuple[str, ...] = ()
+    older_images: tuple[OlderStart, ...] = ()
     means: dict[str, Meaning]
     words: dict[str, dict[str, Any]] = {}
     unmodelled: dict[str, Unmodelled] = {}

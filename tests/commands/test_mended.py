@@ -30,6 +30,12 @@ MODEL_PLACES = [
     ("trtllm-serve serve m", True),
     ("text-embeddings-router --model-id m", True),
     ("text-embeddings-router m", False),
+    # what an image starts by itself is another program since some release (vllm#32294)
+    ("docker run vllm/vllm-openai:v0.9.1 m", False),
+    ("docker run vllm/vllm-openai:v0.13.0-cu129@sha256:0 m", False),
+    ("docker run vllm/vllm-openai:v0.9.1 --model m", True),
+    ("docker run vllm/vllm-openai:v0.25.0 m", True),
+    ("docker run vllm/vllm-openai:latest m", True),
 ]
 KEPT = {
     "vllm": ["--port 9000", "--max_model_len=8192", "-tp 2", "-O3", "--no-enable-prefix-caching"],
