@@ -58,7 +58,8 @@ DEFAULT = ""
 request = common.request()
 chip = device(request.hardware.device)
 by_vendor = {
-    vendor: [name for name in device_names() if device(name).vendor == vendor] for vendor in VENDORS
+    vendor: [name for name in device_names(announced=True) if device(name).vendor == vendor]
+    for vendor in VENDORS
 }
 by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
 
@@ -88,6 +89,8 @@ def devices() -> None:
     common.pick_device(
         st.pills, "Device", by_vendor[chip.vendor], short_title, required=True, wrap=True
     )
+    if chip.announcement:
+        st.info(common.escape(chip.announcement), icon=":material/campaign:")
 
 
 def counts() -> None:

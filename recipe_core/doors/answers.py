@@ -336,7 +336,11 @@ def models(name: str | None = None) -> Json:
 
 def hardware(name: str | None = None) -> Json:
     """The names of device profiles, or one device with sources and offers."""
-    return {"hardware": device_names()} if name is None else _clean(hardware_view(device(name)))
+    return (
+        {"hardware": device_names(announced=True)}
+        if name is None
+        else _clean(hardware_view(device(name)))
+    )
 
 
 def offers(

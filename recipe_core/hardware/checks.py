@@ -58,7 +58,12 @@ def _links(profile: Device, fabric: Callable[[str], Fabric]) -> Iterator[Flaw]:
 
 
 def _formats(profile: Device, formats: DtypeFile) -> Iterator[Flaw]:
-    """Which formats an architecture runs is said once, in rows that its devices share."""
+    """Which formats an architecture runs is said once, in rows that its devices share.
+
+    Of one that is announced nobody knows what engines run: the vendor's word counts.
+    """
+    if profile.announced:
+        return
     rows = [row for row in formats.support if profile.architecture in row.architectures]
     runs = {row.dtype for row in rows if set(row.engines.values()) != {"none"}}
     native = {row.dtype for row in rows if row.silicon == "native"}

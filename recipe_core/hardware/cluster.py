@@ -38,9 +38,17 @@ def _files() -> dict[str, Path]:
     return {name: path for name, path in named(root("hw_profiles")).items() if name not in SHARED}
 
 
-def device_names() -> list[str]:
-    """Names of the shipped devices, sorted."""
-    return list(_files())
+def device_names(*, announced: bool = False) -> list[str]:
+    """Names of the shipped devices, sorted; with those that are no more than ``announced``."""
+    return [name for name in _files() if announced or name not in _announced()]
+
+
+@cache
+def _announced() -> frozenset[str]:
+    """Devices that are announced, off a line of their files: parsing all takes a second."""
+    line = re.compile(r"^announced:", re.MULTILINE)
+    files = _files().items()
+    return frozenset(name for name, path in files if line.search(path.read_text("utf-8")))
 
 
 def device(name: str | Mapping[str, Any]) -> Device:
@@ -156,7 +164,7 @@ def _shipped(name: str) -> Device:
     if key not in files:
         key = _aliases().get(key, key)
     if key not in files:
-        message, hint = unknown("device", name, device_names())
+        message, hint = unknown("device", name, device_names(announced=True))
         raise HardwareError(message, field=custom.FIELD, hint=hint)
     profile = read(files[key], Device)
     check_device(profile, data_file(files[key]), fabric, dtypes)
@@ -167,7 +175,7 @@ def _shipped(name: str) -> Device:
 def _aliases() -> dict[str, str]:
     """Names of devices by their aliases; raises where one is the alias of two."""
     names: dict[str, str] = {}
-    for name in device_names():
+    for name in device_names(announced=True):
         for alias in map(str.casefold, _shipped(name).aliases):
             if names.setdefault(alias, name) != name:
                 file = data_file(_files()[name])

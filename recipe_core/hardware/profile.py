@@ -144,6 +144,13 @@ class NodeSpec(_Data):
     collectives: Annotated[Collectives | None, Field(exclude_if=_absent)] = None
 
 
+class Announced(_Data):
+    """That a vendor has said what a device will be, and when; nobody has measured one."""
+
+    date: Annotated[str, Field(pattern=r"^20\d\d(-\d\d){0,2}$")]
+    source: str
+
+
 class Device(Sourced):
     """One accelerator (or a CPU machine) as a file of ``hw_profiles/``.
 
@@ -156,6 +163,7 @@ class Device(Sourced):
     know it. ``price_usd``: what one costs to buy, where that was published (a developer kit or a
     whole computer where it is not sold alone). ``host``: how slow the machine around it is (None:
     as the reference). ``disk``: storage of a node, where it was measured.
+    ``announced``: of a device that nobody has seen run; searches leave it out unless it is named.
     """
 
     name: Name
@@ -166,6 +174,7 @@ class Device(Sourced):
     driven_by: Annotated[Line | None, Field(exclude_if=_absent)] = None
     aliases: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     known_as: Name | None = None
+    announced: Annotated[Announced | None, Field(exclude_if=_absent)] = None
     memory_bytes: Quantity
     reserved_bytes: Quantity | None = None
     memory_bandwidth_bytes_per_s: Quantity
@@ -180,6 +189,16 @@ class Device(Sourced):
     host: Annotated[HostSpeed | None, Field(exclude_if=_absent)] = None
     transfers: Annotated[Transfers | None, Field(exclude_if=_absent)] = None
     disk: Annotated[Disk | None, Field(exclude_if=_absent)] = None
+
+    @property
+    def announcement(self) -> str | None:
+        """What to know of answers about a device that is no more than announced; None else."""
+        if self.announced is None:
+            return None
+        return (
+            f"{self.title} was announced in {self.announced.date}: its figures are from the "
+            "vendor's announcement, and no engine was seen on it."
+        )
 
     @property
     def usable_memory_bytes(self) -> float:

@@ -48,6 +48,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
         parts.append(f"price of {c.device.name}: {c.price_text()}")
         if c.price_note and c.usd_per_device_hour is not None:
             parts.append(f"  {c.price_note}")
+        parts.append(c.device.announcement or "")
     if len(plan.order):
         parts.append(_best(plan, top))
         parts += [

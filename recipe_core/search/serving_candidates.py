@@ -20,13 +20,13 @@ from recipe_core.compression.choice import weight_dtypes
 from recipe_core.compression.schemes import Making
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.hardware.profile import Device
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import Media
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.serving_workload import LOADS, ServingWorkload, Speculative
 from recipe_core.search.kv_offload import offload_of
+from recipe_core.search.loaded import HALVES, loaded
 from recipe_core.search.problem import ServingProblem, check_candidate
 from recipe_core.search.size import check_size, check_splits, count_pairs
 from recipe_core.space.reuse import ReuseCurve
@@ -106,20 +106,6 @@ def load_of(workload: ServingWorkload) -> float:
 
 # Settings: what all cases of an estimate share
 
-_HALVES = ("bf16", "fp16")
-
-
-def loaded(model: ModelSpec, device: Device) -> ModelSpec:
-    """The model as engines load it on a device: in the 16-bit format that the device computes in.
-
-    A T4 has no bf16 (``--dtype half``), a TPU no fp16.
-    """
-    if model.dtype not in _HALVES or model.dtype in device.weight_dtypes:
-        return model
-    other = next((half for half in _HALVES if half in device.kv_dtypes), None)
-    return model if other is None else replace(model, dtype=other)
-
-
 def setting(
     problem: ServingProblem, spec: Engine, weights: str, cache: str, place: Cluster | None = None
 ) -> Setting:
@@ -132,7 +118,7 @@ def setting(
     stored = weight_dtype(weights, model)
     if weights == "auto" and stored == "fp32" and "fp32" not in place.device.kv_dtypes:
         # what engines load such a checkpoint as where they compute in 16 bit
-        stored = next(half for half in _HALVES if half in place.device.kv_dtypes)
+        stored = next(half for half in HALVES if half in place.device.kv_dtypes)
     cached = kv_dtype(cache, stored, model)
     corrections = problem.corrections
     one = Setting(

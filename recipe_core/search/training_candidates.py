@@ -25,6 +25,7 @@ from recipe_core.request.phases import ramp_of
 from recipe_core.request.training_workload import Loading, TrainingWorkload
 from recipe_core.search.launchable import default_framework, on_framework
 from recipe_core.search.launchable_splits import whole_rules
+from recipe_core.search.loaded import noted
 from recipe_core.search.problem import TrainingProblem
 from recipe_core.search.rollout import sampling_of
 from recipe_core.search.size import check_training_size
@@ -110,7 +111,7 @@ def setting(
     """
     workload, any_name = problem.workload, name or facts().preferred[0]
     shared = TrainingSetting(
-        model=problem.model,
+        model=noted(problem.model, place.device),
         cluster=place,
         engine=any_name,
         framework=framework(any_name),

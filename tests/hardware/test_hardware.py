@@ -17,10 +17,14 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launcher.machine import parse_xpu_smi
 from recipe_core.measured.serving_runs import published_runs
 from recipe_core.measured.training_runs import published_training_runs
+from recipe_core.present.terminal import plan_text
 from recipe_core.present.views import hardware_view
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.size import SizeRequest
 from recipe_core.search.plans import plan
+from recipe_core.sizing.market import choices
 from scripts.edge_speeds import ratios
+from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -67,7 +71,7 @@ def figures_of(value, key=""):
             yield from figures_of(item, key if key.endswith("_per_s") else name)
 
 
-@over("file", [*device_names(), *(f"fabrics/{name}" for name in fabric_names())])
+@over("file", [*device_names(announced=True), *(f"fabrics/{name}" for name in fabric_names())])
 def test_every_figure_has_unit_source_and_status(file):
     raw = read_document(PROFILES / f"{file}.yaml")
     figures = list(figures_of(raw))
@@ -128,6 +132,37 @@ def test_a_node_holds_what_its_fabric_or_profile_joins():
         assert error.field == "hardware.per_node"
         for part in (said, f"per_node: {per_node} and nodes: {nodes}"):
             assert part in str(error)
+
+
+def test_devices_that_are_announced_say_so_and_are_chosen_by_nobody_else():
+    names = set(device_names(announced=True)) - set(device_names())
+    assert names == {"mi455x", "vr200"}
+    listed = recipe("hardware").stdout
+    for name in names:
+        profile = device(name)
+        assert profile.announced.source in profile.sources
+        assert hardware_view(profile)["announced"]["date"] == "2026-01"
+        assert any(name in line and "announced 2026-01" in line for line in listed.splitlines())
+        said = profile.announcement
+        assert "from the vendor's announcement, and no engine was seen on it" in said
+        values = {
+            "model": "Qwen/Qwen3-8B",
+            "hardware": {"device": name, "per_node": 4},
+            "workload": {"concurrency": 4},
+            "options": {"engines": ["vllm"]},
+        }
+        found = plan(PlanRequest.parse(values))
+        assert said in plan_text(found, 1)
+        assert found.estimate(found.best_row).to_json()["notes"].count(said) == 1
+        workload = {"kind": "training", "sequence_length": 512, "global_batch": 8}
+        trained = planned(name, "Qwen/Qwen3-0.6B", 4, workload)
+        assert said in trained.estimate(trained.best_row).to_json()["notes"]
+    anything = {"model": "Qwen/Qwen3-8B", "hardware": "any", "workload": {"concurrency": 4}}
+    chosen = {each.profile.name for each in choices(SizeRequest.parse(anything))}
+    assert {"h100-sxm", "t4"} <= chosen
+    assert not names & chosen
+    with pytest.raises(HardwareError, match="mi455x"):
+        device("mi455y")  # named where it is what was meant
 
 
 def test_old_devices_compute_in_fp16_and_engines_without_kernels_for_them_are_refused():

@@ -152,7 +152,8 @@ def hardware(
         d = device(entry)
         memory = f"{gib(d.usable_memory_bytes):>10}"
         bandwidth = f"{d.memory_bandwidth_bytes_per_s.value / 1e12:5.2f} TB/s"
-        return f"{entry:16} {d.vendor:7} {memory}  {bandwidth}  {d.title}"
+        when = f", announced {d.announced.date}" if d.announced else ""
+        return f"{entry:16} {d.vendor:7} {memory}  {bandwidth}  {d.title}{when}"
 
     def show(entry: str) -> dict[str, Any]:
         view = hardware_view(profile(entry))
@@ -160,7 +161,7 @@ def hardware(
             del view["offers"]
         return view
 
-    _listing(name, as_json, device_names(), show, line)
+    _listing(name, as_json, device_names(announced=True), show, line)
     if name is not None and not as_json:
         typer.echo("offers:")
         for row in offers_text(offers_of(profile(name))):
