@@ -133,6 +133,8 @@ class _Reader:
     ) -> None:
         self.table, self.grammar = judged.table, grammars()[name]
         self.start = self.grammar.start_of(program)
+        around = self.start.around if self.start else None
+        self.added = engine(around).options.by_spelling if around else {}
         self.title = f"{engine(name).title} {self.table.version}"
         self.words, self.at = words, 0
         self.suggested = 0
@@ -191,6 +193,8 @@ class _Reader:
         if flag not in self.table.by_spelling and (glued := self._glued(word)) is not None:
             flag, text = glued
             equals = "=" if text else ""
+        if flag in self.added and flag not in self.table.by_spelling:
+            return self._added(self.added[flag], word, equals != "")
         option = self._option(flag)
         if option is None:
             return self._unknown(flag, word, equals != "")
@@ -324,6 +328,13 @@ class _Reader:
             deeper = inner.setdefault(key, {})
             inner = deeper if isinstance(deeper, dict) else {}
         inner[keys[-1]] = part
+
+    def _added(self, option: Option, word: str, glued: bool) -> None:
+        """An option of the program around the engine, which says nothing about that."""
+        self.flag = option.flag
+        self.out.unread.append(word)
+        if option.type != "switch" and not glued:
+            self.out.unread += self._following(option)
 
     def _unknown(self, flag: str, word: str, glued: bool) -> None:
         self.flag = flag

@@ -21,9 +21,13 @@ _MOVING = re.compile(r"latest(-.*)?")
 def running(launch: Launch, stated: str | None = None) -> Judged:
     """The release of a command: what the user states, else its image's tag, else the pinned one.
 
-    The tag "latest" is taken for the newest release with a table; a build that is not the engine's
-    own project's for one that may differ from the release it names.
+    A program of another project chooses its own, and adds options. The tag "latest" is taken for
+    the newest release with a table; a build that is not the engine's own project's for one that may
+    differ from the release it names.
     """
+    start = grammars()[launch.engine].start_of(launch.program)
+    if start is not None and start.around:
+        return replace(judged(launch.engine, stated), exact=False)
     if stated is not None:
         return judged(launch.engine, stated)
     if launch.image is None:
@@ -61,7 +65,7 @@ def about_release(launch: Launch, one: Judged, stated: str | None) -> Iterator[F
     """What to know of the release that a command runs, and of the table that judges it."""
     title, table = engine(launch.engine).title, one.table.version
     basis = f"judged with the options of {title} {table}"
-    if launch.image is None and stated is None:
+    if launch.image is None and stated is None and one.exact:
         return
     if stated is not None and launch.image is not None:
         tagged = running(launch)
@@ -74,8 +78,11 @@ def about_release(launch: Launch, one: Judged, stated: str | None) -> Iterator[F
         return
     if not one.exact:
         what = f"a table of the options of {title} {one.version}"
+        holder = launch.image or launch.program[-1]
         if one.version is None:
-            what = f"which release of {title} {launch.image} holds"
+            what = f"which release of {title} {holder} holds"
+        elif one.version == table:
+            what = f"what {holder} changes of {title} {table}"
         message = f"{what} is not known; {basis}: what they lack or refuse is a warning."
         hint = None if stated else "State the release: --engine-version."
         yield Finding("note", "version", None, message, hint)

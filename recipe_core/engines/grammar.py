@@ -104,11 +104,13 @@ class Start(_Data):
     """The words that start a server ("-m" before a module), and where its model may stand.
 
     ``model``: as the first word without a flag (any), only as the first word of all (first), or
-    only as the value of its option (option).
+    only as the value of its option (option). ``around``: the engine of the
+    project whose program this is, which adds options of its own and chooses the release inside.
     """
 
     words: tuple[str, ...]
     model: Literal["any", "first", "option"]
+    around: str | None = None
 
 
 class OlderStart(_Data):

@@ -30,6 +30,8 @@ MODEL_PLACES = [
     ("trtllm-serve serve m", True),
     ("text-embeddings-router --model-id m", True),
     ("text-embeddings-router m", False),
+    ("python -m dynamo.vllm --model m", True),
+    ("python -m dynamo.vllm m", False),
     # what an image starts by itself is another program since some release (vllm#32294)
     ("docker run vllm/vllm-openai:v0.9.1 m", False),
     ("docker run vllm/vllm-openai:v0.13.0-cu129@sha256:0 m", False),
@@ -117,6 +119,22 @@ def test_a_mended_and_a_better_command_name_the_model_as_their_program_takes_it(
     start = "python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen2-57B-A14B-Instruct "
     assert better["command"].startswith(start)
     assert check_command(better["argv"], ground)["ok"] is True
+
+
+def test_a_worker_of_dynamo_is_read_as_the_engine_inside_and_its_own_options_are_passed_over():
+    command = "python -m dynamo.vllm --model Qwen/Qwen3-32B --disaggregation-mode prefill"
+    command += " --migration-limit 3 --max-model-len 8192 -tp"
+    answer = check_command(f"{command} 2 --never-known 1", Ground.of(hardware="h100-sxm:8"))
+    levels = {"version": ["note"], "unknown": ["warning"]}
+    assert_says(answer, {"verdict": "fits", "judged_with.exact": False, "levels": levels})
+    passed_over = ["--disaggregation-mode", "prefill", "--migration-limit", "3"]
+    assert answer["unread"] == [*passed_over, "--never-known", "1"]
+    answer = check_command(
+        f"{command} 3", Ground.of(hardware="h100-sxm:8", engine_version="0.31.0")
+    )
+    assert_says(answer, {"verdict": "cannot start", "says": "not divisible by tp 3"})
+    [note] = [each["message"] for each in answer["findings"] if each["code"] == "version"]
+    assert note.startswith("what dynamo.vllm changes of vLLM 0.31.0 is not known")
 
 
 def test_what_is_held_once_is_not_said_to_be_held_several_times():
