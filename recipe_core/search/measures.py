@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -11,9 +11,22 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.base.units import GIB, duration, gib, rate, significant, usd
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.request.objective import Goal
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
+
+SERVING_GOALS: Mapping[Goal, tuple[str, int]] = {
+    "throughput": ("output_tokens_per_s", -1),
+    "latency": ("request_latency_s", 1),
+    "ttft": ("ttft_s", 1),
+    "tpot": ("tpot_s", 1),
+    "cost": ("usd_per_million_output_tokens", 1),
+    "gpus": ("gpus", 1),
+    "energy": ("joules_per_token", 1),
+    "accuracy": ("accuracy_lost", 1),
+}
+"""The column that each goal of serving is about, and whether less (1) or more (-1) is better."""
 
 MORE_IS_BETTER = frozenset(
     {

@@ -18,17 +18,22 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
 from recipe_core.compression.choice import weight_dtypes
 from recipe_core.compression.schemes import Making
+from recipe_core.engines.history import BatchLimits
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
+from recipe_core.hardware.profile import Device
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import Media
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
+from recipe_core.physics.serving.starts import fullest_share, start_errors
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.serving_workload import LOADS, ServingWorkload, Speculative
 from recipe_core.search.kv_offload import offload_of
 from recipe_core.search.loaded import HALVES, loaded
+from recipe_core.search.pool_pairs import pool_pairs
 from recipe_core.search.problem import ServingProblem, check_candidate
-from recipe_core.search.size import check_size, check_splits, count_pairs
+from recipe_core.search.size import check_size, check_splits
+from recipe_core.space.own_options import effects_of
 from recipe_core.space.reuse import ReuseCurve
 from recipe_core.space.rules import refusals, search_rules, start_rules
 from recipe_core.space.serving import WIDE, Cases, Setting, cases
@@ -106,6 +111,7 @@ def load_of(workload: ServingWorkload) -> float:
 
 # Settings: what all cases of an estimate share
 
+
 def setting(
     problem: ServingProblem, spec: Engine, weights: str, cache: str, place: Cluster | None = None
 ) -> Setting:
@@ -120,7 +126,7 @@ def setting(
         # what engines load such a checkpoint as where they compute in 16 bit
         stored = next(half for half in HALVES if half in place.device.kv_dtypes)
     cached = kv_dtype(cache, stored, model)
-    corrections = problem.corrections
+    corrections, options = problem.corrections, problem.request.options
     one = Setting(
         model,
         place,
@@ -130,11 +136,12 @@ def setting(
         cached,
         media=_media(problem.workload, problem.model),
         reuse=reuse_of(problem.workload),
-        offload=offload_of(problem.request.options.kv_offload, spec),
+        offload=offload_of(options.kv_offload, spec),
         judged_on=problem.request.objective.accuracy_of,
         assumed=problem.assumed,
         compressed=() if corrections is None else corrections.compressed,
         made=_made(problem),
+        effects=effects_of(spec, options.engine_options, options.environment),
     )
     if corrections is None or (corrections.compressed and not corrections.count):
         return one
@@ -193,7 +200,7 @@ def _shared_columns(
 ) -> dict[str, Any]:
     """Columns that do not depend on the split."""
     device, workload = place.device, problem.workload
-    batching = spec.batch_limits(device.usable_memory_bytes, device.architecture)
+    batching = _usual_limits(spec, device)
     longest, tokens = served_context(workload, problem.model), batching.max_batched_tokens
     if workload.pooled and (problem.model.is_encoder or not spec.chunked_prefill):
         tokens = max(tokens, longest)  # a prompt runs whole, so engines make room for the longest
@@ -217,6 +224,20 @@ def _shared_columns(
     }
 
 
+def _usual_limits(spec: Engine, device: Device) -> BatchLimits:
+    """The engine's default limits of a step.
+
+    Of memory that a processor shares, those of its newest release where these are lower: older ones
+    take it for a large card's, and run out of it when they capture graphs.
+    """
+    usual = spec.batch_limits(device.usable_memory_bytes, device.architecture)
+    newest = spec.history.newest if spec.history is not None else None
+    if not device.unified or newest is None or spec.as_of is not None:
+        return usual
+    then = spec.at(newest, 1).batch_limits(device.usable_memory_bytes, device.architecture)
+    return min(usual, then, key=lambda limits: limits.max_num_seqs)
+
+
 def _usual_block(problem: ServingProblem, spec: Engine) -> int:
     """Tokens of a block: the engine's default, or what moving blocks off the devices needs."""
     offload = offload_of(problem.request.options.kv_offload, spec)
@@ -225,8 +246,14 @@ def _usual_block(problem: ServingProblem, spec: Engine) -> int:
 
 
 def _usual_share(problem: ServingProblem, spec: Engine, place: Cluster) -> float:
-    """The engine's default share of a device, less what it leaves for encoding."""
+    """The engine's default share of a device, less what it leaves for encoding.
+
+    Of memory that a processor shares, no more than is surely free.
+    """
     share, encoder = spec.memory.fraction.value, spec.memory.encoder
+    if place.device.unified:
+        one = Setting(problem.model, place, spec, "closed", problem.model.dtype, "bf16")
+        share = min(share, fullest_share(one, start_errors().sure))
     if encoder is None or not problem.model.towers:
         return share
     return share - encoder.reserved_bytes / place.device.usable_memory_bytes
@@ -412,15 +439,21 @@ def every_case(
         # alone each split is judged once, when it is evaluated
         legal = _statically_legal(shared, splits) if several else np.ones(len(splits), np.bool_)
         total += len(splits) + int(legal.sum()) * (len(variants) - 1)
-        if paired:
-            sizes = splits.devices[_poolable(splits, legal)]
-            total += count_pairs(shared.cluster.devices, sizes)
         check_size(total, options)
         planned.append(_Planned(shared, splits, legal, variants))
     out = [(one.setting, _varied(problem, candidate, one)) for one in planned]
     if paired:
-        out += [(one.setting, _pairs_of_pools(one)) for one in planned]
+        pairs = [(one.setting, _pooled(problem, one)) for one in planned]
+        check_size(total + sum(len(columns) for _, columns in pairs), options)
+        out += pairs
     return [(shared, columns) for shared, columns in out if len(columns)]
+
+
+def _pooled(problem: ServingProblem, planned: _Planned) -> Cases:
+    """The pairs of a prefill and a decode pool that are worth estimating."""
+    splits = planned.splits
+    poolable = planned.legal & ((splits.dp == 1) | splits.shares_experts)
+    return pool_pairs(problem, planned.setting, splits.take(np.flatnonzero(poolable)))
 
 
 def _variants(
@@ -480,37 +513,6 @@ def _statically_legal(shared: Setting, splits: Cases) -> Bool:
         for rule in rules(shared, splits):
             legal &= ~rule.broken
     return legal
-
-
-def _poolable(splits: Cases, legal: Bool) -> Bool:
-    """Splits that a pool may be made of."""
-    return np.asarray(legal & ((splits.dp == 1) | splits.shares_experts))
-
-
-def _pairs_of_pools(planned: _Planned) -> Cases:
-    """All deployments with a prefill pool beside the decoding one.
-
-    Any legal split in each, replicated as often as the cluster holds.
-    """
-    units = planned.splits.take(np.flatnonzero(_poolable(planned.splits, planned.legal)))
-    devices, size = planned.setting.cluster.devices, units.devices
-    decode, prefill = map(np.ravel, np.indices((len(units), len(units))))
-    pair, decode_replicas = _counted((devices - size[prefill]) // size[decode])
-    decode, prefill = decode[pair], prefill[pair]
-    pair, prefill_replicas = _counted((devices - decode_replicas * size[decode]) // size[prefill])
-    decode, prefill, decode_replicas = decode[pair], prefill[pair], decode_replicas[pair]
-    pool = {f"prefill_{name}": getattr(units, name)[prefill] for name in POOL_DEGREES}
-    return replace(
-        units.take(decode), copies=decode_replicas, prefill_copies=prefill_replicas, **pool
-    )
-
-
-def _counted(counts: Int) -> tuple[Int, Int]:
-    """Each index repeated ``counts[index]`` times, and 1, 2, … within its repeats."""
-    counts = np.maximum(counts, 0)
-    index = np.repeat(np.arange(len(counts)), counts)
-    starts = np.cumsum(counts) - counts
-    return index, np.arange(len(index)) - starts[index] + 1
 
 
 def one_case(

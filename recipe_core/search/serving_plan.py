@@ -43,7 +43,7 @@ from recipe_core.search.limits import (
     without_percentile,
 )
 from recipe_core.search.load import STEPS, best_loads, bisected, least_loads
-from recipe_core.search.measures import SERVING, measures_of
+from recipe_core.search.measures import SERVING, SERVING_GOALS, measures_of
 from recipe_core.search.plan import LENGTH, LIMIT, LOAD, Plan
 from recipe_core.search.problem import ServingProblem
 from recipe_core.search.serving_candidates import (
@@ -170,16 +170,7 @@ class ServingPlan(Plan):
     titles = REFUSALS
     frontier_columns = ("tpot_s", "output_tokens_per_s_per_gpu")
     settled = ("hardware", "loads", "max_batched_tokens", "speculative")
-    goals: ClassVar[Mapping[Goal, tuple[str, int]]] = {
-        "throughput": ("output_tokens_per_s", -1),
-        "latency": ("request_latency_s", 1),
-        "ttft": ("ttft_s", 1),
-        "tpot": ("tpot_s", 1),
-        "cost": ("usd_per_million_output_tokens", 1),
-        "gpus": ("gpus", 1),
-        "energy": ("joules_per_token", 1),
-        "accuracy": ("accuracy_lost", 1),
-    }
+    goals: ClassVar[Mapping[Goal, tuple[str, int]]] = SERVING_GOALS
     unpriced: ClassVar[Mapping[str, str]] = {
         "usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"
     }

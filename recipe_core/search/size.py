@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from recipe_core.base import budget
-from recipe_core.base.arrays import Int
 from recipe_core.base.errors import LimitError
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.request.schema import Options
@@ -116,18 +113,3 @@ def check_training_size(candidates: int, clusters: int) -> None:
             hint=f"State some of tp, pp, cp, ep, micro_batch, or options.nodes: all{fewer}.",
         )
     budget.plan(candidates)
-
-
-def count_pairs(devices: int, sizes: Int) -> int:
-    """How many deployments of two pools a cluster holds.
-
-    ``sizes``: devices of each split that either pool may have. Each pool is replicated from once up
-    to as often as there is room.
-    """
-    several, splits = np.unique(sizes, return_counts=True)
-    total = 0
-    for decode, decode_splits in zip(several.tolist(), splits.tolist(), strict=True):
-        rest = devices - decode * np.arange(1, devices // decode + 1)  # left for prefill
-        replicas = (rest[:, None] // several).sum(axis=0)
-        total += decode_splits * int((replicas * splits).sum())
-    return total

@@ -4,14 +4,13 @@ from functools import partial
 from itertools import product
 from typing import get_args
 
-import numpy as np
 import pytest
 
 from recipe_core.base import budget, progress
 from recipe_core.base.budget import Budget, Cancelled
 from recipe_core.base.errors import LimitError
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search import serving_candidates, size
+from recipe_core.search import serving_candidates
 from recipe_core.search.plans import plan, plan_candidate
 from recipe_core.space.splits import ExpertSharing, count_splits, enumerate_splits
 from tests.conftest import make_request
@@ -41,14 +40,6 @@ def test_the_count_is_what_would_be_made_of_training_too():
         made = enumerate_splits(count, shares_experts=sharing, kv_heads=heads)
         counted = count_splits(count, shares_experts=sharing, kv_heads=heads)
         assert counted == len(made["tp"]), (count, sharing, heads)
-    for devices in (1, 2, 5, 8, 16):  # pairs of pools
-        sizes = [n for n in (1, 1, 2, 3, 4, 8) if n <= devices]
-        copies = range(1, devices + 1)
-        brute = sum(
-            several * decode + prefills * prefill <= devices
-            for decode, prefill, several, prefills in product(sizes, sizes, copies, copies)
-        )
-        assert size.count_pairs(devices, np.array(sizes)) == brute
     beside = {"hardware": [{"device": "mi300x", "per_node": 8}]}
     for options, named in (({}, "micro_batch"), (beside, "options.hardware")):
         run = training_values(nodes=1, global_batch=512) | {"options": options}

@@ -125,11 +125,15 @@ def transfer_bytes(setting: Setting, cases: Cases) -> Float:
     Heads and stages are sent in parallel by as many ranks as the narrower pool has. An MLA latent
     is sent complete to each rank, as each keeps all of it. A prefix cache hit is sent too.
     """
-    pool, model = cases.prefill_pool, setting.model
-    narrow = replace(cases, tp=np.minimum(cases.tp, pool.tp))
-    layers: Counted = (*model.kinds, (draft_layer(model), cases.draft_layers))
-    cache = context_bytes(setting, layers, narrow, cases.input_tokens)
-    return cache / np.minimum(cases.pp, pool.pp)
+    pool = cases.prefill_pool
+    narrow = {name: np.minimum(getattr(cases, name), getattr(pool, name)) for name in ("tp", "pp")}
+    return sent_bytes(setting, replace(cases, **narrow))
+
+
+def sent_bytes(setting: Setting, cases: Cases) -> Float:
+    """Cache of one request that the busiest device of a pool sends to one that is as wide."""
+    layers: Counted = (*setting.model.kinds, (draft_layer(setting.model), cases.draft_layers))
+    return context_bytes(setting, layers, cases, cases.input_tokens) / cases.pp
 
 
 def transfer_s(setting: Setting, cases: Cases) -> Float:
