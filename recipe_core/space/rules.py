@@ -14,7 +14,6 @@ from recipe_core.hardware.profile import Device
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 from recipe_core.space import placement
 from recipe_core.space.applied import refused_weights, weights_alone
-from recipe_core.space.kernels import Known, known_of, untuned
 from recipe_core.space.kv_offload import offload_rules
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting, no_such_cache
@@ -33,7 +32,7 @@ def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
 
 
 def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
-    """Splits that would run, but that a search skips, as simpler ones, or formats, do more."""
+    """Splits that would run, but that a search skips: a shorter pipeline does the same."""
     layers = len(setting.model.layers)
     fullest = np.ceil(layers / cases.pp)
     enough = np.ceil(layers / fullest).astype(np.int64)
@@ -44,15 +43,7 @@ def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
         stages = f"{cases.pp[i]} stages hold up to {fullest[i]:.0f} of {layers} layers each"
         return f"{stages}, as {enough[i]} would; {rest}"
 
-    emulated = [what for _, what in untuned(setting).emulated]
-    return [
-        Refusal("idle-stages", (cases.pp <= layers) & (cases.pp > enough), sentence),
-        Refusal(
-            "emulated",
-            _everywhere(cases, bool(emulated)),
-            lambda i: f"{setting.engine.title} only emulates {', '.join(emulated)}",
-        ),
-    ]
+    return [Refusal("idle-stages", (cases.pp <= layers) & (cases.pp > enough), sentence)]
 
 
 def place_rules(setting: Setting, cases: Cases) -> list[Refusal]:
@@ -179,22 +170,18 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
             f"supported: {', '.join(engine.runtimes)}{_runs_there(device)}"
         ),
     )
-    told = known_of(setting) if device.runtime in engine.runtimes else Known()
-    refused = () if setting.assumed else told.refused
-    yield Refusal("engine-kernels", _everywhere(cases, bool(refused)), lambda i: "; ".join(refused))
-    # An engine that says what it loads has kernels of its own, whatever the device multiplies.
-    lacking = told.weights is None and setting.weight_dtype not in device.weight_dtypes
     yield Refusal(
         "weight-dtype",
-        _everywhere(cases, not setting.assumed and lacking),
+        _everywhere(
+            cases, not setting.assumed and setting.weight_dtype not in device.weight_dtypes
+        ),
         lambda i: (
             f"{device.title} has no kernels for {setting.weight_dtype} weights; "
             f"supported: {', '.join(device.weight_dtypes)}"
         ),
     )
-    if told.weights is None:
-        yield _engine_weights(setting, cases)
-        yield _engine_technique(setting, cases)
+    yield _engine_weights(setting, cases)
+    yield _engine_technique(setting, cases)
     dtypes = [dtype for dtype in device.kv_dtypes if dtype in engine.kv_dtypes]
     yield Refusal(
         "kv-dtype",
