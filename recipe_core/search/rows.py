@@ -555,12 +555,15 @@ class PlanRows(ABC):
         """Rows that have a price where another has one."""
         return np.asarray(self._without_price[rows] == self._without_price[other])
 
-    def beats_other(self, row: int, other: PlanRows, other_row: int) -> float | None:
+    def beats_other(
+        self, row: int, other: PlanRows, other_row: int, *, dearer: float = 1.0
+    ) -> float | None:
         """The probability that a row is better than one of another plan of the same objective.
 
         As ``beats``; None where only one of the two has a price, and the goals count it.
+        ``dearer``: what else makes its score so many times the other's.
         """
-        gain = other._log_score[[other_row]] - self._log_score[[row]]
+        gain = other._log_score[[other_row]] - self._log_score[[row]] - np.log(dearer)
         mine, theirs = self.setting(row), other.setting(other_row)
         counted = {self.goals[goal][0] for goal in self.request.objective.goals}
         unpriced = counted & set(self.unpriced)
