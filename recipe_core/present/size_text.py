@@ -152,7 +152,10 @@ def _cheapest_month(answer: Answer) -> Iterator[str]:
     best = sizing.best
     if best is None or set(sizing.request.objective.goals) != {"cost"}:
         return
-    least = min(sizing.devices, key=lambda one: float(one.plan.columns["usd_per_hour"][one.best]))
+    least = min(
+        sizing.devices,
+        key=lambda one: float((one.plan.columns["usd_per_hour"] * one.dearer)[one.best]),
+    )
     if least.best is None or best.best is None:
         return
     row, other = (answer.rows(one, [one.best])[0] for one in (least, best) if one.best is not None)

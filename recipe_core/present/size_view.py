@@ -86,12 +86,15 @@ def dollars(value: float) -> str:
 
 
 def counted(row: Row) -> str:
-    """``12 × AMD Instinct MI355X 288 GB in 2 machines of 8 (4 idle)``."""
-    text = f"{row['count']} × {row['title']}"
+    """``12 × AMD Instinct MI355X 288 GB in 2 machines of 8 (4 idle)``, spare ones included."""
+    spare = row["devices_rented"] - row["idle"] - row["count"]
+    text = f"{row['count'] + spare} × {row['title']}"
     if row["unit_devices"] > 1:
         machines = "machine" if row["units"] == 1 else "machines"
         text += f" in {row['units']} {machines} of {row['unit_devices']}"
-    return f"{text} ({row['idle']} idle)" if row["idle"] else text
+    rest = {"spare": spare, "idle": row["idle"]}
+    said = ", ".join(f"{count} {name}" for name, count in rest.items() if count)
+    return f"{text} ({said})" if said else text
 
 
 def take_label(row: Row) -> str:

@@ -6,20 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.hardware.failures import node_failures, repair_hours, spot_market
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing import growth as growing
-from recipe_core.sizing.availability import node_availability, spares, spot
 from recipe_core.sizing.buying import buy_or_rent, highest_price, mixture
 from recipe_core.sizing.capacity import LargestLoad
-from recipe_core.sizing.rungs import domains_of, rented_for, replicas_of, steps_of
+from recipe_core.sizing.rungs import steps_of
 from recipe_core.sizing.sized import SizedDevice
 
 Json = dict[str, Any]
-RESTART_S = 600.0
-"""From a new machine to replicas that serve; assumed, as long as a restart of a training run."""
 
 
 def load_of(workload: ServingWorkload) -> float:
@@ -51,46 +47,19 @@ def availability_of(request: SizeRequest, one: SizedDevice, row: int) -> Json | 
     asked = request.availability
     if asked is None or request.is_training:
         return None
-    place = one.plan.setting(row).cluster
-    known = node_failures(one.profile.architecture, place.per_node)
-    mtbf = asked.node_mtbf_hours or known.mtbf_hours
-    repair = asked.repair_hours
-    if repair is None:
-        repair = repair_hours("own" if one.machine(row).owned else "rented")
-        repair += RESTART_S / 3600.0
-    domains, up = domains_of(one, row), node_availability(mtbf, repair)
-    found = spares(domains, up, asked.target)
-    rented = rented_for(one, row, found.replicas)
-    price = place.usd_per_device_hour
+    upkeep, (replicas, devices) = one.machine_upkeep(row), one.replicas_of(row)
+    price = upkeep.place.usd_per_device_hour
+    rented = int(one.rented[row])
     return {
-        **found.to_json(),
-        "node_mtbf_hours": mtbf,
-        "node_mtbf_basis": "stated" if asked.node_mtbf_hours else known.basis,
-        "repair_hours": repair,
+        **upkeep.spares(replicas, devices).to_json(),
+        "node_mtbf_hours": upkeep.mtbf_hours,
+        "node_mtbf_basis": "stated" if asked.node_mtbf_hours else upkeep.failures.basis,
+        "repair_hours": upkeep.repair_hours,
         "devices_rented": rented,
         "usd_per_hour": None if price is None else rented * price,
         "node_lost": node_lost(one, row),
-        "spot": _spot(one, row),
+        "spot": upkeep.spot_json(replicas, devices),
     }
-
-
-def _spot(one: SizedDevice, row: int) -> Json | None:
-    """What reclaims cost where a row's price is spot; None where it is not."""
-    place = one.plan.setting(row).cluster
-    if place.commitment != "spot" or place.offer is None:
-        return None
-    market = spot_market(one.profile.architecture)
-    domains, used = domains_of(one, row), int(one.plan.columns["gpus"][row])
-    held = spot(
-        market.reclaims_per_hour,
-        RESTART_S,
-        usd_per_hour=place.usd_per_device_hour,
-        devices=used,
-        devices_per_instance=place.unit,
-        instances_per_replica=domains.nodes_per_replica,
-        held=market.held,
-    )
-    return {**held.to_json(), "basis": market.basis}
 
 
 def node_lost(one: SizedDevice, row: int) -> Json | None:
@@ -98,8 +67,8 @@ def node_lost(one: SizedDevice, row: int) -> Json | None:
 
     None where the split of those that are left cannot be judged.
     """
-    domains = domains_of(one, row)
-    replicas, _ = replicas_of(one, row)
+    replicas, devices = one.replicas_of(row)
+    domains = one.machine_upkeep(row).domains(replicas, devices)
     left = max(replicas - domains.replicas_per_node, 0)
     down = {"runs": False, "figures": None, "confidence": 0.0, "holds": False}
     if left < 1:
@@ -157,7 +126,7 @@ def _mixture(
         return None
     if not isinstance(workload, ServingWorkload) or load is None or load.value is None:
         return None
-    steps = steps_of(one, row, load.value)
+    steps = steps_of(one, row, load.value, spares=False)
     unit = min(steps, key=lambda step: step.units / step.capacity)
     idle = own.model_copy(update={"use": 1.0}).idle_usd_per_hour * unit.units
     working = idle + own.power_usd_per_hour * unit.units

@@ -65,6 +65,7 @@ class Answer:
         place, machine = plan.setting(row).cluster, one.machine(row)
         used, rented = int(plan.columns["gpus"][row]), int(one.rented[row])
         split = plan.candidate(row)
+        spare = one.spares(row)
         chance = float(one.confidence[row])
         return {
             "device": one.profile.name,
@@ -74,7 +75,8 @@ class Answer:
             "units": rented // place.unit,
             "unit_devices": place.unit,
             "devices_rented": rented,
-            "idle": rented - used,
+            "spares": spare,
+            "idle": rented - used - spare * one.replicas_of(row)[1],
             "per_node": machine.hardware.per_node,
             "owned": machine.owned,
             "split": split,
@@ -91,15 +93,17 @@ class Answer:
 
     def _money(self, one: SizedDevice, row: int) -> Json:
         """An hour, a month of 730 of them, and a million tokens, in US dollars."""
-        columns = one.plan.columns
-        per_hour = _known(columns["usd_per_hour"][row])
+        columns, dearer = one.plan.columns, float(one.dearer[row])
+        per_hour = _known(columns["usd_per_hour"][row] * dearer)
         out: Json = {
             "usd_per_hour": per_hour,
             "usd_per_month": None if per_hour is None else per_hour * HOURS_PER_MONTH,
         }
-        for name in ("usd_per_million_output_tokens", "usd_per_million_tokens", "usd", "wall_s"):
+        for name in ("usd_per_million_output_tokens", "usd_per_million_tokens", "usd"):
             if name in columns:
-                out[name] = _known(columns[name][row])
+                out[name] = _known(columns[name][row] * dearer)
+        if "wall_s" in columns:
+            out["wall_s"] = _known(columns["wall_s"][row])
         if "usd_per_million_output_tokens" not in out:
             out["usd_per_million_output_tokens"] = None
         return out
@@ -258,7 +262,7 @@ def headroom(one: SizedDevice, row: int) -> Json:
         bound = rule.bound(limits)
         if bound is None:
             continue
-        value = float(one.bounded[code][row])
+        value = float(one.bounded[code][row]) * (one.dearer[row] if rule.money else 1.0)
         low, high = (value * factor for factor in one.band_factors(rule.column, row))
         left = value / bound - 1 if rule.at_least else 1 - value / bound
         out[rule.name] = {

@@ -140,7 +140,7 @@ def up_at_least(domains: Domains, availability: float, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spares:
-    """N + k replicas of which N are up with at least the probability ``target``."""
+    """N + k replicas of which N are up with at least the probability ``target``, or on average."""
 
     needed: int
     """N, the replicas that carry the load."""
@@ -152,7 +152,7 @@ class Spares:
     """Nodes of N replicas."""
     nodes: int
     """Nodes of N + k replicas."""
-    target: float
+    target: float | None
     node_availability: float
     expected_share: float
     """Of replicas that are up."""
@@ -171,34 +171,39 @@ class Spares:
         return asdict(self) | {"hours_short_per_month": self.hours_short_per_month}
 
 
-def spares(needed: Domains, availability: float, target: float) -> Spares:
+def spares(needed: Domains, availability: float, target: float | None) -> Spares:
     """The fewest spare replicas with which as many are up as are ``needed``.
+
+    So many with the probability ``target``; without one on average.
 
     One replica more never makes it less likely that N are up, so that k is found by bisection.
 
     Args:
         needed: the N replicas that carry the load, and how they lie on nodes.
         availability: share of time that a node is up.
-        target: probability, below 1, that at least N replicas are up at a moment.
+        target: probability, below 1, that at least N replicas are up at a moment; None: the mean
+            of those that are up is at least N.
 
     Raises:
         InputError: for values out of range, or where 100,000 replicas miss the target.
     """
-    goal = number("target", target, above=0, below=1)
-    n = needed.replicas
+    goal = None if target is None else number("target", target, above=0, below=1)
+    n, share = needed.replicas, expected_share(needed, availability)
 
     def chance(k: int) -> float:
         return up_at_least(needed.resized(n + k), availability, n)
 
     def enough(k: int) -> bool:
+        if goal is None:
+            return (n + k) * share >= n * (1 - ROUNDING)
         return chance(k) >= goal - ROUNDING_OF_CHANCE
 
     low, high = -1, 0
     while not enough(high):
         if n + high == LARGEST_COUNT:
             raise InputError(
-                f"{goal:g} is not reached with {LARGEST_COUNT:,} replicas on nodes that are up "
-                f"{availability:.4g} of the time.",
+                f"{goal or share:g} is not reached with {LARGEST_COUNT:,} replicas on nodes that "
+                f"are up {availability:.4g} of the time.",
                 field="target",
                 hint="Lower it, or repair faster.",
             )
@@ -215,7 +220,7 @@ def spares(needed: Domains, availability: float, target: float) -> Spares:
         nodes=fleet.nodes,
         target=goal,
         node_availability=float(availability),
-        expected_share=expected_share(fleet, availability),
+        expected_share=share,
         up_probability=chance(high),
         up_probability_without=chance(0),
     )

@@ -1,7 +1,7 @@
 """A sizing in parts, so that the first devices are shown while others are still being sized.
 
 A process keeps the parts of the latest request: with the next part, or with another question about
-growth, failures or purchases, nothing is sized twice.
+growth or purchases, nothing is sized twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recipe_core.sizing.sized import SizedDevice
 
 PART, TRAINING_PART = 6, 2
 """Devices of a part: about half a second, of training a second."""
-AFTERWARDS = ("growth", "availability", "purchase")
+AFTERWARDS = ("growth", "purchase")
 """Fields of a request on which no device's size depends."""
 Json = dict[str, Any]
 

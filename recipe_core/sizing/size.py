@@ -101,7 +101,13 @@ class Sizing:
         best = self.best
         if best is None or one is best or best.best is None or one.best is None:
             return None
-        return one.plan.beats_other(one.best, best.plan, best.best)
+        dearer = self._weighed(one.dearer[one.best] / best.dearer[best.best])
+        return one.plan.beats_other(one.best, best.plan, best.best, dearer=dearer)
+
+    def _weighed(self, dearer: float) -> float:
+        """What a price so many times higher makes of the score that devices rank by."""
+        goals = self.request.objective.goals
+        return float(dearer ** sum(goals.get(goal, 0.0) for goal in ("cost", "gpus")))
 
     @property
     def choice(self) -> PlanRequest:
@@ -135,7 +141,7 @@ def hardware_of(one: SizedDevice, row: int) -> PlanRequest:
     if devices <= per_node and one.machine(row).elastic:
         hardware = hardware.model_copy(update={"per_node": devices, "nodes": 1})
     else:
-        nodes = max(-(-int(one.rented[row]) // per_node), -(-devices // per_node))
+        nodes = max(-(-int(one.working[row]) // per_node), -(-devices // per_node))
         hardware = hardware.model_copy(update={"nodes": nodes})
     return asked.model_copy(update={"hardware": hardware})
 

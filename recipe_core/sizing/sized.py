@@ -10,19 +10,23 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.bounded import LARGEST_COUNT
+from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import BAND, Ends
-from recipe_core.base.units import chance_text
+from recipe_core.base.units import chance_text, rounded
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
 from recipe_core.physics.bands import narrowed
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.size import SizeRequest
+from recipe_core.request.size import AvailabilityRequest, SizeRequest
 from recipe_core.search.confidence import below_text
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_type
 from recipe_core.search.problem import resolve
+from recipe_core.search.rows import TIE_DIGITS
+from recipe_core.sizing.kept_up import Upkeep
 from recipe_core.sizing.market import Choice, Machine
 from recipe_core.space.corrections import Corrections
 
@@ -35,11 +39,13 @@ class SizedDevice:
     """A device with the plan over all of its machines; rows are those of the plan.
 
     ``unknown``: why nothing is said to hold though it may; empty where it is known.
+    ``availability``: how often enough replicas have to be up, where that is asked.
     """
 
     choice: Choice
     plan: Plan
     unknown: str = ""
+    availability: AvailabilityRequest | None = None
 
     @property
     def profile(self) -> Device:
@@ -55,10 +61,81 @@ class SizedDevice:
         """The kind of machine that a row is on."""
         return self.choice.machines[self.plan.cluster_number(row)]
 
+    def replicas_of(self, row: int) -> tuple[int, int]:
+        """How many replicas a row has, and the devices of each.
+
+        Replicas that share experts or a prefill pool, or a training job, are one deployment: they
+        only come together.
+        """
+        degree, devices = self.plan.degree, int(self.plan.degree("gpus")[row])
+        together = self.plan.kind == "training" or bool(self.plan.pooled[row])
+        if together or int(degree("ep")[row]) > 1:
+            return 1, devices
+        replicas = int(degree("dp")[row])
+        return replicas, devices // replicas
+
+    def machine_upkeep(self, row: int) -> Upkeep:
+        """How replicas on the machines of a row stay up."""
+        asked = None if self.plan.kind == "training" else self.availability
+        return Upkeep(self.plan.setting(row).cluster, self.machine(row).owned, asked)
+
+    def upkeep(self, row: int) -> Upkeep | None:
+        """The same where spares count: availability is asked for, or machines are taken back."""
+        one = self.machine_upkeep(row)
+        counts = one.asked is not None or one.market is not None
+        return one if counts and self.plan.kind == "serving" else None
+
+    @cached_property
+    def working(self) -> Int:
+        """Devices that are paid for by row, without spares; 0 where a row cannot run."""
+        return np.asarray(np.nan_to_num(self.plan.columns["gpus_rented"]), dtype=np.int64)
+
     @cached_property
     def rented(self) -> Int:
-        """Devices that are paid for, by row; 0 where a row cannot run."""
-        return np.asarray(np.nan_to_num(self.plan.columns["gpus_rented"]), dtype=np.int64)
+        """Devices that are paid for by row, those of spares among them; 0 where none can run."""
+        out, known = self.working.copy(), {}
+        starts = np.cumsum([0, *map(len, self.plan.blocks)])
+        for start, block in zip(starts.tolist(), self.plan.blocks, strict=False):
+            rows = start + np.flatnonzero(block.runs)
+            if not len(rows) or (upkeep := self.upkeep(start)) is None:
+                continue
+            for row in rows.tolist():
+                replicas, devices = self.replicas_of(row)
+                key = id(upkeep.place), replicas, devices
+                if key not in known:
+                    known[key] = _with_spares(upkeep, replicas, devices)
+                out[row] = max(known[key], out[row])
+        return out
+
+    def spares(self, row: int) -> int:
+        """Spare replicas of a row."""
+        upkeep = self.upkeep(row)
+        return 0 if upkeep is None else upkeep.spares(*self.replicas_of(row)).spares
+
+    @cached_property
+    def dearer(self) -> Float:
+        """How many times the price of its working devices each row costs, spares included."""
+        return np.asarray(self.rented / np.maximum(self.working, 1), dtype=float)
+
+    @cached_property
+    def scores(self) -> Float:
+        """What rows are ranked by, less is better: as the plan's, with what spares cost."""
+        goals = self.plan.request.objective.goals
+        weight = sum(goals.get(goal, 0.0) for goal in ("cost", "gpus"))
+        if len(goals) == 1:
+            return np.asarray(self.plan.score * (self.dearer if weight else 1.0))
+        return np.asarray(self.plan.score + weight * np.log(self.dearer))
+
+    @cached_property
+    def _affordable(self) -> Bool:
+        """Rows that keep limits on money with their spares too."""
+        limits = self.plan.request.objective.limits
+        keeps = np.ones(len(self.plan), dtype=np.bool_)
+        for rule in LIMITS.values():
+            if (rule.money or rule.column == "gpus") and (bound := rule.bound(limits)) is not None:
+                value = np.asarray(self.plan.columns[rule.column], dtype=float)
+                keeps &= ~(value * self.dearer > bound) | (self.dearer == 1)
+        return keeps
 
     @cached_property
     def _machine_of(self) -> Int:
@@ -108,12 +185,15 @@ class SizedDevice:
         With the confidence that is asked for. A row that starts and queues is no answer: more
         devices hold what waits there.
         """
-        return self.allowed & self.plan.holds & (not self.unknown)
+        return self.allowed & self.plan.holds & self._affordable & (not self.unknown)
 
     @cached_property
     def order(self) -> Int:
         """Rows that hold, best first."""
-        return np.asarray(self.plan.order[self.holds[self.plan.order]])
+        order = np.asarray(self.plan.order[self.holds[self.plan.order]])
+        if (self.dearer == 1).all():
+            return order
+        return order[np.argsort(rounded(self.scores[order], TIE_DIGITS), kind="stable")]
 
     @property
     def best(self) -> int | None:
@@ -123,7 +203,7 @@ class SizedDevice:
     @property
     def score(self) -> float:
         """What devices are ranked by, less is better; infinite where nothing holds."""
-        return float("inf") if self.best is None else float(self.plan.score[self.best])
+        return float("inf") if self.best is None else float(self.scores[self.best])
 
     @cached_property
     def confidence(self) -> Float:
@@ -199,9 +279,9 @@ class SizedDevice:
         of those that hold the whole load at once.
         """
         holding = self.allowed & self.plan.certain & ~self.plan.queues
-        rows = np.flatnonzero(holding & np.isfinite(self.plan.score))
+        rows = np.flatnonzero(holding & np.isfinite(self.scores))
         chance = np.nan_to_num(self.confidence[rows])
-        order = rows[np.lexsort((-chance, self.plan.score[rows], self.rented[rows]))]
+        order = rows[np.lexsort((-chance, self.scores[rows], self.rented[rows]))]
         kept, likeliest, rented = [], -1.0, -1
         for row in order.tolist():
             if self.rented[row] != rented:
@@ -239,7 +319,7 @@ class SizedDevice:
                 blocks.extend(
                     type(self.plan).of(asked, block.setting, block.cases.take([i])).blocks
                 )
-            return SizedDevice(self.choice, type(self.plan)(asked, list(blocks)))
+            return replace(self, plan=type(self.plan)(asked, list(blocks)))
 
         out = self
         for start in range(0, min(len(rungs), MOST_SIMULATED), SIMULATED_AT_ONCE):
@@ -367,4 +447,12 @@ def size_device(
     asked = plan_request(request, choice)
     problem = resolve(asked, folders=folders, corrections=corrections)
     plan = plan_type(asked.workload.kind).search(problem, request.candidate)
-    return SizedDevice(choice, plan)
+    return SizedDevice(choice, plan, availability=request.availability)
+
+
+def _with_spares(upkeep: Upkeep, replicas: int, devices: int) -> int:
+    """Devices that are rented with spares; more than anybody has where no number is enough."""
+    try:
+        return upkeep.rented(upkeep.spares(replicas, devices).replicas, devices)
+    except InputError:
+        return LARGEST_COUNT

@@ -59,7 +59,7 @@ def _scores(one: SizedDevice, name: str, factors: Float) -> Float:
         )
         if objective.confidence is not None:
             held = held & (chance >= objective.confidence)
-        score = np.where(held, plan.score[inside][:, None], np.inf)
+        score = np.where(held, one.scores[inside][:, None], np.inf)
         best = np.minimum(best, score.min(axis=0))
     return best
 

@@ -10,6 +10,7 @@ import pytest
 import recipe_core as rb
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.prices import offers_of
+from recipe_core.present.size_text import size_text
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.market import choices
@@ -413,6 +414,57 @@ def test_busy_hours_say_what_a_load_by_hour_does_and_spares_keep_a_service_up():
     assert held["up_probability"] >= 0.999
     assert held["spares"] >= 1
     assert held["node_lost"]["replicas"] < held["needed"]
+
+
+SPOT = {
+    "workload": {"mode": "open", "input_tokens": 1024, "output_tokens": 256, "request_rate": 20},
+    "limits": {"ttft_ms": 2000, "tpot_ms": 50},
+    "objective": {"confidence": 0.9},
+    "commitments": ["spot"],
+}
+
+
+def test_what_a_spot_market_takes_back_counts_in_devices_price_and_rank():
+    """Six of six are up 79.9 % of the time: 0.229 reclaims an hour, ten minutes to serve again."""
+    asked_for = asked("Qwen/Qwen3-32B", devices=["h100-sxm"], **SPOT)
+    asked_for["options"] = {"engines": ["tensorrt-llm"]}
+    plain = answer_to(asked_for)["best"]
+    kept = answer_to(asked_for | {"availability": {"target": 0.999}})["best"]
+    price = plain["offer"]["usd_per_device_hour"]
+    assert (plain["count"], plain["spares"], plain["devices_rented"]) == (6, 1, 7)
+    assert (kept["count"], kept["spares"], kept["devices_rented"]) == (6, 3, 9)
+    assert kept["idle"] == 0
+    assert kept["usd_per_hour"] == pytest.approx(9 * price)
+    assert kept[COST] / plain[COST] == pytest.approx(9 / 7)
+    up = kept["availability"]
+    assert up["up_probability_without"] == pytest.approx(0.799, abs=5e-4)
+    assert up["spares"] == 3
+    assert up["up_probability"] >= 0.999
+    failures = up["repair_hours"] / up["node_mtbf_hours"]
+    reclaims = up["spot"]["reclaims_per_hour"] * up["spot"]["restart_s"] / 3600
+    assert up["node_availability"] == pytest.approx(1 / (1 + failures + reclaims))
+    assert "9 × NVIDIA H100 SXM5 80 GB (3 spare), $10.62 an hour" in size_text(
+        Answer(size(SizeRequest.parse(asked_for | {"availability": {"target": 0.999}})))
+    )
+
+
+def test_spares_decide_between_devices_and_within_limits_on_money():
+    """A device that is cheaper without its spares is not with them."""
+    market = {"devices": ["h100-sxm", "h200-sxm"], "commitments": ["spot", "on-demand"]}
+    values = asked("Qwen/Qwen3-32B", **{**SPOT, **market})
+    for target in (0.9, 0.9999):
+        rows = answer_to(values | {"availability": {"target": target}})["devices"]
+        costs = [row[COST] for row in rows]
+        assert costs == sorted(costs)
+        for row in rows:
+            assert row["devices_rented"] == row["availability"]["devices_rented"]
+            assert row["spares"] == row["availability"]["spares"]
+            hour = row["devices_rented"] * row["offer"]["usd_per_device_hour"]
+            assert row["usd_per_hour"] == pytest.approx(hour)
+    capped = values | {"availability": {"target": 0.9999}}
+    capped["objective"]["limits"] = SPOT["limits"] | {"usd_per_hour": rows[0]["usd_per_hour"] - 0.1}
+    for row in answer_to(capped)["devices"]:
+        assert row["usd_per_hour"] <= capped["objective"]["limits"]["usd_per_hour"]
 
 
 def test_bad_requests_name_the_field_and_the_fix():
