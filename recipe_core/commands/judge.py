@@ -374,6 +374,14 @@ def _columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:
     fields = {"engine": case.meant.engine, **case.meant.candidate}
     spec = engine_of(case.meant.engine, problem.cluster)
     release = memory_release(spec, case.release)
+    if problem.cluster.device.unified:  # where a plan would lower the default, a command keeps it
+        then = (
+            spec.at(release, served_context(problem.workload, problem.model)) if release else spec
+        )
+        place = problem.cluster.device
+        limits = then.batch_limits(place.usable_memory_bytes, place.architecture)
+        fields.setdefault("memory_fraction", then.memory.fraction.value)
+        fields.setdefault("max_num_seqs", limits.max_num_seqs)
     while True:
         candidate = CandidateRequest.model_validate(fields)
         try:

@@ -20,6 +20,7 @@ from recipe_core.model.config.fields import MAX_CONTEXT
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import MODALITIES, THROUGH, Modality
 from recipe_core.request.candidate import CandidateRequest
+from recipe_core.space.own_options import uncounted
 
 _AS_STATED: tuple[Meaning, ...] = (
     "pp",
@@ -46,7 +47,8 @@ class Meant:
     leaves at the engine's default, 1. ``task``: what the server is started for, where it is said;
     ``embed`` stands for scores too where the model is made for these. ``without``: modalities whose
     towers it does not load. ``whole_encoders``: whether each rank holds the others whole.
-    ``kv_offload``: the tiers below the devices' cache that it asks for.
+    ``kv_offload``: the tiers below the devices' cache that it asks for. ``own_options``: values by
+    option that may change an estimate besides the split.
     """
 
     engine: str
@@ -66,6 +68,7 @@ class Meant:
     without: tuple[Modality, ...] = ()
     whole_encoders: bool = False
     kv_offload: dict[str, Any] | None = None
+    own_options: dict[str, Any] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def say(
@@ -294,12 +297,16 @@ class _Reading:
         told = told_offload(self.grammar.offload, values, self.env)
         self.out.kv_offload = told.asked if told else None
         modelled = told.options if told else frozenset()
-        for name, value in values.items():
+        own = {name: value for name, value in values.items() if name not in modelled}
+        self.out.own_options = own
+        for name, value in own.items():
             row = self.grammar.unmodelled.get(name)
-            if row is not None and name not in modelled and str(value) not in row.unless:
+            if row is not None and str(value) not in row.unless:
                 flag = self._flag_of(name)
-                message = f"{flag} is not in the estimate ({row.what})."
-                self.out.say("note", "unmodelled", flag, message)
+                self.out.say("note", "unmodelled", flag, uncounted(flag, row))
+        for name, row in self.grammar.variables.items():
+            if name in self.env and self.env[name] not in row.unless:
+                self.out.say("note", "unmodelled", name, uncounted(f"{name}={self.env[name]}", row))
 
 
 def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:

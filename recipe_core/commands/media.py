@@ -9,6 +9,7 @@ from recipe_core.commands.ground import Ground
 from recipe_core.commands.verdict import Case
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.serving_workload import MediaItems
+from recipe_core.space.own_options import effects_of
 from recipe_core.space.serving import Setting
 
 
@@ -33,10 +34,13 @@ def media_of(case: Case, ground: Ground, model: ModelSpec) -> tuple[dict[str, An
 
 
 def as_started(shared: Setting, case: Case) -> Setting:
-    """The setting of a command: without graphs that it does not capture, with encoders as held."""
+    """The setting of a command: its own options, graphs that it captures, encoders as held."""
     spec = shared.engine
     if case.meant.candidate.get("eager"):
         spec = spec.without_graphs()
     if case.meant.whole_encoders:
         spec = spec.with_whole_encoders()
-    return shared if spec is shared.engine else replace(shared, engine=spec)
+    effects = effects_of(spec, case.meant.own_options, case.launch.env)
+    if spec is shared.engine and effects == shared.effects:
+        return shared
+    return replace(shared, engine=spec, effects=effects)

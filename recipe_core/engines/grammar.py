@@ -61,11 +61,28 @@ class ImageFolder(_Data):
     holds: tuple[str, ...] = ()
 
 
+Moved = Literal["memory", "time"]
+Counted = Literal[
+    "host_weights_gib",
+    "cache_bytes",
+    "cache_blocks",
+    "cache_tokens",
+    "adapters",
+    "adapter_slots",
+    "adapter_rank",
+]
+"""What options say that estimates count besides the split (``space.own_options``)."""
+
+
 class Unmodelled(_Data):
-    """What an option does that estimates ignore, unless it has one of these values."""
+    """What an option does that estimates ignore, unless it has one of these values.
+
+    ``moves``: the quantities that are less certain with it.
+    """
 
     what: str
-    unless: tuple[str, ...] = ("0", "1", "0.0", "False")
+    moves: tuple[Moved, ...] = ("memory", "time")
+    unless: tuple[str, ...] = ("0", "1", "0.0", "False", "None", "[]", "{}")
 
 
 class OffloadWords(_Data):
@@ -155,6 +172,8 @@ class Grammar(_Data):
     means: dict[str, Meaning]
     words: dict[str, dict[str, Any]] = {}
     unmodelled: dict[str, Unmodelled] = {}
+    variables: dict[str, Unmodelled] = {}
+    counted: dict[str, Counted] = {}
     longer_context: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     placed: tuple[str, ...] = ()
@@ -177,7 +196,7 @@ class Grammar(_Data):
             return self.gone.get(f"{flag}.{key}")
         return self.gone.get(flag if value is None else f"{flag}={value}")
 
-    @field_validator("unmodelled", mode="before")
+    @field_validator("unmodelled", "variables", mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
         return {name: {"what": row} if isinstance(row, str) else row for name, row in value.items()}

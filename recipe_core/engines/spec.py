@@ -87,6 +87,8 @@ class SplitSupport(_Data):
     ("never"), evenly ("ranks"), or evenly with whole pipeline stages per node or whole nodes per
     stage ("stages"), or the same of replicas ("replicas").
 
+    ``even_experts``: whether every rank must hold as many experts as the others.
+
     ``whole_shared_experts``: whether ranks of data-parallel attention with tp hold shared experts
     whole, instead of cutting them.
 
@@ -109,6 +111,7 @@ class SplitSupport(_Data):
     attention_dp: Literal["any", "whole", "none"] = "any"
     drafts_in_pipeline: bool = True
     whole_shared_experts: bool = False
+    even_experts: bool = False
     lookups_in_attention_dp: bool = True
 
 

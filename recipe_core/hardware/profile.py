@@ -158,11 +158,12 @@ class Device(Sourced):
     natively. ``memory_bytes`` is what the driver's tool prints, ``reserved_bytes`` what of it no
     process gets: on a device that shares its memory with the processor, also what the system keeps.
     ``architecture`` is ``sm_90``-like for CUDA, ``gfx942``-like for ROCm. ``aliases`` are names
-    drivers report. ``driven_by``: programs that run models on it and are no engine here.
-    ``known_as``: of a profile that is not shipped, the shipped device as which clouds and clusters
-    know it. ``price_usd``: what one costs to buy, where that was published (a developer kit or a
-    whole computer where it is not sold alone). ``host``: how slow the machine around it is (None:
-    as the reference). ``disk``: storage of a node, where it was measured.
+    drivers report. ``unified``: whether its memory is the processor's too, so that what is free at
+    a start is what other programs leave. ``driven_by``: programs that run models on it and are no
+    engine here. ``known_as``: of a profile that is not shipped, the shipped device as which clouds
+    and clusters know it. ``price_usd``: what one costs to buy, where that was published (a
+    developer kit or a whole computer where it is not sold alone). ``host``: how slow the machine
+    around it is (None: as the reference). ``disk``: storage of a node, where it was measured.
     ``announced``: of a device that nobody has seen run; searches leave it out unless it is named.
     """
 
@@ -177,6 +178,7 @@ class Device(Sourced):
     announced: Annotated[Announced | None, Field(exclude_if=_absent)] = None
     memory_bytes: Quantity
     reserved_bytes: Quantity | None = None
+    unified: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     memory_bandwidth_bytes_per_s: Quantity
     peak_flops_per_s: dict[Dtype, Quantity]
     weight_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
@@ -204,6 +206,15 @@ class Device(Sourced):
     def usable_memory_bytes(self) -> float:
         """Memory a process can allocate."""
         return self.memory_bytes.value - (self.reserved_bytes.value if self.reserved_bytes else 0.0)
+
+    @property
+    def told_memory_bytes(self) -> float:
+        """Memory that a driver tells a process there is, of which engines take shares.
+
+        Of a card of its own that is what a process can allocate; of memory that is shared with the
+        processor it is all of it, whoever holds some.
+        """
+        return self.memory_bytes.value if self.unified else self.usable_memory_bytes
 
     @property
     def digest(self) -> str:

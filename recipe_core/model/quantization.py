@@ -20,7 +20,8 @@ class Quantization:
     that are stored otherwise than ``dtype`` (mixed precision), each with its own block. ``scheme``
     is who wrote the checkpoint and what one scale covers ("fp8/tensor",
     "compressed-tensors/channel"): engines load the same format differently by it. ``by_name``:
-    whether all this is read from the checkpoint's name, not from its config.
+    whether all this is read from the checkpoint's name, not from its config. ``group``: inputs of a
+    row that share a scale, where these are not all of it.
     """
 
     dtype: str
@@ -30,6 +31,7 @@ class Quantization:
     mixed: tuple[tuple[Role, Stored], ...] = ()
     scheme: str = ""
     by_name: bool = False
+    group: int | None = None
 
     @property
     def others(self) -> tuple[tuple[Role, str], ...]:
@@ -40,7 +42,8 @@ class Quantization:
         """The format of a role; None for one that is not quantised."""
         if role not in self.roles:
             return None
-        return dict(self.mixed).get(role, Stored(self.dtype, self.block, self.value_bytes))
+        own = Stored(self.dtype, self.block, self.value_bytes, self.group)
+        return dict(self.mixed).get(role, own)
 
     def dtype_of(self, role: Role, base: str) -> str:
         """The stored format of a role; ``base`` for what is not quantised."""

@@ -108,10 +108,18 @@ class Layer:
 def _stated(part: Layer | Tensor) -> dict[str, Any]:
     """The fields of a part for a digest: without a format of its own where it has none.
 
-    So digests hold from versions that knew no such formats.
+    So digests hold from versions that knew no such formats, nor groups: these decide which cuts an
+    engine takes, and shape no figure.
     """
     values = asdict(part)
-    return values if part.stored else {k: v for k, v in values.items() if k != "stored"}
+    if not part.stored:
+        return {k: v for k, v in values.items() if k != "stored"}
+    formats = (
+        [form for _, form in values["stored"]] if isinstance(part, Layer) else [values["stored"]]
+    )
+    for form in formats:
+        del form["group"]
+    return values
 
 
 def _stored_bytes(item: Tensor, quantization: Quantization, base: str) -> float:
@@ -213,6 +221,12 @@ class ModelSpec:
     def mlps(self) -> tuple[tuple[Mlp, int], ...]:
         """Distinct feed-forward blocks of all layers with their counts."""
         return tuple(Counter(layer.mlp for layer in self.layers if layer.mlp is not None).items())
+
+    @cached_property
+    def matrix_roles(self) -> tuple[Role, ...]:
+        """What matrices of the layers are to a quantisation, each role once."""
+        items = (item for layer, _ in self.kinds for item in layer.tensors(self.hidden))
+        return tuple(dict.fromkeys(item.role for item in items if item.role in MATRIX_ROLES))
 
     @cached_property
     def order(self) -> tuple[int, ...]:

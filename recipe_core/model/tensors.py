@@ -41,11 +41,13 @@ class Stored:
     """How quantised values are stored: a dtype, and the edge of scale blocks that cuts respect.
 
     ``value_bytes``: bytes per value with scales, where a group size says so (None: as usual).
+    ``group``: inputs of a row that share a scale, where these are not all of it.
     """
 
     dtype: str
     block: int | None = None
     value_bytes: float | None = None
+    group: int | None = None
 
     @property
     def bytes_each(self) -> float:

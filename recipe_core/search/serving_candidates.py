@@ -18,11 +18,14 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
 from recipe_core.compression.choice import weight_dtypes
 from recipe_core.compression.schemes import Making
+from recipe_core.engines.history import BatchLimits
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.hardware.cluster import Cluster
+from recipe_core.hardware.profile import Device
 from recipe_core.model.spec import ModelSpec
 from recipe_core.model.towers import Media
 from recipe_core.physics.serving.simulate import TYPICAL, Spread
+from recipe_core.physics.serving.starts import fullest_share, start_errors
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.serving_workload import LOADS, ServingWorkload, Speculative
 from recipe_core.search.kv_offload import offload_of
@@ -30,6 +33,7 @@ from recipe_core.search.loaded import HALVES, loaded
 from recipe_core.search.pool_pairs import pool_pairs
 from recipe_core.search.problem import ServingProblem, check_candidate
 from recipe_core.search.size import check_size, check_splits
+from recipe_core.space.own_options import effects_of
 from recipe_core.space.reuse import ReuseCurve
 from recipe_core.space.rules import refusals, search_rules, start_rules
 from recipe_core.space.serving import WIDE, Cases, Setting, cases
@@ -107,6 +111,7 @@ def load_of(workload: ServingWorkload) -> float:
 
 # Settings: what all cases of an estimate share
 
+
 def setting(
     problem: ServingProblem, spec: Engine, weights: str, cache: str, place: Cluster | None = None
 ) -> Setting:
@@ -121,7 +126,7 @@ def setting(
         # what engines load such a checkpoint as where they compute in 16 bit
         stored = next(half for half in HALVES if half in place.device.kv_dtypes)
     cached = kv_dtype(cache, stored, model)
-    corrections = problem.corrections
+    corrections, options = problem.corrections, problem.request.options
     one = Setting(
         model,
         place,
@@ -131,11 +136,12 @@ def setting(
         cached,
         media=_media(problem.workload, problem.model),
         reuse=reuse_of(problem.workload),
-        offload=offload_of(problem.request.options.kv_offload, spec),
+        offload=offload_of(options.kv_offload, spec),
         judged_on=problem.request.objective.accuracy_of,
         assumed=problem.assumed,
         compressed=() if corrections is None else corrections.compressed,
         made=_made(problem),
+        effects=effects_of(spec, options.engine_options, options.environment),
     )
     if corrections is None or (corrections.compressed and not corrections.count):
         return one
@@ -194,7 +200,7 @@ def _shared_columns(
 ) -> dict[str, Any]:
     """Columns that do not depend on the split."""
     device, workload = place.device, problem.workload
-    batching = spec.batch_limits(device.usable_memory_bytes, device.architecture)
+    batching = _usual_limits(spec, device)
     longest, tokens = served_context(workload, problem.model), batching.max_batched_tokens
     if workload.pooled and (problem.model.is_encoder or not spec.chunked_prefill):
         tokens = max(tokens, longest)  # a prompt runs whole, so engines make room for the longest
@@ -218,6 +224,20 @@ def _shared_columns(
     }
 
 
+def _usual_limits(spec: Engine, device: Device) -> BatchLimits:
+    """The engine's default limits of a step.
+
+    Of memory that a processor shares, those of its newest release where these are lower: older ones
+    take it for a large card's, and run out of it when they capture graphs.
+    """
+    usual = spec.batch_limits(device.usable_memory_bytes, device.architecture)
+    newest = spec.history.newest if spec.history is not None else None
+    if not device.unified or newest is None or spec.as_of is not None:
+        return usual
+    then = spec.at(newest, 1).batch_limits(device.usable_memory_bytes, device.architecture)
+    return min(usual, then, key=lambda limits: limits.max_num_seqs)
+
+
 def _usual_block(problem: ServingProblem, spec: Engine) -> int:
     """Tokens of a block: the engine's default, or what moving blocks off the devices needs."""
     offload = offload_of(problem.request.options.kv_offload, spec)
@@ -226,8 +246,14 @@ def _usual_block(problem: ServingProblem, spec: Engine) -> int:
 
 
 def _usual_share(problem: ServingProblem, spec: Engine, place: Cluster) -> float:
-    """The engine's default share of a device, less what it leaves for encoding."""
+    """The engine's default share of a device, less what it leaves for encoding.
+
+    Of memory that a processor shares, no more than is surely free.
+    """
     share, encoder = spec.memory.fraction.value, spec.memory.encoder
+    if place.device.unified:
+        one = Setting(problem.model, place, spec, "closed", problem.model.dtype, "bf16")
+        share = min(share, fullest_share(one, start_errors().sure))
     if encoder is None or not problem.model.towers:
         return share
     return share - encoder.reserved_bytes / place.device.usable_memory_bytes

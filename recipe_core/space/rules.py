@@ -14,6 +14,7 @@ from recipe_core.hardware.profile import Device
 from recipe_core.model.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 from recipe_core.space import placement
 from recipe_core.space.applied import refused_weights, weights_alone
+from recipe_core.space.kernels import Known, known_of, untuned
 from recipe_core.space.kv_offload import offload_rules
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting, no_such_cache
@@ -32,7 +33,7 @@ def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
 
 
 def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
-    """Splits that would run, but that a search skips: a shorter pipeline does the same."""
+    """Splits that would run, but that a search skips, as simpler ones, or formats, do more."""
     layers = len(setting.model.layers)
     fullest = np.ceil(layers / cases.pp)
     enough = np.ceil(layers / fullest).astype(np.int64)
@@ -43,7 +44,15 @@ def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
         stages = f"{cases.pp[i]} stages hold up to {fullest[i]:.0f} of {layers} layers each"
         return f"{stages}, as {enough[i]} would; {rest}"
 
-    return [Refusal("idle-stages", (cases.pp <= layers) & (cases.pp > enough), sentence)]
+    emulated = [what for _, what in untuned(setting).emulated]
+    return [
+        Refusal("idle-stages", (cases.pp <= layers) & (cases.pp > enough), sentence),
+        Refusal(
+            "emulated",
+            _everywhere(cases, bool(emulated)),
+            lambda i: f"{setting.engine.title} only emulates {', '.join(emulated)}",
+        ),
+    ]
 
 
 def place_rules(setting: Setting, cases: Cases) -> list[Refusal]:
@@ -170,18 +179,22 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
             f"supported: {', '.join(engine.runtimes)}{_runs_there(device)}"
         ),
     )
+    told = known_of(setting) if device.runtime in engine.runtimes else Known()
+    refused = () if setting.assumed else told.refused
+    yield Refusal("engine-kernels", _everywhere(cases, bool(refused)), lambda i: "; ".join(refused))
+    # An engine that says what it loads has kernels of its own, whatever the device multiplies.
+    lacking = told.weights is None and setting.weight_dtype not in device.weight_dtypes
     yield Refusal(
         "weight-dtype",
-        _everywhere(
-            cases, not setting.assumed and setting.weight_dtype not in device.weight_dtypes
-        ),
+        _everywhere(cases, not setting.assumed and lacking),
         lambda i: (
             f"{device.title} has no kernels for {setting.weight_dtype} weights; "
             f"supported: {', '.join(device.weight_dtypes)}"
         ),
     )
-    yield _engine_weights(setting, cases)
-    yield _engine_technique(setting, cases)
+    if told.weights is None:
+        yield _engine_weights(setting, cases)
+        yield _engine_technique(setting, cases)
     dtypes = [dtype for dtype in device.kv_dtypes if dtype in engine.kv_dtypes]
     yield Refusal(
         "kv-dtype",
@@ -445,6 +458,17 @@ def _expert_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusa
         shared & (cases.ep > experts),
         lambda i: f"{experts} experts are too few for ep {cases.ep[i]}",
     )
+    if setting.engine.split.even_experts:  # fused_moe_triton/layer.py of SGLang asserts it
+        counts = sorted({mlp.experts for mlp in layers if isinstance(mlp, MoeMlp)})
+        for count in counts:
+            yield Refusal(
+                "uneven-experts",
+                shared & (cases.ep <= experts) & (count % cases.ep != 0),
+                lambda i, count=count: (  # type: ignore[misc]
+                    f"{title} gives every rank as many experts: {count} are not divisible by ep "
+                    f"{cases.ep[i]}"
+                ),
+            )
     yield _expert_ranks(setting, cases, shared, title)
 
 

@@ -17,6 +17,7 @@ from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role, Tensor
 from recipe_core.model.towers import Media
 from recipe_core.space.kv_offload import Offload
+from recipe_core.space.own_options import NONE, Effects
 from recipe_core.space.reuse import ReuseCurve
 from recipe_core.space.scales import Scales
 
@@ -48,7 +49,7 @@ class Setting:
     as given, so that no rule on formats refuses them and their accuracy is not judged: those of
     techniques that no plan has as a format. ``compressed``: checkpoints that were made and measured
     here, of any model. ``made``: how the bundle makes the checkpoint, as far as the request
-    says it; None where it makes none.
+    says it; None where it makes none. ``effects``: what the user's own options of the engine do.
     """
 
     model: ModelSpec
@@ -65,6 +66,7 @@ class Setting:
     assumed: bool = False
     compressed: tuple[MeasuredCompression, ...] = ()
     made: Making | None = None
+    effects: Effects = NONE
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.

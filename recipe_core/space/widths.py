@@ -8,7 +8,9 @@ from itertools import groupby
 import numpy as np
 
 from recipe_core.base.arrays import Bool
-from recipe_core.model.spec import Layer, MoeMlp, Role, Stored
+from recipe_core.engines.support import Answer
+from recipe_core.model.spec import GroupedAttention, Layer, MoeMlp, Role, Stored
+from recipe_core.space.kernels import told_of_cut
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting
 
@@ -19,11 +21,12 @@ def indivisible(code: str, broken: Bool, subject: str, cases: Cases) -> Refusal:
 
 
 def width_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
-    """Widths must be divisible; a share of block-quantised weights must be whole blocks.
+    """Widths must be divisible; a share must be whole blocks, or groups, where the engine says so.
 
     Each kind of tensor is asked by its own format: where precisions are mixed, shared experts may
-    be in blocks although routed ones are not. Source: vLLM 0.32.0, ``validate_fp8_block_shape`` in
-    ``layers/quantization/utils/fp8_utils.py``, which every block-quantised matrix goes through.
+    be in blocks although routed ones are not. An engine whose releases were asked decides what it
+    refuses, pads or runs otherwise; of others cut blocks are refused (``validate_fp8_block_shape``
+    of vLLM 0.32.0, which SGLang has too) and cut groups are uncertain.
     """
     quantization = setting.model.quantization
     proven = quantization is not None and not quantization.by_name
@@ -31,8 +34,8 @@ def width_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         uneven = np.any([cut for _, cut in formats], axis=0) & (width % cases.tp != 0)
         yield indivisible("width", uneven, f"the {name} width {width} is", cases)
         for stored, cut in formats if proven else ():
-            if stored and stored.block:
-                yield _block(cases, cut & ~uneven, name, width, stored)
+            if stored and _step(stored):
+                yield _cut(cases, cut & ~uneven, name, width, stored, _told(setting, name, stored))
 
 
 def unproven_blocks(setting: Setting, cases: Cases) -> Bool:
@@ -41,18 +44,64 @@ def unproven_blocks(setting: Setting, cases: Cases) -> Bool:
     quantization = setting.model.quantization
     if quantization is None or not quantization.by_name:
         return broken
+    for name, width, stored, cut in _steps(setting, cases):
+        broken |= _cut(cases, cut, name, width, stored, _told(setting, name, stored)).broken
+    return broken
+
+
+def unknown_cuts(setting: Setting, cases: Cases) -> dict[str, Bool]:
+    """Where a rank's share cuts a group and nobody knows what the engine makes of it, by sentence.
+
+    The sentence names the share's width and format; its cases are those that cut it.
+    """
+    out: dict[str, Bool] = {}
+    for name, width, stored, cut in _steps(setting, cases):
+        if _told(setting, name, stored).verdict != "unknown":
+            continue
+        broken = _cut_within(cases, cut, width, stored)
+        if broken.any():
+            size = _step(stored)
+            what = f"a rank's share of the {name} width {width} cuts a group of {size} values"
+            out[f"{what} ({stored.dtype}), which {setting.engine.title} may not load"] = broken
+    return out
+
+
+def _steps(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored, Bool]]:
+    """Every width in a format with groups or blocks, and where it is cut evenly."""
     for (name, width), formats in _by_width(setting, cases):
         for stored, cut in formats:
-            if stored and stored.block:
-                whole = cut & (width % cases.tp == 0)
-                broken |= _block(cases, whole, name, width, stored).broken
-    return broken
+            if stored and _step(stored):
+                yield name, width, stored, cut & (width % cases.tp == 0)
+
+
+def _step(stored: Stored) -> int | None:
+    """Inputs that share a scale, of which a rank's share should be a multiple."""
+    return stored.block or stored.group
+
+
+def _cut_within(cases: Cases, cut: Bool, width: int, stored: Stored) -> Bool:
+    return np.asarray(cut & (width / cases.tp % (_step(stored) or 1) != 0))
+
+
+FINEST_BLOCK = 32
+"""The smallest block that kernels take in place of one that a rank's share cuts."""
+_BLOCK = Answer("no")
+"""What holds of cut blocks where nobody asked the engine."""
+
+
+def _told(setting: Setting, name: str, stored: Stored) -> Answer:
+    """What the engine does with a share that cuts a block or group of a kind of tensor."""
+    part = "experts" if name == "expert" else "dense"
+    found = told_of_cut(setting, part, stored.dtype)
+    if stored.block and (not found or found[0].verdict == "unknown"):
+        return _BLOCK
+    return found[0] if found else Answer("unknown")
 
 
 def _by_width(
     setting: Setting, cases: Cases
 ) -> Iterator[tuple[tuple[str, int], list[tuple[Stored | None, Bool]]]]:
-    """Every feed-forward width by name, with each format of its weights and where it is cut."""
+    """Every cut width by name, with each format of its weights and where it is cut."""
     rules: dict[tuple[str, int, Stored | None], Bool] = {}
     for name, width, stored, cut in _widths(setting, cases):
         key = (name, width, stored)
@@ -61,21 +110,25 @@ def _by_width(
         yield (name, width), [(stored, cut) for (_, _, stored), cut in entries]
 
 
-def _block(cases: Cases, cut: Bool, name: str, width: int, stored: Stored) -> Refusal:
-    block, share = stored.block or 1, width / cases.tp
+def _cut(cases: Cases, cut: Bool, name: str, width: int, stored: Stored, told: Answer) -> Refusal:
+    share, step = width / cases.tp, _step(stored) or 1
+    # What takes cut blocks scales finer ones: ``refine_fp8_moe_block_shape`` of vLLM 0.32.0.
+    step = {"no": step, "yes": FINEST_BLOCK if stored.block else 1}.get(told.verdict, 1)
     fix = "; share the experts (ep = tp × dp) instead of cutting them" if name == "expert" else ""
+    what = f"block of {stored.block}" if stored.block else f"group of {stored.group}"
+    words = f" (“{told.words[:160]}”)" if told.words else ""
     return Refusal(
         "block",
-        cut & (share % block != 0),
+        np.asarray(cut & (share % step != 0)),
         lambda i: (
             f"the {name} share {width}/{cases.tp[i]} = {share[i]:g} is not a multiple of the "
-            f"{stored.dtype} block of {block}{fix}"
+            f"{stored.dtype} {what}{words}{fix}"
         ),
     )
 
 
 def _widths(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored | None, Bool]]:
-    """Every feed-forward width, the format of its weights, and where tensor parallelism cuts it."""
+    """Every width that ranks cut, the format of its weights, and where they cut it."""
     always = np.full(len(cases), True)
     for layer, _ in setting.model.kinds:
         if isinstance(layer.mlp, MoeMlp):
@@ -93,6 +146,10 @@ def _widths(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored |
                 yield "shared expert", layer.mlp.shared_intermediate, stored, cut
         elif layer.mlp is not None:
             yield "feed-forward", layer.mlp.intermediate, _format(setting, layer, "mlp"), always
+        if isinstance(layer.attention, GroupedAttention) and layer.attention.heads:
+            inputs = layer.attention.heads * layer.attention.v_head_dim
+            stored = _format(setting, layer, "attention.o")
+            yield "attention output", inputs, stored, always
 
 
 def rounds_blocks(setting: Setting, role: Role) -> bool:

@@ -386,7 +386,7 @@ def test_lines_and_the_command_line_have_the_verdict_and_the_changed_command():
         assert done.returncode == code
         assert done.stdout.startswith("uncertain: ") == (code == 0)
     # a format by name is said in every answer
-    command = "vllm serve acme/MiniMax-M2-FP8 -tp 8"
+    command = "sglang serve --model-path acme/MiniMax-M2-FP8 --tp 8"
     answer = check(command, H200)
     assert answer["verdict"] == "uncertain"
     [note] = [finding for finding in answer["findings"] if finding["code"] == "by-name"]

@@ -9,12 +9,15 @@ from recipe_core.base.errors import ModelError
 from recipe_core.model.config.fields import MAX_WIDTH, Reader
 from recipe_core.model.tensors import Stored
 
+GROUPS = {"nvfp4": 16, "mxfp4": 32}
+"""Inputs that share a scale in formats that leave no choice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """A stored format: our dtype and the edge of scale blocks that cuts must respect.
 
-    ``value_bytes``: bytes per value where a group size determines them.
+    ``value_bytes``: bytes per value where a group size determines them; ``group``: that size.
 
     ``scales``: what one scale of an fp8 matrix covers ("tensor", "channel" or "block").
     """
@@ -23,11 +26,13 @@ class Format:
     block: int | None = None
     value_bytes: float | None = None
     scales: str | None = None
+    group: int | None = None
 
     @property
     def stored(self) -> Stored:
         """What of it concerns memory and cuts."""
-        return Stored(self.dtype, self.block, self.value_bytes)
+        group = self.group or GROUPS.get(self.dtype)
+        return Stored(self.dtype, self.block, self.value_bytes, group)
 
 
 def fp8(scales: str, block: int = 128) -> Format:
@@ -40,7 +45,7 @@ def fp8(scales: str, block: int = 128) -> Format:
 def grouped_int(bits: int, group: int, *, zero_points: bool) -> Format:
     """Integers with a 16-bit scale (and zero point) per ``group`` values; a group ≤ 0 is a row."""
     overhead = (2 + (bits / 8 if zero_points else 0)) / group if group > 0 else 0.0
-    return Format(f"int{bits}", None, bits / 8 + overhead)
+    return Format(f"int{bits}", None, bits / 8 + overhead, group=group if group > 0 else None)
 
 
 def algorithm_format(name: str) -> Format | None:

@@ -96,7 +96,13 @@ def quantized(
     notes = _notes(left_out, mixed)
     written = f"{scheme.method}/{main.scales}" if main.scales else scheme.method
     quantization = Quantization(
-        main.dtype, frozenset(roles), main.block, main.value_bytes, mixed, written
+        main.dtype,
+        frozenset(roles),
+        main.block,
+        main.value_bytes,
+        mixed,
+        written,
+        group=main.stored.group,
     )
     return Quantized(marked, quantization, scheme.kv_dtype, notes)
 

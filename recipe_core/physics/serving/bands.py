@@ -10,6 +10,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
 from recipe_core.hardware.cluster import host_speed, roofline
 from recipe_core.physics.bands import Band, BandFile, Uncertain, widened
+from recipe_core.space.kernels import UNTUNED_SPREAD, untuned
 from recipe_core.space.serving import Setting
 
 GROUPS = (
@@ -25,6 +26,9 @@ FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
 POOLED_SPREAD = 0.5
 """Standard deviation of the logarithm that errors of embeddings and scores have besides those of
 prompts: assumed from the few published runs that are held against them (docs/engines.md)."""
+UNCOUNTED_SPREAD = 0.35
+"""The same of times that an option moves which is not counted, or counted without a measured run:
+assumed, an 80 % band of a factor of 1.6 both ways."""
 METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
 """Figures whose errors those of all others follow."""
 
@@ -60,6 +64,10 @@ def bands_of(setting: Setting) -> dict[str, Band]:
     spread = host_speed(setting.cluster.device).spread
     if not setting.model.generates:
         spread = math.hypot(spread, POOLED_SPREAD)
+    if untuned(setting).untuned:
+        spread = math.hypot(spread, UNTUNED_SPREAD)
+    if "time" in setting.effects.moved or setting.effects.adapters is not None:
+        spread = math.hypot(spread, UNCOUNTED_SPREAD)
     return _bands_of(tuple(group(setting).items()), spread)
 
 

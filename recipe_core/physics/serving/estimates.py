@@ -35,6 +35,8 @@ from recipe_core.physics.serving.simulate import (
 )
 from recipe_core.physics.serving.starts import (
     cannot_start,
+    claim_probability,
+    claim_text,
     is_uncertain,
     memory_probability,
     start_probability,
@@ -298,7 +300,16 @@ def _link_rules(setting: Setting, cached: Cached | None) -> Iterator[Refusal]:
     )
 
 
-_OF_BOTH = ("devices", "runtime", "weight-dtype", "kv-dtype", "context", "no-pools", "no-drafts")
+_OF_BOTH = (
+    "engine-kernels",
+    "devices",
+    "runtime",
+    "weight-dtype",
+    "kv-dtype",
+    "context",
+    "no-pools",
+    "no-drafts",
+)
 """Rules that both pools keep or break together."""
 
 
@@ -333,6 +344,15 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
     return Refusal("memory", ~_may_start(setting, mem), too_big)
 
 
+def _holds_no_request(setting: Setting, cases: Cases, mem: Memory) -> Bool:
+    """Where a cache whose size an option states is too small for the longest request."""
+    effects = setting.effects
+    stated = any((effects.cache_bytes, effects.cache_blocks, effects.cache_tokens))
+    if not stated or not setting.engine.memory.needs_longest:
+        return np.zeros(len(cases), dtype=np.bool_)
+    return np.asarray(mem.pool_tokens + 0.5 < cases.max_context)
+
+
 def _no_capture(cases: Cases, mem: Memory, i: int) -> str:
     """That graphs lack memory, although the cache of the longest request would fit."""
     short = gib(mem.capture_shortfall[i])
@@ -346,8 +366,23 @@ def _no_capture(cases: Cases, mem: Memory, i: int) -> str:
 def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> list[Refusal]:
     batch = served.resident
     may_start = _may_start(setting, mem)
+    free = claim_probability(setting, cases.memory_fraction)
     return [
         _memory_rule(setting, cases, mem),
+        Refusal(
+            "claim",
+            cannot_start(free),
+            lambda i: claim_text(setting, float(cases.memory_fraction[i])),
+        ),
+        Refusal(
+            "stated-cache",
+            _holds_no_request(setting, cases, mem),
+            lambda i: (
+                f"a cache of {mem.pool_tokens[i]:,.0f} tokens, as the options state it, does not "
+                f"hold one request of {cases.max_context[i]:,.0f}; state a larger one, or lower "
+                "max_context"
+            ),
+        ),
         Refusal(
             "batch",
             may_start

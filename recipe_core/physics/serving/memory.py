@@ -32,6 +32,7 @@ from recipe_core.physics.serving.cache import (
 from recipe_core.physics.serving.graphs import Held, capture_shortfall, graph_bytes
 from recipe_core.physics.serving.towers import on_every_stage, profiled, tower_bytes
 from recipe_core.physics.serving.weights import (
+    adapter_bytes,
     draft_layer,
     draft_weight_bytes,
     layer_weight_bytes,
@@ -254,6 +255,7 @@ def _any_stage(setting: Setting, cases: Cases) -> _AnyStage:
         runtime=context
         + _dispatch_bytes(setting, cases)
         + graph_bytes(setting, cases)
+        + adapter_bytes(setting, cases)
         + _sampler_state_bytes(setting, cases),
         embedding=vocabulary_bytes(setting, cases, "embedding"),
         head=vocabulary_bytes(setting, cases, "head"),
@@ -290,7 +292,7 @@ def _stage_column(
         + first * common.extras
     )
     towers = common.towers if on_every_stage(setting) else first * common.towers
-    weights = weights + towers
+    weights = np.maximum(weights + towers - setting.effects.host_weights_bytes, 0.0)
     if setting.engine.batcher is not None and setting.engine.batcher.copies_weights:
         weights = weights * cases.instances
     kinds = zip((kind for kind, _ in model.kinds), counts, strict=True)
@@ -338,7 +340,8 @@ def _pool(
     setting: Setting, cases: Cases, fixed: _Fixed, capacity: Float
 ) -> tuple[Float, Float, Float]:
     """Bytes of the cache pool, bytes that must fit besides it, and the limit of both, by engine."""
-    share = capacity * cases.memory_fraction
+    # An engine takes its share of what the driver tells; no more of it can be had than is free.
+    share = np.minimum(setting.cluster.device.told_memory_bytes * cases.memory_fraction, capacity)
     rule = setting.engine.memory.pool
     if rule == "static":
         return share - fixed.weights, fixed.weights, share
@@ -360,6 +363,8 @@ def _stage(
     if not setting.engine.memory.needs_longest:  # then one block must fit
         smallest = context_bytes(setting, layers, cases, cases.block_tokens)
     in_flight = in_flight_bytes(setting, layers, cases, cases.max_context)
+    stated = _stated_pool(setting, cases, longest)
+    pool = pool if stated is None else stated
     settled = np.maximum(pool - in_flight, 0)
     needed = sequences * sequence
     context_limit, context_at_load = _context_limits(
@@ -380,7 +385,7 @@ def _stage(
         "usable_bytes": usable,
         "pool_bytes": np.maximum(pool, 0),
         "sequence_bytes": sequence,
-        "start_bytes": besides + smallest + in_flight,
+        "start_bytes": besides + (smallest + in_flight if stated is None else stated),
         "capture_shortfall": capture_shortfall(
             setting, cases, layers, Held(fixed.weights, fixed.runtime, capacity, pool)
         ),
@@ -389,6 +394,23 @@ def _stage(
         "context_limit": context_limit,
         "context_at_load": context_at_load,
     }
+
+
+def _stated_pool(setting: Setting, cases: Cases, longest: Float) -> Float | None:
+    """Bytes of a cache whose size an option states; None where none does.
+
+    A block, and a token, is that share of the longest request.
+    """
+    effects = setting.effects
+    if effects.cache_bytes is not None:
+        return np.full(len(cases), effects.cache_bytes)
+    if effects.cache_blocks is not None:
+        stated = effects.cache_blocks * cases.block_tokens
+    elif effects.cache_tokens is not None:
+        stated = np.full(len(cases), float(effects.cache_tokens))
+    else:
+        return None
+    return np.asarray(longest / np.maximum(cases.max_context, 1.0) * stated)
 
 
 def _fullest(columns: dict[str, Float]) -> dict[str, Float]:

@@ -30,6 +30,7 @@ from recipe_core.physics.serving.memory import Memory, collects
 from recipe_core.physics.serving.operators import Parts, Step, total
 from recipe_core.physics.serving.rates import Serving, active_replicas, resident_limit
 from recipe_core.physics.serving.speculative import engine_steps, tokens_per_step
+from recipe_core.space.kernels import untuned
 from recipe_core.space.serving import WIDE, Cases, Setting
 
 if TYPE_CHECKING:
@@ -97,6 +98,19 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
             f"Needs a checkpoint that stores {setting.weight_dtype}; "
             f"this model's stores {setting.model.weight_dtype}: {ready}."
         )
+    shared += setting.effects.uncounted
+    if (adapters := setting.effects.adapters) is not None:
+        places = f"{adapters.slots:,} adapters" if adapters.slots > 1 else "1 adapter"
+        shared.append(
+            f"{places} of rank {adapters.rank} are counted by their bytes and two kernels a matrix "
+            "outside experts; no measured run is behind their times."
+        )
+    told = untuned(setting)
+    for (_, what), does in (
+        *((one, "unpacks before every product") for one in told.emulated),
+        *((one, "runs in generic kernels") for one in told.generic),
+    ):
+        shared.append(f"{setting.engine.title} {does} {what}: times are far less certain.")
     if setting.engine.as_of is not None:
         shared.append(
             f"Memory rules and default limits of {setting.engine.title} {setting.engine.as_of}; "

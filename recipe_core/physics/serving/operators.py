@@ -18,6 +18,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.engines.spec import Kernel
 from recipe_core.hardware.cluster import host_speed
+from recipe_core.hardware.host_links import link_rates
 from recipe_core.hardware.profile import Family
 from recipe_core.model.compressed import STATE_VALUE_BYTES
 from recipe_core.model.dtypes import bytes_per_value
@@ -45,9 +46,11 @@ from recipe_core.physics.roofline import experts_s, operator_s
 from recipe_core.physics.serving.cache import kv_token_bytes, state_bytes
 from recipe_core.physics.serving.routing import crowding, distinct_experts
 from recipe_core.physics.serving.towers import encoding_s
-from recipe_core.physics.serving.weights import expert_ranks, padded_vocabulary
+from recipe_core.physics.serving.weights import adapter_bytes, expert_ranks, padded_vocabulary
 from recipe_core.space.exchange import dispatch, dispatching
-from recipe_core.space.serving import Cases, Setting
+from recipe_core.space.kernels import untuned_time
+from recipe_core.space.own_options import NONE
+from recipe_core.space.serving import WIDE, Cases, Setting
 
 Parts = dict[str, Float]
 OVER_PROMPT, OVER_CACHE = "Attention over the prompt", "Attention over the cache"
@@ -134,7 +137,37 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     if setting.offload is not None and setting.offload.way is not None:
         engine_s = engine_s + _counted(setting.offload.way.step_s, 1.0, "step, moving blocks")
     parts["engine"] = folded(host * engine_s)
+    if setting.effects is not NONE:
+        parts["options"] = _options_s(setting, cases, step)
     return parts
+
+
+ADAPTER_KERNELS_S = 2 * 4e-6
+"""Seconds of the two small products that an adapter adds to a matrix, in a captured graph."""
+
+
+def _options_s(setting: Setting, cases: Cases, step: Step) -> Float:
+    """Seconds that the user's own options add to a step.
+
+    Weights in the host's memory cross the link in every step (vLLM's ``cpu_offload_gb``); adapters
+    of the requests in it are read, and start two kernels a matrix.
+    """
+    effects, device = setting.effects, setting.cluster.device
+    seconds = np.zeros(len(cases))
+    if effects.host_weights_bytes:
+        whole = setting.model.counted_bytes / (cases.tp * cases.pp)
+        moved = np.minimum(effects.host_weights_bytes, whole)
+        seconds = seconds + cases.pp * moved / link_rates(device)[0]
+    if effects.adapters is not None:
+        slots = effects.adapters.slots
+        read = adapter_bytes(setting, cases) / slots * np.minimum(slots, np.maximum(step.rows, 1.0))
+        matrices = sum(
+            count * sum(len(item.matrices) for item in layer.tensors(setting.model.hidden))
+            for layer, count in setting.model.kinds
+        )
+        rate = device.memory_bandwidth_bytes_per_s.value
+        seconds = seconds + cases.pp * read / rate + matrices * ADAPTER_KERNELS_S
+    return seconds
 
 
 def _counted(each_s: float, count: Float | float, per: str) -> Any:
@@ -233,7 +266,10 @@ def _kernel_s(
 def _kernel_time(setting: Setting, kernel: Kernel, stored_dtype: str = "any") -> float:
     """Time of the engine's kernel over that of the device's profile."""
     architecture = setting.cluster.device.architecture
-    return setting.engine.kernel_time(architecture, kernel, stored_dtype)
+    own = setting.engine.kernel_time(architecture, kernel, stored_dtype)
+    if kernel not in ("gemm", "moe") or stored_dtype in WIDE:
+        return own
+    return own * untuned_time(setting, "experts" if kernel == "moe" else "dense")
 
 
 def _mixer(setting: Setting, cases: Cases, step: Step, attention: Attention) -> Parts:

@@ -148,3 +148,24 @@ def vocabulary_bytes(
     model = setting.model
     rows_bytes = padded_vocabulary(model.vocabulary) * model.hidden * setting.stored_bytes(role)
     return np.asarray(rows_bytes / cases.tp, dtype=np.float64)
+
+
+def adapter_bytes(setting: Setting, cases: Cases) -> Float:
+    """Bytes of LoRA adapters on a rank: places for all that may be on the device at once.
+
+    ``slots · 2 bytes · Σ r · (inputs + outputs)`` over the matrices outside experts; what a matrix
+    cuts over ranks its adapter cuts, the other half is on all. Source: vLLM 0.32.0,
+    ``lora/layers`` (``create_lora_weights``: lora_a_stacked and lora_b_stacked).
+    """
+    adapters = setting.effects.adapters
+    if adapters is None:
+        return np.zeros(len(cases))
+    values = np.zeros(len(cases))
+    for layer, count in setting.model.kinds:
+        for item in layer.tensors(setting.model.hidden):
+            for matrix in item.matrices:
+                cut, whole = matrix.outputs, matrix.inputs
+                if matrix.cuts_inputs:
+                    cut, whole = whole, cut
+                values = values + count * (cut / cases.tp + whole)
+    return np.asarray(adapters.slots * 2 * adapters.rank * values / cases.pp)

@@ -1,0 +1,164 @@
+"""What an engine's release runs on an architecture, as its own code, or its documents, answer.
+
+One table a release under ``support/``, made by ``scripts/engine_support``; a release's file holds
+what changed since the next older one, and the oldest holds all. Kinds of questions:
+
+* ``attention``: a kind of attention with a cache format ("sparse-mla fp8", "gqa 128 auto")
+* ``weights``: a stored format of dense layers or of experts ("experts awq-g128")
+* ``cut``: the same where a rank's share cuts a group or block of the format
+* ``model``: what a release refuses of a family of models on an architecture
+* ``build``: whether the release holds code for the architecture at all
+
+"yes" means that the engine takes it, not that a kernel ran. Three answers: what nobody asked, or
+what changed between two releases that were asked, is "unknown".
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal, cast
+
+from recipe_core.engines.history import release_key
+
+FOLDER = Path(__file__).with_name("support")
+Kind = Literal["attention", "weights", "cut", "model", "build"]
+Verdict = Literal["yes", "no", "unknown"]
+COLUMNS = ("kind", "subject", "architectures", "answer", "chosen", "words", "source")
+RELEASE_FILE = re.compile(r"(?P<engine>[a-z-]+)-(?P<release>b?\d[\d.]*)")
+HEADS = "gqa "
+"""How subjects of attention with heads of a width begin: "gqa 128 auto"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a release says to one question.
+
+    ``chosen``: backends and kernels that it takes. ``words``: its own where it refuses, or what is
+    not known. ``release``: the one that was asked. ``asked``: False where the answer is that of
+    other releases, as no table has the one in question.
+    """
+
+    verdict: Verdict
+    chosen: str = ""
+    words: str = ""
+    source: str = ""
+    release: str = ""
+    asked: bool = True
+
+    @property
+    def emulates(self) -> bool:
+        """Whether it unpacks the weights before every product, for want of a kernel."""
+        return "emulat" in self.chosen.casefold()
+
+    @property
+    def generic(self) -> bool:
+        """Whether experts fall back to kernels that no format and no architecture was tuned for."""
+        return "MoeWNA16" in self.chosen
+
+
+def releases_asked(engine: str) -> tuple[str, ...]:
+    """Releases of an engine that have a table, oldest first."""
+    found = (RELEASE_FILE.fullmatch(path.stem) for path in _files())
+    names = [match["release"] for match in found if match and match["engine"] == engine]
+    return tuple(sorted(names, key=_key))
+
+
+def answer(engine: str, release: str, architecture: str, kind: Kind, subject: str) -> Answer | None:
+    """What a release answers to a question; None where nobody asked the engine such questions.
+
+    A release without a table has the answer of its neighbours where these agree; one that is newer
+    than all, or older, that of the nearest if it is a yes. Heads of a width that was not asked have
+    the answer of the next wider and the next narrower ones, or of "gqa *", any width.
+    """
+    asked = releases_asked(engine)
+    if not asked:
+        return None
+    if release in asked:
+        return _told(engine, release, architecture, kind, subject)
+    try:
+        place = sum(_key(one) < _key(release) for one in asked)
+    except ValueError:  # a build that is no release
+        return Answer("unknown", words=f"{release} is no release that was asked", asked=False)
+    nearest = asked[max(place - 1, 0) : place + 1]
+    near = [_told(engine, one, architecture, kind, subject) for one in nearest]
+    found = [one for one in near if one is not None]
+    if not found:
+        return None
+    same = {one.verdict for one in found}
+    if len(same) == 1 and (len(near) == 2 or same == {"yes"}):
+        return replace(found[-1], asked=False)
+    told = ", ".join(f"{one.verdict} in {one.release}" for one in found)
+    words = f"{told}; {release} was not asked"
+    return replace(found[-1], verdict="unknown", words=words, asked=False)
+
+
+def _told(engine: str, release: str, architecture: str, kind: Kind, subject: str) -> Answer | None:
+    """What the table of a release says; "unknown" for an architecture that was left out."""
+    table = _table(engine, release)
+    found = table.get((kind, subject, architecture)) or _wider(table, architecture, kind, subject)
+    if found is not None or kind in ("model", "build"):
+        return found
+    if (kind, subject) in _subjects(engine, release):
+        words = f"nobody asked about {architecture}"
+        return Answer("unknown", words=words, release=release)
+    return None
+
+
+def _wider(
+    table: dict[tuple[str, str, str], Answer], architecture: str, kind: str, subject: str
+) -> Answer | None:
+    """The common answer of heads that are the next wider and the next narrower ones."""
+    words = subject.split(" ")
+    if kind != "attention" or not subject.startswith(HEADS) or not words[1].isdigit():
+        return None
+    if any_width := table.get((kind, f"{HEADS}* {words[-1]}", architecture)):
+        return any_width
+    if len(words) > 3:  # with sinks: what holds of the width alone is not known to hold
+        return None
+    widths = sorted(
+        int(of[1])
+        for where, other, arch in table
+        if where == kind and arch == architecture and other.startswith(HEADS)
+        if len(of := other.split(" ")) == 3 and of[2] == words[2]
+    )
+    width = int(words[1])
+    near = [w for w in widths if w < width][-1:] + [w for w in widths if w > width][:1]
+    found = [table[kind, f"{HEADS}{w} {words[2]}", architecture] for w in near]
+    if len({one.verdict for one in found}) == 1:
+        return found[0]
+    return None
+
+
+@cache
+def _files() -> tuple[Path, ...]:
+    return tuple(sorted(FOLDER.glob("*.csv")))
+
+
+def _key(release: str) -> tuple[int, ...]:
+    """Numbers that sort releases by age; raises ValueError for what is no release."""
+    return release_key(release.removeprefix("b"))
+
+
+@cache
+def _subjects(engine: str, release: str) -> frozenset[tuple[str, str]]:
+    return frozenset((kind, subject) for kind, subject, _ in _table(engine, release))
+
+
+@cache
+def _table(engine: str, release: str) -> dict[tuple[str, str, str], Answer]:
+    """All answers of a release by kind, subject and architecture."""
+    asked = releases_asked(engine)
+    place = asked.index(release)
+    told = dict(_table(engine, asked[place - 1])) if place else {}
+    told = {key: replace(one, release=release) for key, one in told.items()}
+    with (FOLDER / f"{engine}-{release}.csv").open(newline="", encoding="utf-8") as rows:
+        for row in csv.DictReader(rows):
+            verdict, chosen, words, source = (row[name] for name in COLUMNS[3:])
+            found = Answer(cast(Verdict, verdict), chosen, words, source, release)
+            for architecture in row["architectures"].split():
+                told[row["kind"], row["subject"], architecture] = found
+    return told

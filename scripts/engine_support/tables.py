@@ -1,0 +1,54 @@
+"""Answers of a release as rows of its table: architectures that answer alike share a row.
+
+A release's file holds only what differs from the file of the next older release, so that a change
+is a row; the oldest holds all.
+"""
+
+import csv
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "recipe_core" / "engines" / "support"
+COLUMNS = ("kind", "subject", "architectures", "answer", "chosen", "words", "source")
+WORST = ("no", "unknown", "yes")
+
+
+def write(engine, release, rows, output=None):
+    """Write the table of a release from (kind, subject, architecture, answer, …) rows."""
+    file = output or FOLDER / f"{engine}-{release}.csv"
+    older = {}
+    for number in sorted(_releases(engine), key=_key):
+        if _key(number) < _key(release):
+            older |= _read(FOLDER / f"{engine}-{number}.csv")
+    found = {}
+    for kind, subject, arch, *answer in rows:
+        key = (kind, subject, arch)
+        # Several models may stand for one kind: what refuses one is not sure of the kind.
+        if key not in found or WORST.index(answer[0]) < WORST.index(found[key][0]):
+            found[key] = tuple(answer)
+    changed = {key: answer for key, answer in found.items() if older.get(key) != answer}
+    grouped = {}
+    for (kind, subject, arch), answer in changed.items():
+        grouped.setdefault((kind, subject, answer), []).append(arch)
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for (kind, subject, answer), archs in grouped.items():
+            writer.writerow((kind, subject, " ".join(archs), *answer))
+    print(f"{file}: {len(grouped)} rows, {len(changed)} of {len(found)} answers are new")
+
+
+def _releases(engine):
+    return [path.stem.removeprefix(f"{engine}-") for path in FOLDER.glob(f"{engine}-[0-9]*.csv")]
+
+
+def _key(release):
+    return tuple(int(part) for part in release.split("."))
+
+
+def _read(file):
+    with file.open(newline="", encoding="utf-8") as rows:
+        return {
+            (row["kind"], row["subject"], arch): tuple(row[name] for name in COLUMNS[3:])
+            for row in csv.DictReader(rows)
+            for arch in row["architectures"].split()
+        }

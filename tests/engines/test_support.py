@@ -1,0 +1,50 @@
+"""What releases of engines answer about kernels, and what follows for those that were not asked."""
+
+import pytest
+
+from recipe_core.engines.spec import engine, engine_names
+from recipe_core.engines.support import FOLDER, answer, releases_asked
+from recipe_core.hardware.cluster import device, device_names
+from tests.fixtures.rows import over, table
+
+
+@over("name, release, architecture, kind, subject, verdict, asked", table("support", "answers"))
+def test_answers_are_those_of_public_outcomes(
+    name, release, architecture, kind, subject, verdict, asked
+):
+    found = answer(name, release, architecture, kind, subject)
+    if verdict is None:
+        assert found is None
+        return
+    assert (found.verdict, found.asked) == (verdict, asked), found
+    if verdict == "no":
+        assert found.words
+        assert found.source
+
+
+def test_every_pinned_release_was_asked_and_every_file_is_of_an_engine():
+    pinned = {name: engine(name).version for name in engine_names()}
+    for name in ("vllm", "sglang", "tensorrt-llm", "llama-cpp"):
+        assert pinned[name] in releases_asked(name)
+    named = [f"{name}-{release}" for name in pinned for release in releases_asked(name)]
+    assert sorted(named) == sorted(path.stem for path in FOLDER.glob("*.csv"))
+    assert releases_asked("vllm")[0] == "0.14.0"
+    assert releases_asked("vllm")[-1] == "0.33.0"
+
+
+def test_architectures_of_shipped_devices_are_asked_where_the_engine_runs_on_them():
+    left_out = {
+        device(name).architecture
+        for name in device_names()
+        if device(name).runtime in ("cuda", "rocm")
+        if answer("vllm", "0.32.0", device(name).architecture, "attention", "gqa 128 auto") is None
+        or "nobody asked"
+        in answer("vllm", "0.32.0", device(name).architecture, "attention", "gqa 128 auto").words
+    }
+    assert left_out <= {"sm_70"}  # refused as a whole: the release holds no code for it
+    assert answer("vllm", "0.32.0", "sm_70", "build", "code").verdict == "no"
+
+
+@pytest.mark.parametrize("release", ["nightly", "main", ""])
+def test_what_is_no_release_is_unknown(release):
+    assert answer("vllm", release, "sm_90", "attention", "gqa 128 auto").verdict == "unknown"
