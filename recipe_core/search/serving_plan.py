@@ -43,7 +43,7 @@ from recipe_core.search.limits import (
     without_percentile,
 )
 from recipe_core.search.load import STEPS, best_loads, bisected, least_loads
-from recipe_core.search.measures import SERVING, SERVING_GOALS, measures_of
+from recipe_core.search.measures import HOUR_S, SERVING, SERVING_GOALS, measures_of
 from recipe_core.search.plan import LENGTH, LIMIT, LOAD, Plan
 from recipe_core.search.problem import ServingProblem
 from recipe_core.search.serving_candidates import (
@@ -89,6 +89,8 @@ def _every_search_rule(setting: Setting, cases: Cases) -> list[Any]:
 
 def _uncertain(setting: Setting, column: str) -> Uncertain | None:
     """What the error of a column follows: for accuracy that of published figures."""
+    if column in JOB:
+        return uncertain(setting, "usd_per_million_output_tokens")
     return uncertain_accuracy(setting) if column == ACCURACY else uncertain(setting, column)
 
 
@@ -144,6 +146,25 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     },
 )
 
+JOB = ("wall_s", "usd")
+"""Columns of a queue that is worked off: how long that takes, and what it costs."""
+
+
+def _wall_s(e: Estimates) -> Float:
+    rate = e.serving.output_tokens_per_s / e.cases.output_tokens
+    return np.asarray(e.cases.load / rate)
+
+
+WORKED_OFF = replace(
+    PHYSICS,
+    quantities={
+        **PHYSICS.quantities,
+        "wall_s": _wall_s,
+        "usd": lambda e: e.cost.usd_per_hour * _wall_s(e) / HOUR_S,
+    },
+)
+"""The same where requests are queued at once, and end."""
+
 
 class ServingPlan(Plan):
     """Serving splits of a request, judged and ranked."""
@@ -181,8 +202,12 @@ class ServingPlan(Plan):
         self.measures = measures_of(problem.workload.mode)
         if self.loads_differ:
             self.listed = ("load", *type(self).listed)
+        if problem.workload.mode == "offline":
+            self.listed, self.tabled = (
+                (*names, "wall", "usd_run") for names in (self.listed, type(self).tabled)
+            )
         if self._tells_accuracy:
-            self.listed, self.tabled = (*self.listed, ACCURACY), (*type(self).tabled, ACCURACY)
+            self.listed, self.tabled = (*self.listed, ACCURACY), (*self.tabled, ACCURACY)
         if len(problem.clusters) > 1:  # the chart that devices are usually compared by
             self.axes = ("interactivity", "per_gpu")
 
@@ -577,6 +602,9 @@ class ServingPlan(Plan):
     def _state_json(self, row: int) -> dict[str, Any]:
         """Whether a feasible row holds its load at once, and is on the front of three axes."""
         state = super()._state_json(row)
+        if self.problem.workload.mode == "offline":
+            figures = {name: float(self.columns[name][row]) for name in JOB}
+            state |= {k: value if math.isfinite(value) else None for k, value in figures.items()}
         if self.accuracy_front is not None:
             state["pareto_accuracy"] = bool(self.accuracy_front[row])
         return state
@@ -834,7 +862,8 @@ def _held_to_limits(
 ) -> list[Block]:
     """All cases judged; ``alone``: whether their simulations are a task of their own."""
     limits, searching = problem.request.objective.limits, at_most is not None
-    blocks = [evaluate(PHYSICS, *pair, searching=searching) for pair in pairs]
+    physics = WORKED_OFF if problem.workload.mode == "offline" else PHYSICS
+    blocks = [evaluate(physics, *pair, searching=searching) for pair in pairs]
     objective = problem.request.objective
     if limits.percentile is None:
         return [confident(limited(block, limits), objective) for block in blocks]
