@@ -17,6 +17,7 @@ from recipe_core.present.size_later import (
 )
 from recipe_core.present.size_view import DOUBT, DOUBT_MEANS, counted
 from recipe_core.search.limits import LIMITS
+from recipe_core.search.measures import days
 from recipe_core.search.rows import TIED
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import Sizing
@@ -64,7 +65,11 @@ def verdict(answer: Answer) -> str:
     sure = ""
     if row["confidence"] is not None:
         sure = f", holds the limits with {chance_text(row['confidence'])}"
-    return f"{counted(row)}, {money(row)}{sure}: {row['label']}, {row['engine']}"
+    job = ""
+    if row.get("usd") is not None and row.get("wall_s"):
+        what = "run" if row["usd_per_million_output_tokens"] is None else "job"
+        job = f", {usd(row['usd'])} and {days(row['wall_s'])} for the {what}"
+    return f"{counted(row)}, {money(row)}{job}{sure}: {row['label']}, {row['engine']}"
 
 
 def money(row: Row) -> str:
@@ -94,6 +99,8 @@ def _table(rows: Sequence[Row], *, tells_energy: bool) -> str:
         "$/h": lambda row: f"{row['usd_per_hour']:,.2f}",
         "$/month": lambda row: f"{row['usd_per_month']:,.0f}",
         "$/M tokens": lambda row: significant(row[tokens]),
+        "job $": lambda row: usd(row["usd"]).removeprefix("$"),
+        "to finish": lambda row: days(row["wall_s"]),
         "W": lambda row: f"{row['watts']:,.0f}",
         "J/token": lambda row: _joules(row["joules_per_token"]),
         "sure": lambda row: "" if row["confidence"] is None else chance_text(row["confidence"]),
@@ -101,6 +108,8 @@ def _table(rows: Sequence[Row], *, tells_energy: bool) -> str:
         "wins at": _wins,
         "offer": _offer,
     }
+    if rows[0].get("usd") is None or rows[0].get("wall_s") is None:
+        del cells["job $"], cells["to finish"]
     if not tells_energy:
         del cells["W"], cells["J/token"]
     left = ("device", "split", "engine", "wins at", "offer")

@@ -44,7 +44,7 @@ _SERVING_LIMITS = (
     "accuracy_recovery",
 )
 RUN_LIMITS = ("wall_hours", "usd")
-"""Limits on a whole training run, which has an end only where its tokens are stated."""
+"""Limits on the whole of what has an end: a training run whose tokens are stated, or a queue."""
 _OTHERS_LIMITS = {"serving": RUN_LIMITS, "training": _SERVING_LIMITS}
 """Limits that a kind of workload does not have."""
 _SERVING_GOALS = ("latency", "ttft", "tpot", "accuracy")
@@ -108,7 +108,8 @@ def _keep_consistent(
         fields["hardware.offer"] = None
     if "workload.method" in changes:
         _swap_rollout(fields, changes)
-    if "workload.tokens" in changes and changes["workload.tokens"] is None:
+    endless = changes.get("workload.mode", "offline") != "offline"
+    if endless or ("workload.tokens" in changes and changes["workload.tokens"] is None):
         fields |= dict.fromkeys(f"objective.limits.{name}" for name in RUN_LIMITS)
     _keep_budget(fields, changes)
     if "workload.method" in changes:

@@ -57,12 +57,12 @@ class Limits(BaseModel):
     """Highest price of a million output tokens, in US dollars."""
 
     wall_hours: Positive | None = None
-    """Longest time to finish a training run, failures included, in hours. Training only, with
-    ``workload.tokens``."""
+    """Longest time to finish, in hours: of a training run with ``workload.tokens``, failures
+    included, or of the requests of ``mode: offline``."""
 
     usd: Positive | None = None
-    """Highest cost of a whole training run, in US dollars. Training only, with
-    ``workload.tokens``."""
+    """Highest cost of the whole, in US dollars: of a training run with ``workload.tokens``, or of
+    the requests of ``mode: offline``."""
 
     joules_per_token: Positive | None = None
     """Highest energy in joules per output token, or per trained token."""

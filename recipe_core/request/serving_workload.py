@@ -103,8 +103,9 @@ class ServingWorkload(BaseModel):
     batch: Count | None = None
     """Requests in the batch; needed by ``mode: static``, and only there."""
 
-    requests: Count | None = None
-    """Requests queued at the start; needed by ``mode: offline``, and only there."""
+    requests: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """Requests queued at the start; needed by ``mode: offline``, and only there. What all of them
+    take and cost is in the answer; ``objective.limits`` bounds it by ``wall_hours`` and ``usd``."""
 
     max_context: Tokens | None = None
     """Longest request that the engine must accept, prompt and answer together, in tokens; left out,

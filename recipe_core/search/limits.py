@@ -27,7 +27,8 @@ Cases = EvaluatedCases[Any, Any, Any]
 
 BOTH = frozenset({"serving", "training"})
 SERVING = frozenset({"serving"})
-TRAINING = frozenset({"training"})
+FINITE = frozenset({"training", "offline"})
+"""What has an end: a run, and a queue of requests that is worked off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,10 @@ class LimitRule:
     """A limit of the objective.
 
     ``name`` is its field there, ``column`` what it bounds, ``factor`` the field's unit in one of
-    the column's, ``kinds`` the kinds of workload it holds for. ``at_least``: the column must not be
-    less, instead of not more. ``counted``: only whole numbers. ``timed``: it bounds a time of every
-    request, which has percentiles. ``money``: what the amount is for, where it needs a price.
+    the column's, ``kinds`` the kinds of workload, or modes of serving, it holds for.
+    ``at_least``: the column must not be less, instead of not more. ``counted``: only whole numbers.
+    ``timed``: it bounds a time of every request, which has percentiles. ``money``: what the amount
+    is for, where it needs a price.
     ``cause``: what of a setting the figure is of; ``unknown``: why a figure that is not known is
     not, where such a row does not keep the limit.
     """
@@ -121,9 +123,9 @@ LIMITS = {
     "limit-latency": LimitRule(
         "request_latency_ms", "request_latency_s", 1e3, "request latency", duration, timed=True
     ),
-    "limit-wall": LimitRule("wall_hours", "wall_s", 1 / HOUR_S, "time to finish", days, TRAINING),
+    "limit-wall": LimitRule("wall_hours", "wall_s", 1 / HOUR_S, "time to finish", days, FINITE),
     "limit-usd-run": LimitRule(
-        "usd", "usd", 1.0, "cost of the run", usd, TRAINING, money="for the run"
+        "usd", "usd", 1.0, "cost of the run", usd, FINITE, money="for the run"
     ),
     "limit-usd": LimitRule(
         "usd_per_hour", "usd_per_hour", 1.0, "cost per hour", usd, BOTH, money="an hour"

@@ -304,8 +304,35 @@ _LOADS = {
 @cache
 def measures_of(mode: str) -> dict[str, Measure]:
     """What serving splits are compared by, the load in the terms of a mode."""
-    return {**SERVING, "load": _LOADS[mode]}
+    job = _JOB if mode == "offline" else {}
+    return {**SERVING, "load": _LOADS[mode], **job}
 
+
+_JOB = {
+    "wall": Measure(
+        "Time to finish",
+        "To finish",
+        "h",
+        "wall_s",
+        in_hours,
+        1 / HOUR_S,
+        limit="wall_hours",
+        limit_factor=HOUR_S,
+        help="Until all requests are worked off",
+        band="usd_per_million_output_tokens",
+    ),
+    "usd_run": Measure(
+        "Cost of the job",
+        "Job",
+        "$",
+        "usd",
+        usd,
+        limit="usd",
+        help="Of all requests",
+        band="usd_per_million_output_tokens",
+    ),
+}
+"""What a queue that is worked off is compared by besides."""
 
 TRAINING: dict[str, Measure] = {
     "step": Measure(

@@ -229,6 +229,9 @@ class _Pairs:
         if counts_energy(self.problem):
             columns["watts"] = watts = self._watts(decoding, rate)
             columns["joules_per_token"] = watts / (rate * tokens)
+        if mode == "offline" and load is not None:
+            columns["wall_s"] = load / rate
+            columns["usd"] = columns["usd_per_hour"] * columns["wall_s"] / 3600
         limits = self.problem.request.objective.limits
         kept = np.zeros(rate.shape)
         for rule in LIMITS.values():

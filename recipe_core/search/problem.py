@@ -224,11 +224,15 @@ def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
 def _limits_of_others(request: PlanRequest) -> Iterator[tuple[str, str]]:
     """Limits that the kind of workload does not have, each with those that it has."""
     kind, limits = request.workload.kind, request.objective.limits
-    known = [limit.name for limit in LIMITS.values() if kind in limit.kinds]
+    kinds = {kind, getattr(request.workload, "mode", kind)}
+    known = [limit.name for limit in LIMITS.values() if kinds & limit.kinds]
     if kind == "serving":
         known.append("percentile")  # of the times
     for name in Limits.model_fields:
         if getattr(limits, name) is not None and name not in known:
+            if kind == "serving" and name in RUN_LIMITS:
+                yield f"objective.limits.{name}", "Serving has it with workload.mode: offline."
+                continue
             yield f"objective.limits.{name}", f"{kind.title()} has limits on {', '.join(known)}."
 
 

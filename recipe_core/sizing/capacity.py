@@ -24,8 +24,8 @@ from recipe_core.search.plan import Plan
 
 POINTS = 129
 """Loads of one scan."""
-LARGEST = float(1 << 20)
-"""The largest load that is looked at."""
+LARGEST, MOST_QUEUED = float(1 << 20), 1e12
+"""The largest load that is looked at, and the most requests of a queue."""
 LEAST_RATE = 1e-3
 """The smallest arrival rate that is looked at, in requests per second and replica."""
 CLOSE = 1e-3
@@ -73,6 +73,8 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
     field, whole = LOADS[workload.mode], workload.mode != "open"
     now = float(getattr(workload, field))
     low, high = (1.0 if whole else LEAST_RATE), LARGEST
+    if workload.mode == "offline":
+        high = MOST_QUEUED
     limits = plan.request.objective.limits
     mean = without_percentile(plan.request)
     holds, codes, loads = _scan(mean, plan, row, _grid(low, high, whole))

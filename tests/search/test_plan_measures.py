@@ -14,6 +14,7 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.search.plans import plan, plan_candidate
 from tests.conftest import LLAMA_70B, make_request
+from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 BOARDS = table("search", "boards")
@@ -219,3 +220,29 @@ def test_rows_that_differ_in_their_draft_alone_say_it():
     names = drafted.labels(drafted.order)
     assert len(set(names)) == len(names)
     assert "eagle 3 at 0.7" in " ".join(plan_text(drafted, 6).split())
+
+
+def test_a_queue_says_when_it_is_worked_off_and_for_how_much_and_keeps_a_deadline():
+    queue = {"mode": "offline", "requests": 2_000_000, "concurrency": None}
+    splits = plan(make_request(workload=queue, objective={"optimize": "cost"}))
+    best = splits.best_row
+    wall_s = 2e6 * 256 / splits.columns["output_tokens_per_s"][best]
+    usd = splits.columns["usd_per_hour"][best] * wall_s / 3600
+    first = splits.to_json(top=1)["candidates"][0]
+    assert (first["wall_s"], first["usd"]) == pytest.approx((wall_s, usd))
+    assert splits.text("wall", best) in plan_text(splits, 1)
+    assert splits.text("usd_run", best) in plan_text(splits, 1)
+    low, high = splits.band_ends("usd_run", [best])
+    assert low[0] < usd < high[0]
+    hours = wall_s / 3600
+    for limits in ({"wall_hours": hours * 0.9}, {"usd": usd * 0.9}):
+        none = plan(make_request(workload=queue, objective={"optimize": "cost", "limits": limits}))
+        kept = none.columns["wall_s"] / 3600 if "wall_hours" in limits else none.columns["usd"]
+        assert (kept[none.order] <= next(iter(limits.values()))).all()
+        assert none.best_row is None or none.candidate(none.best_row) != splits.candidate(best)
+    sure = {"limits": {"wall_hours": hours * 1.05}, "confidence": 0.9}
+    assert not plan(make_request(workload=queue, objective=sure)).feasible[best]
+    for workload in ({}, {"mode": "open", "request_rate": 1.0, "concurrency": None}):
+        request = make_request(workload=workload, objective={"limits": {"wall_hours": 3}})
+        assert "mode: offline" in str(refusal(plan, request))
+    assert change(splits.request, {"workload.mode": "closed"}).objective.limits.wall_hours is None

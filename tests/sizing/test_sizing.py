@@ -467,6 +467,36 @@ def test_spares_decide_between_devices_and_within_limits_on_money():
         assert row["usd_per_hour"] <= capped["objective"]["limits"]["usd_per_hour"]
 
 
+JOB = {"mode": "offline", "input_tokens": 800, "output_tokens": 200, "requests": 1_000_000}
+
+
+def test_a_queue_of_requests_has_its_own_price_and_hours_and_a_deadline():
+    """10^9 tokens in so many hours at least cost: the cheapest that is done in time."""
+    market = {"devices": ["mi300x", "rtx-5090", "l40s"], "most_devices": 8}
+    values = asked("Qwen/Qwen3-32B", workload=JOB, **market)
+    for hours in (60, 10):
+        values["objective"]["limits"] = {"wall_hours": hours}
+        rows = answer_to(values)["devices"]
+        assert rows
+        assert [row["usd"] for row in rows] == sorted(row["usd"] for row in rows)
+        for row in rows:
+            wall_s = JOB["requests"] * 200 / row["figures"]["output_tokens_per_s"]
+            assert row["wall_s"] == pytest.approx(wall_s)
+            assert row["wall_s"] <= hours * 3600
+            assert row["usd"] == pytest.approx(row["usd_per_hour"] * wall_s / 3600)
+            assert row["headroom"]["wall_hours"]["limit"] == hours
+            load = row["largest_load"]
+            assert load["limited_by"] == ["limit-wall"]
+            in_time = hours * 3600 / wall_s * JOB["requests"]
+            assert load["value"] == pytest.approx(in_time, rel=1e-3)
+    assert "rtx-5090" not in devices_of({"devices": rows})  # takes 17 hours
+    text = size_text(Answer(size(SizeRequest.parse(values))))
+    assert f"${rows[0]['usd']:.1f} and {rows[0]['wall_s'] / 3600:.3g} h for the job" in text
+    huge = values | {"workload": JOB | {"requests": 10**12}}
+    huge["objective"] = {"limits": {}}
+    assert answer_to(huge)["best"]["usd"] == pytest.approx(rows[0]["usd"] * 1e6, rel=0.01)
+
+
 def test_bad_requests_name_the_field_and_the_fix():
     for field, parts in table("sizing", "wrong").items():
         assert field in str(refusal(rb.size, asked() | parts))
