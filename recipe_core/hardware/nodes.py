@@ -70,8 +70,9 @@ class Cluster:
         if self.usd_per_device_hour is None:
             return f"unknown. {self.price.remark}" if self.price.remark else "unknown"
         marks = self.offer.marks(today) if self.offer else ()
-        # The basis says already which are unverified.
-        old = "".join(f", {mark}" for mark in marks if mark != "unverified")
+        # The basis says already which are unverified or second-hand.
+        doubts = self.offer.doubts if self.offer else ()
+        old = "".join(f", {mark}" for mark in marks if mark not in doubts)
         basis = f" ({self.price_basis})" if self.price_basis else ""
         return f"{usd(self.usd_per_device_hour)} per device-hour{old}{basis}"
 

@@ -14,6 +14,10 @@ from recipe_core.hardware.profile import Commitment, Line, Name
 
 STALE_DAYS = 90
 """Days after which the age of a price is said with it."""
+AGED_DAYS = 180
+"""Days after which a choice that a price decides says so."""
+SECOND_HAND = "second-hand"
+"""What a note says of a figure that is not the provider's own."""
 OfferStatus = Literal["published", "quoted", "unverified"]
 
 
@@ -110,11 +114,22 @@ class Offer(_Data):
         """Whether it is older than ``STALE_DAYS``."""
         return self.age_days(today) > STALE_DAYS
 
-    def marks(self, today: datetime.date | None = None) -> tuple[str, ...]:
-        """What to doubt, in short words: ``unverified``, ``142 days old``."""
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What to doubt on every day, in short words: ``unverified``, ``second-hand``."""
         unverified = ("unverified",) if self.status == "unverified" else ()
+        return unverified + ((SECOND_HAND,) if SECOND_HAND in (self.note or "") else ())
+
+    def marks(self, today: datetime.date | None = None) -> tuple[str, ...]:
+        """What to doubt, in short words: ``unverified``, ``second-hand``, ``142 days old``."""
         old = (f"{self.age_days(today)} days old",) if self.is_stale(today) else ()
-        return unverified + old
+        return self.doubts + old
+
+    def warning(self, today: datetime.date | None = None) -> str | None:
+        """What a choice that this price decides says of it; None where there is little to doubt."""
+        aged = (f"{self.age_days(today)} days old",) if self.age_days(today) > AGED_DAYS else ()
+        said = " and ".join(aged + self.doubts)
+        return f"The price that decides, {self.name}, is {said}." if said else None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Offer:

@@ -30,7 +30,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
     """The devices as a table, those without a price, refused ones, and one device's ladder."""
     sizing = answer.sizing
     rows = [answer.device(one, ladder=False) for one in sizing.devices[:top]]
-    parts = [verdict(answer)]
+    parts = [verdict(answer), *([answer.price_warning] if answer.price_warning else [])]
     if rows:
         parts.append(_table(rows, tells_energy=_tells_energy(sizing)))
     parts += _tied(rows)
@@ -268,7 +268,7 @@ def _doubts(rows: Sequence[Row]) -> Iterator[str]:
     doubtful = [row for row in rows if row["offer"] and row["offer"]["marks"]]
     if doubtful:
         names = ", ".join(row["device"] for row in doubtful)
-        yield f"Prices of {names} are old or unverified: ask for a quote before you rely on them."
+        yield f"Prices of {names} are to be doubted: ask for a quote before you rely on them."
     titles = {rule.name: rule.label for rule in LIMITS.values()}
     for row in rows[1:]:
         limits = row["wins_at"]["limits"]

@@ -229,6 +229,15 @@ class Answer:
             "nearest": None if near is None else self.rows(one, [near])[0],
         }
 
+    @property
+    def price_warning(self) -> str | None:
+        """What to know of the price that decides; None where there is little to doubt."""
+        best = self.sizing.best
+        if best is None or best.best is None or len(self.sizing.devices) < 2:
+            return None
+        offer = best.plan.setting(best.best).cluster.offer
+        return offer.warning(self.today) if offer else None
+
     def to_json(self) -> Json:
         """The whole answer, as the contract writes it."""
         sizing = self.sizing
@@ -247,6 +256,7 @@ class Answer:
         return {
             "schema_version": SCHEMA_VERSION,
             "best": devices[0] if devices else None,
+            "price_warning": self.price_warning,
             "devices": devices,
             "unpriced": [self.device(one) for one in sizing.unpriced],
             "refused": [*map(self.refusal, sizing.refused), *barred],

@@ -58,6 +58,13 @@ def test_a_date_counts_as_its_last_day_and_marks_say_how_old_it_is(monkeypatch):
         with pytest.raises(ValueError, match=r"date|month|day"):
             last_day(text)
     assert offer().marks(DAY) == ()
+    assert offer().warning(DAY) is None
+    old = offer(date="2026-05-18", note="second-hand, from a research note")
+    assert old.marks(DAY) == ("second-hand", "189 days old")
+    said = "The price that decides, somebody-h100, is 189 days old and second-hand."
+    assert old.warning(DAY) == said
+    assert offer(date="2026-06-30").warning(DAY) is None  # 146 days
+    assert offer(status="unverified").warning(DAY).endswith("is unverified.")
     assert offer(date="2026-08-25").marks(DAY) == ()  # 90 days
     assert offer(date="2026-08-24").marks(DAY) == ("91 days old",)
     both = offer(date="2026-06 or before", status="unverified")

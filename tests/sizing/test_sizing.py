@@ -1,5 +1,6 @@
 """Which hardware, how many, at what cost, how sure: sizing against enumeration by hand."""
 
+import datetime
 import itertools
 import json
 import random
@@ -9,6 +10,7 @@ import pytest
 
 import recipe_core as rb
 from recipe_core.hardware.cluster import device
+from recipe_core.hardware.offers import last_day
 from recipe_core.hardware.prices import offers_of
 from recipe_core.present.size_text import size_text
 from recipe_core.request.size import SizeRequest
@@ -465,6 +467,22 @@ def test_spares_decide_between_devices_and_within_limits_on_money():
     capped["objective"]["limits"] = SPOT["limits"] | {"usd_per_hour": rows[0]["usd_per_hour"] - 0.1}
     for row in answer_to(capped)["devices"]:
         assert row["usd_per_hour"] <= capped["objective"]["limits"]["usd_per_hour"]
+
+
+def test_what_is_to_be_doubted_of_the_price_that_decides_is_said_beside_it():
+    limits = {"tpot_ms": 40}
+    sizing = sized(LLAMA_8B, limits=limits, devices=["mi300x", "l40s"], providers=["TensorWave"])
+    assert Answer(sizing).price_warning is None  # nothing else is offered
+    sizing = sized(
+        LLAMA_8B, limits=limits, devices=["mi300x", "b300-sxm"], commitments=["on-demand"]
+    )
+    best = sizing.best.plan.setting(sizing.best.best).cluster.offer
+    for days, aged in ((10, False), (200, True)):
+        answer = Answer(sizing, last_day(best.date) + datetime.timedelta(days=days))
+        warning = answer.price_warning or ""
+        assert (f"{days} days old" in warning) == aged
+        assert answer.to_json()["price_warning"] == answer.price_warning
+        assert (warning in size_text(answer).splitlines()[:2]) == bool(warning)
 
 
 JOB = {"mode": "offline", "input_tokens": 800, "output_tokens": 200, "requests": 1_000_000}
