@@ -56,7 +56,8 @@ class Context:
     ``apart``: whether processes of one node run in pods that may be on several.
     ``offloaded_bytes_per_device``: host memory that holds blocks of the cache. ``made``: whether
     the bundle makes the checkpoint that is served. ``spills``: whether blocks of the cache go to a
-    folder on the nodes.
+    folder on the nodes. ``spot``: who may take the devices back, where their price is spot; empty
+    for a price of one's own.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Context:
     weight_dtype: str | None = None
     made: bool = False
     spills: bool = False
+    spot: str | None = None
 
     @property
     def devices_of_node(self) -> float:

@@ -51,11 +51,20 @@ class NetworkNames(_Data):
     source: str
 
 
+class SpotNames(_Data):
+    """The ``label``, and its value, of a provider's spot nodes; a taint has the same names."""
+
+    label: str
+    value: str
+    source: str
+
+
 class Names(Sourced):
     """The content of ``names.yaml``."""
 
     vendors: dict[str, VendorNames]
     networks: dict[str, NetworkNames]
+    spot: dict[str, SpotNames]
     slurm: DeviceNames
     sky: DeviceNames
     ray: DeviceNames

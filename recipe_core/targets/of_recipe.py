@@ -71,8 +71,15 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         weight_dtype=model.weight_dtype,
         made=making,
         spills=_spills(decision),
+        spot=_spot(decision),
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
+
+
+def _spot(decision: Decision) -> str | None:
+    if decision.cluster.commitment != "spot":
+        return None
+    return decision.cluster.offer.provider if decision.cluster.offer else ""
 
 
 def _spills(decision: Decision) -> bool:

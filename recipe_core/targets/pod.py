@@ -124,7 +124,9 @@ def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str
     # a router alone needs no node with devices
     computes = context.vendor == "cpu" or any(process.devices for process in pod)
     affinity = node_affinity(context.device, context.vendor, context.runtime) if computes else None
-    selector = dict(context.parameters.node_selector)
+    spot = names().spot.get(context.spot or "") if computes else None
+    chosen = {spot.label: spot.value} if spot else {}
+    selector = {**chosen, **context.parameters.node_selector}
     return {
         "automountServiceAccountToken": False,
         **rdma.pod_fields(context),
@@ -360,11 +362,12 @@ def security(context: Context, *, root: bool) -> dict[str, Any]:
 
 
 def tolerations(context: Context) -> dict[str, Any]:
-    """A toleration of the taint, named as the resource, that keeps other pods off device nodes."""
+    """Tolerations of what keeps other pods off nodes: taints named as the resource, and as spot."""
     resource = names().of(context.vendor, context.runtime).resource
-    if resource is None:
-        return {}
-    return {"tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]}
+    spot = names().spot.get(context.spot or "")
+    keys = [key for key in (resource, spot.label if spot else None) if key is not None]
+    tolerated = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
+    return {"tolerations": tolerated} if tolerated else {}
 
 
 def volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:

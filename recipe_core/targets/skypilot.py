@@ -114,6 +114,7 @@ def _resources(context: Context, *, public: bool) -> dict[str, Any]:
     return {
         **_accelerators(context),
         **({"infra": place} if p.cloud else {}),
+        **({"use_spot": True} if context.spot is not None else {}),
         **({"image_id": f"docker:{image(context)}"} if _has_image(context) else {}),
         **({"ports": [p.port]} if public else {}),
         **(_recovery(context) if context.kind == "training" else {}),

@@ -10,15 +10,20 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from recipe_core.sizing.size import settled
 from recipe_core.targets import target_files
+from tests.conftest import request_values
 from tests.fixtures.cluster_schemas import assert_valid, custom, key_of, manifests, validate
 from tests.fixtures.paths import DATA
+from tests.fixtures.recipes import bundle_for_request
 from tests.fixtures.rows import over
 from tests.fixtures.targets import (
     CONTEXTS,
     EXAMPLES,
     context,
     document,
+    documents,
+    mappings,
     needs,
     pools,
     replicas,
@@ -115,7 +120,8 @@ task = sky.Task.from_yaml_config(config)
 (resources,) = task.resources
 service = task.service and task.service.to_yaml_config()
 accelerators = resources.accelerators
-print(json.dumps({"nodes": task.num_nodes, "accelerators": accelerators, "service": service}))
+found = {"nodes": task.num_nodes, "accelerators": accelerators, "service": service}
+print(json.dumps(found | {"spot": resources.use_spot}))
 """
 READ_SERVE = """
 import json, sys, yaml
@@ -137,7 +143,7 @@ def asked(program, code, value, folder):
 @needs("sky")
 def test_skypilot_reads_services_and_tasks(tmp_path):
     values = {
-        "one": with_parameters(context(), cloud="aws", region="us-east-1"),
+        "one": with_parameters(context(spot=""), cloud="aws", region="us-east-1"),
         "scaled": with_parameters(context(replicas(4, 2)), max_replicas=4, api_key_secret="key"),
         "two": context(spread()),
         "training": EXAMPLES["training-two-nodes"],
@@ -145,6 +151,7 @@ def test_skypilot_reads_services_and_tasks(tmp_path):
     found = {name: asked("sky", READ_TASK, values[name], tmp_path / name) for name in values}
     assert [answer["nodes"] for answer in found.values()] == [1, 1, 2, 2]
     assert [answer["accelerators"]["H100"] for answer in found.values()] == [8, 2, 8, 8]
+    assert [answer["spot"] for answer in found.values()] == [True, False, False, False]
     assert found["one"]["service"] is None  # a service would answer the internet without a key
     assert found["scaled"]["service"]["replica_policy"]["max_replicas"] == 16
     assert found["training"]["service"] is None
@@ -164,3 +171,44 @@ def test_skypilot_installs_with_the_command_as_it_is():
     install = "pip install 'torch>=2.11,<2.14' --index-url https://host/rocm && pip install x==1"
     value = replace(EXAMPLES["training-two-nodes"], image=None, install=install)
     assert document(value, "task.yaml")["setup"] == f"{install}\n"
+
+
+SPOT = {
+    "Google Cloud": {"cloud.google.com/gke-spot": "true"},
+    "Microsoft Azure": {"kubernetes.azure.com/scalesetpriority": "spot"},
+    "Amazon Web Services": {"eks.amazonaws.com/capacityType": "SPOT"},
+}
+"""Labels of spot nodes, as the providers' own documentation has them."""
+
+
+@over("provider", [*SPOT, "", None])
+def test_devices_at_a_spot_price_are_asked_for_as_spot(provider):
+    value = replace(EXAMPLES["nvidia-one-node"], spot=provider)
+    assert_valid(value)
+    pods = [spec for found in documents(value).values() for spec in pods_in(found)]
+    assert pods
+    label = SPOT.get(provider, {})
+    for spec in pods:
+        assert spec.get("nodeSelector", {}) == label
+        tolerated = {each["key"] for each in spec["tolerations"]}
+        assert tolerated == {"nvidia.com/gpu", *label}
+    own = with_parameters(value, node_selector={"pool": "mine"})
+    for spec in (spec for found in documents(own).values() for spec in pods_in(found)):
+        assert spec["nodeSelector"] == {**label, "pool": "mine"}
+    resources = document(replace(context(), spot=provider), "task.yaml")["resources"]
+    assert resources.get("use_spot") == (None if provider is None else True)
+
+
+def pods_in(value):
+    """What says on which nodes pods with devices run, in a document."""
+    return [found for found in mappings(value) if "tolerations" in found]
+
+
+def test_a_spot_offer_that_a_sizing_chose_reaches_the_targets():
+    market = {"devices": ["h100-sxm"], "commitments": ["spot"], "providers": ["Google"]}
+    asked_for = request_values("meta-llama/Llama-3.1-8B-Instruct") | {"hardware": {"any": market}}
+    chosen = settled(asked_for | {"options": {"engines": ["vllm"]}})
+    files = bundle_for_request(chosen).files
+    tasks = [text for path, text in files.items() if "targets/skypilot/" in path]
+    assert any("use_spot: true" in str(text) for text in tasks)
+    assert any("gke-spot" in str(text) for path, text in files.items() if "kubernetes" in path)
