@@ -53,6 +53,7 @@ ROOT = Path(__file__).parent.parent
 PHYSICS = ROOT / "recipe_core" / "physics"
 REPORT = ROOT / "docs" / "intervals.json"
 PICTURE = ROOT / "docs" / "images" / "intervals.svg"
+SAMPLED_STEPS = ROOT / "tests" / "data" / "grpo-steps.csv"
 SERVING_SETUP = ("engine", "version", "weight_dtype", "kv_dtype", "mode", "lengths")
 TRAINING_SETUP = ("engine", "sequence")
 TABLES = {
@@ -169,6 +170,26 @@ def training_rows(truth: Path) -> pd.DataFrame:
     )
 
 
+def sampled_rows() -> pd.DataFrame:
+    """Published steps that sample answers, with their estimates (docs/training.md)."""
+    table = pd.read_csv(SAMPLED_STEPS)
+    runs = [f"grpo-{n}" for n in range(len(table))]
+    return table.assign(metric="sampled_step_s", run=runs, engine="megatron", version="")
+
+
+def with_sampled(file: BandFile) -> BandFile:
+    """The bands of training with that of steps that sample answers, which is of all groups."""
+    rows = described(sampled_rows(), ("placement",))
+    sampled = bands(rows, ((),), file.source)
+    return file.model_copy(
+        update={
+            "runs": file.runs + sampled.runs,
+            "cells": file.cells + sampled.cells,
+            "bands": (*file.bands, *sampled.bands),
+        }
+    )
+
+
 def tables(rows: pd.DataFrame, groups: Groups, file: BandFile) -> dict[str, Any]:
     """Coverage of runs left out, as JSON values, and the reliability of comparisons."""
     held = left_out(rows, groups)
@@ -278,6 +299,8 @@ def main() -> None:
             "cells weighted alike; scripts/fit_bands.py"
         )
         file = bands(rows, module.GROUPS, source)
+        if name == "training":
+            file = with_sampled(file)
         report[name] = tables(rows, module.GROUPS, file)
         printed(name, report[name])
         if arguments.write:

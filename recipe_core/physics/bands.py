@@ -128,6 +128,22 @@ def widened(band: Band, spread: float) -> Band:
     return band.model_copy(update={"factors": factors, "independent": independent})
 
 
+def holding(one: Band, other: Band) -> Band:
+    """The band of a figure whose errors are those of either of two: it holds both."""
+
+    def ends(level: Level) -> Ends:
+        (low, high), (other_low, other_high) = one.factors[level], other.factors[level]
+        return min(low, other_low), max(high, other_high)
+
+    return one.model_copy(
+        update={
+            "factors": {level: ends(level) for level in LEVELS},
+            "common": max(one.common, other.common),
+            "independent": max(one.independent, other.independent),
+        }
+    )
+
+
 class BandFile(BaseModel):
     """A ``bands.yaml``: bands by figure and group.
 

@@ -106,7 +106,7 @@ def test_figures_of_a_run_correlate_small_groups_are_the_wider_one_and_priors_no
 def test_the_shipped_bands_are_nested_and_complete_and_the_narrowest_is_taken():
     for module, metrics in (
         (serving_bands, {*serving_bands.METRICS, "request_latency_s"}),
-        (training_bands, {"step_s", "peak_memory_bytes"}),
+        (training_bands, {"step_s", "peak_memory_bytes", "sampled_step_s"}),
     ):
         file = module.bands()
         assert {band.metric for band in file.bands} == metrics

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
-from recipe_core.physics.bands import Band, BandFile, Uncertain
+from recipe_core.physics.bands import Band, BandFile, Uncertain, holding
 from recipe_core.space.training import TrainingSetting
 
 GROUPS = (("engine", "architecture"), ("engine",), ("vendor",), ())
 """Groups of devices and frameworks, from the narrowest to all."""
 METRICS = ("step_s",)
 """Figures whose errors those of rates, cost and energy follow."""
+SAMPLED = {"step_s": "sampled_step_s"}
+"""What a figure is off by where a step samples answers too."""
 
 
 @cache
@@ -23,7 +25,17 @@ def bands() -> BandFile:
 
 
 def band(setting: TrainingSetting, metric: str) -> Band:
-    """The band of a figure (``step_s`` or ``peak_memory_bytes``)."""
+    """The band of a figure (``step_s`` or ``peak_memory_bytes``).
+
+    That of a step that samples answers holds the one of its updates and that of published steps.
+    """
+    known = _band(setting, metric)
+    if setting.sampling is None or metric not in SAMPLED:
+        return known
+    return holding(known, _band(setting, SAMPLED[metric]))
+
+
+def _band(setting: TrainingSetting, metric: str) -> Band:
     device = setting.cluster.device
     values = {
         "engine": setting.engine,
