@@ -17,6 +17,7 @@ from recipe_core.base.labels import REFUSALS, split_name
 from recipe_core.base.units import band, chance_text, range_text, rounded
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.physics.bands import better_score, probability
+from recipe_core.physics.serving.starts import is_uncertain
 from recipe_core.request.objective import Goal
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_key
@@ -136,8 +137,13 @@ class PlanRows(ABC):
 
     @cached_property
     def uncertain(self) -> Bool:
-        """Rows that no rule but a limit refuses, and that may not start for all estimates tell."""
-        return np.zeros(len(self), dtype=np.bool_)
+        """Rows that no rule but a limit refuses, and that may not start for all estimates tell.
+
+        Their probability is between the bounds of ``starts.yaml``.
+        """
+        if not self.blocks:
+            return np.zeros(len(self), dtype=np.bool_)
+        return self.runs & is_uncertain(self.columns["start_probability"])
 
     @cached_property
     def certain(self) -> Bool:
@@ -163,9 +169,12 @@ class PlanRows(ABC):
         """How much of its load a queueing row holds, as a phrase; empty for any other row."""
         return ""
 
-    def doubt(self, _row: int) -> str:
+    def doubt(self, row: int) -> str:
         """Why it is uncertain whether a row starts, with the probability; empty for others."""
-        return ""
+        if not self.uncertain[row]:
+            return ""
+        estimates, place = self.detail(row)
+        return str(estimates.doubts(np.array([place]))[0])
 
     @property
     def load_searched(self) -> bool:

@@ -23,7 +23,7 @@ from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors,
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
-from recipe_core.physics.serving.starts import is_uncertain, longest_context, start_errors
+from recipe_core.physics.serving.starts import longest_context, start_errors
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.objective import TIME_LIMITS, Goal, Limits
 from recipe_core.request.schema import PlanRequest
@@ -373,20 +373,6 @@ class ServingPlan(Plan):
         if self.problem.workload.mode != "closed" or not self.blocks:
             return super().overloaded
         return np.asarray(self.columns["held_requests"] < self.columns["load"])
-
-    @cached_property
-    def uncertain(self) -> Bool:
-        """Rows whose start has a probability between the bounds of ``starts.yaml``."""
-        if not self.blocks:
-            return super().uncertain
-        return self.runs & is_uncertain(self.columns["start_probability"])
-
-    def doubt(self, row: int) -> str:
-        """Why it is uncertain whether a row starts, with the probability; empty for others."""
-        if not self.uncertain[row]:
-            return ""
-        estimates, place = self.detail(row)
-        return str(estimates.doubts(np.array([place]))[0])
 
     def queue_text(self, row: int) -> str:
         """``holds 9 of 64 at once, 46 s of the time to first token is waiting``."""

@@ -19,6 +19,7 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import TRAINING_TOKENS, shared_candidate
 from recipe_core.request.objective import Goal
 from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of, split_of
+from recipe_core.search.alternatives import SURE
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.launchable import FRAMEWORK, able, unable, ways_out
@@ -37,7 +38,7 @@ TABLED = ("gpus", "step", "output", "per_gpu", "mfu", "memory", "bubble", "usd")
 """What a terminal's table compares of steps."""
 RUN_TABLED = ("gpus", "step", "output", "mfu", "memory", "goodput", "wall", "usd_run")
 """What a terminal's table compares of runs that end."""
-MORE_NODES = (2, 4, 8, 16)
+MORE_NODES = (2, 4, 8, 16, 32, 64)
 """How many times as many nodes are tried when nothing can run."""
 
 
@@ -86,7 +87,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
         "shortfall_bytes": lambda e: e.peak_bytes - e.memory.capacity_bytes,
         "usable_bytes": lambda e: e.memory.capacity_bytes,
         "bubble_share": lambda e: e.parts["bubble"] / e.step_s,
-        "tight": lambda e: e.tight,
+        "start_probability": lambda e: e.start_probability,
         "goodput": lambda e: e.run.goodput,
         "run_mfu": lambda e: e.run_mfu,
         "wall_s": lambda e: e.run.wall_s,
@@ -100,8 +101,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
 """``tokens_per_s`` of all devices over the whole run: its phases, less what padding, evaluations,
 checkpoints and failures cost; ``tokens_per_s_per_gpu`` without them, of the workload's own shape;
 ``mfu`` and ``hfu`` shares of the peak, ``run_mfu`` of the whole run; ``usd_per_million_tokens`` NaN
-without a price; ``tight``: see `TrainingEstimates.tight`; ``rollout_s`` NaN where
-no answers are sampled."""
+without a price; ``rollout_s`` NaN where no answers are sampled."""
 
 SAMPLED = ("gpus", "step", "rollout", "output", "per_gpu", "mfu", "memory", "usd")
 """The same where answers are sampled."""
@@ -188,8 +188,10 @@ class TrainingPlan(Plan):
         return setting.cluster.device.name, setting.engine
 
     def _precedence(self) -> tuple[Any, ...]:
-        """Rows beyond the memory (within the error of its estimate) come last."""
-        return (self.columns["peak_memory_bytes"] > self.columns["usable_bytes"],)
+        """Rows that surely start, those that start with ``SURE``, then the most probable first."""
+        chance = self.columns["start_probability"]
+        unlikely = chance < SURE
+        return np.where(unlikely, -chance, 0.0), self.uncertain.astype(np.int64) + unlikely
 
     @staticmethod
     def names_of(setting: TrainingSetting) -> Mapping[str, str]:
@@ -271,7 +273,7 @@ class TrainingPlan(Plan):
     # changes that may help
 
     def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Another framework, optimizer states on the host, twice to sixteen times the nodes.
+        """Another framework, optimizer states on the host, up to ``MORE_NODES`` times the nodes.
 
         All on a framework that can launch what is asked, where the plan's cannot.
         """

@@ -51,7 +51,10 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
     assert set(planned().titles) | set(planned(RUN).titles) >= NEVER
     assert not any(code == "memory" or code.startswith("limit") for code in NEVER)
     run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
-    assert re.fullmatch(r"[\d,]+ of [\d,]+ legal splits can run", words.counts(run))
+    said = r"([\d,]+) of [\d,]+ legal splits can run · ([\d,]+) may not start"
+    counted = re.fullmatch(said, words.counts(run)).groups()
+    doubtful = int(run.uncertain.sum())
+    assert counted == (f"{int(run.feasible.sum()) - doubtful:,}", f"{doubtful:,}")
 
 
 def test_the_best_says_devices_figures_and_how_sure_it_is():

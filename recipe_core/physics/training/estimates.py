@@ -10,10 +10,11 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.intervals import BAND, Ends, Level
-from recipe_core.base.units import duration, gib
+from recipe_core.base.units import duration
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
+from recipe_core.physics.serving.starts import is_uncertain
 from recipe_core.physics.training.activations import recomputed_share
 from recipe_core.physics.training.bands import band
 from recipe_core.physics.training.data_loading import waiting_s
@@ -45,6 +46,7 @@ from recipe_core.physics.training.results import (
 )
 from recipe_core.physics.training.run import SECONDS_PER_HOUR, Run, run
 from recipe_core.physics.training.schedule import step_parts
+from recipe_core.physics.training.starts import start_probability, uncertain_text
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.rollout import Sampling
 from recipe_core.space.training import (
@@ -106,7 +108,7 @@ class TrainingEstimates:
     """All quantities of all cases; ``row`` gives one as an object.
 
     ``cases``, ``memory``, ``parts`` and ``step_s`` are of the workload's own shape, ``phases`` of
-    the run.
+    the run. ``start_probability``: that each case's peak fits into the device.
     """
 
     setting: TrainingSetting
@@ -117,6 +119,7 @@ class TrainingEstimates:
     phases: tuple[PhaseEstimates, ...]
     run: Run
     refusals: tuple[Refusal, ...]
+    start_probability: Float
     reinforcement: Reinforcement | None = None
 
     def __len__(self) -> int:
@@ -177,8 +180,7 @@ class TrainingEstimates:
     @property
     def peak_bytes(self) -> Float:
         """Memory of the fullest device in the phase that needs most (one per case)."""
-        every = [self.memory.peak_bytes, *(phase.memory.peak_bytes for phase in self.phases)]
-        return np.asarray(np.max(every, axis=0))
+        return _peak_bytes(self.memory, self.phases)
 
     @property
     def hfu(self) -> Float:
@@ -188,28 +190,31 @@ class TrainingEstimates:
         return np.asarray((self.flops_per_s_per_gpu + again) / self.peak_flops_per_s)
 
     @property
-    def tight(self) -> Bool:
-        """Where measured runs like it have needed more than there is.
+    def uncertain(self) -> Bool:
+        """Cases of which estimates do not tell whether they start."""
+        return self.feasible & is_uncertain(self.start_probability)
 
-        The upper end of memory's band is past the device.
-        """
-        high = band(self.setting, "peak_memory_bytes").high
-        return np.asarray(self.peak_bytes * high > self.memory.capacity_bytes)
+    def doubts(self, rows: Int) -> list[str]:
+        """Why the start of each of the chosen cases is uncertain; empty for the others."""
+        usable = self.memory.capacity_bytes
+        return [
+            uncertain_text(self.setting, float(peak), usable, float(chance))
+            if open_question
+            else ""
+            for peak, chance, open_question in zip(
+                self.peak_bytes[rows],
+                self.start_probability[rows],
+                self.uncertain[rows],
+                strict=True,
+            )
+        ]
 
     def remarks(self, i: int) -> list[str]:
         """What to know about case ``i`` beside its figures.
 
-        The model's notes, memory that is tight, data that is slow.
+        The model's notes, a start that is uncertain, data that is slow.
         """
-        out = list(self.setting.model.notes)
-        if self.tight[i]:
-            peak = float(self.peak_bytes[i])
-            around = band(self.setting, "peak_memory_bytes")
-            out.append(
-                f"memory is tight: estimated {gib(peak)} of {gib(self.memory.capacity_bytes)}, "
-                "and measured runs needed "
-                f"{around.low:.2f} to {around.high:.2f} times their estimates"
-            )
+        out = [*self.setting.model.notes, *filter(None, self.doubts(np.array([i])))]
         is_open = self.setting.fused_loss is None and not self.setting.framework.always_in_pieces
         if self.cases.fused_loss[i] and is_open:
             out.append(
@@ -218,8 +223,8 @@ class TrainingEstimates:
             )
         if self.reinforcement is not None:
             out.append(
-                "published steps of GRPO took 1.2 to 2.4 times their estimates, and bands know "
-                "nothing of rollouts (docs/training.md, Reinforcement learning)"
+                "published steps of GRPO took 1.2 to 2.4 times their estimates, which the range of "
+                "a step holds (docs/training.md, Reinforcement learning)"
             )
         waits = float(self.parts["data_loading"][i])
         if waits > 0:
@@ -296,6 +301,7 @@ class TrainingEstimates:
             if stages > 1
             else None,
             host_bytes=float(self.memory.host_bytes[i]) if self.cases.offload[i] else None,
+            start_probability=float(self.start_probability[i]),
         )
 
     def _by_stage(self, i: int) -> Float:
@@ -399,6 +405,11 @@ def _intervals(
             )
 
 
+def _peak_bytes(mem: Memory, phases: Sequence[PhaseEstimates]) -> Float:
+    """The peak of the shape that needs most, one per case."""
+    return np.asarray(np.max([mem.peak_bytes, *(of.memory.peak_bytes for of in phases)], axis=0))
+
+
 def _known(run: Run, part: type[Any], i: int) -> dict[str, Any]:
     """What a part of an estimate takes from a run, None where it is unknown."""
     columns = [field.name for field in fields(part) if field.name in Run.__slots__]
@@ -495,6 +506,15 @@ def _estimated(
         *host_rule(setting, cases, main.memory),
         *_phase_memory(setting, fits, phases),
     )
+    peak_bytes, usable_bytes = _peak_bytes(main.memory, phases), main.memory.capacity_bytes
     return TrainingEstimates(
-        setting, cases, main.memory, main.parts, main.step_s, phases, ran, refusals
+        setting,
+        cases,
+        main.memory,
+        main.parts,
+        main.step_s,
+        phases,
+        ran,
+        refusals,
+        start_probability(setting, peak_bytes, usable_bytes),
     )

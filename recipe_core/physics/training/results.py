@@ -71,6 +71,9 @@ class TrainingMemory(TrainingStage):
     """Memory of each pipeline stage, where there are several."""
     host_bytes: Amount | None = None
     """States that a device keeps in its host's memory or on its disks, in bytes, where it does."""
+    start_probability: Share | None = None
+    """The probability that it starts, by how far measured peaks are from their estimates; None in
+    estimates of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import range_text, significant
 from recipe_core.present.charts.groups import OTHERS, Groups, first_grouping, grouped
 from recipe_core.present.charts.style import DASHES, FRAME, Palette, palette
+from recipe_core.present.verdict import starts_text
 from recipe_core.search.plan import Plan
 
 MAX_POINTS = 1500
@@ -329,7 +330,7 @@ def _about(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]]:
     def lines(n: int, row: int) -> str:
         figures = [figure(n, row, name, title) for name, title in measures]
         waiting = [f"Queues: {plan.queue_text(row)}"] if plan.queues[row] else []
-        waiting += [plan.doubt(row)] if plan.uncertain[row] else []
+        waiting += [said] if (said := starts_text(plan, row)) else []
         return "<br>".join([plan.devices_text(row), *waiting, *figures, basis])
 
     return [[plan.key(row), plan.label(row), lines(n, row)] for n, row in enumerate(map(int, rows))]

@@ -294,7 +294,7 @@ def over_reason(case: Case) -> str | None:
     memory, says = case.memory, case.says
     if "training" in case.answer:
         most = memory["usable_bytes"] * (1 + training_data().figures.tight.value)
-        if memory["total_bytes"] <= most and says("memory is tight"):
+        if memory["total_bytes"] <= most and says(DOUBT):
             return "training: within the share by which estimates are high"
         return None
     if says("outside the engine's share"):

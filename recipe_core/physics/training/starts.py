@@ -1,0 +1,43 @@
+"""With which probability training starts, by how far peaks of memory are from their estimates.
+
+A job starts where its peak fits into what a process can have of a device. Measured peaks are
+distributed about their estimates as the band of ``peak_memory_bytes`` says (``bands.yaml``). The
+bounds between which a start is uncertain are those of serving (``physics/serving/starts.yaml``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.intervals import scores_below
+from recipe_core.base.units import chance_text, gib
+from recipe_core.physics.bands import probability
+from recipe_core.physics.serving.starts import DOUBT
+from recipe_core.physics.training.bands import band
+from recipe_core.space.training import TrainingSetting
+
+
+def start_probability(setting: TrainingSetting, peak_bytes: Float, usable_bytes: float) -> Float:
+    """The probability that a measured peak is at most what is usable, one per estimated peak.
+
+    Between the levels of the band normal scores are linear in log(measured / estimated).
+    """
+    factors = band(setting, "peak_memory_bytes").factors
+    return np.array(probability(scores_below(factors, usable_bytes / peak_bytes)))
+
+
+def uncertain_text(
+    setting: TrainingSetting, peak_bytes: float, usable_bytes: float, probability: float
+) -> str:
+    """Why a start is uncertain, as a sentence without its full stop."""
+    around = band(setting, "peak_memory_bytes")
+    # rounded down, so that none reads as the bound that it is below
+    chance = chance_text(math.floor(probability * 100) / 100)
+    return (
+        f"{DOUBT}: needs {gib(peak_bytes)} per GPU, {gib(usable_bytes)} usable, and measured runs "
+        f"needed {around.low:.2f} to {around.high:.2f} times their estimates; "
+        f"starts with a probability of {chance}"
+    )
