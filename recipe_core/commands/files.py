@@ -192,7 +192,7 @@ def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str,
 
 def _of_request(answer: dict[str, Any]) -> dict[str, Any]:
     """The verdict in the estimate of a request; uncertain as that on a command may be."""
-    chance = answer["memory"].get("start_probability")
+    chance = answer.get("memory", {}).get("start_probability")
     if not answer["feasible"] or chance is None or not is_uncertain(chance):
         return {"ok": answer["feasible"], "reasons": answer["reasons"]}
     doubt = [note for note in answer["notes"] if note.startswith(DOUBT)]
