@@ -64,8 +64,8 @@ def _options() -> list[str]:
     out = [
         "## Options of engines",
         "",
-        "Options that change memory or time and that an estimate leaves out; a verdict on a",
-        "command notes each that it sets.",
+        "Options and variables that change memory or time and that an estimate leaves out: every",
+        "answer names those that are set, and is less certain of what they move.",
         "",
         "| engine | option | what it does |",
         "| --- | --- | --- |",
@@ -75,6 +75,8 @@ def _options() -> list[str]:
         for option, row in sorted(grammar.unmodelled.items()):
             flag = spec.options.by_name[option].flag
             out.append(f"| {spec.title} {spec.version} | `{flag}` | {row.what} |")
+        for variable, row in sorted(grammar.variables.items()):
+            out.append(f"| {spec.title} {spec.version} | `{variable}` | {row.what} |")
     return out
 
 

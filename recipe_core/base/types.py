@@ -28,4 +28,4 @@ WeightDtype = Literal[
 Task = Literal["generate", "embed", "score"]
 """What a request asks for: text that goes on, a vector of a text, or a score of one (or of a
 pair)."""
-KvDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8"]
+KvDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8", "nvfp4"]

@@ -20,7 +20,8 @@ class GroupedAttention:
 
     ``gate`` is the width of an output gate computed beside the queries (0: none). ``shared_kv``
     layers project keys only and use them as values too (both are cached). ``borrows_cache`` layers
-    attend over an earlier layer's cache: no K/V projection, no cache of their own.
+    attend over an earlier layer's cache: no K/V projection, no cache of their own. ``index_dim``:
+    width of a key beside the cache of a token that says which blocks a query attends to (0: none).
     """
 
     heads: int
@@ -32,6 +33,12 @@ class GroupedAttention:
     gate: int = 0
     shared_kv: bool = False
     borrows_cache: bool = False
+    index_dim: int = 0
+
+    @property
+    def index_bytes_per_token(self) -> float:
+        """Bytes per token of the index key, in 16 bits on every rank (sglang#36549)."""
+        return 2.0 * self.index_dim
 
     @property
     def bidirectional(self) -> bool:

@@ -108,10 +108,12 @@ class Layer:
 def _stated(part: Layer | Tensor) -> dict[str, Any]:
     """The fields of a part for a digest: without a format of its own where it has none.
 
-    So digests hold from versions that knew no such formats, nor groups: these decide which cuts an
-    engine takes, and shape no figure.
+    So digests hold from versions that knew no such formats, nor index keys, nor groups, which
+    decide what cuts an engine takes and shape no figure.
     """
     values = asdict(part)
+    if not (values.get("attention") or {}).get("index_dim", True):
+        del values["attention"]["index_dim"]
     if not part.stored:
         return {k: v for k, v in values.items() if k != "stored"}
     formats = (

@@ -26,6 +26,8 @@ ATTENTION = {
     "delta": "gated delta layers",
     "kda": "delta layers with a decay per channel",
     "mamba": "Mamba-2 layers",
+    "mamba1": "Mamba-1 layers",
+    "conv": "short convolutions",
     "states": "state-space layers of this kind",
     "encoder": "attention of encoders",
     "gqa": "grouped-query attention",
@@ -35,6 +37,8 @@ STATES = {
     "delta": ("qwen3_next", "qwen3_5", "intern_s2", "minicpmv4_6"),
     "kda": ("kimi_linear",),
     "mamba": ("nemotron_h", "nemotronh", "granitemoehybrid", "mamba2", "bamba", "falcon_h1"),
+    "mamba1": ("falcon_mamba", "jamba", "mamba"),
+    "conv": ("lfm2",),
 }
 """Families of models, by how their model_type begins, for each kind of recurrent layers."""
 SINKS = ("gpt_oss",)

@@ -196,6 +196,8 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
         yield _engine_weights(setting, cases)
         yield _engine_technique(setting, cases)
     dtypes = [dtype for dtype in device.kv_dtypes if dtype in engine.kv_dtypes]
+    if told.cached and setting.kv_dtype in engine.kv_dtypes:
+        dtypes.append(setting.kv_dtype)
     yield Refusal(
         "kv-dtype",
         _everywhere(cases, not setting.assumed and setting.kv_dtype not in dtypes),

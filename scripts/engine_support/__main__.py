@@ -45,7 +45,7 @@ def load_before_pretending():
     ask_sglang.load_before_pretending(transformers)
 
 
-def ask_in_child(engine, arch, root, held, part):
+def ask_in_child(engine, arch, root, held, part, only):
     """Fork a process that asks on one architecture and writes its rows to ``part``.
 
     ``held``: what the compiled modules hold, as the engine's questions need it.
@@ -65,7 +65,7 @@ def ask_in_child(engine, arch, root, held, part):
             file.flush()
 
         try:
-            ASKING[engine](arch, root, held, emit)
+            ASKING[engine](arch, root, held, emit, only)
         except BaseException:
             traceback.print_exc()
             last = traceback.format_exc().strip().splitlines()[-1][:200]
@@ -80,6 +80,7 @@ def main():
     parser.add_argument("--wheels", type=Path, default=Path("build/wheels"))
     parser.add_argument("--architectures", default=",".join([*CUDA, *ROCM]))
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "engine_support"))
+    parser.add_argument("--only", default="", help="ask subjects that begin so, besides the kept")
     parser.add_argument("--keep", action="store_true", help="ask no architecture again")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
@@ -92,25 +93,26 @@ def main():
     if given.engine == "sglang":  # whose kernels are wheels of their own
         held = ask_sglang.kernel_code(given.wheels)
     load_before_pretending()
-    parts, rows = [], []
+    rows = []
     for arch in given.architectures.split(","):
-        part = root / f"rows-{arch}.csv"
+        part = root / f"rows-{arch}{f'-{given.only}' if given.only else ''}.csv"
         code = code_answer(held, arch) if given.engine == "vllm" and arch in CUDA else None
         if code is not None:
             rows.append(("build", "code", arch, *code))
         if code is not None and code[0] == "no":
             continue
-        parts.append(part)
         if given.keep and part.exists():
             continue
         began = time.monotonic()
-        pid = ask_in_child(given.engine, arch, root, held, part)
+        pid = ask_in_child(
+            given.engine, arch, root, held, part, tuple(filter(None, given.only.split(",")))
+        )
         while not os.waitpid(pid, os.WNOHANG)[0]:
             if time.monotonic() - began > LIMIT_S:
                 os.kill(pid, 9)
             time.sleep(0.2)
         print(f"{arch}: {time.monotonic() - began:.0f} s", flush=True)
-    for part in parts:
+    for part in sorted(root.glob("rows-*.csv")):
         with part.open(newline="", encoding="utf-8") as file:
             rows += [row for row in csv.reader(file) if row[:2] != ["build", "code"]]
     tables.write(given.engine, given.release, rows, given.output)

@@ -165,8 +165,11 @@ def resolve(config, cache, finder):
     return args
 
 
-def ask(arch, root, code, emit):
-    """Ask everything on one architecture; ``emit`` takes kind, subject and the answer's parts."""
+def ask(arch, root, code, emit, only=()):
+    """Ask everything on one architecture, or subjects that begin with one of ``only``.
+
+    ``emit`` takes kind, subject and the answer's parts.
+    """
     sys.path.insert(0, str(root))
     machine.STUBS = (*machine.STUBS, *PACKAGES)
     machine.pretend(arch, {})
@@ -174,10 +177,12 @@ def ask(arch, root, code, emit):
     from sglang.srt.utils import common
 
     common.get_amdgpu_memory_capacity = common.get_nvgpu_memory_capacity = lambda *a: 192 * 1024
-    for subject, (answer, words, file) in CUTS.items():
+    for subject, (answer, words, file) in () if only else CUTS.items():
         place = file if file.startswith("srt/") else f"srt/layers/quantization/{file}"
         emit("cut", subject, answer, "", words, place)
     for kind, subject, name, form, cache in cases():
+        if only and not subject.startswith(tuple(only)):
+            continue
         config = dict(MODELS[name])
         if form:
             config.pop("quantization_config", None)

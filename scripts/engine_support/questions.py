@@ -21,6 +21,8 @@ KINDS = {
     "delta": ("Qwen3-Next-80B",),
     "kda": ("Kimi-Linear-48B",),
     "mamba": ("Nemotron-H-8B",),
+    "mamba1": ("Falcon-Mamba-7B",),
+    "conv": ("LFM2-1.2B",),
     "gqa 64 sinks": ("gpt-oss-120b",),
     "gqa 128": ("Llama-3.1-8B",),
 }

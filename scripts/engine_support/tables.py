@@ -1,12 +1,14 @@
 """Answers of a release as rows of its table: architectures that answer alike share a row.
 
-A release's file holds only what differs from the file of the next older release, so that a change
-is a row; the oldest holds all.
+``by_hand.csv`` holds what a person read where the engine's own answer is known to be blind; it
+makes a yes unknown. A release's file holds only what differs from the file of the next older
+release, so that a change is a row; the oldest holds all.
 """
 
 import csv
 from pathlib import Path
 
+HERE = Path(__file__).parent
 FOLDER = Path(__file__).parents[2] / "recipe_core" / "engines" / "support"
 COLUMNS = ("kind", "subject", "architectures", "answer", "chosen", "words", "source")
 WORST = ("no", "unknown", "yes")
@@ -25,6 +27,9 @@ def write(engine, release, rows, output=None):
         # Several models may stand for one kind: what refuses one is not sure of the kind.
         if key not in found or WORST.index(answer[0]) < WORST.index(found[key][0]):
             found[key] = tuple(answer)
+    for key, (chosen, words, source) in _by_hand(engine, release).items():
+        if key in found and found[key][0] == "yes":
+            found[key] = ("unknown", chosen, words, source)
     changed = {key: answer for key, answer in found.items() if older.get(key) != answer}
     grouped = {}
     for (kind, subject, arch), answer in changed.items():
@@ -35,6 +40,18 @@ def write(engine, release, rows, output=None):
         for (kind, subject, answer), archs in grouped.items():
             writer.writerow((kind, subject, " ".join(archs), *answer))
     print(f"{file}: {len(grouped)} rows, {len(changed)} of {len(found)} answers are new")
+
+
+def _by_hand(engine, release):
+    """What a person read of a release, by kind, subject and architecture."""
+    with (HERE / "by_hand.csv").open(newline="", encoding="utf-8") as rows:
+        return {
+            (row["kind"], row["subject"], arch): ("", row["words"], row["source"])
+            for row in csv.DictReader(rows)
+            if row["engine"] == engine
+            if _key(row["from"]) <= _key(release) <= _key(row["until"])
+            for arch in row["architectures"].split()
+        }
 
 
 def _releases(engine):

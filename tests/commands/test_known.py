@@ -8,7 +8,7 @@ from recipe_core.commands.verdict import OK
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
 from recipe_core.physics.serving.bands import bands_of
-from recipe_core.physics.serving.starts import start_scale_bytes
+from recipe_core.physics.serving.starts import start_errors, start_scale_bytes
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
 from recipe_core.space.own_options import NONE, Adapters, effects_of
@@ -31,6 +31,20 @@ def test_public_outcomes_are_right_or_uncertain_with_the_reason(
     answer = check(command, ground(hardware, gpus=gpus))
     assert_says(answer, {"verdict": verdict, "ok": OK[verdict]})
     assert says in " ".join(answer["reasons"])
+
+
+def test_of_public_outcomes_none_is_surely_wrong():
+    """Of sure answers at least 95 % are right; of those that a source tells, all are."""
+    sure, low = start_errors().sure, 1 - start_errors().sure
+    wrong = []
+    for command, hardware, gpus, started in table("known", "outcomes"):
+        answer = check(command, ground(hardware, gpus=gpus))
+        chance = answer.get("start_probability")
+        if OK[answer["verdict"]] is False:
+            chance = 0.0
+        if (started and chance <= low) or (not started and chance >= sure):
+            wrong.append((command, answer["verdict"], chance))
+    assert wrong == []
 
 
 @over("command, hardware, says", table("known", "uncounted"))

@@ -172,7 +172,8 @@ def _draft(deployment: Deployment) -> dict[str, Any] | None:
 
 def _cache_word(deployment: Deployment) -> str:
     """VLLM's name for the cache format: "auto" follows the activations."""
-    return "fp8" if deployment.candidate.kv_dtype == "fp8" else "auto"
+    named = deployment.candidate.kv_dtype
+    return named if named in ("fp8", "nvfp4") else "auto"
 
 
 def side_channel(group: Group, rank: int) -> dict[str, str]:

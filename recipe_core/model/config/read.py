@@ -7,12 +7,14 @@ error that names it, or a note that stays visible on the model; nothing is guess
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import ModelError
+from recipe_core.model.attention import Attention, GroupedAttention
 from recipe_core.model.config.attention import attention_layers
 from recipe_core.model.config.context import max_context
 from recipe_core.model.config.encoder import (
@@ -245,7 +247,7 @@ def _layers(read: Reader, hidden: int, count: int) -> tuple[Layer, ...]:
     if read.has("block_configs"):
         return nas_layers(read, hidden, count)
     words = mixers(read, count)
-    attentions = attention_layers(read, hidden, words)
+    attentions = _with_index_keys(read, attention_layers(read, hidden, words))
     width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0)
     # With only a mixer in every layer, there is no feed-forward width to read.
     if halves_apart(read, words) and "mlp" not in words:
@@ -257,6 +259,26 @@ def _layers(read: Reader, hidden: int, count: int) -> tuple[Layer, ...]:
         Layer(attention, None if apart and attention is not None else mlp, (), width, streams)
         for attention, mlp in pairs
     )
+
+
+def _with_index_keys(
+    read: Reader, attentions: Sequence[Attention | None]
+) -> list[Attention | None]:
+    """Attention with an index key beside each cached token in its sparse layers (MiniMax-M3).
+
+    All but the first dense ones are sparse (sglang#36549: 57 of 60).
+    """
+    sparse = read.inside("sparse_attention_config")
+    if not sparse.has("use_sparse_attention"):
+        return list(attentions)
+    width = sparse.whole(("sparse_index_dim",), MAX_WIDTH)
+    dense = read.whole(("first_k_dense_replace",), MAX_LAYERS, default=0, minimum=0)
+    return [
+        replace(attention, index_dim=width)
+        if place >= dense and isinstance(attention, GroupedAttention)
+        else attention
+        for place, attention in enumerate(attentions)
+    ]
 
 
 def _streams(read: Reader) -> int:
@@ -313,8 +335,8 @@ def _visible_gaps(read: Reader, drafts: int) -> list[str]:
         )
     if read.has("sparse_attention_config"):
         gaps.append(
-            "Block-sparse attention is not modelled: attention is counted as dense, "
-            "without its small index heads."
+            "Block-sparse attention is counted as dense: its index keys are in the cache, the "
+            "small weights and the time of its index heads are not counted."
         )
     if read.has("mla_use_output_gate"):
         gaps.append("Output gates of latent attention are not counted.")

@@ -26,6 +26,8 @@ FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
 POOLED_SPREAD = 0.5
 """Standard deviation of the logarithm that errors of embeddings and scores have besides those of
 prompts: assumed from the few published runs that are held against them (docs/engines.md)."""
+UNMEASURED_CACHES = ("nvfp4",)
+"""Formats of caches that no measured run has."""
 UNCOUNTED_SPREAD = 0.35
 """The same of times that an option moves which is not counted, or counted without a measured run:
 assumed, an 80 % band of a factor of 1.6 both ways."""
@@ -66,7 +68,8 @@ def bands_of(setting: Setting) -> dict[str, Band]:
         spread = math.hypot(spread, POOLED_SPREAD)
     if untuned(setting).untuned:
         spread = math.hypot(spread, UNTUNED_SPREAD)
-    if "time" in setting.effects.moved or setting.effects.adapters is not None:
+    own, unmeasured = setting.effects, setting.kv_dtype in UNMEASURED_CACHES
+    if "time" in own.moved or own.adapters is not None or unmeasured:
         spread = math.hypot(spread, UNCOUNTED_SPREAD)
     return _bands_of(tuple(group(setting).items()), spread)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int, add
+from recipe_core.model.attention import GroupedAttention
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer
 from recipe_core.physics.serving.cache_groups import CacheKind, Grouped, PageRules, grouped
@@ -29,7 +30,9 @@ def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Floa
     if isinstance(attention, CompressedAttention):
         return np.full(len(tp), attention.token_bytes(bytes_per_value(setting.kv_dtype)))
     heads = np.ceil(attention.kv_heads / np.minimum(tp, attention.kv_heads))
-    index = attention.index_bytes_per_token if isinstance(attention, LatentAttention) else 0.0
+    index = 0.0
+    if isinstance(attention, LatentAttention | GroupedAttention):
+        index = attention.index_bytes_per_token
     return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype) + index
 
 

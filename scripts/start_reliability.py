@@ -1,0 +1,55 @@
+"""Whether stated probabilities of a start hold: of starts and failures that are known.
+
+    python scripts/start_reliability.py
+
+Prints the table of docs/check.md: published runs (all of them started, ``recipe validate``), and
+public outcomes of commands (``tests/data/tables/known.yaml``), by the probability that the answer
+states; a refused command counts as 0.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import yaml
+
+from recipe_core.commands.ground import Ground
+from recipe_core.commands.judge import check_command
+from recipe_core.commands.verdict import OK
+from recipe_core.measured.serving_runs import published_runs
+from recipe_core.search.plans import estimate_batch
+from recipe_core.space.standing import uncorrected
+
+OUTCOMES = Path(__file__).parents[1] / "tests/data/tables/known.yaml"
+BUCKETS = (
+    (0.95, "0.95 and more"),
+    (0.9, "0.9 to 0.95"),
+    (0.1, "0.1 to 0.9"),
+    (0.05, "0.05 to 0.1"),
+)
+LAST = "less than 0.05"
+
+
+def bucket(chance: float) -> str:
+    return next((name for least, name in BUCKETS if chance >= least), LAST)
+
+
+def main() -> None:
+    counts: dict[str, Counter[str]] = {name: Counter() for _, name in BUCKETS} | {LAST: Counter()}
+    with uncorrected():
+        answers = estimate_batch([run.request() for run in published_runs()])
+    for answer in answers:
+        if "memory" in answer:
+            chance = answer["memory"]["start_probability"] if answer["feasible"] else 0.0
+            counts[bucket(chance)]["runs"] += 1
+    for command, hardware, gpus, started in yaml.safe_load(OUTCOMES.read_text())["outcomes"]:
+        answer = check_command(command, Ground.of(hardware=hardware, gpus=gpus), folders=False)
+        refused = OK[answer["verdict"]] is False
+        chance = 0.0 if refused else answer["start_probability"]
+        counts[bucket(chance)]["started" if started else "failed"] += 1
+    print("| stated | published runs (all started) | commands that started | that failed |")
+    print("| --- | --- | --- | --- |")
+    for name, of in counts.items():
+        print(f"| {name} | {of['runs']:,} | {of['started']} | {of['failed']} |")
+
+
+main()
