@@ -113,6 +113,25 @@ def test_where_no_split_surely_starts_the_most_probable_comes_first_and_says_so(
         assert after.certain[after.best_row]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        training_values(sequence_length=2048, **LORA),
+        training_values(nodes=4, model="meta-llama/Llama-3.1-70B", tokens=1e10),
+        {**GRPO, "candidate": {}},
+    ],
+    ids=["lora", "pretrain", "grpo"],
+)
+def test_the_best_split_probably_starts(values):
+    answer = plan(PlanRequest.parse(values)).to_json(1)
+    (best,) = answer["candidates"]
+    memory = best["estimate"]["memory"]
+    assert best["state"] == "holds"
+    assert memory["start_probability"] >= SURE
+    assert memory["total_bytes"] < 0.65 * memory["usable_bytes"]
+    assert answer["counts"]["uncertain"] > 0
+
+
 def test_a_step_that_samples_has_the_range_of_published_ones():
     asked = resolve(PlanRequest.parse(GRPO))
     sampled = estimate(*one_case(asked, asked.candidate))
