@@ -190,7 +190,7 @@ def better(answer: dict[str, Any]) -> None:
     if offer is None:
         no_better(answer)
         return
-    gain = "" if offer["gain"] is None else f", {offer['gain']:+.0%}"
+    gain = "" if offer.get("gain") is None else f", {offer['gain']:+.0%}"
     serving = offer["estimate"]["serving"]
     st.header("A better split", anchor=False)
     figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per token"

@@ -47,13 +47,15 @@ class CacheGroups(_Rule):
     group. Pages are as large as the largest: layers with smaller ones hold more tokens in each, and
     a page of an attention layer holds so many tokens (a multiple of ``page_tokens``, of
     ``latent_page_tokens`` for latents) that a state fits into it. ``state_blocks``: that a request
-    holds of every group of states. ``overlaps_steps``: whether what slides out of a window stays
+    holds of every group of states. ``since``: the release from which this holds; before, layouts
+    changed several times. ``overlaps_steps``: whether what slides out of a window stays
     until all steps in progress (one more than there are pipeline stages) are done, or one.
     """
 
     page_tokens: Whole
     latent_page_tokens: Whole
     state_blocks: Whole
+    since: str | None = None
     overlaps_steps: bool = True
 
 

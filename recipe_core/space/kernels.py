@@ -67,6 +67,8 @@ FORMS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 """Formats of ``scripts/engine_support/formats.yaml`` by who wrote a checkpoint ("": anyone) and
 its dtype; of several the one that the engine takes."""
+LONGEST_WORDS = 200
+"""Letters of an engine's words that a sentence quotes."""
 PLAIN = ("gqa", "mla", "encoder")
 """Attention that every engine has had for years: not having been asked about it says little."""
 
@@ -244,6 +246,11 @@ def _known(
     return asking.known
 
 
+def _short(words: str) -> str:
+    """The engine's words, cut where a list of every backend's reasons begins to be long."""
+    return words if len(words) <= LONGEST_WORDS else f"{words[:LONGEST_WORDS].rstrip()} …"
+
+
 class _Asking:
     """Questions to one release about one device, and what they add up to."""
 
@@ -272,7 +279,7 @@ class _Asking:
             return
         started = f"{self.title}{what} on {self.shown}"
         if found.verdict == "no":
-            self._add(refused=f"{started} does not start (“{found.words}”)")
+            self._add(refused=f"{started} does not start (“{_short(found.words)}”)")
         else:
             self._add(unknown=f"whether {started} starts is not known ({found.words})")
 
@@ -285,7 +292,8 @@ class _Asking:
             found = self._ask("attention", subject)
             if found is not None and found.verdict == "no":
                 self._add(
-                    refused=f"{self.title} does not run {what} (“{found.words}”)", cached=False
+                    refused=f"{self.title} does not run {what} (“{_short(found.words)}”)",
+                    cached=False,
                 )
             elif found is not None and found.verdict == "yes":
                 self._add(cached=True)
@@ -306,7 +314,10 @@ class _Asking:
         matrices = "experts" if part == "experts" else "weights"
         what = f"{dtype} {matrices}{f' of {writer}' if writer else ''} on {self.shown}"
         if found.verdict == "no":
-            self._add(refused=f"{self.title} does not load {what} (“{found.words}”)", weights=False)
+            self._add(
+                refused=f"{self.title} does not load {what} (“{_short(found.words)}”)",
+                weights=False,
+            )
         elif found.verdict == "unknown" or not found.asked:
             self._add(unasked=True)
         if found.verdict == "yes":

@@ -43,6 +43,8 @@ class Effects:
 
 
 NONE = Effects()
+OTHER_VALUE = Unmodelled(what="a value that is not counted")
+"""What is said of an option with a meaning whose value has none here, such as a cache format."""
 
 
 def effects_of(
@@ -61,6 +63,12 @@ def effects_of(
         (f"--{name.replace('_', '-')}", row)
         for name, row in grammar.unmodelled.items()
         if name in values and str(values[name]) not in row.unless
+    ]
+    rows += [
+        (f"--{name.replace('_', '-')} {values[name]}", OTHER_VALUE)
+        for name, words in grammar.words.items()
+        if isinstance(values.get(name), str) and values[name] not in words
+        if name not in grammar.unmodelled
     ]
     rows += [
         (name, row)

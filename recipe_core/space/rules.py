@@ -17,7 +17,7 @@ from recipe_core.space.applied import refused_weights, weights_alone
 from recipe_core.space.kernels import Known, known_of, untuned
 from recipe_core.space.kv_offload import offload_rules
 from recipe_core.space.refusal import Refusal
-from recipe_core.space.serving import Cases, Setting, no_such_cache
+from recipe_core.space.serving import WIDE, Cases, Setting, no_such_cache
 from recipe_core.space.widths import indivisible, width_rules
 
 
@@ -194,9 +194,9 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     )
     if told.weights is None:
         yield _engine_weights(setting, cases)
-        yield _engine_technique(setting, cases)
-    dtypes = [dtype for dtype in device.kv_dtypes if dtype in engine.kv_dtypes]
-    if told.cached and setting.kv_dtype in engine.kv_dtypes:
+    yield _engine_technique(setting, cases)
+    dtypes: list[str] = [name for name in device.kv_dtypes if name in engine.kv_dtypes]
+    if told.cached and setting.kv_dtype in engine.kv_dtypes and setting.kv_dtype not in WIDE:
         dtypes.append(setting.kv_dtype)
     yield Refusal(
         "kv-dtype",

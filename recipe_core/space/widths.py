@@ -14,6 +14,9 @@ from recipe_core.space.kernels import told_of_cut
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.serving import Cases, Setting
 
+OUTPUT = "attention output"
+"""What goes into the projection after the heads."""
+
 
 def indivisible(code: str, broken: Bool, subject: str, cases: Cases) -> Refusal:
     """That tensor parallelism cannot cut something evenly."""
@@ -32,7 +35,8 @@ def width_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     proven = quantization is not None and not quantization.by_name
     for (name, width), formats in _by_width(setting, cases):
         uneven = np.any([cut for _, cut in formats], axis=0) & (width % cases.tp != 0)
-        yield indivisible("width", uneven, f"the {name} width {width} is", cases)
+        if name != OUTPUT:  # whose heads have a rule of their own
+            yield indivisible("width", uneven, f"the {name} width {width} is", cases)
         for stored, cut in formats if proven else ():
             if stored and _step(stored):
                 yield _cut(cases, cut & ~uneven, name, width, stored, _told(setting, name, stored))
@@ -149,7 +153,7 @@ def _widths(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored |
         if isinstance(layer.attention, GroupedAttention) and layer.attention.heads:
             inputs = layer.attention.heads * layer.attention.v_head_dim
             stored = _format(setting, layer, "attention.o")
-            yield "attention output", inputs, stored, always
+            yield OUTPUT, inputs, stored, always
 
 
 def rounds_blocks(setting: Setting, role: Role) -> bool:

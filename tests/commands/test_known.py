@@ -123,4 +123,7 @@ def test_options_of_other_kinds_and_engines_do_nothing():
     assert effects_of(engine("llama-cpp"), {"enable_lora": True}) is NONE
     assert effects_of(engine("vllm"), {"enable_dbo": False, "cpu_offload_gb": "no"}) == NONE
     assert effects_of(engine("vllm"), {"--enable-lora": True}).adapters == Adapters()
+    assert effects_of(engine("vllm"), {"kv_cache_dtype": "fp8"}).moved == set()
+    other = effects_of(engine("vllm"), {"kv_cache_dtype": "turboquant_3bit_nc"})
+    assert other.moved == {"memory", "time"}
     assert effects_of(engine("dynamo"), {"enable_lora": True}).adapters == Adapters()

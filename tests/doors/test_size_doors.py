@@ -21,7 +21,7 @@ from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 
-KEYS = ["schema_version", "best", "devices", "unpriced", "refused"]
+KEYS = ["schema_version", "best", "price_warning", "devices", "unpriced", "refused"]
 LENGTHS = {"input_tokens": 1024, "output_tokens": 256}
 OPEN: dict[str, Any] = {"mode": "open", "request_rate": 4.0} | LENGTHS
 OFFLINE = {"mode": "offline", "requests": 1000} | LENGTHS

@@ -141,7 +141,8 @@ JUDGED_BY_TABLE = ("unknown", "value", "key", "switch-value", "stray", "no-value
 @over("image", table("releases", "images_without_a_table"))
 def test_a_release_without_a_table_makes_differences_warnings(image):
     answer = check(in_image(f"--entrypoint '' {image}", f"vllm serve {FLASH} {REFUSED}"))
-    assert_says(answer, {"ok": True, "judged_with.exact": False, "levels": {"version": ["note"]}})
+    assert answer["ok"] in (True, None)  # nobody knows whether a release before it runs the model
+    assert_says(answer, {"judged_with.exact": False, "levels": {"version": ["note"]}})
     for code in JUDGED_BY_TABLE:
         assert set(levels_of(answer, code)) == {"warning"}, code
 

@@ -112,7 +112,8 @@ def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do
     assert "By the hours of a day" in said
 
 
-def test_text_tells_growth_availability_and_purchase_of_the_best_and_energy_where_it_is_asked():
+def test_text_tells_what_comes_after_of_the_best_and_energy_where_it_is_asked(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
     text = size_text(found("service", tpot_ms=40.0))
     best = answer()["best"]
     lines = text.splitlines()

@@ -370,8 +370,8 @@ def test_a_limit_on_a_run_keeps_what_is_below_it_and_needs_tokens(name, column, 
     assert splits.title([code]).startswith("Over the limit on")
     limits = {"objective": {"limits": {name: 10}}}
     without = changed(TRAINING, "workload.tokens", None)
-    serving = request_values()  # which has no such limit
-    for asked, hints in ((without, ["workload.tokens"]), (serving, ["ttft_ms", "percentile"])):
+    serving = request_values()  # which has such a limit for a queue alone
+    for asked, hints in ((without, ["workload.tokens"]), (serving, ["offline"])):
         error = refusal(planned, asked | limits)
         assert error.field == f"objective.limits.{name}"
         assert all(other in (error.hint or "") for other in hints)

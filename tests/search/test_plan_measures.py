@@ -197,7 +197,8 @@ def test_causes_are_those_of_physics_and_of_the_row():
     causes_of(splits.detailed(splits.best_row).to_json())  # not of the plan's first row
 
 
-def test_what_is_asked_for_is_a_column_of_the_terminals_table():
+def test_what_is_asked_for_is_a_column_of_the_terminals_table(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     plain, energy = make_request(), change(make_request(), {"objective.optimize": "energy"})
     assert "Energy" not in plan_text(plan(plain), 3)
     text = plan_text(plan(energy), 3)
@@ -222,7 +223,8 @@ def test_rows_that_differ_in_their_draft_alone_say_it():
     assert "eagle 3 at 0.7" in " ".join(plan_text(drafted, 6).split())
 
 
-def test_a_queue_says_when_it_is_worked_off_and_for_how_much_and_keeps_a_deadline():
+def test_a_queue_says_when_it_is_worked_off_and_for_how_much_and_keeps_a_deadline(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     queue = {"mode": "offline", "requests": 2_000_000, "concurrency": None}
     splits = plan(make_request(workload=queue, objective={"optimize": "cost"}))
     best = splits.best_row

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int, add
+from recipe_core.engines.history import release_key
 from recipe_core.model.attention import GroupedAttention
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer
@@ -91,6 +92,24 @@ def shares_blocks(setting: Setting) -> bool:
         return True
     windows = {window for _, window, _ in kinds}
     return setting.engine.memory.groups is not None and len(windows) > 1
+
+
+def assumed_layout(setting: Setting) -> str | None:
+    """Why nobody knows how the engine lays out caches of several kinds; None where it is known."""
+    engine, groups = setting.engine, setting.engine.memory.groups
+    if not setting.caches or not shares_blocks(setting):
+        return None
+    if groups is None:
+        return (
+            f"{engine.title} keeps windows, compressed parts and states in pools of its own; they "
+            "are counted as vLLM packs them, and the cache may be several times smaller."
+        )
+    if groups.since and engine.as_of and release_key(engine.as_of) < release_key(groups.since):
+        return (
+            f"How {engine.title} {engine.as_of} lays out caches of several kinds is not known "
+            f"(counted as from {groups.since} on): the cache may be several times smaller."
+        )
+    return None
 
 
 def _kind(layer: Layer) -> tuple[object, int | None, bool] | None:

@@ -18,6 +18,7 @@ from recipe_core.base.units import duration, gib, significant
 from recipe_core.hardware.cluster import roofline
 from recipe_core.model.towers import PARTS
 from recipe_core.model.variants import stored_as
+from recipe_core.physics.serving.cache import assumed_layout
 from recipe_core.physics.serving.cache_notes import cache_notes, held_notes
 from recipe_core.physics.serving.continuous_batching import (
     decode_step,
@@ -99,6 +100,8 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
             f"this model's stores {setting.model.weight_dtype}: {ready}."
         )
     shared += setting.effects.uncounted
+    if (assumed := assumed_layout(setting)) is not None:
+        shared.append(assumed)
     if (adapters := setting.effects.adapters) is not None:
         places = f"{adapters.slots:,} adapters" if adapters.slots > 1 else "1 adapter"
         shared.append(

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.units import chance_text, gib
+from recipe_core.physics.serving.cache import assumed_layout
 from recipe_core.physics.serving.memory import Memory, memory
 from recipe_core.space.kernels import known_of
 from recipe_core.space.serving import Cases, Setting
@@ -103,7 +104,7 @@ def start_scale_bytes(setting: Setting, held: Memory) -> Float:
     partial = errors.partial if model.partial else 0.0
     weights = np.hypot(named, partial) * held.weights_bytes
     share = errors.unified if setting.cluster.device.unified else errors.share
-    if "memory" in setting.effects.moved:
+    if "memory" in setting.effects.moved or assumed_layout(setting) is not None:
         share = math.hypot(share, errors.uncounted)
     scale = np.hypot(share * held.usable_bytes, np.hypot(errors.cache * cached, weights))
     family = setting.engine.wraps or setting.engine.name
