@@ -100,8 +100,10 @@ def _told(engine: str, release: str, architecture: str, kind: Kind, subject: str
     """What the table of a release says; "unknown" for an architecture that was left out."""
     table = _table(engine, release)
     found = table.get((kind, subject, architecture)) or _wider(table, architecture, kind, subject)
-    if found is not None or kind in ("model", "build"):
-        return found
+    if found is not None:
+        return replace(found, release=release)
+    if kind in ("model", "build"):
+        return None
     if (kind, subject) in _subjects(engine, release):
         words = f"nobody asked about {architecture}"
         return Answer("unknown", words=words, release=release)
@@ -154,11 +156,10 @@ def _table(engine: str, release: str) -> dict[tuple[str, str, str], Answer]:
     asked = releases_asked(engine)
     place = asked.index(release)
     told = dict(_table(engine, asked[place - 1])) if place else {}
-    told = {key: replace(one, release=release) for key, one in told.items()}
     with (FOLDER / f"{engine}-{release}.csv").open(newline="", encoding="utf-8") as rows:
         for row in csv.DictReader(rows):
             verdict, chosen, words, source = (row[name] for name in COLUMNS[3:])
-            found = Answer(cast(Verdict, verdict), chosen, words, source, release)
+            found = Answer(cast(Verdict, verdict), chosen, words, source)
             for architecture in row["architectures"].split():
                 told[row["kind"], row["subject"], architecture] = found
     return told

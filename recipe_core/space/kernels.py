@@ -133,15 +133,29 @@ def untuned(setting: Setting) -> Known:
     return told
 
 
-def untuned_time(setting: Setting, part: str) -> float:
+def untuned_time(setting: Setting, part: str, dtype: str) -> float:
     """Time of products of a part ("dense", "experts") over that of kernels made for its format.
 
     1 where the device's rates are fitted to measured runs, whichever kernels these took.
     """
-    told = untuned(setting)
-    if any(of == part for of, _ in told.emulated):
-        return EMULATED_TIME
-    return GENERIC_TIME if any(of == part for of, _ in told.generic) else 1.0
+    name, release = _release_of(setting.engine)
+    architecture = setting.cluster.device.architecture
+    time = _untuned_time(name, release, architecture, f"{part} ", _writer(setting), dtype)
+    return 1.0 if time == 1.0 or untuned(setting).untuned is False else time
+
+
+@lru_cache(4096)
+def _untuned_time(
+    name: str, release: str, architecture: str, part: str, writer: str, dtype: str
+) -> float:
+    """The same, by what the release answers alone."""
+    asked = [
+        answer(name, release, architecture, "weights", part + f) for f in _forms(writer, dtype)
+    ]
+    found = min((one for one in asked if one is not None), key=_rank, default=None)
+    if found is None or found.verdict != "yes":
+        return 1.0
+    return EMULATED_TIME if found.emulates else GENERIC_TIME if found.generic else 1.0
 
 
 def told_of_cut(setting: Setting, part: str, dtype: str) -> list[Answer]:
@@ -156,12 +170,16 @@ def told_of_cut(setting: Setting, part: str, dtype: str) -> list[Answer]:
 
 
 def _asked_of(engine: Engine) -> tuple[str, str, str]:
-    """The engine that has the kernels, its release, and both as a title."""
+    """The engine that has the kernels, its release, and the engine as a title."""
+    name, release = _release_of(engine)
+    return name, release, f"{engine.title} {engine.version if engine.wraps else release}"
+
+
+def _release_of(engine: Engine) -> tuple[str, str]:
+    """The engine that has the kernels, and its release."""
     if engine.wraps:
-        release = engine.wrapped_version or engine_named(engine.wraps).version
-        return engine.wraps, release, f"{engine.title} {engine.version}"
-    release = engine.as_of or engine.version
-    return engine.name, release, f"{engine.title} {release}"
+        return engine.wraps, engine.wrapped_version or engine_named(engine.wraps).version
+    return engine.name, engine.as_of or engine.version
 
 
 def _rank(found: Answer) -> int:

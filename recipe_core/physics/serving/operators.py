@@ -269,7 +269,7 @@ def _kernel_time(setting: Setting, kernel: Kernel, stored_dtype: str = "any") ->
     own = setting.engine.kernel_time(architecture, kernel, stored_dtype)
     if kernel not in ("gemm", "moe") or stored_dtype in WIDE:
         return own
-    return own * untuned_time(setting, "experts" if kernel == "moe" else "dense")
+    return own * untuned_time(setting, "experts" if kernel == "moe" else "dense", stored_dtype)
 
 
 def _mixer(setting: Setting, cases: Cases, step: Step, attention: Attention) -> Parts:

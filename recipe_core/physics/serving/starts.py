@@ -178,8 +178,10 @@ def claim_doubt(setting: Setting, share: float) -> list[str]:
 
 
 def _normal(score: Float) -> Float:
-    """The standard normal distribution at every score."""
-    return np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in score.tolist()])
+    """The standard normal distribution at every score; each different one is computed once."""
+    scores, places = np.unique(score, return_inverse=True)
+    chances = [0.5 * math.erfc(-one / math.sqrt(2)) for one in scores.tolist()]
+    return np.array(chances)[places]
 
 
 def kernel_probability(setting: Setting) -> float:
