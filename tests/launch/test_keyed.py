@@ -1,6 +1,5 @@
 """Servers that ask for a key: the script that starts them, and each engine's own way."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.access import SCRIPT, with_key
 from recipe_core.launch.serving import keyed
 from recipe_core.launch.serving.start import launch
+from tests.fixtures.agents import finished
 from tests.fixtures.deployments import deployments
 from tests.fixtures.rows import over, table
 
@@ -75,7 +75,7 @@ def test_the_guard_lets_in_probes_and_who_has_the_key(path, key, more, answered,
     async def send(message):
         said.append(message)
 
-    asyncio.run(keyed.Guard(app)(asked, None, send))
+    finished(keyed.Guard(app)(asked, None, send))
     assert (said[0].get("status") or said[0]["code"]) == answered
 
 
