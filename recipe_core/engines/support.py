@@ -29,6 +29,10 @@ Kind = Literal["attention", "weights", "cut", "model", "build"]
 Verdict = Literal["yes", "no", "unknown"]
 COLUMNS = ("kind", "subject", "architectures", "answer", "chosen", "words", "source")
 RELEASE_FILE = re.compile(r"(?P<engine>[a-z-]+)-(?P<release>b?\d[\d.]*)")
+EMULATED = "emulat"
+"""What kernels have in their names that unpack weights before every product."""
+GENERIC = "MoeWNA16"
+"""The same of those for experts that no format and no architecture was tuned for."""
 HEADS = "gqa "
 """How subjects of attention with heads of a width begin: "gqa 128 auto"."""
 
@@ -52,12 +56,12 @@ class Answer:
     @property
     def emulates(self) -> bool:
         """Whether it unpacks the weights before every product, for want of a kernel."""
-        return "emulat" in self.chosen.casefold()
+        return EMULATED in self.chosen.casefold()
 
     @property
     def generic(self) -> bool:
         """Whether experts fall back to kernels that no format and no architecture was tuned for."""
-        return "MoeWNA16" in self.chosen
+        return GENERIC in self.chosen
 
 
 def releases_asked(engine: str) -> tuple[str, ...]:

@@ -155,7 +155,9 @@ def _untuned_time(
     found = min((one for one in asked if one is not None), key=_rank, default=None)
     if found is None or found.verdict != "yes":
         return 1.0
-    return EMULATED_TIME if found.emulates else GENERIC_TIME if found.generic else 1.0
+    if found.emulates:
+        return EMULATED_TIME
+    return GENERIC_TIME if found.generic else 1.0
 
 
 def told_of_cut(setting: Setting, part: str, dtype: str) -> list[Answer]:

@@ -31,7 +31,7 @@ FAKE = (
     "rebuild C|could not convert|failed to be inspected|Install a |dependencies not available"
     "|package not available|not installed|pip install|not initialized|not linked with|FakeTensor"
     "|meta tensor|no fallback function|Cannot access accelerator|Stub|Anything|No module named"
-    "|cannot import|torch.library|c10|Triton Error|libcuda|nvcc|Parameter|Could not run 'aten"
+    "|cannot import|torch.lib|c10|Triton Error|libcuda|nvcc|Parameter|Could not run 'aten"
     "|has a device type|not enough values to unpack|pin_memory|Cannot pin|CUDA error"
     "|not compiled with"
 )

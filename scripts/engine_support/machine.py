@@ -229,9 +229,24 @@ def fake_amdsmi(arch):
 
 def pretend(arch, modules):
     """Make this process take the machine for one with GPUs of an architecture."""
-    import torch
-
     cuda, cap = arch in CUDA, capability(arch)
+    _pretend_modules(arch, modules, cuda)
+    shared = _shared_memory(cap, cuda)
+    props = _properties(arch, cuda, cap, shared)
+    _pretend_torch(cuda, cap, props)
+    _pretend_triton(arch, cuda, cap, props)
+    _register(modules, cuda, shared)
+
+
+def _shared_memory(cap, cuda):
+    """Bytes of shared memory that a block can have."""
+    if cuda and cap[0] in (9, 10):
+        return 227 << 10
+    return (163 if cap == (8, 0) else 99) << 10
+
+
+def _pretend_modules(arch, modules, cuda):
+    """Drivers, compiled modules and optional packages of kernels, as imports find them."""
     ready = {"vllm.third_party.pynvml": fake_nvml(arch), "pynvml": fake_nvml(arch)}
     if not cuda:
         ready["amdsmi"] = fake_amdsmi(arch)
@@ -239,16 +254,13 @@ def pretend(arch, modules):
     # It has everything, which is true of flashinfer 0.7 (1 to 128 heads, any top-k).
     everything = type("Everything", (), {"__contains__": lambda self, pair: True})
     plan._DECODE_DSV4_DISPATCH = everything()
-    sys.meta_path.insert(
-        0,
-        Finder(
-            ready,
-            {*modules, "vllm._rocm_C"},
-            STUBS if cuda else (*STUBS, "aiter", "flash_attn", "quark"),
-        ),
-    )
-    shared = (227 if cap[0] in (9, 10) and cuda else 163 if cap == (8, 0) else 99) << 10
-    props = types.SimpleNamespace(
+    stubs = STUBS if cuda else (*STUBS, "aiter", "flash_attn", "quark")
+    sys.meta_path.insert(0, Finder(ready, {*modules, "vllm._rocm_C"}, stubs))
+
+
+def _properties(arch, cuda, cap, shared):
+    """What torch tells of a device; ``shared``: bytes of shared memory that a block can have."""
+    return types.SimpleNamespace(
         name=NAMES.get(arch, arch),
         major=cap[0],
         minor=cap[1],
@@ -265,23 +277,32 @@ def pretend(arch, modules):
         shared_memory_per_multiprocessor=shared + 1024,
     )
 
-    class Stream:
-        cuda_stream = device = 0
 
-        def __init__(self, *a, **k):
-            pass
+class Stream:
+    """A stream, or an event, on which nothing ever runs."""
 
-        def __getattr__(self, name):
-            return lambda *a, **k: None
+    cuda_stream = device = 0
 
-        def __enter__(self):
-            return self
+    def __init__(self, *a, **k):
+        pass
 
-        def __exit__(self, *a):
-            return False
+    def __getattr__(self, name):
+        return lambda *a, **k: None
 
-    def nothing(*a, **k):  # noqa: ARG001
-        return None
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *a):
+        return False
+
+
+def nothing(*a, **k):  # noqa: ARG001
+    return None
+
+
+def _pretend_torch(cuda, cap, props):
+    """``torch.cuda`` and ``torch.accelerator`` of a machine with 64 such devices."""
+    import torch
 
     shared_api = dict(  # noqa: C408
         is_available=lambda: True,
@@ -321,6 +342,11 @@ def pretend(arch, modules):
     torch.Stream = torch.Event = Stream
     torch.compile = lambda model=None, **k: model if model is not None else (lambda f: f)
     torch.version.cuda, torch.version.hip = ("13.0", None) if cuda else (None, "7.2.0")
+
+
+def _pretend_triton(arch, cuda, cap, props):
+    """Triton's active driver."""
+    import torch
     import triton
     import triton.backends
 
@@ -342,17 +368,16 @@ def pretend(arch, modules):
         utils=types.SimpleNamespace(
             get_device_properties=lambda d: {
                 "multiprocessor_count": props.multi_processor_count,
-                "max_shared_mem": shared,
+                "max_shared_mem": props.shared_memory_per_block_optin,
             }
         ),
     )
     triton.runtime.driver._active = triton.runtime.driver._default = driver
-    _register(modules, cuda, shared)
 
 
 def _register(modules, cuda, shared):
     """Operators of compiled modules by their schemas, and the predicates among them with code."""
-    import torch
+    from torch import library
 
     # compiled predicates, restated from the public C++ sources (CUDA 13 build)
     says = {
@@ -374,7 +399,7 @@ def _register(modules, cuda, shared):
                 schema.partition("::") if "::" in schema.split("(")[0] else ("", "", schema)
             )
             for ns in (space,) if space else NAMESPACES.get(own, (own,)):
-                lib = torch.library.Library(ns, "FRAGMENT")
+                lib = library.Library(ns, "FRAGMENT")
                 _register.keep.append(lib)
                 with contextlib.suppress(Exception):
                     lib.define(rest)

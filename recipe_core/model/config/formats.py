@@ -166,8 +166,8 @@ def gguf(read: Reader) -> Format:
             "file_type", f"{said[:40]!r} is no type of a GGUF file.", f"Known: {known}."
         )
     bits = GGUF_BITS[plain]
-    kind = "mxfp4" if plain == "MXFP4" else "int4" if bits <= 6 else "int8"
-    return Format(kind, None, bits / 8)
+    integers = "int4" if bits <= 6 else "int8"
+    return Format("mxfp4" if plain == "MXFP4" else integers, None, bits / 8)
 
 
 def unknown_format(read: Reader, name: str, subject: str) -> ModelError:

@@ -187,7 +187,9 @@ def _normal(score: Float) -> Float:
 def kernel_probability(setting: Setting) -> float:
     """The probability that the engine has the kernels, by what its release was asked."""
     told, errors = known_of(setting), start_errors()
-    return errors.unknown if told.unknown else errors.unasked if told.unasked else 1.0
+    if told.unknown:
+        return errors.unknown
+    return errors.unasked if told.unasked else 1.0
 
 
 def start_probability(setting: Setting, cases: Cases, held: Memory) -> Float:
