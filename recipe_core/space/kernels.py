@@ -115,13 +115,17 @@ def known_of(setting: Setting) -> Known:
     if not (setting.caches or setting.model.is_encoder):
         attention = ()
     cache_name = _cache_name(setting)
-    return _known(
+    told = _known(
         _asked_of(engine),
         (device.architecture, device.title),
         tuple(f"{kind} {cache_name}" for kind in attention),
         weights,
         setting.model.model_type,
     )
+    if device.announced is None:
+        return told
+    doubt = f"whether {engine.title} starts on {device.title} is not known (nobody has run one)"
+    return replace(told, unknown=(*told.unknown, doubt), unasked=True)
 
 
 def untuned(setting: Setting) -> Known:

@@ -153,10 +153,15 @@ def test_devices_that_are_announced_say_so_and_are_chosen_by_nobody_else():
         }
         found = plan(PlanRequest.parse(values))
         assert said in plan_text(found, 1)
-        assert found.estimate(found.best_row).to_json()["notes"].count(said) == 1
+        estimate = found.estimate(found.best_row).to_json()
+        assert estimate["notes"].count(said) == 1
+        assert estimate["memory"]["start_probability"] <= 0.5
+        assert any("nobody has run one" in note for note in estimate["notes"])
         workload = {"kind": "training", "sequence_length": 512, "global_batch": 8}
         trained = planned(name, "Qwen/Qwen3-0.6B", 4, workload)
-        assert said in trained.estimate(trained.best_row).to_json()["notes"]
+        estimate = trained.estimate(trained.best_row).to_json()
+        assert said in estimate["notes"]
+        assert estimate["memory"]["start_probability"] <= 0.5
     anything = {"model": "Qwen/Qwen3-8B", "hardware": "any", "workload": {"concurrency": 4}}
     chosen = {each.profile.name for each in choices(SizeRequest.parse(anything))}
     assert {"h100-sxm", "t4"} <= chosen

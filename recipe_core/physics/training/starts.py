@@ -1,8 +1,9 @@
 """With which probability training starts, by how far peaks of memory are from their estimates.
 
 A job starts where its peak fits into what a process can have of a device. Measured peaks are
-distributed about their estimates as the band of ``peak_memory_bytes`` says (``bands.yaml``). The
-bounds between which a start is uncertain are those of serving (``physics/serving/starts.yaml``).
+distributed about their estimates as the band of ``peak_memory_bytes`` says (``bands.yaml``). On a
+device that is no more than announced nobody knows whether anything starts. The bounds between which
+a start is uncertain are those of serving (``physics/serving/starts.yaml``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import scores_below
 from recipe_core.base.units import chance_text, gib
 from recipe_core.physics.bands import probability
-from recipe_core.physics.serving.starts import DOUBT
+from recipe_core.physics.serving.starts import DOUBT, start_errors
 from recipe_core.physics.training.bands import band
 from recipe_core.space.training import TrainingSetting
 
@@ -26,7 +27,8 @@ def start_probability(setting: TrainingSetting, peak_bytes: Float, usable_bytes:
     Between the levels of the band normal scores are linear in log(measured / estimated).
     """
     factors = band(setting, "peak_memory_bytes").factors
-    return np.array(probability(scores_below(factors, usable_bytes / peak_bytes)))
+    fits = np.array(probability(scores_below(factors, usable_bytes / peak_bytes)))
+    return fits if setting.cluster.device.announced is None else fits * start_errors().unknown
 
 
 def uncertain_text(
@@ -36,6 +38,9 @@ def uncertain_text(
     around = band(setting, "peak_memory_bytes")
     # rounded down, so that none reads as the bound that it is below
     chance = chance_text(math.floor(probability * 100) / 100)
+    device = setting.cluster.device
+    if device.announced is not None:
+        return f"{DOUBT}: nobody has run a {device.title}; starts with a probability of {chance}"
     return (
         f"{DOUBT}: needs {gib(peak_bytes)} per GPU, {gib(usable_bytes)} usable, and measured runs "
         f"needed {around.low:.2f} to {around.high:.2f} times their estimates; "
