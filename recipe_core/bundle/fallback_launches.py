@@ -26,6 +26,7 @@ from recipe_core.recipe.launch_variants import launch_variants
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.space.kernels import told_by_releases
 from recipe_core.targets.of_recipe import placed
 
 FOLDER = "fallbacks"
@@ -193,6 +194,7 @@ def launch_document(
         "workload": _traffic(workload) if recipe.kind == "serving" else workload,
         "supervision": decision.request.options.supervision.for_launcher(),
         **compression_document(decision, recipe.parameters),
+        **_kernels(decision),
         **({"variants": variants} if variants else {}),
         **({"fallbacks": [other.entry() for other in others]} if others else {}),
     }
@@ -238,6 +240,33 @@ def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
     if programs is not None:
         values["programs_bytes"] = int(programs.value)
     return {"claim": values}
+
+
+def _kernels(decision: Decision) -> dict[str, Any]:
+    """What releases of the engine run on which architecture; nothing where none was asked."""
+    deployment = decision.deployment
+    told = told_by_releases(deployment.setting) if deployment is not None else {}
+    if deployment is None or not told:
+        return {}
+    releases: dict[tuple[str, str, str], list[str]] = {}
+    for (release, architecture), known in told.items():
+        if found := known.refused or known.unknown:
+            verdict = "no" if known.refused else "unknown"
+            releases.setdefault((architecture, verdict, "; ".join(found)), []).append(release)
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (architecture, verdict, words), of in releases.items():
+        alike.setdefault((verdict, words, tuple(of)), []).append(architecture)
+    return {
+        "kernels": {
+            "architecture": deployment.setting.cluster.device.architecture,
+            "releases": list(dict.fromkeys(release for release, _ in told)),
+            "architectures": list(dict.fromkeys(architecture for _, architecture in told)),
+            "told": [
+                {"verdict": verdict, "words": words, "releases": list(of), "architectures": where}
+                for (verdict, words, of), where in alike.items()
+            ],
+        }
+    }
 
 
 def _engine(decision: Decision, started: Launch) -> dict[str, Any]:

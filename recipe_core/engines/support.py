@@ -54,6 +54,11 @@ class Answer:
     asked: bool = True
 
     @property
+    def runs(self) -> bool:
+        """Whether it takes them in kernels of its own."""
+        return self.verdict == "yes" and not self.emulates
+
+    @property
     def emulates(self) -> bool:
         """Whether it unpacks the weights before every product, for want of a kernel."""
         return EMULATED in self.chosen.casefold()
@@ -69,6 +74,11 @@ def releases_asked(engine: str) -> tuple[str, ...]:
     found = (RELEASE_FILE.fullmatch(path.stem) for path in _files())
     names = [match["release"] for match in found if match and match["engine"] == engine]
     return tuple(sorted(names, key=_key))
+
+
+def architectures_asked(engine: str, release: str) -> tuple[str, ...]:
+    """Architectures that the table of a release that was asked names, in alphabetical order."""
+    return tuple(sorted({architecture for _, _, architecture in _table(engine, release)}))
 
 
 def answer(engine: str, release: str, architecture: str, kind: Kind, subject: str) -> Answer | None:

@@ -30,13 +30,15 @@ UNITS = {
 class Device:
     """One accelerator; memory is None where the tool does not say (unified memory prints [N/A]).
 
-    ``free_bytes``: of its memory, what no process holds now.
+    ``free_bytes``: of its memory, what no process holds now. ``architecture``: sm_90, gfx942 and so
+    on; empty where the tool does not say.
     """
 
     index: int
     name: str
     memory_bytes: int | None
     free_bytes: int | None = None
+    architecture: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,29 +147,40 @@ def run_tool(argv: list[str], notes: list[str]) -> str | None:
 
 
 def _nvidia(notes: list[str]) -> list[Device]:
-    output = run_tool(
-        [
-            "nvidia-smi",
-            "--query-gpu=name,memory.total,memory.free",
-            "--format=csv,noheader,nounits",
-        ],
-        notes,
-    )
-    return parse_nvidia_smi(output) if output else []
+    """NVIDIA's GPUs; drivers of before 2022 do not tell the compute capability."""
+    ignored: list[str] = []
+    for fields, told in (("compute_cap", ignored), ("", notes)):
+        query = ",".join(filter(None, ("name,memory.total,memory.free", fields)))
+        argv = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+        if output := run_tool(argv, told):
+            return parse_nvidia_smi(output)
+    return []
 
 
 def parse_nvidia_smi(output: str) -> list[Device]:
-    """The devices of lines like ``NVIDIA H100 80GB HBM3, 81559, 81000`` (MiB, or ``[N/A]``).
+    """The devices of lines like ``NVIDIA H100 80GB HBM3, 81559, 81000, 9.0`` (MiB, or ``[N/A]``).
 
-    The last number, free memory, may be left out.
+    Free memory and the compute capability may be left out.
     """
     devices: list[Device] = []
     for line in output.splitlines():
         name, *sizes = [part.strip() for part in line.split(",")]
         if name and sizes:
             total, free = (*map(_mebibytes, sizes[:2]), None)[:2]
-            devices.append(Device(len(devices), name, total, free))
+            capability = sizes[2] if len(sizes) > 2 else ""
+            devices.append(Device(len(devices), name, total, free, sm(capability)))
     return devices
+
+
+def sm(capability: str) -> str:
+    """``sm_90`` of a compute capability like 9.0; empty for anything else."""
+    return f"sm_{capability.replace('.', '')}" if re.fullmatch(r"\d+\.\d", capability) else ""
+
+
+def gfx(name: str) -> str:
+    """The usual spelling of names like gfx9010, as some releases of rocm-smi print gfx90a."""
+    match = re.fullmatch(r"gfx9(\d)(\d\d)", name.casefold())
+    return f"gfx9{match[1]}{int(match[2]):x}" if match else name.casefold()
 
 
 def _mebibytes(text: str) -> int | None:
@@ -204,7 +217,7 @@ def _rocm_device(index: int, card: dict[str, Any]) -> Device:
     total = _integer(card.get("VRAM Total Memory (B)"))
     used = _integer(card.get("VRAM Total Used Memory (B)"))
     free = None if total is None or used is None else total - used
-    return Device(index, _card_name(card), total, free)
+    return Device(index, _card_name(card), total, free, gfx(str(card.get("GFX Version", ""))))
 
 
 def _card_name(card: dict[str, Any]) -> str:
@@ -228,6 +241,7 @@ def parse_amd_smi(output: str) -> list[Device]:
             int(item.get("gpu", index)),
             item.get("asic", {}).get("market_name") or "AMD GPU",
             _sized(item.get("vram", {}).get("size")),
+            architecture=gfx(str(item.get("asic", {}).get("target_graphics_version", ""))),
         )
         for index, item in enumerate(_amd_items(output))
     ]
@@ -319,8 +333,17 @@ def read_kfd(nodes: Path) -> list[Device]:
                 _properties(bank).get("size_in_bytes", 0)
                 for bank in sorted(node.glob("mem_banks/*/properties"))
             ]
-            devices.append(Device(len(devices), "AMD GPU", max(banks, default=0) or None))
+            version = _properties(node / "properties").get("gfx_target_version", 0)
+            memory_bytes = max(banks, default=0) or None
+            devices.append(
+                Device(len(devices), "AMD GPU", memory_bytes, architecture=_target(version))
+            )
     return devices
+
+
+def _target(version: int) -> str:
+    """``gfx942`` of the kernel's 90402: major, minor and, in hexadecimal, stepping."""
+    return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}" if version else ""
 
 
 def _properties(path: Path) -> dict[str, int]:

@@ -15,6 +15,7 @@ from .fields import Fields
 from .files import read_object
 from .making import Making, read_making
 from .supervision import USUAL, Supervision, read_supervision
+from .support import Support, read_support
 from .variants import Variant, read_variants
 
 MODES = ("closed", "open", "static", "offline")
@@ -131,6 +132,7 @@ class LaunchPlan:
 
     ``node`` is None where the bundle runs on one node only. ``choice``: the fallback that this is,
     or the first choice, which lists ``fallbacks``. ``making``: the checkpoint that it makes first.
+    ``support``: what releases of the engine run on which architecture.
     """
 
     root: Path
@@ -152,6 +154,7 @@ class LaunchPlan:
     fallbacks: tuple[Listed, ...] = ()
     supervision: Supervision = USUAL
     making: Making | None = None
+    support: Support | None = None
 
     @property
     def folder(self) -> Path:
@@ -248,6 +251,7 @@ def load_plan(
         fallbacks=_listed(fields),
         supervision=read_supervision(fields),
         making=read_making(fields, root),
+        support=read_support(fields),
     )
 
 

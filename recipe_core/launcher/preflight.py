@@ -19,6 +19,7 @@ from .errors import LauncherError
 from .holders import holders
 from .machine import Device, Machine, detect
 from .plan import LaunchPlan, Needs, Process, is_path
+from .support import answers
 from .variants import advice
 
 # Drivers reserve a little more or less from release to release; a card of the same kind stays
@@ -79,7 +80,7 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
             for check in check_machine(needs_here(plan), machine, running=bool(own_ports))
         ),
     ]
-    checks += [*check_variants(plan, machine), engine_check]
+    checks += [*check_variants(plan, machine), engine_check, *check_kernels(plan, machine, version)]
     if plan.needs_model:
         checks.append(check_model(plan))
     ports = [process.port for process in listening(plan)]
@@ -319,6 +320,16 @@ def check_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
     return Check(
         "engine", "ok", f"{engine.name} {installed.version} ({installed.program})"
     ), installed.version
+
+
+def check_kernels(plan: LaunchPlan, machine: Machine, version: str | None) -> Iterator[Check]:
+    """What the release that is installed says to the devices that are here."""
+    support = plan.support
+    if support is None or machine.runtime != plan.needs.runtime:
+        return
+    release = (version or plan.engine.version).split("+")[0]
+    for told in answers(support, plan.engine.name, release, machine.devices, plan.needs.names):
+        yield Check("kernels", *told)
 
 
 def check_model(plan: LaunchPlan) -> Check:

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe_core.engines.spec import Engine
 from recipe_core.engines.spec import engine as engine_named
-from recipe_core.engines.support import Answer, Kind, answer
+from recipe_core.engines.support import Answer, Kind, answer, architectures_asked, releases_asked
 from recipe_core.hardware.cluster import roofline
 from recipe_core.model.attention import EncoderAttention, GroupedAttention, LinearAttention
 from recipe_core.model.spec import CompressedAttention, LatentAttention, ModelSpec
@@ -67,6 +67,8 @@ FORMS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 """Formats of ``scripts/engine_support/formats.yaml`` by who wrote a checkpoint ("": anyone) and
 its dtype; of several the one that the engine takes."""
+VENDORS = {"cuda": ("sm_",), "rocm": ("gfx",), "xpu": ("xe",)}
+"""How the names of a runtime's architectures begin."""
 LONGEST_WORDS = 200
 """Letters of an engine's words that a sentence quotes."""
 PLAIN = ("gqa", "mla", "encoder")
@@ -111,21 +113,43 @@ class Known:
 def known_of(setting: Setting) -> Known:
     """What the engine's release says of all that a setting needs."""
     device, engine = setting.cluster.device, setting.engine
-    attention, weights = _needs(setting.model, setting.weight_dtype)
-    if not (setting.caches or setting.model.is_encoder):
-        attention = ()
-    cache_name = _cache_name(setting)
     told = _known(
         _asked_of(engine),
         (device.architecture, device.title),
-        tuple(f"{kind} {cache_name}" for kind in attention),
-        weights,
+        *_needs_of(setting),
         setting.model.model_type,
     )
     if device.announced is None:
         return told
     doubt = f"whether {engine.title} starts on {device.title} is not known (nobody has run one)"
     return replace(told, unknown=(*told.unknown, doubt), unasked=True)
+
+
+def told_by_releases(setting: Setting) -> dict[tuple[str, str], Known]:
+    """What releases of the engine say of what a setting needs, by release and architecture.
+
+    All that were asked, oldest first, and all architectures of the device's vendor; of an engine
+    that wraps another the one release that it comes with, under the wrapper's own name. Sentences
+    name no release and no device. Empty where the engine was not asked.
+    """
+    engine, device = setting.engine, setting.cluster.device
+    name, own = _release_of(engine)
+    asked = releases_asked(name)
+    if engine.wraps:
+        asked = tuple(one for one in asked if one == own)
+    attention, weights = _needs_of(setting)
+    return {
+        (engine.version if engine.wraps else release, architecture): _known(
+            (name, release, engine.title),
+            (architecture, "this device"),
+            attention,
+            weights,
+            setting.model.model_type,
+        )
+        for release in asked
+        for architecture in architectures_asked(name, release)
+        if architecture.startswith(VENDORS.get(device.runtime, ("-",)))
+    }
 
 
 def untuned(setting: Setting) -> Known:
@@ -142,26 +166,38 @@ def untuned_time(setting: Setting, part: str, dtype: str) -> float:
 
     1 where the device's rates are fitted to measured runs, whichever kernels these took.
     """
-    name, release = _release_of(setting.engine)
-    architecture = setting.cluster.device.architecture
-    time = _untuned_time(name, release, architecture, f"{part} ", _writer(setting), dtype)
+    asked = (*_release_of(setting.engine), setting.cluster.device.architecture)
+    time = _untuned_time(asked, part, _writer(setting), dtype)
     return 1.0 if time == 1.0 or untuned(setting).untuned is False else time
 
 
 @lru_cache(4096)
-def _untuned_time(
-    name: str, release: str, architecture: str, part: str, writer: str, dtype: str
-) -> float:
+def _untuned_time(asked: tuple[str, str, str], part: str, writer: str, dtype: str) -> float:
     """The same, by what the release answers alone."""
-    asked = [
-        answer(name, release, architecture, "weights", part + f) for f in _forms(writer, dtype)
-    ]
-    found = min((one for one in asked if one is not None), key=_rank, default=None)
+    found = told_of_weights(asked, part, dtype, writer)
     if found is None or found.verdict != "yes":
         return 1.0
     if found.emulates:
         return EMULATED_TIME
     return GENERIC_TIME if found.generic else 1.0
+
+
+def told_of_weights(
+    asked: tuple[str, str, str], part: str, dtype: str, writer: str
+) -> Answer | None:
+    """What a release says of weights of a part ("dense", "experts") on an architecture.
+
+    Of several ways to store a format the best answer, and none where all that were asked are
+    refused but not all were asked. ``asked``: engine, release, architecture.
+    """
+    found = [answer(*asked, "weights", f"{part} {form}") for form in _forms(writer, dtype)]
+    best = min((one for one in found if one is not None), key=_rank, default=None)
+    return None if best is not None and best.verdict == "no" and None in found else best
+
+
+def told_of_format(engine: Engine, architecture: str, dtype: str, writer: str) -> Answer | None:
+    """What the engine that has the kernels says of dense weights, at its own release."""
+    return told_of_weights((*_release_of(engine), architecture), "dense", dtype, writer)
 
 
 def told_of_cut(setting: Setting, part: str, dtype: str) -> list[Answer]:
@@ -204,6 +240,17 @@ def _writer(setting: Setting) -> str:
     if stored is None or setting.weight_dtype != stored.dtype:
         return ""
     return stored.scheme.split("/")[0]
+
+
+def _needs_of(
+    setting: Setting,
+) -> tuple[tuple[str, ...], tuple[tuple[str, str, str], ...]]:
+    """Kinds of attention with their caches, and formats, that the engine needs kernels for."""
+    attention, weights = _needs(setting.model, setting.weight_dtype)
+    if not (setting.caches or setting.model.is_encoder):
+        attention = ()
+    cache_name = _cache_name(setting)
+    return tuple(f"{kind} {cache_name}" for kind in attention), weights
 
 
 def _needs(
@@ -331,8 +378,7 @@ class _Asking:
 
     def weights(self, part: str, dtype: str, writer: str) -> None:
         """Ask about a format of dense layers or of experts."""
-        asked = [self._ask("weights", f"{part} {form}") for form in _forms(writer, dtype)]
-        found = min((one for one in asked if one is not None), key=_rank, default=None)
+        found = told_of_weights(self.asked, part, dtype, writer)
         if found is None:
             return
         matrices = "experts" if part == "experts" else "weights"

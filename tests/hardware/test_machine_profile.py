@@ -395,4 +395,4 @@ def test_islands_links_and_names_of_tools():
     assert len(parsed.parse_rocm_topo(rocm)) == 8 * 7
     assert parsed.parse_amd_topo(amd) == {(0, 1): "XGMI", (1, 0): "XGMI"}
     usual = {"gfx9010": "gfx90a", "gfx9402": "gfx942", "gfx942": "gfx942", "gfx1100": "gfx1100"}
-    assert {printed: tools.gfx(printed) for printed in usual} == usual
+    assert {printed: machine.gfx(printed) for printed in usual} == usual

@@ -46,9 +46,13 @@ def test_kfd_lists_only_nodes_with_simds(tmp_path):
     for node, simds, size in (("0", 0, 1 << 40), ("1", 1216, SIZE)):
         bank = tmp_path / node / "mem_banks" / "0"
         bank.mkdir(parents=True)
-        (tmp_path / node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simds}\n")
+        (tmp_path / node / "properties").write_text(
+            f"cpu_cores_count 0\nsimd_count {simds}\ngfx_target_version 90402\n"
+        )
         (bank / "properties").write_text(f"heap_type 1\nsize_in_bytes {size}\n")
-    assert machine.read_kfd(tmp_path) == [Device(0, "AMD GPU", SIZE)]
+    assert machine.read_kfd(tmp_path) == [Device(0, "AMD GPU", SIZE, architecture="gfx942")]
+    (tmp_path / "1" / "properties").write_text("simd_count 416\ngfx_target_version 90010\n")
+    assert machine.read_kfd(tmp_path)[0].architecture == "gfx90a"
 
 
 def tool(folder, name, text, code=0):
@@ -66,6 +70,11 @@ def test_detect_through_the_tools(tmp_path, monkeypatch):
     assert "couldn't communicate" in found.notes[0]
     tool(tmp_path, "rocm-smi", next(data for name, data, _ in ROWS("devices") if name == "rocm"))
     assert (machine.detect().runtime, len(machine.detect().devices)) == ("rocm", 2)
+    old = '#!/bin/sh\ncase "$*" in *compute_cap*) echo "not a valid field"; exit 2;; esac\n'
+    path = tmp_path / "nvidia-smi"
+    path.write_text(f'{old}echo "NVIDIA A40, 46068, 45000"\n')
+    assert machine.detect().devices == (Device(0, "NVIDIA A40", 46068 << 20, 45000 << 20),)
+    assert machine.detect().notes == ()  # which an old driver's words are not
     tool(tmp_path, "nvidia-smi", H100.strip())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     found = machine.detect()

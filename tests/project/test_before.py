@@ -241,7 +241,7 @@ def test_a_bundle_built_again_starts_the_same_processes(path, tmp_path):
     assert [name.replace("-", "_") for name in now.engine.requires] == required
     engine = replace(plan.engine, requires=now.engine.requires, install=now.engine.install)
     assert now.startup_timeout_s >= plan.startup_timeout_s  # grows with the weights
-    later = ("startup_timeout_s", "needs", "fallbacks", "supervision")
+    later = ("startup_timeout_s", "needs", "fallbacks", "supervision", "support")
     joined = {name: getattr(now, name) for name in later}
     joined["api"] = replace(plan.api, key_variable=now.api.key_variable)
     assert now == replace(plan, engine=engine, **joined)

@@ -74,12 +74,13 @@ def detect() -> Found:
             versions[f"torch's {key.upper()}"] = str(torch[key])
     if torch_devices:
         readings.torch_memory_bytes = min(memory for _, memory, _ in torch_devices)
-        readings.architecture = torch_devices[0][2]
     devices = _most_frequent(devices, notes)
+    told = [*(device.architecture for device in devices), *(arch for _, _, arch in torch_devices)]
+    readings.architecture = next(filter(None, told), None)
     if runtime == "cuda":
         tools.read_nvidia(readings, versions, notes)
     elif runtime == "rocm":
-        tools.read_amd(readings, versions, notes)
+        tools.read_amd(versions, notes)
     return _described(host, runtime, devices, readings, versions, notes)
 
 

@@ -31,9 +31,6 @@ arch = lambda p: getattr(p, "gcnArchName", "").split(":")[0] or f"sm_{p.major}{p
 print(json.dumps({"cuda": torch.version.cuda, "hip": torch.version.hip,
                   "devices": [[p.name, p.total_memory, arch(p)] for p in props]}))
 """
-_AMD_ARCHITECTURE = re.compile(
-    r'"(?:GFX Version|target_graphics_version)":\s*"(gfx\w+)"', re.IGNORECASE
-)
 _AMD_DRIVER = re.compile(
     r'"(?:Driver version|driver_version|version)":\s*"([\d.]+[^"]*)"', re.IGNORECASE
 )
@@ -98,16 +95,14 @@ def ask_gaudi(notes: list[str]) -> list[machine.Device]:
 
 def read_nvidia(readings: Readings, versions: dict[str, str], notes: list[str]) -> None:
     """Fill in what nvidia-smi reports."""
-    fields = "driver_version,compute_cap,power.limit,pcie.link.gen.max,mig.mode.current"
+    fields = "driver_version,power.limit,pcie.link.gen.max,mig.mode.current"
     output = ask(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"], notes)
     cells: list[str] = []
     if output and output.strip():
         cells = [cell.strip() for cell in output.splitlines()[0].split(",")]
     if len(cells) == len(fields.split(",")):
-        driver, capability, power, generation, mig = cells
+        driver, power, generation, mig = cells
         versions["driver"] = driver
-        if re.fullmatch(r"\d+\.\d", capability):
-            readings.architecture = f"sm_{capability.replace('.', '')}"
         readings.power_watts = float(power) if re.fullmatch(r"\d+(\.\d+)?", power) else None
         readings.pcie_generation = int(generation) if generation.isdigit() else None
         if mig == "Enabled":
@@ -116,23 +111,15 @@ def read_nvidia(readings: Readings, versions: dict[str, str], notes: list[str]) 
         versions["CUDA of the driver"] = match[1]
 
 
-def read_amd(readings: Readings, versions: dict[str, str], notes: list[str]) -> None:
+def read_amd(versions: dict[str, str], notes: list[str]) -> None:
     """Fill in what rocm-smi or amd-smi reports."""
     shown = ask(["rocm-smi", "--showproductname", "--showdriverversion", "--json"], notes)
     shown = shown or ask(["amd-smi", "static", "--asic", "--driver", "--json"], notes) or ""
-    if match := _AMD_ARCHITECTURE.search(shown):
-        readings.architecture = gfx(match[1])
     if match := _AMD_DRIVER.search(shown):
         versions["driver"] = match[1]
     release = Path("/opt/rocm/.info/version")
     if release.is_file():
         versions["ROCm"] = release.read_text(encoding="utf-8").strip()
-
-
-def gfx(name: str) -> str:
-    """The usual spelling of names like gfx9010, as some releases of rocm-smi print gfx90a."""
-    match = re.fullmatch(r"gfx9(\d)(\d\d)", name.casefold())
-    return f"gfx9{match[1]}{int(match[2]):x}" if match else name.casefold()
 
 
 def read_pairs(runtime: str, notes: list[str]) -> Pairs:
