@@ -15,6 +15,7 @@ from recipe_core.hardware.profile import Device
 from recipe_core.model.dtypes import BYTES_PER_VALUE, compute_dtype
 from recipe_core.model.quantization import Quantization
 from recipe_core.model.spec import MATRIX_ROLES, ModelSpec, Role
+from recipe_core.space.kernels import told_of_format
 from recipe_core.space.serving import WIDE, Setting
 
 WEIGHT_ONLY = "int4"
@@ -143,15 +144,20 @@ def _is_format(technique: Technique, how: Estimated, base: Setting, verdict: Ver
     if dtype is None or dtype not in device.weight_dtypes or how.stored_bits is not None:
         return False
     engine = base.engine.wraps or base.engine.name
-    if no_kernels(engine, device.architecture, dtype, "") is not None:
+    told = told_of_format(base.engine, device.architecture, dtype, "")
+    if told is None or told.verdict == "unknown":
+        if no_kernels(engine, device.architecture, dtype, "") is not None:
+            return False
+    elif not told.runs:
         return False
     planned_wide = compute_dtype(dtype, device.peak_flops_per_s) in WIDE
     return planned_wide != (technique.act_bits < 16 and verdict == "native")
 
 
 def runs_weights(engine: Engine, device: Device, dtype: str) -> bool:
-    """Whether the files of engines or devices say that the engine runs weights in ``dtype``."""
-    if dtype in engine.online_weight_dtypes:
+    """Whether tables or files of engines or devices say that the engine runs ``dtype`` weights."""
+    told = told_of_format(engine, device.architecture, dtype, "")
+    if dtype in engine.online_weight_dtypes or (told is not None and told.runs):
         return True
     name = engine.wraps or engine.name
     return any(

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
-from recipe_core.engines.spec import Engine
+from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.hardware.cluster import Cluster, dtypes, fabric
 from recipe_core.hardware.offer_tables import offer_sources
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import offers_of
-from recipe_core.hardware.profile import Device
+from recipe_core.hardware.profile import Device, DtypeSupport
 from recipe_core.model.catalog import CatalogEntry
 from recipe_core.model.spec import (
     Attention,
@@ -21,6 +21,7 @@ from recipe_core.model.spec import (
     ModelSpec,
     MoeMlp,
 )
+from recipe_core.space.kernels import told_of_format
 
 
 def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str, Any]:
@@ -153,7 +154,11 @@ def _offer_cells(offer: Offer, today: date | None) -> tuple[str, ...]:
 
 
 def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:
-    """By weight format: what the silicon and engines support, with the source."""
+    """By weight format: what the silicon and engines support, with the source.
+
+    Engines whose releases were asked answer yes, no, emulated or unknown, others as documented:
+    native, weight-only, converted or none.
+    """
     table = dtypes()
     formats: dict[str, dict[str, Any]] = {}
     for row in table.support:
@@ -163,11 +168,24 @@ def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:
         if key in formats:  # a second row on the same format adds engines
             formats[key]["engines"] |= row.engines
             continue
-        formats[key] = row.model_dump(
-            include={"silicon", "engines", "status", "note"}, exclude_none=True
-        )
+        formats[key] = row.model_dump(include={"silicon", "status", "note"}, exclude_none=True)
         formats[key]["source"] = table.sources[row.source].model_dump(exclude_none=True)
+        formats[key]["engines"] = _told_of(device, row) | row.engines
     return formats
+
+
+def _told_of(device: Device, row: DtypeSupport) -> dict[str, str]:
+    """What engines that were asked say of a format: yes, no, emulated or unknown."""
+    writers = {"bitsandbytes nf4": "bitsandbytes", "GGUF": "gguf"}
+    told: dict[str, str] = {}
+    for name in engine_names():
+        asked = engine(name)
+        if device.runtime in asked.runtimes and not asked.wraps:
+            writer = writers.get(row.encoding or "", "")
+            found = told_of_format(asked, device.architecture, row.dtype, writer)
+            if found is not None:
+                told[name] = "emulated" if found.emulates else found.verdict
+    return told
 
 
 def engine_view(engine: Engine) -> dict[str, Any]:

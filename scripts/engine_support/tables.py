@@ -1,8 +1,9 @@
 """Answers of a release as rows of its table: architectures that answer alike share a row.
 
-``by_hand.csv`` holds what a person read where the engine's own answer is known to be blind; it
-makes a yes unknown. A release's file holds only what differs from the file of the next older
-release, so that a change is a row; the oldest holds all.
+``by_hand.csv`` holds what a person read where the engine's own answer is known to be blind, or
+where it has none: it takes the place of a yes, and its no is a row of its own. A release's file
+holds only what differs from the file of the next older release, so that a change is a row; the
+oldest holds all.
 """
 
 import csv
@@ -27,9 +28,10 @@ def write(engine, release, rows, output=None):
         # Several models may stand for one kind: what refuses one is not sure of the kind.
         if key not in found or WORST.index(answer[0]) < WORST.index(found[key][0]):
             found[key] = tuple(answer)
-    for key, (chosen, words, source) in _by_hand(engine, release).items():
-        if key in found and found[key][0] == "yes":
-            found[key] = ("unknown", chosen, words, source)
+    for key, answer in _by_hand(engine, release).items():
+        replaces = found[key][0] == "yes" if key in found else answer[0] == "no"
+        if replaces:
+            found[key] = answer
     changed = {key: answer for key, answer in found.items() if older.get(key) != answer}
     grouped = {}
     for (kind, subject, arch), answer in changed.items():
@@ -46,7 +48,7 @@ def _by_hand(engine, release):
     """What a person read of a release, by kind, subject and architecture."""
     with (HERE / "by_hand.csv").open(newline="", encoding="utf-8") as rows:
         return {
-            (row["kind"], row["subject"], arch): ("", row["words"], row["source"])
+            (row["kind"], row["subject"], arch): (row["answer"], "", row["words"], row["source"])
             for row in csv.DictReader(rows)
             if row["engine"] == engine
             if _key(row["from"]) <= _key(release) <= _key(row["until"])
