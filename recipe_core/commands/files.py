@@ -14,7 +14,7 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_commands
 from recipe_core.engines.grammar import programs
-from recipe_core.physics.serving.starts import DOUBT, is_uncertain
+from recipe_core.physics.serving.starts import DOUBT
 from recipe_core.search.plans import estimate_batch
 
 SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
@@ -192,10 +192,10 @@ def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str,
 
 def _of_request(answer: dict[str, Any]) -> dict[str, Any]:
     """The verdict in the estimate of a request; uncertain as that on a command may be."""
-    chance = answer.get("memory", {}).get("start_probability")
-    if not answer["feasible"] or chance is None or not is_uncertain(chance):
-        return {"ok": answer["feasible"], "reasons": answer["reasons"]}
     doubt = [note for note in answer["notes"] if note.startswith(DOUBT)]
+    if not answer["feasible"] or not doubt:
+        return {"ok": answer["feasible"], "reasons": answer["reasons"]}
+    chance = answer["memory"]["start_probability"]
     return {"ok": None, "verdict": "uncertain", "start_probability": chance, "reasons": doubt}
 
 

@@ -17,7 +17,6 @@ from recipe_core.base.labels import REFUSALS, split_name
 from recipe_core.base.units import band, chance_text, range_text, rounded
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.physics.bands import better_score, probability
-from recipe_core.physics.serving.starts import is_uncertain
 from recipe_core.request.objective import Goal
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_key
@@ -139,11 +138,16 @@ class PlanRows(ABC):
     def uncertain(self) -> Bool:
         """Rows that no rule but a limit refuses, and that may not start for all estimates tell.
 
-        Their probability is between the bounds of ``starts.yaml``.
+        Their probability is between two bounds, those of ``is_uncertain``.
         """
         if not self.blocks:
             return np.zeros(len(self), dtype=np.bool_)
-        return self.runs & is_uncertain(self.columns["start_probability"])
+        return self.runs & self.is_uncertain(self.columns["start_probability"])
+
+    @staticmethod
+    def is_uncertain(probability: Float) -> Bool:
+        """Which probabilities of a start do not tell whether it does."""
+        raise NotImplementedError
 
     @cached_property
     def certain(self) -> Bool:

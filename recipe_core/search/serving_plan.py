@@ -23,7 +23,7 @@ from recipe_core.physics.serving.bands import FOLLOWING, METRICS, bands, errors,
 from recipe_core.physics.serving.estimates import Estimates, estimate
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.simulate import MOST, requests_each
-from recipe_core.physics.serving.starts import longest_context, start_errors
+from recipe_core.physics.serving.starts import is_uncertain, longest_context, start_errors
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.objective import TIME_LIMITS, Goal, Limits
 from recipe_core.request.schema import PlanRequest
@@ -253,6 +253,7 @@ class ServingPlan(Plan):
         return loaded
 
     stack = staticmethod(stack)
+    is_uncertain = staticmethod(is_uncertain)
 
     @classmethod
     def of(cls, problem: ServingProblem, setting: Setting, cases: Cases) -> Self:

@@ -15,11 +15,11 @@ from recipe_core.hardware.cluster import short_title
 from recipe_core.physics.training.bands import METRICS, errors, uncertain
 from recipe_core.physics.training.estimates import TrainingEstimates, estimate
 from recipe_core.physics.training.results import TrainingEstimate
+from recipe_core.physics.training.starts import is_uncertain
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import TRAINING_TOKENS, shared_candidate
 from recipe_core.request.objective import Goal
 from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of, split_of
-from recipe_core.search.alternatives import SURE
 from recipe_core.search.confidence import confident
 from recipe_core.search.evaluated import EvaluatedCases, Physics, evaluate
 from recipe_core.search.launchable import FRAMEWORK, able, unable, ways_out
@@ -159,6 +159,7 @@ class TrainingPlan(Plan):
         pairs = every_case(problem, candidate or shared_candidate(problem.request))
         return [_judged(problem, evaluate(PHYSICS, *pair, searching=True)) for pair in pairs]
 
+    is_uncertain = staticmethod(is_uncertain)
     one_case = staticmethod(one_case)
     stack = staticmethod(stack_cases)
 
@@ -188,10 +189,8 @@ class TrainingPlan(Plan):
         return setting.cluster.device.name, setting.engine
 
     def _precedence(self) -> tuple[Any, ...]:
-        """Rows that surely start, those that start with ``SURE``, then the most probable first."""
-        chance = self.columns["start_probability"]
-        unlikely = chance < SURE
-        return np.where(unlikely, -chance, 0.0), self.uncertain.astype(np.int64) + unlikely
+        """Rows that start, then the others with the most probable first."""
+        return (np.where(self.uncertain, 1 - self.columns["start_probability"], 0.0),)
 
     @staticmethod
     def names_of(setting: TrainingSetting) -> Mapping[str, str]:

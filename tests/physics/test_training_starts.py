@@ -8,15 +8,14 @@ import pytest
 from recipe_core.base.intervals import factor_at, scores_below
 from recipe_core.commands.files import check_values
 from recipe_core.physics.bands import holding, probability
-from recipe_core.physics.serving.starts import DOUBT, is_uncertain, start_errors
+from recipe_core.physics.serving.starts import DOUBT, start_errors
 from recipe_core.physics.training.bands import band, bands, errors
 from recipe_core.physics.training.estimates import estimate
-from recipe_core.physics.training.starts import start_probability
+from recipe_core.physics.training.starts import SURE, is_uncertain, start_probability
 from recipe_core.present.tables import state_text
 from recipe_core.present.terminal import plan_text
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.alternatives import SURE
 from recipe_core.search.plans import estimate_batch, plan
 from recipe_core.search.problem import resolve
 from recipe_core.search.training_candidates import one_case
@@ -80,14 +79,12 @@ def test_what_surely_starts_is_ranked_first_and_the_rest_by_how_likely_it_starts
     chance, rate = (found.columns[name] for name in ("start_probability", "tokens_per_s"))
     best, unsure = found.best_row, found.uncertain
     assert (unsure == (found.runs & is_uncertain(chance))).all()
-    assert chance[best] >= start_errors().bounds[1] > SURE
+    assert start_errors().bounds[1] > chance[found.certain].min() >= SURE
     assert rate[best] == pytest.approx(rate[found.certain].max(), rel=1e-3)
-    assert rate[found.feasible].max() > 1.05 * rate[best]  # what is faster may not start
+    assert rate[found.feasible].max() > 1.02 * rate[best]  # what is faster may not start
     order = found.order
-    kind = np.where(~unsure[order], 0, np.where(chance[order] >= SURE, 1, 2))
-    assert (np.diff(kind) >= 0).all()
-    assert set(kind) == {0, 1, 2}
-    assert (np.diff(chance[order][kind == 2]) <= 0).all()
+    assert (np.diff(unsure[order].astype(int)) >= 0).all()
+    assert (np.diff(chance[order][unsure[order]]) <= 0).all()
     assert not found.frontier[unsure].any()
     last = int(order[-1])
     assert found.doubt(last).startswith(f"{DOUBT}: needs ")

@@ -9,11 +9,11 @@ from starlette.testclient import TestClient
 
 from recipe_core.bundle.write import write_bundle
 from recipe_core.doors.api import create_api
+from recipe_core.physics.training.starts import SURE
 from recipe_core.recipe.build import make_recipe
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.objective import Limits, Objective
 from recipe_core.request.schema import Options, PlanRequest
-from recipe_core.search.alternatives import SURE
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plans import plan
 from recipe_core.search.problem import TRAINING_GOALS, resolve
@@ -115,13 +115,13 @@ def test_weights_rank_as_columns_multiplied_by_hand(weights):
         merit *= ranked[column].to_numpy(dtype=float) ** (sign * weight)
     slack = 0.0011 if len(weights) == 1 else 0.011  # what ties, the simpler first
     chance = ranked["start_probability"].to_numpy()
-    place = np.where(ranked["state"] == "holds", 0, np.where(chance >= SURE, 1, 2))
-    assert place[0] == 0
-    assert (np.diff(place) >= 0).all()  # those that surely start, those that probably do, the rest
-    assert (np.diff(chance[place == 2]) <= 0).all()
-    for group in (merit[place == 0], merit[place == 1]):
-        assert group[-1] > 1.1 * group[0]
-        assert (group >= np.maximum.accumulate(group) * (1 - slack)).all()
+    holds = (ranked["state"] == "holds").to_numpy()
+    assert holds[0]
+    assert (holds == (chance >= SURE)).all()
+    assert (np.diff(holds.astype(int)) <= 0).all()  # those that start, then the rest
+    assert (np.diff(chance[~holds]) <= 0).all()
+    assert merit[holds][-1] > 1.1 * merit[0]
+    assert (merit[holds] >= np.maximum.accumulate(merit[holds]) * (1 - slack)).all()
 
 
 @over("name limit", SHARED.items())

@@ -14,7 +14,6 @@ from recipe_core.base.units import duration
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
-from recipe_core.physics.serving.starts import is_uncertain
 from recipe_core.physics.training.activations import recomputed_share
 from recipe_core.physics.training.bands import band
 from recipe_core.physics.training.data_loading import waiting_s
@@ -46,7 +45,7 @@ from recipe_core.physics.training.results import (
 )
 from recipe_core.physics.training.run import SECONDS_PER_HOUR, Run, run
 from recipe_core.physics.training.schedule import step_parts
-from recipe_core.physics.training.starts import start_probability, uncertain_text
+from recipe_core.physics.training.starts import is_uncertain, start_probability, uncertain_text
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.rollout import Sampling
 from recipe_core.space.training import (

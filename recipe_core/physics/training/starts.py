@@ -2,8 +2,8 @@
 
 A job starts where its peak fits into what a process can have of a device. Measured peaks are
 distributed about their estimates as the band of ``peak_memory_bytes`` says (``bands.yaml``). On a
-device that is no more than announced nobody knows whether anything starts. The bounds between which
-a start is uncertain are those of serving (``physics/serving/starts.yaml``).
+device that is no more than announced nobody knows whether anything starts. The bound below which a
+start is refused is that of serving (``physics/serving/starts.yaml``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ import math
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.intervals import scores_below
 from recipe_core.base.units import chance_text, gib
 from recipe_core.physics.bands import probability
 from recipe_core.physics.serving.starts import DOUBT, start_errors
 from recipe_core.physics.training.bands import band
 from recipe_core.space.training import TrainingSetting
+
+SURE = 0.8
+"""From which probability on a job counts as one that starts."""
+
+
+def is_uncertain(probability: Float) -> Bool:
+    """Cases of which estimates do not tell whether they start."""
+    return np.asarray((probability >= start_errors().bounds[0]) & (probability < SURE))
 
 
 def start_probability(setting: TrainingSetting, peak_bytes: Float, usable_bytes: float) -> Float:
@@ -27,6 +35,8 @@ def start_probability(setting: TrainingSetting, peak_bytes: Float, usable_bytes:
     Between the levels of the band normal scores are linear in log(measured / estimated).
     """
     factors = band(setting, "peak_memory_bytes").factors
+    if usable_bytes <= 0:
+        return np.zeros(np.shape(peak_bytes))
     fits = np.array(probability(scores_below(factors, usable_bytes / peak_bytes)))
     return fits if setting.cluster.device.announced is None else fits * start_errors().unknown
 
