@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from recipe_core.base.described import DESCRIBED
 from recipe_core.base.types import Count, Degree, KvDtype, Text, Tokens, WeightDtype
@@ -128,6 +128,7 @@ class ServingCandidate(_Degrees):
     are not shared dp comes to the same."""
 
 
+Recompute = Literal["none", "selective", "full"]
 RecomputedModule = Literal[
     "core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"
 ]
@@ -146,7 +147,7 @@ class TrainingCandidate(_Degrees):
     micro_batch: Count | None = None
     """Sequences that a replica computes at once."""
 
-    recompute: Literal["none", "selective", "full"] | None = None
+    recompute: Recompute | None = None
     """Activations made again in the backward pass: none, those of some operators (``selective``),
     or all but each layer's input (``full``)."""
 
@@ -156,8 +157,8 @@ class TrainingCandidate(_Degrees):
 
     recompute_modules: tuple[RecomputedModule, ...] | None = None
     """Parts of a layer that ``selective`` makes again, in Megatron Core's words: scores of
-    attention, expansions of latents, activations of experts, norms, or whole blocks; left out, what
-    the framework's ``selective`` means."""
+    attention, expansions of latents, activations of experts, norms, or whole blocks; they imply
+    ``selective``. Left out, what the framework's ``selective`` means."""
 
     overlap_experts: bool | None = None
     """Whether tokens travel to and from experts while another micro-batch is computed; left out,
@@ -174,7 +175,7 @@ class TrainingCandidate(_Degrees):
     do."""
 
     recompute_layers: Degree | None = None
-    """Layers of the model that are recomputed; left out, all."""
+    """Layers of the model that are recomputed, by ``selective`` or ``full``; left out, all."""
 
     offload: Literal["none", "optimizer", "optimizer-nvme"] | None = None
     """Where optimizer states live: on the device (``none``), in the host's memory (``optimizer``)
@@ -187,6 +188,27 @@ class TrainingCandidate(_Degrees):
     gradient_sync: Literal["micro-batch", "step"] | None = None
     """When replicas exchange gradients: after every micro-batch or once a step; left out, after
     every micro-batch."""
+
+    @property
+    def recomputing(self) -> tuple[Recompute, ...]:
+        """What may be recomputed, simplest first: as stated, else what the other fields go with."""
+        if self.recompute is not None:
+            return (self.recompute,)
+        if self.recompute_modules:
+            return ("selective",)
+        return ("selective", "full") if self.recompute_layers else ("none", "selective", "full")
+
+    @model_validator(mode="after")
+    def _something_is_recomputed(self) -> Self:
+        for name, kinds in (
+            ("recompute_modules", ("selective",)),
+            ("recompute_layers", ("selective", "full")),
+        ):
+            if getattr(self, name) and self.recompute not in (None, *kinds):
+                raise ValueError(
+                    f"{name} goes with recompute {' or '.join(kinds)}, not {self.recompute}"
+                )
+        return self
 
 
 class CandidateRequest(TrainingCandidate, ServingCandidate):

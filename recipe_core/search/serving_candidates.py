@@ -179,7 +179,11 @@ def engine_of(name: str | None, place: Cluster, task: Task = "generate") -> Engi
 
 
 def settings(problem: ServingProblem) -> list[Setting]:
-    """Every cluster × engine × weight format × cache format of the options, without repeats."""
+    """Every cluster × engine × weight format × cache format of the options, without repeats.
+
+    Raises:
+        InputError: for windows to judge where no engine waits to fill a batch.
+    """
     options = problem.request.options
     out: dict[tuple[Any, ...], Setting] = {}
     for k, place in enumerate(problem.clusters):
@@ -189,6 +193,13 @@ def settings(problem: ServingProblem) -> list[Setting]:
                 for cache in options.kv_dtypes:
                     one = setting(problem, spec, weights, cache, place)
                     out[k, spec.name, one.weight_dtype, one.kv_dtype] = one
+    engines = {one.engine.title: one.engine for one in out.values()}
+    if options.batch_windows_ms and not any(spec.batcher for spec in engines.values()):
+        raise InputError(
+            f"no batches are formed by a window ({', '.join(engines)}).",
+            field="options.batch_windows_ms",
+            hint="Leave it out, or name an engine that does (triton-onnxruntime).",
+        )
     return list(out.values())
 
 

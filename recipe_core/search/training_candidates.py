@@ -214,7 +214,7 @@ def one_case(
         "virtual_stages": c.virtual_stages or 1,
         "zero_stage": c.zero_stage or 0,
         "micro_batch": c.micro_batch,
-        "recompute": RECOMPUTE.index(c.recompute or "none"),
+        "recompute": RECOMPUTE.index(c.recomputing[0]),
         "shard": c.shard or c.dp * (c.cp or 1),
     }
     shared = settings(problem)[0]
@@ -332,7 +332,7 @@ def _varied(
         "micro_batch": [micro_batch],
         "zero_stage": range(4) if c.zero_stage is None else [c.zero_stage],
         "virtual_stages": [c.virtual_stages] if c.virtual_stages else VIRTUAL_STAGES,
-        "recompute": [RECOMPUTE.index(c.recompute)] if c.recompute else range(len(RECOMPUTE)),
+        "recompute": [RECOMPUTE.index(kind) for kind in c.recomputing],
         "hybrid": [0, 1] if hybrid_too else [0],
     }
     grid = np.meshgrid(legal, *map(np.array, axes.values()), indexing="ij")
