@@ -77,7 +77,7 @@ chain: .venv/.torch
 check: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 
 format: .venv/.test
 	$(BIN)/ruff check --fix .

@@ -250,6 +250,7 @@ def test_what_cannot_be_traced_is_named(split, said):
     assert said in str(refusal(trace_training, *planned(step_request(**split))))
 
 
+@pytest.mark.nightly
 def test_a_compiled_block_keeps_gate_up_and_their_product():
     """6f bytes a token after torch's own partitioner, 8f one operator at a time; both beside the
     block's input.

@@ -186,6 +186,7 @@ def test_models_left_out_are_predicted_within_their_bands(prepared):
     assert 0.75 < by_others.mean() < held(losses, counted(losses, every)).mean()
 
 
+@pytest.mark.nightly
 def test_new_lines_are_predicted_within_wider_bands(prepared):
     left, losses = predicted(as_strangers(prepared), relatives(prepared))
     assert set(left.known) == {Known.NOTHING}

@@ -33,14 +33,16 @@ def main(words=None):
     for name in ("compare", "accept"):
         action = actions.add_parser(name)
         action.add_argument("--only", action="append", default=[], metavar="TEXT")
+        action.add_argument("--but", action="append", default=[], metavar="TEXT")
         action.add_argument("--processes", type=int, default=PROCESSES)
     actions.choices["accept"].add_argument("--reason", required=True)
     arguments = parser.parse_args(words)
     if arguments.action == "accept" and not arguments.reason.strip():
         parser.error('an empty reason; say why answers change: REASON="…"')
     settle()
-    now = answers_now(arguments.only, arguments.processes)
-    changed = compare(recorded(arguments.only), now)
+    meant = arguments.only, arguments.but
+    now = answers_now(*meant, processes=arguments.processes)
+    changed = compare(recorded(*meant), now)
     sys.stdout.write(f"{report(changed, len(now))}\n")
     if arguments.action == "compare":
         return int(bool(changed))
@@ -49,18 +51,18 @@ def main(words=None):
     return 0
 
 
-def answers_now(only=(), processes=PROCESSES):
-    """The answers of today to the requests whose names hold one of the texts, or to all."""
+def answers_now(only=(), but=(), processes=PROCESSES):
+    """The answers of today to the requests that are meant: see ``is_meant``."""
     from tests.corpus.asking import answer, entries
 
-    asked = {name: values for name, values in entries().items() if _is_meant(name, only)}
+    asked = {name: values for name, values in entries().items() if is_meant(name, only, but)}
     if processes < 2:
         return {name: answer(values) for name, values in asked.items()}
     with ProcessPoolExecutor(processes, initializer=settle) as pool:
         return dict(zip(asked, pool.map(answer, asked.values()), strict=True))
 
 
-def recorded(only=(), folder=FOLDER / "answers"):
+def recorded(only=(), but=(), folder=FOLDER / "answers"):
     """The recorded answers by name."""
     from recipe_core.base.documents import parse_json
 
@@ -68,12 +70,13 @@ def recorded(only=(), folder=FOLDER / "answers"):
     return {
         name: parse_json(path.read_text(encoding="utf-8"), name)
         for name, path in found.items()
-        if _is_meant(name, only)
+        if is_meant(name, only, but)
     }
 
 
-def _is_meant(name, only):
-    return not only or any(text in name for text in only)
+def is_meant(name, only, but=()):
+    """Whether a name holds one of the texts of ``only``, or there are none, and none of ``but``."""
+    return (not only or any(text in name for text in only)) and not any(t in name for t in but)
 
 
 def compare(before, now):

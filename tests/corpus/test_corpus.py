@@ -12,11 +12,26 @@ from tests.corpus.values import NOTHING, differences
 from tests.fixtures.paths import ROOT
 from tests.fixtures.rows import over, table
 
+LONG = ("over_time/", "sizes/embeddings", "sizes/nothing-within", "llama-8b-every-technique")
+"""Requests that are asked at night: a tenth of them, which takes two fifths of the time."""
 
-def test_answers_are_as_recorded():
-    program = [sys.executable, "-m", "tests.corpus", "compare", "--processes", "1"]
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([word for text in LONG for word in ("--but", text)], id="most"),
+        pytest.param(
+            [word for text in LONG for word in ("--only", text)],
+            id="long",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_answers_are_as_recorded(words):
+    program = [sys.executable, "-m", "tests.corpus", "compare", "--processes", "1", *words]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "of 0 answers" not in done.stdout
 
 
 @over("path, value, found", table("corpus", "changes"))

@@ -72,9 +72,9 @@ def test_a_bundle_of_the_wizard_outlives_a_kill_and_answers(
 
 
 def test_a_link_opens_every_page(page: Any, address: str) -> None:
-    """Two are held against axe; narrow windows and dark pages belong to the night."""
+    """Two are held against axe; narrow and dark ones, and all measured runs, are of the night."""
     wrong = {}
-    for step in PAGES:
+    for step in PAGES.keys() - {"measured"}:
         open_step(page, address, step, f"{LLAMA_70B}&hardware.device=mi300x&pins={TP8}")
         if step in QUESTIONS:
             page.get_by_text("Llama-3.1-70B-Instruct · 8 × MI300X").wait_for()

@@ -84,7 +84,7 @@ def hill(at_s):
     return max(0.0, 10 * float(np.sin(np.pi * (at_s - 1800) / 7200))) if at_s < 9000 else 0.0
 
 
-@over("policy", ROWS)
+@over("policy", list(ROWS), share=3)
 def test_numbers_are_whole_within_bounds_and_those_of_each_alone(policy):
     numbers = run([scaling(policy)], hill, start_s=120)
     assert (numbers == np.rint(numbers)).all()

@@ -171,6 +171,7 @@ def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_agains
         assert said in str(refusal(profiling.assembled, found, measured, kind=NoAnswer))
 
 
+@pytest.mark.nightly
 def test_disks_loads_and_collectives_are_part_of_the_profile():
     rates = DiskRates(1.2e9, 3.4e9, 5000.0, 1 << 30, direct=True)
     disk = profiling.assembled(found_here(), measured_here(disk=rates)).device.disk

@@ -22,7 +22,7 @@ def figure(answer, path):
     return answer
 
 
-@over("catalogue row", ROWS)
+@over("catalogue row", ROWS, share=3)
 def test_estimates_are_near_what_was_published_and_stand_to_others_as_they_must(catalogue, row):
     base, changes = row["request"]
     answer = catalogue.answer(base, changes)

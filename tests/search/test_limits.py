@@ -75,7 +75,7 @@ def test_the_nearest_split_that_fits_differs_least(query):
         assert board.key(odd) == "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
 
 
-@over("changes", table("search", "nothing_fits"))
+@over("changes", table("search", "nothing_fits"), share=3)
 def test_where_nothing_fits_changes_let_something_in(changes):
     board = plan(change(DEFAULT, changes))
     assert board.best is None
@@ -340,7 +340,7 @@ def test_every_limit_on_money_is_tried_here_and_on_one_stated_split_too():
     assert "the limit of $60 an hour cannot be judged" in answer["reasons"][0]
 
 
-@over("kind name limit said", JUDGED)
+@over("kind name limit said", JUDGED, share=3)
 def test_a_limit_on_money_refuses_what_has_no_price(kind, name, limit, said):
     limits = {"limits": {name: limit}}
     alone = priced(kind, [GH200], **limits)

@@ -58,7 +58,7 @@ def by_split(splits):
     return out
 
 
-@over("case", [values(**parts) for parts in table("search", "loads").values()])
+@over("case", [values(**parts) for parts in table("search", "loads").values()], share=2)
 def test_every_split_is_at_its_best_load(case):
     searched = plan(PlanRequest.parse(case))
     listed = {"workload": {"mode": "closed", "concurrency": DENSE[0]}}

@@ -74,13 +74,16 @@ def several(root, model, processes, named, *, dies=False):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Each method by one process; most start from random weights that were trained on chats."""
-    root, first = tmp_path_factory.mktemp("alone"), {"whole": {}, "chat": CHAT}
-    return several(root, root / "chat" / "run" / "model", 1, first | ALONE)
+    root = tmp_path_factory.mktemp("alone")
+    return several(root, root / "chat" / "run" / "model", 1, {"chat": CHAT} | ALONE)
 
 
 @pytest.fixture(scope="module")
-def whole(alone):
-    return alone["whole"]
+def whole(tmp_path_factory):
+    """A run on text by one process."""
+    job = Job(tmp_path_factory.mktemp("whole") / "whole")
+    Job.run_several([job], 1)
+    return job
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,7 @@ def test_a_killed_run_on_chats_goes_on_bit_by_bit(chat, tmp_path):
     assert job.losses() == chat.losses()
 
 
+@NIGHTLY
 def test_preferences_start_at_the_reference_and_margins_are_recorded(alone):
     """Before the first step model and reference are one, so the loss is ln 2 (equation 7)."""
     for name in ("dpo", "dpo-lora"):
@@ -118,6 +122,7 @@ def test_preferences_start_at_the_reference_and_margins_are_recorded(alone):
     assert float(rows[-1]["reward_margin"]) != 0
 
 
+@NIGHTLY
 def test_adapters_come_out_alone_and_merged_into_the_base_that_was_trained(chat, alone):
     """peft's names and shapes; the merged model is the base with scale · B A added, no more."""
     import torch
