@@ -9,7 +9,7 @@ import numpy as np
 from recipe_core.base.units import gib
 from recipe_core.calibration.facts import HELD
 from recipe_core.measured.imports.imported import Imported
-from recipe_core.physics.serving.logged_cache import counts_tokens, logged_requests, logs_less
+from recipe_core.physics.serving.logged_cache import logged_requests, logged_tokens, logs_less
 from recipe_core.search.plan import Plan
 
 PARTS = {"activations_bytes": "activations", "runtime_bytes": "memory outside torch"}
@@ -24,10 +24,11 @@ def as_logged(plan: Plan, row: int, figures: Figures) -> dict[str, float]:
     cases = block.cases.take(np.array([place]))
     if not logs_less(block.setting, cases):
         return {}
-    requests = float(logged_requests(block.setting, cases, figures["kv_cache_bytes"])[0])
+    pool = figures["kv_cache_bytes"]
+    requests = float(logged_requests(block.setting, cases, pool)[0])
     out = {"max_concurrency": requests, HELD: figures["kv_cache_tokens"]}
-    if counts_tokens(block.setting):
-        out["kv_cache_tokens"] = requests * float(cases.max_context[0])
+    if (tokens := logged_tokens(block.setting, cases, pool)) is not None:
+        out["kv_cache_tokens"] = float(tokens[0])
     return out
 
 

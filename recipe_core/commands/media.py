@@ -40,7 +40,11 @@ def as_started(shared: Setting, case: Case) -> Setting:
         spec = spec.without_graphs()
     if case.meant.whole_encoders:
         spec = spec.with_whole_encoders()
-    effects = effects_of(spec, case.meant.own_options, case.launch.env)
+    effects = replace(
+        effects_of(spec, case.meant.own_options, case.launch.env),
+        sequences_open=spec.memory.compressed_pools is not None
+        and "max_num_seqs" not in case.meant.candidate,
+    )
     if spec is shared.engine and effects == shared.effects:
         return shared
     return replace(shared, engine=spec, effects=effects)

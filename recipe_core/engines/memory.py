@@ -59,6 +59,24 @@ class CacheGroups(_Rule):
     overlaps_steps: bool = True
 
 
+class CompressedPools(_Rule):
+    """Pools of compressed caches, a kind each, where layers do not share blocks.
+
+    ``page_tokens``: of a page. A window is freed in steps of ``freed_after_tokens``;
+    ``kept_windows`` more of each request are kept for prefixes, and ``steps`` steps are written at
+    once. ``window_share``: tokens of the window's pool over those of the cache, where the server is
+    not told how many requests run. ``release`` and ``runtimes``: where this holds.
+    """
+
+    page_tokens: Whole
+    freed_after_tokens: Whole
+    kept_windows: Whole
+    steps: Whole
+    window_share: Annotated[float, Field(gt=0, le=1)]
+    release: str
+    runtimes: tuple[Runtime, ...]
+
+
 class GraphMemory(_Rule):
     """Captured graphs, which an engine measures before it sizes the cache.
 
@@ -168,7 +186,8 @@ class MemoryUse(_Data):
     where that is a share of the whole memory rather than what it uses. ``row_padding``,
     ``expert_tiles`` and ``whole_blocks``: where weights take more than the checkpoint's bytes; the
     first tiles for a device count. ``groups``: how caches of several kinds share a pool (None: each
-    by itself). ``sampler_bytes_per_logit``: of the largest buffers while a step samples;
+    by itself), ``compressed_pools``: how those of compressed attention lie apart.
+    ``sampler_bytes_per_logit``: of the largest buffers while a step samples;
     ``sampler_state_bytes_per_logit``: of what the sampler keeps for each sequence it may hold, as
     counts of its tokens. ``kept_scores``: copies of an encoder's attention scores that it stores
     while a layer runs (0: its kernels store none). ``graphs``: None where captured graphs are in no
@@ -193,6 +212,7 @@ class MemoryUse(_Data):
     expert_tiles: tuple[ExpertTiles, ...] = ()
     whole_blocks: tuple[WholeBlocks, ...] = ()
     groups: CacheGroups | None = None
+    compressed_pools: CompressedPools | None = None
     graphs: GraphMemory | None = None
     encoder: EncoderUse | None = None
 

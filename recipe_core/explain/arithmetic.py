@@ -25,6 +25,7 @@ from recipe_core.physics.serving.cache import (
     state_bytes,
 )
 from recipe_core.physics.serving.cache_pages import Packing
+from recipe_core.physics.serving.compressed_pools import CachePools
 from recipe_core.physics.serving.memory import stage_columns
 from recipe_core.physics.serving.results import ServingEstimate
 from recipe_core.physics.serving.weights import (
@@ -169,7 +170,7 @@ def _cache(setting: Setting, case: Cases, start: int, end: int) -> str:
     model = setting.model
     layers = [(model.kinds[kind][0], count) for kind, count in _kinds(setting, start, end)]
     shared = shared_blocks(setting, tuple(layers), case)
-    if isinstance(shared, Packing):
+    if isinstance(shared, Packing | CachePools):
         return "blocks shared by the caches of several layers"
     if shared is not None:
         blocks = float((shared.request_bytes(context) / shared.block_bytes)[0])

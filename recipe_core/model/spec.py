@@ -329,8 +329,8 @@ class ModelSpec:
 
     @property
     def partial(self) -> bool:
-        """Whether a tower of the checkpoint is left out of all that is counted."""
-        return any(note.endswith(NO_TOWER) for note in self.notes)
+        """Whether a tower, or another part of the checkpoint, is left out of what is counted."""
+        return any(note.endswith((NO_TOWER, "not counted.")) for note in self.notes)
 
     @property
     def is_moe(self) -> bool:

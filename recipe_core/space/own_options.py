@@ -31,6 +31,7 @@ class Effects:
     ``uncounted``: sentences of what is not in the estimate; ``moved``: what these move ("memory",
     "time"). ``host_weights_bytes``: weights of a device that stay in the host's memory.
     ``cache_bytes``, ``cache_blocks`` and ``cache_tokens``: a stated size of a device's cache.
+    ``sequences_open``: how many requests run at once is left to the engine.
     """
 
     uncounted: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class Effects:
     cache_blocks: int | None = None
     cache_tokens: int | None = None
     adapters: Adapters | None = None
+    sequences_open: bool = False
 
 
 NONE = Effects()

@@ -8,14 +8,17 @@ import pytest
 from recipe_core.base.units import GIB
 from recipe_core.engines.memory import captured_sizes
 from recipe_core.fleet.service import service_of
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.host_links import link_rates
 from recipe_core.hardware.profile import Transfers
+from recipe_core.hardware.request import HardwareRequest
 from recipe_core.model.catalog import catalog_model
 from recipe_core.model.spec import layer_kinds
 from recipe_core.physics.serving import cache
+from recipe_core.physics.serving.cache import assumed_layout
 from recipe_core.physics.serving.cache_groups import CacheKind, PageRules, group_size, grouped
 from recipe_core.physics.serving.cache_pages import packing
+from recipe_core.physics.serving.logged_cache import logged_tokens
 from recipe_core.physics.serving.memory import memory
 from recipe_core.physics.serving.operators import Step, step_parts
 from recipe_core.physics.serving.simulate import simulate
@@ -23,6 +26,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan as plan_of
 from recipe_core.search.plans import plan_candidate
 from recipe_core.space.reuse import ReuseCurve
+from tests.commands.test_check import check, ground
 from tests.conftest import make_request
 from tests.fixtures.catalogues import table
 from tests.fixtures.rows import over
@@ -304,9 +308,6 @@ def test_the_cache_is_not_divided_and_what_is_in_flight_counts_once():
     two, eight = (one(tp=tp)[0].estimates.memory.sequence_bytes for tp in (2, 8))
     assert two == eight
     assert two[0] < 0.03 * GIB
-    sglang = one(engine="sglang")[0]
-    layers, cases = layer_kinds(sglang.setting.model.layers), sglang.cases
-    assert cache.in_flight_bytes(sglang.setting, layers, cases, cases.max_context) == 0
     # layers without entries keep their window
     only = packing(((catalog_model(FLASH).layers[0].attention, 2),), 1.0)
     assert only.block_bytes == 2 * 37_440
@@ -348,3 +349,77 @@ def test_only_layers_with_entries_make_and_choose_them_and_streams_cost_time():
     assert "hyper_connections" not in single
     assert four["norms"] == single["norms"]
     assert decode(block, 8000, 256.0)["hyper_connections"] > four["hyper_connections"] > 0
+
+
+def test_lines_of_a_log_are_those_of_the_release():
+    """Gemma 4 31B on an A100: 55 thousand tokens by 0.20.0, 525 thousand by 0.21.0 (vllm#43308)."""
+    tokens = {}
+    for release in ("0.20.0", "0.21.0"):
+        plan, row = plan_candidate(
+            make_request(
+                "google/gemma-4-31B-it-qat-w4a16-ct",
+                device="a100-sxm-80gb",
+                per_node=1,
+                workload={"concurrency": 1, "max_context": 262_144},
+                candidate={"engine": "vllm", "engine_version": release, "tp": 1, "pp": 1, "dp": 1},
+            )
+        )
+        block, place = plan.at(row)
+        cases = block.cases.take(np.array([place]))
+        assert assumed_layout(block.setting) is None
+        tokens[release] = float(logged_tokens(block.setting, cases, 53e9)[0])
+    # groups of ten layers: five with windows and one without; pages of 16 tokens and 16 KV heads
+    blocks = 53e9 // (10 * 16 * 2 * 16 * 256 * 2)
+    assert tokens["0.20.0"] == blocks // 6 * 16 == pytest.approx(55e3, rel=0.05)
+    assert tokens["0.21.0"] == pytest.approx(525e3, rel=0.15)  # its longest context is not told
+
+
+def test_pools_of_compressed_caches_are_those_of_sglangs_source():
+    """DeepSeek-V4-Flash: 43 layers, of which 21 have an indexer and 20 entries of 128 tokens.
+
+    On eight L20 a server that was not told its requests logged 120,576 tokens, 0.85 GB of a pool of
+    20 GB: the rest was reserved (sglang#28620, a development build).
+    """
+    window = 43 * 260 * 576 / 256 + 21 * 8 / 256 * (2048 + 512) * 4
+    entries = 21 * (65 * 576 / 64 / 4 + 132 / 4) + 20 * 3 * 576 / 2 / 128
+    state = 20 * 128 * 1024 * 4
+    slots = 256 * (128 + 128 + 256 + 256) + 2 * 8192 + 256 + 4 * 256 * (128 + 256)
+    limits = {"max_num_seqs": 256, "max_batched_tokens": 8192}
+    plan, row = plan_candidate(on_sglang("h200-sxm", limits))
+    held = plan.estimate(row).memory
+    left = held.kv_cache_bytes - slots * window - 259 * state
+    assert held.kv_cache_tokens == pytest.approx(left / entries, rel=0.001)
+    block, place = plan.at(row)
+    cases = block.cases.take(np.array([place]))
+    assert assumed_layout(block.setting) is None
+    open_ = replace(block.setting, effects=replace(block.setting.effects, sequences_open=True))
+    pool = np.array([held.kv_cache_bytes])
+    shared = cache.shared_blocks(open_, open_.model.kinds, cases, pool)
+    assert shared.token_bytes == pytest.approx(entries + 0.1 * window)
+    assert shared.fixed_bytes == pytest.approx(4099 * state)  # 32,768 tokens at most each
+    # a request of few tokens still takes windows of a pool that is a tenth of the cache
+    assert shared.request_bytes(np.array([256.0])) == pytest.approx(7680 * shared.token_bytes)
+    # on ROCm, and of another release, nobody read it
+    for setting in (
+        replace(open_, engine=open_.engine.model_copy(update={"version": "0.5.22"})),
+        replace(open_, cluster=cluster(HardwareRequest(device="mi300x", per_node=8))),
+    ):
+        assert "pools of its own" in assumed_layout(setting)
+
+
+def test_a_server_that_is_not_told_its_requests_reserves_most_of_small_devices():
+    """Whether eight L20 hold a request of the longest context is within the error of estimates."""
+    command = "sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash --tp 8"
+    answer = check(command, ground("l20", gpus=8))
+    assert answer["verdict"] == "uncertain"
+    told = check(f"{command} --max-running-requests 64", ground("l20", gpus=8))
+    assert told["estimate"]["memory"]["kv_cache_tokens"] > 1e6
+
+
+def on_sglang(device, limits):
+    return make_request(
+        "deepseek-ai/DeepSeek-V4-Flash",
+        device=device,
+        workload={"concurrency": 8, "max_context": 32_768},
+        candidate={"engine": "sglang", "tp": 8, "pp": 1, "dp": 1} | limits,
+    )

@@ -199,6 +199,21 @@ def test_a_figure_comes_with_its_band():
         _ = estimate.tpot
 
 
+def test_of_one_request_times_per_token_hold_what_the_throughput_says():
+    """Llama 3.3 70B in NVFP4 alone on a DGX Spark writes 4.0 to 4.2 tokens a second."""
+    asked = make_request(
+        "nvidia/Llama-3.3-70B-Instruct-NVFP4",
+        device="dgx-spark",
+        per_node=1,
+        workload={"input_tokens": 128, "output_tokens": 512, "concurrency": 1},
+        candidate={"engine": "vllm", "tp": 1, "pp": 1, "dp": 1},
+    )
+    bands = estimate_batch([asked.to_json()])[0]["bands"]
+    low, high = bands["output_tokens_per_s"]
+    assert low < 4.0 < 4.2 < high
+    assert bands["tpot_s"][0] <= 1 / high < 1 / low <= bands["tpot_s"][1]
+
+
 def test_a_split_that_cannot_run_has_no_figures_and_estimates_are_values():
     table = plan(make_request(LLAMA_70B, "rtx-4090", 1))
     estimate = table.estimate(table.nearest_row())

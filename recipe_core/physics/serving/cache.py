@@ -9,11 +9,13 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int, add
 from recipe_core.engines.history import release_key
+from recipe_core.engines.memory import CompressedPools
 from recipe_core.model.attention import GroupedAttention
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Attention, CompressedAttention, LatentAttention, Layer
 from recipe_core.physics.serving.cache_groups import CacheKind, Grouped, PageRules, grouped
 from recipe_core.physics.serving.cache_pages import Packing, packing
+from recipe_core.physics.serving.compressed_pools import CachePools, Load, pools
 from recipe_core.space.serving import Cases, Setting
 
 Counted = tuple[tuple[Layer, int | Float], ...]
@@ -82,7 +84,7 @@ def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Floa
     return add(parts) if parts else np.zeros(len(cases))
 
 
-Shared = Packing | Grouped
+Shared = Packing | Grouped | CachePools
 
 
 def shares_blocks(setting: Setting) -> bool:
@@ -100,6 +102,8 @@ def assumed_layout(setting: Setting) -> str | None:
     if not setting.caches or not shares_blocks(setting):
         return None
     if groups is None:
+        if pool_rules(setting) is not None:
+            return None
         return (
             f"{engine.title} keeps windows, compressed parts and states in pools of its own; they "
             "are counted as vLLM packs them, and the cache may be several times smaller."
@@ -122,10 +126,13 @@ def _kind(layer: Layer) -> tuple[object, int | None, bool] | None:
     return (a.kv_heads, a.kv_values_per_head), a.window, False
 
 
-def shared_blocks(setting: Setting, layers: Counted, cases: Cases) -> Shared | None:
+def shared_blocks(
+    setting: Setting, layers: Counted, cases: Cases, pool_bytes: Float | None = None
+) -> Shared | None:
     """The blocks that these layers share; None where each caches by itself.
 
-    Draft layers, whose number differs by case, share none.
+    Draft layers, whose number differs by case, share none. ``pool_bytes``: what a rank has for
+    caches, where it is known already; left out, its whole share of the device.
     """
     counted = tuple((layer, n) for layer, n in layers if isinstance(n, int))
     if not counted or not shares_blocks(setting):
@@ -139,8 +146,30 @@ def shared_blocks(setting: Setting, layers: Counted, cases: Cases) -> Shared | N
         counts: dict[CompressedAttention, int] = {}
         for attention, n in compressed:
             counts[attention] = counts.get(attention, 0) + n
-        return packing(tuple(counts.items()), bytes_per_value(setting.kv_dtype))
+        value_bytes, each = bytes_per_value(setting.kv_dtype), tuple(counts.items())
+        if (own := pool_rules(setting)) is not None:
+            return pools(each, value_bytes, own, _load(setting, cases, pool_bytes))
+        return packing(each, value_bytes)
     return _grouped(setting, counted, cases)
+
+
+def pool_rules(setting: Setting) -> CompressedPools | None:
+    """How the engine's release keeps compressed caches in pools of their own, where it does."""
+    rules, engine = setting.engine.memory.compressed_pools, setting.engine
+    if rules is None or (engine.as_of or engine.version) != rules.release:
+        return None
+    return rules if setting.cluster.device.runtime in rules.runtimes else None
+
+
+def _load(setting: Setting, cases: Cases, pool_bytes: Float | None) -> Load:
+    share = setting.cluster.device.usable_memory_bytes * cases.memory_fraction
+    return Load(
+        cases.max_num_seqs,
+        cases.max_batched_tokens,
+        cases.max_context,
+        np.asarray(share, dtype=np.float64) if pool_bytes is None else pool_bytes,
+        not setting.effects.sequences_open,
+    )
 
 
 def _grouped(setting: Setting, layers: Sequence[tuple[Layer, int]], cases: Cases) -> Grouped | None:
@@ -177,7 +206,13 @@ def _grouped(setting: Setting, layers: Sequence[tuple[Layer, int]], cases: Cases
     return grouped(kinds, sizes)
 
 
-def in_flight_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
+def in_flight_bytes(
+    setting: Setting,
+    layers: Counted,
+    cases: Cases,
+    context: Float,
+    pool_bytes: Float | None = None,
+) -> Float:
     """Bytes that steps in progress add to the windows of shared blocks, for all requests.
 
     Blocks that slide out of a window are freed after their step, and ``pp + 1`` steps overlap: each
@@ -185,9 +220,13 @@ def in_flight_bytes(setting: Setting, layers: Counted, cases: Cases, context: Fl
     scheduled, so one chunk counted. Source: ``max_in_flight_tokens`` in vLLM's ``config/vllm.py``,
     charged by ``SlidingWindowSpec.max_admission_blocks_per_request`` (vllm#47728, in 0.26). The
     compressed caches of DeepSeek-V4 have blocks of four tokens, so that a chunk costs gigabytes
-    (vllm#54703, vllm#51041). Zero for other engines and caches.
+    (vllm#54703, vllm#51041). SGLang's pools of DeepSeek-V4 that hold no tokens of the cache count
+    here too. Zero for other engines and caches.
     """
-    shared, rules = shared_blocks(setting, layers, cases), setting.engine.memory.groups
+    shared = shared_blocks(setting, layers, cases, pool_bytes)
+    rules = setting.engine.memory.groups
+    if isinstance(shared, CachePools):
+        return shared.fixed_bytes
     if shared is None or rules is None:
         return np.zeros(len(cases))
     steps = cases.pp + 1 if rules.overlaps_steps else 1

@@ -57,13 +57,21 @@ class Grouped:
     """Blocks that a request holds of a shared pool: ``block_bytes`` each; one number per case.
 
     ``full``: tokens of a page and groups of layers that see everything; ``windows``: with their
-    window; ``states``: blocks of states.
+    window; ``states``: blocks of states. ``groups``: of all layers; ``page_tokens``: the fewest
+    tokens of a page.
     """
 
     block_bytes: Float
     full: tuple[tuple[Float, int], ...]
     windows: tuple[tuple[Float, int, int], ...]
     states: Float
+    groups: int
+    page_tokens: Float
+
+    def evenly_tokens(self, pool_bytes: Float | float) -> Float:
+        """Tokens of a pool whose blocks were shared out evenly to the groups, window or not."""
+        blocks = np.floor(pool_bytes / self.block_bytes)
+        return np.asarray(np.floor(blocks / self.groups) * self.page_tokens, dtype=np.float64)
 
     def request_bytes(self, context: Float, in_flight: Float | float = 1.0) -> Float:
         """Bytes of one request whose newest ``in_flight`` tokens are still being computed."""
@@ -93,20 +101,23 @@ def grouped(kinds: Sequence[CacheKind], rules: PageRules) -> Grouped:
     page = np.max([tokens * kind.token_bytes for kind in kinds], axis=0)
     page = np.maximum(page, np.max([kind.state_bytes for kind in kinds], axis=0))
     full, windows, states = [], [], np.zeros_like(page)
+    fewest, groups = np.full_like(page, np.inf), 0
     for kind, count in zip(kinds, counts, strict=True):
         if not kind.here:
             continue
+        groups += count
         if not kind.token_bytes.any():
             states = states + count * rules.state_blocks
             continue
         own = tokens * kind.token_bytes
         # a smaller page holds more tokens where it goes into the largest, else it is padded
         fits = np.where(page % own == 0, page // own, 1.0)
+        fewest = np.minimum(fewest, tokens * fits)
         if kind.window is None:
             full.append((tokens * fits * rules.shards, count))
         else:
             windows.append((tokens * fits, count, kind.window))
-    return Grouped(deepest * page, tuple(full), tuple(windows), states)
+    return Grouped(deepest * page, tuple(full), tuple(windows), states, groups, fewest)
 
 
 def _page_tokens(kinds: Sequence[CacheKind], rules: PageRules) -> Float:

@@ -362,7 +362,7 @@ def _stage(
     smallest = longest
     if not setting.engine.memory.needs_longest:  # then one block must fit
         smallest = context_bytes(setting, layers, cases, cases.block_tokens)
-    in_flight = in_flight_bytes(setting, layers, cases, cases.max_context)
+    in_flight = in_flight_bytes(setting, layers, cases, cases.max_context, pool)
     stated = _stated_pool(setting, cases, longest)
     pool = pool if stated is None else stated
     settled = np.maximum(pool - in_flight, 0)
@@ -474,6 +474,6 @@ def _longest_packed(
     while (low < high).any():
         middle = np.ceil((low + high) / 2)
         cached = sequences * context_bytes(setting, layers, cases, middle)
-        fits = cached + in_flight_bytes(setting, layers, cases, middle) <= pool
+        fits = cached + in_flight_bytes(setting, layers, cases, middle, pool) <= pool
         low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
     return low

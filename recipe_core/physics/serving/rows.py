@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Float, Int
+from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.intervals import BAND, Ends, Level
 from recipe_core.physics.bands import narrowed
 from recipe_core.physics.prediction import SCHEMA_VERSION, AnyPart
@@ -155,7 +155,8 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
     accuracy = accuracy_part(e.setting, explained=explained)
     costs = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingCost)}
     energy = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingEnergy)}
-    intervals = list(_intervals(e.setting, figures, costs, energy, own))
+    alone = e.cases.load[rows] == 1
+    intervals = list(_intervals(e.setting, figures, costs, energy, own, alone))
     columns: dict[str, Iterable[Any]] = {
         "serving": figures,
         "cost": _built(ServingCost, {name: map(_known, costs[name]) for name in costs}),
@@ -185,10 +186,12 @@ def _intervals(
     costs: Mapping[str, Sequence[float]],
     energy: Mapping[str, Sequence[float]],
     own: Corrected | None,
+    alone: Bool,
 ) -> Iterator[dict[str, dict[Level, Ends]]]:
     """The intervals of every figure, narrower where own runs tell of it.
 
-    Cost and energy per token follow the throughput's.
+    Cost and energy per token follow the throughput's. Of a request ``alone`` the time per token is
+    the throughput inverted, so that its intervals hold those of the throughput.
     """
     follow = [(name, {**costs, **energy}[name]) for name in FOLLOWING]
     known = bands_of(setting)
@@ -214,10 +217,17 @@ def _intervals(
                 values[name] = column[row]
         if of_figures.requests_per_s is not None:  # there is no token after the first
             del values["tpot_s"]
-        yield {
+        found = {
             name: {level: (value * low, value * high) for level, (low, high) in of_row(name, row)}
             for name, value in values.items()
         }
+        if alone[row] and "tpot_s" in found:
+            rates = found["output_tokens_per_s"]
+            found["tpot_s"] = {
+                level: (min(low, 1 / rates[level][1]), max(high, 1 / rates[level][0]))
+                for level, (low, high) in found["tpot_s"].items()
+            }
+        yield found
 
 
 def _basis(
