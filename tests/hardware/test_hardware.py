@@ -193,7 +193,7 @@ def test_old_devices_compute_in_fp16_and_engines_without_kernels_for_them_are_re
     assert "bf16" not in device("t4").peak_flops_per_s
 
 
-@over("name", ["gaudi3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2"])
+@over("name", ["gaudi3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "trainium2", "trainium3"])
 def test_training_on_a_device_no_framework_drives_is_an_estimate_only(name):
     workload = {"kind": "training", "sequence_length": 2048, "global_batch": 16}
     table = planned(name, "Qwen/Qwen3-0.6B", 4, workload)
