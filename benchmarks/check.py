@@ -73,9 +73,9 @@ def per_hardware(folder: Path, *, strategies: bool, bare: bool) -> Collection:
         parts = file.relative_to(public).parts
         model, hardware = "/".join(parts[:2]), Path(parts[3]).stem
         document = json.loads(file.read_text())
-        words = _words(document, bare)
+        command = _command(document, bare)
         profile = _profile(hardware)
-        if words is None or profile is None:
+        if command is None or profile is None:
             foreign[hardware if profile is None else "no command"] += 1
             continue
         if model not in badges:
@@ -85,16 +85,16 @@ def per_hardware(folder: Path, *, strategies: bool, bare: bool) -> Collection:
             "gpus": devices[hardware]["gpu_count"],
             "nodes": document.get("node_count") or 1,
         }
-        item = Item(str(file.relative_to(public)), words, ground)
+        item = Item(str(file.relative_to(public)), command, ground)
         published.append(Published(item, model, badges[model].get(hardware) == "verified"))
     return Collection(published, foreign, one_each=True)
 
 
-def _words(document: dict[str, Any], bare: bool) -> list[str] | None:
-    """The words that start the first node, with their image unless ``bare``."""
-    names = ["argv", "head_argv"]
+def _command(document: dict[str, Any], bare: bool) -> str | None:
+    """The text that starts the first node, as people copy it, with its image unless ``bare``."""
+    names = ["command", "head_command"]
     if not bare:
-        names = ["docker_argv", "head_docker_argv", *names]
+        names = ["docker_command", "head_docker_command", *names]
     return next((document[name] for name in names if document.get(name)), None)
 
 

@@ -41,6 +41,8 @@ def whole(answer: Json, asked: SizeRequest) -> None:
         st.success(f"**{common.escape(sentence)}.**", icon=":material/check_circle:")
     else:
         st.error(f"**{common.escape(sentence)}**", icon=":material/block:")
+    if doubt := answer.get("price_warning"):
+        st.caption(f":material/warning: {common.escape(doubt)}")
     if own := answer.get("own_runs"):
         st.caption(f":material/tune: {common.escape(view.own_runs_sentence(own))}")
     if not asked.objective.limits.model_dump(exclude_none=True, exclude={"percentile"}):

@@ -218,11 +218,13 @@ def _alike(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
 
 
 def estimate_text(
-    candidate: Mapping[str, Any], answer: Mapping[str, Any], price: str | None = None
+    candidate: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    rows: Iterable[tuple[str, str]] = (),
 ) -> str:
     """The estimate of one split for serving or training, with bands.
 
-    ``price``: what a device-hour costs, in words.
+    ``rows``: what stands below it, such as what a device-hour costs.
     """
     head = [split_name(candidate), candidate["engine"], f"{_format(candidate)} weights"]
     if "kv_dtype" in candidate:
@@ -231,8 +233,8 @@ def estimate_text(
     if not answer["feasible"]:
         return "\n".join([*lines, "cannot run:", *(f"  {reason}" for reason in answer["reasons"])])
     lines += _training_lines(answer) if "training" in answer else _serving_lines(answer)
-    priced = [f"  {'Price':26} {price}"] if price else []
-    return "\n".join([*lines, *priced, *(f"  note: {note}" for note in answer["notes"])])
+    beside = [f"  {name:26} {text}" for name, text in rows]
+    return "\n".join([*lines, *beside, *(f"  note: {note}" for note in answer["notes"])])
 
 
 def _serving_lines(answer: Mapping[str, Any]) -> list[str]:

@@ -77,6 +77,8 @@ def test_prices_to_doubt_are_marked_and_every_chart_and_folded_part_is_drawn() -
     doubtful = [row for row in core(SERVE)["devices"] if size_view.is_doubtful(row)]
     assert doubtful
     assert size_view.DOUBT_MEANS in words(app)
+    if doubt := core(SERVE)["price_warning"]:
+        assert doubt in words(app)
     marks = figure(app, "size-costs")["data"][-1]["text"]
     assert len([text for text in marks if size_view.DOUBT in text]) == len(doubtful)
     apart = next(each for each in app.table if "no price" in each.proto.alt)

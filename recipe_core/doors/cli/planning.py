@@ -159,8 +159,11 @@ def estimate(
         added["price"] = price_view(plan.setting(row).cluster)
         emit({"candidate": plan.candidate(row), **answer, **traced_parts, **added})
     else:
-        price = plan.setting(row).cluster.price_text()
-        typer.echo(estimate_text(plan.candidate(row), answer, price) + text)
+        rows = [("Price", plan.setting(row).cluster.price_text())]
+        if plan.kind == "serving":  # of a queue that is worked off
+            job = (plan.measures[name] for name in ("wall", "usd_run") if name in plan.measures)
+            rows += [(of.title, of.show(float(plan.columns[of.column][row]))) for of in job]
+        typer.echo(estimate_text(plan.candidate(row), answer, rows) + text)
     raise typer.Exit(0 if answer["feasible"] else 1)
 
 
