@@ -33,6 +33,10 @@ EMULATED = "emulat"
 """What kernels have in their names that unpack weights before every product."""
 GENERIC = "MoeWNA16"
 """The same of those for experts that no format and no architecture was tuned for."""
+SETTLED = ("sm_80", "sm_86", "sm_89", "sm_90")
+"""Architectures whose kernels were there before the oldest release that was asked."""
+RECENT = ("fp4", "sinks", "sparse", "compressed", "delta", "kda", "conv")
+"""What subjects have in them that came to engines with their last releases, everywhere."""
 HEADS = "gqa "
 """How subjects of attention with heads of a width begin: "gqa 128 auto"."""
 
@@ -85,7 +89,8 @@ def answer(engine: str, release: str, architecture: str, kind: Kind, subject: st
     """What a release answers to a question; None where nobody asked the engine such questions.
 
     A release without a table has the answer of its neighbours where these agree; one that is newer
-    than all, or older, that of the nearest if it is a yes. Heads of a width that was not asked have
+    than all that of the newest if it is a yes. Of one that is older than all nothing is known but
+    what is not ``RECENT`` on ``SETTLED`` architectures: kernels come with time. Heads of a width that was not asked have
     the answer of the next wider and the next narrower ones, or of "gqa *", any width.
     """
     asked = releases_asked(engine)
@@ -103,7 +108,9 @@ def answer(engine: str, release: str, architecture: str, kind: Kind, subject: st
     if not found:
         return None
     same = {one.verdict for one in found}
-    if len(same) == 1 and (len(near) == 2 or same == {"yes"}):
+    settled = architecture in SETTLED and not any(word in subject for word in RECENT)
+    older = place == 0 and not settled
+    if len(same) == 1 and (len(near) == 2 or (same == {"yes"} and not older)):
         return replace(found[-1], asked=False)
     told = ", ".join(f"{one.verdict} in {one.release}" for one in found)
     words = f"{told}; {release} was not asked"

@@ -388,6 +388,11 @@ class _Asking:
                 refused=f"{self.title} does not load {what} (“{_short(found.words)}”)",
                 weights=False,
             )
+        elif found.verdict == "unknown" and not found.asked:
+            self._add(
+                unasked=True,
+                unknown=f"whether {self.title} loads {what} is not known ({found.words})",
+            )
         elif found.verdict == "unknown" or not found.asked:
             self._add(unasked=True)
         if found.verdict == "yes":

@@ -49,7 +49,8 @@ class StartErrors(BaseModel):
 
     ``share``: of the engine's share of the device, ``unified`` where a processor has it too,
     ``uncounted`` where an option moves memory that is not counted;
-    ``cache``: of the longest request's cache; ``named`` and ``partial``: of weights whose format is
+    ``cache``: of the longest request's cache; ``reserved``: of pools that an engine sizes for as
+    many requests as it thinks may run; ``named`` and ``partial``: of weights whose format is
     read from a name, or of which a tower is left out. ``unlogged``: how many times as much for
     engines that are not ``logged``.
     ``without_blocks``: the share of owners whose FP8 has none. ``unknown``: how often an engine
@@ -65,6 +66,7 @@ class StartErrors(BaseModel):
     unified: Share
     uncounted: Share
     cache: Share
+    reserved: Share
     named: Share
     partial: Share
     unlogged: Annotated[float, Field(ge=1, le=10)]
@@ -106,7 +108,9 @@ def start_scale_bytes(setting: Setting, held: Memory) -> Float:
     share = errors.unified if setting.cluster.device.unified else errors.share
     if "memory" in setting.effects.moved or assumed_layout(setting) is not None:
         share = math.hypot(share, errors.uncounted)
-    scale = np.hypot(share * held.usable_bytes, np.hypot(errors.cache * cached, weights))
+    told = not setting.effects.sequences_open
+    cache = (errors.cache if told else errors.reserved) * cached
+    scale = np.hypot(share * held.usable_bytes, np.hypot(cache, weights))
     family = setting.engine.wraps or setting.engine.name
     return np.asarray(scale * (1.0 if family in errors.logged else errors.unlogged))
 
