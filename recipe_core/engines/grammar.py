@@ -61,7 +61,7 @@ class ImageFolder(_Data):
     holds: tuple[str, ...] = ()
 
 
-Moved = Literal["memory", "time"]
+Moved = Literal["memory", "time", "start"]
 Counted = Literal[
     "host_weights_gib",
     "cache_bytes",

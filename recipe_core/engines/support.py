@@ -90,8 +90,9 @@ def answer(engine: str, release: str, architecture: str, kind: Kind, subject: st
 
     A release without a table has the answer of its neighbours where these agree; one that is newer
     than all that of the newest if it is a yes. Of one that is older than all nothing is known but
-    what is not ``RECENT`` on ``SETTLED`` architectures: kernels come with time. Heads of a width that was not asked have
-    the answer of the next wider and the next narrower ones, or of "gqa *", any width.
+    what is not ``RECENT`` on ``SETTLED`` architectures: kernels come with time. Heads of a width
+    that was not asked have the answer of the next wider and the next narrower ones, or of "gqa *",
+    any width.
     """
     asked = releases_asked(engine)
     if not asked:

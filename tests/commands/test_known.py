@@ -8,7 +8,11 @@ from recipe_core.commands.verdict import OK
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
 from recipe_core.physics.serving.bands import bands_of
-from recipe_core.physics.serving.starts import start_errors, start_scale_bytes
+from recipe_core.physics.serving.starts import (
+    kernel_probability,
+    start_errors,
+    start_scale_bytes,
+)
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan_candidate
 from recipe_core.space.own_options import NONE, Adapters, effects_of
@@ -62,10 +66,11 @@ def estimate(options=None, environment=None, name="vllm"):
 
 
 def widths(found):
-    """Relative widths of the band of times, and of the error of memory, of an estimate."""
+    """Relative widths of the band of times and of the error of memory, and doubt of the kernels."""
     ends = bands_of(found.setting)["tpot_s"].factors[BAND]
     scale = start_scale_bytes(found.setting, found.memory) / found.memory.usable_bytes
-    return {"time": ends[1] / ends[0], "memory": float(scale[0])}
+    doubt = 1 - kernel_probability(found.setting)
+    return {"time": ends[1] / ends[0], "memory": float(scale[0]), "start": doubt}
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])

@@ -55,8 +55,9 @@ class StartErrors(BaseModel):
     engines that are not ``logged``.
     ``without_blocks``: the share of owners whose FP8 has none. ``unknown``: how often an engine
     starts with kernels that nobody knows of, ``unasked`` with usual ones of a release or an engine
-    that was not asked. ``bounds``: probabilities between which a start is uncertain; ``held``: what
-    of a card is not free, by runtime; ``sure``: what changes are to reach.
+    that was not asked, ``stated`` with those that an option names. ``bounds``: probabilities
+    between which a start is uncertain; ``held``: what of a card is not free, by runtime; ``sure``:
+    what changes are to reach.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -74,6 +75,7 @@ class StartErrors(BaseModel):
     without_blocks: Share
     unknown: Share
     unasked: Share
+    stated: Share
     bounds: tuple[Share, Share]
     held: dict[str, Held]
     sure: Share
@@ -193,7 +195,8 @@ def kernel_probability(setting: Setting) -> float:
     told, errors = known_of(setting), start_errors()
     if told.unknown:
         return errors.unknown
-    return errors.unasked if told.unasked else 1.0
+    stated = errors.stated if "start" in setting.effects.moved else 1.0
+    return stated * (errors.unasked if told.unasked else 1.0)
 
 
 def start_probability(setting: Setting, cases: Cases, held: Memory) -> Float:
@@ -232,6 +235,8 @@ def uncertain_text(setting: Setting, cases: Cases, held: Memory, probability: fl
     short = float(held.shortfall_bytes[0])
     doubts = [*claim_doubt(setting, float(cases.memory_fraction[0])), *known_of(setting).unknown]
     doubts += [what for what, broken in unknown_cuts(setting, cases).items() if broken[0]]
+    if "start" in setting.effects.moved:
+        doubts.append(f"options name kernels that may not run on {setting.cluster.device.title}")
     if doubts and not bool(is_uncertain(memory_probability(setting, held))[0]):
         chance = chance_text(math.floor(probability * 100) / 100)
         return f"{DOUBT}: {'; '.join(doubts)}; starts with a probability of {chance}"
