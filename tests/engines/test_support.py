@@ -26,7 +26,7 @@ def test_answers_are_those_of_public_outcomes(
 
 def test_every_pinned_release_was_asked_and_every_file_is_of_an_engine():
     pinned = {name: engine(name).version for name in engine_names()}
-    for name in ("vllm", "sglang", "tensorrt-llm", "llama-cpp"):
+    for name in ("vllm", "sglang", "tensorrt-llm", "llama-cpp", "tgi"):
         assert pinned[name] in releases_asked(name)
     named = [f"{name}-{release}" for name in pinned for release in releases_asked(name)]
     assert sorted(named) == sorted(path.stem for path in FOLDER.glob("*.csv"))
@@ -76,5 +76,6 @@ def test_what_releases_were_asked_is_said_by_their_tables_alone():
     assert told_of_format(engine("sglang"), "gfx942", "int4", "gptq").verdict == "no"
     assert told_of_format(engine("sglang"), "gfx942", "int4", "") is None
     assert h100["fp8-block (e4m3)"]["engines"]["vllm"] == "yes"
-    assert mi300x["nvfp4"]["engines"] == {"tgi": "none", "vllm": "emulated"}
+    by_engine = {"llama-cpp": "yes", "tgi": "no", "vllm": "emulated"}
+    assert mi300x["mxfp4"]["engines"] == by_engine
     assert b60["fp8-block (e4m3)"]["engines"]["vllm"] == "weight-only"

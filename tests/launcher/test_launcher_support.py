@@ -38,7 +38,8 @@ def test_a_start_is_refused_where_that_release_refuses(
 
 def test_a_bundle_of_an_engine_that_was_not_asked_has_none(sparse):
     assert read_support(Fields({}, "launch.json")) is None
-    made = make_recipe(make_request(options={"engines": ["tgi"]}))
+    own = {"engines": ["transformers"]}
+    made = make_recipe(make_request("Qwen/Qwen3-4B", per_node=1, options=own))
     assert "kernels" not in json.loads(bundle_files(made)["launch.json"])
     with pytest.raises(InputError, match="releases"):
         supported({**sparse, "releases": []})
