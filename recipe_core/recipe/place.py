@@ -146,6 +146,13 @@ class Parameters(BaseModel):
     """Variables of NCCL, RCCL, UCX and the like that the place needs, as JSON:
     ``{"NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "eth0"}``."""
 
+    priority_class: Annotated[DnsLabel | None, JOINED] = None
+    """Priority class of the pods; left out, the cluster's default."""
+
+    writable_root: Annotated[bool, JOINED] = False
+    """Whether containers on Kubernetes may write to their own root file system; otherwise they
+    write to their home, ``/tmp``, shared memory and what is mounted only."""
+
     node_selector: dict[Word, Word] = {}
     """Labels that Kubernetes nodes must have, as JSON: ``{"pool": "gpu"}``."""
 

@@ -14,6 +14,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Policy
 from recipe_core.targets import (
     autoscale,
+    compose,
     containers,
     dynamo_planner,
     knative,
@@ -42,7 +43,7 @@ def _monitoring(context: Context) -> dict[str, str]:
 SERVING: Mapping[str, Target] = {
     "systemd": systemd.files,
     "docker": containers.docker,
-    "compose": containers.compose,
+    "compose": compose.files,
     "kubernetes": kubernetes.files,
     "kubernetes-keda": autoscale.keda,
     "kubernetes-hpa": autoscale.hpa,

@@ -14,7 +14,7 @@ from recipe_core.recipe.place import Address, Parameters
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_SHELL, Values, fill
 from recipe_core.targets.node_script import visible, wrapped
-from recipe_core.targets.pod import port_values
+from recipe_core.targets.ports import port_values
 
 WIDTH = 96
 """Columns of a command's line."""

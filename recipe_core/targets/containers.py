@@ -1,4 +1,4 @@
-"""Containers on one machine: a compose file, and the same as docker (or podman) commands."""
+"""Containers on one machine: docker (or podman) commands, and what compose shares with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from ipaddress import ip_address
 from typing import Any
 
 from recipe_core.base import quoting
-from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets import supervise
@@ -17,54 +16,46 @@ from recipe_core.targets.layout import layout
 from recipe_core.targets.node_script import VISIBLE
 from recipe_core.targets.pod import (
     CACHE,
-    GIB,
+    HOME,
     ROOT,
     RUN,
+    USER,
     image,
     mounted_model,
     object_name,
-    port_values,
 )
+from recipe_core.targets.ports import port_values
+from recipe_core.targets.resources import GIB
 
 _BEGIN = """#!/bin/bash
 # Argument: docker (the default) or podman.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 engine="${1:-docker}\""""
+_USER = """# Who reads this bundle; not root, whose rights no engine needs.
+user="$(id -u):$(id -g)"
+[ "$user" != 0:0 ] || user={usual}
+user="${{RECIPE_USER:-$user}}\""""
 _GPUS = """gpus() {  # docker wants the list in quotes of its own, podman CDI device names
     if [ "$engine" = docker ]; then
-        printf -- '--gpus "device=%s"' "$1"
+        devices=(--gpus "\\"device=$1\\"")
     else
-        printf -- '--device nvidia.com/gpu=%s ' ${1//,/ }
+        IFS=, read -r -a numbers <<< "$1"
+        devices=("${numbers[@]/#/--device=nvidia.com/gpu=}")
     fi
 }"""
-_LOGS = """logs() {  # podman keeps one file, of the size of docker's together
-    if [ "$engine" = docker ]; then
-        echo "--log-driver json-file --log-opt max-size=%(size)sm --log-opt max-file=%(files)s"
-    else
-        echo "--log-driver k8s-file --log-opt max-size=%(all)sm"
-    fi
-}"""
+_LOGS = """if [ "$engine" = docker ]; then
+    logs=(--log-driver json-file --log-opt max-size=%(size)sm --log-opt max-file=%(files)s)
+else  # podman keeps one file, of the size of docker's together
+    logs=(--log-driver k8s-file --log-opt max-size=%(all)sm)
+fi"""
 LOG_MB, LOG_FILES = 100, 3  # an engine logs every request; nothing else bounds a container's log
-COMPOSE, SCRIPT = "targets/compose/compose.yaml", "targets/docker/run.sh"
+SCRIPT = "targets/docker/run.sh"
 BUNDLE = "../.."  # from a target's folder
+USER_GROUP = f"{USER}:{USER}"  # of processes in containers, unless RECIPE_USER names others
+OWNER = "prepare"  # the service that gives volumes to that user
+OWNERS_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER"]
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# images have curl or Python, not always both
-_PROBE = (
-    "curl -fsS {url} || python3 -c 'import urllib.request as r; r.urlopen(\"{url}\", timeout=5)'"
-)
-
-
-def compose(context: Context) -> dict[str, str]:
-    """``compose.yaml``: one service per process.
-
-    Raises:
-        NoAnswer: for several nodes, or where no image is known.
-    """
-    _check_single(context)
-    services = {_name(p): _service(context, p) for p in _started(context)}
-    value = {"name": object_name(context), "services": services, "volumes": _named_volumes(context)}
-    return {COMPOSE: to_yaml({key: item for key, item in value.items() if item})}
 
 
 def docker(context: Context) -> dict[str, str]:
@@ -73,16 +64,21 @@ def docker(context: Context) -> dict[str, str]:
     Raises:
         NoAnswer: for several nodes, or where no image is known.
     """
-    _check_single(context)
+    check_single(context)
     logs = _LOGS % {"size": LOG_MB, "files": LOG_FILES, "all": LOG_MB * LOG_FILES}
     lines = [_BEGIN, *([_GPUS] if context.vendor == "nvidia" else []), logs]
     if variable := context.key_variable:
-        lines.append(f': "${{{variable}:?{_told(variable)}}}"')
-    lines += [f'"$engine" run {_lines(_run(context, p))}' for p in _started(context)]
+        lines.append(f': "${{{variable}:?{key_message(variable)}}}"')
+    lines.append(_USER.format(usual=USER_GROUP))
+    if owned := owned_volumes(context):
+        lines.append(f'"$engine" run {_lines(_own(context, owned))}')
+    for p in in_start_order(context):
+        lines += [*_choice(context, p), f'"$engine" run {_lines(_run(context, p))}']
     return {SCRIPT: "\n".join(lines) + "\n"}
 
 
-def _check_single(context: Context) -> None:
+def check_single(context: Context) -> None:
+    """Raise NoAnswer for several nodes, unknown images, and devices no container is given."""
     if context.nodes > 1:
         raise NoAnswer(
             f"it starts containers on one machine; the recipe uses {context.nodes} nodes.",
@@ -98,38 +94,40 @@ def _check_single(context: Context) -> None:
     image(context)
 
 
-def _name(process: Process) -> str:
+def service_name(process: Process) -> str:
+    """Name the service or container of a process."""
     return process.name.lower()
 
 
-def _together(context: Context) -> bool:
+def share_a_network(context: Context) -> bool:
     """Whether processes call each other, and so share one network as on a bare machine."""
     (unit,) = layout(context.launch)
     return len(unit.leader) > 1
 
 
-def _started(context: Context) -> list[Process]:
+def in_start_order(context: Context) -> list[Process]:
     """Processes in start order: a router comes after the servers behind it."""
     return sorted(context.launch.processes, key=lambda process: process.role == "router")
 
 
-def _first(context: Context) -> Process:
+def first_process(context: Context) -> Process:
     """The process whose network the others join."""
-    return _started(context)[0]
+    return in_start_order(context)[0]
 
 
-def _port(context: Context, process: Process) -> int:
+def answering_port(context: Context, process: Process) -> int:
+    """Count the port of a process from the first one."""
     return context.parameters.port + process.port_offset
 
 
-def _published(context: Context, process: Process) -> list[str]:
+def published_ports(context: Context, process: Process) -> list[str]:
     """Port mappings of a process; on a shared network the first service publishes them all."""
     answering = [process]
-    if _together(context):
-        first = process is _first(context)
+    if share_a_network(context):
+        first = process is first_process(context)
         answering = [p for p in context.launch.processes if p.answers] if first else []
     host = _ip(context.parameters.host)
-    return [f"{host}:{_port(context, p)}:{_port(context, p)}" for p in answering]
+    return [f"{host}:{answering_port(context, p)}:{answering_port(context, p)}" for p in answering]
 
 
 def _ip(host: str) -> str:
@@ -145,11 +143,12 @@ def _ip(host: str) -> str:
     return f"[{address}]" if address.version == 6 else str(address)
 
 
-def _values(context: Context, process: Process) -> dict[str, str]:
+def values(context: Context, process: Process) -> dict[str, str]:
+    """Fill a launch's placeholders for a container."""
     return {
         "model": mounted_model(context),
         "host": "0.0.0.0",  # noqa: S104 - inside the container; the host publishes on its own
-        "port": str(_port(context, process)),
+        "port": str(answering_port(context, process)),
         "root": ROOT,
         "run": RUN,
         "head": "127.0.0.1",
@@ -158,16 +157,17 @@ def _values(context: Context, process: Process) -> dict[str, str]:
     }
 
 
-def _environment(context: Context, process: Process, syntax: Syntax) -> dict[str, str | None]:
+def environment(context: Context, process: Process, syntax: Syntax) -> dict[str, str | None]:
     """The process's variables; None: passed through from the environment of whoever starts it."""
-    known = _values(context, process)
-    variables: dict[str, str | None] = {"HF_HOME": CACHE}
+    known = values(context, process)
+    # USER: torch looks it up, and no entry of passwd has this user's number
+    variables: dict[str, str | None] = {"HF_HOME": CACHE, "HOME": HOME, "USER": "recipe"}
     variables |= {key: fill(value, known, syntax) for key, value in process.env.items()}
     if not context.model_is_folder:
         variables["HF_TOKEN"] = None
     if (key := context.key_variable) and process.answers:
         # compose itself refuses to start without it; the script does before its first command
-        variables[key] = f"${{{key}:?{_told(key)}}}" if syntax is IN_COMPOSE else None
+        variables[key] = f"${{{key}:?{key_message(key)}}}" if syntax is IN_COMPOSE else None
     # These devices are all shown to a container, so processes that share a node are told theirs.
     shared = len(context.launch.processes) > 1 and process.devices
     if context.runtime in ("rocm", "xpu") and shared:
@@ -175,26 +175,23 @@ def _environment(context: Context, process: Process, syntax: Syntax) -> dict[str
     return variables
 
 
-def _told(variable: str) -> str:
+def key_message(variable: str) -> str:
+    """Say which variable lacks the key of callers."""
     return f"set {variable} to the key that callers send"
 
 
-def _capabilities(context: Context) -> list[str]:
-    """What root of a container keeps: reading and writing folders of the host that others own."""
-    return ["DAC_OVERRIDE"] if any(_is_path(source) for source, _, _ in _mounts(context)) else []
-
-
-def _memory_gib(context: Context, process: Process) -> int | None:
+def memory_gib(context: Context, process: Process) -> int | None:
     """The most host memory of a process: its devices' share of the node's; None for all of it."""
     share = context.host_share_bytes(len(process.devices))
     return share // GIB if share else None
 
 
-def _shm_gib(process: Process) -> int:
+def shm_gib(process: Process) -> int:
+    """Size the shared memory of a process, in GiB (assumed: 4 a device, 8 at least)."""
     return max(8, 4 * len(process.devices))
 
 
-def _mounts(context: Context) -> list[tuple[str, str, bool]]:
+def mounts(context: Context) -> list[tuple[str, str, bool]]:
     """Per mount: source (a folder or a volume's name), path in the container, whether read-only.
 
     Raises:
@@ -203,7 +200,7 @@ def _mounts(context: Context) -> list[tuple[str, str, bool]]:
     cache = context.parameters.model_cache or "models"
     folder = [(context.model_source, context.model_source, True)] if context.model_is_folder else []
     files = [(BUNDLE, ROOT, True)] if context.mounted else []
-    mounts = [(cache, CACHE, False), *folder, ("run", RUN, False), *files]
+    mounts = [(cache, CACHE, False), *folder, ("run", RUN, False), ("home", HOME, False), *files]
     for source, _, _ in mounts:
         if ":" in source or not (_is_path(source) or _VOLUME.fullmatch(source)):
             raise NoAnswer(
@@ -218,122 +215,97 @@ def _is_path(source: str) -> bool:
     return source.startswith(("/", "."))
 
 
-def _named_volumes(context: Context) -> dict[str, dict[str, Any]]:
-    return {source: {} for source, _, _ in _mounts(context) if not _is_path(source)}
+def named_volumes(context: Context) -> dict[str, dict[str, Any]]:
+    """List the volumes to make, by name, as a compose file has them."""
+    return {source: {} for source, _, _ in mounts(context) if not _is_path(source)}
 
 
-def _service(context: Context, process: Process) -> dict[str, Any]:
-    known = _values(context, process)
-    argv = [fill(word, known, IN_COMPOSE) for word in process.argv]
-    ports, memory = _published(context, process), _memory_gib(context, process)
-    return {
-        "image": image(context),
-        "entrypoint": argv[:1],
-        "command": argv[1:],
-        "environment": _environment(context, process, IN_COMPOSE),
-        **(
-            {"network_mode": f"service:{_name(_first(context))}"}
-            if _together(context) and process is not _first(context)
-            else {}
-        ),
-        **({"ports": ports} if ports else {}),
-        **_compose_devices(context, process),
-        "shm_size": f"{_shm_gib(process)}gb",
-        **({"mem_limit": f"{memory}gb"} if memory else {}),
-        "init": True,
-        "cap_drop": ["ALL"],
-        **({"cap_add": kept} if (kept := _capabilities(context)) else {}),
-        "security_opt": ["no-new-privileges:true", *_unconfined(context, process)],
-        "logging": {
-            "driver": "json-file",
-            "options": {"max-size": f"{LOG_MB}m", "max-file": str(LOG_FILES)},
-        },
-        "volumes": [
-            quoting.compose(f"{source}:{place}{':ro' if read else ''}")
-            for source, place, read in _mounts(context)
-        ],
-        **({"healthcheck": _health(context, process)} if process.answers else {}),
-        **_waits(context, process),
-        "restart": "unless-stopped",
-        "stop_grace_period": f"{supervise.grace_s(context)}s",
-    }
-
-
-def _unconfined(context: Context, process: Process) -> list[str]:
+def unconfined(context: Context, process: Process) -> list[str]:
     """AMD's runtime needs system calls that the default seccomp profile blocks."""
     return ["seccomp=unconfined"] if context.vendor == "amd" and process.devices else []
 
 
-def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
-    if not process.devices or context.vendor == "cpu":
-        return {}
-    if context.vendor == "amd":
-        return {
-            "devices": ["/dev/kfd", "/dev/dri"],
-            "group_add": ["video", "render"],
-        }
-    if context.runtime == "xpu":
-        return {"devices": ["/dev/dri"], "group_add": ["video", "render"]}
-    reservation = {
-        "driver": context.vendor,
-        "device_ids": [str(n) for n in process.devices],
-        "capabilities": ["gpu"],
-    }
-    return {"deploy": {"resources": {"reservations": {"devices": [reservation]}}}}
+def _volume(context: Context, source: str) -> str:
+    """A volume under the recipe's name; a folder as it is."""
+    return f"{object_name(context)}-{source}" if source in named_volumes(context) else source
 
 
-def _health(context: Context, process: Process) -> dict[str, Any]:
-    url = f"http://127.0.0.1:{_port(context, process)}{context.launch.health}"
-    looks = supervise.hang(context)
-    return {
-        "test": ["CMD-SHELL", _PROBE.format(url=url)],
-        "interval": f"{looks.period_s}s",
-        "timeout": f"{looks.period_s}s",
-        "retries": looks.failures,
-        "start_period": f"{supervise.start_s(context)}s",
-    }
+def owned_volumes(context: Context) -> list[tuple[str, str]]:
+    """Volumes that the engine writes to, which are root's when they are made, and their places.
+
+    Folders of the host are left as they are.
+    """
+    return [
+        (source, place)
+        for source, place, read in mounts(context)
+        if not read and not _is_path(source)
+    ]
 
 
-def _waits(context: Context, process: Process) -> dict[str, Any]:
-    """A router starts once the servers behind it are ready."""
-    servers = [p for p in context.launch.processes if p.answers and p.role != "router"]
-    if process.role != "router" or not servers:
-        return {}
-    return {"depends_on": {_name(p): {"condition": "service_healthy"} for p in servers}}
+def _own(context: Context, owned: list[tuple[str, str]]) -> list[str]:
+    """Words of the ``docker run`` that does the same."""
+    volumes = [
+        word
+        for source, place in owned
+        for word in ("--volume", f"{_volume(context, source)}:{place}")
+    ]
+    return [
+        "--rm",
+        "--user",
+        "root",
+        "--network=none",
+        "--cap-drop=ALL",
+        *(f"--cap-add={name}" for name in OWNERS_CAPABILITIES),
+        "--security-opt=no-new-privileges",
+        *volumes,
+        "--entrypoint",
+        "chown",
+        image(context),
+        "-R",
+        _Shell('"$user"'),
+        *(place for _, place in owned),
+    ]
+
+
+def device_groups(context: Context) -> list[str]:
+    """Numbers of the host's groups that may open its devices: the image's names are others'."""
+    return [str(group) for group in context.parameters.device_groups]
 
 
 def _run(context: Context, process: Process) -> list[str]:
     """Words of one ``docker run``, without the program."""
-    known = _values(context, process)
+    known = values(context, process)
     argv = [fill(word, known, PLAIN) for word in process.argv]
     options = [
         "--detach",
         "--name",
-        f"{object_name(context)}-{_name(process)}",
+        f"{object_name(context)}-{service_name(process)}",
         "--restart",
         "unless-stopped",
         "--stop-timeout",
         str(supervise.grace_s(context)),
         "--init",
+        "--user",
+        _Shell('"$user"'),
         "--cap-drop=ALL",
-        *(f"--cap-add={name}" for name in _capabilities(context)),
         "--security-opt=no-new-privileges",
-        *(f"--security-opt={name}" for name in _unconfined(context, process)),
-        _Shell("$(logs)"),
+        *(f"--security-opt={name}" for name in unconfined(context, process)),
+        _Shell('"${logs[@]}"'),
     ]
-    if memory := _memory_gib(context, process):
+    if memory := memory_gib(context, process):
         options += ["--memory", f"{memory}g"]
-    if _together(context) and process is not _first(context):
-        options += ["--network", f"container:{object_name(context)}-{_name(_first(context))}"]
-    options += [word for port in _published(context, process) for word in ("--publish", port)]
+    if share_a_network(context) and process is not first_process(context):
+        options += [
+            "--network",
+            f"container:{object_name(context)}-{service_name(first_process(context))}",
+        ]
+    options += [word for port in published_ports(context, process) for word in ("--publish", port)]
     options += _docker_devices(context, process)
-    options += ["--shm-size", f"{_shm_gib(process)}g"]
-    for source, place, read in _mounts(context):
-        is_volume = source in _named_volumes(context)
-        volume = f"{object_name(context)}-{source}" if is_volume else source
-        mount = f"{volume}:{place}{':ro' if read else ''}"
+    options += ["--shm-size", f"{shm_gib(process)}g"]
+    for source, place, read in mounts(context):
+        mount = f"{_volume(context, source)}:{place}{':ro' if read else ''}"
         options += ["--volume", _Shell(f'"$PWD":{place}:ro') if source == BUNDLE else mount]
-    for key, value in _environment(context, process, PLAIN).items():
+    for key, value in environment(context, process, PLAIN).items():
         options += ["--env", key if value is None else f"{key}={value}"]
     return [*options, "--entrypoint", argv[0], image(context), *argv[1:]]
 
@@ -341,12 +313,19 @@ def _run(context: Context, process: Process) -> list[str]:
 def _docker_devices(context: Context, process: Process) -> list[str]:
     if not process.devices or context.vendor == "cpu":
         return []
+    groups = [word for group in device_groups(context) for word in ("--group-add", group)]
     if context.vendor == "amd":
-        groups = ["--group-add", "video", "--group-add", "render"]
         return ["--device=/dev/kfd", "--device=/dev/dri", *groups]
     if context.runtime == "xpu":
-        return ["--device=/dev/dri", "--group-add", "video", "--group-add", "render"]
-    return [_Shell(f"$(gpus {','.join(map(str, process.devices))})")]
+        return ["--device=/dev/dri", *groups]
+    return [_Shell('"${devices[@]}"')]
+
+
+def _choice(context: Context, process: Process) -> list[str]:
+    """The line before a command that says which devices it gets."""
+    if context.vendor != "nvidia" or not process.devices:
+        return []
+    return [f"gpus {','.join(map(str, process.devices))}"]
 
 
 class _Shell(str):
@@ -358,7 +337,7 @@ def _lines(words: list[str]) -> str:
     lines: list[str] = []
     for word in words:
         shown = word if isinstance(word, _Shell) else quoting.shell(word)
-        if lines and not word.startswith(("-", "$(")):
+        if lines and not word.startswith(("-", '"${')):
             lines[-1] += f" {shown}"
         else:
             lines.append(shown)

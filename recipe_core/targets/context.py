@@ -18,6 +18,7 @@ from recipe_core.request.scaling import Scaling
 from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 
+POD_SHARE = 0.95  # of a node's memory that pods may have; the rest is the node's own (assumed)
 NAME_ONE = "Name one with a tag or a digest."
 
 
@@ -108,14 +109,14 @@ class Context:
             return math.inf
 
     def host_share_bytes(self, devices: int) -> int | None:
-        """The host's memory that belongs to so many of a node's devices.
+        """The host's memory that belongs to so many of a node's devices, None where not known.
 
-        None where it is all of it, or not known.
+        With all of them it leaves some for the node itself.
         """
         whole = self.devices_of_node
-        if self.host_memory_bytes is None or not 0 < devices < whole < math.inf:
+        if self.host_memory_bytes is None or not devices or whole == math.inf:
             return None
-        return int(self.host_memory_bytes * devices / whole)
+        return int(self.host_memory_bytes * min(devices / whole, POD_SHARE))
 
     @property
     def simulated(self) -> bool:

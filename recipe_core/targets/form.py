@@ -51,6 +51,8 @@ KUBERNETES = (
     FormField("host_network", "Host network"),
     FormField("networks", "Networks of Multus"),
     FormField("node_selector", "Node selector"),
+    FormField("priority_class", "Priority class"),
+    FormField("writable_root", "Writable root file system"),
     FormField("min_replicas", "Minimum replicas"),
     FormField("max_replicas", "Maximum replicas"),
     FormField("prometheus", "Prometheus"),

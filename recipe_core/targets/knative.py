@@ -9,6 +9,8 @@ from recipe_core.targets import kserve, kubernetes, network, pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
 from recipe_core.targets.pod import metadata
+from recipe_core.targets.ports import port_of
+from recipe_core.targets.probes import set_probe_port
 from recipe_core.targets.scale import kpa
 from recipe_core.targets.scale.bounds import refuse_policy
 
@@ -54,10 +56,10 @@ def service(context: Context) -> dict[str, Any]:
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = kpa.without_refused(pod.pod_spec(context, shape.leader, known))
     (server,) = spec["containers"]
-    port = pod.port_of(context, shape.leader[0])
+    port = port_of(context, shape.leader[0])
     server["name"] = CONTAINER
     server["ports"] = [{"name": "http1", "containerPort": port}]
-    pod.set_probe_port(server, port)
+    set_probe_port(server, port)
     template = {
         "metadata": {
             "labels": pod.labels(context),

@@ -10,6 +10,8 @@ from recipe_core.targets import kubernetes, network, pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import metadata
+from recipe_core.targets.ports import port_of
+from recipe_core.targets.probes import set_probe_port
 from recipe_core.targets.scale import kpa
 from recipe_core.targets.scale import kserve as scale_kserve
 
@@ -63,9 +65,13 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
     spec = pod.pod_spec(context, shape.leader, known)
     container = pod.container(context, shape.leader[0], known, name=CONTAINER)
     container["ports"] = [
-        {"name": "http1", "containerPort": pod.port_of(context, shape.leader[0]), "protocol": "TCP"}
+        {
+            "name": "http1",
+            "containerPort": port_of(context, shape.leader[0]),
+            "protocol": "TCP",
+        }
     ]
-    pod.set_probe_port(container, pod.port_of(context, shape.leader[0]))
+    set_probe_port(container, port_of(context, shape.leader[0]))
     count = kubernetes.copies(context, shape)
     rollout = {"type": "RollingUpdate", "rollingUpdate": supervise.rollout(context, count)}
     scaled = scale_kserve.written(context, count)

@@ -21,6 +21,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
 from recipe_core.targets.pod import labels, metadata
+from recipe_core.targets.probes import set_probe_port
 from recipe_core.targets.scale import llm_d
 from recipe_core.targets.scale.bounds import most, refuse_policy
 
@@ -189,7 +190,7 @@ def _container(context: Context, process: Process, known: Values) -> dict[str, A
     if process.answers:
         words += _certificates()
         spec["ports"] = [{"name": "http", "containerPort": port, "protocol": "TCP"}]
-        pod.set_probe_port(spec, port)  # its scheme is left to the preset
+        set_probe_port(spec, port)  # its scheme is left to the preset
     # command and args each replace the preset's
     first = {"name": spec.pop("name"), "image": spec.pop("image")}
     return {**first, "command": [program], "args": words, **spec}

@@ -16,6 +16,8 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.layout import NODE, Pod, Unit, layout, same_pod
 from recipe_core.targets.pod import kustomization, label_name, labels, metadata, object_name
+from recipe_core.targets.ports import port_name, port_of
+from recipe_core.targets.probes import probes
 from recipe_core.targets.scale.bounds import in_copies, least, most
 
 FOLDER = "targets/kubernetes"
@@ -216,7 +218,7 @@ def _answering(context: Context) -> dict[str, str]:
         host = object_name(context, suffix(unit)) if unit.name else "127.0.0.1"
         for process in unit.leader:
             if process.answers:
-                addresses[f"at{process.port_offset}"] = f"{host}:{pod.port_of(context, process)}"
+                addresses[f"at{process.port_offset}"] = f"{host}:{port_of(context, process)}"
     return addresses
 
 
@@ -240,7 +242,7 @@ def _queued(context: Context, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _startup(context: Context, process: Process) -> int:
-    probe = pod.probes(context, process, {}, asks=False)["startupProbe"]
+    probe = probes(context, process, {}, asks=False)["startupProbe"]
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
@@ -253,7 +255,11 @@ def entries(unit: Unit) -> list[Process]:
 def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
     """One address in the cluster for all copies of a unit; ``name`` follows the recipe's."""
     ports = [
-        {"name": pod.port_name(p), "port": pod.port_of(context, p), "targetPort": pod.port_name(p)}
+        {
+            "name": port_name(p),
+            "port": port_of(context, p),
+            "targetPort": port_name(p),
+        }
         for p in entries(unit)
     ]
     spec = {

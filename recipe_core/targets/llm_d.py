@@ -12,6 +12,7 @@ from recipe_core.targets import kubernetes, network, pod, storage
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, layout
 from recipe_core.targets.pod import object_name
+from recipe_core.targets.probes import PROBES
 
 FOLDER = "targets/llm-d"
 MODEL_LABEL = "llm-d.ai/model"
@@ -23,9 +24,10 @@ EXTRA = (
     "affinity",
     "nodeSelector",
     "tolerations",
+    "priorityClassName",
     "terminationGracePeriodSeconds",
 )
-OWN_VOLUMES = ("shm", "home", "run", "files")  # the chart makes the one for the weights
+OWN_VOLUMES = ("shm", "home", "tmp", "run", "files")  # the chart makes the one for the weights
 
 
 def files(context: Context) -> dict[str, str]:
@@ -100,7 +102,7 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
     known = pod.values(context, head="127.0.0.1", index="0")
     spec = pod.pod_spec(context, shape.leader, known)
     (server,) = spec["containers"]
-    fields = ("image", "command", "ports", "resources", *pod.PROBES, "securityContext")
+    fields = ("image", "command", "ports", "resources", *PROBES, "securityContext")
     # texts in here the chart renders as templates
     more = {"extraConfig": {"lifecycle": server["lifecycle"]}}
     container = {

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from recipe_core.targets.context import Context
-from recipe_core.targets.pod import metadata, port_of
+from recipe_core.targets.pod import metadata
+from recipe_core.targets.ports import port_of
 
 DNS, HTTPS, API_SERVER = 53, 443, 6443
 KNATIVE = (
@@ -29,6 +30,8 @@ def policy(
     asks_cluster: bool = False,
 ) -> dict[str, Any]:
     """Lets in the namespace, monitoring and the gateway; lets out to itself, DNS and a hub.
+
+    A training run lets in its own pods alone.
 
     Args:
         context: the recipe.
@@ -53,7 +56,7 @@ def policy(
         "podSelector": {"matchLabels": pods},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [
-            entry,
+            *([entry] if context.kind == "serving" else []),
             {"from": [peers]},
             *([{"from": [_namespace(KNATIVE)]}] if knative else []),
         ],

@@ -10,7 +10,7 @@ from recipe_core.launch.process import Process
 from recipe_core.launcher.api import is_loopback
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill
-from recipe_core.targets.pod import port_values
+from recipe_core.targets.ports import port_values
 
 VISIBLE = {
     "cuda": "CUDA_VISIBLE_DEVICES",
@@ -24,10 +24,11 @@ _INDENT = "    "
 _BEGIN = """#!/bin/bash
 # The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-nodes=("$@")
 root=$PWD
 run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
+"""
+_NODES = """nodes=("$@")
 """
 _END = """# A node fails with the first of its processes, and stops the others.
 # One that is told to stop waits for what its processes still do.
@@ -56,9 +57,11 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
         f"{node})\n{_case(context, on, visible_given=visible_given)}{_INDENT};;\n"
         for node, on in _by_node(processes).items()
     ]
+    uses_nodes = any("nodes[" in case for case in cases)
     return "".join(
         [
             _BEGIN,
+            _NODES if uses_nodes else "",
             _devices_given(context, shared=shared) if visible_given else "",
             _key(context),
             _folders(processes),

@@ -55,7 +55,8 @@ def _network(context: Context, where: str) -> list[str]:
         f"On {where} each pod asks for {count} `{name}`{_machine(context)}, since the estimate "
         f"assumes {assumed}, and runs as root with no capability but {rdma.LOCKS_MEMORY}, to lock "
         "memory. Pods stay pending where the cluster calls it otherwise (`kubectl describe node` "
-        "lists resources): set `rdma_resource`. `none` asks for none; nodes then talk over TCP, slower than estimated."
+        "lists resources): set `rdma_resource`. `none` asks for none; nodes then talk over TCP, "
+        "slower than estimated."
     ]
     if context.rack_scale:
         notes.append(

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import json
-import math
-from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.launch.process import Launch, Process
-from recipe_core.launcher.api import Api
-from recipe_core.launcher.exposition import PATHS
-from recipe_core.launcher.probe import question
+from recipe_core.launch.process import Process
 from recipe_core.targets import rdma, supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_KUBERNETES, PLAIN, Values, Variable, fill
+from recipe_core.targets.fill import IN_KUBERNETES, Values, Variable, fill
 from recipe_core.targets.layout import Pod
 from recipe_core.targets.names import names, node_affinity
+from recipe_core.targets.ports import port_name, port_of, port_values
+from recipe_core.targets.probes import probes
+from recipe_core.targets.resources import HOME_GIB, TMP_GIB, resources, run_gib
 
 ROOT, RUN, CACHE, HOME = "/recipe", "/run/recipe", "/models", "/home/recipe"
 USER = 1000
 API_KEY = "api-key"  # the key of the Secret that holds it
+STOPPED_EXIT, UNFINISHED = "RECIPE_STOPPED_EXIT", 75  # as sysexits.h has it: try again
 NAME_LENGTH = 40  # controllers append up to 23 characters to a name, and 63 is the limit of a label
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-COUNTING = ("vllm", "sglang", "tensorrt-llm")
-"""Engines that publish counts of tokens, in images that have Python."""
-_GENERATES = Path(__file__).with_name("generates.py")
-_AROUND_S = 5  # of a probe's time, what reading figures and starting Python take
-GIB = 1 << 30
-# Assumed, per device: what an engine needs on the host besides weights being loaded.
-CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = 4, 16
-# Assumed, per pod or container, in GiB: caches of compiled kernels and modules, logs and the like,
-# the image's own writable layer with the log that the node keeps; and what is asked for of them.
-HOME_GIB, RUN_GIB, LAYER_GIB, ASKED_GIB = 32, 16, 16, 8
 CONFIG_MAP_BYTES = 1_000_000  # of the 1 MiB that an object may have
 
 
@@ -108,17 +94,6 @@ def mounted_model(context: Context) -> str:
     return context.model_source
 
 
-def port_values(launch: Launch, port: int) -> dict[str, str]:
-    """Ports by their offsets from the first: ``port0`` and so on."""
-    last = max(process.port_offset for process in launch.processes)
-    return {f"port{n}": str(port + n) for n in range(last + 1)}
-
-
-def port_of(context: Context, process: Process) -> int:
-    """The port a process listens on."""
-    return context.parameters.port + process.port_offset
-
-
 def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str, Any]:
     """The specification of a pod; ``more`` is added to it (a restart policy)."""
     # a router alone needs no node with devices
@@ -127,6 +102,7 @@ def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str
     spot = names().spot.get(context.spot or "") if computes else None
     chosen = {spot.label: spot.value} if spot else {}
     selector = {**chosen, **context.parameters.node_selector}
+    priority = context.parameters.priority_class
     return {
         "automountServiceAccountToken": False,
         **rdma.pod_fields(context),
@@ -134,6 +110,7 @@ def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str
         **({"affinity": affinity} if affinity else {}),
         **({"nodeSelector": selector} if selector else {}),
         **(tolerations(context) if computes else {}),
+        **({"priorityClassName": priority} if priority else {}),
         "containers": [container(context, process, known) for process in pod],
         "volumes": volumes(context, pod),
         "terminationGracePeriodSeconds": supervise.grace_s(context),
@@ -172,19 +149,21 @@ def container(
 
 
 def _privileges(context: Context, process: Process) -> dict[str, Any]:
-    """No capability, but that to lock memory for devices that read it over the network."""
+    """No capability, but that to lock memory for devices that read it over the network.
+
+    What is written goes to volumes of a limited size, unless the place says otherwise.
+    """
     locks = {"add": [rdma.LOCKS_MEMORY]} if rdma.resource(context, (process,)) else {}
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], **locks}}
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], **locks},
+        "readOnlyRootFilesystem": not context.parameters.writable_root,
+    }
 
 
 def label_name(name: str) -> str:
     """A process's name as a DNS label."""
     return name.lower().replace("_", "-").replace(".", "-")
-
-
-def port_name(process: Process) -> str:
-    """The name of a port, at most 15 characters."""
-    return f"http-{process.port_offset}" if process.port_offset else "http"
 
 
 def image(context: Context) -> str:
@@ -210,6 +189,8 @@ def environment(context: Context, process: Process, known: Values) -> list[dict[
     # USER: torch looks it up, and no entry of passwd has this user's number
     variables = {"HOME": HOME, "USER": "recipe", "HF_HOME": CACHE}
     if context.kind == "training":
+        # it would take the end of a run that was told to stop for that of the whole run
+        variables[STOPPED_EXIT] = str(UNFINISHED)
         # Kubeflow's TrainJob cannot set a working folder, where Python would find the modules
         variables["PYTHONPATH"] = ROOT
     for key, value in process.env.items():
@@ -226,128 +207,6 @@ def environment(context: Context, process: Process, known: Values) -> list[dict[
         held = {"secretKeyRef": {"name": context.parameters.api_key_secret, "key": API_KEY}}
         entries.append({"name": context.key_variable, "valueFrom": held})
     return entries
-
-
-def resources(context: Context, process: Process) -> dict[str, Any]:
-    """Devices as limits; CPU as a request only, so that a burst is not slowed.
-
-    Memory is limited to the devices' share of their node, which nothing else has a claim on: a leak
-    takes no other pod's. What is written to the node's disk is limited too.
-    """
-    found = _computing(context, process)
-    if (scratch := scratch_gib(context)) is not None:
-        found["requests"]["ephemeral-storage"] = f"{ASKED_GIB}Gi"
-        found.setdefault("limits", {})["ephemeral-storage"] = f"{scratch}Gi"
-    return found
-
-
-def scratch_gib(context: Context) -> int | None:
-    """The most that a container writes to its node, in GiB; None where cached blocks go there."""
-    return None if context.spills else HOME_GIB + run_gib(context) + LAYER_GIB
-
-
-def run_gib(context: Context) -> int:
-    """Size of the folder of a pod's own files; some engines put a copy of the model there."""
-    texts = (t for p in context.launch.processes for t in (*p.argv, *p.env.values()))
-    copies = any("${run}" in text for text in texts)
-    return RUN_GIB + (math.ceil(context.weights_bytes / GIB) if copies else 0)
-
-
-def _computing(context: Context, process: Process) -> dict[str, dict[str, str]]:
-    count, resource = len(process.devices), names().of(context.vendor, context.runtime).resource
-    if resource is None:
-        needed = math.ceil(context.estimate.get("memory", {}).get("total_bytes", 0) / GIB)
-        return {"requests": {"cpu": str(CPUS_PER_DEVICE), "memory": f"{max(needed, 1)}Gi"}}
-    if not count:  # a router
-        return {"requests": {"cpu": "1", "memory": "2Gi"}}
-    asked = host_gib(context, count)
-    requests = {"cpu": str(CPUS_PER_DEVICE * count), "memory": f"{asked}Gi"}
-    devices = {resource: str(count), **rdma.resource(context, (process,))}
-    share = context.host_share_bytes(count)
-    memory = {"memory": f"{max(share // GIB, asked)}Gi"} if share else {}
-    return {"requests": requests | devices, "limits": {**memory, **devices}}
-
-
-def host_gib(context: Context, devices: int) -> int:
-    """Host memory that processes on so many devices of a node need, in GiB.
-
-    What an engine needs beside weights that are loaded, cached blocks and sleeping states that wait
-    there, and copies of the model that a trainer loads or saves.
-    """
-    kept = context.offloaded_bytes_per_device * devices
-    kept += context.launch.host_bytes * devices / context.devices_per_node
-    return MEMORY_GIB_PER_DEVICE * devices + math.ceil(kept / GIB)
-
-
-def asks_for_tokens(context: Context, process: Process) -> bool:
-    """Whether a probe can ask a server for a token, and see that a full one goes on.
-
-    A pool alone answers nothing, and of an engine that publishes no counts a full server cannot be
-    told from one that hangs.
-    """
-    return process.role == "server" and context.engine in COUNTING
-
-
-def set_probe_port(container: dict[str, Any], port: int) -> None:
-    """Have probes of health ask a port by its number, where its name is another's."""
-    for name in PROBES:
-        if "httpGet" in container[name]:
-            container[name]["httpGet"]["port"] = port
-
-
-def _asking(context: Context, process: Process, known: Values, timeout_s: int) -> dict[str, Any]:
-    """Run the text of `generates` in a container, which has to answer in time."""
-    tree = ast.parse(_GENERATES.read_text(encoding="utf-8"))
-    text = ast.unparse(ast.Module(tree.body[1:], []))  # without its docstring
-    launch, variable = context.launch, context.key_variable
-    body = {key: _filled(value, known) for key, value in launch.api_body.items()}
-    api = Api(launch.api_path, fill(launch.api_model, known, PLAIN), body)
-    words = [
-        str(timeout_s - _AROUND_S),
-        str(port_of(context, process)),
-        PATHS.get(context.engine, "/metrics"),
-        api.path,
-        json.dumps(question(api)),
-        *([variable] if variable else []),
-    ]
-    return {"exec": {"command": ["python3", "-c", text, *words]}}
-
-
-def _filled(value: Any, known: Values) -> Any:
-    return fill(value, known, PLAIN) if isinstance(value, str) else value
-
-
-def probes(
-    context: Context, process: Process, known: Values, *, asks: bool = True
-) -> dict[str, Any]:
-    """Startup, readiness and liveness probes: health, and for liveness a token where that shows.
-
-    A server that hangs loses its requests first, and is started again after the recipe's time.
-    """
-    get = {"path": context.launch.health, "port": port_name(process)}
-    hang, unready = supervise.hang(context), supervise.unready(context)
-
-    def probe(timeout_s: int, period_s: int, failures: int) -> dict[str, Any]:
-        return {
-            "httpGet": dict(get),
-            "periodSeconds": period_s,
-            "timeoutSeconds": timeout_s,
-            "failureThreshold": failures,
-        }
-
-    looks = math.ceil(supervise.start_s(context) / supervise.PROBE_S)
-    short_s = min(5, unready.period_s)
-    liveness = probe(hang.period_s, hang.period_s, hang.failures)
-    if asks and asks_for_tokens(context, process):
-        hang = supervise.generation(context)
-        liveness = probe(hang.period_s, hang.period_s, hang.failures)
-        liveness = _asking(context, process, known, hang.period_s) | liveness
-        del liveness["httpGet"]
-    return {
-        "startupProbe": probe(5, supervise.PROBE_S, looks),
-        "readinessProbe": probe(short_s, unready.period_s, unready.failures),
-        "livenessProbe": liveness,
-    }
 
 
 def security(context: Context, *, root: bool) -> dict[str, Any]:
@@ -387,6 +246,7 @@ def volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
     entries += [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Gi"}},
         _volume("home", None, HOME_GIB),
+        _volume("tmp", None, TMP_GIB),
         _volume(
             "run", run_claim(context) if context.kind == "training" else None, run_gib(context)
         ),
@@ -412,6 +272,7 @@ def mounts(context: Context) -> list[dict[str, Any]]:
         *([model] if context.model_is_folder else []),
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the kernel's, no temporary file
         {"name": "home", "mountPath": HOME},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the container's own
         {"name": "run", "mountPath": RUN},
         *([{"name": "files", "mountPath": ROOT, "readOnly": True}] if context.mounted else []),
     ]

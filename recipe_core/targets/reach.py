@@ -8,7 +8,8 @@ from recipe_core.engines.release import ApiKey
 from recipe_core.launcher.api import is_loopback
 from recipe_core.targets.context import Context
 from recipe_core.targets.node_script import listening_host
-from recipe_core.targets.pod import API_KEY, port_of
+from recipe_core.targets.pod import API_KEY
+from recipe_core.targets.ports import port_of
 from recipe_core.targets.restarts import LAUNCHER
 from recipe_core.targets.use import TITLES
 

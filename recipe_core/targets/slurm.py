@@ -12,7 +12,8 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.device_check import WRONG, device_check
 from recipe_core.targets.names import names
 from recipe_core.targets.node_script import NOT_FOUND, listening_host, node_script
-from recipe_core.targets.pod import host_gib, object_name
+from recipe_core.targets.pod import object_name
+from recipe_core.targets.resources import host_gib
 
 FOLDER = "targets/slurm"
 ANY = "any"  # the type that asks for none

@@ -8,7 +8,8 @@ from typing import Any
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
-from recipe_core.targets.pod import GIB, metadata, object_name
+from recipe_core.targets.pod import metadata, object_name
+from recipe_core.targets.resources import GIB
 from recipe_core.targets.scale.bounds import most
 
 CHECKPOINTS_KEPT = 4  # that the place of a run has room for

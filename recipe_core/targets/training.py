@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import pod, rdma, storage, supervise
+from recipe_core.targets import network, pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.kubernetes import QUEUE
@@ -60,6 +60,12 @@ def train_job(context: Context) -> dict[str, str]:
             field="parameters.host_network",
             hint="Use the JobSet target, or a runtime with hostNetwork.",
         )
+    if context.parameters.priority_class:
+        raise NoAnswer(
+            "a TrainJob cannot set a priority class.",
+            field="parameters.priority_class",
+            hint="Use the JobSet target, or a runtime with it.",
+        )
     attached = rdma.attachments(context)
     template = {
         **({"metadata": {"annotations": attached}} if attached else {}),
@@ -76,7 +82,8 @@ def train_job(context: Context) -> dict[str, str]:
         "metadata": _about(context),
         "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": trainer, "runtimePatches": [patch]},
     }
-    return _files(context, "kubeflow-trainjob", {"trainjob.yaml": value})
+    pods = {"jobset.sigs.k8s.io/jobset-name": object_name(context)}
+    return _files(context, "kubeflow-trainjob", {"trainjob.yaml": value}, pods)
 
 
 def job_set(context: Context) -> dict[str, str]:
@@ -211,9 +218,17 @@ def _process_of_nodes(context: Context) -> Pod:
     return same
 
 
-def _files(context: Context, folder: str, jobs: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Files of the job, the claims for weights and checkpoints, what it mounts, kustomization."""
-    objects = dict(jobs)
+def _files(
+    context: Context,
+    folder: str,
+    jobs: dict[str, dict[str, Any]],
+    pods: dict[str, str] | None = None,
+) -> dict[str, str]:
+    """Files of the job, claims for weights and checkpoints, what it mounts, who reaches it.
+
+    ``pods``: labels of its pods, where they are not the recipe's.
+    """
+    objects = jobs | {"network.yaml": network.policy(context, pods or labels(context), ())}
     if storage.makes_weights(context):
         objects["storage.yaml"] = storage.weights(context)
     objects["checkpoints.yaml"] = storage.claim(

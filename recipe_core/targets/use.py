@@ -33,7 +33,10 @@ _MAIN = {
         "systemctl --user stop {instance}",
     ),
     "docker/run.sh": ("bash {0}", "docker rm --force $(docker ps --quiet --filter name={name})"),
-    "compose/compose.yaml": ("docker compose -f {0} up --detach", "docker compose -f {0} down"),
+    "compose/compose.yaml": (
+        "RECIPE_USER=$(id -u):$(id -g) docker compose -f {0} up --detach",
+        "docker compose -f {0} down",
+    ),
     "slurm/job.sbatch": ("sbatch {0}", "scancel --name {name}"),
     "skypilot/service.yaml": ("sky serve up --secret {key} {0}", "sky serve down {name}"),
     "skypilot/task.yaml": ("sky {verb} {0}", "sky {stop} {name}"),

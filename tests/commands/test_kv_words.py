@@ -11,7 +11,7 @@ from recipe_core.recipe.build import make_recipe
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.of_recipe import target_context
-from recipe_core.targets.pod import resources
+from recipe_core.targets.resources import resources
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
 from tests.physics.test_caches import LLAMA_8B, POINTS, lengths, request

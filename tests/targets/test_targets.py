@@ -173,7 +173,7 @@ def test_outputs_are_filled_pinned_without_secrets_and_say_the_launchs_degrees(
         assert not UNFILLED.search(text), path
         never = [":latest", SECRET, *(["None"] if "files.yaml" not in path else [])]
         assert not [word for word in never if word in text], path
-        references = text.replace("${VLLM_API_KEY:?", "")
+        references = text.replace("${VLLM_API_KEY:?", "").replace("${RECIPE_USER:-", "")
         assert "${" not in references or path.endswith((".sh", ".sbatch")), path
         assert not token.search(text), path
         if path.startswith("targets/"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import kubernetes, pod, supervise
+from recipe_core.targets import kubernetes, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import by_role, layout
+from recipe_core.targets.probes import asks_for_tokens
 from recipe_core.targets.restarts.shape import Answer, Answers, Event, Setting, slow
 from recipe_core.targets.scale.bounds import least
 
@@ -22,7 +23,7 @@ def _probes(context: Context, *, asks: bool) -> tuple[Setting, ...]:
 
 def _asked(context: Context) -> bool:
     """Whether liveness of its servers is that they generate."""
-    return any(pod.asks_for_tokens(context, process) for process in context.launch.processes)
+    return any(asks_for_tokens(context, process) for process in context.launch.processes)
 
 
 def _drain(context: Context, kept: int | None) -> Answer:

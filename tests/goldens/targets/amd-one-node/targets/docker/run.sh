@@ -3,35 +3,53 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 engine="${1:-docker}"
-logs() {  # podman keeps one file, of the size of docker's together
-    if [ "$engine" = docker ]; then
-        echo "--log-driver json-file --log-opt max-size=100m --log-opt max-file=3"
-    else
-        echo "--log-driver k8s-file --log-opt max-size=300m"
-    fi
-}
+if [ "$engine" = docker ]; then
+    logs=(--log-driver json-file --log-opt max-size=100m --log-opt max-file=3)
+else  # podman keeps one file, of the size of docker's together
+    logs=(--log-driver k8s-file --log-opt max-size=300m)
+fi
 : "${VLLM_API_KEY:?set VLLM_API_KEY to the key that callers send}"
+# Who reads this bundle; not root, whose rights no engine needs.
+user="$(id -u):$(id -g)"
+[ "$user" != 0:0 ] || user=1000:1000
+user="${RECIPE_USER:-$user}"
+"$engine" run --rm \
+    --user root \
+    --network=none \
+    --cap-drop=ALL \
+    --cap-add=CHOWN \
+    --cap-add=DAC_OVERRIDE \
+    --cap-add=FOWNER \
+    --security-opt=no-new-privileges \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-home:/home/recipe \
+    --entrypoint chown vllm/vllm-openai-rocm:v0.32.0 \
+    -R "$user" /models /run/recipe /home/recipe
 "$engine" run --detach \
     --name qwen3-30b-a3b-mi300x-tp2-dp4-vllm-server-0 \
     --restart unless-stopped \
     --stop-timeout 60 \
     --init \
+    --user "$user" \
     --cap-drop=ALL \
-    --cap-add=DAC_OVERRIDE \
     --security-opt=no-new-privileges \
     --security-opt=seccomp=unconfined \
-    $(logs) \
+    "${logs[@]}" \
     --memory 512g \
     --publish 127.0.0.1:8000:8000 \
     --device=/dev/kfd \
     --device=/dev/dri \
-    --group-add video \
-    --group-add render \
+    --group-add 44 \
+    --group-add 109 \
     --shm-size 8g \
     --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
     --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-home:/home/recipe \
     --volume "$PWD":/recipe:ro \
     --env HF_HOME=/models \
+    --env HOME=/home/recipe \
+    --env USER=recipe \
     --env HF_TOKEN \
     --env VLLM_API_KEY \
     --env HIP_VISIBLE_DEVICES=0,1 \
@@ -49,22 +67,25 @@ logs() {  # podman keeps one file, of the size of docker's together
     --restart unless-stopped \
     --stop-timeout 60 \
     --init \
+    --user "$user" \
     --cap-drop=ALL \
-    --cap-add=DAC_OVERRIDE \
     --security-opt=no-new-privileges \
     --security-opt=seccomp=unconfined \
-    $(logs) \
+    "${logs[@]}" \
     --memory 512g \
     --publish 127.0.0.1:8001:8001 \
     --device=/dev/kfd \
     --device=/dev/dri \
-    --group-add video \
-    --group-add render \
+    --group-add 44 \
+    --group-add 109 \
     --shm-size 8g \
     --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
     --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-home:/home/recipe \
     --volume "$PWD":/recipe:ro \
     --env HF_HOME=/models \
+    --env HOME=/home/recipe \
+    --env USER=recipe \
     --env HF_TOKEN \
     --env VLLM_API_KEY \
     --env HIP_VISIBLE_DEVICES=2,3 \
@@ -82,22 +103,25 @@ logs() {  # podman keeps one file, of the size of docker's together
     --restart unless-stopped \
     --stop-timeout 60 \
     --init \
+    --user "$user" \
     --cap-drop=ALL \
-    --cap-add=DAC_OVERRIDE \
     --security-opt=no-new-privileges \
     --security-opt=seccomp=unconfined \
-    $(logs) \
+    "${logs[@]}" \
     --memory 512g \
     --publish 127.0.0.1:8002:8002 \
     --device=/dev/kfd \
     --device=/dev/dri \
-    --group-add video \
-    --group-add render \
+    --group-add 44 \
+    --group-add 109 \
     --shm-size 8g \
     --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
     --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-home:/home/recipe \
     --volume "$PWD":/recipe:ro \
     --env HF_HOME=/models \
+    --env HOME=/home/recipe \
+    --env USER=recipe \
     --env HF_TOKEN \
     --env VLLM_API_KEY \
     --env HIP_VISIBLE_DEVICES=4,5 \
@@ -115,22 +139,25 @@ logs() {  # podman keeps one file, of the size of docker's together
     --restart unless-stopped \
     --stop-timeout 60 \
     --init \
+    --user "$user" \
     --cap-drop=ALL \
-    --cap-add=DAC_OVERRIDE \
     --security-opt=no-new-privileges \
     --security-opt=seccomp=unconfined \
-    $(logs) \
+    "${logs[@]}" \
     --memory 512g \
     --publish 127.0.0.1:8003:8003 \
     --device=/dev/kfd \
     --device=/dev/dri \
-    --group-add video \
-    --group-add render \
+    --group-add 44 \
+    --group-add 109 \
     --shm-size 8g \
     --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-models:/models \
     --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-run:/run/recipe \
+    --volume qwen3-30b-a3b-mi300x-tp2-dp4-vllm-home:/home/recipe \
     --volume "$PWD":/recipe:ro \
     --env HF_HOME=/models \
+    --env HOME=/home/recipe \
+    --env USER=recipe \
     --env HF_TOKEN \
     --env VLLM_API_KEY \
     --env HIP_VISIBLE_DEVICES=6,7 \

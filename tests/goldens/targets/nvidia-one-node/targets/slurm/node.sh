@@ -1,7 +1,6 @@
 #!/bin/bash
 # The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-nodes=("$@")
 root=$PWD
 run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"

@@ -1,10 +1,10 @@
 #!/bin/bash
 # The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-nodes=("$@")
 root=$PWD
 run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
+nodes=("$@")
 command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }
 command -v vllm-router >/dev/null || { echo 'vllm-router is not installed on this node' >&2; exit 127; }
 case "$SKYPILOT_NODE_RANK" in

@@ -1,10 +1,10 @@
 #!/bin/bash
 # The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-nodes=("$@")
 root=$PWD
 run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
+nodes=("$@")
 # Device numbers count within those the scheduler assigned.
 IFS=, read -r -a devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
 command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }

@@ -1,10 +1,10 @@
 #!/bin/bash
 # The processes of one node. Arguments: the addresses of all nodes, in order.
 set -euo pipefail
-nodes=("$@")
 root=$PWD
 run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
+nodes=("$@")
 command -v torchrun >/dev/null || { echo 'torchrun is not installed on this node' >&2; exit 127; }
 case "$SLURM_NODEID" in
 0)

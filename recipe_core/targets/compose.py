@@ -1,0 +1,155 @@
+"""Containers on one machine: a compose file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe_core.base import quoting
+from recipe_core.base.documents import to_yaml
+from recipe_core.launch.process import Process
+from recipe_core.targets import supervise
+from recipe_core.targets.containers import (
+    LOG_FILES,
+    LOG_MB,
+    OWNER,
+    OWNERS_CAPABILITIES,
+    USER_GROUP,
+    answering_port,
+    check_single,
+    device_groups,
+    environment,
+    first_process,
+    in_start_order,
+    memory_gib,
+    mounts,
+    named_volumes,
+    owned_volumes,
+    published_ports,
+    service_name,
+    share_a_network,
+    shm_gib,
+    unconfined,
+    values,
+)
+from recipe_core.targets.context import Context
+from recipe_core.targets.fill import IN_COMPOSE, fill
+from recipe_core.targets.pod import image, object_name
+
+COMPOSE = "targets/compose/compose.yaml"
+# images have curl or Python, not always both
+_PROBE = (
+    "curl -fsS {url} || python3 -c 'import urllib.request as r; r.urlopen(\"{url}\", timeout=5)'"
+)
+
+
+def files(context: Context) -> dict[str, str]:
+    """``compose.yaml``: one service per process.
+
+    Raises:
+        NoAnswer: for several nodes, or where no image is known.
+    """
+    check_single(context)
+    services = {service_name(p): _service(context, p) for p in in_start_order(context)}
+    if owned := owned_volumes(context):
+        services = {OWNER: _owner(context, owned), **services}
+    value = {"name": object_name(context), "services": services, "volumes": named_volumes(context)}
+    return {COMPOSE: to_yaml({key: item for key, item in value.items() if item})}
+
+
+def _service(context: Context, process: Process) -> dict[str, Any]:
+    known = values(context, process)
+    argv = [fill(word, known, IN_COMPOSE) for word in process.argv]
+    ports, memory = published_ports(context, process), memory_gib(context, process)
+    return {
+        "image": image(context),
+        "user": f"${{RECIPE_USER:-{USER_GROUP}}}",
+        "entrypoint": argv[:1],
+        "command": argv[1:],
+        "environment": environment(context, process, IN_COMPOSE),
+        **(
+            {"network_mode": f"service:{service_name(first_process(context))}"}
+            if share_a_network(context) and process is not first_process(context)
+            else {}
+        ),
+        **({"ports": ports} if ports else {}),
+        **_compose_devices(context, process),
+        "shm_size": f"{shm_gib(process)}gb",
+        **({"mem_limit": f"{memory}gb"} if memory else {}),
+        "init": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", *unconfined(context, process)],
+        "logging": _compose_logging(),
+        "volumes": [
+            quoting.compose(f"{source}:{place}{':ro' if read else ''}")
+            for source, place, read in mounts(context)
+        ],
+        **({"healthcheck": _health(context, process)} if process.answers else {}),
+        **_waits(context, process),
+        "restart": "unless-stopped",
+        "stop_grace_period": f"{supervise.grace_s(context)}s",
+    }
+
+
+def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
+    if not process.devices or context.vendor == "cpu":
+        return {}
+    if context.vendor == "amd":
+        return {
+            "devices": ["/dev/kfd", "/dev/dri"],
+            "group_add": device_groups(context),
+        }
+    if context.runtime == "xpu":
+        return {"devices": ["/dev/dri"], "group_add": device_groups(context)}
+    reservation = {
+        "driver": context.vendor,
+        "device_ids": [str(n) for n in process.devices],
+        "capabilities": ["gpu"],
+    }
+    return {"deploy": {"resources": {"reservations": {"devices": [reservation]}}}}
+
+
+def _health(context: Context, process: Process) -> dict[str, Any]:
+    url = f"http://127.0.0.1:{answering_port(context, process)}{context.launch.health}"
+    looks = supervise.hang(context)
+    return {
+        "test": ["CMD-SHELL", _PROBE.format(url=url)],
+        "interval": f"{looks.period_s}s",
+        "timeout": f"{looks.period_s}s",
+        "retries": looks.failures,
+        "start_period": f"{supervise.start_s(context)}s",
+    }
+
+
+def _waits(context: Context, process: Process) -> dict[str, Any]:
+    """A service starts once its volumes are its own, a router once its servers are ready."""
+    owner = (
+        {OWNER: {"condition": "service_completed_successfully"}} if owned_volumes(context) else {}
+    )
+    servers = [p for p in context.launch.processes if p.answers and p.role != "router"]
+    behind = servers if process.role == "router" else []
+    waits = owner | {service_name(p): {"condition": "service_healthy"} for p in behind}
+    return {"depends_on": waits} if waits else {}
+
+
+def _owner(context: Context, owned: list[tuple[str, str]]) -> dict[str, Any]:
+    """A service that gives these volumes to the user of the engine, and ends."""
+    return {
+        "image": image(context),
+        "user": "root",
+        "entrypoint": ["chown", "-R"],
+        "command": [f"${{RECIPE_USER:-{USER_GROUP}}}", *(place for _, place in owned)],
+        "network_mode": "none",
+        "mem_limit": "1gb",
+        "init": True,
+        "cap_drop": ["ALL"],
+        "cap_add": OWNERS_CAPABILITIES,
+        "security_opt": ["no-new-privileges:true"],
+        "logging": _compose_logging(),
+        "volumes": [quoting.compose(f"{source}:{place}") for source, place in owned],
+        "restart": "no",
+    }
+
+
+def _compose_logging() -> dict[str, Any]:
+    options = {"max-size": f"{LOG_MB}m", "max-file": str(LOG_FILES)}
+    return {"driver": "json-file", "options": options}
