@@ -94,7 +94,10 @@ def test_scripts_are_bash(name):
 
 @over(
     "engine, devices",
-    [("docker", ["--gpus", '"device=0,1,2,3"']), ("podman", ["--device=nvidia.com/gpu=0"])],
+    [
+        ("docker", ["--gpus", '"device=0,1,2,3"']),
+        ("podman", [f"--device=nvidia.com/gpu={n}" for n in (0, 1)]),
+    ],
 )
 def test_the_docker_script_hands_words_over_as_they_are(engine, devices, tmp_path):
     write_bundle(context(pools()), tmp_path)
