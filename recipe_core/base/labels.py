@@ -302,6 +302,7 @@ TRAINING_REFUSALS = {
     "memory": "Does not fit in memory",
     "host-memory": "Does not fit in the host's memory",
     "rollout": "Answers cannot be sampled beside it",
+    "time-limit": "No checkpoint within the time limit",
     "framework": "Framework cannot launch what is asked",
     "launch-degree": "Framework does not launch the degree",
     "launch-nodes": "Devices do not fill whole nodes",
@@ -358,6 +359,7 @@ RUN_SHARES = {
     "lost_work": "Work done again",
     "restarts": "Restarts",
     "waiting": "Waiting for nodes",
+    "time_limits": "Ends at the time limit",
 }
 """What takes the time of a training run, by the fields of its shares."""
 

@@ -156,6 +156,7 @@ class RunFigures(_Data):
 
     storage_bytes_per_s_per_node: Number
     restart_s: Number
+    longest_interval_s: Number
     host_copy_bytes_per_s: Number
     loader_tokens_per_s: Number
     joules_share: Number

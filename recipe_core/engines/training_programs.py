@@ -77,6 +77,18 @@ class Launches(_Data):
     rollout_engines: tuple[str, ...] = ()
 
 
+class HostCopies(_Data):
+    """Copies of the whole model in a node's memory while it is loaded, or gathered to be saved.
+
+    ``divided``: where parameters are divided among devices, ``whole``: where each device has all of
+    them; one a ``node``, one a ``device``, or ``none``. ``bytes``: of a parameter in them.
+    """
+
+    divided: Literal["none", "node", "device"] = "none"
+    whole: Literal["none", "node", "device"] = "none"
+    bytes: Amount = 2.0
+
+
 class TrainingEngine(_Data):
     """A framework at its pinned release.
 
@@ -85,7 +97,9 @@ class TrainingEngine(_Data):
     ``launches``: what its launch can be told. ``container``: how its image is built, None where it
     is not a package. ``launcher``: the module
     of ``launch/training/`` that starts it, where that is not of its name. ``torch``: the releases
-    of torch that it runs on.
+    of torch that it runs on. ``saves_on``: what makes it write a checkpoint and end: the file
+    ``stop`` in the run's folder, or SIGTERM; nothing where it is empty. ``host_copies``: what a
+    node's memory holds of the model.
     """
 
     version: str
@@ -96,6 +110,8 @@ class TrainingEngine(_Data):
     launcher: str | None = None
     torch: str = "torch>=2.11,<2.14"
     source: str
+    saves_on: tuple[Literal["stop-file", "signal"], ...] = ()
+    host_copies: HostCopies = HostCopies()
     launches: Launches
 
 

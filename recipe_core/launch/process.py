@@ -173,6 +173,7 @@ class Launch:
     engine reads from the bundle, by path below ``${root}`` (a file of options, a model repository).
     A training run has no ``health`` path and no API. ``startup_timeout_s``: what a start may take
     beside the time in which the weights arrive and are read, which module ``startup`` adds.
+    ``host_bytes``: memory that a node needs beside that of its processes.
     """
 
     processes: tuple[Process, ...]
@@ -185,6 +186,7 @@ class Launch:
     requires: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     kind: Literal["serving", "training"] = "serving"
+    host_bytes: int = 0
 
     @property
     def loads_model(self) -> bool:

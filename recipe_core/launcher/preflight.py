@@ -366,7 +366,9 @@ def _check_hub(plan: LaunchPlan, model: str) -> Check:
         hint = "Unset HF_HUB_OFFLINE, or use a local folder: --model FOLDER"
         detail = f"{model} is not in {cache}, and HF_HUB_OFFLINE forbids the download"
         return Check("model", "warn", detail, hint)
-    return Check("model", "ok", f"{model} is not in {cache}; the engine will download it")
+    fetched = "--fetch" in plan.processes[0].argv
+    who = "the bundle's start.py" if fetched else "the engine"
+    return Check("model", "ok", f"{model} is not in {cache}; {who} will download it")
 
 
 def check_port(plan: LaunchPlan, port: int) -> Check:

@@ -16,6 +16,7 @@ from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.expected import is_calibrated
 from recipe_core.recipe.fallbacks import fallbacks, without_load
+from recipe_core.recipe.limited import limited_request, without_limit
 from recipe_core.recipe.locking import image_lock, make_lock
 from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.names import recipe_name
@@ -70,6 +71,9 @@ def recipe_of(
         NoAnswer: when the split cannot be started on its engine.
     """
     additions = additions or Additions()
+    limited = limited_request(decision.request, additions.parameters)
+    if limited is not decision.request:
+        decision = decide(limited, folders=folders)
     decision = replace(decision, request=whole_profiles(decision.request))
     started = decision.started()
     recipe = Recipe(
@@ -166,15 +170,29 @@ def with_claims(recipe: Recipe, measurements: Iterable[Mapping[str, Any]]) -> Re
 def with_parameters(recipe: Recipe, parameters: Parameters) -> Recipe:
     """The recipe for another place: the same decision, and nothing of it is computed again.
 
+    But for the time limit of a training run, within which its checkpoints are planned.
+
     Raises:
         InputError: for an image that moves, and for a parameter that holds a secret.
+        NoAnswer: for a time limit in which no checkpoint is written.
     """
+    if parameters.time_limit_minutes != recipe.parameters.time_limit_minutes:
+        recipe = _limited(recipe, parameters)
     moved = recipe.model_copy(update={"parameters": parameters})
     if recipe.lock:
         image = image_lock(redecide(recipe), parameters)
         moved = moved.model_copy(update={"lock": recipe.lock.model_copy(update={"image": image})})
     _refuse_secrets(moved)
     return moved.locked()
+
+
+def _limited(recipe: Recipe, place: Parameters) -> Recipe:
+    """The recipe with checkpoints within the time limit of another place."""
+    if recipe.kind != "training":
+        return recipe
+    request = without_limit(recipe_request(recipe), recipe.parameters)
+    additions = Additions(parameters=place, variants=recipe.variants, claims=recipe.claims)
+    return recipe_of(decide(limited_request(request, place)), request, additions)
 
 
 def with_image_digest(recipe: Recipe) -> Recipe:

@@ -49,6 +49,13 @@ Counter = Annotated[
         max_length=512,
     ),
 ]
+Bucket = Annotated[
+    str,
+    BeforeValidator(a_name),
+    Field(
+        pattern=r"^(s3|gs|r2|cos|oci|nebius|azure)://[a-z0-9][\w.-]*(/[\w.-]+)*$", max_length=512
+    ),
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -163,6 +170,10 @@ class Parameters(BaseModel):
 
     cloud: Word | None = None
     """Cloud that SkyPilot uses; left out, the cheapest."""
+
+    bucket: Annotated[Bucket | None, JOINED] = None
+    """Bucket in which SkyPilot keeps a training run, ``s3://NAME/FOLDER`` or ``gs://NAME``: where a
+    machine is lost, the run goes on from its newest checkpoint there; left out, it begins anew."""
 
     region: Word | None = None
     """Region of ``cloud`` that SkyPilot uses; left out, the cheapest."""

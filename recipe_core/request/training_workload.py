@@ -275,7 +275,14 @@ class TrainingWorkload(BaseModel):
     until it is copied to the host's memory (``asynchronous``)."""
 
     checkpoint_interval_s: Positive | None = None
-    """Time between checkpoints, in seconds; left out, the interval that loses least (Young)."""
+    """Time between checkpoints, in seconds; left out, the interval that loses least (Young), at
+    most half a day, and at least two in ``time_limit_s``."""
+
+    time_limit_s: Positive | None = None
+    """Longest time that one start of the run may take, in seconds, after which it goes on from its
+    newest checkpoint: a scheduler's time limit, ``maxRunDuration``, the life of a machine, the time
+    between maintenance windows. Left out, ``time_limit_minutes`` of the deployment settings, else
+    no limit is counted."""
 
     kept_checkpoints: Annotated[int, Field(ge=1, le=10_000)] = 2
     """Checkpoints that stay on storage."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Bool
-from recipe_core.model.attention import LatentAttention
+from recipe_core.model.attention import LatentAttention, LinearAttention
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import TrainingCases, TrainingSetting
 
@@ -40,7 +40,7 @@ def synchronised(title: str, cases: TrainingCases) -> LaunchRule:
 
 def heads_divide(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
     """Ranks share heads of keys and values; those of queries where attention is latent."""
-    kinds = [kind for kind, _ in setting.model.mixers]
+    kinds = [kind for kind, _ in setting.model.mixers if not isinstance(kind, LinearAttention)]
     latent = any(isinstance(kind, LatentAttention) for kind in kinds)
     heads = math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
     named = "attention heads" if latent else "key/value heads"

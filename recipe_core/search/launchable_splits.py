@@ -347,8 +347,7 @@ def _torchtitan(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
     yield from _even_stages(cases, layers)
     yield _rounds(cases)
     yield _tied(setting, cases)
-    if plain_attention(setting.model) is not None:
-        yield heads_divide(setting, cases)
+    yield heads_divide(setting, cases)  # of the layers with keys and values, in hybrids too
     known = shipped_configuration(setting.model)
     yield LaunchRule(
         "launch-sequence",

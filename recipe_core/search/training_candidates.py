@@ -15,7 +15,7 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.frameworks import framework, training_data
 from recipe_core.engines.training_programs import facts
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.hardware.failures import failures, node_failures
+from recipe_core.hardware.failures import failures, node_failures, spot_market
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.storage import StorageTier, measured_tier, storage_tier
 from recipe_core.model.spec import MoeMlp
@@ -69,6 +69,8 @@ def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
         nodes = node_failures(place.device.architecture, place.per_node)
         mtbf_hours, basis = nodes.mtbf_hours * place.per_node, nodes.basis
         node_loss = published.repair.drained_share.value
+        if place.commitment == "spot":
+            mtbf_hours, node_loss, basis = _reclaimed(place, mtbf_hours, node_loss, basis)
     spares, repair_s = workload.spare_nodes or 0, workload.repair_s
     if spares and not repair_s:
         repair_s = published.repair.repair_hours.value * SECONDS_PER_HOUR
@@ -90,7 +92,24 @@ def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
         usd_per_byte_s=price / 1e9 / (HOURS_PER_MONTH * SECONDS_PER_HOUR),
         slow_nodes=workload.slow_node_share or 0.0,
         slowdown=published.slow_nodes.slowdown.value,
+        limit_s=workload.time_limit_s,
     )
+
+
+def _reclaimed(
+    place: Cluster, mtbf_hours: float, node_loss: float, basis: str
+) -> tuple[float, float, str]:
+    """Failures of devices with the reclaims of spot machines, each of which takes a node away.
+
+    Returns the mean time between both of a device in hours, the share that takes a node away, and
+    what they rest on.
+    """
+    provider = place.offer.provider if place.offer else None
+    traced = {trace.provider for trace in failures().spot}
+    market = spot_market(place.device.architecture, provider if provider in traced else None)
+    failed, taken = 1 / mtbf_hours, market.reclaims_per_hour / place.per_node
+    lost = (failed * node_loss + taken) / (failed + taken)
+    return 1 / (failed + taken), lost, f"{basis}; {market.basis}"
 
 
 def _storage_of(workload: TrainingWorkload, place: Cluster) -> StorageTier | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -345,12 +346,24 @@ class TrainingPlan(Plan):
 
     def bundled(self, row: int) -> bool:
         """Whether its framework can be told the request and the split, and the run has an end."""
-        setting, asked = self.setting(row), self._asked
-        if self.problem.workload.tokens is None or any(unable(setting, *asked)):
-            return False
+        return self.problem.workload.tokens is not None and not self.unlaunchable(row)
+
+    def unlaunchable(self, row: int) -> list[str]:
+        """What the framework of a row cannot be told of the request or the split, as sentences."""
+        setting = self.setting(row)
+        title = setting.framework.title
+        if lacks := [lack.what for lack in unable(setting, *self._asked)]:
+            return [f"{title} cannot launch {what}." for what in lacks]
         block, i = self.at(row)
         rules = split_rules(setting, block.cases.take([i]))
-        return not any(rule.broken[0] for rule in rules)
+        return [f"{title}: {rule.say(0)}. {rule.hint}" for rule in rules if rule.broken[0]]
+
+    def detailed(self, row: int) -> TrainingEstimate:
+        """The estimate with a note of what a launch of the split cannot be told."""
+        estimate = self.estimate(row)
+        lacks = self.unlaunchable(row) if estimate.feasible else []
+        notes = [f"No bundle is made of this split: {what}" for what in lacks]
+        return replace(estimate, notes=[*estimate.notes, *notes])
 
     def launch_cures(self) -> Iterator[dict[str, Any]]:
         """Changes after which a bundle can be made, where none can: the fewest first."""

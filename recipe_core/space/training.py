@@ -42,7 +42,8 @@ class Failures:
     ``storage_bytes_per_s`` is that of all nodes together. ``restart_s`` is without the time to read
     a checkpoint from ``storage`` where ``reads_back``. ``min_nodes``: of an elastic run; None for
     one that waits for a repair. ``interval_s``: None for the interval that loses least.
-    ``slow_nodes``: share of nodes that are slower by ``slowdown``.
+    ``slow_nodes``: share of nodes that are slower by ``slowdown``. ``limit_s``: longest time of one
+    start, None without a limit.
     """
 
     device_mtbf_s: float
@@ -61,6 +62,7 @@ class Failures:
     usd_per_byte_s: float = 0.0
     slow_nodes: float = 0.0
     slowdown: float = 0.0
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ class Context:
     ``offloaded_bytes_per_device``: host memory that holds blocks of the cache. ``made``: whether
     the bundle makes the checkpoint that is served. ``spills``: whether blocks of the cache go to a
     folder on the nodes. ``spot``: who may take the devices back, where their price is spot; empty
-    for a price of one's own.
+    for a price of one's own. ``provider`` and ``instance``: whose machines the price is of,
+    and their type, where an offer says so.
     """
 
     name: str
@@ -95,6 +96,8 @@ class Context:
     made: bool = False
     spills: bool = False
     spot: str | None = None
+    provider: str | None = None
+    instance: str | None = None
 
     @property
     def devices_of_node(self) -> float:
@@ -134,6 +137,13 @@ class Context:
         """The variable with the key that callers have to send; None where anybody is answered."""
         asks = self.parameters.api_key_secret and self.api_key
         return asks.variable if asks else None
+
+    @property
+    def time_limit_minutes(self) -> int | None:
+        """Time limit of a start, in minutes; None where a scheduler's own applies."""
+        limit_s = self.workload.get("time_limit_s")
+        stated = self.parameters.time_limit_minutes
+        return stated or (math.floor(limit_s / 60) or 1 if limit_s else None)
 
     @property
     def model_source(self) -> str:

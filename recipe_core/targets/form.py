@@ -66,6 +66,7 @@ CLUSTERS = (
     FormField("time_limit_minutes", "Time limit in minutes"),
     FormField("queue", "Queue"),
     FormField("cloud", "Cloud"),
+    FormField("bucket", "Bucket of a run"),
     FormField("region", "Region"),
 )
 

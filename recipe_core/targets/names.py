@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -43,11 +44,41 @@ class DeviceNames(_Data):
 class NetworkNames(_Data):
     """The ``resource`` that a pod requests to reach a network past the kernel.
 
-    ``each_device``: whether a pod needs one for each of its devices, rather than one for all.
+    ``counted``: whether a pod asks for each interface, of which machines have so many, rather than
+    for one that stands for all.
     """
 
     resource: str
-    each_device: bool = False
+    counted: bool = False
+    source: str
+
+
+class MachineNames(_Data):
+    """Network interfaces of a machine's ``type`` with all of its ``devices``.
+
+    ``resource``: what they are called where a provider has a name of its own; ``attach``: the
+    Multus network that each needs; ``huge_mib``: MiB of huge pages.
+    """
+
+    type: str
+    provider: str
+    device: str
+    devices: int
+    interfaces: int
+    resource: str | None = None
+    attach: str | None = None
+    huge_mib: int = 0
+    source: str
+
+    def share(self, devices: int) -> int:
+        """Interfaces for some of the machine's devices."""
+        return math.ceil(self.interfaces * devices / self.devices)
+
+
+class SharedNames(_Data):
+    """The resource that stands for all interfaces past the kernel on a provider's machines."""
+
+    resource: str
     source: str
 
 
@@ -64,6 +95,8 @@ class Names(Sourced):
 
     vendors: dict[str, VendorNames]
     networks: dict[str, NetworkNames]
+    machines: tuple[MachineNames, ...]
+    shared: dict[str, SharedNames]
     spot: dict[str, SpotNames]
     slurm: DeviceNames
     sky: DeviceNames
@@ -72,6 +105,12 @@ class Names(Sourced):
     def of(self, vendor: str, runtime: str) -> VendorNames:
         """Those of a device: by what programs it where its vendor has several kinds."""
         return self.vendors.get(runtime) or self.vendors[vendor]
+
+    def machine(self, device: str, type_name: str | None, provider: str) -> MachineNames | None:
+        """The rented type of machine; the provider's first with the device where that is open."""
+        having = [m for m in self.machines if (m.device, m.provider) == (device, provider)]
+        named = (m for m in having if m.type == type_name)
+        return next(named, having[0] if having else None)
 
 
 @cache

@@ -26,7 +26,7 @@ _BEGIN = """#!/bin/bash
 set -euo pipefail
 nodes=("$@")
 root=$PWD
-run=$root/run
+run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
 """
 _END = """# A node fails with the first of its processes, and stops the others.

@@ -50,12 +50,12 @@ def _network(context: Context, where: str) -> list[str]:
             f"assumes {assumed}: it is slower than that. Set `rdma_resource`, or plan with "
             f"`hardware.network: {TCP}`."
         ]
-    (name,) = asked
+    name, count = next(iter(asked.items()))
     notes = [
-        f"On {where} each pod asks for `{name}`, since the estimate assumes {assumed}, and runs "
-        f"as root with no capability but {rdma.LOCKS_MEMORY}, to lock memory. Pods stay pending "
-        "where the cluster calls it otherwise (`kubectl describe node` lists resources): set "
-        "`rdma_resource`. `none` asks for none; nodes then talk over TCP, slower than estimated."
+        f"On {where} each pod asks for {count} `{name}`{_machine(context)}, since the estimate "
+        f"assumes {assumed}, and runs as root with no capability but {rdma.LOCKS_MEMORY}, to lock "
+        "memory. Pods stay pending where the cluster calls it otherwise (`kubectl describe node` "
+        "lists resources): set `rdma_resource`. `none` asks for none; nodes then talk over TCP, slower than estimated."
     ]
     if context.rack_scale:
         notes.append(
@@ -63,6 +63,21 @@ def _network(context: Context, where: str) -> list[str]:
             "ComputeDomain of NVIDIA's DRA driver, or NCCL takes the network."
         )
     return notes
+
+
+def _machine(context: Context) -> str:
+    """Whose interfaces are counted, and what to set on machines that have more or fewer."""
+    machine = rdma.rented_machine(context)
+    if machine is None:
+        return ""
+    others = [
+        f"{other.interfaces} on {other.type}"
+        for other in names().machines
+        if (other.provider, other.device) == (machine.provider, machine.device) and other != machine
+    ]
+    more = f"; set `rdma_count` to {', '.join(others)}" if others else ""
+    pages = f", and {machine.huge_mib} MiB of huge pages a machine" if machine.huge_mib else ""
+    return f" (a {machine.type} has {machine.interfaces}{pages}{more})"
 
 
 def _storage(context: Context) -> list[str]:

@@ -34,7 +34,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
     # What a cluster serves is made on a machine first, and put where the parameter `model` says.
     making = decision.deployment is not None and decision.deployment.compression is not None
     profile, model, lock = decision.cluster.device, decision.model, recipe.lock
-    host = profile.node.host_memory_bytes
+    host, offer = profile.node.host_memory_bytes, decision.cluster.offer
     image = lock.image if lock else decision.image
     return Context(
         name=dns_label(recipe.name),
@@ -72,6 +72,8 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         made=making,
         spills=_spills(decision),
         spot=_spot(decision),
+        provider=offer.provider if offer else None,
+        instance=offer.instance if offer else None,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
 

@@ -260,16 +260,23 @@ def _computing(context: Context, process: Process) -> dict[str, dict[str, str]]:
         return {"requests": {"cpu": str(CPUS_PER_DEVICE), "memory": f"{max(needed, 1)}Gi"}}
     if not count:  # a router
         return {"requests": {"cpu": "1", "memory": "2Gi"}}
-    offloaded_gib = math.ceil(context.offloaded_bytes_per_device * count / GIB)
-    requests = {
-        "cpu": str(CPUS_PER_DEVICE * count),
-        "memory": f"{MEMORY_GIB_PER_DEVICE * count + offloaded_gib}Gi",
-    }
+    asked = host_gib(context, count)
+    requests = {"cpu": str(CPUS_PER_DEVICE * count), "memory": f"{asked}Gi"}
     devices = {resource: str(count), **rdma.resource(context, (process,))}
     share = context.host_share_bytes(count)
-    asked = MEMORY_GIB_PER_DEVICE * count + offloaded_gib
     memory = {"memory": f"{max(share // GIB, asked)}Gi"} if share else {}
     return {"requests": requests | devices, "limits": {**memory, **devices}}
+
+
+def host_gib(context: Context, devices: int) -> int:
+    """Host memory that processes on so many devices of a node need, in GiB.
+
+    What an engine needs beside weights that are loaded, cached blocks and sleeping states that wait
+    there, and copies of the model that a trainer loads or saves.
+    """
+    kept = context.offloaded_bytes_per_device * devices
+    kept += context.launch.host_bytes * devices / context.devices_per_node
+    return MEMORY_GIB_PER_DEVICE * devices + math.ceil(kept / GIB)
 
 
 def asks_for_tokens(context: Context, process: Process) -> bool:

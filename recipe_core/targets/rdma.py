@@ -6,12 +6,14 @@ be allowed to lock memory. Without these, NCCL, RCCL and NIXL talk over TCP, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets.context import Context
-from recipe_core.targets.names import names
+from recipe_core.targets.names import MachineNames, names
 
 NONE = "none"  # the resource that asks for none
 LOCKS_MEMORY = "IPC_LOCK"
@@ -23,17 +25,53 @@ def crosses(context: Context) -> bool:
     return context.nodes > 1 or context.apart
 
 
+AWS = "Amazon Web Services"  # whose machines have every counted network
+HUGE_PAGES = "hugepages-2Mi"
+
+
 def resource(context: Context, processes: Sequence[Process]) -> dict[str, str]:
-    """The resource that a pod with these processes asks for; none where it needs none."""
+    """What a pod with these processes asks for to reach the network; nothing where it needs none.
+
+    Raises:
+        NoAnswer: where a machine's number of interfaces counts and is not known.
+    """
     devices = sum(len(process.devices) for process in processes)
-    known = names()
-    usual = known.networks.get(context.network or "")
-    name = context.parameters.rdma_resource or (usual and usual.resource)
-    computes = known.of(context.vendor, context.runtime).resource is not None and devices
-    if not crosses(context) or not computes or name in (None, NONE):
+    stated, usual = context.parameters, names().networks.get(context.network or "")
+    computes = names().of(context.vendor, context.runtime).resource is not None and devices
+    if not crosses(context) or not computes or stated.rdma_resource == NONE or usual is None:
+        return _stated(context) if computes and crosses(context) else {}
+    rented, shared = rented_machine(context), names().shared.get(context.provider or "")
+    if usual.counted and rented is None and stated.rdma_count is None:
+        raise NoAnswer(
+            f"how many EFA interfaces a machine with {context.device} has is not known.",
+            field="parameters.rdma_count",
+            hint="Set rdma_count to the number that a pod asks for, or another network.",
+        )
+    name = stated.rdma_resource or (rented and rented.resource) or usual.resource
+    if shared and not stated.rdma_resource:
+        name = shared.resource
+    count = stated.rdma_count or (rented.share(devices) if rented else 1)
+    huge = math.ceil(rented.huge_mib * devices / rented.devices) if rented else 0
+    return {str(name): str(count), **({HUGE_PAGES: f"{huge}Mi"} if huge else {})}
+
+
+def _stated(context: Context) -> dict[str, str]:
+    """The resource that only the deployment settings name."""
+    name = context.parameters.rdma_resource
+    if name in (None, NONE):
         return {}
-    per_pod = devices if usual and usual.each_device else 1
-    return {str(name): str(context.parameters.rdma_count or per_pod)}
+    return {str(name): str(context.parameters.rdma_count or 1)}
+
+
+def rented_machine(context: Context) -> MachineNames | None:
+    """The type of machine whose interfaces count: on EFA AWS', else the offer's."""
+    if context.parameters.rdma_resource or names().shared.get(context.provider or ""):
+        return None
+    usual = names().networks.get(context.network or "")
+    provider = AWS if usual and usual.counted else context.provider
+    if provider is None or (provider == AWS and not (usual and usual.counted)):
+        return None
+    return names().machine(context.device, context.instance, provider)
 
 
 def pod_fields(context: Context) -> dict[str, Any]:
@@ -47,6 +85,10 @@ def pod_fields(context: Context) -> dict[str, Any]:
 def attachments(context: Context) -> dict[str, str]:
     """Annotations of a pod that attach it to further networks."""
     attached = context.parameters.networks
+    machine = rented_machine(context) if crosses(context) and not attached else None
+    if machine and machine.attach:
+        count = context.parameters.rdma_count or machine.share(context.devices_per_node)
+        attached = ",".join([machine.attach] * count)
     return {NETWORKS: attached} if attached and crosses(context) else {}
 
 

@@ -16,9 +16,9 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.layout import layout
 from recipe_core.targets.names import names
 from recipe_core.targets.node_script import node_script
-from recipe_core.targets.pod import image, object_name
+from recipe_core.targets.pod import RUN, image, object_name
 from recipe_core.targets.scale import skypilot as scale_sky
-from recipe_core.targets.storage import cache_gib
+from recipe_core.targets.storage import cache_gib, checkpoints_gib
 
 FOLDER = "targets/skypilot"
 DISK_GIB = 100  # for the image and logs, besides the weights
@@ -85,6 +85,7 @@ def task(context: Context, copies: int) -> dict[str, Any]:
         "workdir": ".",
         "num_nodes": context.nodes,
         "resources": _resources(context, public=bool(service)),
+        **_bucket(context),
         **({"secrets": secrets} if secrets else {}),
         **_setup(context),
         "run": f"bash {FOLDER}/node.sh $SKYPILOT_NODE_IPS\n",
@@ -111,6 +112,7 @@ def _resources(context: Context, *, public: bool) -> dict[str, Any]:
     p = context.parameters
     place = f"{p.cloud}/{p.region}" if p.region else p.cloud
     weights = 0 if context.model_is_folder else cache_gib(context)
+    checkpoints = checkpoints_gib(context) if context.kind == "training" else 0
     return {
         **_accelerators(context),
         **({"infra": place} if p.cloud else {}),
@@ -118,7 +120,20 @@ def _resources(context: Context, *, public: bool) -> dict[str, Any]:
         **({"image_id": f"docker:{image(context)}"} if _has_image(context) else {}),
         **({"ports": [p.port]} if public else {}),
         **(_recovery(context) if context.kind == "training" else {}),
-        "disk_size": DISK_GIB + weights,
+        # Otherwise machines of clouds talk over plain TCP, and say nothing.
+        **({"network_tier": "best"} if context.nodes > 1 and context.vendor != "cpu" else {}),
+        "disk_size": DISK_GIB + weights + checkpoints,
+    }
+
+
+def _bucket(context: Context) -> dict[str, Any]:
+    """The bucket that holds the run, where one is named: nothing stays of a lost machine."""
+    bucket = context.parameters.bucket
+    if context.kind != "training" or bucket is None:
+        return {}
+    return {
+        "file_mounts": {RUN: {"source": bucket, "mode": "MOUNT_CACHED"}},
+        "envs": {"RECIPE_RUN": RUN},
     }
 
 

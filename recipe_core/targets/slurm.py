@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from recipe_core.base import quoting
@@ -11,15 +12,12 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.device_check import WRONG, device_check
 from recipe_core.targets.names import names
 from recipe_core.targets.node_script import NOT_FOUND, listening_host, node_script
-from recipe_core.targets.pod import object_name
+from recipe_core.targets.pod import host_gib, object_name
 
 FOLDER = "targets/slurm"
-SERVING_MINUTES, TRAINING_MINUTES = 24 * 60, 48 * 60  # requested where the user sets no limit
-SIGNAL_S = 300  # so long before its limit a training job is requeued, to resume from a checkpoint
-TRAINER = "torch"  # the embedded trainer
 ANY = "any"  # the type that asks for none
 FLAG = object()  # marks an option without a value
-CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 8, "64G"  # assumed, where a node is shared
+CPUS_PER_DEVICE, MEMORY_GIB_PER_DEVICE = 8, 64  # assumed, where a node is shared
 
 _HEAD = """set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
@@ -83,14 +81,31 @@ at_limit() {{
 }}
 trap at_limit USR1
 """
-# The embedded trainer looks for this file after every step, and writes a checkpoint.
-_STOP = """    touch run/stop
-    for ((waited = 0; waited < {wait_s}; waited++)); do
+# A limit that is too short for a checkpoint may be the partition's, or of who submits.
+_LONG_ENOUGH = """seconds() {{  # of D-HH:MM:SS, HH:MM:SS or MM:SS
+    local days=0 rest=$1 total=0 part
+    if [[ $rest == *-* ]]; then days=${{rest%%-*}} rest=${{rest#*-}}; fi
+    for part in ${{rest//:/ }}; do total=$((total * 60 + 10#$part)); done
+    echo $((10#$days * 86400 + total))
+}}
+left=$(squeue --noheader --job "$SLURM_JOB_ID" --format %L)
+if [[ $left =~ ^[0-9:-]+$ ]] && (($(seconds "$left") < {needed})); then
+    echo "the job ends in $left, before it writes a checkpoint, {needed} s after its start:" >&2
+    echo "submit it with --time={minutes} or more, or set time_limit_minutes and build again" >&2
+    exit 2
+fi
+"""
+_STOPPED = """    for ((waited = 0; waited < {wait_s}; waited++)); do
         kill -0 "${{step:-}}" 2>/dev/null || break
         sleep 1
     done
-    rm -f run/stop
 """
+_STOP = {
+    # The trainer looks for this file after every step, and writes a checkpoint.
+    "stop-file": f"    touch run/stop\n{_STOPPED}    rm -f run/stop\n",
+    # All ranks get it, write a checkpoint and end.
+    "signal": f'    scancel --signal=TERM "$SLURM_JOB_ID"\n{_STOPPED}',
+}
 
 
 def files(context: Context) -> dict[str, str]:
@@ -124,8 +139,10 @@ def _run(context: Context, *, checked: bool) -> str:
     if context.kind == "serving":
         answers = _TUNNEL if is_loopback(listening_host(context)) else _ANSWERS
         return again + answers.format(port=_entry_port(context)) + _SERVE + _STEP
-    stop = _STOP.format(wait_s=SIGNAL_S // 2) if context.engine == TRAINER else ""
-    return again + _TRAIN.format(stop=stop) + _STEP
+    saves_on, needed = supervise.saves_on(context), supervise.first_checkpoint_s(context)
+    stop = _STOP[saves_on[0]].format(wait_s=supervise.stop_s(context)) if saves_on else ""
+    check = _LONG_ENOUGH.format(needed=needed, minutes=math.ceil(needed / 60) + 1)
+    return check + again + _TRAIN.format(stop=stop) + _STEP
 
 
 def _entry_port(context: Context) -> int:
@@ -144,7 +161,7 @@ def directives(context: Context) -> dict[str, Any]:
         "nodes": context.nodes,
         "ntasks-per-node": 1,
         **_node(context),
-        "time": p.time_limit_minutes or (TRAINING_MINUTES if training else SERVING_MINUTES),
+        "time": context.time_limit_minutes,
         "partition": p.partition,
         "constraint": p.constraint,
         "account": p.account,
@@ -152,7 +169,7 @@ def directives(context: Context) -> dict[str, Any]:
         "output": "%x-%j.out",
         "open-mode": "append",
         "requeue": FLAG,
-        "signal": f"B:USR1@{SIGNAL_S}" if training else f"B:TERM@{supervise.grace_s(context)}",
+        "signal": f"B:{'USR1' if training else 'TERM'}@{supervise.before_limit_s(context)}",
     }
     return {name: value for name, value in options.items() if value is not None}
 
@@ -162,11 +179,12 @@ def _node(context: Context) -> dict[str, Any]:
     node = {"exclusive": FLAG, "mem": 0}
     if context.vendor == "cpu":
         return node
-    count, kind = str(context.devices_per_node), gres_type(context)
-    gpus = {"gpus-per-node": f"{kind}:{count}" if kind else count}
+    devices, kind = context.devices_per_node, gres_type(context)
+    gpus = {"gpus-per-node": f"{kind}:{devices}" if kind else str(devices)}
     if context.nodes > 1 or context.devices_per_node >= context.devices_of_node:
         return {**gpus, **node}
-    return {**gpus, "cpus-per-gpu": CPUS_PER_DEVICE, "mem-per-gpu": MEMORY_PER_DEVICE}
+    memory = max(MEMORY_GIB_PER_DEVICE, math.ceil(host_gib(context, devices) / devices))
+    return {**gpus, "cpus-per-gpu": CPUS_PER_DEVICE, "mem-per-gpu": f"{memory}G"}
 
 
 def gres_type(context: Context) -> str | None:

@@ -11,6 +11,9 @@ from recipe_core.targets.layout import layout
 from recipe_core.targets.pod import GIB, metadata, object_name
 from recipe_core.targets.scale.bounds import most
 
+CHECKPOINTS_KEPT = 4  # that the place of a run has room for
+# Of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say.
+BYTES_PER_PARAMETER = 16
 SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finished files
 
 
@@ -41,6 +44,14 @@ def shares_a_claim(context: Context) -> bool:
 def cache_gib(context: Context) -> int:
     """Size of the claim for the weights, in GiB."""
     return context.parameters.cache_gib or math.ceil(SPARE_CACHE * context.weights_bytes / GIB) + 1
+
+
+def checkpoints_gib(context: Context) -> int:
+    """Size of what a run keeps of its checkpoints, with one that is being written, in GiB."""
+    estimated = context.estimate.get("run", {}).get("checkpoint_bytes")
+    # without an estimate: the weights' file has 2 bytes per parameter
+    size = estimated or BYTES_PER_PARAMETER / 2 * context.weights_bytes
+    return math.ceil(CHECKPOINTS_KEPT * size / GIB) + 1
 
 
 def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:

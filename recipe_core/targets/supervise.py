@@ -10,9 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from recipe_core.engines.training_programs import training_engine
 from recipe_core.launch.startup import limit_s
+from recipe_core.launch.training import job
 from recipe_core.targets.context import Context
 
+REQUEUE_S = 60  # to put a job back in the queue before its time limit
 STOP_S = 30  # an engine that was told to stop has so long after its last request, then it is killed
 PROBE_S = 10  # between two looks at a server's health, less where a hang must be seen sooner
 LOOKS = 6  # in the time of a hang, so that one lost answer is not taken for one
@@ -71,8 +74,50 @@ def duration(seconds: int) -> str:
 
 
 def grace_s(context: Context) -> int:
-    """Seconds from a request to stop until a kill: running requests finish, then the engine."""
+    """Seconds from a request to stop until a kill.
+
+    Running requests finish, then the engine; a trainer that can writes a checkpoint.
+    """
+    if context.kind == "training":
+        return stop_s(context) if "signal" in saves_on(context) else STOP_S
     return context.supervision.drain_s + STOP_S
+
+
+def saves_on(context: Context) -> tuple[str, ...]:
+    """What makes a trainer write a checkpoint and end: ``stop-file``, ``signal``, or nothing."""
+    return training_engine(context.engine).saves_on
+
+
+def stop_s(context: Context) -> int:
+    """Seconds that a trainer which is told to stop has for its step and a checkpoint."""
+    return job.stop_s(*_step_and_write(context))
+
+
+def before_limit_s(context: Context) -> int:
+    """Seconds before a time limit at which a job is told to stop."""
+    if context.kind == "serving":
+        return grace_s(context)
+    return (stop_s(context) if saves_on(context) else 0) + REQUEUE_S
+
+
+def first_checkpoint_s(context: Context) -> int:
+    """Seconds from a start of a run until its first checkpoint is written.
+
+    A trainer that saves when it is told to needs a single step before.
+    """
+    step_s, write_s = _step_and_write(context)
+    run = context.estimate.get("run", {})
+    begins_s = run.get("restart_s") or 0.0
+    if saves_on(context):
+        return math.ceil(begins_s + step_s) + before_limit_s(context)
+    interval_s = max(run.get("checkpoint_interval_s") or 0.0, step_s)
+    return math.ceil(begins_s + interval_s + write_s) + before_limit_s(context)
+
+
+def _step_and_write(context: Context) -> tuple[float, float]:
+    """Seconds of a step and of writing a checkpoint, as estimated; 0 where that is not known."""
+    run, step = context.estimate.get("run", {}), context.estimate.get("training", {})
+    return step.get("step_s") or 0.0, run.get("checkpoint_s") or 0.0
 
 
 def drain_hook(context: Context) -> dict[str, Any]:

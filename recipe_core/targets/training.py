@@ -5,7 +5,6 @@ One pod per node, torchrun in each.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
@@ -15,11 +14,8 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.kubernetes import QUEUE
 from recipe_core.targets.layout import Pod, layout, same_pod
-from recipe_core.targets.pod import GIB, kustomization, labels, metadata, object_name
+from recipe_core.targets.pod import kustomization, labels, metadata, object_name
 
-CHECKPOINTS_KEPT = 4  # that the claim of a run has room for
-# Of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say.
-BYTES_PER_PARAMETER = 16
 RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntimes
 NODE = "node"
 # Fields of the runtime's pod that a TrainJob may patch.
@@ -223,17 +219,10 @@ def _files(context: Context, folder: str, jobs: dict[str, dict[str, Any]]) -> di
     objects["checkpoints.yaml"] = storage.claim(
         context,
         pod.run_claim(context),
-        _checkpoints_gib(context),
+        storage.checkpoints_gib(context),
         shared=storage.is_shared(context),
     )
     if context.mounted:
         objects["files.yaml"] = pod.files_map(context)
     objects["kustomization.yaml"] = kustomization([*objects])
     return {f"targets/{folder}/{name}": to_yaml(value) for name, value in objects.items()}
-
-
-def _checkpoints_gib(context: Context) -> int:
-    estimated = context.estimate.get("run", {}).get("checkpoint_bytes")
-    # without an estimate: the weights' file has 2 bytes per parameter
-    size = estimated or BYTES_PER_PARAMETER / 2 * context.weights_bytes
-    return math.ceil(CHECKPOINTS_KEPT * size / GIB) + 1

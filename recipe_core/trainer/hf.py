@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from .guard import BROKEN, Watch
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import read_config
 from .rollbacks import read_record
-from .settings import STOP_FILE, Loading, Settings, data_paths, load_settings
+from .settings import STOP_FILE, STOPPED_EXIT, Loading, Settings, data_paths, load_settings
 from .task import open_data
 from .tokenizer import get_tokenizer
 from .tokens import token_file
@@ -67,6 +69,14 @@ class Figures(TrainerCallback):
         self.metrics: Metrics | None = None
         self.watch = Watch(settings.guard)
         self.began = time.perf_counter()
+        self.signalled = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Take SIGTERM for a request to stop."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.signalled = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Start the clock; the first time, the files."""
@@ -77,8 +87,9 @@ class Figures(TrainerCallback):
         self.began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Save and end where the run folder asks for it, all processes after the same step."""
-        requested = torch.tensor(float((self.run / STOP_FILE).exists()), device=args.device)
+        """Save and end where the run folder or a signal asks, all processes after the same step."""
+        asked = self.signalled or (self.run / STOP_FILE).exists()
+        requested = torch.tensor(float(asked), device=args.device)
         if dist.is_initialized():
             dist.all_reduce(requested, op=dist.ReduceOp.MAX)
         if requested > 0:
@@ -134,12 +145,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes as those of the embedded trainer: 0, 2 and 3."""
     options = _parser().parse_args(argv)
     try:
-        train(load_settings(options.config), options)
+        finished = train(load_settings(options.config), options)
     except TrainError as error:
         print(f"train: {error}", file=sys.stderr, flush=True)
         tell_end(_run_folder(options), error)
         return error.exit_code
-    return 0
+    return 0 if finished else int(os.environ.get(STOPPED_EXIT, "0"))
 
 
 def _run_folder(options: argparse.Namespace) -> Path:
@@ -147,8 +158,11 @@ def _run_folder(options: argparse.Namespace) -> Path:
     return folder.resolve()
 
 
-def train(settings: Settings, options: argparse.Namespace) -> None:
-    """Build the model, train from the last checkpoint, save a model folder."""
+def train(settings: Settings, options: argparse.Namespace) -> bool:
+    """Build the model, train from the last checkpoint, save a model folder.
+
+    Returns whether it came to its last step.
+    """
     root = options.config.resolve().parent
     run = _run_folder(options)
     if settings.lora or settings.data_format == "preference":
@@ -189,7 +203,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         trainer.accelerator.wait_for_everyone()  # all have seen the file
         if trainer.is_world_process_zero():
             (run / STOP_FILE).unlink(missing_ok=True)
-        return
+        return False
     model.config.use_cache = True
     if trainer.is_fsdp_enabled:  # of shards, which checkpoints hold, it saves no model
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
@@ -198,6 +212,7 @@ def train(settings: Settings, options: argparse.Namespace) -> None:
         tokenizer.save_pretrained(run / "model")
         # A pickle, which nothing that serves needs.
         (run / "model" / "training_args.bin").unlink(missing_ok=True)
+    return True
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -48,15 +48,15 @@ class Paths:
     data: tuple[Path, ...]
 
 
-def train(settings: Settings, paths: Paths, resume: str) -> None:
-    """Run the whole training on this rank.
+def train(settings: Settings, paths: Paths, resume: str) -> bool:
+    """Run the whole training on this rank, and tell whether it came to its last step.
 
     Raises:
         TrainError: for what a person has to change.
     """
     world = join(settings)
     try:
-        Run(settings, paths, world).go(resume)
+        return Run(settings, paths, world).go(resume)
     finally:
         dist.destroy_process_group()
 
@@ -132,8 +132,8 @@ class Run:
             fill_adapters(part, settings.seed, world.device)
         return part
 
-    def go(self, resume: str) -> None:
-        """Train to the last step, or until a stop is requested.
+    def go(self, resume: str) -> bool:
+        """Train to the last step, or until a stop is requested; whether it was the last.
 
         Leaves a checkpoint, and after the last step a model.
 
@@ -170,6 +170,7 @@ class Run:
             signal.signal(signal.SIGTERM, before)
             self.ahead.close()
         self._finish(step)
+        return step >= self.settings.steps
 
     def _roll_back(self) -> NoReturn:
         """Record where the next start goes on, and what it leaves out."""

@@ -15,8 +15,8 @@ from .errors import RolledBackError, TrainError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one process.
 
-    Exit codes: 0 trained, or stopped as asked; 2 something a person has to change; 3 rolled back:
-    the next start goes on from before the loss broke.
+    Exit codes: 0 trained, or stopped as asked (``STOPPED_EXIT``); 2 something a person has to
+    change; 3 rolled back: the next start goes on from before the loss broke.
     """
     options = _parser().parse_args(argv)
     root = options.config.resolve().parent
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Otherwise tokenizers warns about forking after threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        from .settings import data_paths, load_settings
+        from .settings import STOPPED_EXIT, data_paths, load_settings
 
         settings = load_settings(options.config)
         from transformers.utils import logging
@@ -33,14 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .loop import Paths, train
 
         data = data_paths(options.data, settings.data, root)
-        train(settings, Paths(root, run, options.model, data), options.resume)
+        finished = train(settings, Paths(root, run, options.model, data), options.resume)
     except TrainError as error:
         if isinstance(error, RolledBackError) and os.environ.get("RANK") != "0":
             return error.exit_code  # the first rank tells
         print(f"train: {error}", file=sys.stderr, flush=True)
         tell_end(run, error)
         return error.exit_code
-    return 0
+    return 0 if finished else int(os.environ.get(STOPPED_EXIT, "0"))
 
 
 def _parser() -> argparse.ArgumentParser:

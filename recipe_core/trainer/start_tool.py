@@ -1,4 +1,7 @@
-"""Start a tool that trains: lay its data where its file says, and name its newest checkpoint."""
+"""Start a tool that trains: lay its data, fetch its model, and name its newest checkpoint.
+
+Of the bundle's folder everything is only read: what is made goes into the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from typing import Any
 
 OPTION = "--resume_from_checkpoint"
 _ANSWERS = ("chosen", "rejected")
+_TOKENIZER = ("*.json", "*.model", "*.jinja", "*.tiktoken", "merges.txt", "vocab.txt")
+PARTS = {"tokenizer": _TOKENIZER, "model": (*_TOKENIZER, "*.safetensors")}
+"""Files of a model on the hub that a program can need, as patterns."""
 
 
 def newest(folder: Path) -> Path | None:
@@ -27,6 +33,27 @@ def words(program: Sequence[str], folder: Path | None) -> list[str]:
     """The program's words, with its newest checkpoint where it must be told and there is one."""
     found = newest(folder) if folder else None
     return [*program, OPTION, str(found)] if found else [*program]
+
+
+def fetch(model: str, parts: str) -> str:
+    """The folder of a model: its own, or where the hub's client keeps what is downloaded of it.
+
+    Raises:
+        SystemExit: where the hub does not give it.
+    """
+    if Path(model).is_dir():
+        return model
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(model, allow_patterns=list(PARTS[parts])))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        hint = "Set HF_TOKEN for a gated model, or name a folder that holds it."
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SystemExit(
+            f"start: the {parts} of {model} cannot be fetched: {reason} {hint}"
+        ) from None
 
 
 def rows(source: Path, *, single: bool) -> Iterator[Any]:
@@ -52,25 +79,48 @@ def rows(source: Path, *, single: bool) -> Iterator[Any]:
 
 def lay(source: Path, place: Path, *, single: bool) -> None:
     """Write the rows to ``place``, at once: processes of other nodes may do the same."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    near = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}")
     text = "".join(
         f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows(source, single=single)
     )
+    _write(place, text)
+
+
+def _write(place: Path, text: str) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    near = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}")
     near.write_text(text, encoding="utf-8")
     near.replace(place)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Become the program; does not return."""
-    parser = argparse.ArgumentParser(prog="start.py", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="rows to train on")
-    parser.add_argument("--lay", type=Path, required=True, metavar="FILE", help="where they go")
-    parser.add_argument("--single", action="store_true", help="one message for each answer")
-    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="name the newest of it")
-    parser.add_argument("program", nargs="+", metavar="WORD", help="after --: what to start")
-    options = parser.parse_args(argv)
-    source = Path(os.environ.get("RECIPE_DATA") or options.data)
-    lay(source, options.lay, single=options.single)
+    options = _parser().parse_args(argv)
+    if options.lay:
+        source = Path(os.environ.get("RECIPE_DATA") or options.data)
+        lay(source, options.lay, single=options.single)
+        for beside in options.beside:
+            _write(options.lay.parent / beside.name, beside.read_text(encoding="utf-8"))
     started = words(options.program, options.checkpoints)
+    if options.fetch:
+        folder = fetch(options.model, options.fetch)
+        started = [folder if word == options.model else word for word in started]
+    if options.folder:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(options.folder)
     os.execvp(started[0], started)  # noqa: S606 - the bundle's own words, without a shell
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="start.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, metavar="FILE", help="rows to train on")
+    parser.add_argument("--lay", type=Path, metavar="FILE", help="where they go")
+    parser.add_argument("--single", action="store_true", help="one message for each answer")
+    parser.add_argument(
+        "--beside", type=Path, action="append", default=[], help="a file to lay there too"
+    )
+    parser.add_argument("--folder", type=Path, help="where the program works")
+    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="name the newest of it")
+    parser.add_argument("--model", metavar="FOLDER|ID", help="the word that is the model")
+    parser.add_argument("--fetch", choices=sorted(PARTS), help="what to download of it")
+    parser.add_argument("program", nargs="+", metavar="WORD", help="after --: what to start")
+    return parser

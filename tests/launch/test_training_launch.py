@@ -339,10 +339,14 @@ def test_primus_gets_megatrons_names_in_a_file():
 
 def test_a_run_that_can_go_on_with_fewer_nodes_is_started_elastic():
     plain = split("torch", dp=32, zero_stage=3, recompute="full")
-    elastic, fixed = (trainers_launch(plain, 4, global_batch=size) for size in (96, 32))
-    # 24, 16 and 8 replicas divide a batch of 96
-    assert flags(elastic.processes[0].argv)["nnodes"] == "1:4"
-    assert flags(fixed.processes[3].argv)["node-rank"] == "3"
+    stated = [(96, 1), (96, 2), (96, None), (32, 1)]
+    nodes = [
+        flags(trainers_launch(plain, 4, global_batch=size, min_nodes=least).processes[3].argv)
+        for size, least in stated
+    ]
+    # 24, 16 and 8 replicas divide a batch of 96; of what is not asked for nothing is done
+    assert [words["nnodes"] for words in nodes] == ["1:4", "2:4", "4", "4"]
+    assert [words.get("node-rank") for words in nodes] == [None, None, "3", "3"]
 
 
 @over("engine, parts, work, field, said", table("training_launch", "refused"))

@@ -326,7 +326,7 @@ def test_data_are_laid_where_tools_read_them(tmp_path: Path):
         start_tool.lay(source, place, single=False)
     for engine in PACKAGES:
         words = stated(engine, "lora").processes[0].argv
-        assert words[words.index("--lay") + 1] == "${root}/run/data/rows.jsonl"
+        assert words[words.index("--lay") + 1] == "${run}/data/rows.jsonl"
 
 
 def test_a_bundle_asks_for_the_tool_behind_its_script():

@@ -162,7 +162,7 @@ def test_shared_volumes_without_a_class_are_said_to_wait():
 def test_a_bundle_says_what_its_pods_ask_for():
     recipe = recipe_of(nodes=2, candidate={"tp": 8, "pp": 2, "dp": 1})
     text = bundle_files(recipe)["README.md"].decode()
-    assert "each pod asks for `rdma/ib`" in text
+    assert "each pod asks for 1 `rdma/ib`" in text
     assert "`shared_storage_class`" in text
     place = {"rdma_resource": "none", "shared_storage_class": "nfs"}
     place |= {"communication": {"NCCL_SOCKET_IFNAME": "eth0"}}

@@ -57,7 +57,8 @@ def accelerate_config(job: Job) -> dict[str, Any]:
         "fsdp_reshard_after_forward": job.zero_stage == 3,
         "fsdp_activation_checkpointing": job.recompute == "full",
         "fsdp_offload_params": False,
-        "fsdp_cpu_ram_efficient_loading": False,
+        # Otherwise every rank of a node would hold the whole model in the host's memory.
+        "fsdp_cpu_ram_efficient_loading": job.from_weights,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
     out["parallelism_config"] = {

@@ -63,7 +63,7 @@ def axolotl_config(job: Job) -> dict[str, Any]:
     out: dict[str, Any] = {
         "base_model": "MODEL",  # in place of it the command names one
         "strict": False,
-        "output_dir": "run/checkpoints",
+        "output_dir": "checkpoints",  # in place of it the command names one
         "sequence_len": job.sequence_length,
         "excess_length_strategy": "truncate",
         "micro_batch_size": rows_per_device(job),
@@ -92,7 +92,7 @@ def axolotl_config(job: Job) -> dict[str, Any]:
         "save_total_limit": KEPT_CHECKPOINTS,
         "auto_resume_from_checkpoints": True,
         "chat_template": "tokenizer_default_fallback_chatml",
-        "dataset_prepared_path": "run/prepared",
+        "dataset_prepared_path": "prepared",
     }
     return out | _data(job) | _adapters(job)
 

@@ -22,8 +22,9 @@ OPTIMIZERS = ("adamw", "sgd")
 
 
 def launch(job: Job) -> Launch:
-    """One torchrun per node; elastic where the run can go on with fewer nodes."""
-    fewest = job.fewest_nodes() if job.nodes > 1 else 1
+    """One torchrun per node; elastic where fewer nodes are asked for, and the run can go on so."""
+    least = job.setting.failures.min_nodes
+    fewest = job.nodes if least is None else max(least, job.fewest_nodes())
     elastic = fewest < job.nodes
     settings = train_json(job, elastic=elastic)
     model = ("--model", "${model}") if job.has_home else ()

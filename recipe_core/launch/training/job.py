@@ -25,6 +25,7 @@ from recipe_core.space.rollout import Sampling
 from recipe_core.space.training import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingSetting, modules_of
 
 KEPT_CHECKPOINTS = 2
+STOP_ROOM, STOP_LEAST_S = 1.5, 60  # of the time to finish a step and a checkpoint
 RESTARTS = 3
 
 
@@ -57,7 +58,9 @@ class Job:
     """A training run with nothing left to choose.
 
     ``dims``: every degree, the batch and what follows from them. ``stage_layers``: layers of each
-    pipeline stage as they were estimated. ``steps`` is None without a token budget.
+    pipeline stage as they were estimated. ``steps`` is None without a token budget. ``stop_s``:
+    time that a run which is told to stop has for its step and a checkpoint. ``host_bytes``: what a
+    device keeps in its host's memory.
     ``fewest_nodes`` (worked out on call): what an elastic run can go on with.
     """
 
@@ -80,6 +83,8 @@ class Job:
     fused_loss: bool
     steps: int | None
     checkpoint_steps: int
+    stop_s: int
+    host_bytes: float
     flops_per_token: float
     hyper: Hyper
     fewest_nodes: Callable[[], int]
@@ -140,6 +145,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
     budget = float(estimates.run.steps[row])
     steps = int(budget) if math.isfinite(budget) else None
     interval = float(estimates.run.checkpoint_interval_s[row]) / float(estimates.step_s[row])
+    whole = math.floor(interval) if math.isfinite(interval) else 1  # never later than planned
     dims, layers = c.dims(row), stage_layers(setting, c.take([row]))[0][0]
     return Job(
         setting=setting,
@@ -160,7 +166,9 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         sync_step=bool(c.sync_step[row]),
         fused_loss=bool(c.fused_loss[row]),
         steps=steps,
-        checkpoint_steps=max(1, min(round(interval), steps or 1)) if math.isfinite(interval) else 1,
+        checkpoint_steps=max(1, min(whole, steps or 1)),
+        stop_s=stop_s(float(estimates.step_s[row]), float(estimates.run.checkpoint_s[row])),
+        host_bytes=estimates.host_bytes(row),
         flops_per_token=float(flops_per_token(setting, estimates.lengths[[row]])[0]),
         hyper=usual(
             setting.model.language_parameters,
@@ -224,6 +232,11 @@ def incomplete(job: Job) -> Iterator[Unsupported]:
         yield Unsupported(error.field or "candidate", error.message, error.hint or "")
 
 
+def stop_s(step_s: float, checkpoint_s: float) -> int:
+    """Seconds that a run which is told to stop gets: its step and a checkpoint, with room."""
+    return math.ceil(STOP_ROOM * (step_s + checkpoint_s)) + STOP_LEAST_S
+
+
 def short_name(model: str) -> str:
     """The last part of a model's id or folder, in letters that any program takes for a name."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", model.rstrip("/").split("/")[-1]).strip("-.") or "model"
@@ -272,15 +285,29 @@ def training(
         requires=training_engine(job.setting.engine).requires,
         files=files,
         kind="training",
+        host_bytes=node_host_bytes(job),
     )
+
+
+def node_host_bytes(job: Job) -> int:
+    """Bytes of a node's memory for what devices keep there, and copies of the whole model."""
+    copies, sharding = training_engine(job.setting.engine).host_copies, job.setting.framework
+    divided = job.zero_stage == 3 or (sharding.sharding == "fsdp" and job.zero_stage > 0)
+    per = {"none": 0, "node": 1, "device": job.processes_per_node}
+    count = per[copies.divided if divided else copies.whole]
+    whole = count * copies.bytes * job.setting.model.language_parameters
+    return math.ceil(job.processes_per_node * job.host_bytes + whole)
 
 
 def environment(job: Job) -> dict[str, str]:
     """Variables that any framework on torch wants."""
+    # torchrun kills its processes 30 s after a signal unless this says otherwise.
+    saves = "signal" in training_engine(job.setting.engine).saves_on
+    stopping = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(job.stop_s)} if saves else {}
     if job.setting.cluster.device.runtime == "cpu":
         # Idle OpenMP threads must not spin, or any other busy process stalls every step.
-        return {"OMP_WAIT_POLICY": "PASSIVE"}
-    return {
+        return stopping | {"OMP_WAIT_POLICY": "PASSIVE"}
+    return stopping | {
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }

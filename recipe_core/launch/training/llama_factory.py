@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from recipe_core.base.documents import to_json, to_yaml
@@ -20,7 +21,7 @@ from recipe_core.launch.training.tuning import (
     trainer_arguments,
 )
 
-_DATASET = "sample"
+_DATASET, _INFO = "sample", "data/dataset_info.json"
 _TAGS = {"user": "user", "assistant": "assistant", "system": "system"}
 
 
@@ -28,9 +29,9 @@ def launch(job: Job) -> Launch:
     """LLaMA-Factory's command line, which starts torchrun by what stands in the environment."""
     config, zero = llama_factory_config(job), tool_ds_config(job)
     places = ("model_name_or_path=${model}", f"output_dir={CHECKPOINTS}")
-    paths = ("dataset_dir=${root}/data", "deepspeed=${root}/ds_config.json")
+    paths = ("dataset_dir=${run}/data", "deepspeed=${root}/ds_config.json")
     own = ("llamafactory-cli", "train", "${root}/llama_factory.yaml", *places, *paths)
-    words = (*started(job, "--single"), *own)
+    words = (*started(job, "--single", "--beside", f"${{root}}/{_INFO}"), *own)
     meeting = {
         "FORCE_TORCHRUN": "1",
         "NNODES": str(job.nodes),
@@ -45,7 +46,7 @@ def launch(job: Job) -> Launch:
     files = {
         "llama_factory.yaml": to_yaml(config),
         "ds_config.json": to_json(zero),
-        "data/dataset_info.json": to_json(dataset_info(job)),
+        _INFO: to_json(dataset_info(job)),
         **start_files(job),
     }
     return training(job, ranked, {**config, "deepspeed": zero}, files)
@@ -96,7 +97,7 @@ def dataset_info(job: Job) -> dict[str, Any]:
     tags = {f"{role}_tag": name for role, name in _TAGS.items()}
     named = {"role_tag": "role", "content_tag": "content", **tags}
     row: dict[str, Any] = {
-        "file_name": f"../{ROWS}",
+        "file_name": PurePosixPath(ROWS).name,
         "formatting": "sharegpt",
         "columns": {"messages": "messages"},
         "tags": named,

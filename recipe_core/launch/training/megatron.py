@@ -162,6 +162,7 @@ def _run(job: Job) -> dict[str, Any]:
         "save": "${run}/checkpoints",
         "load": "${run}/checkpoints",
         "save_interval": job.checkpoint_steps,
+        "exit_signal_handler": True,  # SIGTERM: all ranks write a checkpoint and end
         "async_save": job.zero_stage < 2,
         "ckpt_format": "torch_dist" if job.zero_stage < 2 else "fsdp_dtensor",
     }

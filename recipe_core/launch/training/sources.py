@@ -38,6 +38,15 @@ def program_files(*names: str) -> dict[str, str]:
     return _sources("__init__", *names)
 
 
+START = ("python3", "${root}/start.py")
+"""Words before those of a program for which something has to be laid or fetched."""
+
+
+def starter() -> dict[str, str]:
+    """The script that these words name, with its program."""
+    return {"start.py": train_py("start.py", "start_tool"), **program_files("start_tool")}
+
+
 def reward_files(prompts: int, *, several_nodes: bool) -> dict[str, str]:
     """Tasks, the rule that rewards answers and, for several nodes, what joins them."""
     files = {f"{REWARD}.py": _source(REWARD), TASKS: task_rows(prompts)}

@@ -19,7 +19,7 @@ from recipe_core.launch.training.job import (
     torchrun,
     training,
 )
-from recipe_core.launch.training.sources import data_files
+from recipe_core.launch.training.sources import START, data_files, starter
 from recipe_core.search.titan_models import TitanModel, shipped_configuration
 
 SCRIPT, MODULE = "train.py", "run_config"
@@ -92,6 +92,8 @@ def launch(job: Job) -> Launch:
     """One torchrun per node on torchtitan's own entry; its text is a folder of one file."""
     model, options = shipped_configuration(job.setting.model), settings(job)
     assert model is not None  # noqa: S101 - refused otherwise
+    # It reads a tokenizer, and weights to start from, in a folder, and downloads neither.
+    fetch = ("--model", "${model}", "--fetch", "model" if job.from_weights else "tokenizer", "--")
     program = (f"${{root}}/{SCRIPT}", "--module", MODULE, "--config", "run")
     words = (*program, *argv(options), _RECOMPUTE[job.recompute])
     recorded = {
@@ -101,8 +103,10 @@ def launch(job: Job) -> Launch:
         "activation_checkpoint": job.recompute,
         **options,
     }
-    started = processes(job, lambda node: (*torchrun(job, node), *words), environment(job))
-    files = data_files() | {SCRIPT: configuration(job, model)}
+    started = processes(
+        job, lambda node: (*START, *fetch, *torchrun(job, node), *words), environment(job)
+    )
+    files = data_files() | starter() | {SCRIPT: configuration(job, model)}
     needs = ("torchao",) * bool(converters(job)) + ("fla",) * ("l" in model.mixers)
     made = training(job, started, recorded, files)
     return replace(made, requires=(*made.requires, *needs))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.launch.entry import train_py
 from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
-from recipe_core.launch.training.sources import SAMPLES, data_file, program_files, rows
+from recipe_core.launch.training.sources import SAMPLES, START, data_file, rows, starter
 
 CHECKPOINTS = "${run}/checkpoints"
 """Where checkpoints go, and in the end the trained model or its adapters."""
-ROWS = "run/data/rows.jsonl"
-"""Where the tools read: the bundle's sample, or the file that ``up --data`` names."""
+ROWS = "data/rows.jsonl"
+"""Where the tools read, in the run's folder, where they work: of the bundle they only read. There
+is the bundle's sample, or the file that ``up --data`` names."""
 ATTENTION = {"flash": "sdpa", "eager": "eager"}
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw-8bit": "adamw_8bit"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -46,15 +46,14 @@ def _format(job: Job) -> str:
 
 
 def started(job: Job, *options: str) -> tuple[str, ...]:
-    """Words before a tool's own, which lay its data."""
-    data = ("--data", f"${{root}}/{data_path(job)}", "--lay", f"${{root}}/{ROWS}")
-    return ("python3", "${root}/start.py", *data, *options, "--")
+    """Words before a tool's own, which lay its data in the run's folder and start it there."""
+    data = ("--data", f"${{root}}/{data_path(job)}", "--lay", f"${{run}}/{ROWS}")
+    return (*START, *data, "--folder", "${run}", *options, "--")
 
 
 def start_files(job: Job) -> dict[str, str]:
     """The script that these words name, and the sample data."""
-    script = train_py("start.py", "start_tool")
-    return {"start.py": script, **program_files("start_tool"), **data_files(job)}
+    return starter() | data_files(job)
 
 
 def rows_per_device(job: Job) -> int:

@@ -46,6 +46,7 @@ from recipe_core.physics.training.results import (
 from recipe_core.physics.training.run import SECONDS_PER_HOUR, Run, run
 from recipe_core.physics.training.schedule import step_parts
 from recipe_core.physics.training.starts import is_uncertain, start_probability, uncertain_text
+from recipe_core.physics.training.time_limits import time_rules
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.rollout import Sampling
 from recipe_core.space.training import (
@@ -234,20 +235,17 @@ class TrainingEstimates:
         return out + self._price()
 
     def _price(self) -> list[str]:
-        """What to know of the price.
-
-        Of spot capacity also how to say that it is taken back, until that is said.
-        """
+        """What to know of the price; of spot capacity also how often it is taken back."""
         cluster = self.setting.cluster
         if cluster.price_note is None:
             return []
         if cluster.commitment != "spot":
             return [cluster.price_note]
         if self.setting.failures.basis is None:
-            return []
+            return [cluster.price_note]
         hint = (
-            "device_mtbf_hours counts failing hardware only; set it to "
-            f"{cluster.per_node} times the hours for which a node is kept."
+            "It is counted as often as in published traces; if you know better, set "
+            f"device_mtbf_hours to {cluster.per_node} times the hours for which a node is kept."
         )
         return [f"{cluster.price_note} {hint}"]
 
@@ -299,9 +297,15 @@ class TrainingEstimates:
             stages=[TrainingStage(**self._stage_bytes(i, stage)) for stage in range(stages)]
             if stages > 1
             else None,
-            host_bytes=float(self.memory.host_bytes[i]) if self.cases.offload[i] else None,
+            host_bytes=self.host_bytes(i) or None,
             start_probability=float(self.start_probability[i]),
         )
+
+    def host_bytes(self, i: int) -> float:
+        """Bytes that a device keeps in its host's memory: states, activations, what sleeps."""
+        kept = float(self.memory.host_bytes[i])
+        asleep = 0.0 if self.reinforcement is None else self.reinforcement.offloaded_bytes[i]
+        return max(kept, float(asleep))
 
     def _by_stage(self, i: int) -> Float:
         """Bytes of each stage of a case."""
@@ -504,6 +508,9 @@ def _estimated(
         fits,
         *host_rule(setting, cases, main.memory),
         *_phase_memory(setting, fits, phases),
+        *time_rules(
+            setting, main.step_s, ran.checkpoint_interval_s, ran.restart_s, ran.checkpoint_s
+        ),
     )
     peak_bytes, usable_bytes = _peak_bytes(main.memory, phases), main.memory.capacity_bytes
     return TrainingEstimates(

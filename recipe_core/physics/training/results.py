@@ -122,6 +122,8 @@ class RunShares(Part):
     """Restarts after failures."""
     waiting: Share
     """Waiting for a node in repair."""
+    time_limits: Share = 0.0
+    """What ends at the time limit of each start cost: a restart, and steps that are done again."""
 
 
 @dataclass(frozen=True, slots=True)

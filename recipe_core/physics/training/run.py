@@ -3,15 +3,16 @@
 Checkpoints are written every T seconds with T = sqrt(2 · stall · mean time between failures) (Young
 1974); Daly's second-order terms (Daly 2006) matter little where failures are rare. Training stalls
 while a checkpoint is written or, where it is written in the background, while it is copied to the
-host. Goodput is the share of time that steps take,
+host. T is at most half a day, and shorter where a start has a time limit (``time_limits.py``).
+Goodput is the share of time that steps take,
 
-    1 / (1 + slow + evaluation) · 1 / (1 + stall/T) · 1 / (1 + (down + T/2 + behind) / MTBF)
+    ended / (1 + slow + evaluation) / (1 + stall/T) / (1 + (down + T/2 + behind) / MTBF)
 
 with MTBF of the cluster = that of a device / devices, ``slow`` what slow nodes add to a step,
 ``evaluation`` its time for each second of steps, ``behind`` the age of the last complete checkpoint
-beyond T/2 (its writing time, where that is in the background), and ``down`` a restart and the wait
-for a node (``spares.py``). An elastic run restarts once more instead of waiting, and continues on
-fewer nodes in between.
+beyond T/2 (its writing time, where that is in the background), ``down`` a restart and the wait for
+a node (``spares.py``), and ``ended`` the share that ends at a time limit leave. An elastic run
+restarts once more instead of waiting, and continues on fewer nodes in between.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from recipe_core.engines.frameworks import training_data
 from recipe_core.physics.training.elastic import next_smaller
 from recipe_core.physics.training.phases import PhaseEstimates, evaluation_s
 from recipe_core.physics.training.spares import erlang_b
+from recipe_core.physics.training.time_limits import (
+    end_rate,
+    longest_interval_s,
+    lost_share,
+    saves_at_limit,
+)
 from recipe_core.space.training import Failures, TrainingCases, TrainingSetting
 
 SECONDS_PER_HOUR = 3600.0
@@ -85,12 +92,15 @@ def checkpoint_bytes(setting: TrainingSetting, trained: float) -> float:
     return trained * (weights + optimizer.state_bytes)
 
 
-def interval_s(stall_s: Float, mtbf_s: Float, write_s: Float | float = 0.0) -> Float:
+def interval_s(
+    stall_s: Float, mtbf_s: Float, write_s: Float | float = 0.0, longest_s: Float | float = np.inf
+) -> Float:
     """Seconds of work between checkpoints that lose least: sqrt(2 · stall · MTBF) (Young).
 
-    Never less than a stall or a write takes.
+    At most ``longest_s``, and never less than a stall or a write takes.
     """
-    return np.maximum(np.sqrt(2 * stall_s * mtbf_s), np.maximum(stall_s, write_s))
+    least = np.minimum(np.sqrt(2 * stall_s * mtbf_s), longest_s)
+    return np.maximum(least, np.maximum(stall_s, write_s))
 
 
 def goodput(
@@ -157,13 +167,19 @@ class Checkpoints:
 def checkpoints(setting: TrainingSetting, cases: TrainingCases, trained: float) -> Checkpoints:
     """How checkpoints of ``trained`` parameters are written and how often."""
     failures = setting.failures
+    usual = training_data().run
     size = np.full(len(cases), checkpoint_bytes(setting, trained))
     write_s, read_s = _storage_s(cases, failures, size)
     stall_s, behind_s = write_s, np.zeros(len(cases))
     if failures.asynchronous:
-        copied = training_data().run.host_copy_bytes_per_s.value * cases.devices
+        copied = usual.host_copy_bytes_per_s.value * cases.devices
         stall_s, behind_s = np.minimum(size / copied, write_s), write_s
-    interval = interval_s(stall_s, _mtbf_s(cases, failures), write_s)
+    longest = np.full(len(cases), usual.longest_interval_s.value)
+    if failures.limit_s is not None:
+        within = longest_interval_s(failures.limit_s, failures.restart_s + read_s, write_s)
+        longest = np.minimum(longest, within)
+    ends = end_rate(setting, _mtbf_s(cases, failures))
+    interval = interval_s(stall_s, 1 / ends, write_s, longest)
     if failures.interval_s is not None:
         interval = np.maximum(failures.interval_s, write_s)
     return Checkpoints(size, write_s, read_s, stall_s, behind_s, interval)
@@ -185,14 +201,21 @@ def _mtbf_s(cases: TrainingCases, failures: Failures) -> Float:
 
 
 def time_shares(
-    written: Checkpoints, mtbf_s: Float, ended: Down, slow: Float, evaluation: Float
+    written: Checkpoints,
+    mtbf_s: Float,
+    ended: Down,
+    slow: Float,
+    evaluation: Float,
+    limited: Float | float = 0.0,
 ) -> dict[str, Float]:
     """Shares of a run's time by what takes it, which add up to 1; that of ``steps`` is goodput.
 
-    ``slow`` and ``evaluation``: seconds for each second of steps.
+    ``slow`` and ``evaluation``: seconds for each second of steps. ``limited``: what ends at a time
+    limit cost.
     """
     stalls, down_s = written.stall_s / written.interval_s, ended.restarts_s + ended.waiting_s
     whole = goodput(written.stall_s, written.interval_s, mtbf_s, down_s, written.behind_s)
+    whole = whole * (1 - limited)
     steps = whole / (1 + slow + evaluation)
     failed = whole * (1 + stalls) / mtbf_s
     return {
@@ -203,6 +226,7 @@ def time_shares(
         "lost_work": failed * (written.interval_s / 2 + written.behind_s),
         "restarts": failed * ended.restarts_s,
         "waiting": failed * ended.waiting_s,
+        "time_limits": np.broadcast_to(limited, whole.shape),
     }
 
 
@@ -226,7 +250,11 @@ def run(
     restart_s = failures.restart_s + written.read_s
     ended = down(cases, failures, mtbf_s, restart_s)
     slow = slow_share(cases, failures)
-    shares = time_shares(written, mtbf_s, ended, slow, evaluated_s / every / mean_step_s)
+    evaluating = evaluated_s / every / mean_step_s
+    shares = time_shares(written, mtbf_s, ended, slow, evaluating)
+    end_s = written.write_s if saves_at_limit(setting) else written.interval_s / 2
+    limited = lost_share(setting, restart_s, end_s, busy_s / shares["steps"])
+    shares = time_shares(written, mtbf_s, ended, slow, evaluating, limited)
     wall_s = busy_s / shares["steps"]
     rate = main.step_tokens(setting) / main.step_s
     run_rate = rate * shares["steps"]

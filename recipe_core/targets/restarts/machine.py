@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from recipe_core.targets import supervise, systemd
 from recipe_core.targets.context import Context
-from recipe_core.targets.restarts.shape import LAUNCHER, Answer, Answers, Setting, nobody, slow
+from recipe_core.targets.restarts.shape import (
+    LAUNCHER,
+    Answer,
+    Answers,
+    Setting,
+    nobody,
+    slow,
+    unsaved,
+)
 
 
 def _limits(context: Context, *names: str) -> tuple[Setting, ...]:
@@ -42,7 +50,7 @@ def launcher_training(context: Context) -> Answers:
         "memory": Answer(LAUNCHER, again, budget),
         "lost": Answer(LAUNCHER, "resumes on the devices that are left, where a fallback fits"),
         "drained": Answer(
-            LAUNCHER, "on SIGTERM lets the run write a checkpoint", _limits(context, "drain_s")
+            LAUNCHER, f"on SIGTERM {unsaved(context, 'stop-file')}", _limits(context, "drain_s")
         ),
         "slow": nobody("nothing; steps and their times are in run/metrics.csv"),
         "wrong": Answer(LAUNCHER, "stops, and says why"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.restarts.shape import Answer, Answers, Setting, nobody
+from recipe_core.targets.restarts.shape import Answer, Answers, Setting, nobody, unsaved
 from recipe_core.targets.training import RUNTIME
 
 
 def _job(context: Context, who: str, again: str, *settings: Setting) -> Answers:
     stop = Setting("terminationGracePeriodSeconds", supervise.grace_s(context))
     counted = Answer(who, again, settings)
-    saves = "lets the trainer write a checkpoint; then as a loss"
+    saves = f"{unsaved(context, 'signal')}; then as a loss"
     return {
         "dies": counted,
         "hangs": nobody("nothing, until torch's own time-out ends the ranks; then as for a death"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.node_script import NOT_FOUND
-from recipe_core.targets.restarts.shape import Answer, Answers, Setting, nobody, slow
+from recipe_core.targets.restarts.shape import Answer, Answers, Setting, nobody, slow, unsaved
 from recipe_core.targets.skypilot import PROBES
-from recipe_core.targets.slurm import SIGNAL_S
 
 
 def slurm(context: Context) -> Answers:
@@ -16,23 +15,22 @@ def slurm(context: Context) -> Answers:
     guard = Setting("most", most)
     again = "puts the job back in the queue, then gives up"
     training = context.kind == "training"
-    hangs = (
-        "nothing, until torch's own time-out ends the ranks; then as for a death"
-        if training
-        else "nothing is seen"
-    )
-    before = "before the time limit tells servers to stop, and the job ends"
-    told = Setting("--signal", f"B:TERM@{supervise.grace_s(context)}")
+    before = supervise.before_limit_s(context)
     if training:
-        before = "before the time limit writes a checkpoint (the embedded trainer), and requeues"
-        told = Setting("--signal", f"B:USR1@{SIGNAL_S}")
+        hangs = "nothing, until torch's own time-out ends the ranks; then as for a death"
+        stopped = f"before the time limit {unsaved(context, 'stop-file', 'signal')}, and requeues"
+    else:
+        hangs = "nothing is seen"
+        stopped = "before the time limit tells servers to stop, and the job ends"
+    signal = Setting("--signal", f"{'B:USR1' if training else 'B:TERM'}@{before}")
+    ended = Answer("Slurm", f"lets the job end; the script {stopped}", (signal,))
     wrong = f"ends the job where the program ends with 2 or {NOT_FOUND}; else as for a death"
     return {
         "dies": Answer("job script", again, (guard,)),
         "hangs": nobody(hangs),
         "memory": Answer("job script", again, (guard,)),
         "lost": Answer("Slurm", "puts the job back in the queue", (Setting("--requeue"), guard)),
-        "drained": Answer("Slurm", f"lets the job end; the script {before}", (told,)),
+        "drained": ended,
         "slow": nobody("nothing is seen") if training else slow(context),
         "wrong": Answer("job script", wrong, (guard,)),
     }
@@ -76,7 +74,9 @@ def skypilot_job(context: Context) -> Answers:
     """Answers of a managed job of SkyPilot."""
     restarts = Setting("job_recovery.max_restarts_on_errors", supervise.lifetime_restarts(context))
     who, again = "managed job", "starts the run again, then gives up"
-    kept = "run/ must lie in a mounted bucket, or the run begins anew"
+    kept = "the run goes on from the newest checkpoint in the bucket"
+    if context.parameters.bucket is None:
+        kept = "without `bucket` the run begins anew: nothing of run/ is left"
     return {
         "dies": Answer(who, again, (restarts,)),
         "hangs": nobody("nothing, until torch's own time-out ends the ranks"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from recipe_core.base.units import duration
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.monitoring.metrics import engine_metrics
@@ -58,6 +59,15 @@ Answers = Mapping[Event, Answer]
 def nobody(does: str) -> Answer:
     """An event that nothing is done about, and what is seen of it."""
     return Answer("nobody", does)
+
+
+def unsaved(context: Context, *ways: str) -> str:
+    """What a run that is told to stop in one of the ``ways`` does, or what it loses."""
+    if set(ways) & set(supervise.saves_on(context)):
+        return "lets the trainer write a checkpoint"
+    interval_s = context.estimate.get("run", {}).get("checkpoint_interval_s")
+    most = f": {duration(interval_s)} of work at most" if interval_s else ""
+    return f"ends the trainer, which loses what came after its newest checkpoint{most}"
 
 
 def slow(context: Context) -> Answer:

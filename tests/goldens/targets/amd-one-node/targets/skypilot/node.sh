@@ -3,7 +3,7 @@
 set -euo pipefail
 nodes=("$@")
 root=$PWD
-run=$root/run
+run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
 [ -n "${VLLM_API_KEY:-}" ] || { echo 'VLLM_API_KEY is not set: export the key that callers send' >&2; exit 2; }
 command -v python3 >/dev/null || { echo 'python3 is not installed on this node' >&2; exit 127; }

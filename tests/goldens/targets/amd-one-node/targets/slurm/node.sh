@@ -3,7 +3,7 @@
 set -euo pipefail
 nodes=("$@")
 root=$PWD
-run=$root/run
+run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
 # HIP counts within ROCR_VISIBLE_DEVICES. Slurm also sets CUDA_VISIBLE_DEVICES, which
 # would filter once more.

@@ -3,7 +3,7 @@
 set -euo pipefail
 nodes=("$@")
 root=$PWD
-run=$root/run
+run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
 command -v vllm >/dev/null || { echo 'vllm is not installed on this node' >&2; exit 127; }
 command -v vllm-router >/dev/null || { echo 'vllm-router is not installed on this node' >&2; exit 127; }

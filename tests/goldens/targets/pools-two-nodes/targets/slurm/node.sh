@@ -3,7 +3,7 @@
 set -euo pipefail
 nodes=("$@")
 root=$PWD
-run=$root/run
+run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
 # Device numbers count within those the scheduler assigned.
 IFS=, read -r -a devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"

@@ -3,7 +3,7 @@
 set -euo pipefail
 nodes=("$@")
 root=$PWD
-run=$root/run
+run=${RECIPE_RUN:-$root/run}
 mkdir -p "$run"
 command -v torchrun >/dev/null || { echo 'torchrun is not installed on this node' >&2; exit 127; }
 case "$SKYPILOT_NODE_RANK" in
