@@ -27,6 +27,8 @@ from recipe_core.launch.training.tuning import (
     targets,
 )
 
+_KERNELS = tuple(f"lora_{part}_kernel" for part in ("mlp", "qkv", "o", "embedding"))
+
 
 def launch(job: Job) -> Launch:
     """Axolotl's command line, which starts torchrun with the words after two dashes."""
@@ -126,6 +128,8 @@ def _adapters(job: Job) -> dict[str, Any]:
         "lora_r": setting.lora_rank,
         "lora_alpha": int(setting.lora_alpha),
         "lora_dropout": 0.0,
+        # Left out, Axolotl turns its own kernels on, which the estimate does not count.
+        **dict.fromkeys(_KERNELS, False),
         **_targets(job),
     }
 
