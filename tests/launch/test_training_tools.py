@@ -199,6 +199,8 @@ def test_axolotl_understands_what_was_estimated():
             attn_implementation="sdpa",
             cosine_min_lr_ratio=0.1,
         )
+        (data,) = values["datasets"]
+        has(data, path="data/rows.jsonl", ds_type="json")  # a file, where the tool is started
         if setting.method == "dpo":
             has(values, rl="dpo", rl_beta=0.1)
         else:

@@ -100,7 +100,8 @@ def axolotl_config(job: Job) -> dict[str, Any]:
 
 
 def _data(job: Job) -> dict[str, Any]:
-    rows: dict[str, Any] = {"path": "json", "data_files": [ROWS], "split": "train"}
+    # Beside a path that is no file, it looks for data files on the hub.
+    rows: dict[str, Any] = {"path": ROWS, "ds_type": "json", "split": "train"}
     if job.setting.method == "dpo":
         columns = {"field_messages": "prompt", "field_chosen": "chosen"}
         columns |= {"field_rejected": "rejected", "type": "chat_template.default"}
