@@ -200,7 +200,7 @@ def test_axolotl_understands_what_was_estimated():
             cosine_min_lr_ratio=0.1,
         )
         (data,) = values["datasets"]
-        has(data, path="data/rows.jsonl", ds_type="json")  # a file, where the tool is started
+        has(data, path="data/rows.jsonl", data_files=None)  # a file, where the tool is started
         if setting.method == "dpo":
             has(values, rl="dpo", rl_beta=0.1)
         else:

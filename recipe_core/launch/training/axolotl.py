@@ -100,8 +100,8 @@ def axolotl_config(job: Job) -> dict[str, Any]:
 
 
 def _data(job: Job) -> dict[str, Any]:
-    # Beside a path that is no file, it looks for data files on the hub.
-    rows: dict[str, Any] = {"path": ROWS, "ds_type": "json", "split": "train"}
+    # A file, by whose name it is JSON: beside any other path it looks for data files on the hub.
+    rows: dict[str, Any] = {"path": ROWS, "split": "train"}
     if job.setting.method == "dpo":
         columns = {"field_messages": "prompt", "field_chosen": "chosen"}
         columns |= {"field_rejected": "rejected", "type": "chat_template.default"}
