@@ -58,6 +58,7 @@ test-torchtitan: .venv/.test
 # Starts training tools on this machine's processor with rendered bundles, as their targets would (half an hour).
 test-life: .venv/.test
 	@scripts/trainers_cpu trl
+	@scripts/trainers_cpu llama-factory
 	$(PYTEST) -p no:xdist tests/life
 
 # Runs tools of compression on this machine's processor with rendered scripts, and a whole bundle (about ten minutes).
