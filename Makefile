@@ -13,7 +13,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX $(BIN)/python -m
 PARALLEL := -n $(WORKERS) --dist loadgroup
 ROOMS := $(filter-out fixtures,$(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
-.PHONY: run test test-all attack attack-vllm test-vllm test-torchtitan test-compressors corpus corpus-accept demo chain check format screenshots clean
+.PHONY: run test test-all attack attack-vllm test-vllm test-torchtitan test-compressors test-life corpus corpus-accept demo chain check format screenshots clean
 .DEFAULT_GOAL := run
 
 run: .venv/.base
@@ -54,6 +54,12 @@ test-vllm: .venv/.test
 test-torchtitan: .venv/.test
 	@scripts/torchtitan_cpu .venv-torchtitan
 	$(PYTEST) -p no:xdist tests/e2e/test_torchtitan.py
+
+# Starts training tools on this machine's processor with rendered bundles, as their targets would (half an hour).
+test-life: .venv/.test
+	@scripts/trainers_cpu trl
+	@scripts/trainers_cpu llama-factory
+	$(PYTEST) -p no:xdist tests/life
 
 # Runs tools of compression on this machine's processor with rendered scripts, and a whole bundle (about ten minutes).
 test-compressors: .venv/.test

@@ -199,6 +199,8 @@ def test_axolotl_understands_what_was_estimated():
             attn_implementation="sdpa",
             cosine_min_lr_ratio=0.1,
         )
+        (data,) = values["datasets"]
+        has(data, path="data/rows.jsonl", data_files=None)  # a file, where the tool is started
         if setting.method == "dpo":
             has(values, rl="dpo", rl_beta=0.1)
         else:
@@ -206,6 +208,7 @@ def test_axolotl_understands_what_was_estimated():
         if setting.frozen:
             has(values, adapter=setting.method, lora_r=setting.lora_rank)
             has(values, lora_alpha=setting.lora_alpha, lora_target_linear=True)
+            has(values, lora_mlp_kernel=False, lora_qkv_kernel=False, lora_o_kernel=False)
         started = values["started"]
         assert started[started.index("--nproc-per-node") + 1] == str(cases.dp[row] // launch.nodes)
         zero_fields(estimates, row, json.loads(launch.files["ds_config.json"]))
