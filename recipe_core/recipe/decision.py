@@ -104,7 +104,7 @@ def decide_split(split: Split) -> Decision:
 
 
 def decision_of(plan: Plan, row: int) -> Decision:
-    """What a recipe is made from, for a feasible row of a plan; one replica where a policy scales."""
+    """What a recipe is made from, for a feasible row of a plan: one replica where it scales."""
     if _scales(plan.request):
         plan, row = one_replica(plan, row)
     return _DECISIONS[plan.kind](plan, row, plan.request_of(row))
