@@ -17,8 +17,12 @@ NO_PRICE = "No price is known."
 def rented_section(recipe: Recipe, spot: str = "") -> str:
     """Devices that are paid for and their price; of a policy of scaling at its bounds too.
 
+    Of a training run, whose cost is that of its time, only ``spot``.
+
     ``spot``: where a spot price is asked for, and where it cannot be.
     """
+    if recipe.kind == "training":
+        return spot
     scaling = recipe.estimate.get("scaling")
     lines = list(_fixed(recipe) if scaling is None else _scaled(recipe, scaling))
     return "\n".join(["## What is rented", "", *lines, *(["", spot] if spot else [])])

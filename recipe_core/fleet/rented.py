@@ -70,7 +70,7 @@ def rented_replicas(request: PlanRequest, place: Cluster, devices: int) -> Rente
 def _simulated(known: Simulated, request: PlanRequest, price: float | None) -> SimulatedReplicas:
     return SimulatedReplicas(
         current=known.of == digest_of(request),
-        **known.model_dump(exclude={"of"}),
+        **known.model_dump(),
         usd_per_month=_usd(known.device_hours_per_month, price),
     )
 

@@ -163,7 +163,9 @@ def test_series_keep_sums_and_ranges_grow_with_what_a_day_misses():
     assert short.ttft_s[0] == 0.5
     assert load_answer(WEEK).interval_s == 3600.0
     whole, day, low, high = (
-        Outcome(86_400.0, 1000.0, 1000.0 * share, 1.0, 1.0, *[0] * 4, Series(60.0, *[np.zeros(0)] * 8))
+        Outcome(
+            86_400.0, 1000.0, 1000.0 * share, 1.0, 1.0, *[0] * 4, Series(60.0, *[np.zeros(0)] * 8)
+        )
         for share in (0.99, 0.98, 0.96, 0.99)
     )
     alone, some = Replays(whole).shares(), Replays(whole, day, (low, high)).shares()

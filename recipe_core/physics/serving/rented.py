@@ -11,6 +11,8 @@ from recipe_core.physics.prediction import Amount, Count, Known, Part
 class SimulatedReplicas(Part):
     """What the policy came to when ``recipe simulate`` looked at its load."""
 
+    of: str
+    """Digest of what was simulated."""
     current: bool
     """Whether it was this request; false where it was changed since."""
     min_replicas: Amount
