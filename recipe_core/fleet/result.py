@@ -287,7 +287,7 @@ class OverTimeAnswer(_Part):
     candidate: dict[str, Any]
     """The split of one replica, as a request states it."""
 
-    per_replica: dict[str, Number | Amount]
+    per_replica: dict[str, Number | Amount] = {}
     """What else of the request changes for one replica, by dotted field: its share of a load, and
     of a throughput, that were stated for all of them."""
 
