@@ -28,7 +28,7 @@ NEXT = "next"
 
 def question_of(request: PlanRequest, load: OverTime, policies: list[str]) -> dict[str, Any]:
     """What is simulated: every policy searched, whichever the request uses already."""
-    options = request.options.model_copy(update={"scaling": None})
+    options = request.options.model_copy(update={"scaling": None, "simulated": None})
     workload = request.workload.model_copy(update={"over_time": load})
     whole = request.model_copy(update={"options": options, "workload": workload})
     return {"request": whole.to_json(), "policies": policies or None}
@@ -87,7 +87,8 @@ def simulated(key: Key, question: Mapping[str, Any]) -> Json:
     ).to_json()
     cancel()
     # who uses a policy states the split that was simulated: of it the answer is the same
-    whole = change(PlanRequest.parse(question["request"]), {"candidate": found["candidate"]})
+    split = {"candidate": found["candidate"], **found["per_replica"]}
+    whole = change(PlanRequest.parse(question["request"]), split)
     of_split = key_of({**question, "request": whole.to_json()})
     with _lock:
         _answers[key] = _answers[of_split] = found

@@ -10,9 +10,12 @@ import _over_time_load as loads
 import _over_time_objects as objects
 import streamlit as st
 
+from recipe_core.fleet.rented import simulated_of
+from recipe_core.fleet.result import PolicyAnswer
 from recipe_core.present import charts
 from recipe_core.present import over_time_view as view
 from recipe_core.present.glossary import term_help
+from recipe_core.request.edit import change
 from recipe_core.request.scaling import Scaling
 
 Json = Mapping[str, Any]
@@ -200,8 +203,16 @@ def closely(answer: Json, policy: Json) -> None:
 
 def taken(answer: Json, policy: Json) -> dict[str, Any]:
     """The changes that make a policy the request's own, with the load and the split it is for."""
-    split = {"candidate": answer["candidate"]}
-    return {"options.scaling": policy["scaling"], **loads.stated_fields(), **split}
+    changes = {
+        "options.scaling": policy["scaling"],
+        **loads.stated_fields(),
+        "candidate": answer["candidate"],
+        **answer["per_replica"],
+    }
+    chosen = change(common.request(), changes)
+    found = PolicyAnswer.model_validate(policy)
+    simulated = simulated_of(chosen, found, answer["load"]["span_s"])
+    return {**changes, "options.simulated": simulated.model_dump()}
 
 
 def use(answer: Json, policy: Json) -> None:
@@ -225,7 +236,7 @@ def use(answer: Json, policy: Json) -> None:
                 key="over-time-none",
                 icon=":material/close:",
                 on_click=common.apply,
-                args=({"options.scaling": None},),
+                args=({"options.scaling": None, "options.simulated": None},),
             )
             st.page_link(
                 "recipe.py",

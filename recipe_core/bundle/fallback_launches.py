@@ -30,6 +30,8 @@ from recipe_core.space.kernels import told_by_releases
 from recipe_core.targets.of_recipe import placed
 
 FOLDER = "fallbacks"
+UNSCALED = {"options.scaling": None, "options.simulated": None}
+"""A fallback stands in for what a machine starts; no policy starts and ends it."""
 _BY_ITSELF = {
     "serving": frozenset(
         {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"}
@@ -68,7 +70,7 @@ def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
             continue
         changes = {**fallback.changes, "candidate": fallback.candidate}
         try:
-            other = decide(change(recipe_request(recipe), changes))
+            other = decide(change(recipe_request(recipe), {**changes, **UNSCALED}))
             name = f"{number}-{fallback.kind}"
             if _other_checkpoint(other, recipe):
                 continue

@@ -9,6 +9,7 @@ from recipe_core.base import quoting
 from recipe_core.base.labels import training_split
 from recipe_core.base.text_rows import cost_text, text_rows
 from recipe_core.base.units import gib, usd
+from recipe_core.bundle.rented import rented_section
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.model.spec import UNPLACED
 from recipe_core.recipe import Recipe
@@ -32,15 +33,17 @@ def bundle_readme(
     restarts: Sequence[Row] = (),
     clusters: Sequence[str] = (),
     reach: str = "",
+    spot: str = "",
 ) -> str:
     """Markdown for people who have only the bundle's folder.
 
     ``paths`` are those of the targets' files, ``refused`` says why a target is unavailable,
     ``restarts`` who starts what again where, ``clusters`` what to know of clusters, ``reach`` is
-    the section on who can reach the servers.
+    the section on who can reach the servers, ``spot`` says which targets ask for a spot price.
     """
     sections = [
         _head(recipe, launch),
+        rented_section(recipe, spot),
         _checkpoint(recipe, launch),
         _run(recipe, launch),
         _targets(recipe, launch, paths, refused, clusters),

@@ -31,7 +31,7 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
 from recipe_core.recipe.secrets import refuse_planted
 from recipe_core.targets import Context, each_target
-from recipe_core.targets.notes import cluster_notes
+from recipe_core.targets.notes import cluster_notes, spot_note
 from recipe_core.targets.of_recipe import image_file, placed, target_context
 from recipe_core.targets.reach import reach_section
 from recipe_core.targets.restarts import LAUNCHER, rows
@@ -93,6 +93,7 @@ def bundle_of(recipe: Recipe) -> Bundle:
             restarts,
             about,
             reach_section(context, available),
+            spot_note(context, available),
         ),
         "expected.json": to_json(recipe.estimate),
         "launch.json": to_json(launch),

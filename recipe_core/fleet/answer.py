@@ -154,8 +154,8 @@ def _replayed(
 def _order(replay: Replays, wanted: float) -> tuple[float, ...]:
     """Sorts the better first, as in the search."""
     if replay.attainment >= wanted:
-        return (0.0, replay.replica_s, -replay.attainment)
-    return (1.0, -replay.attainment, replay.replica_s)
+        return (0.0, replay.rented_s, -replay.attainment)
+    return (1.0, -replay.attainment, replay.rented_s)
 
 
 def _with_ranges(
@@ -211,6 +211,7 @@ def _answer(
     )
     return OverTimeAnswer(
         candidate=deployment.candidate,
+        per_replica=deployment.per_replica,
         engine=str(deployment.candidate["engine"]),
         devices_per_replica=fleet.devices,
         usd_per_replica_hour=fleet.usd_per_hour,
@@ -285,10 +286,10 @@ def _notes(
         notes += _to_write(chosen.scaling)
         cheaper = [one for one in policies if one.name in UNWRITTEN and one.meets]
         notes += [
-            f"{one.name} would cost {one.replica_hours / chosen.replica_hours:.0%} of "
+            f"{one.name} would cost {one.gpu_hours / chosen.gpu_hours:.0%} of "
             f"{chosen.name}; no autoscaler runs it as it is, so that it is not chosen."
             for one in cheaper
-            if one.replica_hours < chosen.replica_hours
+            if one.gpu_hours < chosen.gpu_hours
         ]
     return notes
 

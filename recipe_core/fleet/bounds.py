@@ -98,6 +98,7 @@ def clairvoyant(
     (an exchange of a replica for one not taken loses). Starts take no time, and nothing is paid
     beyond an interval, which is less than any policy pays.
 
+    Devices are paid by the piece, as no machine costs less than those of its devices that are used.
     Left out, so that a policy may be cheaper by as much: requests that are still served after the
     interval that they came in, at its edges.
     """
@@ -120,7 +121,7 @@ def clairvoyant(
         taken = 0
     replicas = np.bincount(order[:taken] // most, minlength=intervals).astype(float)
     kept_now = np.take_along_axis(kept, replicas.astype(np.int64)[:, None], axis=1)[:, 0]
-    return _outcome(arrived, np.minimum(kept_now, arrived), replicas, interval_s)
+    return _outcome(arrived, np.minimum(kept_now, arrived), replicas, interval_s, fleet.devices)
 
 
 def _most_useful(fastest: float, rates: Float) -> float:
@@ -147,7 +148,9 @@ def _hull(fleet: Fleet, load: Load) -> tuple[Float, Float]:
     return rates, np.interp(rates, rates[corners], kept[corners])
 
 
-def _outcome(arrived: Float, kept: Float, replicas: Float, interval_s: float) -> Outcome:
+def _outcome(
+    arrived: Float, kept: Float, replicas: Float, interval_s: float, devices: int
+) -> Outcome:
     none = np.zeros(len(arrived))
     series = Series(
         interval_s, arrived, kept, replicas, none, replicas, none, none, np.full(len(none), np.nan)
@@ -157,6 +160,7 @@ def _outcome(arrived: Float, kept: Float, replicas: Float, interval_s: float) ->
         requests=float(arrived.sum()),
         kept=float(kept.sum()),
         replica_s=float(replicas.sum()) * interval_s,
+        rented_s=float(replicas.sum()) * devices * interval_s,
         starts=float(np.maximum(np.diff(replicas), 0.0).sum()),
         delayed=0.0,
         lost=0.0,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.fleet.rented import simulated_of
 from recipe_core.fleet.result import OverTimeAnswer
 from recipe_core.fleet.setup import with_load
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
+from recipe_core.search.replicas import with_share
 from recipe_core.traffic.rates import Rates
 from recipe_core.traffic.trace import Trace
 
@@ -19,7 +21,7 @@ def request_with(
     trace: Trace | Rates | None = None,
     days: float | None = None,
 ) -> PlanRequest:
-    """The request with the split that was simulated, its load over time, and a policy.
+    """The request of one replica as it was simulated, with the load over time, and a policy.
 
     Args:
         request: the one that was simulated.
@@ -40,7 +42,11 @@ def request_with(
             field="policies",
             hint="Loosen a limit, or lower workload.over_time.attainment.",
         )
-    options = request.options.model_copy(update={"scaling": chosen.scaling})
+    options = request.options.model_copy(update={"scaling": chosen.scaling, "simulated": None})
     candidate = CandidateRequest.model_validate(answer.candidate)
     whole = with_load(request, trace, days)
-    return whole.model_copy(update={"options": options, "candidate": candidate})
+    whole = whole.model_copy(update={"options": options, "candidate": candidate})
+    whole = with_share(whole, answer.per_replica)
+    known = simulated_of(whole, chosen, answer.load.span_s)
+    options = options.model_copy(update={"simulated": known})
+    return whole.model_copy(update={"options": options})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -97,10 +97,11 @@ class Events:
 class Fleet:
     """All that a simulation needs besides the load and the policy.
 
-    devices: of one replica. usd_per_hour: of one replica while it is ordered, starting, up or
-    draining (None: unknown). kept_s: seconds for which a node is paid after its replica ended.
-    limits_s: seconds by figure (``ttft_s``, ``tpot_s``, ``request_latency_s``) that a request must
-    keep to count.
+    devices: of one replica. usd_per_hour: of the devices of one replica while it is ordered,
+    starting, up or draining (None: unknown). kept_s: seconds for which a node is paid after its
+    replica ended. limits_s: seconds by figure (``ttft_s``, ``tpot_s``, ``request_latency_s``) that
+    a request must keep to count. rent: devices that are paid for a number of replicas of so many
+    devices (``Cluster.rented``); left out, their own.
     """
 
     service: Service
@@ -110,3 +111,15 @@ class Fleet:
     limits_s: Mapping[str, float]
     kept_s: float = 0.0
     events: Events = field(default_factory=Events)
+    rent: Callable[[Float, int], Float] | None = None
+
+    @property
+    def usd_per_device_hour(self) -> float | None:
+        """Price of a device; None where it is unknown."""
+        return None if self.usd_per_hour is None else self.usd_per_hour / self.devices
+
+    def rented(self, replicas: Float) -> Float:
+        """Devices that are paid for so many replicas at once."""
+        if self.rent is None:
+            return np.asarray(replicas * self.devices)
+        return self.rent(replicas, self.devices)

@@ -206,7 +206,7 @@ class _Flow:
         """Ends replicas, which serve what they have; requests in each of them."""
         left = self.groups.remove(count)
         rest_s = (self.steps - step) * self.dt_s
-        self.tally.replica_s += count * np.minimum(self._drain_s.seconds(left), rest_s)
+        self._pay(count, np.minimum(self._drain_s.seconds(left), rest_s))
         self._pay_kept(step, count)
         self._close(step)
         return left
@@ -220,7 +220,10 @@ class _Flow:
 
     def _pay_kept(self, step: int, count: Float) -> None:
         rest_s = (self.steps - step) * self.dt_s
-        self.tally.replica_s += count * min(self.fleet.kept_s, rest_s)
+        self._pay(count, min(self.fleet.kept_s, rest_s))
+
+    def _pay(self, ended: Float, seconds: Float | float) -> None:
+        self.tally.pay(self.groups.ready + self.starting.count, ended, seconds)
 
     def _signals(self, step: int, at_s: float) -> Signals:
         """Figures of the random variant, as they would be counted at this moment."""
@@ -282,7 +285,7 @@ class _Flow:
         self.tally.sums["kept"][int(row)] -= again
         self._again = self._again + again
         rest_s = (self.steps - step) * self.dt_s
-        self.tally.replica_s += lost * min(notice_s, rest_s)
+        self._pay(lost, min(notice_s, rest_s))
         self._pay_kept(step, lost)
         self._close(step)
 

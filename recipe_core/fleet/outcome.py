@@ -37,7 +37,8 @@ class Outcome:
     """Totals of one column over ``span_s``.
 
     kept: requests that kept all limits, of ``requests``. replica_s: seconds of replicas that were
-    paid. starts: replicas that were ordered after the beginning. delayed: requests that waited
+    paid. rented_s: seconds of devices that were paid, of whole machines where these are rented.
+    starts: replicas that were ordered after the beginning. delayed: requests that waited
     because a replica was still starting. lost: replicas that failed or were reclaimed.
     """
 
@@ -45,6 +46,7 @@ class Outcome:
     requests: float
     kept: float
     replica_s: float
+    rented_s: float
     starts: float
     delayed: float
     lost: float
@@ -70,15 +72,16 @@ class Outcome:
         worst = int(np.argmin(share))
         return worst * self.series.interval_s, float(share[worst])
 
-    def device_hours(self, devices: int) -> float:
+    @property
+    def device_hours(self) -> float:
         """Hours of devices that were paid."""
-        return self.replica_s / HOUR_S * devices
+        return self.rented_s / HOUR_S
 
-    def usd(self, usd_per_hour: float | None) -> float | None:
+    def usd(self, usd_per_device_hour: float | None) -> float | None:
         """Money for the whole time; None without a price."""
-        return None if usd_per_hour is None else self.replica_s / HOUR_S * usd_per_hour
+        return None if usd_per_device_hour is None else self.device_hours * usd_per_device_hour
 
-    def usd_per_month(self, usd_per_hour: float | None) -> float | None:
+    def usd_per_month(self, usd_per_device_hour: float | None) -> float | None:
         """Money for a month of 365.25 / 12 days at this rate; None without a price."""
-        paid = self.usd(usd_per_hour)
+        paid = self.usd(usd_per_device_hour)
         return None if paid is None else paid / self.span_s * MONTH_S

@@ -235,7 +235,7 @@ class PolicyAnswer(_Part):
     """Hours of replicas that are paid, starting ones included."""
 
     gpu_hours: Amount
-    """Hours of devices that are paid."""
+    """Hours of devices that are paid, of whole machines where these are rented."""
 
     usd: Amount | None
     """Cost of the whole time, in US dollars; null without a price."""
@@ -285,7 +285,11 @@ class OverTimeAnswer(_Part):
     """Version of this document."""
 
     candidate: dict[str, Any]
-    """The split that replicas have, as a request states it."""
+    """The split of one replica, as a request states it."""
+
+    per_replica: dict[str, Number | Amount] = {}
+    """What else of the request changes for one replica, by dotted field: its share of a load, and
+    of a throughput, that were stated for all of them."""
 
     engine: str
     """The engine that serves."""
@@ -294,7 +298,7 @@ class OverTimeAnswer(_Part):
     """Devices of one replica."""
 
     usd_per_replica_hour: Amount | None
-    """Price of one replica, in US dollars per hour; null where none is known."""
+    """Price of the devices of one replica, in US dollars per hour; null where none is known."""
 
     price_basis: str | None
     """Where the price is from, and how it is counted for one replica."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.fleet.fleet import Fleet
-from recipe_core.fleet.outcome import HOUR_S, MONTH_S, Outcome, Series
+from recipe_core.fleet.outcome import HOUR_S, Outcome, Series
 from recipe_core.fleet.result import (
     Against,
     Band,
@@ -48,9 +48,9 @@ class Replays:
         return self.outcome.attainment
 
     @property
-    def replica_s(self) -> float:
-        """Seconds of replicas."""
-        return self.outcome.replica_s
+    def rented_s(self) -> float:
+        """Seconds of devices that were paid."""
+        return self.outcome.rented_s
 
     def shares(self) -> Band:
         """The share with its range: what chances change on the hardest day, in proportion.
@@ -79,20 +79,19 @@ def policy_answer(
     checked: Checked | None = None,
 ) -> PolicyAnswer:
     """A policy, before it is held against the bounds."""
-    first, hours = replays.outcome, replays.replica_s / HOUR_S
+    first = replays.outcome
     at_s, share = first.worst_interval
-    price = fleet.usd_per_hour
-    usd = None if price is None else hours * price
+    price = fleet.usd_per_device_hour
     there = first.series.ready + first.series.starting
     return PolicyAnswer(
         name=name,
         scaling=scaling,
         meets=replays.attainment >= wanted,
         attainment=replays.shares(),
-        replica_hours=hours,
-        gpu_hours=hours * fleet.devices,
-        usd=usd,
-        usd_per_month=None if usd is None else usd / first.span_s * MONTH_S,
+        replica_hours=first.replica_s / HOUR_S,
+        gpu_hours=first.device_hours,
+        usd=first.usd(price),
+        usd_per_month=first.usd_per_month(price),
         worst_interval=WorstInterval(
             at_s=at_s, share=_share(share), seconds=first.series.interval_s
         ),
@@ -112,10 +111,10 @@ def policy_answer(
 
 def against(policy: PolicyAnswer, always_peak: PolicyAnswer, clairvoyant: PolicyAnswer) -> Against:
     """The cost of a policy beside that of the bounds."""
-    hours = policy.replica_hours
+    hours = policy.gpu_hours
     return Against(
-        always_peak=_ratio(hours, always_peak.replica_hours),
-        clairvoyant=_ratio(hours, clairvoyant.replica_hours),
+        always_peak=_ratio(hours, always_peak.gpu_hours),
+        clairvoyant=_ratio(hours, clairvoyant.gpu_hours),
     )
 
 

@@ -50,13 +50,13 @@ class Tried:
 
     scaling: Scaling
     attainment: float
-    replica_s: float
+    rented_s: float
 
     def order(self, wanted: float) -> tuple[float, ...]:
         """Sorts the better first: those that reach the wanted share by cost, then by distance."""
         if self.attainment >= wanted - SLACK:
-            return (0.0, self.replica_s, -self.attainment)
-        return (1.0, -self.attainment, self.replica_s)
+            return (0.0, self.rented_s, -self.attainment)
+        return (1.0, -self.attainment, self.rented_s)
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ def _simulated(
     for one, batch in zip(searched, batches, strict=True):
         for point, scaling in batch.items():
             outcome = next(outcomes)
-            one.tried[point] = Tried(scaling, outcome.attainment, outcome.replica_s)
+            one.tried[point] = Tried(scaling, outcome.attainment, outcome.rented_s)
 
 
 def first_points(axes: Sequence[Axis], most: int = FIRST) -> list[tuple[float, ...]]:

@@ -17,6 +17,7 @@ from recipe_core.fleet.fleet import Fleet, StartTime
 from recipe_core.fleet.service import service_of
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.search.plan import Plan
+from recipe_core.search.replicas import replicas_of
 from recipe_core.traffic.load import Load
 
 RATES = 256
@@ -41,7 +42,7 @@ def least_devices(chosen: Plan, load: Load, limits: Mapping[str, float], wanted:
     workload = chosen.request.workload
     if not isinstance(workload, ServingWorkload) or workload.mode != "closed":
         return int(rows[0])
-    used = np.array([replica_size(chosen, int(row))[0] for row in rows], dtype=float)
+    used = np.array([replicas_of(chosen, int(row)).devices for row in rows], dtype=float)
     servers = chosen.degree("gpus")[rows] / used
     tokens_per_s = chosen.columns["output_tokens_per_s"][rows]
     needed = _device_time(load, tokens_per_s / servers / load.lengths.mean_output, used)
@@ -78,19 +79,8 @@ def _simulated_time(
     chosen: Plan, row: int, load: Load, limits: Mapping[str, float], wanted: float
 ) -> float:
     """Device time by what a server of a row really serves within the limits."""
-    devices, _ = replica_size(chosen, row)
+    devices = replicas_of(chosen, row).devices
     service = service_of(chosen, row, load.lengths)
     alone = Fleet(service, StartTime(0.0, 0.0, 0.0), devices, None, limits)
     capacity = np.array([capacity_per_s(alone, load, wanted)])
     return float(_device_time(load, capacity, np.array([float(devices)]))[0])
-
-
-def replica_size(chosen: Plan, row: int) -> tuple[int, int]:
-    """Devices of one server of a row, and the nodes that it lies on.
-
-    Data-parallel replicas that share experts are one server; others are servers of their own.
-    """
-    devices = int(chosen.degree("gpus")[row])
-    if int(chosen.degree("ep")[row]) == 1:
-        devices //= int(chosen.degree("dp")[row])
-    return devices, -(-devices // chosen.setting(row).cluster.per_node)

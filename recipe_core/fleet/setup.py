@@ -2,7 +2,9 @@
 
 The split is that of ``request.candidate``, else the best of the plan; percentiles do not count
 there, as the wanted share of requests over the whole time takes their place. A replica is one
-server of it. Its price is that of its devices, pro rata where machines are rented whole.
+server of it (``search.replicas``), and planned alone: what is simulated is what a bundle starts.
+What is paid is what can be rented: devices, or machines that are rented whole, which replicas share
+where there is room.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.fleet.events import events_of
 from recipe_core.fleet.fleet import Events, Fleet, StartTime
-from recipe_core.fleet.servers import least_devices, replica_size
+from recipe_core.fleet.servers import least_devices
 from recipe_core.fleet.service import service_of
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.physics.serving.cold_start import ColdStart, cold_start
@@ -24,6 +26,7 @@ from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan, plan_candidate
+from recipe_core.search.replicas import one_replica, replicas_of, shared_load
 from recipe_core.space.corrections import Corrections
 from recipe_core.traffic.from_trace import over_time_of, workload_fields
 from recipe_core.traffic.load import Load
@@ -36,13 +39,15 @@ from recipe_core.traffic.trace import Trace
 class Deployment:
     """What is simulated, and what it was made from.
 
-    row: of ``plan``, the split of a replica. attainment: share of requests that must keep the
+    row: of ``plan``, one replica and nothing else. per_replica: what of the request changes for it,
+    by dotted field: its share of the load. attainment: share of requests that must keep the
     limits. price_basis: where the price is from. notes: what to know of these.
     """
 
     request: PlanRequest
     plan: Plan
     row: int
+    per_replica: dict[str, Any]
     fleet: Fleet
     start: ColdStart
     load: Load
@@ -85,7 +90,9 @@ def deployment_of(
     load = load_of(workload.over_time, workload)
     wanted = workload.over_time.attainment
     chosen, row = _split(request, load, limits, wanted, folders, corrections)
-    devices, nodes = replica_size(chosen, row)
+    shared = shared_load(request, replicas_of(chosen, row).count)
+    chosen, row = one_replica(chosen, row)
+    devices, nodes = replicas_of(chosen, row).devices, replicas_of(chosen, row).nodes
     cluster = chosen.setting(row).cluster
     price = cluster.usd_per_device_hour
     start, _ = start_of(chosen, row)
@@ -96,9 +103,10 @@ def deployment_of(
         usd_per_hour=None if price is None else price * devices,
         limits_s=limits,
         events=_events(cluster, nodes),
+        rent=cluster.rented,
     )
     basis, notes = _price_text(cluster, devices)
-    return Deployment(request, chosen, row, fleet, start, load, wanted, basis, notes)
+    return Deployment(request, chosen, row, shared, fleet, start, load, wanted, basis, notes)
 
 
 def check_request(request: PlanRequest, *, traced: bool) -> None:
@@ -244,19 +252,19 @@ def start_of(chosen: Plan, row: int) -> tuple[ColdStart, int]:
     if chosen.kind == "training":
         hint = "Ask for a serving workload."
         raise InputError("is training, which no replica serves.", field="workload.kind", hint=hint)
-    devices, nodes = replica_size(chosen, row)
+    replica = replicas_of(chosen, row)
     setting = chosen.setting(row)
     model = setting.model
     start = cold_start(
         chosen.request.options.start,
         engine=setting.engine.name,
         weights_bytes=float(model.checkpoint_bytes or model.counted_bytes),
-        devices=devices,
-        nodes=nodes,
+        devices=replica.devices,
+        nodes=replica.nodes,
         device=setting.cluster.device,
         weight_dtype=setting.weight_dtype,
     )
-    return start, devices
+    return start, replica.devices
 
 
 def _events(cluster: Cluster, nodes: int) -> Events:
@@ -280,6 +288,7 @@ def _price_text(cluster: Cluster, devices: int) -> tuple[str | None, tuple[str, 
     if cluster.unit <= devices:
         return basis, ()
     return basis, (
-        f"Machines of {cluster.unit} devices are rented whole; a replica is counted with the price "
-        f"of its {devices} devices, as if others used the rest.",
+        f"Machines of {cluster.unit} devices are rented whole, and paid whole: replicas of "
+        f"{devices} share them where there is room, but those of SkyServe, which are machines of "
+        "their own.",
     )

@@ -22,7 +22,7 @@ from recipe_core.fleet.setup import Deployment
 from recipe_core.fleet.signals import Controller
 from recipe_core.fleet.spaces import WEEK_HOURS, Need, needed
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
-from recipe_core.request.scaling import Metric, Scaling
+from recipe_core.request.scaling import Metric, Policy, Scaling
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.traffic.load import Load
 from recipe_core.traffic.loads import load_of
@@ -31,6 +31,9 @@ STEP_S = 30.0
 """Of the flow."""
 PACE_S = 60.0
 """From one look of a policy to the next at least, where all are simulated side by side."""
+OWN_MACHINES: tuple[Policy, ...] = ("skyserve",)
+"""Policies whose replicas are machines of their own: a service of SkyPilot launches each as a
+cluster. Those of the others share machines where there is room."""
 HISTORY_DAYS = 14.0
 """Time before the beginning that forecasts have learned, where the load repeats."""
 
@@ -80,8 +83,9 @@ class Simulation:
             seed: of starts and events.
             fleet: in place of the deployment's, with other starts.
         """
-        return simulate_flow(
-            fleet or self.fleet,
+        fleet = fleet or self.fleet
+        outcomes = simulate_flow(
+            fleet,
             self.load,
             self.controller(scalings),
             columns=len(scalings),
@@ -90,6 +94,13 @@ class Simulation:
             interval_s=self.interval_s,
             step_s=STEP_S,
         )
+        alone = float(fleet.rented(np.ones(1))[0])
+        return [
+            replace(outcome, rented_s=outcome.replica_s * alone)
+            if scaling.policy in OWN_MACHINES
+            else outcome
+            for scaling, outcome in zip(scalings, outcomes, strict=True)
+        ]
 
     def controller(self, scalings: Sequence[Scaling]) -> Controller:
         """The controllers of policies side by side."""

@@ -28,7 +28,8 @@ class Tally:
         self._limit_s = fleet.limits_s.get("ttft_s", np.inf)
         self.sums = {name: np.zeros((intervals, columns)) for name in _SUMS}
         self.arrived = np.zeros(intervals)
-        self.replica_s, self.starts = np.zeros(columns), np.zeros(columns)
+        self.replica_s, self.rented_s = np.zeros(columns), np.zeros(columns)
+        self.starts, self._rented = np.zeros(columns), fleet.rented
         self.lost, self.most = np.zeros(columns), np.zeros(columns)
         size = min(max(_BLOCK // (columns * each), 1), intervals) * each
         self._flight, self._random, self._share, self._line_s, self._count = (
@@ -89,9 +90,19 @@ class Tally:
         for name, values in figures.items():
             self.sums[name][rows] += values.reshape(-1, self._each, values.shape[1]).sum(axis=1)
         self.arrived[rows] += self._requests[:n].reshape(-1, self._each).sum(axis=1)
-        self.replica_s += (ready + self._starting[:n]).sum(axis=0) * self._dt_s
-        self.most = np.maximum(self.most, (ready + self._starting[:n]).max(axis=0))
+        there = ready + self._starting[:n]
+        self.replica_s += there.sum(axis=0) * self._dt_s
+        self.rented_s += self._rented(there).sum(axis=0) * self._dt_s
+        self.most = np.maximum(self.most, there.max(axis=0))
         self._done, self._filled = self._done + n, 0
+
+    def pay(self, there: Float, ended: Float, seconds: Float | float) -> None:
+        """Replicas that are no more among those that are ``there`` are paid for so long.
+
+        Of machines that others use too only what these do not need.
+        """
+        self.replica_s += ended * seconds
+        self.rented_s += (self._rented(there + ended) - self._rented(there)) * seconds
 
     def _chance_s(self, flight: Float) -> Float:
         """Waits in line of the random variant, where replicas are too busy for a steady state.
@@ -151,6 +162,7 @@ class Tally:
             requests=float(arrived.sum()),
             kept=float(kept.sum()),
             replica_s=float(self.replica_s[column]),
+            rented_s=float(self.rented_s[column]),
             starts=float(self.starts[column]),
             delayed=float(sums["delayed"].sum()),
             lost=float(self.lost[column]),

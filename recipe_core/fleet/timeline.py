@@ -95,7 +95,7 @@ def outcome_of(
     ordered, ready, drained, ended = (
         np.array(t, dtype=float) for t in (lives.ordered, lives.ready, lives.drained, lives.ended)
     )
-    paid = np.minimum(ended + fleet.kept_s, span_s) - np.minimum(ordered, span_s)
+    paid_from, paid_to = np.minimum(ordered, span_s), np.minimum(ended + fleet.kept_s, span_s)
     up_from, up_to = np.minimum(ready, ended), np.minimum(drained, ended)
     ready_now = mean_counts(ready, np.where(np.isfinite(ready), up_to, inf), edges)
     place = np.minimum((trace.arrival_s // interval_s).astype(np.int64), len(edges) - 2)
@@ -117,7 +117,8 @@ def outcome_of(
         span_s=span_s,
         requests=float(len(trace)),
         kept=float(kept.sum()),
-        replica_s=float(paid.sum()),
+        replica_s=float((paid_to - paid_from).sum()),
+        rented_s=_rented_s(fleet, paid_from, paid_to),
         starts=float((ordered > 0.0).sum()),
         delayed=float(_delayed(fleet.service, trace, entered, lives)),
         lost=float(len(lives.lost)),
@@ -148,6 +149,15 @@ def _delayed(service: Service, trace: Trace, entered: Float, lives: Lives) -> in
     reached = trace.arrival_s[met] + service.request_s + service.request_token_s * inputs
     longest_s = float(service.step_s[-1]) + service.token_s * service.chunk_tokens
     return int((entered[met] - reached > longest_s).sum())
+
+
+def _rented_s(fleet: Fleet, paid_from: Float, paid_to: Float) -> float:
+    """Seconds of devices that are paid while replicas are."""
+    times = np.concatenate([paid_from, paid_to])
+    change = np.concatenate([np.ones(len(paid_from)), -np.ones(len(paid_to))])
+    order = np.argsort(times, kind="stable")
+    there = np.cumsum(change[order])[:-1]
+    return float((fleet.rented(there) * np.diff(times[order])).sum())
 
 
 def _most(ordered: Float, ended: Float, span_s: float) -> float:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 
+import numpy as np
+
+from recipe_core.base.arrays import Float
 from recipe_core.base.units import usd
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import PRICE_NOTES, UNKNOWN, Price
@@ -57,6 +60,20 @@ class Cluster:
     def unit(self) -> int:
         """Devices that are rented at once: those of a machine, where it is rented whole."""
         return self.offer.devices_per_node if self.offer else 1
+
+    def rented(self, replicas: Float | int, devices: int) -> Float:
+        """Devices that are paid for so many replicas of so many devices, packed into nodes.
+
+        Replicas share a node where there is room, and one that spans nodes has them for itself.
+        Where machines are rented whole, all of their devices are paid.
+        """
+        count, unit = np.asarray(replicas, dtype=np.float64), self.unit
+        if unit < self.per_node:
+            taken = count * devices
+        else:
+            sharing, spanned = max(self.per_node // devices, 1), -(-devices // self.per_node)
+            taken = np.ceil(count / sharing) * spanned * self.per_node
+        return np.asarray(np.ceil(taken / unit) * unit) if unit > 1 else count * devices
 
     @property
     def price_note(self) -> str | None:

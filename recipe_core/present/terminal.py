@@ -386,8 +386,25 @@ def serving_speed(answer: Mapping[str, Any]) -> str:
 def build_text(recipe: Recipe, output: Path, kept: str | None = None) -> str:
     """The estimate of what was built, where it is, what was ``kept`` there, and what comes next."""
     estimate = estimate_text(recipe.candidate, recipe.estimate)
+    if scaling := recipe.estimate.get("scaling"):
+        estimate += f"\n  {'Replicas':26} {scaling_text(scaling)}"
     written = f"{output}, {kept}" if kept else str(output)
     return f"{estimate}\nwrote {written}\nnext: recipe up {output} && recipe bench {output}"
+
+
+def scaling_text(scaling: Mapping[str, Any]) -> str:
+    """A policy's replicas, with what they cost a month as simulated and at most."""
+    low, high = scaling["min_replicas"], scaling["max_replicas"]
+    devices = scaling["devices_per_replica"]
+    text = (
+        f"{scaling['policy']}: {low} to {high} like this, of {devices} device{'s' * (devices > 1)}"
+    )
+    known, most = scaling.get("simulated"), scaling["usd_per_month_at_most"]
+    if most is None:
+        return text
+    if known and known["current"]:
+        text += f"; ${known['usd_per_month']:,.0f} a month as simulated"
+    return f"{text}; ${most:,.0f} a month at most"
 
 
 def lock_text(comparison: Sequence[Difference]) -> str:

@@ -2,7 +2,7 @@
 
 Its schema, how it is made, locked, resolved, compared and converted; files are ``bundle``'s
 business. May import base, launcher, model, hardware, engines, request, measured, space, physics,
-search, calibration, launch and commands.
+search, fleet, calibration, launch and commands.
 """
 
 from recipe_core.recipe.build import (

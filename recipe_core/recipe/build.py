@@ -8,6 +8,7 @@ from typing import Any
 
 from recipe_core import __version__
 from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.fleet.rented import rented_replicas
 from recipe_core.hardware.cluster import device, plain
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch
@@ -93,7 +94,7 @@ def recipe_of(
         candidate=decision.candidate,
         provenance=provenance(decision, started, request),
         max_context=decision.max_context,
-        estimate=decision.estimate,
+        estimate=decision.estimate | _scaled(decision),
         fallbacks=fallbacks(decision, request, folders=folders),
         variants=additions.variants,
         parameters=additions.parameters,
@@ -106,6 +107,14 @@ def recipe_of(
     )
     _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe, folders=folders)})
+
+
+def _scaled(decision: Decision) -> dict[str, Any]:
+    """What the policy of scaling rents, beside the estimate of one replica."""
+    if decision.request.options.scaling is None or decision.deployment is None:
+        return {}
+    rented = rented_replicas(decision.request, decision.cluster, decision.gpus)
+    return {"scaling": rented.to_json()}
 
 
 def _made(decision: Decision) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from recipe_core.search.compression import can_start, compression_of
 from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan, Split
 from recipe_core.search.plans import plan_candidate
+from recipe_core.search.replicas import one_replica, replicas_of
 from recipe_core.search.serving_candidates import served_context
 from recipe_core.search.serving_plan import ServingPlan
 from recipe_core.search.training_plan import TrainingPlan
@@ -65,6 +66,9 @@ class Decision:
 def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = False) -> Decision:
     """The request's candidate, or the best split when it leaves that open.
 
+    Of a request with a policy of scaling one replica of it, under its share of the load: it is what
+    the policy counts, and what its pods are.
+
     ``fast_enough``: that a stated split keeps its limits and serves its load is known already.
 
     Raises:
@@ -75,6 +79,11 @@ def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = Fa
     plan, row = plan_candidate(request, folders=folders)
     if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
         raise _refused(plan, row)
+    if _scales(request) and replicas_of(plan, row).count > 1:
+        plan, row = one_replica(plan, row if len(plan) == 1 else _startable(plan, row))
+        if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
+            raise _refused(plan, row)
+        return decision_of(plan, row)
     if len(plan) == 1:  # the request states the split already, in its own words
         if plan.load_searched:  # what is built holds the load that it was judged under
             request = request.model_copy(update={"workload": plan.request_of(row).workload})
@@ -95,8 +104,15 @@ def decide_split(split: Split) -> Decision:
 
 
 def decision_of(plan: Plan, row: int) -> Decision:
-    """What a recipe is made from, for a feasible row of a plan."""
+    """What a recipe is made from, for a feasible row of a plan: one replica where it scales."""
+    if _scales(plan.request):
+        plan, row = one_replica(plan, row)
     return _DECISIONS[plan.kind](plan, row, plan.request_of(row))
+
+
+def _scales(request: PlanRequest) -> bool:
+    """Whether replicas are started and ended by a policy."""
+    return request.options.scaling is not None and not request.is_training
 
 
 def _startable(plan: Plan, row: int) -> int:

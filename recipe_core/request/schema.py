@@ -22,6 +22,7 @@ from recipe_core.request.kv_offload import KvOffload
 from recipe_core.request.objective import GAIN_FROM_LOAD, TIME_LIMITS, Objective
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.serving_workload import ServingWorkload, Speculative
+from recipe_core.request.simulated import Simulated
 from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 from recipe_core.request.training_workload import TrainingWorkload
@@ -88,6 +89,10 @@ class Options(BaseModel):
     scaling: Scaling | None = None
     """How many replicas run at which moment: what ``recipe simulate`` simulates, and what the
     bundle's autoscalers are told; no plan depends on it."""
+
+    simulated: Simulated | None = None
+    """What ``options.scaling`` came to over the load, for the bundle to repeat; no plan depends on
+    it."""
 
     kv_offload: KvOffload | None = None
     """Memory and storage that hold the KV cache of past prompts when the devices have no room for

@@ -94,10 +94,7 @@ class Upkeep:
 
     def rented(self, replicas: int, devices: int) -> int:
         """Devices that are rented for so many replicas, in whole units."""
-        place = self.place
-        nodes = Domains.of(replicas, devices, place.per_node).nodes
-        taken = nodes * place.per_node if place.unit >= place.per_node else replicas * devices
-        return -(-taken // place.unit) * place.unit
+        return int(self.place.rented(replicas, devices))
 
     def spot_json(self, replicas: int, devices: int) -> dict[str, Any] | None:
         """What reclaims cost, where machines are taken back."""

@@ -25,6 +25,7 @@ from recipe_core.search.limits import LIMITS
 from recipe_core.search.plan import Plan
 from recipe_core.search.plans import plan_type
 from recipe_core.search.problem import resolve
+from recipe_core.search.replicas import replicas_of
 from recipe_core.search.rows import TIE_DIGITS
 from recipe_core.sizing.kept_up import Upkeep
 from recipe_core.sizing.market import Choice, Machine
@@ -62,17 +63,9 @@ class SizedDevice:
         return self.choice.machines[self.plan.cluster_number(row)]
 
     def replicas_of(self, row: int) -> tuple[int, int]:
-        """How many replicas a row has, and the devices of each.
-
-        Replicas that share experts or a prefill pool, or a training job, are one deployment: they
-        only come together.
-        """
-        degree, devices = self.plan.degree, int(self.plan.degree("gpus")[row])
-        together = self.plan.kind == "training" or bool(self.plan.pooled[row])
-        if together or int(degree("ep")[row]) > 1:
-            return 1, devices
-        replicas = int(degree("dp")[row])
-        return replicas, devices // replicas
+        """How many replicas a row has, and the devices of each."""
+        replicas = replicas_of(self.plan, row)
+        return replicas.count, replicas.devices
 
     def machine_upkeep(self, row: int) -> Upkeep:
         """How replicas on the machines of a row stay up."""

@@ -120,8 +120,9 @@ class Context:
 
     @property
     def simulated(self) -> bool:
-        """Whether the request has a load over time, over which its policy was simulated."""
-        return bool(self.workload.get("over_time"))
+        """Whether the request's policy was simulated over its load, as both are now."""
+        known = self.estimate.get("scaling", {}).get("simulated")
+        return known is not None and bool(known["current"])
 
     @property
     def nodes(self) -> int:

@@ -57,6 +57,25 @@ def layout(launch: Launch) -> tuple[Unit, ...]:
     return tuple(Unit(group[0].name, 1, pod) for group, pod in zip(groups, pods, strict=True))
 
 
+def independent(launch: Launch) -> bool:
+    """Whether servers know nothing of each other, so that each of them is a replica.
+
+    Servers whose commands differ are parts of one: ranks that share experts.
+    """
+    if any(process.role not in ("server", "worker") for process in launch.processes):
+        return False
+    groups = {process.group for process in launch.processes}
+    units = layout(launch)
+    return len(units) == 1 and units[0].copies == len(groups)
+
+
+def replica_devices(launch: Launch) -> int:
+    """Devices of one replica: of a server that knows nothing of others, or of all together."""
+    first = launch.processes[0].group
+    own = independent(launch)
+    return sum(len(p.devices) for p in launch.processes if not own or p.group == first)
+
+
 def by_role(launch: Launch) -> dict[str, Unit] | None:
     """The servers of each role as copies of one unit, without a router; None if commands differ.
 

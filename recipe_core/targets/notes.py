@@ -23,6 +23,9 @@ KUBERNETES = frozenset(
         "volcano",
     }
 )
+OVERLAYS = frozenset({"kubernetes-keda", "kubernetes-hpa"})
+"""Which scale the pods of another target."""
+START_NOTHING = frozenset({"monitoring", "dynamo-planner"})
 TCP = "ethernet-100"  # the network whose figures are those of TCP
 
 
@@ -35,6 +38,25 @@ def cluster_notes(context: Context, targets: Collection[str]) -> list[str]:
     pools = any(process.role == "prefill" for process in context.launch.processes)
     apart = replace(context, apart=pools and "kserve-llm" in targets)
     return [*_network(apart, "KServe"), *_storage(context)]
+
+
+def spot_note(context: Context, targets: Collection[str]) -> str:
+    """Which targets ask for the spot devices that the price is of; empty for other prices."""
+    if context.spot is None:
+        return ""
+    provider = names().spot.get(context.spot)
+    asking, silent = list[str](), ["`launch.py`"]
+    for name in targets:
+        by_label = provider is not None and name in KUBERNETES | OVERLAYS
+        if name == "skypilot" or by_label:
+            asking.append(f"`{name}`")
+        elif name not in START_NOTHING:
+            silent.append(f"`{name}`")
+    asks = f" Spot devices are asked for by {', '.join(asking)}." if asking else ""
+    return (
+        f"The price is a spot price: the devices may be taken back at any time.{asks} These cannot "
+        f"ask for them, and run on machines that are rented as spot: {', '.join(silent)}."
+    )
 
 
 def _network(context: Context, where: str) -> list[str]:

@@ -108,6 +108,7 @@ def test_the_written_request_builds_a_bundle_with_the_chosen_numbers(answer, tmp
     scaling = answer.policy("keda").scaling
     whole = request_with(request(), answer, policy="keda")
     assert whole.options.scaling == scaling
+    assert whole.candidate.dp == 1
     path, bundle = tmp_path / "chosen.yaml", tmp_path / "bundle"
     path.write_text(whole.model_dump_json(exclude_none=True))
     done = recipe("build", str(path), "--output", str(bundle))
@@ -162,7 +163,9 @@ def test_series_keep_sums_and_ranges_grow_with_what_a_day_misses():
     assert short.ttft_s[0] == 0.5
     assert load_answer(WEEK).interval_s == 3600.0
     whole, day, low, high = (
-        Outcome(86_400.0, 1000.0, 1000.0 * share, 1.0, *[0] * 4, Series(60.0, *[np.zeros(0)] * 8))
+        Outcome(
+            86_400.0, 1000.0, 1000.0 * share, 1.0, 1.0, *[0] * 4, Series(60.0, *[np.zeros(0)] * 8)
+        )
         for share in (0.99, 0.98, 0.96, 0.99)
     )
     alone, some = Replays(whole).shares(), Replays(whole, day, (low, high)).shares()
@@ -183,7 +186,7 @@ def need(replicas=DEMAND):
 
 
 def outcome(attainment, replica_s):
-    return Outcome(3600.0, 1e6, attainment * 1e6, replica_s, 0, 0, 0, 0, SERIES)
+    return Outcome(3600.0, 1e6, attainment * 1e6, replica_s, replica_s, 0, 0, 0, 0, SERIES)
 
 
 def fixed_outcomes(scalings):

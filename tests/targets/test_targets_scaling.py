@@ -243,12 +243,14 @@ def test_stated_replicas_that_differ_are_an_error():
 def test_the_readme_says_which_policy_is_written_and_where():
     value = scaled(ONE["keda"])
     names = [name for name in target_names(value) if name not in refusals(value)]
-    first, second = scaling_notes(value, names)
+    first, fixed, second = scaling_notes(value, names)
     assert "policy keda, 2 to 9 servers, in-flight 24" in first
     assert "`kubernetes-keda`" in first
     assert "not simulated" in first
+    assert "`llm-d` starts the fewest" in fixed
     assert "`docker`" in second  # which starts a number and keeps it
-    over = replace(value, workload=value.workload | {"over_time": {"rates": [1.0]}})
+    known = {"scaling": {"simulated": {"current": True}}}
+    over = replace(value, estimate=value.estimate | known)
     assert "the numbers that were simulated" in scaling_notes(over, names)[0]
     assert scaling_notes(context(), names) == []
 

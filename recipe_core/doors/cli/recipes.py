@@ -113,7 +113,10 @@ def build(
     kept = _kept(output)
     if as_json:
         answer = {"bundle": str(output), "name": recipe.name, "digest": recipe.digest}
-        emit({**answer, "candidate": recipe.candidate, **({"kept": kept} if kept else {})})
+        scaling = recipe.estimate.get("scaling")
+        more = {"scaling": scaling} if scaling else {}
+        more |= {"kept": kept} if kept else {}
+        emit({**answer, "candidate": recipe.candidate, **more})
     else:
         typer.echo(build_text(recipe, output, kept))
 

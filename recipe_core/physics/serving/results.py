@@ -31,6 +31,7 @@ from recipe_core.physics.serving.accuracy import Accuracy
 from recipe_core.physics.serving.bands import FOLLOWING
 from recipe_core.physics.serving.bottlenecks import CAUSES
 from recipe_core.physics.serving.cache_results import KvTier, PrefixCache
+from recipe_core.physics.serving.rented import RentedReplicas
 from recipe_core.physics.serving.simulate import FIGURES
 
 _NAMES = "|".join(figure.removesuffix("_s") for figure in FIGURES)
@@ -282,6 +283,9 @@ class ServingEstimate(EstimateBase):
     """Causes of the times, in seconds, where a single split is explained."""
     compression: CompressionEstimate | None = None
     """What it takes to make the checkpoint, where options ask for one and a split needs it."""
+    scaling: RentedReplicas | None = None
+    """What the policy of scaling rents, in recipes whose request has one; the other figures are
+    then those of one replica."""
 
     def figures(self) -> Mapping[str, Any]:
         """Latency and throughput, and what a token costs in money and energy, by name."""

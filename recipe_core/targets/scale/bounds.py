@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.fleet.rented import bounds_of
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Policy, Scaling
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Unit, layout
+from recipe_core.targets.layout import Unit, independent, layout
 
 WHERE: dict[Policy, str] = {
     "fixed": "every target starts a fixed number",
@@ -27,11 +28,6 @@ WHERE: dict[Policy, str] = {
 _ALWAYS = {"policy", "min_replicas", "max_replicas"}
 GRAIN = 1000
 """Kubernetes reads targets to a thousandth (``MilliValue``)."""
-
-
-def independent(launch: Launch) -> bool:
-    """Whether servers know nothing of each other, so that each of them is a replica."""
-    return all(process.role in ("server", "worker") for process in launch.processes)
 
 
 def in_copies(context: Context, unit: Unit, replicas: int) -> int:
@@ -58,7 +54,7 @@ def most(context: Context, unit: Unit) -> int:
 
 def fewest(scaling: Scaling) -> int:
     """Fewest replicas; all of them where their number is fixed."""
-    return scaling.max_replicas if scaling.policy == "fixed" else scaling.min_replicas
+    return bounds_of(scaling)[0]
 
 
 def refuse_other_bounds(scaling: Scaling, parameters: Parameters, launch: Launch) -> None:

@@ -13,6 +13,7 @@ from recipe_core.fleet.policies.defaults import default
 from recipe_core.fleet.policies.dynamo import PREDICTOR
 from recipe_core.request.scaling import Scaling
 from recipe_core.targets.context import Context
+from recipe_core.targets.layout import replica_devices
 from recipe_core.targets.scale.bounds import refuse_fields, whole_s
 
 WHERE = "Dynamo's planner"
@@ -40,6 +41,7 @@ def settings(context: Context, scaling: Scaling) -> dict[str, Any]:
             "the planner scales each pool by itself; what was simulated keeps them together.",
             field="candidate.prefill",
         )
+    devices = replica_devices(context.launch)
     limits = {name: context.limits.get(limit) or usual for limit, (name, usual) in LIMITS.items()}
     times = {name: whole_s(scaling, field) for field, name in TIMES.items()}
     return {
@@ -50,19 +52,12 @@ def settings(context: Context, scaling: Scaling) -> dict[str, Any]:
         "enable_load_scaling": True,
         **limits,
         "min_endpoint": scaling.min_replicas,
-        "max_gpu_budget": scaling.max_replicas * devices(context),
-        "decode_engine_num_gpu": devices(context),
+        "max_gpu_budget": scaling.max_replicas * devices,
+        "decode_engine_num_gpu": devices,
         "load_predictor": PREDICTOR,
         **{name: seconds for name, seconds in times.items() if seconds is not None},
         **_sensitivity(scaling),
     }
-
-
-def devices(context: Context) -> int:
-    """Devices of one replica."""
-    servers = [process for process in context.launch.processes if process.devices]
-    first = servers[0].group
-    return sum(len(process.devices) for process in servers if process.group == first)
 
 
 def _sensitivity(scaling: Scaling) -> dict[str, int]:

@@ -14,8 +14,9 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.targets.context import Context
+from recipe_core.targets.layout import independent
 from recipe_core.targets.scale.behavior import FIELDS, behavior, read_behavior
-from recipe_core.targets.scale.bounds import independent, refuse_fields
+from recipe_core.targets.scale.bounds import refuse_fields
 
 WHERE = "llm-d's autoscaler"
 CONFIG = "wva-saturation-scaling-config"

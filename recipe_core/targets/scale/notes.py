@@ -40,6 +40,8 @@ def notes(context: Context, targets: Collection[str]) -> list[str]:
     lines = [_written(context, scaling, writers)]
     scalers = {name for names in WRITERS.values() for name in names}
     still = [name for name in targets if name not in {*writers, *scalers, *_NOT_STARTED}]
+    if "llm-d" in targets and "llm-d" not in writers:
+        lines.append("`llm-d` starts the fewest of them, at least one, and keeps their number.")
     if still:
         lines.append(f"{_names(still)} start the recipe's own servers and keep their number.")
     return [*lines, *_needs(context, scaling, writers)]
@@ -49,7 +51,7 @@ def _written(context: Context, scaling: Scaling, writers: Collection[str]) -> st
     basis = (
         "They are the numbers that were simulated over the request's load."
         if context.simulated
-        else "They were not simulated: the request has no load over time."
+        else "They were not simulated over a load (`recipe simulate`), or changed since."
     )
     where = f"is written into {_names(writers)}" if writers else "is in no target of this bundle"
     return f"How many servers run {where}: {summary(scaling)}. {basis}"
