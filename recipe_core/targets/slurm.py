@@ -89,7 +89,7 @@ _LONG_ENOUGH = """seconds() {{  # of D-HH:MM:SS, HH:MM:SS or MM:SS
     for part in ${{rest//:/ }}; do total=$((total * 60 + 10#$part)); done
     echo $((10#$days * 86400 + total))
 }}
-left=$(squeue --noheader --job "$SLURM_JOB_ID" --format %L)
+left=$(squeue --noheader --job "$SLURM_JOB_ID" --format %L || true)
 if [[ $left =~ ^[0-9:-]+$ ]] && (($(seconds "$left") < {needed})); then
     echo "the job ends in $left, before it writes a checkpoint, {needed} s after its start:" >&2
     echo "submit it with --time={minutes} or more, or set time_limit_minutes and build again" >&2
