@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from recipe_core.commands.arguments import Finding
-from recipe_core.commands.launches import Launch, image_is_of, image_tag
+from recipe_core.commands.images import image_is_of, image_tag
+from recipe_core.commands.launches import Launch
 from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import Judged, judged, newest, pinned

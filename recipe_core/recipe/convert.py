@@ -14,7 +14,7 @@ from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import read_command, understood
-from recipe_core.commands.launches import image_tag
+from recipe_core.commands.images import image_tag
 from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import LIMITS, grammars
 from recipe_core.engines.spec import engine
