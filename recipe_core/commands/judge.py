@@ -16,6 +16,7 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
 from recipe_core.commands.ground import DEFAULT_INPUT, DEFAULT_OUTPUT, Ground
 from recipe_core.commands.launches import Launch, find_launches, launch_of
+from recipe_core.commands.left_to_engine import elasticity, take_all_devices
 from recipe_core.commands.meaning import meaning_of, served_task, settle
 from recipe_core.commands.media import as_started, media_of
 from recipe_core.commands.models import Models
@@ -249,6 +250,7 @@ def _resolve(case: Case, ground: Ground, models: Models) -> Ready:
         message = f"the command leaves its model open: {name}."
         raise InputError(message, field="command", hint="Name it with --model.")
     model = models.named(name)
+    take_all_devices(case, ground.per_node)
     settle(meant, model, case.launch.env)
     for note in model.notes:
         if note.startswith(BY_NAME):
@@ -264,6 +266,7 @@ def _resolve(case: Case, ground: Ground, models: Models) -> Ready:
     if meant.kv_offload is not None:
         request["options"] = {"kv_offload": meant.kv_offload}
     check_rules(meant, model)
+    case.elastic = elasticity(case)
     problem = _problem(case, request, models)
     return Ready(case, problem, *_columns(case, problem))
 

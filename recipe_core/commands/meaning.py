@@ -233,11 +233,10 @@ class _Reading:
         """Degrees that are not given are 1; those left open are chosen."""
         for meaning in ("tp", "pp", "dp"):
             if not self._is_open(meaning):
-                degree = self._value(meaning)
+                degree = _degree(self._value(meaning))
                 if degree is None:
                     self.out.unstated = (*self.out.unstated, meaning)
-                shares = isinstance(degree, str) and [each for each in degree.split(",") if each]
-                self._set(meaning, len(shares) if shares else degree or 1)
+                self._set(meaning, 1 if degree is None else degree)
         self._attention_dp()
         tp, dp = self.out.candidate.get("tp"), self.out.candidate.get("dp")
         self.out.shares_experts = bool(self._value("all_experts"))
@@ -338,6 +337,14 @@ class _Reading:
         for name, row in self.grammar.variables.items():
             if name in self.env and self.env[name] not in row.unless:
                 self.out.say("note", "unmodelled", name, uncounted(f"{name}={self.env[name]}", row))
+
+
+def _degree(value: Any) -> Any:
+    """A degree that an option states, also as the shares of its devices (``3,1``); else None."""
+    if not isinstance(value, str):
+        return value
+    shares = [share for share in value.split(",") if share.strip(" 0.")]
+    return len(shares) if value.replace(",", "").replace(".", "").strip().isdecimal() else None
 
 
 def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:

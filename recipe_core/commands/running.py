@@ -82,6 +82,10 @@ def about_release(launch: Launch, one: Judged, stated: str | None) -> Iterator[F
         holder = launch.image or launch.program[-1]
         if one.version is None:
             what = f"which release of {title} {holder} holds"
+        elif one.table.partial and launch.image is None:
+            message = f"the table of {title} leaves rare options out: what it lacks is a warning."
+            yield Finding("note", "version", None, message)
+            return
         elif one.version == table:
             what = f"what {holder} changes of {title} {table}"
         message = f"{what} is not known; {basis}: what they lack or refuse is a warning."

@@ -25,7 +25,8 @@ class HostLink(BaseModel):
 
 
 class HostLinks(Sourced):
-    """Rates in order; ``other``: of devices that none names.
+    """Rates in order; ``other``: of devices that none names;
+    ``host_memory``: at which a host reads its own memory.
 
     ``duplex``: both directions at once over one alone. ``pinned_share``: of a node's memory that
     may be pinned for blocks.
@@ -33,6 +34,7 @@ class HostLinks(Sourced):
 
     links: tuple[HostLink, ...]
     other: Quantity
+    host_memory: Quantity
     duplex: Quantity
     pinned_share: Quantity
 
