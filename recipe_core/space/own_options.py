@@ -91,7 +91,8 @@ def effects_of(
     counted = _counted(grammar, values, model)
     if counted.get("host_layers") or counted.get("host_expert_layers"):
         sentences, moved = (*sentences, _on_host(counted)), moved | {"memory", "time"}
-    return Effects(sentences, moved, **counted)
+    effects = Effects(sentences, moved, **counted)
+    return NONE if effects == NONE else effects
 
 
 def _on_host(counted: Mapping[str, Any]) -> str:
