@@ -120,8 +120,13 @@ def _servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator
     if not words or _base(words[0]) in _MENTIONED:
         return
     env = ChainMap(command.env, script_env)
+    if words[0] == "eval" and depth < MAX_DEPTH:
+        yield from find_launches(read_script(" ".join(words[1:]), env), depth + 1)[0]
+        return
     for n, word in enumerate(words[:-1]):
-        if _base(word) in _CONTAINERS and "run" in words[n + 1 : n + 3]:
+        run = words[n + 1 : n + 3]
+        # of `docker compose run` a service follows, whose words are matched below
+        if _base(word) in _CONTAINERS and "run" in run and "compose" not in run:
             for launch in _contained(words[words.index("run", n) + 1 :], env, depth):
                 yield _placed(launch, words, command.env)
             return

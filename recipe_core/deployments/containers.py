@@ -17,6 +17,9 @@ from recipe_core.deployments.variables import filled_pod, unset_in
 from recipe_core.engines.grammar import grammars
 
 _HELPER = re.compile(r"router|gateway|bench|lmcache-server|epp|exporter|controller|dashboard")
+_HELPS = re.compile(
+    r"dynamo\.(frontend|planner)|ray start|multi-node-serving\.sh worker|vllm launch "
+)
 _SLICE = re.compile(r"nvidia\.com/mig-|amd\.com/.*partition|aliyun\.com/gpu-mem")
 
 
@@ -97,9 +100,9 @@ def not_read(image: str, words: Iterable[str]) -> str | None:
     engine = start or (named[0] if named else "")
     if not engine:
         return None
-    if is_helper(image):
-        return None
     said = " ".join(words)
+    if is_helper(image) or _HELPS.search(said):
+        return None
     if not said:
         return f"{image} starts no server of {engine} by itself, and the file states no command."
     return f"its command starts no server that is known: {said[:120]!r}."

@@ -14,7 +14,13 @@ from recipe_core.deployments.kubernetes import name_of, place_of, read_resource
 from recipe_core.deployments.variables import filled_pod, unset_in
 
 KINDS = frozenset(
-    {"InferenceService", "LLMInferenceService", "ServingRuntime", "ClusterServingRuntime"}
+    {
+        "InferenceService",
+        "LLMInferenceService",
+        "LLMInferenceServiceConfig",
+        "ServingRuntime",
+        "ClusterServingRuntime",
+    }
 )
 _FORMATS = frozenset({"huggingface", "vllm"})
 _RUNTIME = "kserve/huggingfaceserver"
