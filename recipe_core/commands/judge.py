@@ -71,9 +71,9 @@ def check_command(
 
 
 def check_commands(
-    commands: Iterable[str | Sequence[str]], ground: Ground, *, folders: bool = True
+    commands: Iterable[str | Sequence[str] | Launch], ground: Ground, *, folders: bool = True
 ) -> list[list[dict[str, Any]]]:
-    """Verdicts on every server of every command or script, in order.
+    """Verdicts on every server of every command, script or launch, in order.
 
     A command that cannot be read answers its error.
     """
@@ -136,7 +136,7 @@ def _first(
 
 
 def _cases(
-    command: str | Sequence[str], stated: str | None = None, by: Release | None = None
+    command: str | Sequence[str] | Launch, stated: str | None = None, by: Release | None = None
 ) -> list[Case]:
     """Each server of a command; ``stated``: the release that runs, ``by``: what tells it."""
 
@@ -146,6 +146,8 @@ def _cases(
         case.findings += about_release(launch, one, stated)
         return case
 
+    if isinstance(command, Launch):
+        return [case_of(command)]
     words = _words(command)
     if words is not None:
         launch = launch_of(words)

@@ -37,17 +37,33 @@ def read_deployment(text: str, name: str = "file") -> DeploymentFile:
     if len(text) > MAX_BYTES:
         message = f"has {len(text):,} characters; at most {MAX_BYTES:,} are read."
         raise InputError(message, field="file")
-    suffix = PurePath(name).suffix.casefold()
-    if suffix in SCRIPTS or text.startswith("#!") or (suffix not in DOCUMENTS and is_slurm(text)):
-        if is_slurm(text):
-            return _file("slurm", read_slurm(text))
-        return _file("shell", read_shell(text))
+    if _is_script(text, name):
+        return (
+            _file("slurm", read_slurm(text)) if is_slurm(text) else _file("shell", read_shell(text))
+        )
     documents = read_documents(text)
     kinds = [kind for kind in map(kind_of, documents) if kind is not None]
     if not kinds:
         hint = "Known: Compose, Kubernetes, KServe, SkyPilot, Slurm, Helm values, shell scripts."
         raise InputError("is no deployment file of a known kind.", field="file", hint=hint)
     return _file(kinds[0], (each for document in documents for each in _engines(document)))
+
+
+def _is_script(text: str, name: str) -> bool:
+    suffix = PurePath(name).suffix.casefold()
+    if suffix in SCRIPTS or text.startswith("#!"):
+        return True
+    return suffix not in DOCUMENTS and is_slurm(text)
+
+
+def is_deployment(text: str, name: str) -> bool:
+    """Whether a text deploys something, rather than being a request; broken YAML counts as none."""
+    if _is_script(text, name):
+        return True
+    try:
+        return any(kind_of(document) for document in read_documents(text))
+    except InputError:
+        return "apiVersion:" in text or "services:" in text
 
 
 def _file(kind: Kind, found: Iterable[DeployedEngine | Left]) -> DeploymentFile:
