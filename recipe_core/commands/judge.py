@@ -101,7 +101,7 @@ def _without_split(request: PlanRequest) -> PlanRequest:
     return request.model_copy(update={"options": options, "candidate": None})
 
 
-def read_command(command: str | Sequence[str]) -> Case:
+def read_command(command: str | Sequence[str] | Launch) -> Case:
     """The first server that a command starts, by the pinned release, which a recipe starts.
 
     Raises:
@@ -122,7 +122,7 @@ Release = Callable[[Launch], Judged]
 
 
 def _first(
-    command: str | Sequence[str], stated: str | None = None, by: Release | None = None
+    command: str | Sequence[str] | Launch, stated: str | None = None, by: Release | None = None
 ) -> Case:
     cases = _cases(command, stated, by)
     if not cases:

@@ -6,7 +6,7 @@ expanded within the limits of ``base.documents``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -23,9 +23,10 @@ _MERGE = "<<"
 
 
 class Mapped(dict[str, Any]):
-    """A mapping and the ``line`` where it begins."""
+    """A mapping, the ``line`` where it begins, and those where its texts do."""
 
     line: int = 0
+    lines: Mapping[str, int] = {}
 
 
 def read_documents(text: str) -> list[Any]:
@@ -93,6 +94,11 @@ class _Reader:
             elif isinstance(key, str):
                 own[key] = self.value(value_node, depth + 1)
         out = Mapped({**merged, **own})
+        out.lines = {
+            key.value: value.start_mark.line + 1 + (value.style in ("|", ">"))
+            for key, value in node.value
+            if isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)
+        }
         out.line = node.start_mark.line + 1
         return out
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.deployments.deployed import DeployedEngine, Left
 from recipe_core.deployments.devices import chosen
-from recipe_core.deployments.documents import Mapped, count, line_of, mapping, mappings, texts
+from recipe_core.deployments.documents import Mapped, count, mapping, mappings, texts
 from recipe_core.deployments.shell import engines_of
 from recipe_core.targets.names import names
 
@@ -43,7 +43,7 @@ def read_task(task: Mapped) -> Iterator[DeployedEngine | Left]:
         place,
         env,
         f"{setup}\n{text}",
-        line=line_of(task),
+        line=task.lines.get("run"),
         image=image.removeprefix(_DOCKER)
         if isinstance(image, str) and image.startswith(_DOCKER)
         else None,

@@ -73,7 +73,7 @@ def _row(answer: Mapping[str, Any]) -> tuple[str, str, str, str, str, str]:
         str(answer["source"])[-_WIDEST:],
         str(answer.get("kind") or ""),
         str(engine.get("name") or ""),
-        short_name(str(answer.get("model") or "")),
+        short_name(str(answer["model"])) if answer.get("model") else "",
         place,
         verdict,
     )

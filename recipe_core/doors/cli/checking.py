@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from recipe_core.base.documents import read_text, to_json
+from recipe_core.base.documents import to_json
 from recipe_core.base.errors import InputError
 from recipe_core.doors.cli.app import (
     Json,
@@ -15,6 +15,7 @@ from recipe_core.doors.cli.app import (
     PublicKey,
     app,
     calibrated,
+    deployment_at,
     emit,
     own_device,
     plan_request,
@@ -144,24 +145,6 @@ def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoRet
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2)
     raise typer.Exit(1 if answer["ok"] is False else 0)
-
-
-def deployment_at(source: str) -> DeploymentFile | None:
-    """The deployment file at a path; None for a request, and for no file.
-
-    Raises:
-        InputError: when it is neither, or cannot be read.
-    """
-    from recipe_core.deployments.documents import MAX_BYTES
-    from recipe_core.deployments.read import SCRIPTS, is_deployment, read_deployment
-
-    path = Path(source)
-    if source == "-" or not path.is_file():
-        return None
-    if path.suffix.casefold() not in SCRIPTS and path.stat().st_size > MAX_BYTES:
-        return None
-    text = read_text(path, field="file", limit=MAX_BYTES)
-    return read_deployment(text, path.name) if is_deployment(text, path.name) else None
 
 
 def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: bool) -> NoReturn:
