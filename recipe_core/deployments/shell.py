@@ -53,12 +53,15 @@ def engines_of(
         if starts_engine(_COMMENT.sub("", text)):
             yield Left(where, line, error.message)
         return
+    at = 0
     for number, launch in enumerate(launches, 1):
+        found = _place_of(text, launch, at)
+        at = max(at, found + 1)
         name = where if len(launches) == 1 else f"{where} #{number}"
         inside = launch if launch.image or not image else replace(launch, image=image)
         yield DeployedEngine(
             name,
-            _line(text, launch, line),
+            (line or 1) + text.count("\n", 0, found) if found >= 0 else line,
             inside,
             place,
             release=_release(installs, launch.engine),
@@ -68,11 +71,12 @@ def engines_of(
         yield Left(where, line, "names an engine, but no command of it could be read.")
 
 
-def _line(text: str, launch: Launch, first: int | None) -> int | None:
-    """The line in which the program of a server stands first; that of the text if none does."""
-    word = launch.program[-1] if launch.program else ""
-    at = text.find(word) if word else -1
-    return (first or 1) + text.count("\n", 0, at) if at >= 0 else first
+def _place_of(text: str, launch: Launch, start: int) -> int:
+    """Where the program of a server stands, from ``start`` on; -1 where it does not."""
+    words = launch.program[1:] if launch.program[:1] == ("-m",) else launch.program
+    pattern = r"\s+".join(map(re.escape, words))
+    match = re.compile(rf"(?<![\w.]){pattern}(?!\w)").search(text, start) if words else None
+    return match.start() if match else -1
 
 
 def _release(text: str, engine: str) -> str | None:
