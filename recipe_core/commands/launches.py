@@ -322,6 +322,8 @@ def _run_options(
     while n < len(words):
         word = words[n]
         n += 1
+        if word.startswith("{{"):
+            continue  # a template's place for options
         if not word.startswith("-"):
             return options, word, words[n:]
         name, equals, value = word.partition("=")

@@ -25,7 +25,7 @@ _TOKEN = re.compile(
   | (?P<blank>[ \t\r\f\v]+)
   | (?P<list>[A-Za-z_]\w*\+?=\()
   | (?P<document><<-?[ \t]*(?P<mark>['"]?)(?P<delimiter>\w+)(?P=mark))
-  | (?P<hole><[A-Za-z](?:[\w./:|\ -]{0,62}\w)?>|\{\{[^{}\n]{0,64}\}\})
+  | (?P<hole><[A-Za-z](?:[\w./:|\ -]{0,62}\w)?>|\{\{[^{}\n]{0,200}\}\})
   | (?P<redirect>&>>?|\d?(?:>>?|<)&?)
   | (?P<end>\n|&&|\|\|?|;;?|&|[()])
   | '(?P<literal>[^']*)'
