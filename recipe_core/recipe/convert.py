@@ -100,7 +100,7 @@ def convert(
     computed = decide(request, folders=folders).started()
     options, placed, lost = _options(case, computed)
     environment, lost_variables = _environment(case, published, computed)
-    image, lost_images = _image(case, published)
+    image, lost_images = _image(case, published, split.get("engine_version"))
     if image is not None:
         placed["image"] = image
     additions = Additions(parameters=read_parameters(placed))
@@ -203,16 +203,18 @@ def _not_passed_on(name: str, value: str) -> str | None:
     return None if _ENGINE_VARIABLES.fullmatch(name) else "the engine does not read it"
 
 
-def _image(case: Case, published: Published) -> tuple[str | None, list[Lost]]:
-    """The image to start from, unless it is left open or its tag moves."""
+def _image(case: Case, published: Published, release: str | None) -> tuple[str | None, list[Lost]]:
+    """The image to start from, unless it is left open, its tag moves, or it is of another release.
+
+    ``release``: the one that the split was estimated for, where it is not the pinned one.
+    """
     image = published.image or case.launch.image
     if image is None:
         return None, []
     if is_open(image):
         return None, [Lost(image, "left open; the recipe uses the engine's pinned image")]
-    judged, pinned = case.launch.judged, engine(case.launch.engine).version
-    if judged is not None and judged.version not in (None, pinned):
-        why = f"it holds {judged.version}; the recipe uses the engine's pinned image"
+    if release is not None:
+        why = f"it holds {release}; the recipe uses the engine's pinned image"
         return None, [Lost(image, why)]
     if image_tag(image) in (None, "latest"):
         why = "it changes without notice; the recipe uses the engine's pinned image"
