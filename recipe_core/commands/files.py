@@ -124,7 +124,10 @@ def item(source: str, value: Any) -> Item:
 
 
 def check_items(
-    items: list[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, one_each: bool = False
+    items: Sequence[Item | tuple[str, RecipeError]],
+    usual: dict[str, Any],
+    *,
+    one_each: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """One verdict per server, in order, each with its ``source``.
 
