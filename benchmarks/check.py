@@ -14,14 +14,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.files import Item, check_items, read_items
+from recipe_core.commands.files import Item, check_items
+from recipe_core.deployments.folder import entries_of
 from recipe_core.hardware.cluster import device
 
 VERDICTS = ("fits", "tight", "uncertain", "cannot start", "unknown", "not read")
@@ -112,10 +113,18 @@ def _badges(file: Path) -> dict[str, str]:
 
 
 def any_folder(folder: Path, hardware: str) -> Collection:
-    """Every command of a folder's scripts and Markdown, on one machine."""
-    entries = [entry for entry in read_items(folder) if isinstance(entry, Item)]
-    items = [Item(entry.source, entry.command, {"hardware": hardware}) for entry in entries]
-    return Collection([Published(item, "", False) for item in items], Counter(), one_each=False)
+    """Every command of a folder's deployment files, scripts and Markdown.
+
+    On one machine where a file states no other; files that cannot be read are counted as left out.
+    """
+    published, left = [], Counter[str]()
+    for entry in entries_of(folder, {}):
+        if isinstance(entry, Item):
+            item = replace(entry, ground={"hardware": hardware, **entry.ground})
+            published.append(Published(item, "", False))
+        else:
+            left["what cannot be read"] += 1
+    return Collection(published, left, one_each=False)
 
 
 def judged(collection: Collection) -> Iterator[tuple[Published, dict[str, Any]]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from recipe_core.base.documents import parse_json
-from recipe_core.base.errors import InputError
 from recipe_core.commands.unknown_words import beginning, closest, explained, since
+from recipe_core.commands.values import json_or_text, typed
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
     Judged,
@@ -26,17 +25,6 @@ SUGGESTIONS = 40
 
 _OPEN = re.compile(r"\$[\w{(]|`|^<[A-Za-z][^<>]*>$|\{\{")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
-_SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-_SCALES = {
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "K": 2**10,
-    "M": 2**20,
-    "G": 2**30,
-    "T": 2**40,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +101,18 @@ class Arguments:
 
 
 def read_arguments(
-    name: str, words: Sequence[str], judged: Judged | None = None, program: Sequence[str] = ()
+    name: str,
+    words: Sequence[str],
+    judged: Judged | None = None,
+    program: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Arguments:
     """The words after an engine's program, by default at its pinned version; it never raises.
 
     Where the table is not that of the release that runs, all that it lacks or refuses is a warning.
+    ``env``: variables of the server, of which some stand for options.
     """
-    return _Reader(name, words, judged or pinned(name), program).read()
+    return _Reader(name, words, judged or pinned(name), program).read(env or {})
 
 
 def is_open(text: str) -> bool:
@@ -143,7 +136,7 @@ class _Reader:
         # Parts of JSON values (``--flag.key value``), laid over the whole ones at the end.
         self.nested: dict[str, dict[str, Any]] = {}
 
-    def read(self) -> Arguments:
+    def read(self, env: Mapping[str, str]) -> Arguments:
         bare: list[int] = []
         while self.at < len(self.words):
             word = self.words[self.at]
@@ -163,7 +156,20 @@ class _Reader:
             self.out.values[name] = {**flat, **value} if isinstance(flat, dict) else value
         self.out.positional = [self.words[n] for n in bare]
         self._check_model(bare)
+        self._take_variables(env)
         return self.out
+
+    def _take_variables(self, env: Mapping[str, str]) -> None:
+        """Options that no word states, from the variables that stand for them."""
+        stated = {**self.out.values, **self.out.open}
+        for variable, name in self.grammar.set_by.items():
+            text, option = env.get(variable), self.table.by_name.get(name)
+            if not text or option is None or name in stated:
+                continue
+            if option.type == "switch":
+                self.out.values[name] = text.casefold() in ("1", "true", "on", "yes")
+            elif (value := self._value(option, text)) is not None:
+                self.out.values[name] = value
 
     def _check_model(self, bare: Sequence[int]) -> None:
         """Say where a model stands as a word that its program does not look for there."""
@@ -280,7 +286,7 @@ class _Reader:
             return None
         if text in option.words:
             return text
-        value = _typed(option, text)
+        value = typed(option, text)
         if value is None:
             message = f"{option.flag} takes {_shortened(option)}, not {text[:80]!r}."
             hint = replacement(self.out.engine, option.flag, self.table, value=text)
@@ -321,7 +327,7 @@ class _Reader:
             self.out.say(self.out.refusal, "value", flag, message)
             return
         keys = path.removesuffix("+").split(".")
-        part: Any = text.split(",") if path.endswith("+") else _json_or_text(text)
+        part: Any = text.split(",") if path.endswith("+") else json_or_text(text)
         self._check_keys(option, keys[:1])
         inner = self.nested.setdefault(option.name, {})
         for key in keys[:-1]:
@@ -362,28 +368,3 @@ def _shortened(option: Option, limit: int = 8) -> str:
     if len(option.choices) <= limit:
         return option.takes
     return f"{', '.join(option.choices[:limit])} or {len(option.choices) - limit} others"
-
-
-def _typed(option: Option, text: str) -> Any:
-    """The text as the option's type; None when it is not one."""
-    if option.choices and text not in option.choices:
-        folded = text.lower().replace("-", "_")
-        return folded if option.folded and folded in option.choices else None
-    try:
-        if option.type == "json":
-            return parse_json(text)
-        if option.type == "float":
-            return float(text)
-        if option.type == "int":
-            scaled = _SCALED.fullmatch(text) if option.scaled else None
-            return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
-    except (ValueError, OverflowError, InputError):
-        return None
-    return text
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return parse_json(text)
-    except InputError:
-        return text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_commands
+from recipe_core.commands.launches import Launch
 from recipe_core.engines.grammar import programs
 from recipe_core.physics.serving.starts import DOUBT
 from recipe_core.search.plans import estimate_batch
@@ -26,11 +27,15 @@ _JOINED = re.compile(r"\\[ \t]*\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A command and where it stands; ``ground`` is what its line says to judge it on."""
+    """A command and where it stands; ``ground`` is what its line says to judge it on.
+
+    ``about``: what its verdict says besides.
+    """
 
     source: str
-    command: str | list[str]
+    command: str | list[str] | Launch
     ground: dict[str, Any]
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 def read_items(path: Path) -> Iterator[Item | tuple[str, RecipeError]]:
@@ -42,7 +47,7 @@ def read_items(path: Path) -> Iterator[Item | tuple[str, RecipeError]]:
         InputError: when there is no such file or folder, or it holds no file with a known suffix.
     """
     if not path.is_dir():
-        yield from _items(path, path.name)
+        yield from items_of(path, path.name)
         return
     files = [f for f in sorted(path.rglob("*")) if f.suffix in SUFFIXES and f.is_file()]
     if not files:
@@ -51,12 +56,13 @@ def read_items(path: Path) -> Iterator[Item | tuple[str, RecipeError]]:
     for file in files[:MAX_FILES]:
         source = str(file.relative_to(path))
         try:
-            yield from _items(file, source)
+            yield from items_of(file, source)
         except RecipeError as error:
             yield source, error
 
 
-def _items(file: Path, source: str) -> Iterator[Item | tuple[str, RecipeError]]:
+def items_of(file: Path, source: str) -> Iterator[Item | tuple[str, RecipeError]]:
+    """The commands of a file; raises InputError when it cannot be read."""
     text = read_text(file, field="dir", limit=None if file.suffix == ".jsonl" else 4 << 20)
     if file.suffix == ".jsonl":
         for number, line in enumerate(text.splitlines(), 1):
@@ -118,12 +124,32 @@ def item(source: str, value: Any) -> Item:
 
 
 def check_items(
-    items: list[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, one_each: bool = False
+    items: Sequence[Item | tuple[str, RecipeError]],
+    usual: dict[str, Any],
+    *,
+    one_each: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """One verdict per server, in order, each with its ``source``.
 
     ``usual``: the ground where an item states none. Items that start no known engine have no
     verdict; with ``one_each`` each item has exactly one: on its first server, or an error.
+    """
+    for entry, verdicts in zip(items, judge_items(items, usual), strict=True):
+        source = entry.source if isinstance(entry, Item) else entry[0]
+        about = entry.about if isinstance(entry, Item) else {}
+        if one_each:
+            verdicts = verdicts[:1] or [_no_engine()]
+        for number, answer in enumerate(verdicts, 1):
+            place = source if len(verdicts) == 1 else f"{source}#{number}"
+            yield {"source": place, **about, **_short(answer)}
+
+
+def judge_items(
+    items: Sequence[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, folders: bool = True
+) -> list[list[dict[str, Any]]]:
+    """Whole verdicts on the servers of each item, in order; what cannot be judged is its error.
+
+    ``folders``: whether models may be read from paths and asked of the hub.
     """
     answers: dict[int, list[dict[str, Any]]] = {}
     grounds: dict[str, Ground] = {}
@@ -140,15 +166,9 @@ def check_items(
             answers[n] = [error.to_json()]
     for key, members in groups.items():
         commands = [entry.command for n in members if isinstance(entry := items[n], Item)]
-        answers |= dict(zip(members, check_commands(commands, grounds[key]), strict=True))
-    for n, entry in enumerate(items):
-        source = entry.source if isinstance(entry, Item) else entry[0]
-        verdicts = answers[n]
-        if one_each:
-            verdicts = verdicts[:1] or [_no_engine()]
-        for number, answer in enumerate(verdicts, 1):
-            place = source if len(verdicts) == 1 else f"{source}#{number}"
-            yield {"source": place, **_short(answer)}
+        verdicts = check_commands(commands, grounds[key], folders=folders)
+        answers |= dict(zip(members, verdicts, strict=True))
+    return [answers[n] for n in range(len(items))]
 
 
 def _no_engine() -> dict[str, Any]:

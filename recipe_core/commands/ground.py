@@ -49,9 +49,13 @@ class Ground(BaseModel):
             ground = cls.model_validate({k: v for k, v in values.items() if v is not None})
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            unknown = first["type"] == "extra_forbidden"
-            hint = f"Known here: {', '.join(cls.model_fields)}." if unknown else None
+            hint = None
             message = f"{first['msg'][0].lower()}{first['msg'][1:]}."
+            if first["type"] == "extra_forbidden":
+                hint = f"Known here: {', '.join(cls.model_fields)}."
+            elif first["type"] == "missing":
+                message = "is missing: nothing says on which devices the engine runs."
+                hint = "Name them: --hardware h100-sxm:8."
             raise InputError(message, field=str(first["loc"][0]), hint=hint) from None
         ground._check_count()
         ground._check_release()

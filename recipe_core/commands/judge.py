@@ -12,21 +12,24 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.documents import parse_json
-from recipe_core.base.errors import InputError, ModelError, RecipeError
+from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
 from recipe_core.commands.ground import DEFAULT_INPUT, DEFAULT_OUTPUT, Ground
 from recipe_core.commands.launches import Launch, find_launches, launch_of
-from recipe_core.commands.meaning import check_rules, meaning_of, served_task, settle
+from recipe_core.commands.left_to_engine import elasticity, take_all_devices
+from recipe_core.commands.meaning import meaning_of, served_task, settle
 from recipe_core.commands.media import as_started, media_of
+from recipe_core.commands.models import Models
 from recipe_core.commands.named_files import named_files
 from recipe_core.commands.remedies import attempts
 from recipe_core.commands.running import about_release, by_pinned, check_surroundings, running
+from recipe_core.commands.start_rules import check_rules
 from recipe_core.commands.verdict import Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs
 from recipe_core.engines.option_releases import Judged, memory_release
 from recipe_core.hardware.cluster import device, fabric, fits_node
-from recipe_core.model.catalog import BY_NAME, load_model
+from recipe_core.model.catalog import BY_NAME
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
@@ -68,9 +71,9 @@ def check_command(
 
 
 def check_commands(
-    commands: Iterable[str | Sequence[str]], ground: Ground, *, folders: bool = True
+    commands: Iterable[str | Sequence[str] | Launch], ground: Ground, *, folders: bool = True
 ) -> list[list[dict[str, Any]]]:
-    """Verdicts on every server of every command or script, in order.
+    """Verdicts on every server of every command, script or launch, in order.
 
     A command that cannot be read answers its error.
     """
@@ -98,7 +101,7 @@ def _without_split(request: PlanRequest) -> PlanRequest:
     return request.model_copy(update={"options": options, "candidate": None})
 
 
-def read_command(command: str | Sequence[str]) -> Case:
+def read_command(command: str | Sequence[str] | Launch) -> Case:
     """The first server that a command starts, by the pinned release, which a recipe starts.
 
     Raises:
@@ -109,7 +112,7 @@ def read_command(command: str | Sequence[str]) -> Case:
 
 def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
     """A command on its ground; raises InputError where something is missing or unknown."""
-    return _resolve(case, ground, _Models(folders))
+    return _resolve(case, ground, Models(folders))
 
 
 # Reading
@@ -119,7 +122,7 @@ Release = Callable[[Launch], Judged]
 
 
 def _first(
-    command: str | Sequence[str], stated: str | None = None, by: Release | None = None
+    command: str | Sequence[str] | Launch, stated: str | None = None, by: Release | None = None
 ) -> Case:
     cases = _cases(command, stated, by)
     if not cases:
@@ -133,7 +136,7 @@ def _first(
 
 
 def _cases(
-    command: str | Sequence[str], stated: str | None = None, by: Release | None = None
+    command: str | Sequence[str] | Launch, stated: str | None = None, by: Release | None = None
 ) -> list[Case]:
     """Each server of a command; ``stated``: the release that runs, ``by``: what tells it."""
 
@@ -143,6 +146,8 @@ def _cases(
         case.findings += about_release(launch, one, stated)
         return case
 
+    if isinstance(command, Launch):
+        return [case_of(command)]
     words = _words(command)
     if words is not None:
         launch = launch_of(words)
@@ -180,7 +185,9 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _case(launch: Launch) -> Case:
-    arguments = read_arguments(launch.engine, launch.args, launch.judged, launch.program)
+    arguments = read_arguments(
+        launch.engine, launch.args, launch.judged, launch.program, launch.env
+    )
     meant = meaning_of(arguments, launch.env)
     meant.findings[:0] = arguments.findings
     meant.findings += named_files(launch, arguments)
@@ -192,32 +199,9 @@ def _case(launch: Launch) -> Case:
 # Judging
 
 
-class _Models:
-    """Models by name, each looked up once."""
-
-    def __init__(self, folders: bool) -> None:
-        self.folders = folders
-        self._known: dict[str, ModelSpec | RecipeError] = {}
-
-    def named(self, name: str) -> ModelSpec:
-        if name not in self._known:
-            try:
-                self._known[name] = load_model(name, folders=self.folders)
-            except RecipeError as error:
-                self._known[name] = error
-            except (OSError, RuntimeError, ValueError) as error:  # no path can have this name
-                message = f"{name[:80]!r} is not a model: {error}."
-                hint = "Give a catalog id or a folder."
-                self._known[name] = ModelError(message, field="model", hint=hint)
-        model = self._known[name]
-        if isinstance(model, RecipeError):
-            raise model
-        return model
-
-
 def _judged(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unknown]:
     """Each command's part of an estimate, with the changes that make it start; or why not."""
-    models = _Models(folders)
+    models = Models(folders)
     verdicts = _judge(cases, ground, models)
     views = (verdict for verdict in verdicts if isinstance(verdict, View))
     tries = [attempt for view in views for attempt in attempts(view, _case)]
@@ -229,7 +213,7 @@ def _judged(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unk
 
 
 def _judge(
-    cases: list[Case], ground: Ground, models: _Models, *, alone: bool = False
+    cases: list[Case], ground: Ground, models: Models, *, alone: bool = False
 ) -> list[View | Unknown]:
     """Each command's part of an estimate, or why there is none.
 
@@ -253,7 +237,7 @@ def _judge(
     return [out[n] for n in range(len(cases))]
 
 
-def _resolve(case: Case, ground: Ground, models: _Models) -> Ready:
+def _resolve(case: Case, ground: Ground, models: Models) -> Ready:
     """From a command to the columns of its estimate.
 
     Raises:
@@ -268,6 +252,7 @@ def _resolve(case: Case, ground: Ground, models: _Models) -> Ready:
         message = f"the command leaves its model open: {name}."
         raise InputError(message, field="command", hint="Name it with --model.")
     model = models.named(name)
+    take_all_devices(case, ground.per_node)
     settle(meant, model, case.launch.env)
     for note in model.notes:
         if note.startswith(BY_NAME):
@@ -283,11 +268,12 @@ def _resolve(case: Case, ground: Ground, models: _Models) -> Ready:
     if meant.kv_offload is not None:
         request["options"] = {"kv_offload": meant.kv_offload}
     check_rules(meant, model)
+    case.elastic = elasticity(case)
     problem = _problem(case, request, models)
     return Ready(case, problem, *_columns(case, problem))
 
 
-def _problem(case: Case, request: dict[str, Any], models: _Models) -> ServingProblem:
+def _problem(case: Case, request: dict[str, Any], models: Models) -> ServingProblem:
     """The request with its names looked up; without a draft that the model cannot have."""
     try:
         return resolve(PlanRequest.parse(request), folders=models.folders)

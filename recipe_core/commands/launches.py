@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 
+from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.words import Script, Words, read_script
-from recipe_core.engines.grammar import ImageFolder, grammars
-from recipe_core.engines.history import release_key
+from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import Judged
 
 MAX_DEPTH = 3
@@ -31,6 +31,9 @@ _KEYWORDS = frozenset(
 )
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _CONTAINERS = frozenset({"docker", "podman", "nerdctl"})
+_SANDBOXES = frozenset({"apptainer", "singularity"})
+_SANDBOX_FILES = (".sif", ".simg")
+_SANDBOX_PLACES = ("docker://", "oras://", "library://")
 _VISIBLE = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -48,9 +51,7 @@ _SWITCHES = frozenset(
 """Options of ``docker run`` without a value; every other one takes one."""
 _SHORT_SWITCHES = frozenset("ditPq")
 
-_OF_RELEASE = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_PARTS = re.compile(r"[-_.]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +120,57 @@ def _servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator
     if not words or _base(words[0]) in _MENTIONED:
         return
     env = ChainMap(command.env, script_env)
+    if words[0] == "eval" and depth < MAX_DEPTH:
+        yield from find_launches(read_script(" ".join(words[1:]), env), depth + 1)[0]
+        return
     for n, word in enumerate(words[:-1]):
-        if _base(word) in _CONTAINERS and "run" in words[n + 1 : n + 3]:
+        run = words[n + 1 : n + 3]
+        # of `docker compose run` a service follows, whose words are matched below
+        if _base(word) in _CONTAINERS and "run" in run and "compose" not in run:
             for launch in _contained(words[words.index("run", n) + 1 :], env, depth):
                 yield _placed(launch, words, command.env)
             return
-    if (plain := _matched(words, env)) is not None:
-        yield _placed(plain, words, command.env)
+    sandboxed = list(_sandboxed(words, env, depth))
+    if sandboxed:
+        yield from sandboxed
+    elif (plain := _matched(words, env)) is not None:
+        yield _placed(replace(plain, image=_step_image(words)), words, command.env)
     else:
         yield from _nested(words, env, depth)
+
+
+def _sandboxed(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+    """The servers in an image that Apptainer runs, with the variables around it."""
+    start = next((n for n, word in enumerate(words) if _base(word) in _SANDBOXES), len(words))
+    for n, word in enumerate(words[start:], start):
+        if word.endswith(_SANDBOX_FILES) or word.startswith(_SANDBOX_PLACES):
+            image, inner = _sandbox_image(word), words[n + 1 :]
+            instance = "instance" in words[start:n]  # its name stands before the words
+            if "run" in words[start:n]:
+                container = Container(image, (), inner[instance:], env)
+            else:
+                container = Container(image, inner[:1], inner[1:], env)
+            yield from launches_in(container, depth)
+            return
+
+
+def _sandbox_image(word: str) -> str:
+    """The image that a file of Apptainer was made of, as such files are called by custom."""
+    place, scheme, name = word.partition("://")
+    if scheme:
+        return name
+    stem = _base(place).rpartition(".")[0]
+    name, mark, tag = stem.rpartition("_")
+    return f"{name}:{tag}" if mark else stem
+
+
+def _step_image(words: tuple[str, ...]) -> str | None:
+    """The image that ``srun`` starts a step in (pyxis writes # after a registry)."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        name, equals, value = word.partition("=")
+        if name == "--container-image":
+            return (value if equals else following).replace("#", "/").removeprefix("docker://")
+    return None
 
 
 def _placed(launch: Launch, words: tuple[str, ...], assigned: Mapping[str, str]) -> Launch:
@@ -185,42 +228,77 @@ def _nested(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
         return
     for word, text in pairwise(words[shell + 1 :]):
         if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-            for launch in find_launches(read_script(text), depth + 1)[0]:
+            for launch in find_launches(read_script(text, env), depth + 1)[0]:
                 yield replace(launch, env=ChainMap(dict(launch.env), env))
             return
 
 
 def _contained(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
-    """The server in a container: what follows the image, or what the image starts by itself."""
+    """The servers in a container of ``docker run``."""
     options, image, args = _run_options(words)
     if image is None:
         return
     passed = {
         name: value for name in (*_VISIBLE, *_keys(options)) if (value := env.get(name)) is not None
     }
-    passed |= dict(_pairs(options))
-    entrypoint = tuple(options.get("--entrypoint", [])[-1:])
-    engine, start = _image_start(image)
-    launch = _matched((*entrypoint, *args), passed)
-    if start and not entrypoint:
+    container = Container(
+        image=image,
+        entrypoint=tuple(options.get("--entrypoint", [])[-1:]),
+        args=args,
+        env=passed | dict(_pairs(options)),
+        shares_memory="--shm-size" in options or options.get("--ipc", [""])[-1] == "host",
+        gpus=options["--gpus"][-1] if "--gpus" in options else None,
+        workdir=options.get("--workdir", [None])[-1],
+        mounts=tuple(_mounts(options)),
+    )
+    yield from launches_in(container, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What starts in a container: its image with the words given to it, and what it may reach.
+
+    ``entrypoint`` stands in for the image's own. ``gpus`` as ``docker run --gpus`` takes them.
+    """
+
+    image: str
+    entrypoint: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    shares_memory: bool | None = None
+    gpus: str | None = None
+    workdir: str | None = None
+    mounts: tuple[str, ...] = ()
+
+
+def launches_in(container: Container, depth: int = 0) -> Iterator[Launch]:
+    """The servers in a container: what its words start, or what the image starts by itself."""
+    env, words = dict(container.env), (*container.entrypoint, *container.args)
+    engine, start = image_start(container.image)
+    launch = _matched(words, env)
+    if start and not container.entrypoint:
         if launch is None:
-            launch = Launch(engine, start, args, passed)
+            launch = Launch(engine, start, container.args, env)
         else:
             launch = replace(launch, repeated=True)
-    elif not (engine or launch or entrypoint) and _is_arguments(args):
-        launch = _by_image_name(image, args, passed)
-    shared = "--shm-size" in options or options.get("--ipc", [""])[-1] == "host"
-    gpus = options["--gpus"][-1] if "--gpus" in options else None
-    launches = [launch] if launch else _nested((*entrypoint, *args), passed, depth)
+    elif not (engine or launch or container.entrypoint) and _is_arguments(container.args):
+        named = engine_by_name(container.image)
+        launch = named and Launch(*named, container.args, env, image_by_name=True)
+    launches = [launch] if launch else _nested(words, env, depth)
     for server in launches:
         yield replace(
             server,
-            image=image,
-            shares_memory=shared,
-            gpus=gpus,
-            workdir=options.get("--workdir", [None])[-1],
-            mounts=tuple(_mounts(options)),
+            image=container.image,
+            shares_memory=container.shares_memory,
+            gpus=container.gpus,
+            workdir=container.workdir,
+            mounts=container.mounts,
         )
+
+
+def _is_arguments(args: tuple[str, ...]) -> bool:
+    """Whether words begin as those of a server do, with an option or a model's id."""
+    return bool(args) and (args[0].startswith("-") or _MODEL_ID.fullmatch(args[0]) is not None)
 
 
 def _mounts(options: Mapping[str, list[str]]) -> Iterator[str]:
@@ -235,78 +313,6 @@ def _mounts(options: Mapping[str, list[str]]) -> Iterator[str]:
                 yield value
 
 
-def image_folder(engine: str, image: str) -> ImageFolder | None:
-    """The folder that servers of an image start in, None for one that is not known."""
-    folders = grammars()[engine].folders
-    return next(
-        (folder for name, folder in folders.items() if _repository(image).endswith(f"/{name}")),
-        None,
-    )
-
-
-def _image_start(image: str) -> tuple[str, tuple[str, ...]]:
-    """The engine of an image and the words that it starts by itself; empty for an unknown image."""
-    for repository, (engine, words) in _images().items():
-        if _repository(image).endswith(f"/{repository}"):
-            return engine, _started_then(engine, repository, image) or words
-    return "", ()
-
-
-def _started_then(engine: str, repository: str, image: str) -> tuple[str, ...]:
-    """What an image of an older release of the engine's own project started; empty for others."""
-    grammar, tag = grammars()[engine], _OF_RELEASE.match(image_tag(image.partition("@")[0]) or "")
-    if tag is None or repository not in grammar.official:
-        return ()
-    older = (
-        each for each in grammar.older_images if release_key(tag[1]) < release_key(each.before)
-    )
-    return next((each.words for each in older), ())
-
-
-def _is_arguments(args: tuple[str, ...]) -> bool:
-    """Whether words begin as those of a server do, with an option or a model's id."""
-    return bool(args) and (args[0].startswith("-") or _MODEL_ID.fullmatch(args[0]) is not None)
-
-
-def _by_image_name(image: str, args: tuple[str, ...], env: Env) -> Launch | None:
-    """What an image of others starts by its name: that with ``vllm`` in it, as vLLM's own do."""
-    parts = _PARTS.split(_repository(image).rpartition("/")[2].casefold())
-    for engine, start in _images().values():
-        if engine in parts and start:
-            return Launch(engine, start, args, env, image_by_name=True)
-    return None
-
-
-@cache
-def _images() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Repositories, the longest first, with their engine and what they start by themselves."""
-    rows = [
-        (repository, (name, words))
-        for name, g in grammars().items()
-        for repository, words in g.images.items()
-    ]
-    return dict(sorted(rows, key=lambda row: -len(row[0])))
-
-
-def _repository(image: str) -> str:
-    """An image without digest and tag, after a slash so that only entire path parts match."""
-    name = image.split("@", 1)[0]
-    head, slash, last = name.rpartition("/")
-    return f"/{head}{slash}{last.split(':', 1)[0]}"
-
-
-def image_is_of(image: str, repositories: Iterable[str]) -> bool:
-    """Whether an image comes from one of some repositories, in whatever registry."""
-    return any(_repository(image).endswith(f"/{name}") for name in repositories)
-
-
-def image_tag(image: str) -> str | None:
-    """The tag of an image; None when it has neither tag nor digest."""
-    if "@" in image:
-        return image.split("@", 1)[1]
-    return image.rpartition("/")[2].partition(":")[2] or None
-
-
 def _run_options(
     words: tuple[str, ...],
 ) -> tuple[dict[str, list[str]], str | None, tuple[str, ...]]:
@@ -316,6 +322,8 @@ def _run_options(
     while n < len(words):
         word = words[n]
         n += 1
+        if word.startswith("{{"):
+            continue  # a template's place for options
         if not word.startswith("-"):
             return options, word, words[n:]
         name, equals, value = word.partition("=")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +23,6 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.space.own_options import uncounted
 
 _AS_STATED: tuple[Meaning, ...] = (
-    "pp",
     "cp",
     "max_num_seqs",
     "max_batched_tokens",
@@ -47,8 +46,9 @@ class Meant:
     leaves at the engine's default, 1. ``task``: what the server is started for, where it is said;
     ``embed`` stands for scores too where the model is made for these. ``without``: modalities whose
     towers it does not load. ``whole_encoders``: whether each rank holds the others whole.
-    ``kv_offload``: the tiers below the devices' cache that it asks for. ``own_options``: values by
-    option that may change an estimate besides the split.
+    ``unstated``: degrees that it does not state, which are 1. ``left_to_engine``: options that the
+    engine fits to the memory. ``kv_offload``: the tiers below the devices' cache that it asks for.
+    ``own_options``: values by option that may change an estimate besides the split.
     """
 
     engine: str
@@ -61,6 +61,8 @@ class Meant:
     stored: tuple[str, tuple[str, ...]] | None = None
     attention_dp: bool = False
     every_step: tuple[str, ...] = ()
+    unstated: tuple[str, ...] = ()
+    left_to_engine: tuple[str, ...] = ()
     chunked: bool = True
     task: Task | None = None
     shares_experts: bool = False
@@ -93,11 +95,18 @@ class _Reading:
     def __init__(self, arguments: Arguments, env: Mapping[str, str]) -> None:
         self.arguments, self.grammar = arguments, grammars()[arguments.engine]
         self.env = env
-        self.by_meaning: dict[Meaning, str] = {
-            meaning: name for name, meaning in self.grammar.means.items()
-        }
+        self.by_meaning = self._by_meaning()
         self.out = Meant(arguments.engine)
         self.ranks = 1  # of data-parallel attention within tp
+
+    def _by_meaning(self) -> dict[Meaning, str]:
+        """The option with each meaning: of several the first that the command states."""
+        stated = {**self.arguments.values, **self.arguments.open}
+        out: dict[Meaning, str] = {}
+        for name, meaning in self.grammar.means.items():
+            if meaning not in out or (name in stated and out[meaning] not in stated):
+                out[meaning] = name
+        return out
 
     def meant(self) -> Meant:
         out = self.out
@@ -113,7 +122,9 @@ class _Reading:
             and not self._is_open(meaning)
         )
         self._dtypes()
+        out.left_to_engine = self._left_to_engine()
         out.max_context = self._context()
+        self._slots()
         out.nodes = self._value("nodes")
         out.chunked = self._value("chunked_prefill") is not False
         out.task = self._value("converted") or self._value("task")
@@ -150,7 +161,7 @@ class _Reading:
 
     def _context(self) -> int | Literal["auto"] | None:
         context = self._value("max_context")
-        if context in ("auto", -1):
+        if context in ("auto", -1) or self.by_meaning.get("max_context") in self.out.left_to_engine:
             return "auto"
         if isinstance(context, int) and not 0 < context <= MAX_CONTEXT:
             flag = self._flag("max_context")
@@ -158,6 +169,23 @@ class _Reading:
             self.out.say("error", "range", flag, message)
             return None
         return context if isinstance(context, int) else None
+
+    def _left_to_engine(self) -> tuple[str, ...]:
+        automatic, values = self.grammar.automatic, self.arguments.values
+        if automatic is None:
+            return ()
+        return tuple(name for name in automatic.options if automatic.leaves(name, values))
+
+    def _slots(self) -> None:
+        """Places for requests that share the tokens of the context."""
+        slots, values = self.grammar.slots, self.arguments.values
+        if slots is None or slots.count in self.arguments.open:
+            return
+        count = values.get(slots.count)
+        if not isinstance(count, int) or count < 1:
+            self.out.candidate["max_num_seqs"] = slots.usual
+        elif isinstance(self.out.max_context, int) and not values.get(slots.shared):
+            self.out.max_context = max(self.out.max_context // count, 1)
 
     def _limit(self, meaning: Meaning) -> Any:
         """A value as it stands; ranks of data-parallel attention divide limits that they share."""
@@ -205,7 +233,9 @@ class _Reading:
         """Degrees that are not given are 1; those left open are chosen."""
         for meaning in ("tp", "pp", "dp"):
             if not self._is_open(meaning):
-                degree = self._value(meaning)
+                degree = _degree(self._value(meaning))
+                if degree is None:
+                    self.out.unstated = (*self.out.unstated, meaning)
                 self._set(meaning, 1 if degree is None else degree)
         self._attention_dp()
         tp, dp = self.out.candidate.get("tp"), self.out.candidate.get("dp")
@@ -309,6 +339,14 @@ class _Reading:
                 self.out.say("note", "unmodelled", name, uncounted(f"{name}={self.env[name]}", row))
 
 
+def _degree(value: Any) -> Any:
+    """A degree that an option states, also as the shares of its devices (``3,1``); else None."""
+    if not isinstance(value, str):
+        return value
+    shares = [share for share in value.split(",") if share.strip(" 0.")]
+    return len(shares) if value.replace(",", "").replace(".", "").strip().isdecimal() else None
+
+
 def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
     """Settle what depends on the model: formats its checkpoint decides, cut experts, context."""
     candidate = meant.candidate
@@ -357,54 +395,3 @@ def served_task(meant: Meant, model: ModelSpec) -> Task:
     if meant.task is None or (meant.task == "embed" and not model.generates):
         return model.task
     return meant.task
-
-
-def check_rules(meant: Meant, model: ModelSpec) -> None:
-    """Add what the engine checks when it starts, as its data lists it."""
-    for name in grammars()[meant.engine].rules:
-        meant.findings.extend(_RULES[name](meant, model))
-
-
-def _batched_covers_seqs(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
-    tokens = meant.candidate.get("max_batched_tokens")
-    sequences = meant.candidate.get("max_num_seqs")
-    if tokens and sequences and tokens < sequences:
-        message = (
-            f"a step of {tokens:,} tokens is less than one for each of {sequences:,} sequences."
-        )
-        yield Finding("error", "limits", None, message, "Raise the tokens.")
-
-
-def _unchunked_covers_context(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
-    tokens = meant.candidate.get("max_batched_tokens")
-    longest = meant.max_context if isinstance(meant.max_context, int) else model.max_context
-    if not meant.chunked and tokens and tokens < longest:
-        step = f"without chunked prefill a step of {tokens:,} tokens"
-        message = f"{step} is less than a request of {longest:,}."
-        yield Finding("error", "limits", None, message)
-
-
-def _experts_to_share(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
-    if meant.shares_experts and not model.is_moe:
-        message = f"{model.name} has no experts to share."
-        yield Finding("error", "no-experts", None, message, "Leave expert parallelism out.")
-
-
-def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
-    if meant.balanced and not meant.shares_experts:
-        yield Finding("error", "balanced", None, "balancing experts needs expert parallelism.")
-
-
-def _replicas_on_one_node(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
-    if (meant.nodes or 1) > 1 and meant.candidate.get("dp", 1) > 1 and not meant.attention_dp:
-        message = f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes."
-        yield Finding("error", "replicas", None, message)
-
-
-_RULES: dict[str, Callable[[Meant, ModelSpec], Iterable[Finding]]] = {
-    "batched-covers-seqs": _batched_covers_seqs,
-    "unchunked-covers-context": _unchunked_covers_context,
-    "experts-to-share": _experts_to_share,
-    "balanced-needs-shared": _balanced_needs_shared,
-    "replicas-on-one-node": _replicas_on_one_node,
-}

@@ -41,7 +41,7 @@ def as_started(shared: Setting, case: Case) -> Setting:
     if case.meant.whole_encoders:
         spec = spec.with_whole_encoders()
     effects = replace(
-        effects_of(spec, case.meant.own_options, case.launch.env),
+        effects_of(spec, case.meant.own_options, case.launch.env, shared.model),
         sequences_open=spec.memory.compressed_pools is not None
         and "max_num_seqs" not in case.meant.candidate,
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 from recipe_core.base import quoting
 from recipe_core.commands.arguments import Arguments, Finding, is_open
-from recipe_core.commands.launches import Launch, image_folder
+from recipe_core.commands.images import image_folder
+from recipe_core.commands.launches import Launch
 from recipe_core.engines.grammar import grammars
 
 _ENDING = re.compile(r"\.(jinja2?|json|ya?ml|toml|py|txt|csv|pem|crt|key|model|bin|pt)$")

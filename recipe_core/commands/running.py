@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from recipe_core.commands.arguments import Finding
-from recipe_core.commands.launches import Launch, image_is_of, image_tag
+from recipe_core.commands.images import image_is_of, image_tag
+from recipe_core.commands.launches import Launch
 from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import Judged, judged, newest, pinned
@@ -81,6 +82,10 @@ def about_release(launch: Launch, one: Judged, stated: str | None) -> Iterator[F
         holder = launch.image or launch.program[-1]
         if one.version is None:
             what = f"which release of {title} {holder} holds"
+        elif one.table.partial and launch.image is None:
+            message = f"the table of {title} leaves rare options out: what it lacks is a warning."
+            yield Finding("note", "version", None, message)
+            return
         elif one.version == table:
             what = f"what {holder} changes of {title} {table}"
         message = f"{what} is not known; {basis}: what they lack or refuse is a warning."

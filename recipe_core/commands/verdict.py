@@ -57,12 +57,16 @@ _GAINS: dict[Goal, tuple[str, int]] = {
 
 @dataclass(slots=True)
 class Case:
-    """One command, read."""
+    """One command, read.
+
+    ``elastic``: why a lack of memory in the estimate may not stop it; empty where it does.
+    """
 
     launch: Launch
     arguments: Arguments
     meant: Meant
     findings: list[Finding]
+    elastic: str = ""
 
     def say(
         self,
@@ -233,6 +237,7 @@ class View:
             result = self.plan.estimate(self.row)
         refused, verdict = self.refused_words, self.verdict
         doubt = [self.plan.doubt(self.row)] if verdict == "uncertain" else []
+        doubt = [case.elastic] if self.stretched else doubt
         return {
             "ok": OK[verdict],
             "verdict": verdict,
@@ -260,11 +265,20 @@ class View:
     @property
     def verdict(self) -> str:
         """``fits``, ``tight``, ``uncertain`` or ``cannot start``."""
+        if self.stretched:
+            return "uncertain"
         if self.refused_words or self.refused or not self.feasible:
             return "cannot start"
         if self.plan.uncertain[self.row]:
             return "uncertain"
         return "tight" if self.tight else "fits"
+
+    @property
+    def stretched(self) -> bool:
+        """Whether only memory is short, for which the engine makes room by itself."""
+        refused = self.refused_words or self.refused
+        short = not self.feasible and self.plan.codes(self.row) <= {"memory"}
+        return bool(self.ready.case.elastic) and not refused and short
 
     @property
     def feasible(self) -> bool:

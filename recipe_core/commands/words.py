@@ -7,12 +7,15 @@ what a shell would have to run to know (``$(…)``) stays as it is written.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from recipe_core.base.errors import InputError
 
 MAX_CHARACTERS = 64 << 10
 """The longest command or script that is read."""
+MAX_LISTED = 4096
+"""Words that a list of a script may have."""
 _EXPANDED = 64 << 10
 """Characters that variables may add to one text, lest they multiply without end."""
 
@@ -20,13 +23,15 @@ _TOKEN = re.compile(
     r"""
     (?P<joined>\\[ \t]*\r?\n)
   | (?P<blank>[ \t\r\f\v]+)
+  | (?P<list>[A-Za-z_]\w*\+?=\()
   | (?P<document><<-?[ \t]*(?P<mark>['"]?)(?P<delimiter>\w+)(?P=mark))
-  | (?P<hole><[A-Za-z](?:[\w./:|\ -]{0,62}\w)?>|\{\{[^{}\n]{0,64}\}\})
+  | (?P<hole><[A-Za-z](?:[\w./:|\ -]{0,62}\w)?>|\{\{[^{}\n]{0,200}\}\})
   | (?P<redirect>&>>?|\d?(?:>>?|<)&?)
   | (?P<end>\n|&&|\|\|?|;;?|&|[()])
   | '(?P<literal>[^']*)'
   | "(?P<quoted>(?:[^"\\]|\\.)*)"
-  | (?P<variable>\$\{[^{}\n]{1,200}\}|\$\w+|\$\([^()\n]{0,1000}\)|`[^`\n]{0,1000}`)
+  | (?P<variable>\$\{[^{}\n]{1,200}\}|\$\w+|\$\((?:[^()\n]|\([^()\n]*\)){0,1000}\)
+      |`[^`\n]{0,1000}`)
   | \\(?P<escaped>.)
   | (?P<plain>[^\s'"\\$`;&|<>(){\#]+)
   | (?P<other>.)
@@ -35,7 +40,8 @@ _TOKEN = re.compile(
 )
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
 _INSIDE = re.compile(r"\\([\\\"$`\n])|" + _VARIABLE.pattern)
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
+_WHOLE_LIST = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _DECLARE = frozenset({"export", "declare", "local", "readonly", "set", "setenv"})
 
 
@@ -59,8 +65,12 @@ class Script:
     loose_ends: int = 0
 
 
-def read_script(text: str) -> Script:
+def read_script(text: str, env: Mapping[str, str] | None = None) -> Script:
     """The commands in a text.
+
+    Args:
+        text: of a shell.
+        env: variables that are set before it runs.
 
     Raises:
         InputError: when it is longer than ``MAX_CHARACTERS`` or a quote is not closed.
@@ -72,7 +82,7 @@ def read_script(text: str) -> Script:
         )
     if "\0" in text:
         raise InputError("the command holds a NUL character.", field="command")
-    return _Reader(text).read()
+    return _Reader(text, dict(env or {})).read()
 
 
 @dataclass
@@ -86,6 +96,9 @@ class _Reader:
     documents: list[str] = field(default_factory=list)
     expanded: int = 0
     loose_ends: int = 0
+    lists: dict[str, list[str]] = field(default_factory=dict)
+    listed: str | None = None  # the list that the words go to
+    outside: list[str] = field(default_factory=list)  # the words before that list
 
     def read(self) -> Script:
         at = 0
@@ -106,6 +119,10 @@ class _Reader:
             case "blank" | "joined":
                 self.loose_ends += kind == "joined" and value.rstrip("\r\n").endswith((" ", "\t"))
                 self._end_word()
+            case "list" if self.word is None and self.listed is None:
+                self.listed, self.outside, self.words = value[:-2], self.words, []
+            case "end" if self.listed is not None:
+                self._end_listed(value)
             case "end":
                 self._end_command()
                 return self._past_documents(after) if value == "\n" else after
@@ -117,10 +134,46 @@ class _Reader:
             case "other" if value == "#" and self.word is None:
                 end = self.text.find("\n", at)
                 return len(self.text) if end < 0 else end
+            case "list":
+                self._add(value[:-1])
+                return after - 1
+            case "quoted" | "variable" if whole := _WHOLE_LIST.fullmatch(value.strip('"')):
+                self._add_all(self.lists.get(whole[1], [whole[0]]))
+            case "variable" if not self._assigns:
+                piece = self._piece(kind, token)
+                self._add_all([piece] if piece == value else piece.split() or [""])
             case _:
-                self.word = self.word or []
-                self.word.append(self._piece(kind, token))
+                self._add(self._piece(kind, token))
         return after
+
+    def _add(self, piece: str) -> None:
+        self.word = self.word or []
+        self.word.append(piece)
+
+    def _add_all(self, pieces: list[str]) -> None:
+        """Add a value that is cut into words: an unquoted one, or a whole list."""
+        for number, piece in enumerate(pieces):
+            if number:
+                self._end_word()
+            if piece or len(pieces) > 1 or self.word is not None:
+                self._add(piece)
+
+    @property
+    def _assigns(self) -> bool:
+        """Whether the word that is read gives a variable its value, which stays whole."""
+        before = self.words[1:] if self.words[:1] and self.words[0] in _DECLARE else self.words
+        word = "".join(self.word or ())
+        return all(map(_ASSIGNMENT.match, (*before, word)))
+
+    def _end_listed(self, end: str) -> None:
+        """A line's or the list's own end inside ``NAME=( … )``."""
+        self._end_word()
+        if end != ")":
+            return
+        name, words = str(self.listed), self.words
+        self.words, self.listed = self.outside, None
+        before = self.lists.get(name[:-1], []) if name.endswith("+") else []
+        self.lists[name.removesuffix("+")] = [*before, *words][:MAX_LISTED]
 
     def _piece(self, kind: str | None, token: re.Match[str]) -> str:
         match kind:
@@ -161,11 +214,11 @@ class _Reader:
         self.dropping = False
         words, self.words = self.words, []
         start = next((n for n, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
-        set_here, rest = dict(map(_assigned, words[:start])), words[start:]
+        set_here, rest = dict(map(self._assigned, words[:start])), words[start:]
         if not rest:
             self.env |= set_here
         elif rest[0] in _DECLARE:
-            self.env |= dict(_assigned(word) for word in rest[1:] if _ASSIGNMENT.match(word))
+            self.env |= dict(self._assigned(word) for word in rest[1:] if _ASSIGNMENT.match(word))
         else:
             self.commands.append(Words(tuple(rest), set_here))
 
@@ -179,8 +232,10 @@ class _Reader:
             at = token.end() if token else len(self.text)
         return at
 
-
-def _assigned(word: str) -> tuple[str, str]:
-    """Name and value of a word that sets a variable."""
-    name, _, value = word.partition("=")
-    return name, value
+    def _assigned(self, word: str) -> tuple[str, str]:
+        """Name and value of a word that sets a variable, or adds to it (``NAME+=…``)."""
+        name, _, value = word.partition("=")
+        if not name.endswith("+"):
+            return name, value
+        before = self.env.get(name[:-1], "")
+        return name[:-1], (before + value)[:MAX_CHARACTERS]

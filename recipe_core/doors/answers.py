@@ -12,6 +12,8 @@ from recipe_core.base.errors import InputError
 from recipe_core.bundle.write import zip_bytes
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
+from recipe_core.deployments.judge import check_deployment
+from recipe_core.deployments.read import read_deployment
 from recipe_core.doors import public
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.hardware.cluster import device, device_names
@@ -167,14 +169,24 @@ class Answers:
         return answer.to_json()
 
     def check(self, body: Body) -> Json:
-        """Whether a request's split, or a ``command`` on ``hardware``, can run.
+        """Whether a request's split, a ``command`` or the engines of a ``file`` can run.
 
         An ``error`` in the answer means that the command could not be read.
         """
+        if "file" in body:
+            return _clean(self._check_file(body))
         if "command" not in body:
             return _clean(public.check(self._request(body), folders=self.folders))
         ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
         return _clean(check_command(body["command"], ground, folders=self.folders))
+
+    def _check_file(self, body: Body) -> Json:
+        name = body.get("name", "file.yaml")
+        if not isinstance(name, str):
+            raise InputError("is not text.", field="name", hint="Give the file's name.")
+        stated = {key: value for key, value in body.items() if key not in ("file", "name")}
+        file = read_deployment(_text(body, "file"), name)
+        return check_deployment(file, stated, folders=self.folders)
 
     def recipe(self, body: Body) -> Json:
         """The recipe that a body is or leads to: a recipe, a request, a request with additions."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, RootModel
 
 from recipe_core.base.described import DESCRIBED
+from recipe_core.base.types import Text
 from recipe_core.commands.ground import Ground
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
@@ -25,8 +26,20 @@ class CommandBody(Ground):
     """The command line, or its words; it is never run."""
 
 
-class CheckBody(RootModel[PlanRequest | CommandBody]):
-    """A request, or a command."""
+class FileBody(Ground):
+    """A deployment file, and what its engines run on and under where it does not say."""
+
+    hardware: Text | dict[str, Any] | None = None  # type: ignore[assignment]  # the file may say
+
+    file: Annotated[str, Field(max_length=1 << 20)]
+    """The content of a Compose file, a manifest of Kubernetes, a script …; nothing of it is run."""
+
+    name: Text = "file.yaml"
+    """The name of the file, whose ending tells scripts from documents."""
+
+
+class CheckBody(RootModel[PlanRequest | CommandBody | FileBody]):
+    """A request, a command, or a deployment file."""
 
 
 class WithOwnRuns(BaseModel):

@@ -209,6 +209,10 @@ class Tools:
             str | list[str] | None,
             Field(description="An engine's command line, or its words; it is never run."),
         ] = None,
+        file: Annotated[
+            str | None,
+            Field(description="The text of a Compose file, Kubernetes manifest, Slurm script …"),
+        ] = None,
         hardware: Hardware = None,
         gpus: Annotated[
             int | None,
@@ -222,19 +226,21 @@ class Tools:
             ),
         ] = {},  # noqa: B006 - read only
     ) -> Json:
-        """Whether a request's split, or a command such as `vllm serve …`, can start on hardware.
+        """Whether a request's split, a command (`vllm serve …`) or a file's engines can start.
 
         With what it wastes, and a better split.
         """
-        if (request is None) == (command is None):
+        if sum(given is not None for given in (request, command, file)) != 1:
             raise InputError(
-                "give either a request or a command.",
+                "give either a request, a command or a file.",
                 field="request",
                 hint="A command also needs hardware.",
             )
         if request is not None:
             return await self._ask("check", request)
-        body = {"command": command, "hardware": hardware, "gpus": gpus} | ground
+        body = {"hardware": hardware, "gpus": gpus} | ground
+        body = {name: value for name, value in body.items() if value is not None}
+        body |= {"command": command} if file is None else {"file": file}
         answer = await self._ask("check", body)
         if "error" in answer:
             raise ToolError(to_json(answer))

@@ -70,6 +70,9 @@ Counted = Literal[
     "adapters",
     "adapter_slots",
     "adapter_rank",
+    "device_layers",
+    "host_expert_layers",
+    "host_experts",
 ]
 """What options say that estimates count besides the split (``space.own_options``)."""
 
@@ -137,6 +140,39 @@ class OlderStart(_Data):
     words: tuple[str, ...]
 
 
+class Slots(_Data):
+    """Options of a server that holds a place for each request: tokens of all places, their count.
+
+    ``shared``: the switch that lets one request take the places of others, which a server without
+    a stated count does by itself with ``usual`` places.
+    """
+
+    context: str
+    count: str
+    shared: str
+    usual: int
+
+
+class Automatic(_Data):
+    """Options whose value the engine fits to the memory where it is missing, or one of these.
+
+    ``unless``: values of options that turn it off. ``weights``: the option by which it leaves
+    layers in the host's memory.
+    """
+
+    options: dict[str, tuple[str, ...]]
+    unless: dict[str, tuple[str, ...]] = {}
+    weights: str | None = None
+
+    def leaves(self, name: str, values: Mapping[str, Any]) -> bool:
+        """Whether an option is left to the engine."""
+        if name not in self.options or any(
+            str(values.get(other)) in off for other, off in self.unless.items()
+        ):
+            return False
+        return name not in values or str(values[name]) in self.options[name]
+
+
 class Grammar(_Data):
     """How the commands of one engine are read.
 
@@ -154,7 +190,9 @@ class Grammar(_Data):
     data-parallel rank, and the switch that says so without a number. ``offload``: ways to ask for
     tiers below the devices' cache. ``files``: options whose value
     may be a file, with what the engine does where it is missing. ``folders``: of container
-    repositories the folder that servers start in.
+    repositories the folder that servers start in. ``set_by``: variables that stand for options.
+    ``all_devices``: where it is there, a server takes every device that it sees, unless an option
+    has one of these values.
     """
 
     schema_version: Literal[1]
@@ -182,6 +220,10 @@ class Grammar(_Data):
     offload: tuple[OffloadWords, ...] = ()
     files: dict[str, str] = {}
     folders: dict[str, ImageFolder] = {}
+    set_by: dict[str, str] = {}
+    slots: Slots | None = None
+    automatic: Automatic | None = None
+    all_devices: dict[str, tuple[str, ...]] | None = None
 
     def start_of(self, program: Sequence[str]) -> Start | None:
         """What a program is started by, wherever its file lies; None for no known one."""

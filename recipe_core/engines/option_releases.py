@@ -47,7 +47,7 @@ def releases(name: str) -> tuple[str, ...]:
 def pinned(name: str) -> Judged:
     """The release that bundles start."""
     spec = engine(name)
-    return Judged(spec.version, spec.options, exact=True)
+    return Judged(spec.version, spec.options, exact=not spec.options.partial)
 
 
 def newest(name: str) -> Judged:

@@ -134,7 +134,8 @@ class OptionTable(_Data):
 
     ``means``: what options say about a candidate, for engines without a `Grammar`, which says it.
     ``any_value``: a flag takes the next word whatever it is, and none after ``=`` (llama.cpp);
-    other parsers read a word that begins with a dash as a flag. ``same_in``: patch releases whose
+    other parsers read a word that begins with a dash as a flag. ``partial``: rare options are left
+    out, so that one that is not here may be there. ``same_in``: patch releases whose
     parsers were compared and have the same options.
     """
 
@@ -145,6 +146,7 @@ class OptionTable(_Data):
     options: dict[str, Option]
     means: dict[str, Meaning] = {}
     any_value: bool = False
+    partial: bool = False
 
     @field_validator("options", mode="before")
     @classmethod

@@ -27,12 +27,13 @@ class HostLink(BaseModel):
 class HostLinks(Sourced):
     """Rates in order; ``other``: of devices that none names.
 
-    ``duplex``: both directions at once over one alone. ``pinned_share``: of a node's memory that
-    may be pinned for blocks.
+    ``host_memory``: at which a host reads its own memory. ``duplex``: both directions at once over
+    one alone. ``pinned_share``: of a node's memory that may be pinned for blocks.
     """
 
     links: tuple[HostLink, ...]
     other: Quantity
+    host_memory: Quantity
     duplex: Quantity
     pinned_share: Quantity
 

@@ -13,8 +13,8 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.ground import Ground
+from recipe_core.commands.images import image_tag
 from recipe_core.commands.judge import read_command, understood
-from recipe_core.commands.launches import image_tag
 from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import LIMITS, grammars
 from recipe_core.engines.spec import engine
@@ -89,6 +89,8 @@ def convert(
             raise InputError(str(finding), field="command", hint=hint)
     if published.nodes and ground.nodes is None:
         ground = ground.model_copy(update={"nodes": published.nodes})
+    if published.model and ground.model is None:
+        ground = ground.model_copy(update={"model": published.model})
     ready = understood(case, ground, folders=folders)
     exact = len(ready.cases) == 1
     split = (
@@ -98,7 +100,7 @@ def convert(
     computed = decide(request, folders=folders).started()
     options, placed, lost = _options(case, computed)
     environment, lost_variables = _environment(case, published, computed)
-    image, lost_images = _image(case, published)
+    image, lost_images = _image(case, published, split.get("engine_version"))
     if image is not None:
         placed["image"] = image
     additions = Additions(parameters=read_parameters(placed))
@@ -119,8 +121,12 @@ def convert(
 
 
 def _request(request: PlanRequest, candidate: Mapping[str, Any]) -> PlanRequest:
-    """The request for exactly that split; the workload says how it drafts, and knows the draft."""
-    split = {name: value for name, value in candidate.items() if name != "speculative"}
+    """The request for exactly that split; the workload says how it drafts, and knows the draft.
+
+    A recipe starts the pinned release, whichever the command runs.
+    """
+    besides = ("speculative", "engine_version")
+    split = {name: value for name, value in candidate.items() if name not in besides}
     return request.model_copy(update={"candidate": CandidateRequest.model_validate(split)})
 
 
@@ -197,13 +203,19 @@ def _not_passed_on(name: str, value: str) -> str | None:
     return None if _ENGINE_VARIABLES.fullmatch(name) else "the engine does not read it"
 
 
-def _image(case: Case, published: Published) -> tuple[str | None, list[Lost]]:
-    """The image to start from, unless it is left open or its tag moves."""
+def _image(case: Case, published: Published, release: str | None) -> tuple[str | None, list[Lost]]:
+    """The image to start from, unless it is left open, its tag moves, or it is of another release.
+
+    ``release``: the one that the split was estimated for, where it is not the pinned one.
+    """
     image = published.image or case.launch.image
     if image is None:
         return None, []
     if is_open(image):
         return None, [Lost(image, "left open; the recipe uses the engine's pinned image")]
+    if release is not None:
+        why = f"it holds {release}; the recipe uses the engine's pinned image"
+        return None, [Lost(image, why)]
     if image_tag(image) in (None, "latest"):
         why = "it changes without notice; the recipe uses the engine's pinned image"
         return None, [Lost(image, why)]

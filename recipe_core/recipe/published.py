@@ -14,6 +14,7 @@ from typing import Any
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.texts import check_name
+from recipe_core.commands.launches import Launch
 from recipe_core.hardware.cluster import device
 
 _RENDERED = ("recommended_command", "recommended", "rendering")
@@ -27,14 +28,18 @@ _POOLS = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A server as words and variables; ``hardware`` as its document names it, ``left`` the rest."""
+    """A server as words and variables; ``hardware`` as its document names it, ``left`` the rest.
 
-    command: str | list[str]
+    ``model``: what stands in for the folder that the words name.
+    """
+
+    command: str | list[str] | Launch
     env: dict[str, str] = field(default_factory=dict)
     image: str | None = None
     hardware: str | None = None
     nodes: int | None = None
     left: tuple[str, ...] = ()
+    model: str | None = None
 
 
 def read_published(

@@ -141,7 +141,7 @@ def setting(
         assumed=problem.assumed,
         compressed=() if corrections is None else corrections.compressed,
         made=_made(problem),
-        effects=effects_of(spec, options.engine_options, options.environment),
+        effects=effects_of(spec, options.engine_options, options.environment, model),
     )
     if corrections is None or (corrections.compressed and not corrections.count):
         return one

@@ -170,9 +170,11 @@ def test_files_and_lines_of_commands(tmp_path):
 
 def test_the_command_line_and_the_api_judge_commands(tmp_path):
     (tmp_path / "x.txt").write_text("\n".join(COMMANDS[:2]))
-    done = recipe("check", "--dir", str(tmp_path), "--hardware", "h100-sxm", "--gpus", "8")
+    done = recipe(
+        "check", "--dir", str(tmp_path), "--hardware", "h100-sxm", "--gpus", "8", "--json"
+    )
     verdicts = [json.loads(line)["verdict"] for line in done.stdout.splitlines()]
-    assert (done.returncode, verdicts) == (0, ["fits", "cannot start"])
+    assert (done.returncode, verdicts) == (1, ["fits", "cannot start"])
     for command, words, code, says in table("check", "exits"):
         done = recipe("check", "--command", command, *words.split())
         assert done.returncode == code

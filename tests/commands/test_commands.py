@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from recipe_core.base.errors import InputError
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.launches import find_launches, image_tag, launch_of
+from recipe_core.commands.images import image_tag
+from recipe_core.commands.launches import find_launches, launch_of
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import grammars

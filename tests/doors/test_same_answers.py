@@ -237,7 +237,7 @@ def test_errors_of_tools_name_field_and_fix() -> None:
     assert "h100-sxm" in error["hint"]
     assert "path" in error_of("plan", request=request_values(model="/etc"))["message"]
     assert error_of("check", **COMMAND | {"command": "touch here; vllm"})["field"] == "command"
-    assert error_of("check")["message"] == "give either a request or a command."
+    assert error_of("check")["message"] == "give either a request, a command or a file."
 
     async def refused(agent: Client) -> None:
         with pytest.raises(MCPError, match="build"):

@@ -18,7 +18,7 @@ ORDER = (
     *("base", "launcher", "trainer", "compressor", "model", "hardware", "engines"),
     *("request", "traffic", "measured", "compression", "space", "physics", "search"),
     *("sizing", "fleet", "explain", "formats", "calibration", "launch", "commands"),
-    *("recipe", "targets", "bundle", "trials", "present", "doors"),
+    *("recipe", "targets", "deployments", "bundle", "trials", "present", "doors"),
 )
 """A room imports itself and rooms before it."""
 TRAVELLERS = ("launcher", "trainer", "compressor")

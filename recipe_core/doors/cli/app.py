@@ -8,13 +8,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from recipe_core import __version__
 from recipe_core.base.documents import parse_json, parse_yaml, read_document, read_text, to_json
 from recipe_core.base.errors import InputError, RecipeError
+
+if TYPE_CHECKING:
+    from recipe_core.deployments.deployed import DeploymentFile
 
 app = typer.Typer(
     name="recipe",
@@ -112,6 +115,24 @@ def own_runs(paths: list[Path] | None, off: bool = False) -> Any:
     if corrections is not None:
         typer.echo("\n".join(own_runs_text(corrections)), err=True)
     return corrections
+
+
+def deployment_at(source: str) -> DeploymentFile | None:
+    """The deployment file at a path; None for a request, and for no file.
+
+    Raises:
+        InputError: when it is neither, or cannot be read.
+    """
+    from recipe_core.deployments.documents import MAX_BYTES
+    from recipe_core.deployments.read import SCRIPTS, is_deployment, read_deployment
+
+    path = Path(source)
+    if source == "-" or not path.is_file():
+        return None
+    if path.suffix.casefold() not in SCRIPTS and path.stat().st_size > MAX_BYTES:
+        return None
+    text = read_text(path, field="file", limit=MAX_BYTES)
+    return read_deployment(text, path.name) if is_deployment(text, path.name) else None
 
 
 def own_checkpoints(paths: list[Path] | None, off: bool = False) -> Any:

@@ -15,6 +15,7 @@ from recipe_core.doors.cli.app import (
     PublicKey,
     app,
     calibrated,
+    deployment_at,
     emit,
     own_device,
     plan_request,
@@ -26,6 +27,8 @@ from recipe_core.doors.cli.app import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from recipe_core.deployments.deployed import DeploymentFile
+
 
 @app.command()
 def check(
@@ -33,7 +36,7 @@ def check(
         str | None,
         typer.Argument(
             metavar="[REQUEST|BUNDLE|FILE]",
-            help="A request, a bundle, a .jsonl file, or a file of commands.",
+            help="A request, a bundle, a deployment file, a .jsonl file, or a file of commands.",
         ),
     ] = None,
     command: Annotated[
@@ -44,7 +47,7 @@ def check(
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", metavar="DIR", help="Check commands in its .sh, .txt, .md, .jsonl."),
+        typer.Option("--dir", metavar="DIR", help="Check deployment files and commands in it."),
     ] = None,
     hardware: Annotated[
         str | None, typer.Option(help="The device of a command: NAME or NAME:COUNT.")
@@ -104,11 +107,13 @@ def check(
         if command is not None:
             _check_command(command, ground, as_json)
         elif folder is not None:
-            _check_folder(folder, ground)
+            _check_folder(folder, ground, as_json)
         elif source.endswith(".jsonl"):
             _check_lines(path, ground)
-        elif source.endswith((".sh", ".bash", ".txt", ".md")):
-            _check_folder(path, ground)
+        elif source.endswith((".txt", ".md")):
+            _check_list(path, ground)
+        elif deployment := deployment_at(source):
+            _check_deployment(deployment, ground, as_json)
         else:
             _check_request(source, as_json)
 
@@ -142,10 +147,35 @@ def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoRet
     raise typer.Exit(1 if answer["ok"] is False else 0)
 
 
-def _check_folder(folder: Path, ground: dict[str, Any]) -> None:
+def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: bool) -> NoReturn:
+    from recipe_core.deployments.judge import check_deployment
+    from recipe_core.present.deployment_text import deployment_text
+
+    with working(f"Judging {len(file.engines):,} engines …"):
+        answer = check_deployment(file, ground)
+    emit(answer) if as_json else typer.echo(deployment_text(answer))
+    without_answer = not answer["engines"] or any("error" in each for each in answer["engines"])
+    raise typer.Exit(1 if answer["ok"] is False else 2 if without_answer else 0)
+
+
+def _check_folder(folder: Path, ground: dict[str, Any], as_json: bool) -> NoReturn:
+    from recipe_core.deployments.folder import check_folder
+    from recipe_core.present.deployment_text import folder_text
+
+    with working(f"Judging what {folder} starts …"):
+        answers = check_folder(folder, ground)
+    if as_json:
+        for answer in answers:
+            typer.echo(to_json(answer, indent=None))
+    else:
+        typer.echo(folder_text(answers))
+    raise typer.Exit(int(any(answer.get("ok") is False for answer in answers)))
+
+
+def _check_list(path: Path, ground: dict[str, Any]) -> None:
     from recipe_core.commands.files import check_items, read_items
 
-    items = list(read_items(folder))
+    items = list(read_items(path))
     with working(f"Judging {len(items):,} commands …"):
         answers = list(check_items(items, ground))
     for answer in answers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from recipe_core.doors.cli.app import (
     NoCalibration,
     RequestFile,
     app,
+    deployment_at,
     emit,
     own_device,
     own_runs,
@@ -22,6 +23,9 @@ from recipe_core.doors.cli.app import (
     read_key,
     working,
 )
+
+if TYPE_CHECKING:
+    from recipe_core.deployments.deployed import DeploymentFile
 
 Output = Annotated[
     Path | None,
@@ -266,7 +270,7 @@ def convert_command(
         str,
         typer.Argument(
             metavar="COMMAND|FILE",
-            help="An engine's command, or a file with a published recipe: .yaml, .json, .sh.",
+            help="An engine's command, or a file: of a deployment, or a published recipe.",
         ),
     ],
     hardware: Annotated[str | None, typer.Option(help="The device: NAME or NAME:COUNT.")] = None,
@@ -276,7 +280,7 @@ def convert_command(
     output_tokens: Annotated[int | None, typer.Option(help="Tokens per answer.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests in flight.")] = None,
     choice: Annotated[
-        str | None, typer.Option(help="Which configuration, if the file has several.")
+        str | None, typer.Option(help="Which configuration or engine, if the file has several.")
     ] = None,
     output: Output = None,
     as_json: Json = False,
@@ -317,12 +321,40 @@ def _published(source: str, hardware: str | None, choice: str | None) -> tuple[A
     suffix = Path(source).suffix.casefold() if "\n" not in source and len(source) < 4096 else ""
     if suffix in (".sh", ".bash", ".txt"):
         return Published(command=read_text(Path(source), field="convert")), hardware
+    if suffix and (deployment := deployment_at(source)):
+        return _deployed(deployment, hardware, choice)
     if suffix in (".yaml", ".yml", ".json"):
         document = read_document(Path(source), field="convert")
         device_name = hardware.partition(":")[0] if hardware else None
         published = read_published(document, device_name, choice)
         return published, hardware or published.hardware
     return Published(command=source), hardware
+
+
+def _deployed(
+    file: DeploymentFile, hardware: str | None, choice: str | None
+) -> tuple[Any, str | None]:
+    """The engine of a deployment file, and its device.
+
+    Raises:
+        InputError: where there is none, or several of which ``choice`` does not name one.
+    """
+    from recipe_core.recipe.published import Published
+
+    engines = [each for each in file.engines if choice is None or choice in each.where]
+    if len(engines) != 1:
+        names = "; ".join(each.where for each in file.engines[:12]) or "none"
+        message = f"the file starts {len(engines)} engines that fit."
+        hint = f"Choose one with --choice. In the file: {names}."
+        raise InputError(message, field="convert", hint=hint)
+    engine = engines[0]
+    place = engine.place
+    device = place.device
+    if device and place.per_node:
+        device = f"{device}:{place.per_node}"
+    others = tuple(f"{each.where}: another engine" for each in file.engines if each is not engine)
+    published = Published(engine.launch, nodes=place.nodes, left=others, model=engine.model)
+    return published, hardware or device
 
 
 @app.command()

@@ -30,6 +30,7 @@ from recipe_core.physics.serving.cache import (
     state_bytes,
 )
 from recipe_core.physics.serving.graphs import Held, capture_shortfall, graph_bytes
+from recipe_core.physics.serving.host_layers import host_weight_bytes
 from recipe_core.physics.serving.towers import on_every_stage, profiled, tower_bytes
 from recipe_core.physics.serving.weights import (
     adapter_bytes,
@@ -292,7 +293,7 @@ def _stage_column(
         + first * common.extras
     )
     towers = common.towers if on_every_stage(setting) else first * common.towers
-    weights = np.maximum(weights + towers - setting.effects.host_weights_bytes, 0.0)
+    weights = np.maximum(weights + towers - host_weight_bytes(setting, cases), 0.0)
     if setting.engine.batcher is not None and setting.engine.batcher.copies_weights:
         weights = weights * cases.instances
     kinds = zip((kind for kind, _ in model.kinds), counts, strict=True)
@@ -366,7 +367,9 @@ def _stage(
     stated = _stated_pool(setting, cases, longest)
     pool = pool if stated is None else stated
     settled = np.maximum(pool - in_flight, 0)
-    needed = sequences * sequence
+    # layers on the host have their cache there
+    on_device = 1 - setting.effects.host_layers / len(setting.model.layers)
+    needed = sequences * sequence * on_device
     context_limit, context_at_load = _context_limits(
         setting, layers, cases, pool, np.maximum(sequences, 1)
     )
@@ -385,7 +388,7 @@ def _stage(
         "usable_bytes": usable,
         "pool_bytes": np.maximum(pool, 0),
         "sequence_bytes": sequence,
-        "start_bytes": besides + (smallest + in_flight if stated is None else stated),
+        "start_bytes": besides + (smallest + in_flight if stated is None else stated) * on_device,
         "capture_shortfall": capture_shortfall(
             setting, cases, layers, Held(fixed.weights, fixed.runtime, capacity, pool)
         ),

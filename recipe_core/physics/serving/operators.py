@@ -44,6 +44,7 @@ from recipe_core.physics.network import (
 )
 from recipe_core.physics.roofline import experts_s, operator_s
 from recipe_core.physics.serving.cache import kv_token_bytes, state_bytes
+from recipe_core.physics.serving.host_layers import host_layers_s
 from recipe_core.physics.serving.routing import crowding, distinct_experts
 from recipe_core.physics.serving.towers import encoding_s
 from recipe_core.physics.serving.weights import adapter_bytes, expert_ranks, padded_vocabulary
@@ -149,8 +150,9 @@ ADAPTER_KERNELS_S = 2 * 4e-6
 def _options_s(setting: Setting, cases: Cases, step: Step) -> Float:
     """Seconds that the user's own options add to a step.
 
-    Weights in the host's memory cross the link in every step (vLLM's ``cpu_offload_gb``); adapters
-    of the requests in it are read, and start two kernels a matrix.
+    Weights in the host's memory cross the link in every step (vLLM's ``cpu_offload_gb``), or the
+    host computes with them (llama.cpp's ``n_gpu_layers``); adapters of the requests in it are read,
+    and start two kernels a matrix.
     """
     effects, device = setting.effects, setting.cluster.device
     seconds = np.zeros(len(cases))
@@ -158,6 +160,7 @@ def _options_s(setting: Setting, cases: Cases, step: Step) -> Float:
         whole = setting.model.counted_bytes / (cases.tp * cases.pp)
         moved = np.minimum(effects.host_weights_bytes, whole)
         seconds = seconds + cases.pp * moved / link_rates(device)[0]
+    seconds = seconds + host_layers_s(setting, cases, step.rows)
     if effects.adapters is not None:
         slots = effects.adapters.slots
         read = adapter_bytes(setting, cases) / slots * np.minimum(slots, np.maximum(step.rows, 1.0))

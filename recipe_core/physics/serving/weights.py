@@ -68,7 +68,7 @@ def _shared_share(setting: Setting, tensor: Tensor, mlp: MoeMlp, cases: Cases) -
 def layer_weight_bytes(setting: Setting, layer: Layer, cases: Cases) -> Float:
     """Weights of one layer on one rank, with the padding of the engine's kernels (one per case)."""
     return add(
-        _tensor_bytes(setting, layer, tensor, cases)
+        tensor_bytes(setting, layer, tensor, cases)
         for tensor in layer.tensors(setting.model.hidden)
     )
 
@@ -96,7 +96,7 @@ def draft_weight_bytes(setting: Setting, cases: Cases) -> Float:
     return cases.draft_layers * (layer + projection)
 
 
-def _tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) -> Float:
+def tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) -> Float:
     """Bytes of a layer's tensor on one rank."""
     share = _share(setting, tensor, layer, cases)
     plain = tensor.numel * setting.tensor_bytes(tensor) * share

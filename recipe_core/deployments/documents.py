@@ -1,0 +1,143 @@
+"""Untrusted YAML as people write it: many documents, anchors and tags; scalars keep their text.
+
+Numbers stay as they are written (``0.90``, ``1e9``), since a command gets their text. Aliases are
+expanded within the limits of ``base.documents``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from recipe_core.base.documents import MAX_DEPTH, MAX_NODES
+from recipe_core.base.errors import InputError
+
+MAX_BYTES = 1 << 20
+"""The largest deployment file that is read."""
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULL = "tag:yaml.org,2002:null"
+_MERGE = "<<"
+
+
+class Mapped(dict[str, Any]):
+    """A mapping, the ``line`` where it begins, and those where its texts do."""
+
+    line: int = 0
+    lines: Mapping[str, int] = {}
+
+
+def read_documents(text: str) -> list[Any]:
+    """The documents of a text as mappings, lists, texts and None.
+
+    Raises:
+        InputError: when it is not YAML, or too large or too deep.
+    """
+    if len(text) > MAX_BYTES:
+        message = f"has {len(text):,} characters; at most {MAX_BYTES:,} are read."
+        raise InputError(message, field="file")
+    try:
+        _check_depth(text)
+        nodes = list(yaml.compose_all(text, Loader=_LOADER))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        hint = None
+        if "{{" in text:
+            hint = "Templates of Helm are read after `helm template`."
+        raise InputError(f"is not valid YAML: {reason:.300}.", field="file", hint=hint) from None
+    reader = _Reader()
+    return [reader.value(node, 0) for node in nodes if node is not None]
+
+
+def _check_depth(text: str) -> None:
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        nodes += isinstance(event, yaml.NodeEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH or nodes > MAX_NODES:
+            raise _too_large()
+
+
+def _too_large() -> InputError:
+    message = f"has more than {MAX_DEPTH} levels or {MAX_NODES:,} values."
+    return InputError(message, field="file")
+
+
+class _Reader:
+    """From nodes to plain values; an alias counts as often as it is used."""
+
+    def __init__(self) -> None:
+        self.nodes = 0
+
+    def value(self, node: Any, depth: int) -> Any:
+        self.nodes += 1
+        if depth > MAX_DEPTH or self.nodes > MAX_NODES:
+            raise _too_large()
+        if isinstance(node, yaml.ScalarNode):
+            return None if node.tag == _NULL else node.value
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, depth + 1) for item in node.value]
+        return self._mapping(node, depth)
+
+    def _mapping(self, node: Any, depth: int) -> Mapped:
+        merged, own = Mapped(), Mapped()
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key == _MERGE:
+                value = self.value(value_node, depth + 1)
+                for part in value if isinstance(value, list) else [value]:
+                    for name, item in part.items() if isinstance(part, dict) else ():
+                        merged.setdefault(name, item)
+            elif isinstance(key, str):
+                own[key] = self.value(value_node, depth + 1)
+        out = Mapped({**merged, **own})
+        out.lines = {
+            key.value: value.start_mark.line + 1 + (value.style in ("|", ">"))
+            for key, value in node.value
+            if isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)
+        }
+        out.line = node.start_mark.line + 1
+        return out
+
+
+def line_of(value: Any) -> int | None:
+    """The line where a mapping begins; None for what is none."""
+    return value.line if isinstance(value, Mapped) and value.line else None
+
+
+def mapping(value: Any) -> Mapped:
+    """The value where it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapped) else Mapped()
+
+
+def mappings(value: Any) -> list[Mapped]:
+    """The mappings of a list."""
+    return [each for each in value if isinstance(each, Mapped)] if isinstance(value, list) else []
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """The texts of a list, or a text alone."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
+
+
+def walk(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapped]]:
+    """Every mapping within a value, outer ones first, with the keys that lead there."""
+    if isinstance(value, Mapped):
+        yield path, value
+        for key, item in value.items():
+            yield from walk(item, (*path, key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from walk(item, (*path, str(number)))
+
+
+def count(value: Any) -> int | None:
+    """A whole number from 1 to 9,999 in a text; None for anything else."""
+    text = value.strip().strip("'\"") if isinstance(value, str) else ""
+    is_count = text.isascii() and text.isdecimal() and len(text) < 5
+    return (int(text) or None) if is_count else None
