@@ -50,7 +50,9 @@ class Launches(_Data):
     reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
     Trainium) are estimated only. ``rollout_engines``: those that sample answers for it. ``data``:
     formats of the data that it learns from, the usual one first; DPO's is always ``preference``.
-    ``full_loss``: whether full logits can be asked for.
+    ``full_loss``: whether full logits can be asked for. ``parameters_stay``: methods that keep
+    parameters on the devices, also where ``offload`` has ``parameters``; ``quantizes_on_host``:
+    whether a 4-bit base is made in host memory and divided there, not whole on every device.
     """
 
     methods: tuple[str, ...]
@@ -65,6 +67,8 @@ class Launches(_Data):
     recompute: tuple[str, ...]
     schedules: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+    parameters_stay: tuple[str, ...] = ()
+    quantizes_on_host: bool = False
     recompute_modules: tuple[str, ...] = ()
     overlap_experts: bool = False
     activation_offload: bool = False

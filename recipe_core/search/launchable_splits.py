@@ -418,6 +418,14 @@ def _trl(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]
 def _zero_tools(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     yield from _deepspeed(setting, cases)
     yield from _tuning(setting, cases)
+    stored = setting.method == "qlora" and setting.precision != "bf16"
+    yield LaunchRule(
+        "launch-precision",
+        cases.host_parameters & stored,
+        lambda _: f"{setting.framework.title} stores a 4-bit base that FSDP divides as bf16 only",
+        "candidate.precision",
+        "Use bf16.",
+    )
 
 
 def _unsloth(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:

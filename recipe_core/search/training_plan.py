@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -29,7 +30,13 @@ from recipe_core.search.measures import TRAINING, to_finish
 from recipe_core.search.plan import LENGTH, LOAD, Plan
 from recipe_core.search.problem import MAX_DEVICES, TrainingProblem
 from recipe_core.search.training_candidates import describe, every_case, one_case
-from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting, stack_cases
+from recipe_core.space.training import (
+    OFFLOADS,
+    RECOMPUTE,
+    TrainingCases,
+    TrainingSetting,
+    stack_cases,
+)
 from recipe_core.space.training_rules import rules
 
 Block = EvaluatedCases[TrainingSetting, TrainingCases, TrainingEstimates]
@@ -156,8 +163,12 @@ class TrainingPlan(Plan):
 
     @classmethod
     def _searched(cls, problem: TrainingProblem, candidate: CandidateRequest | None) -> list[Block]:
-        pairs = every_case(problem, candidate or shared_candidate(problem.request))
-        return [_judged(problem, evaluate(PHYSICS, *pair, searching=True)) for pair in pairs]
+        asked = candidate or shared_candidate(problem.request) or CandidateRequest()
+        blocks = _blocks(problem, asked)
+        if asked.offload is not None or any(block.feasible.any() for block in blocks):
+            return blocks
+        hosted = _blocks(*_on_host(problem, asked))
+        return [*blocks, *(block for block in hosted if block.feasible.any())]
 
     is_uncertain = staticmethod(is_uncertain)
     one_case = staticmethod(one_case)
@@ -232,6 +243,8 @@ class TrainingPlan(Plan):
         numbers["recompute"] = RECOMPUTE.index(split["recompute"])
         names = (*TRAINING_FIELDS[2:], "shard")
         agree = np.all([self.columns[name] == numbers[name] for name in names], axis=0)
+        hosted = np.concatenate([block.cases.host_parameters for block in self.blocks])
+        agree &= hosted == (split.get("offload") == "parameters")
         for row in map(int, np.flatnonzero(agree)):
             setting = self.setting(row)
             same = (setting.engine, setting.precision) == (split["engine"], split["precision"])
@@ -272,7 +285,7 @@ class TrainingPlan(Plan):
     # changes that may help
 
     def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Another framework, optimizer states on the host, up to ``MORE_NODES`` times the nodes.
+        """Another framework, states on the host, up to ``MORE_NODES`` times the nodes.
 
         All on a framework that can launch what is asked, where the plan's cannot.
         """
@@ -283,6 +296,9 @@ class TrainingPlan(Plan):
         other = {"candidate.engine": names[0]} if refused else {}
         if self.problem.candidate.offload is None and self.blocks:
             yield from (("offload", fields) for fields in self._offloaded(self.blocks[0].setting))
+        if self.problem.candidate.offload == "optimizer" and self.blocks:
+            more = self._offloaded(self.blocks[0].setting, "parameters")
+            yield from (("offload", fields) for fields in more)
         hardware = self.request.hardware
         for factor in MORE_NODES:
             if hardware.devices * factor <= MAX_DEVICES["training"]:
@@ -294,9 +310,10 @@ class TrainingPlan(Plan):
         return any(rule.code == FRAMEWORK for rule in block.outside)
 
     def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
-        """Changes that may let a refused row run: against memory, optimizer states on the host."""
+        """Changes that may let a refused row run: against memory, states on the host."""
         if "memory" in codes and self.candidate(row).get("offload") is None:
             yield from self._offloaded(self.setting(row))
+            yield from self._offloaded(self.setting(row), "parameters")
 
     def _launching(self) -> list[str]:
         """Frameworks beside those of the plan that can launch what is asked."""
@@ -311,16 +328,18 @@ class TrainingPlan(Plan):
         """Where the request keeps optimizer states, and whether its loss is in pieces."""
         return self.problem.candidate.offload or "none", bool(self.problem.workload.fused_loss)
 
-    def _offloaded(self, setting: TrainingSetting) -> Iterator[dict[str, Any]]:
-        """Optimizer states on the host, on a framework that can be told so.
+    def _offloaded(
+        self, setting: TrainingSetting, what: str = "optimizer"
+    ) -> Iterator[dict[str, Any]]:
+        """States on the host, on a framework that can be told so.
 
         Nothing where only without them a bundle can be made.
         """
-        names = able(setting, "optimizer", self._asked[1])
+        names = able(setting, what, self._asked[1])
         if setting.engine in names or self.launch_note:
-            yield {"candidate.offload": "optimizer"}
+            yield {"candidate.offload": what}
         elif names:
-            yield {"candidate.offload": "optimizer", "candidate.engine": names[0]}
+            yield {"candidate.offload": what, "candidate.engine": names[0]}
 
     @cached_property
     def launch_note(self) -> str | None:
@@ -345,10 +364,10 @@ class TrainingPlan(Plan):
 
     def bundled(self, row: int) -> bool:
         """Whether its framework can be told the request and the split, and the run has an end."""
-        setting, asked = self.setting(row), self._asked
-        if self.problem.workload.tokens is None or any(unable(setting, *asked)):
+        setting, (block, i) = self.setting(row), self.at(row)
+        offload = OFFLOADS[int(block.cases.offload[i])]
+        if self.problem.workload.tokens is None or any(unable(setting, offload, self._asked[1])):
             return False
-        block, i = self.at(row)
         rules = split_rules(setting, block.cases.take([i]))
         return not any(rule.broken[0] for rule in rules)
 
@@ -393,7 +412,25 @@ class TrainingPlan(Plan):
         """What makes a row another choice: the split and the device it is on."""
         candidate, place = self.candidate(row), self.setting(row).cluster
         names = ("shard", *TRAINING_FIELDS)
-        return (place.device.digest, *(candidate[name] for name in names))
+        where = candidate.get("offload")
+        return (place.device.digest, where, *(candidate[name] for name in names))
+
+
+def _blocks(problem: TrainingProblem, candidate: CandidateRequest) -> list[Block]:
+    """Every case that agrees with the candidate, judged."""
+    pairs = every_case(problem, candidate)
+    return [_judged(problem, evaluate(PHYSICS, *pair, searching=True)) for pair in pairs]
+
+
+def _on_host(
+    problem: TrainingProblem, candidate: CandidateRequest
+) -> tuple[TrainingProblem, CandidateRequest]:
+    """The problem and what is asked of its splits, with parameters in host memory."""
+    away = {"offload": "parameters"}
+    request = problem.request.model_copy(
+        update={"candidate": problem.candidate.model_copy(update=away)}
+    )
+    return replace(problem, request=request), candidate.model_copy(update=away)
 
 
 def _judged(problem: TrainingProblem, block: Block) -> Block:

@@ -56,7 +56,7 @@ def accelerate_config(job: Job) -> dict[str, Any]:
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_reshard_after_forward": job.zero_stage == 3,
         "fsdp_activation_checkpointing": job.recompute == "full",
-        "fsdp_offload_params": False,
+        "fsdp_offload_params": job.offload == "parameters",
         "fsdp_cpu_ram_efficient_loading": False,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }

@@ -1,4 +1,8 @@
-"""Axolotl with DeepSpeed: its own configuration file, and ``axolotl train`` (0.19.0)."""
+"""Axolotl with DeepSpeed: its own configuration file, and ``axolotl train`` (0.19.0).
+
+A 4-bit base in host memory is divided by FSDP2: there the first process loads it to the CPU and
+sends the others their shards, while DeepSpeed needs all of it on every device first.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,9 @@ from recipe_core.launch.training.tuning import (
 
 def launch(job: Job) -> Launch:
     """Axolotl's command line, which starts torchrun with the words after two dashes."""
-    config, zero = axolotl_config(job), tool_ds_config(job)
+    config, zero = axolotl_config(job), {} if by_fsdp(job) else tool_ds_config(job)
     places = ("--base-model", "${model}", "--output-dir", CHECKPOINTS)
-    divided = ("--deepspeed", "${root}/ds_config.json")
+    divided = ("--deepspeed", "${root}/ds_config.json") if zero else ()
     start = (*started(job), "axolotl", "train", "${root}/axolotl.yaml", "--launcher", "torchrun")
 
     def words(node: int) -> tuple[str, ...]:
@@ -40,11 +44,16 @@ def launch(job: Job) -> Launch:
 
     files = {
         "axolotl.yaml": to_yaml(config),
-        "ds_config.json": to_json(zero),
+        **({"ds_config.json": to_json(zero)} if zero else {}),
         **start_files(job),
     }
-    recorded = {**config, "deepspeed": zero}
+    recorded = {**config, **({"deepspeed": zero} if zero else {})}
     return training(job, processes(job, words, environment(job)), recorded, files)
+
+
+def by_fsdp(job: Job) -> bool:
+    """Whether FSDP2 divides the model, not DeepSpeed."""
+    return job.setting.method == "qlora" and job.offload == "parameters"
 
 
 def tool_ds_config(job: Job) -> dict[str, Any]:
@@ -94,7 +103,26 @@ def axolotl_config(job: Job) -> dict[str, Any]:
         "chat_template": "tokenizer_default_fallback_chatml",
         "dataset_prepared_path": "run/prepared",
     }
-    return out | _data(job) | _adapters(job)
+    return out | _data(job) | _adapters(job) | _sharded(job)
+
+
+def _sharded(job: Job) -> dict[str, Any]:
+    """FSDP2's fields, where it divides the model: it recomputes too, by whole layers."""
+    if not by_fsdp(job):
+        return {}
+    full = job.recompute == "full"
+    return {
+        "gradient_checkpointing": False,
+        "fsdp_version": 2,
+        "fsdp_config": {
+            "offload_params": True,
+            "cpu_ram_efficient_loading": True,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "reshard_after_forward": True,
+            "activation_checkpointing": full,
+            "state_dict_type": "FULL_STATE_DICT",
+        },
+    }
 
 
 def _data(job: Job) -> dict[str, Any]:

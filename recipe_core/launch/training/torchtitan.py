@@ -189,6 +189,7 @@ def settings(job: Job) -> dict[str, Any]:
         "training.steps": job.steps,
         "training.max-norm": h.clip_norm,
         "training.mixed-precision-param": "bfloat16",
+        "training.enable-cpu-offload": job.offload == "parameters",
         "compile.enable": True,  # as estimated
         "compile.components": "model,loss",
         "compile.enable-async-tensor-parallel": False,
