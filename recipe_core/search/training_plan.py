@@ -157,7 +157,8 @@ class TrainingPlan(Plan):
         """The plan over every case of a problem that agrees with what ``candidate`` states.
 
         Without one, what all splits of a plan share (framework, precision, offload) is the
-        request's.
+        request's. Where no split runs, nor with optimizer states in host memory, those with
+        parameters there are added.
         """
         return cls(problem, cls._searched(problem, candidate))
 
@@ -167,8 +168,11 @@ class TrainingPlan(Plan):
         blocks = _blocks(problem, asked)
         if asked.offload is not None or any(block.feasible.any() for block in blocks):
             return blocks
-        hosted = _blocks(*_on_host(problem, asked))
-        return [*blocks, *(block for block in hosted if block.feasible.any())]
+        for states in ("optimizer", "parameters"):
+            hosted = [block for block in _on_host(problem, asked, states) if block.feasible.any()]
+            if hosted:  # optimizer states there are a change that is offered
+                return [*blocks, *hosted] if states == "parameters" else blocks
+        return blocks
 
     is_uncertain = staticmethod(is_uncertain)
     one_case = staticmethod(one_case)
@@ -422,15 +426,19 @@ def _blocks(problem: TrainingProblem, candidate: CandidateRequest) -> list[Block
     return [_judged(problem, evaluate(PHYSICS, *pair, searching=True)) for pair in pairs]
 
 
-def _on_host(
-    problem: TrainingProblem, candidate: CandidateRequest
-) -> tuple[TrainingProblem, CandidateRequest]:
-    """The problem and what is asked of its splits, with parameters in host memory."""
-    away = {"offload": "parameters"}
-    request = problem.request.model_copy(
-        update={"candidate": problem.candidate.model_copy(update=away)}
-    )
-    return replace(problem, request=request), candidate.model_copy(update=away)
+def _on_host(problem: TrainingProblem, candidate: CandidateRequest, states: str) -> Iterator[Block]:
+    """The same with some ``states`` in host memory, on frameworks that can be told so.
+
+    Where none can launch the request, with its states on the devices either, on any.
+    """
+    away = {"offload": states}
+    stated = problem.candidate.model_copy(update=away)
+    request = problem.request.model_copy(update={"candidate": stated})
+    pieces = bool(problem.workload.fused_loss)
+    for block in _blocks(replace(problem, request=request), candidate.model_copy(update=away)):
+        setting = block.setting
+        if setting.engine in able(setting, states, pieces) or not able(setting, "none", pieces):
+            yield block
 
 
 def _judged(problem: TrainingProblem, block: Block) -> Block:

@@ -351,7 +351,8 @@ def test_a_tool_has_the_figures_of_what_it_runs_over():
     trl, accelerate = framework("trl"), framework("accelerate")
     assert trl.states == accelerate.states
     assert (trl.title, trl.always_in_pieces) == ("TRL", True)
-    assert framework("axolotl").model_copy(update={"title": "DeepSpeed"}) == framework("deepspeed")
+    factory = framework("llama-factory").model_copy(update={"title": "DeepSpeed"})
+    assert factory == framework("deepspeed")
     assert training_engine("axolotl").launches.zero_stages == (0, 1, 2, 3)
     assert "trlx" in str(refusal(framework, "trlx"))
     stated = training_data().model_dump(mode="json")
