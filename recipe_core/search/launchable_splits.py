@@ -13,6 +13,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Int
 from recipe_core.engines.training_programs import training_engine
+from recipe_core.search.context_splits import ENGINES as CONTEXT_ENGINES
+from recipe_core.search.context_splits import context_rules, context_shards
 from recipe_core.search.launch_rules import LaunchRule, accumulates, heads_divide, synchronised
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
 from recipe_core.search.megatron_splits import megatron_rules
@@ -75,6 +77,8 @@ def degree_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Lau
                 f"candidate.{name}",
                 f"Use {name} 1, or another framework.",
             )
+    if setting.engine in CONTEXT_ENGINES:
+        yield from context_rules(setting, cases)
     uneven = (cases.devices > cases.per_node) & (cases.devices % cases.per_node != 0)
     yield LaunchRule(
         "launch-nodes",
@@ -255,6 +259,7 @@ def _accelerate(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
         "candidate.zero_stage",
         "Use ZeRO-0, or plain torch.",
     )
+    yield from context_shards(setting, cases)
 
 
 def _deepspeed(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
@@ -425,6 +430,13 @@ def _zero_tools(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
         lambda _: f"{setting.framework.title} stores a 4-bit base that FSDP divides as bf16 only",
         "candidate.precision",
         "Use bf16.",
+    )
+    yield LaunchRule(
+        "launch-offload",
+        cases.host_parameters & (cases.replicas == 1) & (setting.method == "qlora"),
+        lambda _: "FSDP divides a 4-bit base among two devices or more",
+        "candidate.dp",
+        "Use dp 2 or more.",
     )
 
 

@@ -62,10 +62,12 @@ def accelerate_config(job: Job) -> dict[str, Any]:
     }
     out["parallelism_config"] = {
         "parallelism_config_dp_replicate_size": job.dims.copies,
-        "parallelism_config_dp_shard_size": job.dims.sharded,
+        "parallelism_config_dp_shard_size": job.dims.sharded // job.dims.cp,
         "parallelism_config_tp_size": 1,
-        "parallelism_config_cp_size": 1,
+        "parallelism_config_cp_size": job.dims.cp,
     }
+    if job.dims.cp > 1:
+        out["parallelism_config"]["parallelism_config_cp_comm_strategy"] = "allgather"
     return out
 
 

@@ -1,7 +1,9 @@
 """Axolotl with DeepSpeed: its own configuration file, and ``axolotl train`` (0.19.0).
 
-A 4-bit base in host memory is divided by FSDP2: there the first process loads it to the CPU and
-sends the others their shards, while DeepSpeed needs all of it on every device first.
+A 4-bit base in host memory is divided by the first FSDP, as ``qlora_sharded_model_loading``
+quantizes layer by layer into the first process' host memory and sends the others their shards;
+DeepSpeed and FSDP2 need all of it on every device first (``loaders/model.py`` and the schema's
+``check_fsdp2_cpu_ram_efficient_loading_w_4bit``).
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def launch(job: Job) -> Launch:
 
 
 def by_fsdp(job: Job) -> bool:
-    """Whether FSDP2 divides the model, not DeepSpeed."""
+    """Whether FSDP divides the model, not DeepSpeed."""
     return job.setting.method == "qlora" and job.offload == "parameters"
 
 
@@ -107,19 +109,19 @@ def axolotl_config(job: Job) -> dict[str, Any]:
 
 
 def _sharded(job: Job) -> dict[str, Any]:
-    """FSDP2's fields, where it divides the model: it recomputes too, by whole layers."""
+    """FSDP's fields, where it divides the model; all of it is divided by default."""
     if not by_fsdp(job):
         return {}
-    full = job.recompute == "full"
     return {
-        "gradient_checkpointing": False,
-        "fsdp_version": 2,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+        "qlora_sharded_model_loading": True,
+        "fsdp_version": 1,
         "fsdp_config": {
             "offload_params": True,
             "cpu_ram_efficient_loading": True,
+            "sync_module_states": True,
+            "use_orig_params": False,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "reshard_after_forward": True,
-            "activation_checkpointing": full,
             "state_dict_type": "FULL_STATE_DICT",
         },
     }

@@ -189,7 +189,6 @@ def settings(job: Job) -> dict[str, Any]:
         "training.steps": job.steps,
         "training.max-norm": h.clip_norm,
         "training.mixed-precision-param": "bfloat16",
-        "training.enable-cpu-offload": job.offload == "parameters",
         "compile.enable": True,  # as estimated
         "compile.components": "model,loss",
         "compile.enable-async-tensor-parallel": False,
@@ -231,6 +230,8 @@ def settings(job: Job) -> dict[str, Any]:
             "dataloader.prefetch-factor": job.setting.loading.prefetch,
             "dataloader.pin-memory": True,
         }
+    if job.offload == "parameters":
+        out["training.enable-cpu-offload"] = True
     if piped:
         out |= {
             "parallelism.pipeline-parallel-schedule": _SCHEDULES[job.schedule],
