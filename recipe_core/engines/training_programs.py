@@ -53,6 +53,7 @@ class Launches(_Data):
     ``full_loss``: whether full logits can be asked for. ``parameters_stay``: methods that keep
     parameters on the devices, also where ``offload`` has ``parameters``; ``quantizes_on_host``:
     whether a 4-bit base is made in host memory and divided there, not whole on every device.
+    ``adapter_engines``: those that sample answers while adapters are trained.
     """
 
     methods: tuple[str, ...]
@@ -79,6 +80,7 @@ class Launches(_Data):
     expert_checkpoints: bool = False
     runtimes: tuple[str, ...] = ("cuda", "rocm", "cpu")
     rollout_engines: tuple[str, ...] = ()
+    adapter_engines: tuple[str, ...] = ()
 
 
 class TrainingEngine(_Data):
@@ -133,6 +135,7 @@ class _Dpo(_Data):
 
 class _Reinforcement(_Data):
     rate: Amount
+    adapter_rate: Amount
     critic_rate: Amount
     kl: Amount
     source: str

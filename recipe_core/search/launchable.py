@@ -203,6 +203,12 @@ def _rollout_unable(setting: TrainingSetting) -> Iterator[Unable]:
     if sampling is None or not engines:  # what has no engine is refused by its method
         return
     work = sampling.work
+    able_engines = training_engine(setting.engine).launches.adapter_engines
+    if sampling.adapters and not able_engines:
+        yield Unable(f"{METHODS[setting.method]} with adapters", "workload.adapters")
+    elif sampling.adapters and work.engine not in able_engines:
+        field, hint = "workload.rollout.engine", f"Use {able_engines[0]}."
+        yield Unable(f"adapters for {work.engine}", field, hint, able_engines[0])
     if work.engine not in engines:
         hint = f"Use {engines[0]}."
         yield Unable(f"a rollout by {work.engine}", "workload.rollout.engine", hint, engines[0])

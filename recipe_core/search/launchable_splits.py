@@ -30,6 +30,8 @@ from recipe_core.space.training import (
 )
 
 CUTS = ("tp", "pp", "cp", "ep")
+_MOST_RANK = 512
+"""Of adapters that vLLM samples with (its ``MaxLoRARanks``, verl's ``get_vllm_max_lora_rank``)."""
 _FLEX_BLOCK = 128
 """Positions of a block of torch's flex attention, which context parallelism does not cut."""
 
@@ -186,10 +188,14 @@ def _tuning(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRu
         "candidate.micro_batch",
         "Use an even micro-batch.",
     )
-    broken = setting.frozen and not float(setting.lora_alpha).is_integer()
-    yield LaunchRule(
+    yield _whole_alpha(setting, cases)
+
+
+def _whole_alpha(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
+    title, broken = setting.framework.title, not float(setting.lora_alpha).is_integer()
+    return LaunchRule(
         "launch-adapters",
-        np.full(len(cases), broken),
+        np.full(len(cases), setting.frozen and broken),
         lambda _: f"{title} takes a whole number as alpha, not {setting.lora_alpha:g}",
         "workload.lora_alpha",
         "Use a whole number.",
@@ -307,6 +313,14 @@ def _answers(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchR
 
 def _verl(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     yield from _answers(setting, cases)
+    yield _whole_alpha(setting, cases)
+    yield LaunchRule(
+        "launch-adapters",
+        np.full(len(cases), setting.frozen and setting.lora_rank > _MOST_RANK),
+        lambda _: f"vLLM takes adapters of rank {_MOST_RANK} at most, not {setting.lora_rank}",
+        "workload.lora_rank",
+        f"Use {_MOST_RANK} or less.",
+    )
     yield LaunchRule(
         "launch-gradients",
         (cases.sync_step > 0) & accumulates(cases),

@@ -14,7 +14,7 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.frameworks import framework, training_data
-from recipe_core.engines.training_programs import facts
+from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import failures, node_failures
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
@@ -381,6 +381,8 @@ def _worthwhile(
         & (cases.micro_batches % cases.pp == 0)
     )
     states = (cases.zero_stage == 0) | (cases.replicas > 1) | cases.host_parameters
+    if 0 not in training_engine(shared.engine).launches.zero_stages:
+        states |= cases.zero_stage > 1  # verl's FSDP is told nothing else, on one device too
     keep = np.ones(len(cases), dtype=np.bool_)
     for choice, worthwhile in (
         (candidate.micro_batch, even),

@@ -101,7 +101,8 @@ class TrainingSetting:
     @property
     def frozen(self) -> bool:
         """Whether only adapters are trained."""
-        return self.method in ("lora", "qlora")
+        sampled = self.sampling is not None and self.sampling.adapters
+        return self.method in ("lora", "qlora") or sampled
 
     def adapts(self, half: Literal["attention", "mlp"] | str) -> bool:
         """Whether matrices of a half of a layer have gradients, their own or those of adapters."""

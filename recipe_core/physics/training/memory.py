@@ -29,7 +29,7 @@ from recipe_core.physics.training.activations import (
 from recipe_core.physics.training.host_states import offloaded
 from recipe_core.physics.training.peak_memory import FP32_LOSS, Stage, fullest
 from recipe_core.physics.training.stages import by_length, stage_layers
-from recipe_core.space.training import TrainingCases, TrainingSetting
+from recipe_core.space.training import TrainingCases, TrainingSetting, training_cases
 
 PARTS = (
     "parameters",
@@ -340,6 +340,12 @@ def stored_parameters(
     reference = _reference(setting, rank, divisors)
     divided = 1.0 if setting.framework.reference_divided else 0.0
     return parameter_bytes(setting, rank, divisors), divided * reference
+
+
+def adapter_parameters(setting: TrainingSetting) -> float:
+    """Parameters of all adapters of the model."""
+    sizes = dict.fromkeys(("sequence_length", "global_batch", "per_node", "nodes"), 1)
+    return float(held(setting, training_cases(1, **sizes)).adapters.sum())
 
 
 def frozen_base_bytes(setting: TrainingSetting) -> float:
