@@ -180,7 +180,6 @@ def _rounds(cases: TrainingCases) -> LaunchRule:
 
 def _tuning(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     """Tools that fine-tune count pairs where DPO counts answers, and take whole alphas."""
-    title = setting.framework.title
     yield LaunchRule(
         "launch-pairs",
         (cases.micro_batch % 2 != 0) & (setting.method == "dpo"),
