@@ -460,7 +460,7 @@ def _sync(
     Every training rank gathers all of them. An engine beside it takes its part from there; devices
     apart are sent them over the slowest link on the way, one after another at full rate.
     """
-    sent = setting.model.language_parameters
+    sent = float(setting.model.language_parameters)
     if sampling.adapters and not sampling.merged:
         sent = adapter_parameters(setting)
     size = WEIGHT_BYTES * sent
