@@ -50,6 +50,7 @@ KUBERNETES = (
     FormField("rdma_count", "RDMA resources of a pod"),
     FormField("host_network", "Host network"),
     FormField("networks", "Networks of Multus"),
+    FormField("gke_network", "Network of GKE"),
     FormField("node_selector", "Node selector"),
     FormField("min_replicas", "Minimum replicas"),
     FormField("max_replicas", "Maximum replicas"),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recipe_core.launch.process import Process
+from recipe_core.targets import gke
 from recipe_core.targets.context import Context
 from recipe_core.targets.names import names
 
@@ -30,7 +31,8 @@ def resource(context: Context, processes: Sequence[Process]) -> dict[str, str]:
     usual = known.networks.get(context.network or "")
     name = context.parameters.rdma_resource or (usual and usual.resource)
     computes = known.of(context.vendor, context.runtime).resource is not None and devices
-    if not crosses(context) or not computes or name in (None, NONE):
+    on_gke = context.parameters.gke_network is not None
+    if not crosses(context) or not computes or name in (None, NONE) or on_gke:
         return {}
     per_pod = devices if usual and usual.each_device else 1
     return {str(name): str(context.parameters.rdma_count or per_pod)}
@@ -47,11 +49,14 @@ def pod_fields(context: Context) -> dict[str, Any]:
 def attachments(context: Context) -> dict[str, str]:
     """Annotations of a pod that attach it to further networks."""
     attached = context.parameters.networks
+    if gke.network_of(context) is not None:
+        return gke.pod_annotations(context)
     return {NETWORKS: attached} if attached and crosses(context) else {}
 
 
 def template(context: Context, labels: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
     """A pod template with what attaches its pods to further networks."""
+    wired = gke.wired(context, spec)
     attached = attachments(context)
     about = {"labels": labels, **({"annotations": attached} if attached else {})}
-    return {"metadata": about, "spec": spec}
+    return {"metadata": about, "spec": wired}
