@@ -2,6 +2,8 @@
 
 import pytest
 
+from recipe_core.explain.training_time import STEP, training_times
+from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.search.plans import plan, plan_candidate
 from tests.fixtures.rows import over, table
@@ -99,3 +101,17 @@ def test_one_device_needs_no_replica_to_leave_its_parameters():
     plans, row = plan_candidate(request)
     assert plans.feasible[row]
     assert plans.estimate(row).memory.parameters_bytes == 0
+
+
+def test_copies_are_explained_with_what_hides_them():
+    plans, row = plan_candidate(two_cards({"engine": "axolotl", "offload": "parameters"} | SPLIT))
+    lines = {line.name: line for line in training_times(plans, row).lines[STEP]}
+    copies = lines["Parameters from host memory"]
+    assert copies.numbers == copies.value  # gathers take all that could hide them
+    seconds = plans.estimate(row).breakdown_s.step["host_parameters"]
+    assert float(copies.value.removesuffix(" s")) == pytest.approx(seconds, rel=1e-3)
+    alone = {"engine": "accelerate", "offload": "parameters"} | SPLIT | {"dp": 1}  # no gathers
+    asked = change(two_cards(alone, "finetune"), {"model": "meta-llama/Llama-2-7b-hf"})
+    plans, row = plan_candidate(asked)
+    lines = {line.name: line for line in training_times(plans, row).lines[STEP]}
+    assert " - " in lines["Parameters from host memory"].numbers

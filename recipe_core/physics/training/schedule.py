@@ -199,6 +199,15 @@ def _data_parallel(
     return np.where(moves, np.where(layerwise, by_layer, at_end), 0.0)
 
 
+def gradient_copies_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Seconds of a step in which gradients of the fullest stage go to the host, none hidden."""
+    rank = held(setting, cases)
+    trained = rank.adapters if setting.frozen else rank.dense + rank.experts + rank.vocabulary
+    moved = setting.states.reduced * np.nanmax(trained, axis=1) / np.maximum(cases.shard, 1)
+    times = np.where(cases.sync_step > 0, 1, cases.micro_batches)
+    return np.asarray(times * moved / setting.calibration.host_link_bytes_per_s.value)
+
+
 def _expert_share(cases: TrainingCases) -> Float:
     """Traffic of experts against dense parameters of the same size: (d - 1)/d of their copies.
 
