@@ -114,7 +114,15 @@ def training_details() -> None:
             options=list(asking.DATA),
             format_func=asking.DATA.get,
         )
-        if workload.method in ("lora", "qlora"):
+        if workload.rollout is not None:
+            common.edit(
+                st.toggle,
+                "Adapters only",
+                "workload.adapters",
+                read=bool,
+                write=lambda chosen: "lora" if chosen else None,
+            )
+        if workload.method in ("lora", "qlora") or workload.adapters:
             asking.number("Adapter rank", "lora_rank")
             asking.optional("Adapter alpha", "lora_alpha", "twice the rank")
             common.edit(

@@ -46,6 +46,8 @@ def training_split(candidate: Mapping[str, Any]) -> str:
     parts.append(f"micro-batch {c['micro_batch']}")
     if c["recompute"] != "none":
         parts.append(f"{c['recompute']} recompute")
+    if c.get("offload") == "parameters":
+        parts.append("parameters on the host")
     return " · ".join(parts)
 
 
@@ -102,7 +104,11 @@ _CHANGES: Mapping[str, Callable[[Any], str]] = {
     ),
     "candidate.batch_window_ms": lambda value: f"Wait {significant(value)} ms to fill a batch",
     "candidate.instances": lambda value: f"Run {value:,} instances a device",
-    "candidate.offload": lambda value: f"Keep {value} states in host memory",
+    "candidate.offload": lambda value: (
+        f"Keep {value} in host memory"
+        if value == "parameters"
+        else f"Keep {value} states in host memory"
+    ),
     "candidate.engine": lambda value: f"Train with {value}",
     "workload.method": lambda value: f"Use {_METHODS.get(value, value)}",
     "workload.data_format": lambda value: f"Train on {_DATA.get(value, value)}",
@@ -299,6 +305,7 @@ TRAINING_REFUSALS = {
     "virtual-stages": "Chunks without a pipeline",
     "schedule": "Schedule cannot run the split",
     "shard": "Replicas not divisible by shard",
+    "offload": "Parameters cannot wait in host memory",
     "memory": "Does not fit in memory",
     "host-memory": "Does not fit in the host's memory",
     "rollout": "Answers cannot be sampled beside it",
@@ -389,6 +396,7 @@ TRAINING_CAUSES = {
     "bubble": "Pipeline bubble",
     "pipeline_parallel": "Pipeline send/receive (pp)",
     "data_parallel": "Gradients and parameters (dp)",
+    "host_parameters": "Parameters from host memory",
     "optimizer": "Optimizer",
     "fixed": "Fixed time per step",
     "stragglers": "Stragglers",

@@ -75,6 +75,8 @@ class Framework(_Data):
     ``selective`` recomputes in a model with experts or latent attention (words of `RECOMPUTED`);
     else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
     its forward pass. ``offloads``: states that it can move to the host while answers are sampled.
+    ``loads_whole``: processes of a node that have the whole model in host memory before it is
+    divided (``every``: unless it is frozen, as files are mapped then).
     """
 
     title: str
@@ -105,6 +107,7 @@ class Framework(_Data):
     selective_keeps: Number
     selective_recomputes: Number
     offloads: tuple[State, ...] = ("parameters", "optimizer", "master")
+    loads_whole: Literal["none", "one", "every"] = "none"
 
 
 class Optimizer(_Data):
@@ -142,6 +145,7 @@ class Calibration(_Data):
     exchange_share: Number
     host_link_bytes_per_s: Number
     host_memory_bytes_per_s: Number
+    host_buffers: Number
     nvme_bytes_per_s: Number
     tight: Number
 

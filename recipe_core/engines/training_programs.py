@@ -50,7 +50,10 @@ class Launches(_Data):
     reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
     Trainium) are estimated only. ``rollout_engines``: those that sample answers for it. ``data``:
     formats of the data that it learns from, the usual one first; DPO's is always ``preference``.
-    ``full_loss``: whether full logits can be asked for.
+    ``full_loss``: whether full logits can be asked for. ``parameters_stay``: methods that keep
+    parameters on the devices, also where ``offload`` has ``parameters``; ``quantizes_on_host``:
+    whether a 4-bit base is made in host memory and divided there, not whole on every device.
+    ``adapter_engines``: those that sample answers while adapters are trained.
     """
 
     methods: tuple[str, ...]
@@ -65,6 +68,8 @@ class Launches(_Data):
     recompute: tuple[str, ...]
     schedules: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+    parameters_stay: tuple[str, ...] = ()
+    quantizes_on_host: bool = False
     recompute_modules: tuple[str, ...] = ()
     overlap_experts: bool = False
     activation_offload: bool = False
@@ -75,6 +80,7 @@ class Launches(_Data):
     expert_checkpoints: bool = False
     runtimes: tuple[str, ...] = ("cuda", "rocm", "cpu")
     rollout_engines: tuple[str, ...] = ()
+    adapter_engines: tuple[str, ...] = ()
 
 
 class HostCopies(_Data):
@@ -145,6 +151,7 @@ class _Dpo(_Data):
 
 class _Reinforcement(_Data):
     rate: Amount
+    adapter_rate: Amount
     critic_rate: Amount
     kl: Amount
     source: str

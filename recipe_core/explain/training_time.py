@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
+
 from recipe_core.base.labels import TRAINING_CAUSES
 from recipe_core.base.provenance import Source
 from recipe_core.engines.frameworks import Number, training_data
@@ -26,9 +28,12 @@ from recipe_core.explain.reinforcement import phase_lines
 from recipe_core.explain.serving_time import Times
 from recipe_core.physics.ledger import Overhead, Sum, one, recording, sums
 from recipe_core.physics.training.estimates import TrainingEstimates
+from recipe_core.physics.training.host_states import copied_s
+from recipe_core.physics.training.memory import held, stored_parameters
 from recipe_core.physics.training.reinforcement import at_mean
 from recipe_core.physics.training.schedule import (
     bubble_micro_batches,
+    gradient_copies_s,
     parts_of_length,
     step_parts,
 )
@@ -36,9 +41,19 @@ from recipe_core.search.training_plan import TrainingPlan
 from recipe_core.space.training import TrainingCases, TrainingSetting
 
 HIDDEN = "Less what computing hides of it"
-DERIVED = ("recompute", "reference", "launch", "bubble", "stragglers", "data_loading")
+DERIVED = (
+    "recompute",
+    "reference",
+    "launch",
+    "host_parameters",
+    "bubble",
+    "stragglers",
+    "data_loading",
+)
 """Parts that follow from others."""
 STEP = "Parts of a step"
+_LEAST_S = 1e-6
+"""Of what is hidden, seconds that are not told."""
 
 
 def training_times(plan: TrainingPlan, row: int) -> Times:
@@ -115,6 +130,14 @@ def _derived(
         )
         formula = "layers · micro-batches · host time of a layer - what the device takes for them"
         yield Line(_label("launch"), formula, numbers, time_text(step["launch"]))
+    if "host_parameters" in step:
+        copies_s = _host_copies_s(setting, case)
+        hidden_s = copies_s - step["host_parameters"]
+        hides = f" - {time_text(hidden_s)}" if hidden_s > _LEAST_S else ""
+        numbers = f"{time_text(copies_s)}{hides}"
+        formula = "copies of layers and gradients over the host link - what computing hides of them"
+        value = time_text(step["host_parameters"])
+        yield Line(_label("host_parameters"), formula, numbers, value)
     if "bubble" in step:
         idle = one(bubble_micro_batches(case))
         numbers = f"{share_text(idle)} × {time_text(step['bubble'] / idle)}"
@@ -133,6 +156,14 @@ def _derived(
         numbers += f" - {time_text(behind_s)}" if behind_s else ""
         formula = "time to load the tokens of a step - all of the above where data is prefetched"
         yield Line(_label("data_loading"), formula, numbers, time_text(step["data_loading"]))
+
+
+def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
+    """Seconds of a step in which a device's layers cross the host link, none hidden."""
+    stored = stored_parameters(setting, case, held(setting, case))
+    copies = copied_s(setting, case, *(np.nanmax(part, axis=1) for part in stored))
+    gradients = gradient_copies_s(setting, case)
+    return float((case.micro_batches * (copies[0] + copies[1]) + gradients)[0])
 
 
 def _framework(setting: TrainingSetting, step: Iterable[str]) -> Iterator[Constant]:
@@ -154,6 +185,9 @@ def _framework(setting: TrainingSetting, step: Iterable[str]) -> Iterator[Consta
         yield number(f"{title}, exposed tensor-parallel traffic", framework.tensor_exposed)
     if "data_parallel" in parts:
         yield number(f"{title}, share of passes that hides traffic", framework.data_overlap)
+    if "host_parameters" in parts:
+        link = figures.host_link_bytes_per_s
+        yield number("Host link", link, f"{link.value / 1e9:.0f} GB/s")
     if "recompute" in parts:
         again = framework.selective_recomputes
         yield number(f"{title}, selective recomputation repeats", again)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
@@ -122,6 +122,13 @@ class Parameters(BaseModel):
     networks: Annotated[Networks | None, JOINED] = None
     """Networks of Multus that pods on several nodes are attached to, with commas between them:
     ``rdma-0,rdma-1``."""
+
+    gke_network: Annotated[Literal["tcpx", "tcpxo", "rdma"] | None, JOINED] = None
+    """How pods on several nodes of Google Kubernetes Engine reach each other's devices:
+    GPUDirect-TCPX (a3-highgpu-8g), -TCPXO (a3-megagpu-8g) or RDMA (a3-ultragpu-8g, a4-highgpu-8g),
+    with the daemon, annotations, libraries and variables that each needs; ``networks`` then names
+    GKE's networks in the order of the interfaces, left out Google's own names (``vpc1`` to
+    ``vpc8``, ``rdma-0`` to ``rdma-7``). Left out, none of them."""
 
     storage_mb_per_s: Annotated[Rate | None, JOINED] = None
     """Rate at which weights come to a node, in 10^6 bytes per second: of the link to the hub, or of

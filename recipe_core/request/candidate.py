@@ -177,9 +177,12 @@ class TrainingCandidate(_Degrees):
     recompute_layers: Degree | None = None
     """Layers of the model that are recomputed, by ``selective`` or ``full``; left out, all."""
 
-    offload: Literal["none", "optimizer", "optimizer-nvme"] | None = None
-    """Where optimizer states live: on the device (``none``), in the host's memory (``optimizer``)
-    or on its disks (``optimizer-nvme``); left out, on the device."""
+    offload: Literal["none", "optimizer", "optimizer-nvme", "parameters"] | None = None
+    """Where states live: all on the device (``none``), optimizer states in the host's memory
+    (``optimizer``) or on its disks (``optimizer-nvme``), or parameters, gradients and optimizer
+    states in the host's memory (``parameters``, under ZeRO-3, which copies each layer to the
+    devices when it is computed); left out, on the device, or ``parameters`` where nothing fits
+    otherwise."""
 
     activation_offload: bool | None = None
     """Whether what waits for the backward pass waits in the host's memory; left out, it stays on

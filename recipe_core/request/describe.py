@@ -65,7 +65,8 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
     if isinstance(workload, TrainingWorkload):
         step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
         budget = f", {count(workload.tokens)} tokens" if workload.tokens else ""
-        return f"{METHODS[workload.method]}, {step}{budget}"
+        adapters = " with LoRA" if workload.adapters else ""
+        return f"{METHODS[workload.method]}{adapters}, {step}{budget}"
     lengths = f"{workload.input_tokens:,} → {workload.output_tokens:,} tokens"
     return f"{load_name(workload)}, {lengths}{media_name(workload)}"
 

@@ -158,6 +158,7 @@ def _swap_rollout(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
     sampled = any(name.startswith("workload.rollout.") for name in fields)
     if changes["workload.method"] not in REINFORCED:
         _set(fields, "workload.rollout", None)
+        fields["workload.adapters"] = None
     elif not sampled:
         _set(fields, "workload.rollout", START_ROLLOUT)
         for name in ("workload.sequence_length", "workload.global_batch"):

@@ -5,7 +5,7 @@ Serving: ``vllm.bf16.auto.tp4.pp1.dp2.ep1``; ``.cp2`` where ranks share a cache;
 on the first of the clusters that the options put beside the request's; ``.load128`` under one of
 several loads. Training:
 ``torchtitan.bf16.tp2.pp4.v1.cp1.ep1.dp4.z1.mb2.full``; ``.s8`` where states are divided over eight
-ranks only; ``.on1`` as in serving.
+ranks only; ``.offload-parameters`` where they wait in host memory; ``.on1`` as in serving.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TRAINING = re.compile(
     r"(?P<engine>[\w\-]+)\.(?P<precision>\w+)\.tp(?P<tp>\d{1,5})\.pp(?P<pp>\d{1,5})"
     r"\.v(?P<virtual_stages>\d{1,5})\.cp(?P<cp>\d{1,5})\.ep(?P<ep>\d{1,5})\.dp(?P<dp>\d{1,5})"
     r"\.z(?P<zero_stage>\d)\.mb(?P<micro_batch>\d{1,6})\.(?P<recompute>[a-z]+)(\.s(?P<shard>\d{1,5}))?"
-    r"(\.on(?P<on>\d{1,2}))?"
+    r"(\.offload-(?P<offload>parameters))?(\.on(?P<on>\d{1,2}))?"
 )
 
 
@@ -61,10 +61,11 @@ def split_key(candidate: Mapping[str, Any], cluster: int = 0, load: float | None
     if c.get("micro_batch") is not None:
         replicas = c["dp"] * c["cp"]
         shard = f".s{c['shard']}" if (c.get("shard") or replicas) != replicas else ""
+        hosted = ".offload-parameters" if c.get("offload") == "parameters" else ""
         return (
             f"{c['engine']}.{c['precision']}.tp{c['tp']}.pp{c['pp']}.v{c['virtual_stages']}"
             f".cp{c['cp']}.ep{c['ep']}.dp{c['dp']}.z{c['zero_stage']}.mb{c['micro_batch']}"
-            f".{c['recompute']}{shard}{where}"
+            f".{c['recompute']}{shard}{hosted}{where}"
         )
     shared = f".cp{c['cp']}" if (c.get("cp") or 1) > 1 else ""
     return (

@@ -164,6 +164,11 @@ class TrainingWorkload(BaseModel):
     model (``dpo``, where both answers of a pair count in the batch), or all weights by rewards of
     the model's own answers (``grpo``, and ``ppo`` with a critic; both need ``rollout``)."""
 
+    adapters: Literal["lora"] | None = None
+    """What ``grpo`` and ``ppo`` train: adapters on a frozen model (``lora``, of ``lora_rank``,
+    ``lora_alpha`` and ``lora_targets``), whose engine is sent adapters only and whose reference is
+    the model without them; left out, all weights. Only there: ``method`` says it otherwise."""
+
     rollout: Rollout | None = None
     """How answers are sampled and scored; needed by ``method: grpo`` and ``ppo``, and only there.
     ``sequence_length`` is then the longest prompt with its answer, ``global_batch`` the answers of
@@ -221,7 +226,7 @@ class TrainingWorkload(BaseModel):
     only where they do not fit otherwise and the framework can."""
 
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Rank of the adapters of ``lora`` and ``qlora``."""
+    """Rank of the adapters of ``lora``, ``qlora`` and ``adapters``."""
 
     lora_targets: Literal["attention", "mlp", "all"] = "all"
     """Matrices that get adapters: those of attention, those of feed-forward blocks (of experts only
@@ -339,6 +344,11 @@ class TrainingWorkload(BaseModel):
     @model_validator(mode="after")
     def _rollout_fits_method(self) -> Self:
         if self.method not in REINFORCED:
+            if self.adapters is not None:
+                raise ValueError(
+                    f"adapters goes with method grpo and ppo, not {self.method}; leave adapters "
+                    "out, or use method lora"
+                )
             if self.rollout is not None:
                 raise ValueError(
                     f"method {self.method} samples no answers; leave rollout out or use grpo or ppo"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from recipe_core.base.units import gib
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.model.spec import (
@@ -21,6 +22,7 @@ from recipe_core.model.spec import (
     ModelSpec,
     MoeMlp,
 )
+from recipe_core.physics.training.memory import frozen_base_bytes
 from recipe_core.search.megatron_model import megatron_model
 from recipe_core.search.titan_models import (
     reads_checkpoint,
@@ -53,6 +55,7 @@ _OPTIMIZERS = {
 _OFFLOADS = {
     "optimizer": "optimizer states in host memory",
     "optimizer-nvme": "optimizer states on the host's disks",
+    "parameters": "parameters in host memory",
 }
 
 
@@ -95,7 +98,7 @@ def unable(
 ) -> Iterator[Unable]:
     """What of a request the setting's framework cannot be told.
 
-    ``offload``: where optimizer states live; ``in_pieces``: whether the loss is to be computed in
+    ``offload``: where states live; ``in_pieces``: whether the loss is to be computed in
     pieces.
     """
     launches = training_engine(setting.engine).launches
@@ -117,9 +120,7 @@ def unable(
         other = launches.attention[0]
         hint = f"Use {other} attention."
         yield Unable(f"{kernel} attention", "workload.attention", hint, other)
-    if offload != "none" and offload not in launches.offload:
-        hint = "Keep optimizer states on the device."
-        yield Unable(_OFFLOADS[offload], "candidate.offload", hint)
+    yield from _offload_unable(setting, offload)
     if in_pieces and not launches.loss_in_pieces:
         yield Unable("a loss in pieces", "workload.fused_loss", "Compute full logits.")
     if setting.fused_loss is False and not launches.full_loss:
@@ -134,6 +135,30 @@ def unable(
     if runtime not in launches.runtimes:
         hint = f"Use a device that runs {' or '.join(launches.runtimes)}."
         yield Unable(f"a run on {setting.cluster.device.title}", "hardware.device", hint)
+
+
+def _offload_unable(setting: TrainingSetting, offload: str) -> Iterator[Unable]:
+    """States on the host that a framework keeps on the device, or cannot bring there at the start.
+
+    A 4-bit base whose loader fills a device before the base is divided must fit there.
+    """
+    launches, field = training_engine(setting.engine).launches, "candidate.offload"
+    if offload == "none":
+        return
+    if offload not in launches.offload:
+        yield Unable(_OFFLOADS[offload], field, "Keep states on the device.")
+        return
+    if offload != "parameters":
+        return
+    if setting.method in launches.parameters_stay:
+        what = f"{METHODS[setting.method]} with {_OFFLOADS[offload]}"
+        yield Unable(what, field, "Keep states on the device.")
+    base = frozen_base_bytes(setting)
+    if setting.method == "qlora" and not launches.quantizes_on_host:
+        usable = setting.cluster.device.usable_memory_bytes
+        if base > usable:
+            what = f"a 4-bit base of {gib(base)} on a device of {gib(usable)}, where it is loaded"
+            yield Unable(what, field)
 
 
 def _data_unable(setting: TrainingSetting) -> Iterator[Unable]:
@@ -178,6 +203,12 @@ def _rollout_unable(setting: TrainingSetting) -> Iterator[Unable]:
     if sampling is None or not engines:  # what has no engine is refused by its method
         return
     work = sampling.work
+    able_engines = training_engine(setting.engine).launches.adapter_engines
+    if sampling.adapters and not able_engines:
+        yield Unable(f"{METHODS[setting.method]} with adapters", "workload.adapters")
+    elif sampling.adapters and work.engine not in able_engines:
+        field, hint = "workload.rollout.engine", f"Use {able_engines[0]}."
+        yield Unable(f"adapters for {work.engine}", field, hint, able_engines[0])
     if work.engine not in engines:
         hint = f"Use {engines[0]}."
         yield Unable(f"a rollout by {work.engine}", "workload.rollout.engine", hint, engines[0])

@@ -13,6 +13,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Int
 from recipe_core.engines.training_programs import training_engine
+from recipe_core.search.context_splits import ENGINES as CONTEXT_ENGINES
+from recipe_core.search.context_splits import context_rules, context_shards
 from recipe_core.search.launch_rules import LaunchRule, accumulates, heads_divide, synchronised
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
 from recipe_core.search.megatron_splits import megatron_rules
@@ -28,6 +30,8 @@ from recipe_core.space.training import (
 )
 
 CUTS = ("tp", "pp", "cp", "ep")
+_MOST_RANK = 512
+"""Of adapters that vLLM samples with (its ``MaxLoRARanks``, verl's ``get_vllm_max_lora_rank``)."""
 _FLEX_BLOCK = 128
 """Positions of a block of torch's flex attention, which context parallelism does not cut."""
 
@@ -75,6 +79,8 @@ def degree_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Lau
                 f"candidate.{name}",
                 f"Use {name} 1, or another framework.",
             )
+    if setting.engine in CONTEXT_ENGINES:
+        yield from context_rules(setting, cases)
     uneven = (cases.devices > cases.per_node) & (cases.devices % cases.per_node != 0)
     yield LaunchRule(
         "launch-nodes",
@@ -174,7 +180,6 @@ def _rounds(cases: TrainingCases) -> LaunchRule:
 
 def _tuning(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     """Tools that fine-tune count pairs where DPO counts answers, and take whole alphas."""
-    title = setting.framework.title
     yield LaunchRule(
         "launch-pairs",
         (cases.micro_batch % 2 != 0) & (setting.method == "dpo"),
@@ -182,10 +187,14 @@ def _tuning(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRu
         "candidate.micro_batch",
         "Use an even micro-batch.",
     )
-    broken = setting.frozen and not float(setting.lora_alpha).is_integer()
-    yield LaunchRule(
+    yield _whole_alpha(setting, cases)
+
+
+def _whole_alpha(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
+    title, broken = setting.framework.title, not float(setting.lora_alpha).is_integer()
+    return LaunchRule(
         "launch-adapters",
-        np.full(len(cases), broken),
+        np.full(len(cases), setting.frozen and broken),
         lambda _: f"{title} takes a whole number as alpha, not {setting.lora_alpha:g}",
         "workload.lora_alpha",
         "Use a whole number.",
@@ -255,6 +264,7 @@ def _accelerate(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
         "candidate.zero_stage",
         "Use ZeRO-0, or plain torch.",
     )
+    yield from context_shards(setting, cases)
 
 
 def _deepspeed(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
@@ -302,6 +312,14 @@ def _answers(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchR
 
 def _verl(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     yield from _answers(setting, cases)
+    yield _whole_alpha(setting, cases)
+    yield LaunchRule(
+        "launch-adapters",
+        np.full(len(cases), setting.frozen and setting.lora_rank > _MOST_RANK),
+        lambda _: f"vLLM takes adapters of rank {_MOST_RANK} at most, not {setting.lora_rank}",
+        "workload.lora_rank",
+        f"Use {_MOST_RANK} or less.",
+    )
     yield LaunchRule(
         "launch-gradients",
         (cases.sync_step > 0) & accumulates(cases),
@@ -417,6 +435,21 @@ def _trl(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]
 def _zero_tools(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     yield from _deepspeed(setting, cases)
     yield from _tuning(setting, cases)
+    stored = setting.method == "qlora" and setting.precision != "bf16"
+    yield LaunchRule(
+        "launch-precision",
+        cases.host_parameters & stored,
+        lambda _: f"{setting.framework.title} stores a 4-bit base that FSDP divides as bf16 only",
+        "candidate.precision",
+        "Use bf16.",
+    )
+    yield LaunchRule(
+        "launch-offload",
+        cases.host_parameters & (cases.replicas == 1) & (setting.method == "qlora"),
+        lambda _: "FSDP divides a 4-bit base among two devices or more",
+        "candidate.dp",
+        "Use dp 2 or more.",
+    )
 
 
 def _unsloth(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:

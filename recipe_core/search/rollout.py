@@ -52,7 +52,8 @@ def sampling_of(problem: TrainingProblem, place: Cluster) -> Sampling | None:
     one = one_case(Problem(asked, served, problem.model.serving(()), (place,)), candidate)
     assert one is not None  # noqa: S101 - the split is stated in full
     setting, template = one
-    return Sampling(rollout, workload.method == "ppo", workload.global_batch, setting, template)
+    critic, adapters = workload.method == "ppo", workload.adapters is not None
+    return Sampling(rollout, critic, adapters, workload.global_batch, setting, template)
 
 
 def _check(rollout: Rollout, place: Cluster) -> None:

@@ -6,6 +6,7 @@ Every framework, degree, ZeRO stage, micro-batch and recomputation.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.frameworks import framework, training_data
-from recipe_core.engines.training_programs import facts
+from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import failures, node_failures, spot_market
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
@@ -223,7 +224,8 @@ def one_case(
 ) -> tuple[TrainingSetting, TrainingCases] | None:
     """The one case of a candidate that states tp, pp, dp and micro_batch, else None.
 
-    What it leaves out is plain: no recomputation, one chunk a stage, states on every replica.
+    What it leaves out is plain: no recomputation, one chunk a stage, states on every replica
+    (parameters in host memory are always divided).
     """
     c = candidate
     if c.tp is None or c.pp is None or c.dp is None or c.micro_batch is None:
@@ -231,7 +233,7 @@ def one_case(
     columns = {
         **{name: getattr(c, name) or 1 for name in DEGREES},
         "virtual_stages": c.virtual_stages or 1,
-        "zero_stage": c.zero_stage or 0,
+        "zero_stage": _zero_stages(c, (0,))[0],
         "micro_batch": c.micro_batch,
         "recompute": RECOMPUTE.index(c.recomputing[0]),
         "shard": c.shard or c.dp * (c.cp or 1),
@@ -239,6 +241,13 @@ def one_case(
     shared = settings(problem)[0]
     rest = _stated_columns(c) | shared_columns(problem, shared.cluster)
     return shared, training_cases(1, **columns, **rest)
+
+
+def _zero_stages(candidate: CandidateRequest, usual: Sequence[int]) -> Sequence[int]:
+    """The stage that is stated, the one that parameters in host memory need, or the ``usual``."""
+    if candidate.zero_stage is not None:
+        return (candidate.zero_stage,)
+    return (3,) if candidate.offload == "parameters" else usual
 
 
 # Cases
@@ -321,6 +330,7 @@ def _cases(
     degrees = dict(zip(DEGREES, _degrees(problem, place, candidate).T, strict=True))
     columns = shared_columns(problem, place)
     offload = OFFLOADS.index(candidate.offload or "none")
+    columns["zero_stage"] = 3 if candidate.offload == "parameters" else 0
     base = training_cases(len(degrees["tp"]), **degrees, **columns, offload=offload)
     legal = np.ones(len(base), dtype=np.bool_)
     for rule in (*rules(shared, base), *whole_rules(shared, base)):
@@ -349,7 +359,7 @@ def _varied(
     hybrid_too = shared.framework.sharding == "fsdp" and not c.shard
     axes = {
         "micro_batch": [micro_batch],
-        "zero_stage": range(4) if c.zero_stage is None else [c.zero_stage],
+        "zero_stage": _zero_stages(c, range(4)),
         "virtual_stages": [c.virtual_stages] if c.virtual_stages else VIRTUAL_STAGES,
         "recompute": [RECOMPUTE.index(kind) for kind in c.recomputing],
         "hybrid": [0, 1] if hybrid_too else [0],
@@ -389,7 +399,9 @@ def _worthwhile(
         & (layers % (cases.pp * cases.virtual_stages) == 0)
         & (cases.micro_batches % cases.pp == 0)
     )
-    states = (cases.zero_stage == 0) | (cases.replicas > 1)
+    states = (cases.zero_stage == 0) | (cases.replicas > 1) | cases.host_parameters
+    if 0 not in training_engine(shared.engine).launches.zero_stages:
+        states |= cases.zero_stage > 1  # verl's FSDP is told nothing else, on one device too
     keep = np.ones(len(cases), dtype=np.bool_)
     for choice, worthwhile in (
         (candidate.micro_batch, even),

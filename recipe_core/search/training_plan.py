@@ -30,7 +30,13 @@ from recipe_core.search.measures import TRAINING, to_finish
 from recipe_core.search.plan import LENGTH, LOAD, Plan
 from recipe_core.search.problem import MAX_DEVICES, TrainingProblem
 from recipe_core.search.training_candidates import describe, every_case, one_case
-from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting, stack_cases
+from recipe_core.space.training import (
+    OFFLOADS,
+    RECOMPUTE,
+    TrainingCases,
+    TrainingSetting,
+    stack_cases,
+)
 from recipe_core.space.training_rules import rules
 
 Block = EvaluatedCases[TrainingSetting, TrainingCases, TrainingEstimates]
@@ -151,14 +157,22 @@ class TrainingPlan(Plan):
         """The plan over every case of a problem that agrees with what ``candidate`` states.
 
         Without one, what all splits of a plan share (framework, precision, offload) is the
-        request's.
+        request's. Where no split runs, nor with optimizer states in host memory, those with
+        parameters there are added.
         """
         return cls(problem, cls._searched(problem, candidate))
 
     @classmethod
     def _searched(cls, problem: TrainingProblem, candidate: CandidateRequest | None) -> list[Block]:
-        pairs = every_case(problem, candidate or shared_candidate(problem.request))
-        return [_judged(problem, evaluate(PHYSICS, *pair, searching=True)) for pair in pairs]
+        asked = candidate or shared_candidate(problem.request) or CandidateRequest()
+        blocks = _blocks(problem, asked)
+        if asked.offload is not None or any(block.feasible.any() for block in blocks):
+            return blocks
+        for states in ("optimizer", "parameters"):
+            hosted = [block for block in _on_host(problem, asked, states) if block.feasible.any()]
+            if hosted:  # optimizer states there are a change that is offered
+                return [*blocks, *hosted] if states == "parameters" else blocks
+        return blocks
 
     is_uncertain = staticmethod(is_uncertain)
     one_case = staticmethod(one_case)
@@ -233,6 +247,8 @@ class TrainingPlan(Plan):
         numbers["recompute"] = RECOMPUTE.index(split["recompute"])
         names = (*TRAINING_FIELDS[2:], "shard")
         agree = np.all([self.columns[name] == numbers[name] for name in names], axis=0)
+        hosted = np.concatenate([block.cases.host_parameters for block in self.blocks])
+        agree &= hosted == (split.get("offload") == "parameters")
         for row in map(int, np.flatnonzero(agree)):
             setting = self.setting(row)
             same = (setting.engine, setting.precision) == (split["engine"], split["precision"])
@@ -273,7 +289,7 @@ class TrainingPlan(Plan):
     # changes that may help
 
     def remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Another framework, optimizer states on the host, up to ``MORE_NODES`` times the nodes.
+        """Another framework, states on the host, up to ``MORE_NODES`` times the nodes.
 
         All on a framework that can launch what is asked, where the plan's cannot.
         """
@@ -284,6 +300,9 @@ class TrainingPlan(Plan):
         other = {"candidate.engine": names[0]} if refused else {}
         if self.problem.candidate.offload is None and self.blocks:
             yield from (("offload", fields) for fields in self._offloaded(self.blocks[0].setting))
+        if self.problem.candidate.offload == "optimizer" and self.blocks:
+            more = self._offloaded(self.blocks[0].setting, "parameters")
+            yield from (("offload", fields) for fields in more)
         hardware = self.request.hardware
         for factor in MORE_NODES:
             if hardware.devices * factor <= MAX_DEVICES["training"]:
@@ -295,9 +314,10 @@ class TrainingPlan(Plan):
         return any(rule.code == FRAMEWORK for rule in block.outside)
 
     def cures(self, row: int, codes: frozenset[str]) -> Iterator[dict[str, Any]]:
-        """Changes that may let a refused row run: against memory, optimizer states on the host."""
+        """Changes that may let a refused row run: against memory, states on the host."""
         if "memory" in codes and self.candidate(row).get("offload") is None:
             yield from self._offloaded(self.setting(row))
+            yield from self._offloaded(self.setting(row), "parameters")
 
     def _launching(self) -> list[str]:
         """Frameworks beside those of the plan that can launch what is asked."""
@@ -312,16 +332,18 @@ class TrainingPlan(Plan):
         """Where the request keeps optimizer states, and whether its loss is in pieces."""
         return self.problem.candidate.offload or "none", bool(self.problem.workload.fused_loss)
 
-    def _offloaded(self, setting: TrainingSetting) -> Iterator[dict[str, Any]]:
-        """Optimizer states on the host, on a framework that can be told so.
+    def _offloaded(
+        self, setting: TrainingSetting, what: str = "optimizer"
+    ) -> Iterator[dict[str, Any]]:
+        """States on the host, on a framework that can be told so.
 
         Nothing where only without them a bundle can be made.
         """
-        names = able(setting, "optimizer", self._asked[1])
+        names = able(setting, what, self._asked[1])
         if setting.engine in names or self.launch_note:
-            yield {"candidate.offload": "optimizer"}
+            yield {"candidate.offload": what}
         elif names:
-            yield {"candidate.offload": "optimizer", "candidate.engine": names[0]}
+            yield {"candidate.offload": what, "candidate.engine": names[0]}
 
     @cached_property
     def launch_note(self) -> str | None:
@@ -350,11 +372,10 @@ class TrainingPlan(Plan):
 
     def unlaunchable(self, row: int) -> list[str]:
         """What the framework of a row cannot be told of the request or the split, as sentences."""
-        setting = self.setting(row)
-        title = setting.framework.title
-        if lacks := [lack.what for lack in unable(setting, *self._asked)]:
+        setting, (block, i) = self.setting(row), self.at(row)
+        title, offload = setting.framework.title, OFFLOADS[int(block.cases.offload[i])]
+        if lacks := [lack.what for lack in unable(setting, offload, self._asked[1])]:
             return [f"{title} cannot launch {what}." for what in lacks]
-        block, i = self.at(row)
         rules = split_rules(setting, block.cases.take([i]))
         return [f"{title}: {rule.say(0)}. {rule.hint}" for rule in rules if rule.broken[0]]
 
@@ -406,7 +427,29 @@ class TrainingPlan(Plan):
         """What makes a row another choice: the split and the device it is on."""
         candidate, place = self.candidate(row), self.setting(row).cluster
         names = ("shard", *TRAINING_FIELDS)
-        return (place.device.digest, *(candidate[name] for name in names))
+        where = candidate.get("offload")
+        return (place.device.digest, where, *(candidate[name] for name in names))
+
+
+def _blocks(problem: TrainingProblem, candidate: CandidateRequest) -> list[Block]:
+    """Every case that agrees with the candidate, judged."""
+    pairs = every_case(problem, candidate)
+    return [_judged(problem, evaluate(PHYSICS, *pair, searching=True)) for pair in pairs]
+
+
+def _on_host(problem: TrainingProblem, candidate: CandidateRequest, states: str) -> Iterator[Block]:
+    """The same with some ``states`` in host memory, on frameworks that can be told so.
+
+    Where none can launch the request, with its states on the devices either, on any.
+    """
+    away = {"offload": states}
+    stated = problem.candidate.model_copy(update=away)
+    request = problem.request.model_copy(update={"candidate": stated})
+    pieces = bool(problem.workload.fused_loss)
+    for block in _blocks(replace(problem, request=request), candidate.model_copy(update=away)):
+        setting = block.setting
+        if setting.engine in able(setting, states, pieces) or not able(setting, "none", pieces):
+            yield block
 
 
 def _judged(problem: TrainingProblem, block: Block) -> Block:

@@ -24,10 +24,12 @@ class Sampling:
     ``work``: what the request says of it; ``critic``: whether a critic is trained beside the model
     (PPO); ``global_batch``: answers of an optimizer step. ``serving``: the engine on these devices,
     with all answers queued at once; ``template``: one serving case with the engine's own limits.
+    ``adapters``: whether only adapters are trained, on a frozen model.
     """
 
     work: Rollout
     critic: bool
+    adapters: bool
     global_batch: int
     serving: Setting
     template: Cases
@@ -49,17 +51,29 @@ class Sampling:
 
     @property
     def frozen_models(self) -> int:
-        """Frozen models of the trained one's size: the reference, and one that rewards."""
-        return int(self.work.reference) + int(self.work.reward == "model")
+        """Frozen models of the trained one's size: the reference, and one that rewards.
+
+        With adapters the reference is the model without them.
+        """
+        reference = self.work.reference and not self.adapters
+        return int(reference) + int(self.work.reward == "model")
+
+    @property
+    def merged(self) -> bool:
+        """Whether adapters are sent to the engine as whole weights: devices apart have no base."""
+        return self.adapters and self.apart
 
     @property
     def passes(self) -> float:
         """Forward passes that an answer's token costs, a backward pass being two.
 
-        Sampling, own log-probabilities, frozen models, the critic's values, and the updates.
+        Sampling, own log-probabilities, frozen models, the critic's values, and the updates, whose
+        backward pass is one where weights are frozen.
         """
-        trained = 3.0 * self.work.epochs * (2 if self.critic else 1)
-        scored = self.work.old_log_probs + self.frozen_models + self.critic
+        update = 2.0 if self.adapters else 3.0
+        trained = update * self.work.epochs * (2 if self.critic else 1)
+        rewarded = self.work.reward == "model"
+        scored = self.work.old_log_probs + self.work.reference + rewarded + self.critic
         return 1.0 + scored + trained
 
     @property

@@ -26,8 +26,10 @@ SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe")
 """Pipeline schedules; the position is the code in a column. zb-v has the first and the last chunk
 on the first stage; dualpipe feeds a pipeline from both ends, so each stage is there twice."""
 
-OFFLOADS = ("none", "optimizer", "optimizer-nvme")
-"""Where optimizer states live: on the device, in host memory, on the host's disks."""
+OFFLOADS = ("none", "optimizer", "optimizer-nvme", "parameters")
+"""Where states live: on the device; optimizer states in host memory, or on the host's disks; or all
+of them (parameters, gradients and optimizer states) in host memory. The position is the code in a
+column."""
 
 Method = Literal["pretrain", "finetune", "lora", "qlora", "dpo", "grpo", "ppo"]
 Precision = Literal["bf16", "fp16", "fp8"]
@@ -101,7 +103,8 @@ class TrainingSetting:
     @property
     def frozen(self) -> bool:
         """Whether only adapters are trained."""
-        return self.method in ("lora", "qlora")
+        sampled = self.sampling is not None and self.sampling.adapters
+        return self.method in ("lora", "qlora") or sampled
 
     def adapts(self, half: Literal["attention", "mlp"] | str) -> bool:
         """Whether matrices of a half of a layer have gradients, their own or those of adapters."""
@@ -273,6 +276,11 @@ class TrainingCases:
         """Degrees and batch of case ``i``."""
         names = ("tp", "pp", "cp", "dp", "micro_batch", "global_batch", "shard")
         return ParallelDims(**{name: int(getattr(self, name)[i]) for name in names})
+
+    @property
+    def host_parameters(self) -> Bool:
+        """Where parameters, gradients and optimizer states live in host memory, one per case."""
+        return np.asarray(self.offload == OFFLOADS.index("parameters"))
 
     def has(self, schedule: str) -> Bool:
         """Where this schedule is used, one per case."""

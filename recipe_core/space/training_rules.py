@@ -21,6 +21,7 @@ def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
         *_model_rules(setting, cases),
         *_batch_rules(cases),
         *_schedule_rules(cases),
+        *_host_rules(setting, cases),
         *_phase_rules(setting, cases),
     ]
 
@@ -147,6 +148,29 @@ def _phase_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
             yield in_phase(phase, phased, rule)
         if phase.cp is not None:
             yield in_phase(phase, phased, _ranks_rule(ranks, phase.cp))
+
+
+def _host_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    """What parameters in host memory need: ZeRO-3, a host with memory of its own, no rollout."""
+    device, hosted = setting.cluster.device, cases.host_parameters
+    yield Refusal(
+        "offload",
+        hosted & (cases.zero_stage != 3),
+        lambda i: f"offload parameters goes with zero_stage 3, not {cases.zero_stage[i]}",
+    )
+    yield Refusal(
+        "offload",
+        hosted & (device.node.host_memory_bytes is None),
+        lambda _: f"{device.title} has no host memory of its own to offload parameters to",
+    )
+    yield Refusal(
+        "offload",
+        hosted & (setting.sampling is not None),
+        lambda _: (
+            f"method {setting.method} moves states by workload.rollout.offload; leave offload "
+            "parameters out"
+        ),
+    )
 
 
 def _ranks_rule(ranks: Int, cp: int) -> Refusal:

@@ -50,6 +50,7 @@ KUBERNETES = (
     FormField("rdma_count", "RDMA resources of a pod"),
     FormField("host_network", "Host network"),
     FormField("networks", "Networks of Multus"),
+    FormField("gke_network", "Network of GKE"),
     FormField("node_selector", "Node selector"),
     FormField("priority_class", "Priority class"),
     FormField("writable_root", "Writable root file system"),

@@ -16,7 +16,7 @@ from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Process
-from recipe_core.targets import kserve, kubernetes, network, pod, rdma
+from recipe_core.targets import gke, kserve, kubernetes, network, pod, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
@@ -54,6 +54,7 @@ def files(context: Context) -> dict[str, str]:
             field="candidate.engine",
             hint=OTHER,
         )
+    gke.refuse(context, "an LLMInferenceService")
     objects = {"llminferenceservice.yaml": service(context)}
     if context.scaling is not None and context.scaling.policy == "llm-d":
         objects["thresholds.yaml"] = llm_d.thresholds(context, context.scaling)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from recipe_core.targets import rdma
+from recipe_core.targets import gke, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.names import names
 from recipe_core.targets.storage import shares_a_claim
@@ -61,6 +61,8 @@ def spot_note(context: Context, targets: Collection[str]) -> str:
 
 def _network(context: Context, where: str) -> list[str]:
     """What carries the traffic between pods, against what the estimate assumes."""
+    if (said := gke.note(context)) is not None:
+        return [said]
     usual = names().networks.get(context.network or "")
     if not rdma.crosses(context) or usual is None:
         return []

@@ -12,6 +12,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
+from recipe_core.targets import gke
 from recipe_core.targets.context import Context
 from recipe_core.targets.names import MachineNames, names
 
@@ -38,6 +39,8 @@ def resource(context: Context, processes: Sequence[Process]) -> dict[str, str]:
     devices = sum(len(process.devices) for process in processes)
     stated, usual = context.parameters, names().networks.get(context.network or "")
     computes = names().of(context.vendor, context.runtime).resource is not None and devices
+    if stated.gke_network is not None:
+        return {}
     if not crosses(context) or not computes or stated.rdma_resource == NONE or usual is None:
         return _stated(context) if computes and crosses(context) else {}
     rented, shared = rented_machine(context), names().shared.get(context.provider or "")
@@ -85,6 +88,8 @@ def pod_fields(context: Context) -> dict[str, Any]:
 def attachments(context: Context) -> dict[str, str]:
     """Annotations of a pod that attach it to further networks."""
     attached = context.parameters.networks
+    if gke.network_of(context) is not None:
+        return gke.pod_annotations(context)
     machine = rented_machine(context) if crosses(context) and not attached else None
     if machine and machine.attach:
         count = context.parameters.rdma_count or machine.share(context.devices_per_node)
@@ -94,6 +99,7 @@ def attachments(context: Context) -> dict[str, str]:
 
 def template(context: Context, labels: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
     """A pod template with what attaches its pods to further networks."""
+    wired = gke.wired(context, spec)
     attached = attachments(context)
     about = {"labels": labels, **({"annotations": attached} if attached else {})}
-    return {"metadata": about, "spec": spec}
+    return {"metadata": about, "spec": wired}

@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import network, pod, rdma, storage, supervise
+from recipe_core.targets import gke, network, pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.kubernetes import QUEUE
@@ -41,7 +41,8 @@ INDEX = Variable("JOB_COMPLETION_INDEX")
 
 
 def train_job(context: Context) -> dict[str, str]:
-    """A TrainJob of Kubeflow Trainer v2, which becomes a JobSet."""
+    """A TrainJob of Kubeflow Trainer v2, which becomes a JobSet: its patches add no container."""
+    gke.refuse(context, "a TrainJob")
     head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"
     container, spec = _parts(context, head, INDEX, NODE)
     trainer = {

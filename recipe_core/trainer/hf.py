@@ -230,9 +230,11 @@ def _step(path: Path) -> int:
 def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:
     o, batch = settings.optimizer, settings.batch
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    sequences = world * batch.micro_batch
+    # Accelerate's own variable: processes that share a sequence
+    replicas = world // int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+    sequences = replicas * batch.micro_batch
     if batch.global_batch % sequences:
-        terms = f"processes({world}) × micro_batch({batch.micro_batch}) = {sequences}"
+        terms = f"replicas({replicas}) × micro_batch({batch.micro_batch}) = {sequences}"
         message = f"global_batch({batch.global_batch}) is not divisible by {terms}."
         raise TrainError(message, hint="Start as many processes as planned.")
     by_fsdp = os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "false") == "true"

@@ -33,16 +33,19 @@ with initialize_config_dir(folder, version_base=None):
 print(json.dumps(OmegaConf.to_container(config, resolve=True)))
 """
 CASES = table("training_launch", "reinforcement")
+ADAPTERS = table("training_launch", "adapters")
 
 
-def request(engine, nodes=1, method="grpo", rollout=None, candidate=None, global_batch=256):
+def request(
+    engine, nodes=1, method="grpo", rollout=None, candidate=None, global_batch=256, **adapters
+):
     work = {"prompts": 128, "samples": 8, "prompt_tokens": 200, "response_tokens": 800}
     work |= rollout or {}
     split = {"engine": engine, "zero_stage": 3, "micro_batch": 2, "recompute": "full"}
     split |= {"tp": 1, "pp": 1, "dp": 8 * nodes - work.get("devices", 0)} | (candidate or {})
     if engine == "openrlhf":  # it divides states over all replicas
         split.pop("shard", None)
-    run = {"sequence_length": None, "global_batch": global_batch, "tokens": 2e8}
+    run = {"sequence_length": None, "global_batch": global_batch, "tokens": 2e8} | adapters
     return training_request(split, nodes, MODEL, method=method, rollout=work, **run)
 
 
@@ -53,8 +56,9 @@ def detail(asked):
 
 
 @cache
-def started(engine, case):
-    estimates, place = detail(request(engine, **CASES[case]))
+def started(engine, case, adapters=False):
+    asked = (ADAPTERS if case in ADAPTERS and adapters else CASES)[case]
+    estimates, place = detail(request(engine, **asked))
     return estimates, place, training_launch(estimates, place)
 
 
@@ -74,9 +78,9 @@ def read(command, **options):
 
 
 @cache
-def by_verl(case, folder):
+def by_verl(case, folder, adapters=False):
     """What verl's own configuration becomes with a case's file and words."""
-    launch = started("verl", case)[2]
+    launch = started("verl", case, adapters)[2]
     words = program(launch)
     (folder / "verl.yaml").write_text(launch.files["verl.yaml"])
     packages = package_folder(*VERL)
@@ -127,6 +131,37 @@ def test_verl_reads_what_was_estimated(case, tmp_path_factory):
     models = (config["actor_rollout_ref"]["model"], config["critic"]["model"])
     assert {each["path"] for each in models} == {"/models/a model"}
     assert data["train_files"] == "/bundle/data/tasks.jsonl"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_verl_trains_adapters_on_a_base_in_16_bits(case, tmp_path):
+    estimates, _, _ = started("verl", case, adapters=True)
+    setting, config = estimates.setting, by_verl(case, tmp_path, adapters=True)
+    whole = config["actor_rollout_ref"]
+    apart, model, critic = case == "apart", whole["model"], config["critic"]["model"]
+    sizes = {"lora_rank": setting.lora_rank, "lora_alpha": setting.lora_alpha}
+    assert {name: model[name] for name in sizes} == sizes
+    assert {name: critic[name] for name in sizes} == sizes
+    named = model["target_modules"]
+    assert named == "all-linear" or {"q_proj", "o_proj"} < {*named}
+    assert whole["actor"]["fsdp_config"]["model_dtype"] == "bfloat16"
+    assert model["lora"]["merge"] is apart
+    assert (whole["rollout"]["load_format"] == "safetensors") is not apart
+    assert whole["rollout"]["layered_summon"] is not apart
+    assert whole["actor"]["optim"]["lr"] == 3e-6
+
+
+def test_adapters_for_other_engines_and_trainers_are_refused_by_name():
+    for engine, work, field in (
+        ("openrlhf", {}, "candidate.engine"),
+        ("verl", {"rollout": {"engine": "sglang"}}, "workload.rollout.engine"),
+        ("verl", {"lora_rank": 1024}, "workload.lora_rank"),
+        ("verl", {"lora_alpha": 8.5}, "workload.lora_alpha"),
+    ):
+        asked = request(engine, adapters="lora", **work)
+        error = refusal(lambda asked=asked: training_launch(*detail(asked)), kind=NoAnswer)
+        assert error.field == field, error.message
 
 
 @pytest.mark.nightly

@@ -23,7 +23,7 @@ from recipe_core.search.problem import resolve
 from recipe_core.search.training_plan import TrainingPlan
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over, table
+from tests.fixtures.rows import holds, over, table
 from tests.fixtures.sizes import examples
 from tests.fixtures.training import LLAMA_8B, RUN, TRAINERS, trainers_launch, training_values
 
@@ -60,7 +60,8 @@ def tables(engine, chance):
         every = list(product(SIZES, (96, 128, 192, 256, 640, 1120)))
         for (nodes, per_node), batch in chance.sample(every, examples(len(every), least=6)):
             asked = request(engine, LLAMA_8B, nodes, {"per_node": per_node}, batch)
-            yield TrainingPlan.search(resolve(asked), CandidateRequest(tp=1, pp=1, cp=1, ep=1))
+            cut = {} if engine == "accelerate" else {"cp": 1}
+            yield TrainingPlan.search(resolve(asked), CandidateRequest(tp=1, pp=1, ep=1, **cut))
         return
     other = {"torchtitan": [QWEN_MOE], "megatron": [MIXTRAL]}.get(engine, [])
     for model, nodes in product([LLAMA_8B, *other], (2, 1)):
@@ -206,9 +207,11 @@ def read_accelerate(launch):
         return out | {"zero_stage": 0}
     fsdp, parallel = config["fsdp_config"], config["parallelism_config"]
     assert fsdp["fsdp_activation_checkpointing"] == (out["recompute"] == "full")
-    shard = parallel["parallelism_config_dp_shard_size"]
+    cp = parallel["parallelism_config_cp_size"]
+    shard = cp * parallel["parallelism_config_dp_shard_size"]
     assert shard * parallel["parallelism_config_dp_replicate_size"] == config["num_processes"]
-    return out | {"shard": shard, "zero_stage": 3 if fsdp["fsdp_reshard_after_forward"] else 2}
+    out |= {"cp": cp, "dp": config["num_processes"] // cp, "shard": shard}
+    return out | {"zero_stage": 3 if fsdp["fsdp_reshard_after_forward"] else 2}
 
 
 def megatron_stages(f, pp):
@@ -317,7 +320,8 @@ def test_accelerate_loads_what_is_rendered(tmp_path):
         path = tmp_path / "accelerate.yaml"
         path.write_text(launch.files["accelerate.yaml"])
         found = load_config_from_file(str(path))
-        assert (found.num_processes, found.num_machines) == (candidate["dp"], launch.nodes)
+        assert found.num_processes == candidate["dp"] * candidate["cp"]
+        assert found.num_machines == launch.nodes
         words = "\n".join(launch.processes[-1].argv[2:])
         words = words.replace("${port}", "29500").replace("${head}", "node-0")
         parsed = launch_command_parser().parse_args(words.split("\n"))
@@ -354,6 +358,18 @@ def test_what_a_framework_cannot_be_told_is_an_answer(engine, parts, work, field
     error = refusal(trainers_launch, split(engine, **parts), kind=NoAnswer, **work)
     assert (error.field, said in error.message) == (field, True)
     assert error.hint
+
+
+@over("engine, places", table("training_launch", "hosted"))
+def test_parameters_on_the_host_are_told(engine, places):
+    method = "pretrain" if engine == "torchtitan" else "finetune"
+    stated = split(engine, offload="parameters", zero_stage=3)
+    launch = trainers_launch(stated, method=method)
+    if engine == "torchtitan":
+        assert flags(launch.processes[0].argv)["training.enable-cpu-offload"]
+        return
+    (file,) = places
+    assert holds(yaml.safe_load(launch.files[file]), places[file])
 
 
 @pytest.mark.parametrize("engine", TRAINERS)

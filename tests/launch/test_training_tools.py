@@ -75,6 +75,9 @@ def rendered(engine):
         rows = [int(row) for row in plans.order]
         picked = map(plans.detail, chance.sample(rows, min(len(rows), EACH)))
         out += [(*each, training_launch(*each)) for each in picked if not launch_reasons(*each)]
+    for method, parts, work in table("training_launch", "tools_more")[engine]:
+        plans, row = plan_candidate(request(engine, method, split(engine, **parts), **work))
+        out.append((*plans.detail(row), training_launch(*plans.detail(row))))
     return out
 
 
@@ -159,19 +162,23 @@ def test_trl_understands_what_was_estimated():
             resume_from_checkpoint=None,
         )
         if setting.method != "dpo":
-            has(values, packing=True, assistant_only_loss=True)
+            has(values, packing=setting.packed, assistant_only_loss=True)
+        if (cp := int(cases.cp[row])) > 1:
+            has(values, packing=False, pad_to_multiple_of=2 * cp)
         if lora:
             has(values, lora_r=setting.lora_rank, lora_alpha=setting.lora_alpha)
             has(values, lora_target_modules="all-linear", lora_dropout=0.0)
         accelerate = values["accelerate"]
-        assert accelerate["num_processes"] == cases.dp[row]
+        assert accelerate["num_processes"] == cases.dp[row] * cp
         assert values["launched"]["machine_rank"] == launch.nodes - 1
         assert (accelerate["distributed_type"] == "FSDP") == (zero > 0)
         if zero:
             fsdp, mesh = accelerate["fsdp_config"], accelerate["parallelism_config"]
             assert fsdp["fsdp_reshard_after_forward"] == (zero == 3)
             assert fsdp["fsdp_activation_checkpointing"] == full
-            assert mesh["parallelism_config_dp_shard_size"] == cases.shard[row]
+            assert fsdp["fsdp_offload_params"] == cases.host_parameters[row]
+            assert mesh["parallelism_config_dp_shard_size"] == cases.shard[row] // cp
+            assert mesh["parallelism_config_cp_size"] == cp
 
 
 def zero_fields(estimates, row, zero):
@@ -181,6 +188,7 @@ def zero_fields(estimates, row, zero):
     accumulated = cases.dims(row).accumulation
     has(zero, train_micro_batch_size_per_gpu=micro, gradient_accumulation_steps=accumulated)
     has(zero, train_batch_size=micro * accumulated * cases.dp[row])
+    assert ("offload_param" in zero["zero_optimization"]) == cases.host_parameters[row]
 
 
 @pytest.mark.nightly
@@ -195,12 +203,18 @@ def test_axolotl_understands_what_was_estimated():
             base_model="org/model",
             micro_batch_size=rows_of(estimates, row),
             sequence_len=int(cases.sequence_length[row]),
-            gradient_checkpointing=bool(cases.recompute[row] == 2),
             attn_implementation="sdpa",
             cosine_min_lr_ratio=0.1,
         )
         (data,) = values["datasets"]
         has(data, path="data/rows.jsonl", data_files=None)  # a file, where the tool is started
+        full, by_fsdp = bool(cases.recompute[row] == 2), "fsdp_config" in values
+        assert by_fsdp == (setting.method == "qlora" and cases.host_parameters[row])
+        if by_fsdp:
+            fsdp = {"offload_params": True, "cpu_ram_efficient_loading": True}
+            has(values["fsdp_config"], sync_module_states=True, **fsdp)
+            has(values, qlora_sharded_model_loading=True, fsdp_version=1)
+        has(values, gradient_checkpointing=full)
         if setting.method == "dpo":
             has(values, rl="dpo", rl_beta=0.1)
         else:
@@ -211,7 +225,8 @@ def test_axolotl_understands_what_was_estimated():
             has(values, lora_mlp_kernel=False, lora_qkv_kernel=False, lora_o_kernel=False)
         started = values["started"]
         assert started[started.index("--nproc-per-node") + 1] == str(cases.dp[row] // launch.nodes)
-        zero_fields(estimates, row, json.loads(launch.files["ds_config.json"]))
+        if not by_fsdp:
+            zero_fields(estimates, row, json.loads(launch.files["ds_config.json"]))
 
 
 @pytest.mark.nightly
@@ -354,7 +369,8 @@ def test_a_tool_has_the_figures_of_what_it_runs_over():
     trl, accelerate = framework("trl"), framework("accelerate")
     assert trl.states == accelerate.states
     assert (trl.title, trl.always_in_pieces) == ("TRL", True)
-    assert framework("axolotl").model_copy(update={"title": "DeepSpeed"}) == framework("deepspeed")
+    factory = framework("llama-factory").model_copy(update={"title": "DeepSpeed"})
+    assert factory == framework("deepspeed")
     assert training_engine("axolotl").launches.zero_stages == (0, 1, 2, 3)
     assert "trlx" in str(refusal(framework, "trlx"))
     stated = training_data().model_dump(mode="json")

@@ -210,7 +210,7 @@ def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
 
 def test_training_is_decided_and_refused_in_words():
     with pytest.raises(NoAnswer, match=r"none of \d+ splits can run; .* GiB short"):
-        make_recipe(training(LLAMA_70B, {"per_node": 1}))
+        make_recipe(training(LLAMA_70B, {"per_node": 1}, candidate={"offload": "none"}))
     for name in ("engine_options", "environment"):
         assert "serving" in str(refusal(make_recipe, training(options={name: {"seed": "1"}})))
 

@@ -148,7 +148,8 @@ def test_what_no_framework_launches_is_said_and_offload_offered_where_one_has_it
     assert "token budget" in (step.launch_note or "")
     bundled = plan(training(SMALL, "h100-sxm", "lora")).to_json(1)
     assert (bundled["launch_note"], bundled["candidates"][0]["bundle"]) == (None, True)
-    splits = plan(training("meta-llama/Llama-3.1-70B", "l40s", "lora", hardware__per_node=2))
+    stated = {"hardware__per_node": 2, "candidate__offload": "none"}
+    splits = plan(training("meta-llama/Llama-3.1-70B", "l40s", "lora", **stated))
     assert splits.best is None
     offered = [*splits.changes(), *fixes(splits, splits.nearest_row())]
     assert not any("candidate.offload" in remedy.fields for remedy in offered)  # with adapters

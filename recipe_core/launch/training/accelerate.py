@@ -56,17 +56,19 @@ def accelerate_config(job: Job) -> dict[str, Any]:
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_reshard_after_forward": job.zero_stage == 3,
         "fsdp_activation_checkpointing": job.recompute == "full",
-        "fsdp_offload_params": False,
+        "fsdp_offload_params": job.offload == "parameters",
         # Otherwise every rank of a node would hold the whole model in the host's memory.
         "fsdp_cpu_ram_efficient_loading": job.from_weights,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
     out["parallelism_config"] = {
         "parallelism_config_dp_replicate_size": job.dims.copies,
-        "parallelism_config_dp_shard_size": job.dims.sharded,
+        "parallelism_config_dp_shard_size": job.dims.sharded // job.dims.cp,
         "parallelism_config_tp_size": 1,
-        "parallelism_config_cp_size": 1,
+        "parallelism_config_cp_size": job.dims.cp,
     }
+    if job.dims.cp > 1:
+        out["parallelism_config"]["parallelism_config_cp_comm_strategy"] = "allgather"
     return out
 
 

@@ -1,4 +1,10 @@
-"""Axolotl with DeepSpeed: its own configuration file, and ``axolotl train`` (0.19.0)."""
+"""Axolotl with DeepSpeed: its own configuration file, and ``axolotl train`` (0.19.0).
+
+A 4-bit base in host memory is divided by the first FSDP, as ``qlora_sharded_model_loading``
+quantizes layer by layer into the first process' host memory and sends the others their shards;
+DeepSpeed and FSDP2 need all of it on every device first (``loaders/model.py`` and the schema's
+``check_fsdp2_cpu_ram_efficient_loading_w_4bit``).
+"""
 
 from __future__ import annotations
 
@@ -32,9 +38,9 @@ _KERNELS = tuple(f"lora_{part}_kernel" for part in ("mlp", "qkv", "o", "embeddin
 
 def launch(job: Job) -> Launch:
     """Axolotl's command line, which starts torchrun with the words after two dashes."""
-    config, zero = axolotl_config(job), tool_ds_config(job)
+    config, zero = axolotl_config(job), {} if by_fsdp(job) else tool_ds_config(job)
     places = ("--base-model", "${model}", "--output-dir", CHECKPOINTS)
-    divided = ("--deepspeed", "${root}/ds_config.json")
+    divided = ("--deepspeed", "${root}/ds_config.json") if zero else ()
     start = (*started(job), "axolotl", "train", "${root}/axolotl.yaml", "--launcher", "torchrun")
 
     def words(node: int) -> tuple[str, ...]:
@@ -42,11 +48,16 @@ def launch(job: Job) -> Launch:
 
     files = {
         "axolotl.yaml": to_yaml(config),
-        "ds_config.json": to_json(zero),
+        **({"ds_config.json": to_json(zero)} if zero else {}),
         **start_files(job),
     }
-    recorded = {**config, "deepspeed": zero}
+    recorded = {**config, **({"deepspeed": zero} if zero else {})}
     return training(job, processes(job, words, environment(job)), recorded, files)
+
+
+def by_fsdp(job: Job) -> bool:
+    """Whether FSDP divides the model, not DeepSpeed."""
+    return job.setting.method == "qlora" and job.offload == "parameters"
 
 
 def tool_ds_config(job: Job) -> dict[str, Any]:
@@ -96,7 +107,26 @@ def axolotl_config(job: Job) -> dict[str, Any]:
         "chat_template": "tokenizer_default_fallback_chatml",
         "dataset_prepared_path": "prepared",
     }
-    return out | _data(job) | _adapters(job)
+    return out | _data(job) | _adapters(job) | _sharded(job)
+
+
+def _sharded(job: Job) -> dict[str, Any]:
+    """FSDP's fields, where it divides the model; all of it is divided by default."""
+    if not by_fsdp(job):
+        return {}
+    return {
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+        "qlora_sharded_model_loading": True,
+        "fsdp_version": 1,
+        "fsdp_config": {
+            "offload_params": True,
+            "cpu_ram_efficient_loading": True,
+            "sync_module_states": True,
+            "use_orig_params": False,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "state_dict_type": "FULL_STATE_DICT",
+        },
+    }
 
 
 def _data(job: Job) -> dict[str, Any]:

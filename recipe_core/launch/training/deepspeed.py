@@ -62,8 +62,10 @@ def ds_config(job: Job) -> dict[str, Any]:
         "overlap_comm": True,
         "contiguous_gradients": True,
     }
-    if job.offload == "optimizer":
+    if job.offload in ("optimizer", "parameters"):
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if job.offload == "parameters":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     return {
         "train_batch_size": job.dims.global_batch,
         "train_micro_batch_size_per_gpu": job.dims.micro_batch,

@@ -234,6 +234,8 @@ def settings(job: Job) -> dict[str, Any]:
             "dataloader.prefetch-factor": job.setting.loading.prefetch,
             "dataloader.pin-memory": True,
         }
+    if job.offload == "parameters":
+        out["training.enable-cpu-offload"] = True
     if piped:
         out |= {
             "parallelism.pipeline-parallel-schedule": _SCHEDULES[job.schedule],

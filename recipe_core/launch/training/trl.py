@@ -72,6 +72,8 @@ def trl_config(job: Job) -> dict[str, Any]:
     else:
         out |= {"packing": setting.packed, "packing_strategy": "wrapped"}
         out |= {"assistant_only_loss": True}
+    if job.dims.cp > 1:  # each rank takes two pieces of a sequence
+        out["pad_to_multiple_of"] = 2 * job.dims.cp
     return out | _adapters(job)
 
 

@@ -10,6 +10,7 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job, short_name
 from recipe_core.launch.training.ray_job import pool, ray_launch, rollout_of
 from recipe_core.launch.training.sources import REWARD, TASKS
+from recipe_core.launch.training.tuning import targets
 
 CONFIG = "verl"
 """Name of the configuration, and of its file without the ending."""
@@ -42,10 +43,7 @@ def verl_config(job: Job) -> dict[str, Any]:
         "data": _data(job),
         "actor_rollout_ref": {
             "hybrid_engine": not rollout_of(job).sampling.apart,
-            "model": {
-                "enable_gradient_checkpointing": job.recompute == "full",
-                "use_remove_padding": True,
-            },
+            "model": _model(job) | _merged(job),
             "actor": _actor(job),
             "ref": _reference(job),
             "rollout": _rollout(job),
@@ -55,6 +53,24 @@ def verl_config(job: Job) -> dict[str, Any]:
         "algorithm": _algorithm(job),
         "trainer": _trainer(job),
     }
+
+
+def _model(job: Job) -> dict[str, Any]:
+    """What is trained of a model; with adapters, actor and critic have theirs, of one size."""
+    setting = job.setting
+    out: dict[str, Any] = {
+        "enable_gradient_checkpointing": job.recompute == "full",
+        "use_remove_padding": True,
+    }
+    if setting.frozen:
+        out |= {"lora_rank": setting.lora_rank, "lora_alpha": int(setting.lora_alpha)}
+        out["target_modules"] = [*targets(job)] or "all-linear"
+    return out
+
+
+def _merged(job: Job) -> dict[str, Any]:
+    """Whether the engine is sent whole weights, with the adapters in them."""
+    return {"lora": {"merge": rollout_of(job).sampling.merged}} if job.setting.frozen else {}
 
 
 def _data(job: Job) -> dict[str, Any]:
@@ -82,7 +98,7 @@ def _sharding(job: Job, *, offload: bool) -> dict[str, Any]:
         "reshard_after_forward": job.zero_stage == 3,
         "param_offload": offload,
         "optimizer_offload": offload,
-        "model_dtype": "fp32",
+        "model_dtype": "bfloat16" if job.setting.frozen else "fp32",
         "dtype": "bfloat16",
     }
 
@@ -100,6 +116,7 @@ def _optimizer(job: Job, rate: float) -> dict[str, Any]:
 def _actor(job: Job) -> dict[str, Any]:
     roll, reinforcement = rollout_of(job), facts().hyperparameters.reinforcement
     grouped = not roll.sampling.critic
+    rate = reinforcement.adapter_rate if job.setting.frozen else reinforcement.rate
     return {
         "strategy": "fsdp2",
         "ppo_mini_batch_size": _mini_batch(job),
@@ -111,7 +128,7 @@ def _actor(job: Job) -> dict[str, Any]:
         "kl_loss_type": _KL_ESTIMATOR,
         "grad_clip": job.hyper.clip_norm,
         "fsdp_config": _sharding(job, offload=roll.offload),
-        "optim": _optimizer(job, reinforcement.rate),
+        "optim": _optimizer(job, rate),
     }
 
 
@@ -139,6 +156,9 @@ def _rollout(job: Job) -> dict[str, Any]:
         "free_cache_engine": not roll.sampling.apart,  # it sleeps while the model is trained
         "log_prob_max_token_len_per_gpu": roll.packed_tokens,
     }
+    if roll.sampling.adapters and not roll.sampling.merged:
+        # The engine loads the base itself, and is sent adapters, gathered layer by layer.
+        out |= {"load_format": "safetensors", "layered_summon": True}
     if roll.sampling.apart:
         own = pool(roll.devices, job.per_node)
         out |= {"nnodes": own.nodes, "n_gpus_per_node": own.per_node}
@@ -153,10 +173,7 @@ def _critic(job: Job) -> dict[str, Any]:
         "strategy": "fsdp2",
         "ppo_max_token_len_per_gpu": roll.packed_tokens,
         "grad_clip": job.hyper.clip_norm,
-        "model": {
-            "enable_gradient_checkpointing": job.recompute == "full",
-            "use_remove_padding": True,
-        },
+        "model": _model(job),
         "fsdp": _sharding(job, offload=roll.offload),
         "optim": _optimizer(job, facts().hyperparameters.reinforcement.critic_rate),
     }

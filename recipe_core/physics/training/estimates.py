@@ -20,7 +20,7 @@ from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
 from recipe_core.physics.training.loss_chunks import decided
-from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, held
+from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, adapter_parameters
 from recipe_core.physics.training.phases import PhaseEstimates, estimate_phases, estimate_steps
 from recipe_core.physics.training.reinforcement import (
     Reinforcement,
@@ -53,7 +53,6 @@ from recipe_core.space.training import (
     RECOMPUTE,
     TrainingCases,
     TrainingSetting,
-    training_cases,
 )
 from recipe_core.space.training_rules import in_phase, rules
 
@@ -454,16 +453,11 @@ def reinforced_row(estimates: TrainingEstimates, loop: Reinforcement, i: int) ->
     )
 
 
-_ONE = dict.fromkeys(("sequence_length", "global_batch", "per_node", "nodes"), 1)
-"""What a case on one device needs besides degrees."""
-
-
 def trained_parameters(setting: TrainingSetting) -> float:
     """Parameters in a checkpoint: adapters, or all; with a critic those of two models."""
-    if setting.frozen:
-        return float(held(setting, training_cases(1, **_ONE)).adapters.sum())
     critic = setting.sampling is not None and setting.sampling.critic
-    return float(setting.model.language_parameters) * (2 if critic else 1)
+    one = adapter_parameters(setting) if setting.frozen else setting.model.language_parameters
+    return float(one) * (2 if critic else 1)
 
 
 def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimates:

@@ -39,8 +39,8 @@ def host_rule(setting: TrainingSetting, cases: TrainingCases, mem: Memory) -> It
     if host is None:
         return
     needed = mem.host_bytes * np.minimum(cases.per_node, cases.devices)
-    offloaded = cases.offload == OFFLOADS.index("optimizer")
-    offloaded |= (cases.activation_offload > 0) & (cases.offload == 0)
+    disks = cases.offload == OFFLOADS.index("optimizer-nvme")
+    offloaded = ~disks & ((cases.offload > 0) | (cases.activation_offload > 0))
     yield Refusal(
         "host-memory",
         offloaded & (needed > host.value),

@@ -26,9 +26,10 @@ from recipe_core.physics.training.activations import (
     on_device,
     saved_bytes,
 )
+from recipe_core.physics.training.host_states import offloaded
 from recipe_core.physics.training.peak_memory import FP32_LOSS, Stage, fullest
 from recipe_core.physics.training.stages import by_length, stage_layers
-from recipe_core.space.training import TrainingCases, TrainingSetting
+from recipe_core.space.training import TrainingCases, TrainingSetting, training_cases
 
 PARTS = (
     "parameters",
@@ -180,7 +181,7 @@ def _gathered(setting: TrainingSetting, cases: TrainingCases, rank: RankParamete
     table = np.minimum(rank.vocabulary, (model.vocabulary * model.hidden / cases.tp)[:, None])
     gradient = 0.0 if setting.frozen else states.reduced
     live = states.gathered * (2 * unit + table) + gradient * np.maximum(unit, table)
-    sharded = cases.shard[:, None] > 1
+    sharded = (cases.shard[:, None] > 1) | cases.host_parameters[:, None]
     before: Float | float = 0.0
     if not (setting.frozen or setting.fused):
         before = states.transient * (rank.dense + rank.experts + rank.vocabulary)
@@ -204,6 +205,7 @@ def _stage(
     table = (model.vocabulary * model.hidden / cases.tp)[:, None]
     trained = rank.adapters if setting.frozen else parameters
     per_parameter = gradient / np.where(piped, 1.0, _divided(cases, 2, cases.shard.astype(float)))
+    per_parameter = np.where(cases.host_parameters[:, None] & ~piped, 0.0, per_parameter)
     # DTensor makes the embedding's gradient of the whole vocabulary, which a pipeline keeps
     unsplit = 0.0 if setting.frozen else first * table * (cases.tp[:, None] - 1)
     gradients = np.where(piped, setting.states.gradient * (trained + unsplit), sharded)
@@ -243,16 +245,15 @@ def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]
     """Parts of memory by stage; by case bytes on the ``host``, and the ``peak`` over stages."""
     rank, divisors = held(setting, cases), _divisors(setting, cases)
     logits = _logits(setting, cases)
-    states, host = _offload(cases, _states(setting, rank, divisors))
-    copy_bytes = REFERENCE_BYTES if setting.method == "dpo" else 0.0
-    whole = (np.ones_like(rank.dense), np.ones_like(rank.dense))
-    divided = divisors["parameters"] if setting.framework.reference_divided else whole
-    reference = _state(rank, divided, copy_bytes)
+    whole = _undivided(rank)
+    states = _states(setting, rank, divisors)
+    states["reference"] = _reference(setting, rank, divisors["parameters"])
+    states, host = offloaded(setting, cases, states, parameter_bytes(setting, rank, whole))
     count, _, _ = stage_layers(setting, cases)
     waiting = in_flight(cases) * count * offloaded_activations(setting, cases)[:, None]
     host = host + np.nanmax(waiting, axis=1)
     moving = _moving(setting, cases, rank, states["gradients"], logits)
-    parts = {**states, "reference": reference, **moving}
+    parts = {**states, **moving}
     parts["reserve"] = _reserve(setting, parts, logits)
     return {**parts, "host": host, "peak": np.nanmax(add(parts.values()), axis=1)}
 
@@ -309,25 +310,64 @@ def _states(setting: TrainingSetting, rank: RankParameters, divisors: Divisors) 
     }
     if optimizer.rows_and_columns:  # Adafactor: fp32 sums of rows and of columns
         sizes["optimizer"] = 8.0 / setting.model.hidden
+    parameters = parameter_bytes(setting, rank, divisors["parameters"])
     if setting.frozen:
-        base = QUANTIZED_BASE_BYTES if setting.method == "qlora" else BYTES
         out = {part: size * (rank.adapters / divisors[part][0]) for part, size in sizes.items()}
-        frozen = _state(rank, divisors["parameters"], base, BYTES)
-        return {**out, "parameters": frozen + out["parameters"]}
+        return {**out, "parameters": parameters}
     tables = {"optimizer": optimizer.vocabulary_bytes}
     return {
         part: _state(rank, divisors[part], size, tables.get(part)) for part, size in sizes.items()
     }
 
 
-def _offload(cases: TrainingCases, states: dict[str, Float]) -> tuple[dict[str, Float], Float]:
-    """States left on the device, and bytes that a device of the fullest stage has on its host."""
-    away = cases.offload[:, None] > 0
-    host: Float = np.nanmax(np.where(away, states["optimizer"] + states["master"], 0.0), axis=1)
-    left = {
-        part: np.where(away, 0.0 * states[part], states[part]) for part in ("optimizer", "master")
-    }
-    return {**states, **left}, host
+def _undivided(rank: RankParameters) -> tuple[Float, Float]:
+    return np.ones_like(rank.dense), np.ones_like(rank.dense)
+
+
+def _reference(
+    setting: TrainingSetting, rank: RankParameters, divisors: tuple[Float, Float]
+) -> Float:
+    """Bytes of DPO's frozen model, which some frameworks have whole on every device."""
+    size = REFERENCE_BYTES if setting.method == "dpo" else 0.0
+    return _state(rank, divisors if setting.framework.reference_divided else _undivided(rank), size)
+
+
+def stored_parameters(
+    setting: TrainingSetting, cases: TrainingCases, rank: RankParameters
+) -> tuple[Float, Float]:
+    """Bytes of a device's part of the parameters and of a divided reference, by stage."""
+    divisors = _divisors(setting, cases)["parameters"]
+    reference = _reference(setting, rank, divisors)
+    divided = 1.0 if setting.framework.reference_divided else 0.0
+    return parameter_bytes(setting, rank, divisors), divided * reference
+
+
+def adapter_parameters(setting: TrainingSetting) -> float:
+    """Parameters of all adapters of the model."""
+    sizes = dict.fromkeys(("sequence_length", "global_batch", "per_node", "nodes"), 1)
+    return float(held(setting, training_cases(1, **sizes)).adapters.sum())
+
+
+def frozen_base_bytes(setting: TrainingSetting) -> float:
+    """Bytes of a frozen base in one piece, in 16 or in 4 bits."""
+    model = setting.model
+    base = QUANTIZED_BASE_BYTES if setting.method == "qlora" else BYTES
+    table = model.vocabulary * model.hidden * (1 if model.tied_embeddings else 2)
+    return base * (model.language_parameters - table) + BYTES * table
+
+
+def parameter_bytes(
+    setting: TrainingSetting, rank: RankParameters, divisors: tuple[Float, Float]
+) -> Float:
+    """Bytes of parameters as they are stored, with those of adapters, each over its ``divisors``.
+
+    A frozen base is in 16 or in 4 bits, its vocabulary always in 16.
+    """
+    if not setting.frozen:
+        return _state(rank, divisors, setting.states.parameter)
+    base = QUANTIZED_BASE_BYTES if setting.method == "qlora" else BYTES
+    adapters = setting.states.parameter * (rank.adapters / divisors[0])
+    return _state(rank, divisors, base, BYTES) + adapters
 
 
 def _logits(setting: TrainingSetting, cases: TrainingCases) -> Float:

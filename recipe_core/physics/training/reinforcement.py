@@ -15,7 +15,9 @@ A forward pass is the share of an optimizer step that is computed forward, witho
 *Updates*: optimizer steps at the mean length, as answers are packed; PPO trains the critic too.
 A micro-batch must hold the longest answer, which counts for memory.
 
-*Weight sync*: all ranks gather the weights in 16 bits; apart they are sent on once more.
+*Weight sync*: all ranks gather the weights in 16 bits; apart they are sent on once more. Of
+adapters beside the engine only these are gathered: its frozen weights wait in the host's memory
+while it sleeps (vLLM's level 1), and come back in every step.
 
 *Memory*, colocated: while it trains, a device holds the training's peak and what a sleeping engine
 keeps; while it samples, the engine's share beside parameters, optimizer states, frozen models and
@@ -38,7 +40,7 @@ from recipe_core.engines.frameworks import State, training_data
 from recipe_core.physics.network import all_gather_s, rank_group, send_s
 from recipe_core.physics.serving.estimates import Estimates
 from recipe_core.physics.serving.estimates import estimate as serving_estimate
-from recipe_core.physics.training.memory import REFERENCE_BYTES, Memory
+from recipe_core.physics.training.memory import REFERENCE_BYTES, Memory, adapter_parameters
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.rollout import Sampling
 from recipe_core.space.training import TrainingCases, TrainingSetting
@@ -187,8 +189,9 @@ def reinforced(
         scored["critic"] = sampling.updates * update_s
     synced, sync_bytes = _sync(setting, sampling, cases)
     waiting = _waiting(sampling, residents)
-    asleep = np.where(rollouts.offload, add(waiting.values()), 0.0)
-    moved = np.where(rollouts.offload, 2 * waiting["trained"] + waiting["frozen"], 0.0)
+    base = _sleeping_bytes(setting, sampling, rollouts)
+    asleep = base + np.where(rollouts.offload, add(waiting.values()), 0.0)
+    moved = np.where(rollouts.offload, 2 * waiting["trained"] + waiting["frozen"], 0.0) + 2 * base
     moves = moved / setting.calibration.host_link_bytes_per_s.value
     learning = add(scored.values()) + add(trained.values())
     waits = np.maximum(rollouts.seconds - learning, 0.0) if sampling.apart else rollouts.seconds
@@ -255,8 +258,19 @@ def _waiting(sampling: Sampling, residents: Parts) -> Parts:
 
 def _frozen(setting: TrainingSetting, sampling: Sampling, mem: Memory) -> Float:
     """Bytes of the frozen models of each stage, of shape (cases, stages)."""
-    each = mem.parts["parameters"] / setting.states.parameter * REFERENCE_BYTES
+    stored = WEIGHT_BYTES if setting.frozen else setting.states.parameter
+    each = mem.parts["parameters"] / stored * REFERENCE_BYTES
     return np.asarray(sampling.frozen_models * each)
+
+
+def _sleeping_bytes(setting: TrainingSetting, sampling: Sampling, rollouts: Rollouts) -> Float:
+    """Bytes of a device's part of the engine's weights that wait on the host while it sleeps.
+
+    Weights that are sent anew are let go.
+    """
+    waits = sampling.adapters and not sampling.apart
+    whole = WEIGHT_BYTES * setting.model.language_parameters if waits else 0.0
+    return np.asarray(whole / rollouts.tp)
 
 
 def _with_companions(
@@ -446,7 +460,10 @@ def _sync(
     Every training rank gathers all of them. An engine beside it takes its part from there; devices
     apart are sent them over the slowest link on the way, one after another at full rate.
     """
-    size = WEIGHT_BYTES * setting.model.language_parameters
+    sent = float(setting.model.language_parameters)
+    if sampling.adapters and not sampling.merged:
+        sent = adapter_parameters(setting)
+    size = WEIGHT_BYTES * sent
     data = np.full(len(cases), size)
     group = rank_group(setting.cluster, cases, cases.devices)
     gathered = all_gather_s(setting.cluster, group, data, "Gather of weights")

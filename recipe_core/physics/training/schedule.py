@@ -12,7 +12,13 @@ from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.ledger import Overhead, note, plain
 from recipe_core.physics.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.physics.training.activations import BYTES
-from recipe_core.physics.training.memory import RankParameters, held, offloaded_activations
+from recipe_core.physics.training.host_states import copied_s
+from recipe_core.physics.training.memory import (
+    RankParameters,
+    held,
+    offloaded_activations,
+    stored_parameters,
+)
 from recipe_core.physics.training.stages import by_length, stage_layers
 from recipe_core.physics.training.steps import (
     Parts,
@@ -83,9 +89,14 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     parts["bubble"] = bubble_micro_batches(cases) * np.nanmean(stages, axis=1)
     parts["pipeline_parallel"] = _hand_over(setting, cases, m)
     rank = held(setting, cases)
-    parts["data_parallel"] = _data_parallel(
-        setting, cases, rank, slowest, m, forward_s * n, (backward_s + repeated) * n
-    )
+    exchange = partial(_data_parallel, setting, cases, rank, slowest, m)
+    passes = forward_s * n, (backward_s + repeated) * n
+    parts["data_parallel"] = exchange(*passes)
+    parts["host_parameters"] = np.zeros(len(cases))
+    if cases.host_parameters.any():
+        stored = stored_parameters(setting, cases, rank)
+        copies = copied_s(setting, cases, *(part[rows, slowest] for part in stored))
+        parts["host_parameters"] = exchange(*passes, copies) - parts["data_parallel"]
     trained = rank.adapters if setting.frozen else rank.dense + rank.experts + rank.vocabulary
     divided = np.where(cases.zero_stage > 0, cases.shard, 1)
     parts["optimizer"] = optimizer_s(setting, cases, np.nanmax(trained, axis=1) / divided)
@@ -142,8 +153,12 @@ def _data_parallel(
     m: Float,
     forward_s: Float,
     backward_s: Float,
+    host: tuple[Float, Float] | None = None,
 ) -> Float:
     """Seconds that gradients and parameters take between replicas, beyond what computing hides.
+
+    With ``host``, seconds forward and backward, also between the host and the devices: a layer is
+    copied before it is gathered, and its gradient once it is scattered.
 
     FSDP: every micro-batch gathers parameters before the forward pass, again before the backward
     pass (ZeRO-3), and scatters gradients; both passes hide it. Otherwise gradients are reduced once
@@ -167,15 +182,30 @@ def _data_parallel(
     layerwise = cases.zero_stage >= (2 if setting.framework.sharding == "fsdp" else 3)
     regathers = np.where(cases.zero_stage == 3, 2.0, 1.0) - 1
     scatters = np.where(cases.sync_step > 0, 1.0, m)  # times a step
-    by_layer = m * np.maximum(gather - overlap * forward_s, 0)
-    by_layer = by_layer + (m - scatters) * np.maximum(regathers * gather - overlap * backward_s, 0)
-    exchange = regathers * gather + scatter
+    down, up = (np.zeros(len(cases)),) * 2 if host is None else host
+    by_layer = m * np.maximum(down + gather - overlap * forward_s, 0)
+    again = up + regathers * gather
+    by_layer = by_layer + (m - scatters) * np.maximum(again - overlap * backward_s, 0)
+    exchange = again + scatter
+    if host is not None:
+        link = setting.calibration.host_link_bytes_per_s.value
+        exchange = exchange + np.where(cases.host_parameters, reduced / shard / link, 0.0)
     by_layer = by_layer + scatters * np.maximum(exchange - overlap * backward_s, 0) + spread
     updated = all_gather_s(cluster, group, states.gathered * trained, "Gather of the update")
     reduce_s = all_reduce_s(cluster, everyone, reduced)
     once = np.where(cases.zero_stage >= 1, scatter + spread + updated, reduce_s)
     at_end = np.maximum(once - overlap * (backward_s + forward_s), 0.0)
-    return np.where(cases.replicas > 1, np.where(layerwise, by_layer, at_end), 0.0)
+    moves = (cases.replicas > 1) | (cases.host_parameters & (host is not None))
+    return np.where(moves, np.where(layerwise, by_layer, at_end), 0.0)
+
+
+def gradient_copies_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Seconds of a step in which gradients of the fullest stage go to the host, none hidden."""
+    rank = held(setting, cases)
+    trained = rank.adapters if setting.frozen else rank.dense + rank.experts + rank.vocabulary
+    moved = setting.states.reduced * np.nanmax(trained, axis=1) / np.maximum(cases.shard, 1)
+    times = np.where(cases.sync_step > 0, 1, cases.micro_batches)
+    return np.asarray(times * moved / setting.calibration.host_link_bytes_per_s.value)
 
 
 def _expert_share(cases: TrainingCases) -> Float:

@@ -400,7 +400,8 @@ def _offloaded_s(
     without its delayed update).
     """
     figures, states = setting.calibration, setting.states
-    link_bytes = (states.reduced + states.gathered) * trained  # gradients down, parameters up
+    # gradients down, parameters up, unless these wait there and are copied for every layer
+    link_bytes = np.where(cases.host_parameters, 0.0, (states.reduced + states.gathered) * trained)
     links = _moved(link_bytes, figures.host_link_bytes_per_s.value, "Host link")
     # states are read and written
     disk_bytes = 2 * (states.master + setting.optimizer.state_bytes) * trained
