@@ -1,5 +1,1 @@
-<<<<<<< Updated upstream
 """Rendered training bundles live as their targets would let them, with the real tools."""
-=======
-"""Bundles that live."""
->>>>>>> Stashed changes
