@@ -159,6 +159,7 @@ def _failures() -> None:
     with numbers.group("failures"), st.grid(3, min_column_width=150):
         asking.optional("Device MTBF (h)", "device_mtbf_hours", "as published")
         asking.optional("Restart (s)", "restart_s", "600")
+        asking.optional("Time limit (s)", "time_limit_s", "none")
         asking.number("Repair (s)", "repair_s")
         asking.optional("Spare nodes", "spare_nodes", "none")
         asking.optional("Slow nodes (share)", "slow_node_share", "none")

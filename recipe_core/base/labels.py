@@ -324,6 +324,7 @@ TRAINING_REFUSALS = {
     "launch-adapters": "Framework does not train such adapters",
     "launch-activation": "Framework keeps activations on the device",
     "launch-batch": "Framework does not take the batch",
+    "launch-weights": "Weights do not divide into 4-bit blocks",
     "launch-context": "Framework does not cut contexts this way",
     "launch-offload": "Framework does not move states this way",
     "launch-overlap": "Framework does not overlap the exchange of tokens",

@@ -13,6 +13,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Int
 from recipe_core.engines.training_programs import training_engine
+from recipe_core.model.attention import GroupedAttention
+from recipe_core.model.mlp import DenseMlp
 from recipe_core.search.context_splits import ENGINES as CONTEXT_ENGINES
 from recipe_core.search.context_splits import context_rules, context_shards
 from recipe_core.search.launch_rules import LaunchRule, accumulates, heads_divide, synchronised
@@ -32,6 +34,7 @@ from recipe_core.space.training import (
 CUTS = ("tp", "pp", "cp", "ep")
 _MOST_RANK = 512
 """Of adapters that vLLM samples with (its ``MaxLoRARanks``, verl's ``get_vllm_max_lora_rank``)."""
+_NF4_BLOCK = 64  # of weights that share a scale (trainer/nf4.py)
 _FLEX_BLOCK = 128
 """Positions of a block of torch's flex attention, which context parallelism does not cut."""
 
@@ -229,9 +232,28 @@ def _torch(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRul
     )
 
 
+def _input_widths(setting: TrainingSetting) -> set[int]:
+    """Inputs of the matrices of a model's layers."""
+    out = {setting.model.hidden}
+    for layer, _ in setting.model.kinds:
+        if isinstance(layer.attention, GroupedAttention):
+            out.add(layer.attention.heads * layer.attention.v_head_dim)
+        if isinstance(layer.mlp, DenseMlp):
+            out.add(layer.mlp.intermediate)
+    return out
+
+
 def _torch_methods(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     """What the embedded trainer's QLoRA and DPO cannot be divided by."""
     preferences = setting.method == "dpo"
+    odd = [width for width in _input_widths(setting) if width % _NF4_BLOCK]
+    yield LaunchRule(
+        "launch-weights",
+        np.full(len(cases), setting.method == "qlora" and bool(odd)),
+        lambda _: f"{odd[0]:,} inputs of a matrix do not divide into 4-bit blocks of {_NF4_BLOCK}",
+        "workload.method",
+        "Use lora.",
+    )
     yield LaunchRule(
         "launch-tensor",
         (cases.tp > 1) & (setting.method == "qlora"),

@@ -35,6 +35,18 @@ def words(program: Sequence[str], folder: Path | None) -> list[str]:
     return [*program, OPTION, str(found)] if found else [*program]
 
 
+def refuse_blanks(program: Sequence[str]) -> None:
+    """Refuse words that a program would take for several.
+
+    Raises:
+        SystemExit: naming the first word with a blank.
+    """
+    for word in program:
+        if any(letter.isspace() for letter in word):
+            what = f"{Path(program[0]).name} splits {word!r} at its blanks"
+            raise SystemExit(f"start: {what}; move the bundle or the model to a path without any.")
+
+
 def fetch(model: str, parts: str) -> str:
     """The folder of a model: its own, or where the hub's client keeps what is downloaded of it.
 
@@ -104,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.fetch:
         folder = fetch(options.model, options.fetch)
         started = [folder if word == options.model else word for word in started]
+    if options.splits_words:
+        refuse_blanks(started)
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)
         os.chdir(options.folder)
@@ -119,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "--beside", type=Path, action="append", default=[], help="a file to lay there too"
     )
     parser.add_argument("--folder", type=Path, help="where the program works")
+    parser.add_argument("--splits-words", action="store_true", help="it splits words at blanks")
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="name the newest of it")
     parser.add_argument("--model", metavar="FOLDER|ID", help="the word that is the model")
     parser.add_argument("--fetch", choices=sorted(PARTS), help="what to download of it")

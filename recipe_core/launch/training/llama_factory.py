@@ -31,7 +31,8 @@ def launch(job: Job) -> Launch:
     places = ("model_name_or_path=${model}", f"output_dir={CHECKPOINTS}")
     paths = ("dataset_dir=${run}/data", "deepspeed=${root}/ds_config.json")
     own = ("llamafactory-cli", "train", "${root}/llama_factory.yaml", *places, *paths)
-    words = (*started(job, "--single", "--beside", f"${{root}}/{_INFO}"), *own)
+    laid = ("--single", "--beside", f"${{root}}/{_INFO}")
+    words = (*started(job, *laid, "--splits-words"), *own)  # its launcher.py joins and splits them
     meeting = {
         "FORCE_TORCHRUN": "1",
         "NNODES": str(job.nodes),

@@ -23,6 +23,7 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import TrainingSetting
 
+MOST_LOST = 0.99  # share of a start; where it is more no checkpoint fits, and the run is refused
 CHECKPOINTS_PER_START = 2
 """That fit in the time of each start, at least."""
 
@@ -53,7 +54,7 @@ def lost_share(setting: TrainingSetting, restart_s: Float, end_s: Float, wall_s:
     limit_s = setting.failures.limit_s
     if limit_s is None:
         return np.zeros(len(restart_s))
-    lost = np.minimum((restart_s + end_s) / limit_s, 1.0)
+    lost = np.minimum((restart_s + end_s) / limit_s, MOST_LOST)
     return np.where(wall_s <= limit_s, 0.0, lost)
 
 

@@ -7,6 +7,9 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.restarts.shape import Answer, Answers, Setting, nobody, unsaved
 from recipe_core.targets.training import RUNTIME
 
+ENDS_WITH_0 = ("megatron",)
+"""Frameworks that end so on every node when one of them is told to stop."""
+
 
 def _job(context: Context, who: str, again: str, *settings: Setting) -> Answers:
     stop = Setting("terminationGracePeriodSeconds", supervise.grace_s(context))
@@ -43,7 +46,11 @@ def pytorch_job(context: Context) -> Answers:
     again = "restarts the pod, and gives the job up after so many"
     policy = Setting("restartPolicy", "OnFailure")
     most = Setting("backoffLimit", supervise.lifetime_restarts(context))
-    return _job(context, "training operator", again, policy, most)
+    answers = _job(context, "training operator", again, policy, most)
+    if context.engine not in ENDS_WITH_0 or context.nodes == 1:
+        return answers
+    ends = f"{unsaved(context, 'signal')}; the first node's end then counts as that of the run"
+    return {**answers, "drained": Answer("kubelet", ends, answers["drained"].settings)}
 
 
 def volcano(context: Context) -> Answers:
