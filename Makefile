@@ -25,6 +25,10 @@ test: .venv/.test
 
 test-all: .venv/.all
 	@scripts/programs
+	@scripts/trainers_cpu trl
+	@scripts/trainers_cpu llama-factory
+	@scripts/torchtitan_cpu .venv-torchtitan
+	@scripts/vllm_cpu .venv-vllm
 	$(PYTEST) $(PARALLEL)
 
 test-%: .venv/.test

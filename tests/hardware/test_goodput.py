@@ -125,7 +125,8 @@ def test_spares_never_lower_goodput_and_shares_of_time_add_up():
         assert kept == sorted(kept, reverse=True)
         assert kept[0] > kept[-1]
     evaluation = {"every_steps": 100, "tokens": 1e7}
-    run = run_of(evaluation=evaluation, spare_nodes=1, slow_node_share=0.01, **OFTEN)
+    rare = {"evaluation": evaluation, "spare_nodes": 1, "slow_node_share": 0.01}
+    run = run_of(**rare, time_limit_s=86_400, **OFTEN)
     assert sum(run["time_shares"].values()) == pytest.approx(1)
     assert all(share > 0 for share in run["time_shares"].values())
     assert run["time_shares"]["steps"] == run["goodput"]

@@ -180,7 +180,7 @@ def test_a_recipe_is_what_its_request_leads_to_and_built_as_it_is(path, api):
     stated = before["request"] | {"candidate": before["candidate"]}
     compared = api.post("/diff", json={"before": before, "after": stated}).json()
     changed = compared["changed"]
-    told_more = {"engine"} if before["kind"] == "training" else set()
+    told_more = {"engine", "environment"} if before["kind"] == "training" else set()
     assert set(changed) - set(SENTENCES) <= {"request", "provenance", "lock"} | told_more
     # each device's own build is installed, which was the same for all
     installed = ("lock.engine.install", "lock.engine.packages.", "lock.engine.version")
@@ -216,13 +216,21 @@ def test_a_bundle_verifies(path):
     assert recipe("diff", str(path), str(path))["same"]
 
 
+SINCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""What trainers were not told before."""
+
+
 def launched(bundle: Path, folder: Path) -> LaunchPlan:
     """What this version's launcher would start of a bundle, its folder taken away."""
     with zipfile.ZipFile(bundle) as archive:
         archive.extractall(folder)
     plan = load_plan(folder)
     processes = tuple(
-        replace(each, argv=tuple(word.replace(str(folder), "BUNDLE") for word in each.argv))
+        replace(
+            each,
+            argv=tuple(word.replace(str(folder), "BUNDLE") for word in each.argv),
+            env={name: value for name, value in each.env.items() if name != SINCE},
+        )
         for each in plan.processes
     )
     return replace(plan, root=Path("BUNDLE"), processes=processes)

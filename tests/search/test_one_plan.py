@@ -71,8 +71,8 @@ def test_every_field_is_honoured_or_refused_and_every_limit_of_training_tried():
     fields = [f"objective.{name}" for name in Objective.model_fields if name != "limits"]
     fields += [f"objective.limits.{name}" for name in Limits.model_fields]
     fields += [f"options.{name}" for name in Options.model_fields]
-    kept_running = "options.supervision"  # of a split that is chosen already
-    assert sorted([*HONOURED, *REFUSED, kept_running]) == sorted(fields)
+    kept_running = ["options.supervision", "options.simulated"]  # of a split that is chosen already
+    assert sorted([*HONOURED, *REFUSED, *kept_running]) == sorted(fields)
     names = [limit.name for limit in LIMITS.values() if "training" in limit.kinds]
     assert sorted(names) == sorted(SHARED)
 
@@ -102,7 +102,7 @@ def test_goals_of_requests_are_refused_for_a_run_and_defaults_and_a_confidence_h
             assert error.field == f"objective.{field}{of_goal}"
             assert all(name in (error.hint or "") for name in TRAINING_GOALS)
     whole = PlanRequest.parse(TRAINING).to_json()
-    optional = {"scaling", "kv_offload", "compression"}
+    optional = {"scaling", "simulated", "kv_offload", "compression"}
     assert set(whole["options"]) == set(Options.model_fields) - optional
     assert keys_of(planned(whole)) == keys_of(plain("training"))
     values = changed(TRAINING, "objective.limits", {"wall_hours": 30.0})

@@ -52,6 +52,6 @@ class RentedReplicas(Part):
     usd_per_month_at_least: Known
     """A month of 365.25 / 12 days with the fewest replicas, in US dollars; null without a price."""
     usd_per_month_at_most: Known
-    """The same with the most replicas."""
+    """A month with the most replicas, in US dollars; null without a price."""
     simulated: SimulatedReplicas | None = None
     """As the policy was simulated over its load; null where it was not."""

@@ -241,12 +241,12 @@ class TrainingEstimates:
         if cluster.commitment != "spot":
             return [cluster.price_note]
         if self.setting.failures.basis is None:
-            return [cluster.price_note]
-        hint = (
-            "It is counted as often as in published traces; if you know better, set "
-            f"device_mtbf_hours to {cluster.per_node} times the hours for which a node is kept."
-        )
-        return [f"{cluster.price_note} {hint}"]
+            return []
+        return [
+            "This is a spot price: devices may be taken back at any time, counted as often as "
+            "in published traces. If you know better, set device_mtbf_hours to "
+            f"{cluster.per_node} times the hours for which a node is kept."
+        ]
 
     def reasons_of(self, rows: Int) -> list[list[str]]:
         """Every reason why each of some cases cannot run."""
