@@ -73,6 +73,7 @@ def furnish(root: Path, spec: dict[str, Any]) -> None:
         mount("--bind", str(file), str(root / "etc" / name))
     (root / "proc").mkdir()
     mount("-t", "proc", "proc", str(root / "proc"))
+    bind(Path("/sys"), root / "sys", readonly=True)
     devices(root)
     (root / "tmp").mkdir(exist_ok=True)
     (root / "tmp").chmod(0o1777)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -41,6 +41,10 @@ class Start:
     group: int
     hosts: Sequence[str] = ()
     """Names that lead to this machine."""
+
+    def replaced(self, words: Sequence[str]) -> Start:
+        """The same place with other words."""
+        return replace(self, words=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

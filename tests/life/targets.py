@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,21 @@ def _pod(target: str, place: Place) -> Start:
     processes = int(spec.get("nprocPerNode") or container.get("numProcPerNode") or 1)
     facts = {"name": job["metadata"]["name"], "index": 0, "nodes": 1}
     facts |= {"processes": processes, "all": processes}
-    env = {each["name"]: each["value"] for each in container["env"]}
-    env |= {name: text.format(**facts) for name, text in rules["env"].items()}
+    added = {name: text.format(**facts) for name, text in rules["env"].items()}
+    hosts = [text.format(**facts) for text in rules["hosts"]]
+    return of_container(pod, container, target, place, added, hosts)
+
+
+def of_container(
+    pod: dict[str, Any],
+    container: dict[str, Any],
+    target: str,
+    place: Place,
+    added: Mapping[str, str] | None = None,
+    hosts: Sequence[str] = (),
+) -> Start:
+    """One start of a container; ``added``: variables that its controller sets."""
+    env = {each["name"]: each["value"] for each in container["env"]} | dict(added or {})
     mounts = [
         Mount(
             each["mountPath"],
@@ -101,7 +114,7 @@ def _pod(target: str, place: Place) -> Start:
         mounts=sorted(mounts, key=lambda each: each.place.count("/")),
         user=about["runAsUser"],
         group=about["fsGroup"],
-        hosts=[text.format(**facts) for text in rules["hosts"]],
+        hosts=hosts,
     )
 
 
