@@ -325,6 +325,7 @@ TRAINING_REFUSALS = {
     "launch-activation": "Framework keeps activations on the device",
     "launch-batch": "Framework does not take the batch",
     "launch-weights": "Weights do not divide into 4-bit blocks",
+    "launch-host": "Whole models exceed the host's memory while they are loaded",
     "launch-context": "Framework does not cut contexts this way",
     "launch-offload": "Framework does not move states this way",
     "launch-overlap": "Framework does not overlap the exchange of tokens",

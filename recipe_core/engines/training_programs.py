@@ -87,12 +87,20 @@ class HostCopies(_Data):
     """Copies of the whole model in a node's memory while it is loaded, or gathered to be saved.
 
     ``divided``: where parameters are divided among devices, ``whole``: where each device has all of
-    them; one a ``node``, one a ``device``, or ``none``. ``bytes``: of a parameter in them.
+    them; one a ``node``, one a ``device``, or ``none``. ``divided_bytes``, ``whole_bytes``: of a
+    parameter in them.
     """
 
     divided: Literal["none", "node", "device"] = "none"
     whole: Literal["none", "node", "device"] = "none"
-    bytes: Amount = 2.0
+    divided_bytes: Amount = 2.0
+    whole_bytes: Amount = 2.0
+
+    def node_bytes(self, devices: float, parameters: float, *, divided: bool) -> float:
+        """Bytes of a node with so many devices for a model of so many parameters."""
+        kind = self.divided if divided else self.whole
+        size = self.divided_bytes if divided else self.whole_bytes
+        return {"none": 0.0, "node": 1.0, "device": devices}[kind] * size * parameters
 
 
 class TrainingEngine(_Data):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from recipe_core.base.arrays import Int
+from recipe_core.base.units import gib
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.model.attention import GroupedAttention
 from recipe_core.model.mlp import DenseMlp
@@ -63,8 +64,36 @@ def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
     """What the setting's framework cannot be told of its splits."""
     yield from degree_rules(setting, cases)
     yield from _listed_rules(setting, cases)
+    yield from _loading_rules(setting, cases)
     if own := _OWN.get(training_engine(setting.engine).launcher or setting.engine):
         yield from own(setting, cases)
+
+
+def _loading_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    """Whole models that processes load at once, against the memory of their node."""
+    host = setting.cluster.device.node.host_memory_bytes
+    if host is None or setting.method in ("pretrain", "qlora"):  # 4 bits are made piece by piece
+        return
+    copies = training_engine(setting.engine).host_copies
+    devices = np.minimum(cases.per_node, cases.devices).astype(float)
+    parameters = float(setting.model.language_parameters)
+    whole, shared = (
+        np.array([copies.node_bytes(count, parameters, divided=divided) for count in devices])
+        for divided in (False, True)
+    )
+    fsdp = setting.framework.sharding == "fsdp"
+    is_divided = (cases.zero_stage == 3) | (fsdp & (cases.zero_stage > 0))
+    needed = np.where(is_divided, shared, whole)
+    yield LaunchRule(
+        "launch-host",
+        needed > host.value,
+        lambda i: (
+            f"processes of a node load {gib(needed[i])} of whole models at once, "
+            f"its memory has {gib(host.value)}"
+        ),
+        "candidate.engine",
+        "Use a framework that loads by shards, such as deepspeed or torchtitan.",
+    )
 
 
 def degree_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:

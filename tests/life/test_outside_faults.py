@@ -227,3 +227,21 @@ def test_a_run_is_elastic_only_where_that_is_asked_for():
     _, files = built("torch-two-nodes")
     words = pod(files)["containers"][0]["command"]
     assert words[words.index("--nnodes") + 1] == "2"
+
+
+def test_a_node_that_cannot_hold_what_its_processes_load_is_not_started():
+    """transformers 5.23 reads the model in every process: 405B in fp32 eight times over."""
+    request = {
+        "model": "meta-llama/Llama-3.1-405B",
+        "hardware": {"device": "h200-sxm", "per_node": 8, "nodes": 16},
+        "workload": REQUESTS["deepspeed-70b"]["workload"],
+    }
+    said = {}
+    for engine in ("accelerate", "deepspeed"):
+        split = {"engine": engine, "tp": 1, "pp": 1, "dp": 128, "zero_stage": 3}
+        stated = request | {"candidate": split | {"micro_batch": 1, "recompute": "full"}}
+        plan, row = plan_candidate(PlanRequest.parse(stated))
+        assert plan.feasible[row]
+        said[engine] = " ".join(plan.detailed(row).to_json()["notes"])
+    assert "of whole models at once" in said["accelerate"]
+    assert "of whole models at once" not in said["deepspeed"]

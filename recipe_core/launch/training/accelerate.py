@@ -57,7 +57,7 @@ def accelerate_config(job: Job) -> dict[str, Any]:
         "fsdp_reshard_after_forward": job.zero_stage == 3,
         "fsdp_activation_checkpointing": job.recompute == "full",
         "fsdp_offload_params": job.offload == "parameters",
-        # Otherwise every rank of a node would hold the whole model in the host's memory.
+        # The first rank's copy is sent to all, as in TRL's own examples.
         "fsdp_cpu_ram_efficient_loading": job.from_weights,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }

@@ -293,9 +293,10 @@ def node_host_bytes(job: Job) -> int:
     """Bytes of a node's memory for what devices keep there, and copies of the whole model."""
     copies, sharding = training_engine(job.setting.engine).host_copies, job.setting.framework
     divided = job.zero_stage == 3 or (sharding.sharding == "fsdp" and job.zero_stage > 0)
-    per = {"none": 0, "node": 1, "device": job.processes_per_node}
-    count = per[copies.divided if divided else copies.whole]
-    whole = count * copies.bytes * job.setting.model.language_parameters
+    # without weights there are none, and those in 4 bits are made piece by piece
+    loads = job.from_weights and job.setting.method != "qlora"
+    parameters = job.setting.model.language_parameters if loads else 0
+    whole = copies.node_bytes(job.processes_per_node, parameters, divided=divided)
     return math.ceil(job.processes_per_node * job.host_bytes + whole)
 
 
