@@ -124,7 +124,9 @@ task = sky.Task.from_yaml_config(config)
 service = task.service and task.service.to_yaml_config()
 accelerators = resources.accelerators
 found = {"nodes": task.num_nodes, "accelerators": accelerators, "service": service}
-print(json.dumps(found | {"spot": resources.use_spot}))
+mounts = {place: store.source for place, store in task.storage_mounts.items()}
+kept = {"spot": resources.use_spot, "tier": str(resources.network_tier), "mounts": mounts}
+print(json.dumps(found | kept))
 """
 READ_SERVE = """
 import json, sys, yaml
@@ -149,7 +151,7 @@ def test_skypilot_reads_services_and_tasks(tmp_path):
         "one": with_parameters(context(spot=""), cloud="aws", region="us-east-1"),
         "scaled": with_parameters(context(replicas(4, 2)), max_replicas=4, api_key_secret="key"),
         "two": context(spread()),
-        "training": EXAMPLES["training-two-nodes"],
+        "training": with_parameters(EXAMPLES["training-two-nodes"], bucket="s3://runs/one"),
     }
     found = {name: asked("sky", READ_TASK, values[name], tmp_path / name) for name in values}
     assert [answer["nodes"] for answer in found.values()] == [1, 1, 2, 2]
@@ -158,6 +160,9 @@ def test_skypilot_reads_services_and_tasks(tmp_path):
     assert found["one"]["service"] is None  # a service would answer the internet without a key
     assert found["scaled"]["service"]["replica_policy"]["max_replicas"] == 16
     assert found["training"]["service"] is None
+    tiers = [answer["tier"].lower().rpartition(".")[2] for answer in found.values()]
+    assert tiers == ["none", "none", "best", "best"]
+    assert found["training"]["mounts"] == {"/run/recipe": "s3://runs/one"}
 
 
 @needs("serve")

@@ -164,8 +164,13 @@ class Checkpoints:
     interval_s: Float
 
 
-def checkpoints(setting: TrainingSetting, cases: TrainingCases, trained: float) -> Checkpoints:
-    """How checkpoints of ``trained`` parameters are written and how often."""
+def checkpoints(
+    setting: TrainingSetting, cases: TrainingCases, trained: float, busy_s: Float
+) -> Checkpoints:
+    """How checkpoints of ``trained`` parameters are written and how often.
+
+    ``busy_s``: what the steps of the run take.
+    """
     failures = setting.failures
     usual = training_data().run
     size = np.full(len(cases), checkpoint_bytes(setting, trained))
@@ -178,7 +183,7 @@ def checkpoints(setting: TrainingSetting, cases: TrainingCases, trained: float) 
     if failures.limit_s is not None:
         within = longest_interval_s(failures.limit_s, failures.restart_s + read_s, write_s)
         longest = np.minimum(longest, within)
-    ends = end_rate(setting, _mtbf_s(cases, failures))
+    ends = end_rate(setting, _mtbf_s(cases, failures), busy_s)
     interval = interval_s(stall_s, 1 / ends, write_s, longest)
     if failures.interval_s is not None:
         interval = np.maximum(failures.interval_s, write_s)
@@ -246,7 +251,7 @@ def run(
     mean_step_s = busy_s / steps if len(phases) > 1 else main.step_s
     evaluated_s = evaluation_s(setting, main)
     every = setting.evaluation.every_steps if setting.evaluation else 1
-    written, mtbf_s = checkpoints(setting, cases, trained), _mtbf_s(cases, failures)
+    written, mtbf_s = checkpoints(setting, cases, trained, busy_s), _mtbf_s(cases, failures)
     restart_s = failures.restart_s + written.read_s
     ended = down(cases, failures, mtbf_s, restart_s)
     slow = slow_share(cases, failures)

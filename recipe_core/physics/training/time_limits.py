@@ -33,12 +33,15 @@ def saves_at_limit(setting: TrainingSetting) -> bool:
     return bool(training_engine(setting.engine).saves_on)
 
 
-def end_rate(setting: TrainingSetting, mtbf_s: Float) -> Float:
-    """Ends per second that lose the work since the newest checkpoint."""
+def end_rate(setting: TrainingSetting, mtbf_s: Float, busy_s: Float) -> Float:
+    """Ends per second that lose the work since the newest checkpoint.
+
+    A run whose steps take ``busy_s``, less than the limit, does not come to it.
+    """
     limit_s = setting.failures.limit_s
     if limit_s is None or saves_at_limit(setting):
         return 1 / mtbf_s
-    return 1 / mtbf_s + 1 / limit_s
+    return 1 / mtbf_s + np.where(busy_s <= limit_s, 0.0, 1 / limit_s)
 
 
 def longest_interval_s(limit_s: float, restart_s: Float, write_s: Float) -> Float:
