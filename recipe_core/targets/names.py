@@ -44,12 +44,12 @@ class DeviceNames(_Data):
 class NetworkNames(_Data):
     """The ``resource`` that a pod requests to reach a network past the kernel.
 
-    ``counted``: whether a pod asks for each interface, of which machines have so many, rather than
-    for one that stands for all.
+    ``provider``: whose machines have it, of which a pod asks for each interface; without one, for a
+    resource that stands for all.
     """
 
     resource: str
-    counted: bool = False
+    provider: str | None = None
     source: str
 
 

@@ -26,7 +26,6 @@ def crosses(context: Context) -> bool:
     return context.nodes > 1 or context.apart
 
 
-AWS = "Amazon Web Services"  # whose machines have every counted network
 HUGE_PAGES = "hugepages-2Mi"
 
 
@@ -44,7 +43,7 @@ def resource(context: Context, processes: Sequence[Process]) -> dict[str, str]:
     if not crosses(context) or not computes or stated.rdma_resource == NONE or usual is None:
         return _stated(context) if computes and crosses(context) else {}
     rented, shared = rented_machine(context), names().shared.get(context.provider or "")
-    if usual.counted and rented is None and stated.rdma_count is None:
+    if usual.provider and rented is None and stated.rdma_count is None:
         raise NoAnswer(
             f"how many EFA interfaces a machine with {context.device} has is not known.",
             field="parameters.rdma_count",
@@ -67,14 +66,19 @@ def _stated(context: Context) -> dict[str, str]:
 
 
 def rented_machine(context: Context) -> MachineNames | None:
-    """The type of machine whose interfaces count: on EFA AWS', else the offer's."""
+    """The type of machine whose interfaces count: the network's provider's, else the offer's.
+
+    None where the network is not the one that the machine's interfaces are of.
+    """
     if context.parameters.rdma_resource or names().shared.get(context.provider or ""):
         return None
     usual = names().networks.get(context.network or "")
-    provider = AWS if usual and usual.counted else context.provider
-    if provider is None or (provider == AWS and not (usual and usual.counted)):
+    owner = usual.provider if usual else None
+    provider = owner or context.provider
+    if provider is None:
         return None
-    return names().machine(context.device, context.instance, provider)
+    machine = names().machine(context.device, context.instance, provider)
+    return machine if machine and (owner or machine.resource) else None
 
 
 def pod_fields(context: Context) -> dict[str, Any]:

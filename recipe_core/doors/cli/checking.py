@@ -155,7 +155,9 @@ def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: boo
         answer = check_deployment(file, ground)
     emit(answer) if as_json else typer.echo(deployment_text(answer))
     without_answer = not answer["engines"] or any("error" in each for each in answer["engines"])
-    raise typer.Exit(1 if answer["ok"] is False else 2 if without_answer else 0)
+    if answer["ok"] is False:
+        raise typer.Exit(1)
+    raise typer.Exit(2 if without_answer else 0)
 
 
 def _check_folder(folder: Path, ground: dict[str, Any], as_json: bool) -> NoReturn:
