@@ -10,8 +10,10 @@ from tests.fixtures.catalogues import Catalogue
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
 
-PUBLISHED, RELATIONS, REFUSED = map(Catalogue, ("published.yaml", "relations.yaml", "refused.yaml"))
-ROWS = [(PUBLISHED, row) for row in PUBLISHED.rows["figures"]]
+PUBLISHED, TRAINED, RELATIONS, REFUSED = map(
+    Catalogue, ("published.yaml", "published_training.yaml", "relations.yaml", "refused.yaml")
+)
+ROWS = [(book, row) for book in (PUBLISHED, TRAINED) for row in book.rows["figures"]]
 ROWS += [(RELATIONS, row) for row in RELATIONS.rows["relations"]]
 
 
