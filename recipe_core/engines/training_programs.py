@@ -44,10 +44,12 @@ class Launches(_Data):
     ``preference``. ``models``: ``any``, built by their own class from their config; ``shipped``,
     those that it ships (`titan_models`); ``words``, those of which every property has an argument
     (``engines/training/megatron.yaml``). ``gradients``: number formats in which it can keep them
-    beside its own; ``states``: formats of master weights. ``degrees``: those that may be above 1
-    beside dp. ``recompute_modules``: what of a layer it can be told to recompute alone.
-    ``batch_ramp``: whether its global batch can grow evenly. ``expert_checkpoints``: whether it
-    reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
+    beside its own; ``states``: formats of master weights; ``moments``: formats of AdamW's moments
+    beside those of its states; ``activations``: formats of what waits for the backward pass.
+    ``mtp_layers``: whether it can train layers of multi-token prediction. ``degrees``: those that
+    may be above 1 beside dp. ``recompute_modules``: what of a layer it can be told to recompute
+    alone. ``batch_ramp``: whether its global batch can grow evenly. ``expert_checkpoints``: whether
+    it reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
     Trainium) are estimated only. ``rollout_engines``: those that sample answers for it. ``data``:
     formats of the data that it learns from, the usual one first; DPO's is always ``preference``.
     ``full_loss``: whether full logits can be asked for. ``parameters_stay``: methods that keep
@@ -74,6 +76,9 @@ class Launches(_Data):
     overlap_experts: bool = False
     activation_offload: bool = False
     states: tuple[str, ...] = ("fp32",)
+    moments: tuple[str, ...] = ()
+    activations: tuple[str, ...] = ("bf16",)
+    mtp_layers: bool = False
     loss_in_pieces: bool = False
     batch_ramp: bool = False
     full_loss: bool = True

@@ -134,6 +134,10 @@ def layer_kinds(layers: Sequence[Layer]) -> tuple[tuple[Layer, int], ...]:
     return tuple(Counter(layers).items())
 
 
+DRAFTS_UNCOUNTED = (
+    "The multi-token-prediction layer is not counted: engines load it only for speculative "
+    "decoding."
+)
 NO_TOWER = "is not counted: its config gives no sizes."
 """How the note ends on a model whose vision or audio encoder is left out."""
 

@@ -215,6 +215,18 @@ class TrainingWorkload(BaseModel):
     bits, without a copy in fp32 (8 bytes a parameter with AdamW); left out, or ``fp32``, they are
     mixed as the framework keeps them."""
 
+    moment_dtype: Literal["fp32", "bf16", "fp8"] | None = None
+    """Number format of AdamW's moments, beside weights and gradients that stay as they are
+    (Megatron's ``--exp-avg-dtype``); left out, that of the other states."""
+
+    activation_dtype: Literal["bf16", "fp8"] | None = None
+    """Number format in which the inputs of feed-forward activations wait for the backward pass,
+    which casts ``fp8`` back; left out, bf16."""
+
+    mtp_layers: Annotated[int, Field(ge=0, le=8)] = 0
+    """Layers that learn to predict tokens further ahead (multi-token prediction), trained beside
+    the model on its last stage, each with a loss of its own; left out, none."""
+
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
     """Optimizer; it decides the bytes of state per trained parameter."""
 

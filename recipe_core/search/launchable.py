@@ -130,6 +130,10 @@ def unable(
     if (setting.state_dtype or "fp32") not in launches.states:
         hint = "Leave their format to the framework."
         yield Unable("states in 16 bits", "workload.state_dtype", hint, "fp32")
+    yield from _formats_unable(setting)
+    if setting.mtp_layers and not launches.mtp_layers:
+        hint = "Leave mtp_layers out."
+        yield Unable("layers of multi-token prediction", "workload.mtp_layers", hint)
     yield from _rollout_unable(setting)
     runtime = setting.cluster.device.runtime
     if runtime not in launches.runtimes:
@@ -232,6 +236,17 @@ def _gradients_unable(setting: TrainingSetting) -> Iterator[Unable]:
     if dtype not in (launches.gradients or (own,)) or (launches.gradients and mixed):
         hint = "Leave their format to the framework."
         yield Unable(f"{dtype} gradients", "workload.gradient_dtype", hint)
+
+
+def _formats_unable(setting: TrainingSetting) -> Iterator[Unable]:
+    """Formats of moments and of activations that wait, which few frameworks can be told."""
+    launches = training_engine(setting.engine).launches
+    hint = "Leave their format to the framework."
+    if setting.moment_dtype and setting.moment_dtype not in launches.moments:
+        yield Unable(f"moments in {setting.moment_dtype}", "workload.moment_dtype", hint)
+    if (setting.activation_dtype or "bf16") not in launches.activations:
+        what = f"activations kept in {setting.activation_dtype}"
+        yield Unable(what, "workload.activation_dtype", hint)
 
 
 # All frameworks

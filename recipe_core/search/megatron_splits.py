@@ -29,12 +29,13 @@ def megatron_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[L
     yield from _sharding(setting, cases)
     yield from _modules(setting, cases)
     yield from _overlap(cases)
+    yield from _predictions(setting, cases)
     yield heads_divide(setting, cases)
 
 
 def _pipeline(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     """Layers that fill the chunks, and micro-batches that fill rounds of an interleaved one."""
-    layers = len(setting.model.layers)
+    layers = setting.trained_layers
     piped, several = cases.pp > 1, cases.virtual_stages > 1
     chunks = cases.pp * cases.virtual_stages
     counts, _, _ = stage_layers(setting, cases)
@@ -159,6 +160,39 @@ def _modules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchR
             "candidate.recompute_modules",
             "Leave it out.",
         )
+
+
+def _predictions(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    """Layers of multi-token prediction, which lie on the last stage, and narrow moments."""
+    predictions = setting.mtp_layers
+    counts, _, last = stage_layers(setting, cases)
+    for broken, what, name, use in (
+        (cases.virtual_stages > 1, "with several chunks per stage", "virtual_stages", "one chunk"),
+        (np.nansum(counts * last, axis=1) < predictions, "on more than one stage", "pp", "fewer"),
+        (
+            (cases.overlap_experts > 0) & (predictions > 1),
+            "of more than one layer while it overlaps the exchange of tokens",
+            "overlap_experts",
+            "one layer",
+        ),
+    ):
+        yield LaunchRule(
+            "launch-predictions",
+            (predictions > 0) & broken,
+            lambda _, what=what: f"Megatron-LM is launched with no multi-token prediction {what}",  # type: ignore[misc]
+            f"candidate.{name}",
+            f"Use {use}.",
+        )
+    yield LaunchRule(
+        "launch-moments",
+        np.asarray(cases.zero_stage != 1) & (setting.moment_dtype is not None),
+        lambda i: (
+            f"Megatron-LM keeps moments in {setting.moment_dtype} with ZeRO-1 only, not "
+            f"{cases.zero_stage[i]}"
+        ),
+        "candidate.zero_stage",
+        "Use ZeRO-1.",
+    )
 
 
 def _overlap(cases: TrainingCases) -> Iterator[LaunchRule]:

@@ -151,6 +151,9 @@ def setting(
         packed=workload.packed,
         gradient_dtype=workload.gradient_dtype,
         state_dtype=workload.state_dtype,
+        moment_dtype=workload.moment_dtype,
+        activation_dtype=workload.activation_dtype,
+        mtp_layers=workload.mtp_layers,
         loading=workload.loading or Loading(),
         phases=workload.phases or (),
         ramp=ramp_of(workload.phases, workload.sequence_length, workload.global_batch)
@@ -378,11 +381,10 @@ def _varied(
     sensible = (hybrid == 0) | (divides & (replicas % inside == 0))
     columns |= _stated_columns(c) | shared_columns(problem, shared.cluster)
     cases = training_cases(len(rows), **columns)
-    return cases.take(np.flatnonzero(sensible & _worthwhile(problem, shared, cases, c)))
+    return cases.take(np.flatnonzero(sensible & _worthwhile(shared, cases, c)))
 
 
 def _worthwhile(
-    problem: TrainingProblem,
     shared: TrainingSetting,
     cases: TrainingCases,
     candidate: CandidateRequest,
@@ -392,7 +394,7 @@ def _worthwhile(
     drops = (modules(shared, cases) > 0) | (not keeps)
     again = (cases.recompute != RECOMPUTE.index("selective")) | drops
     even = cases.global_batch % (cases.dp * cases.micro_batch) == 0
-    layers = len(problem.model.layers)
+    layers = shared.trained_layers
     chunks = cases.virtual_stages == 1
     chunks |= (
         (cases.pp > 1)

@@ -72,6 +72,7 @@ class TrainingSetting:
     """What all cases of one call share.
 
     ``ramp``: what ``phases`` are, where they are one; ``sampling``: of reinforcement learning.
+    ``mtp_layers``: layers of multi-token prediction, trained beside the model's.
     """
 
     model: ModelSpec
@@ -94,6 +95,9 @@ class TrainingSetting:
     packed: bool = True
     gradient_dtype: Literal["fp32", "bf16"] | None = None
     state_dtype: Literal["fp32", "bf16"] | None = None
+    moment_dtype: Literal["fp32", "bf16", "fp8"] | None = None
+    activation_dtype: Literal["bf16", "fp8"] | None = None
+    mtp_layers: int = 0
     loading: Loading = field(default_factory=Loading)
     phases: tuple[Phase, ...] = ()
     ramp: Ramp | None = None
@@ -114,6 +118,11 @@ class TrainingSetting:
     def fused(self) -> bool:
         """Whether kernels keep their inputs in 8 bits, and nothing between norms and products."""
         return self.precision == "fp8" and self.framework.fused_in_8_bit
+
+    @property
+    def trained_layers(self) -> int:
+        """Layers of the model with those that predict further ahead."""
+        return len(self.model.layers) + self.mtp_layers
 
     @property
     def states(self) -> States:

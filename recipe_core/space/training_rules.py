@@ -55,7 +55,7 @@ def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Re
 
 def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
     model = setting.model
-    layers = len(model.layers)
+    layers = setting.trained_layers
     heads = min(
         (a.heads for layer, _ in model.kinds if (a := layer.attention) is not None), default=0
     )

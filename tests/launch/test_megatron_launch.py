@@ -25,8 +25,8 @@ SPLITS = table("training_launch", "megatron_splits")
 PLAIN = {"engine": "megatron", "tp": 1, "pp": 1, "zero_stage": 1, "micro_batch": 1}
 
 
-def launch(model, nodes, split):
-    return trainers_launch(PLAIN | split, nodes, model, global_batch=512)
+def launch(model, nodes, split, **workload):
+    return trainers_launch(PLAIN | split, nodes, model, global_batch=512, **workload)
 
 
 def words(started):
@@ -106,6 +106,17 @@ def test_overlapped_exchanges_and_offloaded_optimizers_have_their_words():
     assert started.processes[0].env["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     said = words(launch(LLAMA_8B, 2, {"dp": 16, "offload": "optimizer"}))
     assert {"--optimizer-cpu-offload", "--use-precision-aware-optimizer"} <= set(said)
+
+
+def test_layers_of_multi_token_prediction_lie_on_the_last_stage():
+    split = {"pp": 16, "dp": 16, "ep": 16, "recompute": "full"}
+    options = launch(DEEPSEEK, 32, split, mtp_layers=1, moment_dtype="bf16").options
+    layout = options["pipeline_model_parallel_layout"]
+    assert layout == "Et*3" + "|t*4" * 14 + "|t*2mL"
+    assert (options["mtp_num_layers"], options["exp_avg_dtype"]) == (1, "bf16")
+    parser().parse_args(words(launch(DEEPSEEK, 32, split, mtp_layers=1, moment_dtype="bf16")))
+    alone = launch(LLAMA_8B, 2, {"dp": 16}, mtp_layers=1).options
+    assert "pipeline_model_parallel_layout" not in alone
 
 
 @over("precision, dtype, said, share", table("training_launch", "megatron_gradients"))

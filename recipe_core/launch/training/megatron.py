@@ -107,7 +107,11 @@ def _split(job: Job) -> dict[str, Any]:
 def _pipeline(job: Job) -> dict[str, Any]:
     """How layers lie on stages: evenly, evenly with both ends counted as layers, or as listed."""
     out: dict[str, Any] = {}
-    if reserves_ends(job):
+    if predictions := job.setting.mtp_layers:
+        out["mtp_num_layers"] = predictions
+        if job.dims.pp > 1:
+            out["pipeline_model_parallel_layout"] = pipeline_layout(job)
+    elif reserves_ends(job):
         out["account_for_embedding_in_pipeline_split"] = True
         out["account_for_loss_in_pipeline_split"] = True
     elif len(set(job.stage_layers)) > 1:
@@ -127,11 +131,15 @@ def reserves_ends(job: Job) -> bool:
 
 
 def pipeline_layout(job: Job) -> str:
-    """Stages between bars: embedding E, so many layers t, loss L.
+    """Stages between bars: embedding E, so many layers t, multi-token prediction m, loss L.
 
     As ``megatron/core/transformer/pipeline_parallel_layer_layout.py`` reads it.
     """
-    return f"E{'|'.join(f't*{count}' if count else '' for count in job.stage_layers)}L"
+    *stages, last = job.stage_layers
+    predictions = job.setting.mtp_layers
+    counts = (*stages, last - predictions)
+    words = "|".join(f"t*{count}" if count else "" for count in counts)
+    return f"E{words}{'m' * predictions}L"
 
 
 def _run(job: Job) -> dict[str, Any]:
@@ -172,6 +180,12 @@ def _run(job: Job) -> dict[str, Any]:
             "use_precision_aware_optimizer": True,
             "optimizer_cpu_offload": True,
             "overlap_cpu_optimizer_d2h_h2d": True,
+        }
+    if setting.moment_dtype:
+        out |= {
+            "use_precision_aware_optimizer": True,
+            "exp_avg_dtype": setting.moment_dtype,
+            "exp_avg_sq_dtype": setting.moment_dtype,
         }
     if setting.precision == "fp8":
         out["fp8_format"] = "hybrid"

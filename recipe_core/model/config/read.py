@@ -39,6 +39,7 @@ from recipe_core.model.config.nas import nas_layers
 from recipe_core.model.config.quantization import quantized
 from recipe_core.model.config.towers import towers
 from recipe_core.model.spec import (
+    DRAFTS_UNCOUNTED,
     NO_TOWER,
     CompressedAttention,
     Layer,
@@ -329,10 +330,7 @@ def _tied(config: Config, read: Reader, notes: list[str]) -> bool:
 def _visible_gaps(read: Reader, drafts: int) -> list[str]:
     gaps = []
     if drafts:
-        gaps.append(
-            "The multi-token-prediction layer is not counted: engines load it only for "
-            "speculative decoding."
-        )
+        gaps.append(DRAFTS_UNCOUNTED)
     if read.has("sparse_attention_config"):
         gaps.append(
             "Block-sparse attention is counted as dense: its index keys are in the cache, the "

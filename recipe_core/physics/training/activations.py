@@ -111,6 +111,8 @@ def _feed_forward(setting: TrainingSetting, cases: TrainingCases, layer: Layer) 
     if m is None:
         return {}
     inner, product = _values(setting, gated=m.gated if not isinstance(m, MoeMlp) else True)
+    if setting.activation_dtype == "fp8":
+        inner = inner / BYTES
     if not isinstance(m, MoeMlp):
         return {
             "mlp_inner": BYTES * inner * m.intermediate / cases.tp,

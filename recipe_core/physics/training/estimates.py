@@ -12,7 +12,7 @@ from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.intervals import BAND, Ends, Level
 from recipe_core.base.units import duration
 from recipe_core.model.dtypes import compute_dtype
-from recipe_core.model.spec import LinearAttention
+from recipe_core.model.spec import DRAFTS_UNCOUNTED, LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
 from recipe_core.physics.training.activations import recomputed_share
 from recipe_core.physics.training.bands import band
@@ -213,7 +213,7 @@ class TrainingEstimates:
 
         The model's notes, a start that is uncertain, data that is slow.
         """
-        out = [*self.setting.model.notes, *filter(None, self.doubts(np.array([i])))]
+        out = [*_model_notes(self.setting), *filter(None, self.doubts(np.array([i])))]
         is_open = self.setting.fused_loss is None and not self.setting.framework.always_in_pieces
         if self.cases.fused_loss[i] and is_open:
             out.append(
@@ -518,3 +518,14 @@ def _estimated(
         refusals,
         start_probability(setting, peak_bytes, usable_bytes),
     )
+
+
+def _model_notes(setting: TrainingSetting) -> list[str]:
+    """What to know about the model, with what of its multi-token prediction is trained."""
+    notes = [note for note in setting.model.notes if note != DRAFTS_UNCOUNTED]
+    if len(notes) < len(setting.model.notes) and not setting.mtp_layers:
+        notes.append(
+            "The multi-token-prediction layer is not trained here; workload.mtp_layers: 1 "
+            "counts it."
+        )
+    return notes

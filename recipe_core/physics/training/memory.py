@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, add
+from recipe_core.base.arrays import Float, add
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Layer, Tensor
 from recipe_core.physics.training.activations import (
@@ -28,7 +28,7 @@ from recipe_core.physics.training.activations import (
 )
 from recipe_core.physics.training.host_states import offloaded
 from recipe_core.physics.training.peak_memory import FP32_LOSS, Stage, fullest
-from recipe_core.physics.training.stages import by_length, stage_layers
+from recipe_core.physics.training.stages import by_length, stage_layers, with_mirror
 from recipe_core.space.training import TrainingCases, TrainingSetting, training_cases
 
 PARTS = (
@@ -141,7 +141,9 @@ def _fused_parts(layer: Layer, item: Tensor) -> int:
 def held(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
     """Parameters of each stage on one rank, of shape (cases, stages).
 
-    A tied head is copied where it is on another stage than the embedding.
+    A tied head is copied where it is on another stage than the embedding. So is the embedding on
+    the last stage for multi-token prediction, unless a pipeline that is fed from both ends has
+    both there (arXiv:2412.19437, section 3.2.3).
     """
     model = setting.model
     count, first, last = stage_layers(setting, cases)
@@ -156,21 +158,26 @@ def held(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
     extras = [item.numel / _split(cases, item) for item in model.extras] or [np.zeros(len(cases))]
     table = (model.vocabulary * model.hidden / cases.tp)[:, None]
     heads = last * ~((first > 0) & model.tied_embeddings)
+    apart = (first == 0) & ~cases.has("dualpipe")[:, None] & ~np.asarray(model.tied_embeddings)
+    looked_up = last * apart * (setting.mtp_layers > 0)
+    ahead = setting.mtp_layers * prediction_parameters(setting, cases)[:, None]
     rank = RankParameters(
-        dense + first * add(extras)[:, None] + last * model.hidden,
+        dense + first * add(extras)[:, None] + last * (model.hidden + ahead),
         experts,
-        table * (first + heads),
+        table * (first + heads + looked_up),
         adapters,
     )
-    both_ways = cases.has("dualpipe")[:, None]
-    return replace(
-        rank, **{name: _with_mirror(getattr(rank, name), both_ways) for name in RANK_PARTS}
-    )
+    return replace(rank, **{name: with_mirror(cases, getattr(rank, name)) for name in RANK_PARTS})
 
 
-def _with_mirror(parameters: Float, both_ways: Bool) -> Float:
-    """With those of the mirrored stage, where a pipeline is fed from both ends."""
-    return np.where(both_ways, parameters + parameters[:, ::-1], parameters)
+def prediction_parameters(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Parameters of multi-token prediction beside its layer, on one rank (one per case).
+
+    The projection of a hidden state with an embedding, 2h × h, and three norms (arXiv:2412.19437,
+    equation 21).
+    """
+    hidden = setting.model.hidden
+    return np.asarray(2 * hidden * hidden / cases.tp + 3 * hidden)
 
 
 def _gathered(setting: TrainingSetting, cases: TrainingCases, rank: RankParameters) -> Float:
@@ -371,10 +378,14 @@ def parameter_bytes(
 
 
 def _logits(setting: TrainingSetting, cases: TrainingCases) -> Float:
-    """Logits that the last stage has at once, of shape (cases, stages)."""
+    """Logits that the last stage has at once, of shape (cases, stages).
+
+    Those of every loss: each layer of multi-token prediction has its own.
+    """
     _, _, last = stage_layers(setting, cases)
-    pieces = np.where(cases.fused_loss > 0, LOSS_CHUNKS, 1.0)
-    return last * (cases.tokens * setting.model.vocabulary / cases.tp / pieces)[:, None]
+    pieces = np.where(cases.fused_loss > 0, LOSS_CHUNKS, 1.0 / (1 + setting.mtp_layers))
+    logits = (cases.tokens * setting.model.vocabulary / cases.tp / pieces)[:, None]
+    return with_mirror(cases, last * logits)
 
 
 def _moving(
@@ -428,10 +439,22 @@ def _activations(
     redone = np.where(cases.recompute > 0, largest - least_saved, 0.0)
     flights = in_flight(cases)
     per_layer = mean_saved[:, None] * count + first * boundary_bytes(setting, cases)[:, None]
+    per_layer = _of_both_ways(cases, per_layer)
     # a stage that holds the head alone has nothing to recompute
     redone = np.where(count == 0, 0.0, np.maximum(redone, 0.0)[:, None])
     waiting = on_device(cases, flights * per_layer, mean_saved[:, None])
     return cases.tokens[:, None] * (waiting + redone)
+
+
+def _of_both_ways(cases: TrainingCases, stage_bytes: Float) -> Float:
+    """Bytes of a mean micro-batch in flight, where a pipeline may be fed from both ends.
+
+    Of the p + 1 in flight in stage i p - i belong to it, and i + 1 to the mirrored stage
+    (arXiv:2412.19437, figure 5).
+    """
+    p, stage = cases.pp[:, None], np.arange(stage_bytes.shape[1])[None, :]
+    mixed = ((p - stage) * stage_bytes + (stage + 1) * stage_bytes[:, ::-1]) / (p + 1)
+    return np.where(cases.has("dualpipe")[:, None], mixed, stage_bytes)
 
 
 def offloaded_activations(setting: TrainingSetting, cases: TrainingCases) -> Float:

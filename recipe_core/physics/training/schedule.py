@@ -19,7 +19,7 @@ from recipe_core.physics.training.memory import (
     offloaded_activations,
     stored_parameters,
 )
-from recipe_core.physics.training.stages import by_length, stage_layers
+from recipe_core.physics.training.stages import by_length, stage_layers, with_mirror
 from recipe_core.physics.training.steps import (
     Parts,
     Work,
@@ -59,7 +59,9 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     forward_s, backward_s = add(work.forward.values()), add(work.backward.values())
     reference_s = forward_s if setting.method == "dpo" else np.zeros(len(cases))
     embedding, head = ends_work(setting, cases)
-    count, first, last = stage_layers(setting, cases)
+    # a device of a pipeline fed from both ends computes half of two stages
+    ways = np.where(cases.has("dualpipe"), 2.0, 1.0)[:, None]
+    count, first, last = (with_mirror(cases, x) / ways for x in stage_layers(setting, cases))
     per_layer = forward_s + backward_s + repeated + reference_s
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
     launched_s = _launched_s(setting)

@@ -22,10 +22,10 @@ from recipe_core.space.training import TrainingCases, TrainingSetting
 def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
     """Layers of each stage, and 1 where the embedding and where the head is, (cases, stages).
 
-    Rows end in NaN past the last stage.
+    Rows end in NaN past the last stage. Layers of multi-token prediction are the last ones.
     """
     stages = np.arange(int(cases.pp.max()), dtype=np.int64)[None, :]
-    pp, layers = cases.pp[:, None], len(setting.model.layers)
+    pp, layers = cases.pp[:, None], setting.trained_layers
     exists = stages < pp
     count = (layers // pp + (stages < layers % pp)).astype(float)
     if setting.framework.stages == "reserved":
@@ -43,9 +43,17 @@ def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float,
 
 def reserved_ends(setting: TrainingSetting, cases: TrainingCases) -> Bool:
     """Where embedding and loss count as a layer each, so that all chunks come out even."""
-    chunks, layers = cases.pp * cases.virtual_stages, len(setting.model.layers)
+    chunks, layers = cases.pp * cases.virtual_stages, setting.trained_layers
     reserves = (layers % chunks != 0) & ((layers + 2) % chunks == 0)
     return np.asarray((setting.framework.stages == "reserved") & reserves)
+
+
+def with_mirror(cases: TrainingCases, values: Float) -> Float:
+    """Add the mirrored stage's values where a pipeline is fed from both ends, (cases, stages).
+
+    All cases have pipelines of one length.
+    """
+    return np.where(cases.has("dualpipe")[:, None], values + values[:, ::-1], values)
 
 
 def by_length(

@@ -312,7 +312,11 @@ def _ring(
 
 
 def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Work]:
-    """The embedding's lookup, on the first stage; head and loss, on the last."""
+    """The embedding's lookup, on the first stage; head and loss, on the last.
+
+    Multi-token prediction has a head and a loss for each of its layers, and projects hidden states
+    with embeddings (2h × h).
+    """
     rows, hidden, device = cases.tokens, float(setting.model.hidden), setting.cluster.device
     lookup = operator_s(
         device,
@@ -326,7 +330,11 @@ def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Wor
     head = _product(setting, rows, hidden, width, "Head", "bf16")
     moved = 0.5 * setting.framework.loss_bytes.value * rows * width
     loss = operator_s(device, "elementwise", "bf16", rows * width, moved, 3.0, label="Loss")
-    trained = 1.0 if setting.frozen else 2.0
+    trained, predictions = 1.0 if setting.frozen else 2.0, 1.0 + setting.mtp_layers
+    head, loss = predictions * head, predictions * loss
+    if setting.mtp_layers:
+        joined = _product(setting, rows, 2 * hidden, hidden / cases.tp, "Projection of predictions")
+        head = head + setting.mtp_layers * joined
     return Work({"embedding": lookup}, {"embedding": lookup}), Work(
         {"head": head, "loss": loss}, {"head": trained * head, "loss": loss}
     )
