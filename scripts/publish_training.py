@@ -56,11 +56,28 @@ TASKS = {
 CATALOG = {
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "gpt-oss-120b": "openai/gpt-oss-120b",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
     "llama4-maverick": "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "nemotron-h-56b": "nvidia/Nemotron-H-56B-Base-8K",
+    "nemotron_3_nano": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nemotron_3_super": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
     "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3-next-80b-a3b": "Qwen/Qwen3-Next-80B-A3B-Instruct",
 }
-"""Models with experts; their shapes need more than the table holds."""
+"""Models with experts or other mixers; their shapes need more than the table holds."""
+GROK = {
+    "hidden": 6144,
+    "heads": 48,
+    "kv_heads": 8,
+    "ffn": 32768,
+    "vocabulary": 131072,
+    "experts": 8,
+    "experts_per_token": 2,
+    "tied": True,
+}
+"""Dimensions of Grok-1 (xai-org/grok-1), of which NVIDIA also ran some of its layers."""
 HALF_GRADIENTS = {"dgxc", "mbr", "mlp", "mlm"}
 """Sources whose Megatron recipes reduce gradients in 16 bits."""
 METRICS = {
@@ -141,12 +158,16 @@ def _recompute(words: str) -> str | None:
     return "selective" if words.startswith(("selective", "[")) else "none"
 
 
-def _engine(framework: str, source: str) -> str:
-    """The engine of a compiled run.
+def _engine(framework: str, source: str, notes: str) -> str:
+    """The framework that ran.
 
     MLPerf's submissions are NeMo or Primus on Transformer Engine, also those that name PyTorch
-    only; NeMo AutoModel is FSDP2 over torch, as torchtitan is.
+    only; NeMo AutoModel is FSDP2 over torch, as torchtitan is. Layers one operator at a time, as
+    LitGPT's, are plain torch.
     """
+    packed = source == "tune" and notes.startswith("+packed")
+    if "compile=false" in notes or source == "lit" or packed:
+        return "torch"
     if source == "mlp":
         return "megatron"
     known = {} if "AutoModel" in framework else ENGINES
@@ -168,28 +189,41 @@ def _precision(words: str) -> Literal["fp8", "fp16", "bf16"]:
     return "fp16" if words == "fp16" else "bf16"
 
 
-def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
-    """A row of the data as a run; ``row`` has the data's columns."""
-    zero, precision, source = str(row.zero_or_fsdp).lower(), str(row.precision), str(row.source_key)
-    gpus, node_gpus = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
-    compiled = "compile=false" not in str(
-        row.notes
-    )  # torchtitan's layers one operator at a time are plain torch
-    engine = _engine(str(row.framework), source) if compiled else "torch"
-    older = source == "bs" or (
-        source == "kor" and "seqpar" not in str(row.recompute)
-    )  # than sequence parallelism, or without it
+def _method(row: Any) -> str:
+    """What is trained; of a base in 4 bits adapters."""
+    method = TASKS[str(row.task)]
+    return "qlora" if method == "lora" and "nf4" in str(row.precision) else method
+
+
+def _model(row: Any) -> dict[str, Any]:
+    """The model of a row: of the catalog, or its dimensions."""
+    if str(row.model).startswith("grok1"):
+        return {**GROK, "layers": _whole(row.layers)}
+    if row.model in CATALOG:
+        return {"catalog": CATALOG[row.model]}
     values = (row.layers, row.hidden, row.heads, row.kv_heads, row.ffn, row.vocab)
     sizes = dict(zip(DIMENSIONS, map(_whole, values), strict=True))
     if not np.isfinite(row.kv_heads):
         sizes["kv_heads"] = sizes["heads"]
-    experts = _has_experts(row)
+    tied = "tied_embeddings=True" in str(row.notes)
+    return {**sizes, "gated": is_gated(row), "tied": tied}
+
+
+def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
+    """A row of the data as a run; ``row`` has the data's columns."""
+    zero, precision, source = str(row.zero_or_fsdp).lower(), str(row.precision), str(row.source_key)
+    gpus, node_gpus = _whole(row.num_gpus), _whole(row.gpus_per_node, 8)
+    notes = str(row.notes)
+    engine = _engine(str(row.framework), source, notes)
+    halved = "params+optim bf16" in precision or "bf16-true" in precision
+    in_pieces = source == "lf" or "chunked CE" in notes or "activation ckpt (cumulative)" in notes
+    older = source == "bs" or (
+        source == "kor" and "seqpar" not in str(row.recompute)
+    )  # than sequence parallelism, or without it
     return TrainingRun(
         id=name,
         model=str(row.model),
-        **({"catalog": CATALOG[row.model]} if experts else sizes),
-        gated=is_gated(row),
-        tied="tied_embeddings=True" in str(row.notes),
+        **_model(row),
         device=str(device_name(row.gpu)),
         nodes=max(1, gpus // node_gpus),
         per_node=min(node_gpus, gpus),
@@ -198,7 +232,7 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
         pp=_whole(row.pp),
         virtual_stages=_whole(row.vp),
         cp=_whole(row.cp),
-        ep=_whole(row.ep) if experts else 1,
+        ep=_whole(row.ep) if _has_experts(row) else 1,
         dp=_whole(row.dp, gpus // (_whole(row.tp) * _whole(row.pp) * _whole(row.cp))),
         shard=min(node_gpus, gpus) if "hsdp" in zero else None,
         zero_stage=_zero_stage(zero),
@@ -208,10 +242,11 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
         precision=_precision(precision),
         # MLPerf's reference and LitGPT's default adapt attention only
         lora_targets="attention" if source in ("mlp", "lit") else "all",
-        method=TASKS[str(row.task)],  # type: ignore[arg-type]
+        method=_method(row),  # type: ignore[arg-type]
+        state_dtype="bf16" if halved else None,
         gradient_dtype=_gradients(source, engine, _precision(precision), str(row.vendor)),  # type: ignore[arg-type]
         attention="eager" if source in ("bs", "kor") else "flash",
-        fused_loss=source == "lf",
+        fused_loss=in_pieces,
         sequence_length=_whole(row.seq_len),
         global_batch=_whole(row.global_batch),
         **figures,
@@ -226,7 +261,9 @@ def _asked_for(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows that say all that a request needs, on devices with a profile."""
     keep = rows.gpu.map({gpu: device_name(gpu) for gpu in rows.gpu.unique()}).notna()
     dense = rows.active_params.isna() | rows.active_params.eq(rows.params)
-    keep &= np.where(dense, rows[list(SIZES)].notna().all(axis=1), rows.model.isin(CATALOG))
+    grok = rows.model.astype(str).str.startswith("grok1")
+    shaped = rows.model.isin(CATALOG) | grok
+    keep &= shaped | (dense & rows[list(SIZES)].notna().all(axis=1))
     return rows[keep & rows[list(NEEDED)].notna().all(axis=1)]
 
 
@@ -242,7 +279,10 @@ def runs(truth: Path) -> list[TrainingRun]:
     rows = _asked_for(rows).assign(source_key=lambda r: r.id.str.split("-").str[0])
     faulty = rows.notes.astype(str).str.contains("pathology") & rows.metric.ne("peak_memory_gib")
     unsaid = rows.precision.str.contains("fp4") | rows.recompute.astype(str).str.contains("offload")
-    unsaid |= rows.notes.astype(str).str.contains("CPU offload|opt-in-bwd")
+    # states on the host, updates in the backward pass, lengths or devices that are not stated
+    unsaid |= rows.notes.astype(str).str.contains(
+        "CPU offload|opt-in-bwd|optim in bwd|baseline unpacked|on Multiple GPUs"
+    )
     rows = rows[~(unsaid | faulty)]
     same = [
         name for name in rows.columns if name not in ("id", "metric", "value", "notes", "quality")
@@ -272,7 +312,7 @@ def _described(runs: list[TrainingRun], parameters: dict[str, float]) -> list[Tr
         run
         for run in runs
         if run.id in counted
-        and (run.catalog or abs(counted[run.id] / parameters[run.id] - 1) < 0.15)
+        and (run.catalog or run.experts or abs(counted[run.id] / parameters[run.id] - 1) < 0.15)
     ]
 
 

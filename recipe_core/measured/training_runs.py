@@ -32,6 +32,8 @@ CANDIDATE = (
     "overlap_experts",
 )
 WORKLOAD = ("method", "lora_targets", "sequence_length", "global_batch", "attention", "fused_loss")
+FORMATS = ("gradient_dtype", "state_dtype", "moment_dtype", "activation_dtype", "mtp_layers")
+"""Of the workload, where a source says so."""
 RECOMPUTATIONS = ("none", "selective", "full")
 DIMENSIONS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
 
@@ -40,7 +42,9 @@ class TrainingRun(BaseModel):
     """One measured run, a row of a table; an empty cell is a field left out.
 
     The model is one of the ``catalog``, or its dimensions define it and ``model`` is only a name;
-    ``gated``: three matrices per feed-forward block, else two. Without ``recompute`` the source
+    ``gated``: three matrices per feed-forward block, else two; with ``experts`` each layer has so
+    many blocks, of which ``experts_per_token`` compute a token (Mixtral's form).
+    ``recompute_modules``: words between spaces. Without ``recompute`` the source
     does not say, and the least that fits is assumed. ``memory_of``: the memory that was read, of
     the ``fullest`` rank, of the ``first`` stage, or from the ``driver`` for the fullest, with what
     is outside the allocator.
@@ -59,6 +63,8 @@ class TrainingRun(BaseModel):
     kv_heads: Degree | None = None
     ffn: Count | None = None
     vocabulary: Count | None = None
+    experts: Degree | None = None
+    experts_per_token: Degree | None = None
     gated: bool = True
     tied: bool = False
     device: Text
@@ -76,12 +82,17 @@ class TrainingRun(BaseModel):
     sequence_parallel: bool = True
     micro_batch: Count
     recompute: Literal["none", "selective", "full"] | None = None
+    recompute_modules: Text | None = None
     schedule: Literal["1f1b", "interleaved", "zb-h1", "dualpipe"] | None = None
     overlap_experts: bool | None = None
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
-    method: Literal["pretrain", "finetune", "lora"] = "pretrain"
+    method: Literal["pretrain", "finetune", "lora", "qlora"] = "pretrain"
     lora_targets: Literal["attention", "mlp", "all"] = "all"
     gradient_dtype: Literal["fp32", "bf16"] | None = None
+    state_dtype: Literal["bf16"] | None = None
+    moment_dtype: Literal["bf16", "fp8"] | None = None
+    activation_dtype: Literal["fp8"] | None = None
+    mtp_layers: Degree | None = None
     attention: Literal["flash", "eager"] = "flash"
     fused_loss: bool = False
     sequence_length: Tokens
@@ -102,6 +113,13 @@ class TrainingRun(BaseModel):
         if missing and self.catalog is None:
             raise ValueError(f"fill {', '.join(missing)}, or catalog with an id of a known model")
         return self
+
+    @property
+    def _family(self) -> str:
+        """The model_type whose form the dimensions have."""
+        if self.experts:
+            return "mixtral"
+        return "llama" if self.gated else "nemotron"
 
     @property
     def title(self) -> str:
@@ -126,7 +144,7 @@ class TrainingRun(BaseModel):
     def request(self, recompute: str | None = None) -> dict[str, Any]:
         """The request for an estimate of this run, as plain values; of the least recomputation."""
         config = {
-            "model_type": "llama" if self.gated else "nemotron",
+            "model_type": self._family,
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
@@ -136,10 +154,17 @@ class TrainingRun(BaseModel):
             "max_position_embeddings": self.sequence_length,
             "tie_word_embeddings": self.tied,
         }
+        if self.experts:
+            config |= {
+                "num_local_experts": self.experts,
+                "num_experts_per_tok": self.experts_per_token,
+            }
         candidate = {name: getattr(self, name) for name in CANDIDATE}
+        if self.recompute_modules:
+            candidate["recompute_modules"] = self.recompute_modules.split()
         workload = {name: getattr(self, name) for name in WORKLOAD}
-        if self.gradient_dtype:
-            workload["gradient_dtype"] = self.gradient_dtype
+        stated = {name: getattr(self, name) for name in FORMATS}
+        workload |= {name: value for name, value in stated.items() if value}
         return {
             "model": self.catalog or config,
             "hardware": in_nodes(self.device, self.per_node, self.nodes),
