@@ -70,7 +70,8 @@ class Framework(_Data):
     that tensor-parallel traffic adds, of what it takes alone (above 1: slower beside products).
     ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
     ``routed_copies``: hidden states kept for each token that an expert gets. ``expert_launch_s``:
-    host time of a layer's experts beside ``launch_s``. ``attention_slowdown`` and
+    host time of a layer's experts beside ``launch_s``; ``pipeline_launch_s``: of a layer in a
+    pipeline, for each rank of tensor parallelism. ``attention_slowdown`` and
     ``fragmentation``: its own, where they differ from all frameworks'. ``recompute_modules``: what
     ``selective`` recomputes in a model with experts or latent attention (words of `RECOMPUTED`);
     else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
@@ -102,6 +103,7 @@ class Framework(_Data):
     routed_copies: Number = Number(value=2.0, source="estimate", status="assumed")
     recompute_modules: tuple[str, ...] = ()
     expert_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
+    pipeline_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
     attention_slowdown: Number | None = None
     fragmentation: Number | None = None
     selective_keeps: Number

@@ -64,7 +64,7 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     count, first, last = (with_mirror(cases, x) / ways for x in stage_layers(setting, cases))
     per_layer = forward_s + backward_s + repeated + reference_s
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
-    launched_s = _launched_s(setting)
+    launched_s = _launched_s(setting, cases)
     # activations go to the host behind the forward pass and come back behind the backward pass
     link = setting.calibration.host_link_bytes_per_s.value
     copy_s = _fixed(
@@ -109,13 +109,17 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     return parts
 
 
-def _launched_s(setting: TrainingSetting) -> Float:
-    """Host seconds of a mean layer: what any layer launches, and what experts launch beside it."""
+def _launched_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Host seconds of a mean layer, one per case.
+
+    What any layer launches, and what experts and the ranks of a pipeline's stage launch beside it.
+    """
     kinds, framework = setting.model.kinds, setting.framework
     experts = sum(n for layer, n in kinds if isinstance(layer.mlp, MoeMlp))
     each_s = framework.launch_s.value
     each_s += framework.expert_launch_s.value * experts / len(setting.model.layers)
-    seconds: Float = _fixed(each_s, "Kernel launches of a layer", "layer")
+    piped_s = framework.pipeline_launch_s.value * np.where(cases.pp > 1, cases.tp, 0)
+    seconds: Float = _fixed(each_s + piped_s, "Kernel launches of a layer", "layer")
     return seconds
 
 
