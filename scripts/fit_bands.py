@@ -155,7 +155,7 @@ def training_rows(truth: Path) -> pd.DataFrame:
             continue
         shipped = fit_training.shipped(groups)
         values = fit_training.fit(groups, runs, measured, timed & ~inside, shipped)
-        told = fit_training.steps(groups, values, len(runs))
+        told = fit_training.Steps(groups, len(runs))(values)
         estimated |= {runs[i].id: told[i] for i in np.flatnonzero(inside & timed)}
         print(f"training without {name}", flush=True)
     figures = compare_training(runs).figures

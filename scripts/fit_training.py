@@ -48,6 +48,7 @@ START = {
     "megatron:launch_s": (5e-4, 0.0, 1e-2),
     "nanotron:launch_s": (4e-3, 0.0, 1e-2),
     "megatron:expert_launch_s": (8e-3, 0.0, 2e-2),
+    "nanotron:pipeline_launch_s": (2.5e-3, 0.0, 1e-2),
     "torchtitan:tensor_exposed": (1.0, 0.1, 1.2),
     "megatron:tensor_exposed": (0.7, 0.1, 1.2),
     "nanotron:tensor_exposed": (1.0, 0.1, 1.2),
@@ -114,12 +115,36 @@ def with_values(setting: TrainingSetting, values: dict[str, float]) -> TrainingS
     )
 
 
-def steps(groups: list[RunGroup], values: dict[str, float], n: int) -> np.ndarray:
-    """Seconds of a step of every run."""
-    out = np.full(n, np.nan)
-    for group in groups:
-        out[group.rows] = add(step_parts(with_values(group.setting, values), group.cases).values())
-    return out
+def concerns(name: str, setting: TrainingSetting) -> bool:
+    """Whether a figure changes the steps of a setting: its framework's, its generation's."""
+    owner, _, figure = name.rpartition(":")
+    generation = figure.partition(".")[2]
+    architecture = setting.cluster.device.architecture
+    return owner in ("", setting.engine) and generation in ("", architecture[:-1])
+
+
+class Steps:
+    """Seconds of a step of every run, by figures; groups that a figure leaves alone are kept."""
+
+    KEPT = 64
+    """Answers of a group that are kept: more than a gradient has figures."""
+
+    def __init__(self, groups: list[RunGroup], runs: int) -> None:
+        self._groups, self._runs = groups, runs
+        self._answers: list[dict[tuple[float, ...], np.ndarray]] = [{} for _ in groups]
+
+    def __call__(self, values: dict[str, float]) -> np.ndarray:
+        out = np.full(self._runs, np.nan)
+        for group, answers in zip(self._groups, self._answers, strict=True):
+            own = {name: x for name, x in values.items() if concerns(name, group.setting)}
+            key = tuple(own.values())
+            if key not in answers:
+                parts = step_parts(with_values(group.setting, own), group.cases)
+                if len(answers) >= self.KEPT:
+                    answers.clear()
+                answers[key] = add(parts.values())
+            out[group.rows] = answers[key]
+        return out
 
 
 def shipped(groups: list[RunGroup]) -> dict[str, float]:
@@ -152,10 +177,10 @@ def fit(
     weight = np.sqrt(
         (by_source.model.transform("nunique") / by_source.model.transform("size")).to_numpy()
     )
-    keep = [group for group in groups if included[group.rows].any()]
+    steps = Steps([group for group in groups if included[group.rows].any()], len(runs))
 
     def residual(x: np.ndarray) -> np.ndarray:
-        told = steps(keep, dict(zip(START, x, strict=True)), len(runs))
+        told = steps(dict(zip(START, x, strict=True)))
         far = np.log(told / measured)[included] / SPREAD
         return np.asarray(np.sqrt(np.log1p(far**2)) * weight)
 
@@ -186,7 +211,7 @@ def held_out(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarr
         if (in_source & timed).sum() < FEW:
             continue
         values = fit(groups, runs, measured, timed & ~in_source, shipped(groups))
-        told[in_source] = steps(groups, values, len(runs))[in_source]
+        told[in_source] = Steps(groups, len(runs))(values)[in_source]
     told_of = timed & np.isfinite(told)
     error = pd.DataFrame({"source": source[told_of], "error": np.abs(told / measured - 1)[told_of]})
     both = pd.concat([error, error.assign(source="all")])
