@@ -51,6 +51,24 @@ class States(_Data):
     source: str
 
 
+class Experts(_Data):
+    """What a framework does around the products of routed experts.
+
+    ``exchange`` between ranks that share experts: ``standard`` is torch's all-to-all, ``kernels``
+    those made for it. ``row_moves``: times that a routed row is read or written in the forward pass
+    (sorted by expert, weighted, summed), and ``exchanged_moves`` more of them with an exchange; the
+    backward pass twice as many. ``wait_s``: time of a layer's forward pass in which the device
+    stands still, as the host reads the sizes of an exchange. ``grouped``: rate of the grouped
+    products by generation, of that of others.
+    """
+
+    exchange: Literal["standard", "kernels"]
+    row_moves: Number
+    exchanged_moves: Number
+    wait_s: Number
+    grouped: dict[str, Number] = {}
+
+
 class Framework(_Data):
     """What one framework keeps and does in training.
 
@@ -70,7 +88,9 @@ class Framework(_Data):
     that tensor-parallel traffic adds, of what it takes alone (above 1: slower beside products).
     ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
     ``routed_copies``: hidden states kept for each token that an expert gets. ``expert_launch_s``:
-    host time of a layer's experts beside ``launch_s``. ``attention_slowdown`` and
+    host time of a layer's experts beside ``launch_s``. ``experts``: what it does around their
+    products; None where ``expert_launch_s`` and the rates were fitted with it, and the exchange is
+    by kernels made for it. ``attention_slowdown`` and
     ``fragmentation``: its own, where they differ from all frameworks'. ``recompute_modules``: what
     ``selective`` recomputes in a model with experts or latent attention (words of `RECOMPUTED`);
     else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
@@ -102,6 +122,7 @@ class Framework(_Data):
     routed_copies: Number = Number(value=2.0, source="estimate", status="assumed")
     recompute_modules: tuple[str, ...] = ()
     expert_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
+    experts: Experts | None = None
     attention_slowdown: Number | None = None
     fragmentation: Number | None = None
     selective_keeps: Number
@@ -141,6 +162,7 @@ class Calibration(_Data):
     context_bytes: Number
     reserve_bytes: Number
     imbalance: Number
+    router_spread: Number
     exchange_overlap: Number
     exchange_share: Number
     host_link_bytes_per_s: Number

@@ -167,6 +167,14 @@ class TrainingSetting:
         own = self.framework.products.get(self.cluster.device.architecture[:-1])
         return known if own is None or dtype == "fp8" else known * own.value
 
+    @property
+    def grouped_rate(self) -> float:
+        """Rate of the grouped products of routed experts, of that of other products."""
+        how = self.framework.experts
+        measured = {} if how is None else how.grouped
+        rate = measured.get(self.cluster.device.architecture[:-1])
+        return 1.0 if rate is None or self.precision == "fp8" else rate.value
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingCases:
