@@ -69,6 +69,16 @@ class Experts(_Data):
     grouped: dict[str, Number] = {}
 
 
+class Compiled(_Data):
+    """What compiling a model changes of its framework; ``always``: it compiles by itself."""
+
+    always: bool = False
+    elementwise_passes: Number | None = None
+    launch_s: Number | None = None
+    fused_norm: bool = True
+    fused_gate: bool = True
+
+
 class Framework(_Data):
     """What one framework keeps and does in training.
 
@@ -96,7 +106,8 @@ class Framework(_Data):
     else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
     its forward pass. ``offloads``: states that it can move to the host while answers are sampled.
     ``loads_whole``: processes of a node that have the whole model in host memory before it is
-    divided (``every``: unless it is frozen, as files are mapped then).
+    divided (``every``: unless it is frozen, as files are mapped then). ``compiled``: what compiling
+    a model changes; None where it cannot be asked for.
     """
 
     title: str
@@ -129,6 +140,22 @@ class Framework(_Data):
     selective_recomputes: Number
     offloads: tuple[State, ...] = ("parameters", "optimizer", "master")
     loads_whole: Literal["none", "one", "every"] = "none"
+    compiled: Compiled | None = None
+
+    def built(self, *, compiled: bool) -> Framework:
+        """The framework with a model that torch compiles, where it can, or with one as it is."""
+        changes = self.compiled
+        if not compiled or changes is None or changes.always:
+            return self
+        return self.model_copy(
+            update={
+                "elementwise_passes": changes.elementwise_passes or self.elementwise_passes,
+                "launch_s": changes.launch_s or self.launch_s,
+                "fused_norm": changes.fused_norm,
+                "fused_gate": changes.fused_gate,
+                "casts_by_operator": False,
+            }
+        )
 
 
 class Optimizer(_Data):
@@ -153,6 +180,8 @@ class Calibration(_Data):
     sustained_fp8: dict[str, Number]
     quantize_passes: Number
     quantize_passes_by_operator: Number
+    quantize_passes_by_recipe: dict[str, Number] = {}
+    attention_launches: Number
     step_s: Number
     pipeline_exposed: Number
     straggler: Number
@@ -174,7 +203,8 @@ class Calibration(_Data):
     def pace(self, device: Device, dtype: str) -> float:
         """Rate of matrix products in training, relative to the roofline of the products alone."""
         known = self.sustained_fp8 if dtype == "fp8" else self.sustained
-        return known.get(device.architecture[:-1], known[device.runtime]).value
+        pace = known.get(device.architecture[:-1], known[device.runtime]).value
+        return pace * (1.0 if device.sustained_share is None else device.sustained_share.value)
 
 
 class RunFigures(_Data):

@@ -13,7 +13,7 @@ from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, St
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.storage import StorageTier
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request.candidate import RecomputedModule
+from recipe_core.request.candidate import CudaGraphs, Fp8Recipe, RecomputedModule
 from recipe_core.request.phases import Evaluation, Phase, Ramp
 from recipe_core.request.training_workload import Loading
 from recipe_core.space.dims import ParallelDims
@@ -72,6 +72,7 @@ class TrainingSetting:
     """What all cases of one call share.
 
     ``ramp``: what ``phases`` are, where they are one; ``sampling``: of reinforcement learning.
+    ``compiles``: as asked, None for the framework's own.
     """
 
     model: ModelSpec
@@ -99,6 +100,9 @@ class TrainingSetting:
     ramp: Ramp | None = None
     evaluation: Evaluation | None = None
     sampling: Sampling | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    cuda_graphs: CudaGraphs = "none"
+    compiles: bool | None = None
 
     @property
     def frozen(self) -> bool:

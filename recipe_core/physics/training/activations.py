@@ -238,7 +238,10 @@ def saved_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) ->
         [boundary_bytes(setting, cases), selective],
         full,
     )
-    return full + recomputed_share(setting, cases) * (saved - full)
+    saved = full + recomputed_share(setting, cases) * (saved - full)
+    # a graph reads a captured layer's input from a buffer of its own
+    captured = setting.cuda_graphs != "none"
+    return saved + (boundary_bytes(setting, cases) if captured else 0.0)
 
 
 def recomputed_share(setting: TrainingSetting, cases: TrainingCases) -> Float:

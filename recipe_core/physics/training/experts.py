@@ -19,9 +19,13 @@ from recipe_core.physics.ledger import Overhead, folded, note
 from recipe_core.physics.network import Group, all_to_all_s, dispatch_s, rank_group
 from recipe_core.physics.roofline import experts_s
 from recipe_core.physics.training.activations import BYTES
-from recipe_core.physics.training.operators import elementwise_s, product_s
+from recipe_core.physics.training.operators import cast_s, elementwise_s, product_s
 from recipe_core.physics.training.routing import imbalance
 from recipe_core.space.training import TrainingCases, TrainingSetting
+
+SCALED_TWICE = ("blockwise", "mxfp8")
+"""Recipes that quantise along rows and along columns. With one scale a tensor the casts of routed
+rows are in the fitted rate of products in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,10 @@ def _products_s(
     flops = 2 * routed * m.matrices * inside * width
     tokens = np.asarray(routed, dtype=float)
     seconds = experts_s(setting.cluster.device, setting.precision, flops, weights, moved, tokens)
-    return folded(seconds / setting.pace(setting.precision) / setting.grouped_rate)
+    seconds = folded(seconds / setting.pace(setting.precision) / setting.grouped_rate)
+    if setting.fp8_recipe in SCALED_TWICE:
+        seconds = seconds + cast_s(setting, routed, inside + width, "Routed rows")
+    return seconds
 
 
 def _shared_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, m: MoeMlp) -> Float:

@@ -40,15 +40,26 @@ def product_s(
     seconds = operator_s(device, "gemm", stored, flops, moved, label=kernel, dims=dims)
     seconds = folded(seconds / setting.pace(used))
     if narrow:
-        figures = setting.calibration
-        passes = figures.quantize_passes
-        if setting.framework.casts_by_operator:
-            passes = figures.quantize_passes_by_operator
-        cast = passes.value * 1.5 * BYTES * rows * inputs
-        seconds = seconds + operator_s(
-            device, "elementwise", half, rows * inputs, cast, 1.0, label=f"{label}, cast to fp8"
-        )
+        seconds = seconds + cast_s(setting, rows, inputs, label)
     return seconds
+
+
+def cast_s(setting: TrainingSetting, rows: Float, values: Float | float, label: str) -> Float:
+    """Seconds to scale and cast ``values`` of every row to 8 bits, as the recipe has it."""
+    figures = setting.calibration
+    passes = figures.quantize_passes_by_recipe.get(setting.fp8_recipe or "")
+    if setting.framework.casts_by_operator:
+        passes = figures.quantize_passes_by_operator
+    moved = (passes or figures.quantize_passes).value * 1.5 * BYTES * rows * values
+    return operator_s(
+        setting.cluster.device,
+        "elementwise",
+        "bf16" if "bf16" in setting.cluster.device.peak_flops_per_s else "fp16",
+        rows * values,
+        moved,
+        1.0,
+        label=f"{label}, cast to fp8",
+    )
 
 
 def elementwise_s(setting: TrainingSetting, rows: Float, values: Float) -> Float:
