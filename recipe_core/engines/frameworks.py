@@ -222,6 +222,8 @@ class RunFigures(_Data):
 class TrainingData(_Data):
     """The file ``frameworks.yaml``.
 
+    ``not_modelled``: what published runs do and no estimate counts, and what comes of it.
+
     A framework over another one gives ``same_as: NAME`` and only what differs from it.
     """
 
@@ -231,6 +233,7 @@ class TrainingData(_Data):
     optimizers: dict[str, Optimizer]
     run: RunFigures
     figures: Calibration
+    not_modelled: dict[str, str]
 
     @model_validator(mode="before")
     @classmethod
