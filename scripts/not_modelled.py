@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
 from recipe_core.model.config.read import not_modelled
@@ -24,7 +25,7 @@ silently.
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_models(), "", *_fields(), "", *_options(), ""])
+    return "\n".join([HEAD, *_models(), "", *_fields(), "", *_options(), "", *_training(), ""])
 
 
 def _models() -> list[str]:
@@ -42,6 +43,20 @@ def _models() -> list[str]:
         names = ", ".join(f"`{name}`" for name in kind.models)
         out.append(f"| {kind.makes} | {names} | {kind.why} |")
     return out
+
+
+def _training() -> list[str]:
+    """What training runs do and no estimate counts."""
+    out = [
+        "## Training",
+        "",
+        "What published runs do and estimates do not count",
+        "(`recipe_core/engines/training/frameworks.yaml`).",
+        "",
+        "| what | what comes of it |",
+        "| --- | --- |",
+    ]
+    return [*out, *(f"| {name} | {why} |" for name, why in training_data().not_modelled.items())]
 
 
 def _fields() -> list[str]:

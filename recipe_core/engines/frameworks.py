@@ -51,6 +51,34 @@ class States(_Data):
     source: str
 
 
+class Experts(_Data):
+    """What a framework does around the products of routed experts.
+
+    ``exchange`` between ranks that share experts: ``standard`` is torch's all-to-all, ``kernels``
+    those made for it. ``row_moves``: times that a routed row is read or written in the forward pass
+    (sorted by expert, weighted, summed), and ``exchanged_moves`` more of them with an exchange; the
+    backward pass twice as many. ``wait_s``: time of a layer's forward pass in which the device
+    stands still, as the host reads the sizes of an exchange. ``grouped``: rate of the grouped
+    products by generation, of that of others.
+    """
+
+    exchange: Literal["standard", "kernels"]
+    row_moves: Number
+    exchanged_moves: Number
+    wait_s: Number
+    grouped: dict[str, Number] = {}
+
+
+class Compiled(_Data):
+    """What compiling a model changes of its framework; ``always``: it compiles by itself."""
+
+    always: bool = False
+    elementwise_passes: Number | None = None
+    launch_s: Number | None = None
+    fused_norm: bool = True
+    fused_gate: bool = True
+
+
 class Framework(_Data):
     """What one framework keeps and does in training.
 
@@ -64,20 +92,22 @@ class Framework(_Data):
     product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make
     logits, loss and their gradients piece by piece; ``always_in_pieces``: it makes them in no other
     way. ``reference_divided``: DPO's frozen model is divided as the trained one is; otherwise it is
-    whole on every device while it computes. ``gathered_input_bytes``: what tensor
-    parallelism adds to each value of the hidden state that a layer keeps. ``products``: rate of its
-    16-bit matrix products by generation, of that of Transformer Engine's. ``tensor_exposed``: time
-    that tensor-parallel traffic adds, of what it takes alone (above 1: slower beside products).
+    whole on every device while it computes. ``gathered_input_bytes``: what tensor parallelism adds
+    to each value of the hidden state that a layer keeps. ``products``: rate of its 16-bit matrix
+    products by generation, of that of Transformer Engine's. ``tensor_exposed``: time that
+    tensor-parallel traffic adds, of what it takes alone (above 1: slower beside products).
     ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
     ``routed_copies``: hidden states kept for each token that an expert gets. ``expert_launch_s``:
     host time of a layer's experts beside ``launch_s``; ``pipeline_launch_s``: of a layer in a
-    pipeline, for each rank of tensor parallelism. ``attention_slowdown`` and
-    ``fragmentation``: its own, where they differ from all frameworks'. ``recompute_modules``: what
-    ``selective`` recomputes in a model with experts or latent attention (words of `RECOMPUTED`);
-    else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
-    its forward pass. ``offloads``: states that it can move to the host while answers are sampled.
-    ``loads_whole``: processes of a node that have the whole model in host memory before it is
-    divided (``every``: unless it is frozen, as files are mapped then).
+    pipeline, for each rank of tensor parallelism. ``experts``: what it does around their products;
+    None where ``expert_launch_s`` and the rates were fitted with it, and the exchange is by kernels
+    made for it. ``attention_slowdown`` and ``fragmentation``: its own, where they differ from all
+    frameworks'. ``recompute_modules``: what ``selective`` recomputes in a model with experts or
+    latent attention (words of `RECOMPUTED`); else ``selective_keeps`` and ``selective_recomputes``:
+    shares of a layer's activations and of its forward pass. ``offloads``: states that it can move
+    to the host while answers are sampled. ``loads_whole``: processes of a node that have the whole
+    model in host memory before it is divided (``every``: unless it is frozen, as files are mapped
+    then). ``compiled``: what compiling a model changes; None where it cannot be asked for.
     """
 
     title: str
@@ -104,12 +134,29 @@ class Framework(_Data):
     recompute_modules: tuple[str, ...] = ()
     expert_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
     pipeline_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
+    experts: Experts | None = None
     attention_slowdown: Number | None = None
     fragmentation: Number | None = None
     selective_keeps: Number
     selective_recomputes: Number
     offloads: tuple[State, ...] = ("parameters", "optimizer", "master")
     loads_whole: Literal["none", "one", "every"] = "none"
+    compiled: Compiled | None = None
+
+    def built(self, *, compiled: bool) -> Framework:
+        """The framework with a model that torch compiles, where it can, or with one as it is."""
+        changes = self.compiled
+        if not compiled or changes is None or changes.always:
+            return self
+        return self.model_copy(
+            update={
+                "elementwise_passes": changes.elementwise_passes or self.elementwise_passes,
+                "launch_s": changes.launch_s or self.launch_s,
+                "fused_norm": changes.fused_norm,
+                "fused_gate": changes.fused_gate,
+                "casts_by_operator": False,
+            }
+        )
 
 
 class Optimizer(_Data):
@@ -134,6 +181,8 @@ class Calibration(_Data):
     sustained_fp8: dict[str, Number]
     quantize_passes: Number
     quantize_passes_by_operator: Number
+    quantize_passes_by_recipe: dict[str, Number] = {}
+    attention_launches: Number
     step_s: Number
     pipeline_exposed: Number
     straggler: Number
@@ -143,6 +192,7 @@ class Calibration(_Data):
     context_bytes: Number
     reserve_bytes: Number
     imbalance: Number
+    router_spread: Number
     exchange_overlap: Number
     exchange_share: Number
     host_link_bytes_per_s: Number
@@ -154,7 +204,8 @@ class Calibration(_Data):
     def pace(self, device: Device, dtype: str) -> float:
         """Rate of matrix products in training, relative to the roofline of the products alone."""
         known = self.sustained_fp8 if dtype == "fp8" else self.sustained
-        return known.get(device.architecture[:-1], known[device.runtime]).value
+        pace = known.get(device.architecture[:-1], known[device.runtime]).value
+        return pace * (1.0 if device.sustained_share is None else device.sustained_share.value)
 
 
 class RunFigures(_Data):
@@ -172,6 +223,8 @@ class RunFigures(_Data):
 class TrainingData(_Data):
     """The file ``frameworks.yaml``.
 
+    ``not_modelled``: what published runs do and no estimate counts, and what comes of it.
+
     A framework over another one gives ``same_as: NAME`` and only what differs from it.
     """
 
@@ -181,6 +234,7 @@ class TrainingData(_Data):
     optimizers: dict[str, Optimizer]
     run: RunFigures
     figures: Calibration
+    not_modelled: dict[str, str]
 
     @model_validator(mode="before")
     @classmethod

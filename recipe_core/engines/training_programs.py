@@ -74,6 +74,8 @@ class Launches(_Data):
     quantizes_on_host: bool = False
     recompute_modules: tuple[str, ...] = ()
     overlap_experts: bool = False
+    cuda_graphs: tuple[str, ...] = ()
+    fp8_recipes: tuple[str, ...] = ()
     activation_offload: bool = False
     states: tuple[str, ...] = ("fp32",)
     moments: tuple[str, ...] = ()

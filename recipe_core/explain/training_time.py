@@ -6,7 +6,7 @@ The step is computed again with the ledger open; its rows are the estimate's own
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -197,11 +197,24 @@ def _framework(setting: TrainingSetting, step: Iterable[str]) -> Iterator[Consta
     if "pipeline_parallel" in parts:
         yield number("Exposed pipeline traffic", figures.pipeline_exposed)
     if "forward_expert_parallel" in parts:
-        yield number("Fullest rank over the mean, experts", figures.imbalance)
+        yield from _experts(setting, number)
     if "fixed" in parts:
         yield number("Fixed time of a step", figures.step_s, time_text(figures.step_s.value))
     if "stragglers" in parts:
         yield number("Stragglers, for each doubling of nodes", figures.straggler)
+
+
+def _experts(setting: TrainingSetting, number: Callable[..., Constant]) -> Iterator[Constant]:
+    """Numbers of the exchange of tokens."""
+    figures, title = setting.calibration, setting.framework.title
+    if setting.method == "pretrain":
+        yield number("Fullest rank over the mean, experts", figures.imbalance)
+    else:
+        yield number("Spread of experts' loads, of their mean", figures.router_spread)
+    if experts := setting.framework.experts:
+        wait = experts.wait_s
+        yield number(f"{title}, host reads an exchange's sizes", wait, time_text(wait.value))
+        yield number(f"{title}, reads and writes of a routed row", experts.row_moves)
 
 
 def _from(sources: Mapping[str, Source], of: Number) -> str:

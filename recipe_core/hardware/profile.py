@@ -164,6 +164,8 @@ class Device(Sourced):
     and clusters know it. ``price_usd``: what one costs to buy, where that was published (a
     developer kit or a whole computer where it is not sold alone). ``host``: how slow the machine
     around it is (None: as the reference). ``disk``: storage of a node, where it was measured.
+    ``sustained_share``: rate of matrix products that a device keeps up under a power limit of its
+    own, of that of its architecture's other devices.
     ``announced``: of a device that nobody has seen run; searches leave it out unless it is named.
     """
 
@@ -185,6 +187,7 @@ class Device(Sourced):
     kv_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
     tdp_watts: Quantity
     idle_watts: Quantity | None = None
+    sustained_share: Annotated[Quantity | None, Field(exclude_if=_absent)] = None
     price_usd: Annotated[Quantity | None, Field(exclude_if=_absent)] = None
     roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = Field(default_factory=dict)
     node: NodeSpec

@@ -129,6 +129,8 @@ class ServingCandidate(_Degrees):
 
 
 Recompute = Literal["none", "selective", "full"]
+CudaGraphs = Literal["none", "attention", "layer", "iteration"]
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 RecomputedModule = Literal[
     "core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"
 ]
@@ -159,6 +161,21 @@ class TrainingCandidate(_Degrees):
     """Parts of a layer that ``selective`` makes again, in Megatron Core's words: scores of
     attention, expansions of latents, activations of experts, norms, or whole blocks; they imply
     ``selective``. Left out, what the framework's ``selective`` means."""
+
+    fp8_recipe: Fp8Recipe | None = None
+    """How products in 8 bits are scaled, beside precision ``fp8``, in Megatron Core's words: one
+    scale for a tensor from earlier steps (``delayed``) or from its own values (``tensorwise``), one
+    for a block of 128 (``blockwise``), one for 32 values (``mxfp8``, on Blackwell and later). Left
+    out, the framework's own."""
+
+    cuda_graphs: CudaGraphs | None = None
+    """What is captured as CUDA graphs, which need no launches from the host: ``attention`` halves
+    of layers, each ``layer``, or a whole ``iteration``; left out, nothing. Layers with experts are
+    not captured, as their sizes change from step to step."""
+
+    compile: bool | None = None
+    """Whether torch compiles the model; left out, as the framework does by itself: torchtitan
+    compiles, the others do not."""
 
     overlap_experts: bool | None = None
     """Whether tokens travel to and from experts while another micro-batch is computed; left out,
@@ -200,6 +217,12 @@ class TrainingCandidate(_Degrees):
         if self.recompute_modules:
             return ("selective",)
         return ("selective", "full") if self.recompute_layers else ("none", "selective", "full")
+
+    @model_validator(mode="after")
+    def _recipe_is_of_8_bits(self) -> Self:
+        if self.fp8_recipe and self.precision != "fp8":
+            raise ValueError("fp8_recipe goes with precision fp8; state it, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _something_is_recomputed(self) -> Self:

@@ -31,6 +31,7 @@ from recipe_core.search.titan_models import (
 )
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import OFFLOADS, TrainingCases, TrainingSetting
+from recipe_core.space.training_choices import untold
 
 FRAMEWORK = "framework"
 """The code of the rule that refuses all splits of a framework."""
@@ -120,6 +121,8 @@ def unable(
         other = launches.attention[0]
         hint = f"Use {other} attention."
         yield Unable(f"{kernel} attention", "workload.attention", hint, other)
+    for name in untold(setting):
+        yield Unable(f"{name} as stated", f"candidate.{name}", "Leave it out.")
     yield from _offload_unable(setting, offload)
     if in_pieces and not launches.loss_in_pieces:
         yield Unable("a loss in pieces", "workload.fused_loss", "Compute full logits.")
@@ -267,7 +270,8 @@ def on_framework(setting: TrainingSetting, name: str) -> TrainingSetting:
     """The setting on another framework."""
     if name == setting.engine:
         return setting
-    return replace(setting, engine=name, framework=framework(name))
+    built = framework(name).built(compiled=bool(setting.compiles))
+    return replace(setting, engine=name, framework=built)
 
 
 def default_framework(

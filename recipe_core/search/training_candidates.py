@@ -130,11 +130,12 @@ def setting(
     Raises InputError for an unknown framework.
     """
     workload, any_name = problem.workload, name or facts().preferred[0]
+    stated = problem.candidate
     shared = TrainingSetting(
         model=noted(problem.model, place.device),
         cluster=place,
         engine=any_name,
-        framework=framework(any_name),
+        framework=framework(any_name).built(compiled=bool(stated.compile)),
         precision=precision or "bf16",  # type: ignore[arg-type]  # the schema's own words
         method=workload.method,
         optimizer_name=workload.optimizer,
@@ -161,10 +162,13 @@ def setting(
         else None,
         evaluation=workload.evaluation,
         sampling=sampling_of(problem, place),
+        fp8_recipe=stated.fp8_recipe,
+        cuda_graphs=stated.cuda_graphs or "none",
+        compiles=stated.compile,
     )
     if name:
         return shared
-    offload, in_pieces = problem.candidate.offload or "none", bool(workload.fused_loss)
+    offload, in_pieces = stated.offload or "none", bool(workload.fused_loss)
     return on_framework(shared, default_framework(shared, offload, in_pieces))
 
 
@@ -433,6 +437,12 @@ def _described(shared: TrainingSetting, columns: TrainingCases, i: int) -> dict[
         "precision": shared.precision,
         "schedule": SCHEDULES[columns.schedule[i]],
     }
+    if shared.fp8_recipe:
+        out["fp8_recipe"] = shared.fp8_recipe
+    if shared.cuda_graphs != "none":
+        out["cuda_graphs"] = shared.cuda_graphs
+    if shared.compiles is not None:
+        out["compile"] = shared.compiles
     if columns.offload[i]:
         out["offload"] = OFFLOADS[columns.offload[i]]
     if columns.sync_step[i]:

@@ -13,7 +13,7 @@ from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, St
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.storage import StorageTier
 from recipe_core.model.spec import ModelSpec
-from recipe_core.request.candidate import RecomputedModule
+from recipe_core.request.candidate import CudaGraphs, Fp8Recipe, RecomputedModule
 from recipe_core.request.phases import Evaluation, Phase, Ramp
 from recipe_core.request.training_workload import Loading
 from recipe_core.space.dims import ParallelDims
@@ -73,6 +73,7 @@ class TrainingSetting:
 
     ``ramp``: what ``phases`` are, where they are one; ``sampling``: of reinforcement learning.
     ``mtp_layers``: layers of multi-token prediction, trained beside the model's.
+    ``compiles``: as asked, None for the framework's own.
     """
 
     model: ModelSpec
@@ -103,6 +104,9 @@ class TrainingSetting:
     ramp: Ramp | None = None
     evaluation: Evaluation | None = None
     sampling: Sampling | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    cuda_graphs: CudaGraphs = "none"
+    compiles: bool | None = None
 
     @property
     def frozen(self) -> bool:
@@ -175,6 +179,14 @@ class TrainingSetting:
         known = self.calibration.pace(self.cluster.device, dtype)
         own = self.framework.products.get(self.cluster.device.architecture[:-1])
         return known if own is None or dtype == "fp8" else known * own.value
+
+    @property
+    def grouped_rate(self) -> float:
+        """Rate of the grouped products of routed experts, of that of other products."""
+        how = self.framework.experts
+        measured = {} if how is None else how.grouped
+        rate = measured.get(self.cluster.device.architecture[:-1])
+        return 1.0 if rate is None or self.precision == "fp8" else rate.value
 
 
 @dataclass(frozen=True, slots=True)

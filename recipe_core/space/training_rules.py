@@ -12,6 +12,7 @@ from recipe_core.model.spec import MoeMlp
 from recipe_core.request.phases import Phase
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.space.training_choices import choice_rules
 
 
 def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
@@ -23,6 +24,7 @@ def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
         *_schedule_rules(cases),
         *_host_rules(setting, cases),
         *_phase_rules(setting, cases),
+        *choice_rules(setting, cases),
     ]
 
 

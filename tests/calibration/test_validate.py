@@ -303,7 +303,12 @@ def test_shipped_runs_of_training_are_met_and_say_whose_they_are():
     runs = training_runs.known_training_runs()
     found = training_validate.compare_training(runs)
     assert not found.refused
-    assert {run.model.partition(" ")[0] for run in runs} == {"Llama", "DeepSeek-V3", "GPT", "SmolLM3"}
+    assert {run.model.partition(" ")[0] for run in runs} == {
+        "Llama",
+        "DeepSeek-V3",
+        "GPT",
+        "SmolLM3",
+    }
     assert found.figures.error.max() < 0.2, found.figures.set_index("id").ratio
 
 

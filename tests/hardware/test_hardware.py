@@ -76,7 +76,16 @@ def test_every_figure_has_unit_source_and_status(file):
     raw = read_document(PROFILES / f"{file}.yaml")
     figures = list(figures_of(raw))
     assert len(figures) >= 3
-    units = ("_bytes", "_bytes_per_s", "_flops_per_s", "_watts", "_s", "_usd", "efficiency")
+    units = (
+        "_bytes",
+        "_bytes_per_s",
+        "_flops_per_s",
+        "_watts",
+        "_s",
+        "_usd",
+        "_share",
+        "efficiency",
+    )
     for key, figure in figures:
         assert key.endswith(units), f"{key} has no unit"
         assert Quantity.model_validate(figure).source in raw["sources"]

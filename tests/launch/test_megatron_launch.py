@@ -119,6 +119,16 @@ def test_layers_of_multi_token_prediction_lie_on_the_last_stage():
     assert "pipeline_model_parallel_layout" not in alone
 
 
+def test_graphs_and_recipes_of_8_bits_have_their_words():
+    layer = launch(LLAMA_8B, 2, {"dp": 16, "cuda_graphs": "layer"})
+    assert "--cuda-graph-impl transformer_engine --cuda-graph-scope full" in " ".join(words(layer))
+    assert layer.processes[0].env["NCCL_GRAPH_REGISTER"] == "0"
+    whole = words(launch(LLAMA_8B, 2, {"dp": 16, "cuda_graphs": "iteration"}))
+    assert "--no-check-for-nan-in-loss-and-grad" in whole
+    split = {"dp": 16, "precision": "fp8", "fp8_recipe": "blockwise"}
+    assert "--fp8-recipe blockwise" in " ".join(words(launch(LLAMA_8B, 2, split)))
+
+
 @over("precision, dtype, said, share", table("training_launch", "megatron_gradients"))
 def test_gradients_are_kept_as_they_were_estimated(precision, dtype, said, share):
     """16 bits beside 8-bit products, as in NVIDIA's recipes, unless the request says otherwise."""

@@ -49,6 +49,8 @@ def accelerate_config(job: Job) -> dict[str, Any]:
         "same_network": True,
         "use_cpu": job.setting.cluster.device.runtime == "cpu",
     }
+    if job.setting.compiles:
+        out["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     if plain:
         return out
     out["fsdp_config"] = {

@@ -21,6 +21,7 @@ from recipe_core.search.megatron_model import megatron_model
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
+_SCOPES = {"attention": "attn", "layer": "full", "iteration": "full_iteration"}
 PRIMUS_CONFIG = "primus.yaml"
 
 
@@ -31,6 +32,8 @@ def launch(job: Job) -> Launch:
         return _primus(job, options)
     words = ("-m", "pretrain_gpt", *argv(options))
     variables = environment(job)
+    if job.setting.cuda_graphs != "none":
+        variables["NCCL_GRAPH_REGISTER"] = "0"  # it does not go with segments that grow
     if job.zero_stage < 2:  # Megatron-FSDP must not have it
         variables["CUDA_DEVICE_MAX_CONNECTIONS"] = _connections(job)
     started = processes(job, lambda node: (*torchrun(job, node), *words), variables)
@@ -56,7 +59,7 @@ def argv(options: dict[str, Any]) -> tuple[str, ...]:
 
 def arguments(job: Job) -> dict[str, Any]:
     """Every estimated value, also where it is Megatron's default, by the name of its argument."""
-    return _model(job) | _split(job) | _run(job) | _length(job)
+    return _model(job) | _split(job) | _run(job) | _graphs(job) | _length(job)
 
 
 def _model(job: Job) -> dict[str, Any]:
@@ -188,7 +191,9 @@ def _run(job: Job) -> dict[str, Any]:
             "exp_avg_sq_dtype": setting.moment_dtype,
         }
     if setting.precision == "fp8":
-        out["fp8_format"] = "hybrid"
+        recipe = setting.fp8_recipe or "delayed"  # its own default
+        # in blocks it has more range than it needs, so gradients are in e4m3 too, as in its recipes
+        out |= {"fp8_format": "e4m3" if recipe == "mxfp8" else "hybrid", "fp8_recipe": recipe}
     narrow = setting.states.reduced < 4
     if narrow != (setting.precision == "fp16"):  # otherwise than it keeps them itself
         out["grad_reduce_in_bf16" if narrow else "accumulate_allreduce_grads_in_fp32"] = True
@@ -201,6 +206,21 @@ def _run(job: Job) -> dict[str, Any]:
     elif job.recompute == "selective":
         modules = job.recompute_modules or ("core_attn",)
         out |= {"recompute_granularity": "selective", "recompute_modules": modules}
+    return out
+
+
+def _graphs(job: Job) -> dict[str, Any]:
+    """What is captured: by Transformer Engine, a whole iteration by Megatron Core itself."""
+    graphs = job.setting.cuda_graphs
+    if graphs == "none":
+        return {}
+    out: dict[str, Any] = {
+        "cuda_graph_impl": "local" if graphs == "iteration" else "transformer_engine",
+        "cuda_graph_scope": _SCOPES[graphs],
+        "te_rng_tracker": True,  # random numbers of a graph must move on
+    }
+    if graphs == "iteration":  # the host looks at no loss in the middle of it
+        out["no_check_for_nan_in_loss_and_grad"] = True
     return out
 
 

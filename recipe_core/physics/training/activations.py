@@ -26,6 +26,7 @@ from recipe_core.model.spec import (
     LinearAttention,
     MoeMlp,
 )
+from recipe_core.physics.training.routing import imbalance
 from recipe_core.request.candidate import RecomputedModule
 from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting, modules_code
 
@@ -120,7 +121,7 @@ def _feed_forward(setting: TrainingSetting, cases: TrainingCases, layer: Layer) 
         }
     experts = 0.0 if setting.frozen else 1.0  # adapters sit beside shared experts only
     # a rank with every expert has its own tokens' rows
-    rows = m.top_k * np.where(cases.ep > 1, setting.calibration.imbalance.value, 1.0) / cases.tp
+    rows = m.top_k * imbalance(setting, cases, m) / cases.tp
     copies = setting.framework.routed_copies.value * (0.5 if setting.fused else 1.0)
     inputs = BYTES * copies * m.expert_hidden(setting.model.hidden)
     return {
@@ -239,7 +240,10 @@ def saved_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) ->
         [boundary_bytes(setting, cases), selective],
         full,
     )
-    return full + recomputed_share(setting, cases) * (saved - full)
+    saved = full + recomputed_share(setting, cases) * (saved - full)
+    # a graph reads a captured layer's input from a buffer of its own
+    captured = setting.cuda_graphs != "none"
+    return saved + (boundary_bytes(setting, cases) if captured else 0.0)
 
 
 def recomputed_share(setting: TrainingSetting, cases: TrainingCases) -> Float:

@@ -12,6 +12,7 @@ from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.ledger import Overhead, note, plain
 from recipe_core.physics.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.physics.training.activations import BYTES
+from recipe_core.physics.training.graphs import captured_launches
 from recipe_core.physics.training.host_states import copied_s
 from recipe_core.physics.training.memory import (
     RankParameters,
@@ -116,7 +117,7 @@ def _launched_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
     """
     kinds, framework = setting.model.kinds, setting.framework
     experts = sum(n for layer, n in kinds if isinstance(layer.mlp, MoeMlp))
-    each_s = framework.launch_s.value
+    each_s = framework.launch_s.value * (1 - captured_launches(setting))
     each_s += framework.expert_launch_s.value * experts / len(setting.model.layers)
     piped_s = framework.pipeline_launch_s.value * np.where(cases.pp > 1, cases.tp, 0)
     seconds: Float = _fixed(each_s + piped_s, "Kernel launches of a layer", "layer")

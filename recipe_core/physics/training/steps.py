@@ -3,9 +3,7 @@
 Products and attention use the same roofline as serving's prompts. The backward pass runs every
 product twice (for inputs and for weights), attention 2.5 times (flash attention recomputes its
 scores: five products against two, arXiv:2307.08691). A device that is busy for long runs slower
-than one measured alone (power): ``sustained``. 8-bit products take the time of 16-bit ones divided
-by the ratio of the peaks (training's libraries differ from those that serve), and their inputs are
-cast first.
+than one measured alone (power): ``sustained``.
 """
 
 from __future__ import annotations
@@ -24,9 +22,11 @@ from recipe_core.model.spec import (
     MoeMlp,
 )
 from recipe_core.physics.ledger import Overhead, folded, note, one
-from recipe_core.physics.network import all_gather_s, dispatch_s, rank_group
-from recipe_core.physics.roofline import experts_s, operator_s
+from recipe_core.physics.network import all_gather_s, rank_group
+from recipe_core.physics.roofline import operator_s
 from recipe_core.physics.training.activations import BYTES, modules, recomputed_share
+from recipe_core.physics.training.experts import expert_work
+from recipe_core.physics.training.operators import elementwise_s, product_s
 from recipe_core.request.candidate import RecomputedModule
 from recipe_core.space.training import (
     OFFLOADS,
@@ -73,44 +73,6 @@ def _sum(a: Parts, b: Parts) -> Parts:
     return {name: a.get(name, nothing) + b.get(name, nothing) for name in {**a, **b}}
 
 
-def _product(
-    setting: TrainingSetting,
-    rows: Float,
-    inputs: Float | float,
-    outputs: Float | float,
-    label: str,
-    dtype: str | None = None,
-) -> Float:
-    """Seconds of a product of ``rows × inputs`` with ``inputs × outputs`` weights, one per case.
-
-    Where it runs in 8 bits, with the cast of its inputs.
-    """
-    device = setting.cluster.device
-    used = dtype or setting.precision
-    peaks = device.peak_flops_per_s
-    half = "bf16" if "bf16" in peaks else "fp16"
-    narrow = used == "fp8" and "fp8" in peaks
-    # half is a key of the peaks, which its type does not say
-    faster = peaks["fp8"].value / peaks[half].value if narrow else 1.0  # type: ignore[index]
-    moved = (1.0 if narrow else BYTES) * (inputs * outputs + rows * inputs) + BYTES * rows * outputs
-    flops = 2 * rows * inputs * outputs / faster
-    stored = half if narrow else used
-    dims = (rows, inputs, outputs)
-    kernel = f"{label} (fp8: operations ÷ {faster:.3g})" if narrow else label
-    seconds = operator_s(device, "gemm", stored, flops, moved, label=kernel, dims=dims)
-    seconds = folded(seconds / setting.pace(used))
-    if narrow:
-        figures = setting.calibration
-        passes = figures.quantize_passes
-        if setting.framework.casts_by_operator:
-            passes = figures.quantize_passes_by_operator
-        cast = passes.value * 1.5 * BYTES * rows * inputs
-        seconds = seconds + operator_s(
-            device, "elementwise", half, rows * inputs, cast, 1.0, label=f"{label}, cast to fp8"
-        )
-    return seconds
-
-
 def _mixer(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Attention) -> Parts:
     """Forward seconds of projections and of attention."""
     hidden, heads = float(setting.model.hidden), a.heads / cases.tp
@@ -118,12 +80,12 @@ def _mixer(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Atten
         return _linear_attention(setting, cases, rows, a)
     if isinstance(a, LatentAttention):
         latent = float(a.kv_lora_rank + a.rope_head_dim + (a.q_lora_rank or 0))
-        projected = _product(setting, rows, hidden, latent, "Latents, down")
+        projected = product_s(setting, rows, hidden, latent, "Latents, down")
         projected = projected + _up_projections_s(setting, cases, rows, a)
     else:
         kv = np.maximum(a.kv_heads / cases.tp, 1.0) * (a.head_dim + a.v_head_dim)
-        projected = _product(setting, rows, hidden, heads * a.head_dim + kv, "Query, key, value")
-    projected = projected + _product(
+        projected = product_s(setting, rows, hidden, heads * a.head_dim + kv, "Query, key, value")
+    projected = projected + product_s(
         setting, rows, heads * a.v_head_dim, hidden, "Attention output"
     )
     return {"matmul": projected, "attention": _scores_s(setting, cases, rows, a)}
@@ -134,17 +96,19 @@ def _up_projections_s(
 ) -> Float:
     """Forward seconds of what expands latents to queries, keys and values."""
     hidden, heads = float(setting.model.hidden), a.heads / cases.tp
-    query = _product(setting, rows, float(a.q_lora_rank or hidden), heads * a.head_dim, "Query, up")
+    query = product_s(
+        setting, rows, float(a.q_lora_rank or hidden), heads * a.head_dim, "Query, up"
+    )
     width = heads * (a.nope_head_dim + a.v_head_dim)
-    expand = _product(setting, rows, float(a.kv_lora_rank), width, "Key and value, up")
+    expand = product_s(setting, rows, float(a.kv_lora_rank), width, "Key and value, up")
     return query + expand
 
 
 def _dense_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, m: DenseMlp) -> Float:
     """Forward seconds of the products of a dense block."""
     width, hidden = m.intermediate / cases.tp, float(setting.model.hidden)
-    up = _product(setting, rows, hidden, (m.matrices - 1) * width, "Gate and up")
-    return up + _product(setting, rows, width, hidden, "Down")
+    up = product_s(setting, rows, hidden, (m.matrices - 1) * width, "Gate and up")
+    return up + product_s(setting, rows, width, hidden, "Down")
 
 
 def _linear_attention(
@@ -155,8 +119,8 @@ def _linear_attention(
     values = rows * a.state_values / cases.tp
     moved = BYTES * 4 * rows * a.in_columns / cases.tp
     device = setting.cluster.device
-    projected = _product(setting, rows, hidden, a.in_columns / cases.tp, "Inputs of the state")
-    out = _product(setting, rows, heads * a.v_head_dim, hidden, "Output of the state")
+    projected = product_s(setting, rows, hidden, a.in_columns / cases.tp, "Inputs of the state")
+    out = product_s(setting, rows, heads * a.v_head_dim, hidden, "Output of the state")
     return {
         "matmul": projected + out,
         "attention": operator_s(
@@ -194,53 +158,7 @@ def _elementwise(
         values = values + 2.0 * (a.heads * a.head_dim + a.kv_heads * a.head_dim) / cases.tp
     if layer.mlp is not None and not isinstance(layer.mlp, MoeMlp):
         values = values + (3.0 if layer.mlp.gated else 2.0) * layer.mlp.intermediate / cases.tp
-    return _elementwise_s(setting, rows, values)
-
-
-def _elementwise_s(setting: TrainingSetting, rows: Float, values: Float) -> Float:
-    """Seconds of elementwise work on values a token."""
-    moved = setting.framework.elementwise_passes.value * BYTES * rows * values
-    return operator_s(
-        setting.cluster.device,
-        "elementwise",
-        "bf16",
-        rows * values,
-        moved,
-        4.0,
-        label="Norms, residuals, activations",
-    )
-
-
-def _experts(
-    setting: TrainingSetting, cases: TrainingCases, rows: Float, m: MoeMlp
-) -> tuple[Float, Float, Float]:
-    """Forward seconds of router and routed experts, of shared ones, of the exchange of tokens.
-
-    All wait for the fullest rank.
-    """
-    hidden, device = float(setting.model.hidden), setting.cluster.device
-    inside = m.expert_hidden(setting.model.hidden)
-    share, shared = rows / cases.tp, cases.ep > 1
-    imbalance = np.where(shared, setting.calibration.imbalance.value, 1.0)
-    routed = np.where(shared, share, rows) * m.top_k * imbalance
-    width = np.where(shared, m.intermediate, m.intermediate / cases.tp)
-    weights = m.experts / np.where(shared, cases.ep, 1) * m.matrices * inside * width * BYTES
-    moved = BYTES * routed * (2 * inside + m.matrices * width)
-    flops = 2 * routed * m.matrices * inside * width
-    tokens = np.asarray(routed, dtype=float)
-    seconds = experts_s(device, setting.precision, flops, weights, moved, tokens)
-    seconds = folded(seconds / setting.pace(setting.precision))
-    seconds = seconds + _product(setting, rows, hidden, float(m.experts), "Router", "bf16")
-    beside = np.zeros(len(cases))
-    if m.shared_intermediate:
-        wide = m.shared_intermediate / cases.tp
-        beside = _product(
-            setting, rows, hidden, (m.matrices - 1) * wide, "Shared experts, gate and up"
-        )
-        beside = beside + _product(setting, rows, wide, hidden, "Shared experts, down")
-    group = rank_group(setting.cluster, cases, cases.ep)
-    exchange = 2 * dispatch_s(setting.cluster, group, share, m.top_k, BYTES * inside)
-    return seconds, beside, np.where(shared, exchange, 0.0)
+    return elementwise_s(setting, rows, values)
 
 
 def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Work:
@@ -255,10 +173,11 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
     }
     if layer.attention is not None:
         forward |= _mixer(setting, cases, rows, layer.attention)
-    exchange = nothing
+    exchange, waits = nothing, nothing
     if isinstance(layer.mlp, MoeMlp):
-        routed, beside, exchange = _experts(setting, cases, rows, layer.mlp)
-        forward["experts"] = routed + beside
+        experts = expert_work(setting, cases, rows, layer.mlp)
+        forward["experts"] = experts.routed + experts.shared
+        exchange, waits = experts.exchange, experts.waits
     elif layer.mlp is not None:
         forward["matmul"] = forward["matmul"] + _dense_s(setting, cases, rows, layer.mlp)
     halves = (layer.attention is not None) + (layer.mlp is not None)
@@ -269,7 +188,7 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
     forward["tensor_parallel"] = np.where(cases.tp > 1, halves * reduce_s, 0.0)
     overlaps = (cases.overlap_experts > 0) & (cases.ep > 1) & isinstance(layer.mlp, MoeMlp)
     exchange = exchange * (1 - setting.calibration.exchange_overlap.value * overlaps)
-    forward["expert_parallel"] = exchange
+    forward["expert_parallel"] = exchange + waits
     # what hides the exchange runs on the multiprocessors that the kernels of the exchange leave
     slower = 1 / (1 - setting.calibration.exchange_share.value * overlaps)
     for name in ("matmul", "attention", "elementwise", "experts"):
@@ -327,13 +246,13 @@ def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Wor
         label="Embedding lookup",
     )
     width = setting.model.vocabulary / cases.tp
-    head = _product(setting, rows, hidden, width, "Head", "bf16")
+    head = product_s(setting, rows, hidden, width, "Head", "bf16")
     moved = 0.5 * setting.framework.loss_bytes.value * rows * width
     loss = operator_s(device, "elementwise", "bf16", rows * width, moved, 3.0, label="Loss")
     trained, predictions = 1.0 if setting.frozen else 2.0, 1.0 + setting.mtp_layers
     head, loss = predictions * head, predictions * loss
     if setting.mtp_layers:
-        joined = _product(setting, rows, 2 * hidden, hidden / cases.tp, "Projection of predictions")
+        joined = product_s(setting, rows, 2 * hidden, hidden / cases.tp, "Join of predictions")
         head = head + setting.mtp_layers * joined
     return Work({"embedding": lookup}, {"embedding": lookup}), Work(
         {"head": head, "loss": loss}, {"head": trained * head, "loss": loss}
@@ -343,7 +262,10 @@ def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Wor
 def recomputed(setting: TrainingSetting, cases: TrainingCases, work: Work) -> Float:
     """Seconds of the forward pass that the backward pass repeats (one per case)."""
     forward = add(work.forward.values())
-    selective = setting.framework.selective_recomputes.value * forward
+    # torch's policies keep what collectives bring; only full recomputation exchanges tokens again
+    selective = setting.framework.selective_recomputes.value * (
+        forward - work.forward["expert_parallel"]
+    )
     if not setting.flash:
         selective = np.maximum(selective, work.forward["attention"])
     kinds, layers = setting.model.kinds, len(setting.model.layers)
@@ -371,13 +293,13 @@ def modules_s(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
         if isinstance(a, LatentAttention):
             out = out + again("mla_up_proj") * _up_projections_s(setting, cases, rows, a)
     norms = 2.0 * setting.model.hidden / cases.norm_share
-    out = out + again("layernorm") * _elementwise_s(setting, rows, norms)
+    out = out + again("layernorm") * elementwise_s(setting, rows, norms)
     if isinstance(m, MoeMlp):
-        experts, shared, exchange = _experts(setting, cases, rows, m)
+        experts = expert_work(setting, cases, rows, m)
         activation = 3.0 * m.top_k * m.intermediate / cases.tp
-        out = out + again("moe") * (experts + exchange)
-        out = out + again("moe", "shared_experts") * shared
-        out = out + (again("moe_act") & ~again("moe")) * _elementwise_s(setting, rows, activation)
+        out = out + again("moe") * (experts.routed + experts.exchange + experts.waits)
+        out = out + again("moe", "shared_experts") * experts.shared
+        out = out + (again("moe_act") & ~again("moe")) * elementwise_s(setting, rows, activation)
     elif m is not None:
         out = out + again("mlp") * _dense_s(setting, cases, rows, m)
     return out
