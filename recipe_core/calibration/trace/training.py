@@ -21,8 +21,8 @@ from recipe_core.base.errors import InputError
 from recipe_core.calibration.trace import need_torch
 from recipe_core.calibration.trace.text import ROLES
 from recipe_core.physics.training.collectives import fsdp_traffic
+from recipe_core.physics.training.loss_pieces import FP32_LOSS
 from recipe_core.physics.training.memory import PARTS
-from recipe_core.physics.training.peak_memory import FP32_LOSS
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.space.training import (
     OFFLOADS,

@@ -27,6 +27,7 @@ from recipe_core.physics.ledger import Overhead, folded, note, one
 from recipe_core.physics.network import all_gather_s, dispatch_s, rank_group
 from recipe_core.physics.roofline import experts_s, operator_s
 from recipe_core.physics.training.activations import BYTES, modules, recomputed_share
+from recipe_core.physics.training.loss_pieces import head_products, logit_bytes
 from recipe_core.request.candidate import RecomputedModule
 from recipe_core.space.training import (
     OFFLOADS,
@@ -45,6 +46,10 @@ moments and the cast parameter out (14)."""
 ORTHOGONAL_FLOPS = 30.0
 """Flops of Muon per parameter and row: five Newton-Schulz steps of three products (Jordan et al.,
 2024)."""
+
+LOSS_TRAFFIC = 10.0
+"""Bytes a loss moves at least for each 16-bit logit, in both passes: read for the maximum, the sum
+and the gradient, which is written and read again. Assumed."""
 
 Parts = dict[str, Float]
 
@@ -324,11 +329,11 @@ def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Wor
     )
     width = setting.model.vocabulary / cases.tp
     head = _product(setting, rows, hidden, width, "Head", "bf16")
-    moved = 0.5 * setting.framework.loss_bytes.value * rows * width
+    moved = 0.5 * np.maximum(logit_bytes(setting, cases), LOSS_TRAFFIC) * rows * width
     loss = operator_s(device, "elementwise", "bf16", rows * width, moved, 3.0, label="Loss")
-    trained = 1.0 if setting.frozen else 2.0
+    backward = head_products(setting, cases) * head
     return Work({"embedding": lookup}, {"embedding": lookup}), Work(
-        {"head": head, "loss": loss}, {"head": trained * head, "loss": loss}
+        {"head": head, "loss": loss}, {"head": backward, "loss": loss}
     )
 
 
