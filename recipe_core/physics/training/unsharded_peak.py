@@ -61,7 +61,8 @@ def _beyond(setting: TrainingSetting, cases: TrainingCases, size: LayerBytes) ->
     """Bytes a token of the largest layer beyond what it saved (one per case)."""
     kinds = [kind for kind, _ in setting.model.kinds]
     more = [size(setting, cases, kind) - saved_bytes(setting, cases, kind) for kind in kinds]
-    return np.maximum(np.max(more, axis=0), 0.0)
+    largest: Float = np.max(more, axis=0)
+    return np.maximum(largest, 0.0)
 
 
 def _waiting(setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float) -> Float:
