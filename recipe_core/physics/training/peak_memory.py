@@ -240,10 +240,11 @@ def _head(p: _Pass) -> Moment:
 
 
 def _last_layer(p: _Pass) -> Moment:
-    """The first layer to go back, while the head's gradient is scattered."""
+    """The first layer to go back, while the head's gradient is scattered, if it was not before."""
     s = p.stage
     gathered = np.where(p.stays, p.parameters, 2 * p.unit)
-    return p.layer(0, s.last * s.table_gradients, gathered, s.last * s.table)
+    sent = np.where(p.head_gradient > 0, 0.0, s.last * s.table)
+    return p.layer(0, s.last * s.table_gradients, gathered, sent)
 
 
 def _second_last_layer(p: _Pass) -> Moment:
