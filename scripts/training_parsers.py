@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import dataclasses
 import enum
+import importlib.util
 import io
 import json
 import os
@@ -96,8 +97,20 @@ def trl(case: Case) -> Values:
     }
 
 
+def module_at(file: Path) -> Any:
+    """A module alone, without its package, whose other modules need what is not there."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = found
+    spec.loader.exec_module(found)
+    return found
+
+
 def axolotl(case: Case) -> Values:
     """Axolotl's schema over the file and the command's own options."""
+    import axolotl as axolotl_package
     from axolotl.cli.config_options import AXOLOTL_CONFIG_CLI_OPTIONS
     from axolotl.utils.schemas.config import AxolotlConfigWCapabilities
     from axolotl.utils.schemas.datasets import DPODataset, SFTDataset
@@ -111,7 +124,11 @@ def axolotl(case: Case) -> Values:
             given[name.removeprefix("--").replace("-", "_")] = value
         elif name != "--launcher":
             raise ValueError(f"not an option: {name}")
-    names = set(AxolotlConfigWCapabilities.model_fields)
+    schema: type[Any] = AxolotlConfigWCapabilities
+    if any("liger" in plugin for plugin in given.get("plugins", ())):  # as plugins are merged in
+        liger = Path(axolotl_package.__file__).parent / "integrations" / "liger" / "args.py"
+        schema = type("Schema", (module_at(liger).LigerArgs, schema), {})
+    names = set(schema.model_fields)
     kind = DPODataset if given.get("rl") else SFTDataset
     unknown = given.keys() - names
     unknown |= {key for rows in given["datasets"] for key in rows.keys() - kind.model_fields}
@@ -120,7 +137,7 @@ def axolotl(case: Case) -> Values:
     given["datasets"] = [kind(**rows) for rows in given["datasets"]]
     gpu = {"bf16": True, "fp8": True, "tf32": True, "n_gpu": case["devices"], "n_node": 1}
     machine = {"torch_version": "2.13.0"}
-    parsed = AxolotlConfigWCapabilities(
+    parsed = schema(
         **given,
         capabilities=gpu | {"compute_capability": "sm_90"},
         env_capabilities=machine,
@@ -172,11 +189,15 @@ def stand_in_for(tool: str) -> None:
         os.environ["DISABLE_VERSION_CHECK"] = "1"  # of these, which are not there
 
 
+INSTALLED = (("deepspeed", "0.18.9"), ("bitsandbytes", "0.50.2"), ("liger-kernel", "0.8.5"))
+
+
 def installed(folder: Path) -> None:
     """What is asked for its version only, before transformers looks for it."""
-    for name, version in (("deepspeed", "0.18.9"), ("bitsandbytes", "0.50.2")):
-        (folder / f"{name}.py").write_text("")
-        info = folder / f"{name}-{version}.dist-info"
+    for name, version in INSTALLED:
+        module_name = name.replace("-", "_")
+        (folder / f"{module_name}.py").write_text("")
+        info = folder / f"{module_name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     sys.path.insert(0, str(folder))

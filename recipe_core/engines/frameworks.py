@@ -79,6 +79,33 @@ class Compiled(_Data):
     fused_gate: bool = True
 
 
+class LossPieces(_Data):
+    """How logits, loss and their gradients are made piece by piece, never whole.
+
+    ``use``: ``always``, there is no other way; ``needed``, where whole logits do not fit;
+    ``asked``, where a request says so. A piece has a share 1 / ``count`` of a micro-batch's tokens,
+    or at most ``tokens`` of them and ``vocabulary`` of the vocabulary, or, ``as_hidden``, about as
+    many logits as the micro-batch has hidden values (Liger: a power of two of tokens).
+    ``logit_bytes``: of each logit of a piece; left out, those of whole logits. ``hidden_bytes``: of
+    each hidden value of all tokens, its gradient and copies. ``head_bytes``: of each weight of a
+    trained head, its gradient while pieces add to it. ``repeats_head``: the backward pass makes the
+    logits again.
+    """
+
+    use: Literal["asked", "needed", "always"] = "asked"
+    count: Annotated[float, Field(ge=1)] | None = None
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    vocabulary: Annotated[int, Field(ge=1)] | None = None
+    as_hidden: bool = False
+    logit_bytes: Amount | None = None
+    hidden_bytes: Amount = 0.0
+    head_bytes: Amount = 0.0
+    repeats_head: bool = False
+    source: str
+    status: Status
+    note: str | None = None
+
+
 class Framework(_Data):
     """What one framework keeps and does in training.
 
@@ -89,13 +116,16 @@ class Framework(_Data):
     in 8 bits bring kernels (Transformer Engine's) that keep their inputs in 8 bits and neither fp32
     norms, gathered inputs nor gradients before they are added. ``casts_by_operator``: no kernel
     scales and casts what goes into them at once. ``fused_gate``: a gate's activation and its
-    product with up are one kernel, which keeps its inputs only. ``loss_in_pieces``: it can make
-    logits, loss and their gradients piece by piece; ``always_in_pieces``: it makes them in no other
-    way. ``reference_divided``: DPO's frozen model is divided as the trained one is; otherwise it is
-    whole on every device while it computes. ``gathered_input_bytes``: what tensor parallelism adds
-    to each value of the hidden state that a layer keeps. ``products``: rate of its 16-bit matrix
-    products by generation, of that of Transformer Engine's. ``tensor_exposed``: time that
-    tensor-parallel traffic adds, of what it takes alone (above 1: slower beside products).
+    product with up are one kernel, which keeps its inputs only. ``mlp_in_place``: beside frozen
+    weights a feed-forward block writes its gradients over what it kept. ``pieces``: how it makes
+    the loss in pieces. ``gathers_context``: context parallelism gathers keys and values of all its
+    ranks. ``activations_on_host``: where all layers are recomputed, their inputs wait in host
+    memory unless a request says otherwise. ``reference_divided``: DPO's frozen model is divided as
+    the trained one is; otherwise it is whole on every device while it computes.
+    ``gathered_input_bytes``: what tensor parallelism adds to each value of the hidden state that a
+    layer keeps. ``products``: rate of its 16-bit matrix products by generation, of that of
+    Transformer Engine's. ``tensor_exposed``: time that tensor-parallel traffic adds, of what it
+    takes alone (above 1: slower beside products).
     ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
     ``routed_copies``: hidden states kept for each token that an expert gets. ``expert_launch_s``:
     host time of a layer's experts beside ``launch_s``; ``pipeline_launch_s``: of a layer in a
@@ -118,8 +148,10 @@ class Framework(_Data):
     stages: Literal["even", "reserved", "cost"] = "even"
     fused_norm: bool
     fused_gate: bool
-    loss_in_pieces: bool
-    always_in_pieces: bool = False
+    pieces: LossPieces
+    gathers_context: bool = False
+    activations_on_host: bool = False
+    mlp_in_place: bool = False
     reference_divided: bool = True
     fused_in_8_bit: bool
     casts_by_operator: bool

@@ -203,7 +203,7 @@ class TrainingCandidate(_Degrees):
 
     activation_offload: bool | None = None
     """Whether what waits for the backward pass waits in the host's memory; left out, it stays on
-    the device."""
+    the device, with Unsloth only where layers are not recomputed."""
 
     gradient_sync: Literal["micro-batch", "step"] | None = None
     """When replicas exchange gradients: after every micro-batch or once a step; left out, after

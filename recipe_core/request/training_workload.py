@@ -234,8 +234,9 @@ class TrainingWorkload(BaseModel):
     """Attention kernel: ``eager`` keeps the scores in memory, ``flash`` does not."""
 
     fused_loss: bool | None = None
-    """Whether logits are made piece by piece, so that they are never whole in memory; left out,
-    only where they do not fit otherwise and the framework can."""
+    """Whether logits are made piece by piece, so that they are never whole in memory (in Axolotl
+    and LLaMA-Factory by Liger's kernel); left out, only where they do not fit otherwise and the
+    framework can."""
 
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rank of the adapters of ``lora``, ``qlora`` and ``adapters``."""

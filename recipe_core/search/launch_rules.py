@@ -10,7 +10,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool
 from recipe_core.model.attention import LatentAttention, LinearAttention
 from recipe_core.space.refusal import Refusal
-from recipe_core.space.training import TrainingCases, TrainingSetting
+from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +50,18 @@ def heads_divide(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
         lambda i: f"{heads} {named} are not divisible by tp {cases.tp[i]}",
         "candidate.tp",
         "Use a divisor of them.",
+    )
+
+
+def host_activations(
+    setting: TrainingSetting, cases: TrainingCases, allowed: Bool, kept: str
+) -> LaunchRule:
+    """Only the inputs of recomputed layers wait on the host, where that is ``allowed``."""
+    again = cases.recompute == RECOMPUTE.index("full")
+    return LaunchRule(
+        "launch-activation",
+        (cases.activation_offload > 0) & ~(again & allowed),
+        lambda _: f"{setting.framework.title} keeps activations on the host {kept}",
+        "candidate.activation_offload",
+        "Leave it out, or recompute all layers.",
     )

@@ -124,7 +124,8 @@ def unable(
     for name in untold(setting):
         yield Unable(f"{name} as stated", f"candidate.{name}", "Leave it out.")
     yield from _offload_unable(setting, offload)
-    if in_pieces and not launches.loss_in_pieces:
+    plain = setting.method == "dpo" and setting.framework.pieces.as_hidden  # Liger's is of tokens
+    if in_pieces and (plain or not launches.loss_in_pieces):
         yield Unable("a loss in pieces", "workload.fused_loss", "Compute full logits.")
     if setting.fused_loss is False and not launches.full_loss:
         hint = "Leave fused_loss out."

@@ -18,7 +18,13 @@ from recipe_core.model.attention import GroupedAttention
 from recipe_core.model.mlp import DenseMlp
 from recipe_core.search.context_splits import ENGINES as CONTEXT_ENGINES
 from recipe_core.search.context_splits import context_rules, context_shards
-from recipe_core.search.launch_rules import LaunchRule, accumulates, heads_divide, synchronised
+from recipe_core.search.launch_rules import (
+    LaunchRule,
+    accumulates,
+    heads_divide,
+    host_activations,
+    synchronised,
+)
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
 from recipe_core.search.megatron_splits import megatron_rules
 from recipe_core.search.titan_models import shipped_configuration
@@ -307,6 +313,8 @@ def _torch_methods(setting: TrainingSetting, cases: TrainingCases) -> Iterator[L
 
 
 def _accelerate(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
+    sharded = cases.zero_stage > 0
+    yield host_activations(setting, cases, sharded, "of recomputed layers that FSDP divides only")
     on_cpu = setting.cluster.device.runtime == "cpu"
     yield LaunchRule(
         "launch-sharding",
@@ -505,6 +513,7 @@ def _zero_tools(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
 
 def _unsloth(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRule]:
     yield from _tuning(setting, cases)
+    yield host_activations(setting, cases, cases.dp > 0, "of recomputed layers only")
     yield LaunchRule(
         "launch-nodes",
         cases.devices > cases.per_node,

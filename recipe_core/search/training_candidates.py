@@ -216,7 +216,6 @@ def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
         "recompute_modules": modules_code(candidate.recompute_modules or ()),
         "overlap_experts": int(bool(candidate.overlap_experts)),
         "offload": OFFLOADS.index(candidate.offload or "none"),
-        "activation_offload": int(bool(candidate.activation_offload)),
         "sync_step": int(candidate.gradient_sync == "step"),
     }
     if candidate.schedule:
@@ -224,6 +223,13 @@ def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
     if candidate.sequence_parallel is not None:
         out["sequence_parallel"] = int(candidate.sequence_parallel)
     return out
+
+
+def _activation_offload(shared: TrainingSetting, candidate: CandidateRequest, again: Int) -> Int:
+    """Where activations wait on the host, by codes of recomputation: as stated, or as usual."""
+    usual = shared.framework.activations_on_host & (again == RECOMPUTE.index("full"))
+    stated = candidate.activation_offload
+    return np.where(usual if stated is None else stated, 1, 0)
 
 
 def one_case(
@@ -246,6 +252,8 @@ def one_case(
         "shard": c.shard or c.dp * (c.cp or 1),
     }
     shared = settings(problem)[0]
+    again = np.array(columns["recompute"])
+    columns["activation_offload"] = int(_activation_offload(shared, c, again))
     rest = _stated_columns(c) | shared_columns(problem, shared.cluster)
     return shared, training_cases(1, **columns, **rest)
 
@@ -383,6 +391,7 @@ def _varied(
     # evenly
     divides = (columns["zero_stage"] == 3) & (inside > 1) & (replicas > inside)
     sensible = (hybrid == 0) | (divides & (replicas % inside == 0))
+    columns["activation_offload"] = _activation_offload(shared, c, columns["recompute"])
     columns |= _stated_columns(c) | shared_columns(problem, shared.cluster)
     cases = training_cases(len(rows), **columns)
     return cases.take(np.flatnonzero(sensible & _worthwhile(shared, cases, c)))
@@ -451,9 +460,11 @@ def _described(shared: TrainingSetting, columns: TrainingCases, i: int) -> dict[
         out["recompute_layers"] = int(columns.recompute_layers[i])
     if columns.recompute_modules[i]:
         out["recompute_modules"] = list(modules_of(columns.recompute_modules[i]))
-    for name in ("overlap_experts", "activation_offload"):
-        if getattr(columns, name)[i]:
-            out[name] = True
+    if columns.overlap_experts[i]:
+        out["overlap_experts"] = True
+    usual = shared.framework.activations_on_host and out["recompute"] == "full"
+    if bool(columns.activation_offload[i]) != usual:  # otherwise than it does by itself
+        out["activation_offload"] = not usual
     out["shard"] = int(columns.shard[i])
     out["sequence_parallel"] = bool(columns.sequence_parallel[i])
     return out

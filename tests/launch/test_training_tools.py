@@ -176,6 +176,8 @@ def test_trl_understands_what_was_estimated():
             fsdp, mesh = accelerate["fsdp_config"], accelerate["parallelism_config"]
             assert fsdp["fsdp_reshard_after_forward"] == (zero == 3)
             assert fsdp["fsdp_activation_checkpointing"] == full
+            away = bool(cases.activation_offload[row])
+            assert fsdp["fsdp_activation_checkpointing_offload"] == away
             assert fsdp["fsdp_offload_params"] == cases.host_parameters[row]
             assert mesh["parallelism_config_dp_shard_size"] == cases.shard[row] // cp
             assert mesh["parallelism_config_cp_size"] == cp
@@ -215,6 +217,8 @@ def test_axolotl_understands_what_was_estimated():
             has(values["fsdp_config"], sync_module_states=True, **fsdp)
             has(values, qlora_sharded_model_loading=True, fsdp_version=1)
         has(values, gradient_checkpointing=full)
+        liger = True if cases.fused_loss[row] else None
+        has(values, liger_fused_linear_cross_entropy=liger, liger_rms_norm=None)
         if setting.method == "dpo":
             has(values, rl="dpo", rl_beta=0.1)
         else:
@@ -246,6 +250,7 @@ def test_llama_factory_understands_what_was_estimated():
             quantization_bit=4 if setting.method == "qlora" else None,
             packing=setting.method != "dpo",
             train_on_prompt=False,
+            enable_liger_kernel=bool(cases.fused_loss[row]),
         )
         if setting.frozen:
             has(values, lora_rank=setting.lora_rank, lora_alpha=setting.lora_alpha)
@@ -297,7 +302,9 @@ def test_unsloth_has_every_argument_that_it_is_given():
         )
         has(settings["adapters"], r=setting.lora_rank, lora_alpha=setting.lora_alpha)
         again = bool(estimates.cases.recompute[row] == 2)
-        has(settings["adapters"], use_gradient_checkpointing=again)
+        mode = "unsloth" if estimates.cases.activation_offload[row] else again
+        has(settings["adapters"], use_gradient_checkpointing=mode)
+        has(settings["load"], use_gradient_checkpointing=mode)
         has(settings["load"], load_in_4bit=setting.method == "qlora")
 
 
@@ -307,6 +314,15 @@ def test_what_a_tool_cannot_be_told_is_refused_by_its_field(engine, parts, work,
     error = refusal(launched, asked, kind=NoAnswer)
     assert (error.field, said in error.message) == (field, True)
     assert error.hint
+
+
+@over("method, parts, mode", table("training_launch", "unsloth_checkpoints"))
+def test_unsloth_keeps_activations_on_the_host_unless_it_is_told_otherwise(method, parts, mode):
+    plans, row = plan_candidate(request("unsloth", method, split("unsloth", **parts)))
+    estimates, i = plans.detail(row)
+    settings = json.loads(training_launch(estimates, i).files["unsloth.json"])
+    assert settings["load"]["use_gradient_checkpointing"] == mode
+    assert (estimates.memory.host_bytes[i] > 0) == (mode == "unsloth")
 
 
 def test_unsloth_is_launched_on_one_node():
@@ -368,9 +384,10 @@ def test_a_start_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path):
 def test_a_tool_has_the_figures_of_what_it_runs_over():
     trl, accelerate = framework("trl"), framework("accelerate")
     assert trl.states == accelerate.states
-    assert (trl.title, trl.always_in_pieces) == ("TRL", True)
-    factory = framework("llama-factory").model_copy(update={"title": "DeepSpeed"})
-    assert factory == framework("deepspeed")
+    assert (trl.title, trl.pieces.use, trl.pieces.tokens) == ("TRL", "always", 4096)
+    zero = framework("deepspeed")
+    same = {"title": "DeepSpeed", "pieces": zero.pieces}
+    assert framework("llama-factory").model_copy(update=same) == zero
     assert training_engine("axolotl").launches.zero_stages == (0, 1, 2, 3)
     assert "trlx" in str(refusal(framework, "trlx"))
     stated = training_data().model_dump(mode="json")

@@ -228,8 +228,8 @@ def _selective() -> Any:
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
-def shard(stage: Any, mesh: DeviceMesh, *, reshard: bool) -> None:
-    """FSDP2 units: the embedding, each layer, and final norm with head.
+def shard(stage: Any, mesh: DeviceMesh, *, reshard: bool, head_apart: bool = False) -> None:
+    """FSDP2 units: the embedding, each layer, and final norm with head, or both ``head_apart``.
 
     The last one is not resharded, as its backward pass follows at once.
     """
@@ -249,7 +249,10 @@ def shard(stage: Any, mesh: DeviceMesh, *, reshard: bool) -> None:
         fully(embedding, reshard_after_forward=reshard)
     for layer in getattr(owner, name):
         fully(layer, reshard_after_forward=reshard)
-    if units:
+    if head_apart:
+        fully(norm, reshard_after_forward=reshard)
+        fully(head, reshard_after_forward=False)
+    elif units:
         fully([embedding, *units] if tied else units, reshard_after_forward=False)
     fully(stage, reshard_after_forward=reshard)
 

@@ -76,18 +76,23 @@ class Task:
     fused_norm: bool
     fused_gate: bool
     fused_loss: bool
+    loss_chunks: int
     fused_optimizer: bool
 
 
 class Stage(nn.Module):
     """A chunk of the model, which tells the meter the phase of a step.
 
-    Token ids or hidden states in, hidden states or logits out.
+    Token ids or hidden states in, hidden states or logits out; ``headless``: hidden states, also
+    where the head is.
     """
 
-    def __init__(self, model: nn.Module, meter: Meter, tokens: int, number: int) -> None:
+    def __init__(
+        self, model: nn.Module, meter: Meter, tokens: int, number: int, *, headless: bool
+    ) -> None:
         super().__init__()
         self.model, self.meter, self.tokens, self.number = model, meter, tokens, number
+        self.headless = headless
         owner, name = layer_list(model)
         layers = list(getattr(owner, name))
         for i, layer in enumerate(layers):
@@ -108,7 +113,9 @@ class Stage(nn.Module):
         self.enter("forward")
         inputs = {"input_ids" if x.dtype == torch.long else "inputs_embeds": x}
         positions = torch.arange(self.tokens)[None]
-        out: torch.Tensor = self.model(**inputs, position_ids=positions, use_cache=False).logits
+        model: Any = self.model.base_model if self.headless else self.model
+        answer = model(**inputs, position_ids=positions, use_cache=False)
+        out: torch.Tensor = answer.last_hidden_state if self.headless else answer.logits
         return out
 
 
@@ -145,11 +152,13 @@ def chunk(task: Task, number: int, layers: list[int], mesh: DeviceMesh, meter: M
         tensor_parallel(model, mesh["tensor"], sequence_parallel=task.sequence_parallel)
     if task.recompute != "none":
         recompute(model, task.recompute)
-    stage = Stage(model, meter, task.sequence, number)
+    chunked = task.loss_chunks > 1
+    stage = Stage(model, meter, task.sequence, number, headless=chunked)
     shard(
         stage,
         mesh["replicate", "shard"] if task.replicate > 1 else mesh["shard"],
         reshard=task.reshard,
+        head_apart=chunked,
     )
     return stage
 
@@ -191,7 +200,8 @@ def measured(task: Task) -> dict[str, Any]:
                 parameters, foreach=not task.fused_optimizer, fused=task.fused_optimizer
             )
             stages = pipeline_stages(task, parts, mesh) if task.stages > 1 else []
-            step = pipeline_step(task, stages) if stages else plain_step(task, parts[0])
+            plain = chunked_step if task.loss_chunks > 1 else plain_step
+            step = pipeline_step(task, stages) if stages else plain(task, parts[0])
             step()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -230,6 +240,49 @@ def plain_step(task: Task, stage: Stage) -> Callable[[], None]:
             loss = cross_entropy(stage(ids), ids, fused=task.fused_loss)
             stage.enter("loss")
             loss.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def chunked_step(task: Task, stage: Stage) -> Callable[[], None]:
+    """The same with head and loss chunk by chunk, as torchtitan's ``ChunkedLossWrapper``.
+
+    The head stays gathered, its gradient is added up and scattered with the last chunk, and
+    gradients of hidden states wait in fp32.
+    """
+    head: Any = stage.model.lm_head
+
+    def keep(kept: bool) -> None:
+        head.set_reshard_after_forward(not kept)
+        head.set_reshard_after_backward(not kept)
+        head.set_requires_gradient_sync(not kept, recurse=False)
+
+    def step() -> None:
+        for _ in range(task.micro_batches):
+            ids = torch.zeros(task.micro_batch, task.sequence, dtype=torch.long)
+            hidden = stage(ids)
+            stage.enter("loss")
+            pieces = [
+                piece.contiguous().detach().requires_grad_(True)
+                for piece in hidden.chunk(task.loss_chunks, dim=1)
+            ]
+            gradient = torch.zeros_like(hidden, dtype=torch.float32)
+            keep(True)
+            start = 0
+            for number, piece in enumerate(pieces):
+                if number == task.loss_chunks - 1:
+                    head.set_requires_gradient_sync(True, recurse=False)
+                labels = ids[:, start : start + piece.shape[1]]
+                cross_entropy(head(piece), labels, fused=task.fused_loss).backward()  # type: ignore[no-untyped-call]
+                gradient[:, start : start + piece.shape[1]] = piece.grad
+                piece.grad = None
+                start += piece.shape[1]
+            keep(False)
+            head.reshard()
+            del pieces, piece
+            whole = gradient.to(hidden.dtype)
+            del gradient
+            hidden.backward(whole)
 
     return step
 

@@ -21,8 +21,8 @@ from recipe_core.base.errors import InputError
 from recipe_core.calibration.trace import need_torch
 from recipe_core.calibration.trace.text import ROLES
 from recipe_core.physics.training.collectives import fsdp_traffic
+from recipe_core.physics.training.loss_pieces import FP32_LOSS
 from recipe_core.physics.training.memory import PARTS
-from recipe_core.physics.training.peak_memory import FP32_LOSS
 from recipe_core.physics.training.stages import stage_layers
 from recipe_core.space.training import (
     OFFLOADS,
@@ -152,6 +152,7 @@ class _Job:
             "fused_norm": framework.fused_norm,
             "fused_gate": framework.fused_gate,
             "fused_loss": framework.loss_bytes.value < FP32_LOSS,
+            "loss_chunks": int(framework.pieces.count or 1) if c.fused_loss[0] else 1,
             "fused_optimizer": framework.states.step == 0,
         }
 
@@ -236,6 +237,8 @@ class _Job:
             sentences.append("A gate's activation and its product with up are one kernel.")
         if framework.loss_bytes.value < FP32_LOSS:
             sentences.append("The loss is one compiled kernel.")
+        if self.cases.fused_loss[0]:
+            sentences.append("Head and loss run chunk by chunk, as torchtitan's wrapper runs them.")
         sentences.append(
             "Attention is the flash operator. Left out: the allocator's reserve, workspaces, rope "
             "scaling."
@@ -323,7 +326,13 @@ def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[st
         "adamw",
     )
     yield "attention", None if setting.flash else "eager", "flash"
-    yield "fused_loss", "true" if c["fused_loss"] else None, "losses of whole logits"
+    alone = int(cases.tp[0]) == 1 and not piped and not setting.model.tied_embeddings
+    chunked = setting.framework.pieces.use == "needed" and alone
+    yield (
+        "fused_loss",
+        "true" if c["fused_loss"] and not chunked else None,
+        "losses of whole logits, or torchtitan's of chunks without tp, pp and tied embeddings",
+    )
     yield "cp", c["cp"] if c["cp"] > 1 else None, "splits without context parallelism"
     yield "ep", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
     yield "offload", OFFLOADS[c["offload"]] if c["offload"] else None, "states on devices"

@@ -58,6 +58,7 @@ def accelerate_config(job: Job) -> dict[str, Any]:
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_reshard_after_forward": job.zero_stage == 3,
         "fsdp_activation_checkpointing": job.recompute == "full",
+        "fsdp_activation_checkpointing_offload": job.activation_offload,
         "fsdp_offload_params": job.offload == "parameters",
         # The first rank's copy is sent to all, as in TRL's own examples.
         "fsdp_cpu_ram_efficient_loading": job.from_weights,

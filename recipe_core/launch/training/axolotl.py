@@ -33,6 +33,7 @@ from recipe_core.launch.training.tuning import (
     targets,
 )
 
+_LIGER = "axolotl.integrations.liger.LigerPlugin"
 _KERNELS = tuple(f"lora_{part}_kernel" for part in ("mlp", "qkv", "o", "embedding"))
 
 
@@ -107,6 +108,8 @@ def axolotl_config(job: Job) -> dict[str, Any]:
         "chat_template": "tokenizer_default_fallback_chatml",
         "dataset_prepared_path": "prepared",
     }
+    if job.fused_loss:  # of Liger's kernels the loss alone, as estimated
+        out |= {"plugins": [_LIGER], "liger_fused_linear_cross_entropy": True}
     return out | _data(job) | _adapters(job) | _sharded(job)
 
 

@@ -81,6 +81,7 @@ class Job:
     offload: str
     sync_step: bool
     fused_loss: bool
+    activation_offload: bool
     steps: int | None
     checkpoint_steps: int
     stop_s: int
@@ -165,6 +166,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         offload=OFFLOADS[c.offload[row]],
         sync_step=bool(c.sync_step[row]),
         fused_loss=bool(c.fused_loss[row]),
+        activation_offload=bool(c.activation_offload[row]),
         steps=steps,
         checkpoint_steps=max(1, min(whole, steps or 1)),
         stop_s=stop_s(float(estimates.step_s[row]), float(estimates.run.checkpoint_s[row])),

@@ -67,6 +67,7 @@ def llama_factory_config(job: Job) -> dict[str, Any]:
             ATTENTION["flash" if setting.flash else "eager"]
         ],
         "disable_gradient_checkpointing": job.recompute != "full",
+        "enable_liger_kernel": job.fused_loss,
         "overwrite_output_dir": False,  # goes on from the newest checkpoint
         **trainer_arguments(job),
     }

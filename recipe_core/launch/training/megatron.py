@@ -152,6 +152,8 @@ def _run(job: Job) -> dict[str, Any]:
         "global_batch_size": job.dims.global_batch,
         "seq_length": job.sequence_length,
         "attention_backend": _attention_backend(job),
+        "cross_entropy_loss_fusion": True,  # as estimated: gradients take the place of logits
+        "cross_entropy_fusion_impl": "te",
         "bf16": setting.precision in ("bf16", "fp8"),
         "fp16": setting.precision == "fp16",
         "optimizer": _OPTIMIZERS[setting.optimizer_name],

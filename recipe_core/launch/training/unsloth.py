@@ -39,8 +39,9 @@ def launch(job: Job) -> Launch:
 def unsloth_settings(job: Job) -> dict[str, Any]:
     """Arguments of ``from_pretrained``, ``get_peft_model`` and ``SFTConfig``, by their names."""
     setting, seed = job.setting, job.hyper.seed
-    # "unsloth" would move activations to the host, which was not estimated.
+    # "unsloth", its documented default, moves what waits to the host.
     again = job.recompute == "full"
+    mode = "unsloth" if job.activation_offload else again
     arguments = trainer_arguments(job) | {
         "max_length": job.sequence_length,
         "packing": setting.packed,
@@ -57,7 +58,7 @@ def unsloth_settings(job: Job) -> dict[str, Any]:
             "dtype": DTYPES[setting.precision],
             "load_in_4bit": setting.method == "qlora",
             "full_finetuning": False,
-            "use_gradient_checkpointing": again,
+            "use_gradient_checkpointing": mode,
             "random_state": seed,
             "max_lora_rank": setting.lora_rank,
         },
@@ -67,7 +68,7 @@ def unsloth_settings(job: Job) -> dict[str, Any]:
             "lora_dropout": 0.0,
             "bias": "none",
             "target_modules": [name for name in _TARGETS if name in (targets(job) or _TARGETS)],
-            "use_gradient_checkpointing": again,
+            "use_gradient_checkpointing": mode,
             "random_state": seed,
         },
         "arguments": arguments,

@@ -20,7 +20,8 @@ from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
 from recipe_core.physics.training.loss_chunks import decided
-from recipe_core.physics.training.memory import LOSS_CHUNKS, PARTS, Memory, adapter_parameters
+from recipe_core.physics.training.loss_pieces import pieces_text
+from recipe_core.physics.training.memory import PARTS, Memory, adapter_parameters
 from recipe_core.physics.training.phases import PhaseEstimates, estimate_phases, estimate_steps
 from recipe_core.physics.training.reinforcement import (
     Reinforcement,
@@ -214,11 +215,12 @@ class TrainingEstimates:
         The model's notes, a start that is uncertain, data that is slow.
         """
         out = [*_model_notes(self.setting), *filter(None, self.doubts(np.array([i])))]
-        is_open = self.setting.fused_loss is None and not self.setting.framework.always_in_pieces
+        pieces = self.setting.framework.pieces
+        is_open = self.setting.fused_loss is None and pieces.use != "always"
         if self.cases.fused_loss[i] and is_open:
             out.append(
                 "fused_loss: full logits would not fit, so the loss is computed in "
-                f"{LOSS_CHUNKS:.0f} chunks"
+                f"{pieces_text(pieces)}"
             )
         if self.reinforcement is not None:
             out.append(

@@ -18,11 +18,11 @@ def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCas
     The loss is computed in chunks where the framework does nothing else, or where full logits do
     not fit, the framework can, and the request leaves it open.
     """
-    if setting.framework.always_in_pieces:
+    if setting.framework.pieces.use == "always":
         cases = replace(cases, fused_loss=np.ones_like(cases.fused_loss))
         return cases, memory(setting, cases)
     full = memory(setting, cases)
-    if setting.fused_loss is not None or not setting.framework.loss_in_pieces:
+    if setting.fused_loss is not None or setting.framework.pieces.use == "asked":
         return cases, full
     figures, over = setting.calibration, memory_rule(setting, full).broken
     lossless = np.nanmax(full.by_stage - figures.fragmentation.value * full.parts["loss"], axis=1)

@@ -18,17 +18,12 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.model.dtypes import bytes_per_value
 from recipe_core.model.spec import Layer, Tensor
-from recipe_core.physics.training.activations import (
-    BYTES,
-    boundary_bytes,
-    in_flight,
-    layer_bytes,
-    on_device,
-    saved_bytes,
-)
+from recipe_core.physics.training.activations import BYTES, in_flight
 from recipe_core.physics.training.host_states import offloaded
-from recipe_core.physics.training.peak_memory import FP32_LOSS, Stage, fullest
+from recipe_core.physics.training.loss_pieces import is_eager, logits_at_once
+from recipe_core.physics.training.peak_memory import Stage, fullest
 from recipe_core.physics.training.stages import by_length, stage_layers, with_mirror
+from recipe_core.physics.training.unsharded_peak import loss_or_layer, offloaded_activations
 from recipe_core.space.training import TrainingCases, TrainingSetting, training_cases
 
 PARTS = (
@@ -50,8 +45,6 @@ QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
 arXiv:2305.14314)."""
 REFERENCE_BYTES = 2.0
 """Bytes a parameter of the frozen reference model of DPO."""
-LOSS_CHUNKS = 8.0
-"""Chunks of tokens in a fused loss (torchtune's default)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +254,7 @@ def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]
     host = host + np.nanmax(waiting, axis=1)
     moving = _moving(setting, cases, rank, states["gradients"], logits)
     parts = {**states, **moving}
-    parts["reserve"] = _reserve(setting, parts, logits)
+    parts["reserve"] = _reserve(setting, cases, parts, logits)
     return {**parts, "host": host, "peak": np.nanmax(add(parts.values()), axis=1)}
 
 
@@ -383,9 +376,7 @@ def _logits(setting: TrainingSetting, cases: TrainingCases) -> Float:
     Those of every loss: each layer of multi-token prediction has its own.
     """
     _, _, last = stage_layers(setting, cases)
-    pieces = np.where(cases.fused_loss > 0, LOSS_CHUNKS, 1.0 / (1 + setting.mtp_layers))
-    logits = (cases.tokens * setting.model.vocabulary / cases.tp / pieces)[:, None]
-    return with_mirror(cases, last * logits)
+    return with_mirror(cases, last * logits_at_once(setting, cases)[:, None])
 
 
 def _moving(
@@ -398,23 +389,26 @@ def _moving(
     """Bytes allocated and freed within a step; with FSDP gradients too."""
     if setting.framework.sharding == "fsdp":
         return fullest(setting, cases, _stage(setting, cases, rank, gradients, logits))
-    count, first, _ = stage_layers(setting, cases)
+    loss, activations = loss_or_layer(setting, cases, logits)
     return {
-        "loss": setting.framework.loss_bytes.value * logits,
+        "loss": loss,
         "gathered": _gathered(setting, cases, rank),
-        "activations": _activations(setting, cases, count, first),
-        "temporary": 0.0 * count,
+        "activations": activations,
+        "temporary": 0.0 * activations,
     }
 
 
-def _reserve(setting: TrainingSetting, parts: dict[str, Float], logits: Float) -> Float:
+def _reserve(
+    setting: TrainingSetting, cases: TrainingCases, parts: dict[str, Float], logits: Float
+) -> Float:
     """What the allocator reserves beside.
 
     A share of what is allocated and freed and, where a loss is eager, the block of the 16-bit
     logits, into which the fp32 copies made after them do not fit.
     """
-    calibration, eager = setting.calibration, setting.framework.loss_bytes.value >= FP32_LOSS
-    unfit = BYTES * logits if setting.framework.sharding == "fsdp" and eager else 0.0
+    calibration, sharded = setting.calibration, setting.framework.sharding == "fsdp"
+    eager = is_eager(setting, cases)[:, None] & sharded
+    unfit = np.where(eager, BYTES * logits, 0.0)
     moving = add(parts[name] for name in ("gathered", "activations", "loss", "temporary"))
     fixed = np.where(np.isnan(logits), np.nan, calibration.reserve_bytes.value)
     return unfit + moving * (setting.fragmentation - 1) + fixed
@@ -422,43 +416,3 @@ def _reserve(setting: TrainingSetting, parts: dict[str, Float], logits: Float) -
 
 _STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
 """The ZeRO stage from which a state is divided."""
-
-
-def _activations(
-    setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float
-) -> Float:
-    """Bytes that wait for the backward pass in each stage, and of the layer being recomputed."""
-    model = setting.model
-    kinds = [
-        (layer_bytes(setting, cases, kind), saved_bytes(setting, cases, kind), n)
-        for kind, n in model.kinds
-    ]
-    mean_saved = add(saved * n for _, saved, n in kinds) / len(model.layers)
-    largest = np.max([full for full, _, _ in kinds], axis=0)
-    least_saved = np.min([saved for _, saved, _ in kinds], axis=0)
-    redone = np.where(cases.recompute > 0, largest - least_saved, 0.0)
-    flights = in_flight(cases)
-    per_layer = mean_saved[:, None] * count + first * boundary_bytes(setting, cases)[:, None]
-    per_layer = _of_both_ways(cases, per_layer)
-    # a stage that holds the head alone has nothing to recompute
-    redone = np.where(count == 0, 0.0, np.maximum(redone, 0.0)[:, None])
-    waiting = on_device(cases, flights * per_layer, mean_saved[:, None])
-    return cases.tokens[:, None] * (waiting + redone)
-
-
-def _of_both_ways(cases: TrainingCases, stage_bytes: Float) -> Float:
-    """Bytes of a mean micro-batch in flight, where a pipeline may be fed from both ends.
-
-    Of the p + 1 in flight in stage i p - i belong to it, and i + 1 to the mirrored stage
-    (arXiv:2412.19437, figure 5).
-    """
-    p, stage = cases.pp[:, None], np.arange(stage_bytes.shape[1])[None, :]
-    mixed = ((p - stage) * stage_bytes + (stage + 1) * stage_bytes[:, ::-1]) / (p + 1)
-    return np.where(cases.has("dualpipe")[:, None], mixed, stage_bytes)
-
-
-def offloaded_activations(setting: TrainingSetting, cases: TrainingCases) -> Float:
-    """Bytes of a micro-batch's layer that travel to the host and back (one per case)."""
-    kinds, layers = setting.model.kinds, len(setting.model.layers)
-    saved = add(saved_bytes(setting, cases, kind) * (n / layers) for kind, n in kinds)
-    return np.where(cases.activation_offload > 0, cases.tokens * saved, 0.0)

@@ -31,17 +31,19 @@ from recipe_core.physics.training.activations import (
     on_device,
     saved_bytes,
 )
+from recipe_core.physics.training.layer_work import working_bytes
+from recipe_core.physics.training.loss_pieces import (
+    head_gradient_bytes,
+    hidden_gradient_bytes,
+    in_pieces,
+    is_eager,
+    logit_bytes,
+)
 from recipe_core.space.training import TrainingCases, TrainingSetting
 
-MLP_WORK = 0.75
-"""Gradients inside a feed-forward block at the peak of its backward pass, as a share of what the
-block kept: 6f of 8f bytes a token."""
 MLP_LEFT = 0.5
 """Share of what the block saved that is gone when all its weights have gradients; the other half
 are gradients of gate and up."""
-
-FP32_LOSS = 8.0
-"""Bytes per logit from which a loss is not one compiled kernel: an fp32 copy and its gradient."""
 ALIVE = ("gradients", "gathered", "activations", "loss", "temporary")
 """Parts of a moment."""
 NOTHING = np.zeros(())
@@ -109,8 +111,9 @@ class _Pass:
     layer, a table. other_chunks: gathered units of the chunks that do not work. scattered: per
     parameter of a unit whose gradient is being scattered. temporary: per parameter of a table.
     waiting: activations of micro-batches in flight. saved: activations of a layer. working: of the
-    layer at work. head_input: around the final norm. loss: at its start; later_loss: of
-    micro-batches that wait.
+    layer at work. head_input: around the final norm, with what a loss in pieces keeps of hidden
+    states. loss: at its start; later_loss: of micro-batches that wait. head_gradient: of a head
+    that pieces add to.
     """
 
     cases: TrainingCases
@@ -131,6 +134,7 @@ class _Pass:
     head_input: Float
     loss: Float
     later_loss: Float
+    head_gradient: Float
 
     def moment(
         self,
@@ -173,7 +177,7 @@ def _pass(
     states, frozen = setting.framework.states, setting.frozen
     piped = cases.pp[:, None] > 1
     parameters, unit, table = (states.gathered * size for size in (s.parameters, s.unit, s.table))
-    layer, saved, block = _layer_bytes(setting, cases)
+    layer, saved, block, working = _layer_bytes(setting, cases)
     gradient = 0.0 if frozen else unit
     loss, later_loss = _loss(setting, cases, s, flights)
     # one chunk works while the others' units are as their last backward pass left them
@@ -195,10 +199,11 @@ def _pass(
         waiting=on_device(cases, flights * s.count * saved, saved)
         + _between_stages(setting, cases, s, flights),
         saved=saved,
-        working=np.maximum(layer + MLP_WORK * block, gradient + layer - MLP_LEFT * block),
-        head_input=_final_norm(setting, cases),
+        working=np.maximum(working, gradient + layer - MLP_LEFT * block),
+        head_input=_final_norm(setting, cases) + hidden_gradient_bytes(setting, cases)[:, None],
         loss=loss,
         later_loss=later_loss,
+        head_gradient=s.last * head_gradient_bytes(setting, cases)[:, None],
     )
 
 
@@ -218,7 +223,7 @@ def _loss_begins(p: _Pass) -> Moment:
     s = p.stage
     gathered = np.where(p.stays, p.parameters, np.minimum(p.table + p.other_chunks, p.parameters))
     activations = s.last * (p.waiting + p.head_input)
-    return p.moment(0.0 * s.count, gathered * s.last, activations, p.loss)
+    return p.moment(0.0 * s.count, gathered * s.last, activations, p.loss, p.head_gradient)
 
 
 def _head(p: _Pass) -> Moment:
@@ -230,15 +235,16 @@ def _head(p: _Pass) -> Moment:
         np.where(p.stays, p.parameters, units) * s.last,
         s.last * (p.waiting + p.head_input),
         s.logits * BYTES * np.where(p.piped, 2, 1) + p.later_loss,
-        s.last * p.temporary * s.table,
+        np.maximum(s.last * p.temporary * s.table, p.head_gradient),
     )
 
 
 def _last_layer(p: _Pass) -> Moment:
-    """The first layer to go back, while the head's gradient is scattered."""
+    """The first layer to go back, while the head's gradient is scattered, if it was not before."""
     s = p.stage
     gathered = np.where(p.stays, p.parameters, 2 * p.unit)
-    return p.layer(0, s.last * s.table_gradients, gathered, s.last * s.table)
+    sent = np.where(p.head_gradient > 0, 0.0, s.last * s.table)
+    return p.layer(0, s.last * s.table_gradients, gathered, sent)
 
 
 def _second_last_layer(p: _Pass) -> Moment:
@@ -312,14 +318,23 @@ def hybrid(cases: TrainingCases) -> Int:
     return groups
 
 
-def _layer_bytes(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
-    """Bytes of the largest layer without recomputation, a mean layer, the largest MLP block."""
+def _layer_bytes(
+    setting: TrainingSetting, cases: TrainingCases
+) -> tuple[Float, Float, Float, Float]:
+    """Bytes of layers, of shape (cases, 1).
+
+    The largest without recomputation, a mean one as it is saved, the largest feed-forward block,
+    and the largest at work.
+    """
     kinds, tokens = setting.model.kinds, cases.tokens[:, None]
     total = add(saved_bytes(setting, cases, kind) * n for kind, n in kinds)
     saved = total / len(setting.model.layers)
-    layer = np.max([layer_bytes(setting, cases, kind) for kind, _ in kinds], axis=0)
-    block = np.max([mlp_bytes(setting, cases, kind) for kind, _ in kinds], axis=0)
-    return tokens * layer[:, None], tokens * saved[:, None], tokens * block[:, None]
+    layer, block, working = (
+        np.max([size(setting, cases, kind) for kind, _ in kinds], axis=0)
+        for size in (layer_bytes, mlp_bytes, working_bytes)
+    )
+    sizes = (layer, saved, block, working)
+    return tuple(tokens * size[:, None] for size in sizes)  # type: ignore[return-value]
 
 
 def _between_stages(
@@ -346,13 +361,20 @@ def _loss(
     An fp32 loss keeps its log-softmax; over a split vocabulary it makes its gradient in two steps.
     A pipeline holds the logits too, and with GPipe the losses of all micro-batches in flight wait.
     """
-    per_logit = setting.framework.loss_bytes.value
-    eager = per_logit >= FP32_LOSS
+    eager, apart = is_eager(setting, cases), _apart(setting, cases)
     output = np.where(eager & (cases.pp > 1), BYTES, 0.0)[:, None]
-    peak = per_logit + np.where(eager & (cases.tp > 1), 4.0, 0.0)[:, None] + output
-    losses = np.where((cases.has("gpipe") & (cases.pp > 1))[:, None], flights - 1, 0.0)
-    waits = losses * ((4.0 if eager else BYTES) + output)
+    split = np.where(eager & (cases.tp > 1), 4.0, 0.0)[:, None]
+    peak = logit_bytes(setting, cases)[:, None] + split + output
+    piped = cases.has("gpipe") & (cases.pp > 1) & ~apart
+    losses = np.where(piped[:, None], flights - 1, 0.0)
+    waits = losses * (np.where(eager, 4.0, BYTES)[:, None] + output)
     return s.logits * (peak + waits), s.logits * waits
+
+
+def _apart(setting: TrainingSetting, cases: TrainingCases) -> Bool:
+    """Where a kernel makes gradients with each piece, so that no logits wait for them."""
+    kernel = setting.framework.pieces.logit_bytes is not None
+    return in_pieces(setting, cases) & kernel
 
 
 def _final_norm(setting: TrainingSetting, cases: TrainingCases) -> Float:

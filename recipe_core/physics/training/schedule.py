@@ -17,7 +17,6 @@ from recipe_core.physics.training.host_states import copied_s
 from recipe_core.physics.training.memory import (
     RankParameters,
     held,
-    offloaded_activations,
     stored_parameters,
 )
 from recipe_core.physics.training.stages import by_length, stage_layers, with_mirror
@@ -29,6 +28,7 @@ from recipe_core.physics.training.steps import (
     optimizer_s,
     recomputed,
 )
+from recipe_core.physics.training.unsharded_peak import offloaded_activations
 from recipe_core.space.training import TrainingCases, TrainingSetting
 
 

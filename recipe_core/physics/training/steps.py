@@ -26,6 +26,7 @@ from recipe_core.physics.network import all_gather_s, rank_group
 from recipe_core.physics.roofline import operator_s
 from recipe_core.physics.training.activations import BYTES, modules, recomputed_share
 from recipe_core.physics.training.experts import expert_work
+from recipe_core.physics.training.loss_pieces import head_products, logit_bytes
 from recipe_core.physics.training.operators import elementwise_s, product_s
 from recipe_core.request.candidate import RecomputedModule
 from recipe_core.space.training import (
@@ -45,6 +46,10 @@ moments and the cast parameter out (14)."""
 ORTHOGONAL_FLOPS = 30.0
 """Flops of Muon per parameter and row: five Newton-Schulz steps of three products (Jordan et al.,
 2024)."""
+
+LOSS_TRAFFIC = 10.0
+"""Bytes a loss moves at least for each 16-bit logit, in both passes: read for the maximum, the sum
+and the gradient, which is written and read again. Assumed."""
 
 Parts = dict[str, Float]
 
@@ -247,15 +252,16 @@ def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Wor
     )
     width = setting.model.vocabulary / cases.tp
     head = product_s(setting, rows, hidden, width, "Head", "bf16")
-    moved = 0.5 * setting.framework.loss_bytes.value * rows * width
+    moved = 0.5 * np.maximum(logit_bytes(setting, cases), LOSS_TRAFFIC) * rows * width
     loss = operator_s(device, "elementwise", "bf16", rows * width, moved, 3.0, label="Loss")
-    trained, predictions = 1.0 if setting.frozen else 2.0, 1.0 + setting.mtp_layers
+    predictions = 1.0 + setting.mtp_layers
     head, loss = predictions * head, predictions * loss
     if setting.mtp_layers:
         joined = product_s(setting, rows, 2 * hidden, hidden / cases.tp, "Join of predictions")
         head = head + setting.mtp_layers * joined
+    backward = head_products(setting, cases) * head
     return Work({"embedding": lookup}, {"embedding": lookup}), Work(
-        {"head": head, "loss": loss}, {"head": trained * head, "loss": loss}
+        {"head": head, "loss": loss}, {"head": backward, "loss": loss}
     )
 
 
