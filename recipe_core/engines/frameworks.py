@@ -15,6 +15,8 @@ from recipe_core.base.provenance import Source, Status
 from recipe_core.hardware.profile import Device
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AttentionKernel = Literal["flash2", "flash3", "cudnn"]
+"""A fused attention kernel that a request can name."""
 State = Literal["parameters", "optimizer", "master"]
 """A state of the training that lasts from step to step."""
 
@@ -30,6 +32,27 @@ class Number(_Data):
     source: str
     status: Status
     note: str | None = None
+
+
+class KernelRates(_Data):
+    """Rates of an attention kernel, of those of FlashAttention-2 on the same architecture."""
+
+    forward: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    backward: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class KernelData(_Data):
+    """A fused attention kernel, with its rates by architecture or generation."""
+
+    title: str
+    rates: dict[str, KernelRates]
+
+    def rates_on(self, architecture: str) -> KernelRates | None:
+        """Its rates, or None where the kernel does not run or nothing is known of it."""
+        return self.rates.get(architecture) or self.rates.get(architecture[:-1])
 
 
 class States(_Data):
@@ -75,6 +98,8 @@ class Framework(_Data):
     ``selective`` recomputes in a model with experts or latent attention (words of `RECOMPUTED`);
     else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
     its forward pass. ``offloads``: states that it can move to the host while answers are sampled.
+    ``usual_kernel``: fused attention that it runs where none is named, by generation or ``any``;
+    ``fitted_kernel``: the one that its ``attention_slowdown`` stands for.
     ``loads_whole``: processes of a node that have the whole model in host memory before it is
     divided (``every``: unless it is frozen, as files are mapped then).
     """
@@ -103,11 +128,19 @@ class Framework(_Data):
     recompute_modules: tuple[str, ...] = ()
     expert_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
     attention_slowdown: Number | None = None
+    usual_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
+    fitted_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
     fragmentation: Number | None = None
     selective_keeps: Number
     selective_recomputes: Number
     offloads: tuple[State, ...] = ("parameters", "optimizer", "master")
     loads_whole: Literal["none", "one", "every"] = "none"
+
+    def kernels_on(self, architecture: str) -> tuple[AttentionKernel, AttentionKernel]:
+        """The usual attention kernel on an architecture, and the one that was fitted there."""
+        usual, fitted = self.usual_kernel, self.fitted_kernel
+        generation = architecture[:-1]
+        return usual.get(generation, usual["any"]), fitted.get(generation, fitted["any"])
 
 
 class Optimizer(_Data):
@@ -176,6 +209,7 @@ class TrainingData(_Data):
     schema_version: Literal[1]
     sources: dict[str, Source]
     frameworks: dict[str, Framework]
+    attention_kernels: dict[AttentionKernel, KernelData]
     optimizers: dict[str, Optimizer]
     run: RunFigures
     figures: Calibration

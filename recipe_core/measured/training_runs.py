@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from recipe_core.base.types import Count, Degree, Positive, Text, Tokens
 from recipe_core.hardware.cluster import in_nodes
 from recipe_core.measured.serving_runs import PUBLISHED, Label, read_table
+from recipe_core.request.training_workload import Attention
 
 TRAINING_RUNS = PUBLISHED.with_name("training.csv")
 KNOWN_RUNS = PUBLISHED.with_name("known_training.csv")
@@ -82,7 +83,7 @@ class TrainingRun(BaseModel):
     method: Literal["pretrain", "finetune", "lora"] = "pretrain"
     lora_targets: Literal["attention", "mlp", "all"] = "all"
     gradient_dtype: Literal["fp32", "bf16"] | None = None
-    attention: Literal["flash", "eager"] = "flash"
+    attention: Attention = "flash"
     fused_loss: bool = False
     sequence_length: Tokens
     global_batch: Count

@@ -16,6 +16,7 @@ from recipe_core.model.spec import LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
 from recipe_core.physics.training.activations import recomputed_share
 from recipe_core.physics.training.bands import band
+from recipe_core.physics.training.attention_kernels import kernel_rule
 from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
@@ -499,6 +500,7 @@ def _estimated(
     fits = memory_rule(setting, main.memory)
     refusals = (
         *rules(setting, cases),
+        *kernel_rule(setting, cases),
         fits,
         *host_rule(setting, cases, main.memory),
         *_phase_memory(setting, fits, phases),
