@@ -100,6 +100,7 @@ class Framework(_Data):
     its forward pass. ``offloads``: states that it can move to the host while answers are sampled.
     ``usual_kernel``: fused attention that it runs where none is named, by generation or ``any``;
     ``fitted_kernel``: the one that its ``attention_slowdown`` stands for.
+    ``context_exchange``: how ranks that share a sequence attend (`context_parallel`).
     ``loads_whole``: processes of a node that have the whole model in host memory before it is
     divided (``every``: unless it is frozen, as files are mapped then).
     """
@@ -130,6 +131,7 @@ class Framework(_Data):
     attention_slowdown: Number | None = None
     usual_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
     fitted_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
+    context_exchange: Literal["merged", "gathered"] = "merged"
     fragmentation: Number | None = None
     selective_keeps: Number
     selective_recomputes: Number

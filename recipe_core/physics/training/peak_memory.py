@@ -31,6 +31,7 @@ from recipe_core.physics.training.activations import (
     on_device,
     saved_bytes,
 )
+from recipe_core.physics.training.context_parallel import exchange_bytes
 from recipe_core.space.training import TrainingCases, TrainingSetting
 
 MLP_WORK = 0.75
@@ -195,7 +196,14 @@ def _pass(
         waiting=on_device(cases, flights * s.count * saved, saved)
         + _between_stages(setting, cases, s, flights),
         saved=saved,
-        working=np.maximum(layer + MLP_WORK * block, gradient + layer - MLP_LEFT * block),
+        working=np.max(
+            [
+                layer + MLP_WORK * block,
+                gradient + layer - MLP_LEFT * block,
+                layer - block + _exchange(setting, cases),
+            ],
+            axis=0,
+        ),
         head_input=_final_norm(setting, cases),
         loss=loss,
         later_loss=later_loss,
@@ -320,6 +328,13 @@ def _layer_bytes(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float,
     layer = np.max([layer_bytes(setting, cases, kind) for kind, _ in kinds], axis=0)
     block = np.max([mlp_bytes(setting, cases, kind) for kind, _ in kinds], axis=0)
     return tokens * layer[:, None], tokens * saved[:, None], tokens * block[:, None]
+
+
+def _exchange(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Bytes of attention's exchange between ranks of a sequence, of shape (cases, 1)."""
+    kinds = (exchange_bytes(setting, cases, kind) for kind, _ in setting.model.kinds)
+    out: Float = (cases.tokens * np.max(list(kinds), axis=0))[:, None]
+    return out
 
 
 def _between_stages(
