@@ -101,6 +101,7 @@ class Framework(_Data):
     ``usual_kernel``: fused attention that it runs where none is named, by generation or ``any``;
     ``fitted_kernel``: the one that its ``attention_slowdown`` stands for.
     ``context_exchange``: how ranks that share a sequence attend (`context_parallel`).
+    ``sync``: how it sends weights to an engine that samples, where it does.
     ``loads_whole``: processes of a node that have the whole model in host memory before it is
     divided (``every``: unless it is frozen, as files are mapped then).
     """
@@ -132,6 +133,7 @@ class Framework(_Data):
     usual_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
     fitted_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
     context_exchange: Literal["merged", "gathered"] = "merged"
+    sync: WeightSync | None = None
     fragmentation: Number | None = None
     selective_keeps: Number
     selective_recomputes: Number
@@ -143,6 +145,26 @@ class Framework(_Data):
         usual, fitted = self.usual_kernel, self.fitted_kernel
         generation = architecture[:-1]
         return usual.get(generation, usual["any"]), fitted.get(generation, fitted["any"])
+
+
+class WeightSync(_Data):
+    """How a trainer sends weights to an engine on its devices, whose cache wakes after them.
+
+    ``sleep_level``: vLLM's; 1 keeps its weights in host memory, 2 lets them go. Beside the engine's
+    weights a device has ``buffer_bytes`` and the largest tensor at ``bytes_per_value``.
+    """
+
+    sleep_level: Literal[1, 2]
+    buffer_bytes: Amount
+    bytes_per_value: Amount
+    source: str
+
+
+class Spread(_Data):
+    """The least and the most of a number that was seen."""
+
+    low: Number
+    high: Number
 
 
 class Optimizer(_Data):
@@ -199,7 +221,8 @@ class RunFigures(_Data):
     host_copy_bytes_per_s: Number
     loader_tokens_per_s: Number
     joules_share: Number
-    sleeping_engine_bytes: Number
+    beside_share_bytes: Spread
+    sleeping_engine_bytes: dict[str, Number]
 
 
 class TrainingData(_Data):

@@ -15,8 +15,8 @@ from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
 from recipe_core.physics.training.activations import recomputed_share
-from recipe_core.physics.training.bands import band
 from recipe_core.physics.training.attention_kernels import kernel_rule
+from recipe_core.physics.training.bands import band
 from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
 from recipe_core.physics.training.fits import host_rule, memory_rule
@@ -222,6 +222,7 @@ class TrainingEstimates:
                 f"{LOSS_CHUNKS:.0f} chunks"
             )
         if self.reinforcement is not None:
+            out += filter(None, [self.reinforcement.rollouts.doubts[i]])
             out.append(
                 "published steps of GRPO took 1.2 to 2.4 times their estimates, which the range of "
                 "a step holds (docs/training.md, Reinforcement learning)"
