@@ -45,7 +45,9 @@ class Launches(_Data):
     those that it ships (`titan_models`); ``words``, those of which every property has an argument
     (``engines/training/megatron.yaml``). ``gradients``: number formats in which it can keep them
     beside its own; ``states``: formats of master weights. ``degrees``: those that may be above 1
-    beside dp. ``recompute_modules``: what of a layer it can be told to recompute alone.
+    beside dp. ``attention_where_usual``: kernels of ``attention`` that it takes by itself where
+    they are its usual ones, and cannot be told elsewhere.
+    ``recompute_modules``: what of a layer it can be told to recompute alone.
     ``batch_ramp``: whether its global batch can grow evenly. ``expert_checkpoints``: whether it
     reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
     Trainium) are estimated only. ``rollout_engines``: those that sample answers for it. ``data``:
@@ -62,6 +64,7 @@ class Launches(_Data):
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
     attention: tuple[str, ...]
+    attention_where_usual: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     degrees: tuple[str, ...] = ()
     zero_stages: tuple[int, ...]
