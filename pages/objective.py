@@ -18,6 +18,13 @@ from recipe_core.search.framework_choices import framework_choices
 from recipe_core.search.measures import SERVING, TRAINING, Measure
 from recipe_core.search.plan import Plan
 
+ATTENTION = {
+    "flash": "fused, the framework's choice",
+    "flash2": "FlashAttention-2",
+    "flash3": "FlashAttention-3",
+    "cudnn": "cuDNN",
+    "eager": "eager",
+}
 OPTIMIZERS = {
     "adamw": "AdamW",
     "adamw-8bit": "AdamW, 8-bit",
@@ -104,7 +111,13 @@ def training_details() -> None:
             options=list(OPTIMIZERS),
             format_func=lambda name: asking.launched(OPTIMIZERS[name], "optimizers", name),
         )
-        common.edit(st.selectbox, "Attention", "workload.attention", options=["flash", "eager"])
+        common.edit(
+            st.selectbox,
+            "Attention",
+            "workload.attention",
+            options=list(ATTENTION),
+            format_func=lambda name: asking.launched(ATTENTION[name], "attention", name),
+        )
         common.edit(
             st.selectbox,
             "Data",

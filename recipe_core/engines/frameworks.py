@@ -15,6 +15,8 @@ from recipe_core.base.provenance import Source, Status
 from recipe_core.hardware.profile import Device
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AttentionKernel = Literal["flash2", "flash3", "cudnn"]
+"""A fused attention kernel that a request can name."""
 State = Literal["parameters", "optimizer", "master"]
 """A state of the training that lasts from step to step."""
 
@@ -30,6 +32,27 @@ class Number(_Data):
     source: str
     status: Status
     note: str | None = None
+
+
+class KernelRates(_Data):
+    """Rates of an attention kernel, of those of FlashAttention-2 on the same architecture."""
+
+    forward: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    backward: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    source: str
+    status: Status
+    note: str | None = None
+
+
+class KernelData(_Data):
+    """A fused attention kernel, with its rates by architecture or generation."""
+
+    title: str
+    rates: dict[str, KernelRates]
+
+    def rates_on(self, architecture: str) -> KernelRates | None:
+        """Its rates, or None where the kernel does not run or nothing is known of it."""
+        return self.rates.get(architecture) or self.rates.get(architecture[:-1])
 
 
 class States(_Data):
@@ -118,26 +141,30 @@ class Framework(_Data):
     scales and casts what goes into them at once. ``fused_gate``: a gate's activation and its
     product with up are one kernel, which keeps its inputs only. ``mlp_in_place``: beside frozen
     weights a feed-forward block writes its gradients over what it kept. ``pieces``: how it makes
-    the loss in pieces. ``gathers_context``: context parallelism gathers keys and values of all its
-    ranks. ``activations_on_host``: where all layers are recomputed, their inputs wait in host
-    memory unless a request says otherwise. ``reference_divided``: DPO's frozen model is divided as
-    the trained one is; otherwise it is whole on every device while it computes.
-    ``gathered_input_bytes``: what tensor parallelism adds to each value of the hidden state that a
-    layer keeps. ``products``: rate of its 16-bit matrix products by generation, of that of
-    Transformer Engine's. ``tensor_exposed``: time that tensor-parallel traffic adds, of what it
-    takes alone (above 1: slower beside products).
+    the loss in pieces. ``context_exchange``: whether ranks that share a sequence send each other
+    keys and values in turn (``ring``), gather all of them and add up what blocks give (``merged``),
+    or attend over all that was gathered (``gathered``). ``activations_on_host``: where all layers
+    are recomputed, their inputs wait in host memory unless a request says otherwise.
+    ``reference_divided``: DPO's frozen model is divided as the trained one is; otherwise it is
+    whole on every device while it computes. ``gathered_input_bytes``: what tensor parallelism adds
+    to each value of the hidden state that a layer keeps. ``products``: rate of its 16-bit matrix
+    products by generation, of that of Transformer Engine's. ``tensor_exposed``: time that
+    tensor-parallel traffic adds, of what it takes alone (above 1: slower beside products).
     ``data_overlap``: share of the backward pass (FSDP: of both) that hides data-parallel traffic.
     ``routed_copies``: hidden states kept for each token that an expert gets. ``expert_launch_s``:
     host time of a layer's experts beside ``launch_s``; ``pipeline_launch_s``: of a layer in a
     pipeline, for each rank of tensor parallelism. ``experts``: what it does around their products;
     None where ``expert_launch_s`` and the rates were fitted with it, and the exchange is by kernels
     made for it. ``attention_slowdown`` and ``fragmentation``: its own, where they differ from all
-    frameworks'. ``recompute_modules``: what ``selective`` recomputes in a model with experts or
-    latent attention (words of `RECOMPUTED`); else ``selective_keeps`` and ``selective_recomputes``:
-    shares of a layer's activations and of its forward pass. ``offloads``: states that it can move
-    to the host while answers are sampled. ``loads_whole``: processes of a node that have the whole
-    model in host memory before it is divided (``every``: unless it is frozen, as files are mapped
-    then). ``compiled``: what compiling a model changes; None where it cannot be asked for.
+    frameworks'. ``usual_kernel``: fused attention that it runs where none is named, by generation
+    or ``any``; ``fitted_kernel``: the one that its ``attention_slowdown`` stands for.
+    ``recompute_modules``: what ``selective`` recomputes in a model with experts or latent attention
+    (words of `RECOMPUTED`); else ``selective_keeps`` and ``selective_recomputes``: shares of a
+    layer's activations and of its forward pass. ``offloads``: states that it can move to the host
+    while answers are sampled; ``sync``: how it sends weights to an engine that samples, where it
+    does. ``loads_whole``: processes of a node that have the whole model in host memory before it is
+    divided (``every``: unless it is frozen, as files are mapped then). ``compiled``: what compiling
+    a model changes; None where it cannot be asked for.
     """
 
     title: str
@@ -149,7 +176,6 @@ class Framework(_Data):
     fused_norm: bool
     fused_gate: bool
     pieces: LossPieces
-    gathers_context: bool = False
     activations_on_host: bool = False
     mlp_in_place: bool = False
     reference_divided: bool = True
@@ -168,6 +194,10 @@ class Framework(_Data):
     pipeline_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
     experts: Experts | None = None
     attention_slowdown: Number | None = None
+    usual_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
+    fitted_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
+    context_exchange: Literal["ring", "merged", "gathered"] = "ring"
+    sync: WeightSync | None = None
     fragmentation: Number | None = None
     selective_keeps: Number
     selective_recomputes: Number
@@ -189,6 +219,32 @@ class Framework(_Data):
                 "casts_by_operator": False,
             }
         )
+
+    def kernels_on(self, architecture: str) -> tuple[AttentionKernel, AttentionKernel]:
+        """The usual attention kernel on an architecture, and the one that was fitted there."""
+        usual, fitted = self.usual_kernel, self.fitted_kernel
+        generation = architecture[:-1]
+        return usual.get(generation, usual["any"]), fitted.get(generation, fitted["any"])
+
+
+class WeightSync(_Data):
+    """How a trainer sends weights to an engine on its devices, whose cache wakes after them.
+
+    ``sleep_level``: vLLM's; 1 keeps its weights in host memory, 2 lets them go. Beside the engine's
+    weights a device has ``buffer_bytes`` and the largest tensor at ``bytes_per_value``.
+    """
+
+    sleep_level: Literal[1, 2]
+    buffer_bytes: Amount
+    bytes_per_value: Amount
+    source: str
+
+
+class Spread(_Data):
+    """The least and the most of a number that was seen."""
+
+    low: Number
+    high: Number
 
 
 class Optimizer(_Data):
@@ -249,7 +305,8 @@ class RunFigures(_Data):
     host_copy_bytes_per_s: Number
     loader_tokens_per_s: Number
     joules_share: Number
-    sleeping_engine_bytes: Number
+    beside_share_bytes: Spread
+    sleeping_engine_bytes: dict[str, Number]
 
 
 class TrainingData(_Data):
@@ -263,6 +320,7 @@ class TrainingData(_Data):
     schema_version: Literal[1]
     sources: dict[str, Source]
     frameworks: dict[str, Framework]
+    attention_kernels: dict[AttentionKernel, KernelData]
     optimizers: dict[str, Optimizer]
     run: RunFigures
     figures: Calibration

@@ -47,15 +47,17 @@ class Launches(_Data):
     beside its own; ``states``: formats of master weights; ``moments``: formats of AdamW's moments
     beside those of its states; ``activations``: formats of what waits for the backward pass.
     ``mtp_layers``: whether it can train layers of multi-token prediction. ``degrees``: those that
-    may be above 1 beside dp. ``recompute_modules``: what of a layer it can be told to recompute
-    alone. ``batch_ramp``: whether its global batch can grow evenly. ``expert_checkpoints``: whether
-    it reads the weights of a model with experts. ``runtimes``: of devices; others (Gaudi, TPUs,
-    Trainium) are estimated only. ``rollout_engines``: those that sample answers for it. ``data``:
-    formats of the data that it learns from, the usual one first; DPO's is always ``preference``.
-    ``full_loss``: whether full logits can be asked for. ``parameters_stay``: methods that keep
-    parameters on the devices, also where ``offload`` has ``parameters``; ``quantizes_on_host``:
-    whether a 4-bit base is made in host memory and divided there, not whole on every device.
-    ``adapter_engines``: those that sample answers while adapters are trained.
+    may be above 1 beside dp. ``attention_where_usual``: kernels of ``attention`` that it takes by
+    itself where they are its usual ones, and cannot be told elsewhere. ``recompute_modules``: what
+    of a layer it can be told to recompute alone. ``batch_ramp``: whether its global batch can grow
+    evenly. ``expert_checkpoints``: whether it reads the weights of a model with experts.
+    ``runtimes``: of devices; others (Gaudi, TPUs, Trainium) are estimated only.
+    ``rollout_engines``: those that sample answers for it. ``data``: formats of the data that it
+    learns from, the usual one first; DPO's is always ``preference``. ``full_loss``: whether full
+    logits can be asked for. ``parameters_stay``: methods that keep parameters on the devices, also
+    where ``offload`` has ``parameters``; ``quantizes_on_host``: whether a 4-bit base is made in
+    host memory and divided there, not whole on every device. ``adapter_engines``: those that sample
+    answers while adapters are trained.
     """
 
     methods: tuple[str, ...]
@@ -64,6 +66,7 @@ class Launches(_Data):
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
     attention: tuple[str, ...]
+    attention_where_usual: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     degrees: tuple[str, ...] = ()
     zero_stages: tuple[int, ...]

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from recipe_core.base.types import Count, Degree, Positive, Text, Tokens
 from recipe_core.hardware.cluster import in_nodes
 from recipe_core.measured.serving_runs import PUBLISHED, Label, read_table
+from recipe_core.request.training_workload import Attention
 
 TRAINING_RUNS = PUBLISHED.with_name("training.csv")
 KNOWN_RUNS = PUBLISHED.with_name("known_training.csv")
@@ -93,7 +94,7 @@ class TrainingRun(BaseModel):
     moment_dtype: Literal["bf16", "fp8"] | None = None
     activation_dtype: Literal["fp8"] | None = None
     mtp_layers: Degree | None = None
-    attention: Literal["flash", "eager"] = "flash"
+    attention: Attention = "flash"
     fused_loss: bool = False
     sequence_length: Tokens
     global_batch: Count

@@ -37,6 +37,8 @@ class Loading(BaseModel):
     """Batches prepared ahead; with 0 every step waits for its own."""
 
 
+Attention = Literal["flash", "flash2", "flash3", "cudnn", "eager"]
+"""Attention kernels by name; ``flash`` is the framework's own choice among the fused ones."""
 REINFORCED = ("grpo", "ppo")
 """Methods that learn from answers which the model gives while it is trained."""
 
@@ -230,8 +232,10 @@ class TrainingWorkload(BaseModel):
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
     """Optimizer; it decides the bytes of state per trained parameter."""
 
-    attention: Literal["flash", "eager"] = "flash"
-    """Attention kernel: ``eager`` keeps the scores in memory, ``flash`` does not."""
+    attention: Attention = "flash"
+    """Attention kernel: ``eager`` keeps the scores in memory, fused ones do not. ``flash`` is the
+    fused kernel that the framework takes on the device; ``flash2`` and ``flash3`` are
+    FlashAttention-2 and 3 (Hopper only), ``cudnn`` is cuDNN's."""
 
     fused_loss: bool | None = None
     """Whether logits are made piece by piece, so that they are never whole in memory (in Axolotl

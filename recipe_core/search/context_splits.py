@@ -38,6 +38,14 @@ def context_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[La
         "workload.attention",
         "Use flash attention, or cp 1.",
     )
+    apart = setting.engine == "trl" and setting.attention in ("flash2", "flash3")
+    yield LaunchRule(
+        "launch-context",
+        cut & apart,
+        lambda _: f"{title} cuts sequences for torch's own attention only, not {setting.attention}",
+        "workload.attention",
+        "Use flash attention, or cp 1.",
+    )
     yield LaunchRule(
         "launch-context",
         cut & _shares_sequences(setting),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.base.units import gib
-from recipe_core.engines.frameworks import framework
+from recipe_core.engines.frameworks import framework, training_data
 from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.model.spec import (
     Attention,
@@ -116,11 +116,7 @@ def unable(
     if setting.optimizer_name not in launches.optimizers:
         optimizer = _OPTIMIZERS.get(setting.optimizer_name, setting.optimizer_name)
         yield Unable(optimizer, "workload.optimizer", "Use AdamW.", "adamw")
-    kernel = "flash" if setting.flash else "eager"
-    if kernel not in launches.attention:
-        other = launches.attention[0]
-        hint = f"Use {other} attention."
-        yield Unable(f"{kernel} attention", "workload.attention", hint, other)
+    yield from _attention_unable(setting)
     for name in untold(setting):
         yield Unable(f"{name} as stated", f"candidate.{name}", "Leave it out.")
     yield from _offload_unable(setting, offload)
@@ -143,6 +139,21 @@ def unable(
     if runtime not in launches.runtimes:
         hint = f"Use a device that runs {' or '.join(launches.runtimes)}."
         yield Unable(f"a run on {setting.cluster.device.title}", "hardware.device", hint)
+
+
+def _attention_unable(setting: TrainingSetting) -> Iterator[Unable]:
+    """A kernel that a framework cannot be told, or only where it would take it by itself."""
+    launches, kernel = training_engine(setting.engine).launches, setting.attention
+    device = setting.cluster.device
+    usual, _ = setting.framework.kernels_on(device.architecture)
+    other = launches.attention[0]
+    known = training_data().attention_kernels.items()
+    title = next((data.title for name, data in known if name == kernel), f"{kernel} attention")
+    if kernel not in launches.attention:
+        yield Unable(title, "workload.attention", f"Use {other} attention.", other)
+    elif kernel in launches.attention_where_usual and kernel != usual:
+        what = f"{title} on {device.title}, where torch takes another kernel"
+        yield Unable(what, "workload.attention", f"Use {other} attention.", other)
 
 
 def _offload_unable(setting: TrainingSetting, offload: str) -> Iterator[Unable]:

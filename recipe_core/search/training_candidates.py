@@ -140,7 +140,7 @@ def setting(
         method=workload.method,
         optimizer_name=workload.optimizer,
         optimizer=training_data().optimizers[workload.optimizer],
-        flash=workload.attention == "flash",
+        attention=workload.attention,
         fused_loss=workload.fused_loss,
         lora_rank=workload.lora_rank,
         lora_alpha=workload.lora_alpha or 2.0 * workload.lora_rank,

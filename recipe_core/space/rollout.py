@@ -89,17 +89,20 @@ class Sampling:
         """The share of a device that the engine takes where it is not stated."""
         return self.work.memory_share or float(self.template.memory_fraction[0])
 
-    def share_beside(self, resident_bytes: Float) -> Float:
-        """The share that the engine can take beside what stays on a device; the stated one as is.
+    def share_beside(self, taken_bytes: Float) -> Float:
+        """The share that the engine can take beside what else is on a device; the stated one as is.
 
-        Never more than is usual; in steps, so that few shares differ.
+        Never more than is usual.
         """
         if self.work.memory_share:
-            return np.full(len(resident_bytes), self.work.memory_share)
-        left = 1.0 - resident_bytes / self.serving.cluster.device.usable_memory_bytes
-        stepped = np.floor(left / SHARE_STEP) * SHARE_STEP
-        share = np.round(np.clip(stepped, LEAST_SHARE, self.usual_share), 4)
+            return np.full(len(taken_bytes), self.work.memory_share)
+        share = np.clip(self.share_left(taken_bytes), LEAST_SHARE, self.usual_share)
         return np.asarray(share, dtype=np.float64)
+
+    def share_left(self, taken_bytes: Float) -> Float:
+        """The share of a device that ``taken_bytes`` leave, in steps, so that few shares differ."""
+        left = 1.0 - taken_bytes / self.serving.cluster.device.usable_memory_bytes
+        return np.asarray(np.round(np.floor(left / SHARE_STEP) * SHARE_STEP, 4))
 
     def cases(self, devices: Int, tp: Int, share: Float) -> tuple[Cases, Bool]:
         """Serving cases on so many devices, and where ``tp`` divides them.

@@ -15,7 +15,7 @@ from recipe_core.hardware.storage import StorageTier
 from recipe_core.model.spec import ModelSpec
 from recipe_core.request.candidate import CudaGraphs, Fp8Recipe, RecomputedModule
 from recipe_core.request.phases import Evaluation, Phase, Ramp
-from recipe_core.request.training_workload import Loading
+from recipe_core.request.training_workload import Attention, Loading
 from recipe_core.space.dims import ParallelDims
 from recipe_core.space.rollout import Sampling
 
@@ -84,7 +84,7 @@ class TrainingSetting:
     method: Method
     optimizer_name: str
     optimizer: Optimizer
-    flash: bool
+    attention: Attention
     fused_loss: bool | None
     lora_rank: int
     lora_alpha: float
@@ -107,6 +107,11 @@ class TrainingSetting:
     fp8_recipe: Fp8Recipe | None = None
     cuda_graphs: CudaGraphs = "none"
     compiles: bool | None = None
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention is fused, so that its scores are never in memory."""
+        return self.attention != "eager"
 
     @property
     def frozen(self) -> bool:

@@ -24,14 +24,13 @@ from .data import Order
 from .errors import TrainError
 from .guard import BROKEN, Watch
 from .metrics import Metrics, Row, peak_memory_bytes
-from .model import read_config
+from .model import choose_attention, read_config
 from .rollbacks import read_record
 from .settings import STOP_FILE, STOPPED_EXIT, Loading, Settings, data_paths, load_settings
 from .task import open_data
 from .tokenizer import get_tokenizer
 from .tokens import token_file
 
-_ATTENTION = {"flash": "sdpa", "eager": "eager"}
 _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}
 
 
@@ -188,7 +187,7 @@ def train(settings: Settings, options: argparse.Namespace) -> bool:
     with arguments.main_process_first(desc="tokens"):
         path = token_file(data, tokenizer, run / "data", settings.data_format)
     sequences = open_data(path, settings, record.skips)
-    kwargs = {"dtype": torch.float32, "attn_implementation": _ATTENTION[settings.attention]}
+    kwargs = {"dtype": torch.float32, "attn_implementation": choose_attention(settings.attention)}
     if settings.model.weights == "pretrained":
         model: Any = AutoModelForCausalLM.from_pretrained(options.model, **kwargs)
     else:

@@ -17,7 +17,15 @@ from .errors import TrainError
 from .settings import Settings
 
 _AT_ONCE_BYTES = 1 << 30  # of complete tensors beside the shares of a rank
-_ATTENTION = {"flash": "sdpa", "eager": "eager"}
+
+
+def choose_attention(kernel: str) -> str:
+    """Transformers' word for an attention kernel; torch is kept from others than a named one."""
+    if kernel == "flash2":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    elif kernel == "cudnn":
+        torch.backends.cuda.enable_flash_sdp(False)
+    return "eager" if kernel == "eager" else "sdpa"
 
 
 class Part(nn.Module):
@@ -109,7 +117,7 @@ def build(config: PreTrainedConfig, settings: Settings) -> Any:
     """The complete model in fp32 on the meta device: names and shapes, no memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation=_ATTENTION[settings.attention]
+            config, dtype=torch.float32, attn_implementation=choose_attention(settings.attention)
         )
     body = getattr(model, "model", None)
     complete = all(hasattr(body, name) for name in ("embed_tokens", "layers", "norm"))

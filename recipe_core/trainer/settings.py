@@ -162,7 +162,7 @@ class Settings:
     split: Split = Split()
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     recompute: Literal["none", "selective", "full"] = "none"
-    attention: Literal["flash", "eager"] = "flash"
+    attention: Literal["flash", "flash2", "cudnn", "eager"] = "flash"
     seed: int = 0
     elastic: bool = False
     optimizer: Optimizer = Optimizer()

@@ -87,7 +87,7 @@ def axolotl_config(job: Job) -> dict[str, Any]:
         "fp16": setting.precision == "fp16",
         "tf32": False,
         "gradient_checkpointing": job.recompute == "full",
-        "attn_implementation": ATTENTION["flash" if setting.flash else "eager"],
+        "attn_implementation": ATTENTION[setting.attention],
         "optimizer": OPTIMIZERS[setting.optimizer_name],
         "learning_rate": h.learning_rate,
         "lr_scheduler": "cosine",

@@ -97,7 +97,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
         "split": split,
         "precision": setting.precision,
         "recompute": job.recompute,
-        "attention": "flash" if setting.flash else "eager",
+        "attention": setting.attention,
         "seed": h.seed,
         "optimizer": optimizer,
         "checkpoints": {"every_steps": job.checkpoint_steps, "keep": KEPT_CHECKPOINTS},

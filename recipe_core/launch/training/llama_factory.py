@@ -12,15 +12,16 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.axolotl import tool_ds_config
 from recipe_core.launch.training.job import Job, environment, processes, training
 from recipe_core.launch.training.tuning import (
-    ATTENTION,
     CHECKPOINTS,
     ROWS,
+    kernel_modules,
     start_files,
     started,
     targets,
     trainer_arguments,
 )
 
+_ATTENTION = {"flash": "sdpa", "cudnn": "sdpa", "flash2": "fa2", "eager": "disabled"}
 _DATASET, _INFO = "sample", "data/dataset_info.json"
 _TAGS = {"user": "user", "assistant": "assistant", "system": "system"}
 
@@ -50,7 +51,9 @@ def launch(job: Job) -> Launch:
         _INFO: to_json(dataset_info(job)),
         **start_files(job),
     }
-    return training(job, ranked, {**config, "deepspeed": zero}, files)
+    made = training(job, ranked, {**config, "deepspeed": zero}, files)
+    # without the package it takes another kernel and goes on
+    return replace(made, requires=(*made.requires, *kernel_modules(job, "flash_attn")))
 
 
 def llama_factory_config(job: Job) -> dict[str, Any]:
@@ -63,9 +66,7 @@ def llama_factory_config(job: Job) -> dict[str, Any]:
         "finetuning_type": "lora" if setting.frozen else "full",
         "dataset": _DATASET,
         "cutoff_len": job.sequence_length,
-        "flash_attn": {"sdpa": "sdpa", "eager": "disabled"}[
-            ATTENTION["flash" if setting.flash else "eager"]
-        ],
+        "flash_attn": _ATTENTION[setting.attention],
         "disable_gradient_checkpointing": job.recompute != "full",
         "enable_liger_kernel": job.fused_loss,
         "overwrite_output_dir": False,  # goes on from the newest checkpoint

@@ -227,11 +227,17 @@ def _graphs(job: Job) -> dict[str, Any]:
 
 
 def _attention_backend(job: Job) -> str:
-    """FlashAttention 2 takes keys and values of one width only, which latent attention has not."""
-    if not job.setting.flash:
-        return "unfused"
-    kinds = job.setting.model.mixers
-    return "auto" if any(isinstance(kind, LatentAttention) for kind, _ in kinds) else "flash"
+    """Where none is named and cuDNN's is usual, Transformer Engine chooses, as it was estimated.
+
+    FlashAttention 2 takes keys and values of one width only, which latent attention has not.
+    """
+    setting = job.setting
+    named = {"eager": "unfused", "flash2": "flash", "cudnn": "fused"}
+    if setting.attention in named:
+        return named[setting.attention]
+    usual, _ = setting.framework.kernels_on(setting.cluster.device.architecture)
+    latent = any(isinstance(kind, LatentAttention) for kind, _ in setting.model.mixers)
+    return "auto" if latent or usual != "flash2" else "flash"
 
 
 def _length(job: Job) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
@@ -15,6 +16,7 @@ from recipe_core.launch.training.tuning import (
     DTYPES,
     ROWS,
     exchange,
+    kernel_modules,
     start_files,
     started,
     targets,
@@ -41,7 +43,8 @@ def launch(job: Job) -> Launch:
         **start_files(job),
     }
     recorded = {"command": command, **config, "accelerate": accelerate}
-    return training(job, processes(job, words, environment(job)), recorded, files)
+    made = training(job, processes(job, words, environment(job)), recorded, files)
+    return replace(made, requires=(*made.requires, *kernel_modules(job, "kernels")))
 
 
 def whole_model(accelerate: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def trl_config(job: Job) -> dict[str, Any]:
     narrow = sharded or setting.frozen
     out |= {
         "dtype": DTYPES[setting.precision] if narrow else "float32",
-        "attn_implementation": ATTENTION["flash" if setting.flash else "eager"],
+        "attn_implementation": ATTENTION[setting.attention],
         "datasets": [{"path": "json", "data_files": ROWS, "split": "train"}],
         "max_length": job.sequence_length,
         "gradient_checkpointing": job.recompute == "full" and not sharded,  # else by Accelerate

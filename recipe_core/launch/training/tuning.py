@@ -6,13 +6,21 @@ from typing import Any
 
 from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
 from recipe_core.launch.training.sources import SAMPLES, START, data_file, rows, starter
+from recipe_core.request.training_workload import Attention
 
 CHECKPOINTS = "${run}/checkpoints"
 """Where checkpoints go, and in the end the trained model or its adapters."""
 ROWS = "data/rows.jsonl"
 """Where the tools read, in the run's folder, where they work: of the bundle they only read. There
 is the bundle's sample, or the file that ``up --data`` names."""
-ATTENTION = {"flash": "sdpa", "eager": "eager"}
+ATTENTION: dict[Attention, str] = {
+    "flash": "sdpa",
+    "cudnn": "sdpa",  # which torch takes there
+    "flash2": "flash_attention_2",
+    "flash3": "flash_attention_3",
+    "eager": "eager",
+}
+"""transformers' words for attention kernels."""
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw-8bit": "adamw_8bit"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -24,6 +32,11 @@ MATRICES = {
 }
 """Linear layers of each half of a layer, as transformers' classes name them; peft adapts those of a
 list that a model has."""
+
+
+def kernel_modules(job: Job, package: str) -> tuple[str, ...]:
+    """The module that brings a named FlashAttention, where one is named."""
+    return (package,) if job.setting.attention in ("flash2", "flash3") else ()
 
 
 def targets(job: Job) -> tuple[str, ...]:

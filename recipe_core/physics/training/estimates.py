@@ -15,6 +15,7 @@ from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import DRAFTS_UNCOUNTED, LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
 from recipe_core.physics.training.activations import recomputed_share
+from recipe_core.physics.training.attention_kernels import kernel_rule
 from recipe_core.physics.training.bands import band
 from recipe_core.physics.training.data_loading import waiting_s
 from recipe_core.physics.training.elastic import elastic_nodes
@@ -223,6 +224,7 @@ class TrainingEstimates:
                 f"{pieces_text(pieces)}"
             )
         if self.reinforcement is not None:
+            out += filter(None, [self.reinforcement.rollouts.doubts[i]])
             out.append(
                 "published steps of GRPO took 1.2 to 2.4 times their estimates, which the range of "
                 "a step holds (docs/training.md, Reinforcement learning)"
@@ -501,6 +503,7 @@ def _estimated(
     fits = memory_rule(setting, main.memory)
     refusals = (
         *rules(setting, cases),
+        *kernel_rule(setting, cases),
         fits,
         *host_rule(setting, cases, main.memory),
         *_phase_memory(setting, fits, phases),

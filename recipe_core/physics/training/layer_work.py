@@ -66,8 +66,11 @@ def attention_work(setting: TrainingSetting, cases: TrainingCases, a: Attention)
         return outside + scores
     grouped = isinstance(a, GroupedAttention) and a.kv_heads < a.heads
     inside = SUM_BYTES * queries + (BYTES * (queries + values) if grouped else 0.0)
-    if not setting.framework.gathers_context:
+    exchange = setting.framework.context_exchange
+    if exchange == "ring":
         return outside + inside
+    if exchange == "gathered":  # with gradients of all ranks
+        return outside + np.where(cases.cp > 1, 2 * BYTES * projected * cases.cp, inside)
     summed = SUM_BYTES * (2 * queries + RING_COPIES * projected)
     gathered = BYTES * projected * (cases.cp + 1)
     return outside + np.where(cases.cp > 1, summed + gathered, inside)

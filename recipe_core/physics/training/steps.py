@@ -25,6 +25,7 @@ from recipe_core.physics.ledger import Overhead, folded, note, one
 from recipe_core.physics.network import all_gather_s, rank_group
 from recipe_core.physics.roofline import operator_s
 from recipe_core.physics.training.activations import BYTES, modules, recomputed_share
+from recipe_core.physics.training.attention_kernels import kernel_times
 from recipe_core.physics.training.experts import expert_work
 from recipe_core.physics.training.loss_pieces import head_products, logit_bytes
 from recipe_core.physics.training.operators import elementwise_s, product_s
@@ -143,7 +144,8 @@ def _scores_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: At
         attended = setting.seen(cases.sequence_length, a.window)
         flops = 2 * rows * attended * wide
         seconds = operator_s(device, "attention_prefill", "bf16", flops, moved, label="Attention")
-        seconds = seconds * setting.attention_slowdown / setting.pace("bf16")
+        slowdown = setting.attention_slowdown * kernel_times(setting).forward
+        seconds = seconds * slowdown / setting.pace("bf16")
         return folded(seconds * (1 + setting.calibration.ring_slowdown.value * np.log2(cases.cp)))
     # all pairs, masked ones too; scores are written, read by the softmax, written, and read again
     pairs = rows * cases.sequence_length * heads
@@ -201,7 +203,8 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
     attention_s = attention_s * slower
     forward["context_parallel"] = _ring(setting, cases, layer, BYTES, attention_s)
     trained = 1.0 if setting.frozen else 2.0  # frozen weights have no gradients
-    ring_bytes, backward_s = BYTES + GRADIENT_BYTES, ATTENTION_BACKWARD * attention_s
+    ring_bytes = BYTES + GRADIENT_BYTES
+    backward_s = _attention_backward(setting, layer) * attention_s
     backward = {
         "matmul": trained * forward["matmul"],
         "attention": backward_s,
@@ -212,6 +215,14 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         "context_parallel": _ring(setting, cases, layer, ring_bytes, backward_s),
     }
     return Work(forward, backward)
+
+
+def _attention_backward(setting: TrainingSetting, layer: Layer) -> float:
+    """Time of the backward pass of a layer's mixer, of its forward pass."""
+    if isinstance(layer.attention, LinearAttention):
+        return ATTENTION_BACKWARD
+    times = kernel_times(setting)
+    return ATTENTION_BACKWARD * times.backward / times.forward
 
 
 def _ring(
