@@ -76,7 +76,8 @@ class Framework(_Data):
     else ``selective_keeps`` and ``selective_recomputes``: shares of a layer's activations and of
     its forward pass. ``offloads``: states that it can move to the host while answers are sampled.
     ``loads_whole``: processes of a node that have the whole model in host memory before it is
-    divided (``every``: unless it is frozen, as files are mapped then).
+    divided (``every``: unless it is frozen, as files are mapped then). ``quantized_base``: in which
+    QLoRA has its frozen weights (`quantized_bases`).
     """
 
     title: str
@@ -108,15 +109,27 @@ class Framework(_Data):
     selective_recomputes: Number
     offloads: tuple[State, ...] = ("parameters", "optimizer", "master")
     loads_whole: Literal["none", "one", "every"] = "none"
+    quantized_base: str = "bitsandbytes-nf4"
 
 
 class Optimizer(_Data):
-    """Bytes of state per parameter, those of embedding and head where they differ, and its work."""
+    """What an optimizer keeps of a parameter, and its work beside reading and writing that.
 
-    state_bytes: Amount
-    vocabulary_bytes: Amount | None = None
+    ``moments``: running means, each in the format of the master copy or, without one, of the
+    parameter; ``moment_bytes``: of each where it is stored in 8 bits with scales. Of embedding and
+    head ``table_moments``, where another optimizer trains them; ``wide_embedding``: the embedding's
+    are not in 8 bits. ``paged``: its states are in memory that the driver moves to the host while a
+    device is full.
+    """
+
+    title: str
+    moments: Annotated[int, Field(ge=0, le=2)]
+    moment_bytes: Amount | None = None
+    table_moments: Annotated[int, Field(ge=0, le=2)] | None = None
+    wide_embedding: bool = False
     rows_and_columns: bool = False
     orthogonalizes: bool = False
+    paged: bool = False
     source: str
     note: str | None = None
 

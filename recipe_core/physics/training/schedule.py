@@ -12,6 +12,7 @@ from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.ledger import Overhead, note, plain
 from recipe_core.physics.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.physics.training.activations import BYTES
+from recipe_core.physics.training.frozen_base import gathered_weight_bytes
 from recipe_core.physics.training.host_states import copied_s
 from recipe_core.physics.training.memory import (
     RankParameters,
@@ -19,13 +20,13 @@ from recipe_core.physics.training.memory import (
     offloaded_activations,
     stored_parameters,
 )
+from recipe_core.physics.training.optimizer_states import update_s
 from recipe_core.physics.training.stages import by_length, stage_layers
 from recipe_core.physics.training.steps import (
     Parts,
     Work,
     ends_work,
     layer_work,
-    optimizer_s,
     recomputed,
 )
 from recipe_core.space.training import TrainingCases, TrainingSetting
@@ -99,7 +100,7 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
         parts["host_parameters"] = exchange(*passes, copies) - parts["data_parallel"]
     trained = rank.adapters if setting.frozen else rank.dense + rank.experts + rank.vocabulary
     divided = np.where(cases.zero_stage > 0, cases.shard, 1)
-    parts["optimizer"] = optimizer_s(setting, cases, np.nanmax(trained, axis=1) / divided)
+    parts["optimizer"] = update_s(setting, cases, np.nanmax(trained, axis=1) / divided)
     parts["fixed"] = _fixed(np.full(len(cases), setting.calibration.step_s.value), "Step", "step")
     # the slowest of many nodes sets the pace: the fitted share grows with each doubling of them
     slow = setting.calibration.straggler.value * np.log2(np.maximum(cases.nodes_used, 1))
@@ -167,13 +168,14 @@ def _data_parallel(
     """
     states, overlap = setting.states, setting.framework.data_overlap.value
     cluster, shard = setting.cluster, np.maximum(cases.shard, 1)
-    used = rank.dense + rank.experts * _expert_share(cases)[:, None] + rank.vocabulary
+    layers = rank.dense + rank.experts * _expert_share(cases)[:, None]
     rows = np.arange(len(cases))
-    parameters = used[rows, stage]
-    trained = rank.adapters[rows, stage] if setting.frozen else parameters
+    trained = (rank.adapters if setting.frozen else layers + rank.vocabulary)[rows, stage]
+    beside = rank.vocabulary + (rank.adapters if setting.frozen else 0.0)
+    gathered = gathered_weight_bytes(setting) * layers + states.gathered * beside
     reduced = states.reduced * trained
     group = rank_group(cluster, cases, cases.shard, cases.tp)
-    gather = all_gather_s(cluster, group, states.gathered * parameters, "Gather of parameters")
+    gather = all_gather_s(cluster, group, gathered[rows, stage], "Gather of parameters")
     scatter = all_gather_s(cluster, group, reduced, "Scatter of gradients")
     copies = np.maximum(cases.replicas // shard, 1)
     between = rank_group(cluster, cases, copies, cases.tp * cases.shard)
