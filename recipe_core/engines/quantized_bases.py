@@ -44,10 +44,14 @@ class QuantizedBase(_Data):
 
 
 class QuantizedBases(_Data):
-    """The file ``quantized_bases.yaml``; ``lanes``: of a multiprocessor, by architecture."""
+    """The file ``quantized_bases.yaml``.
+
+    ``start_s``: host time of a kernel; ``lanes``: of a multiprocessor, by architecture.
+    """
 
     schema_version: Literal[1]
     sources: dict[str, Source]
+    start_s: Number
     lanes: dict[str, Number]
     bases: dict[str, QuantizedBase]
 

@@ -17,8 +17,8 @@ from recipe_core.engines.quantized_bases import quantized_bases
 from recipe_core.model.spec import Layer, Tensor
 from recipe_core.model.tensors import MATRIX_ROLES
 from recipe_core.physics.roofline import operator_s
-from recipe_core.physics.training.activations import BYTES
-from recipe_core.space.training import TrainingCases, TrainingSetting
+from recipe_core.physics.training.activations import BYTES, recomputed_share
+from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
 
 ADAPTED = {"attention": "attention", "mixer": "attention", "linear": "mlp", "shared": "mlp"}
 """Half of a layer, by role, of the matrices that can get adapters."""
@@ -98,13 +98,10 @@ def dequantize_s(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -
     base, device = setting.base, setting.cluster.device
     if base is None:
         return np.zeros(len(cases))
-    weights, matrices = np.zeros(len(cases)), 0.0
+    weights = np.zeros(len(cases))
     for item in layer.tensors(setting.model.hidden):
         if item.role in MATRIX_ROLES:
             weights = weights + item.numel / split_ranks(cases, item)
-            matrices += sum(
-                1 if m.cuts_inputs else _fused_parts(layer, item) for m in item.matrices
-            )
     wider = quantized_bases().wider(device.architecture)
     return operator_s(
         device,
@@ -112,6 +109,32 @@ def dequantize_s(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -
         "fp32",
         base.operations.value * wider * weights,
         base.moved_bytes.value * weights,
-        base.starts * matrices,
+        base.starts * _matrices(setting, layer),
         label="Weights from 4 to 16 bits",
     )
+
+
+def _matrices(setting: TrainingSetting, layer: Layer) -> float:
+    """Matrices of a layer, each with a product of its own."""
+    return float(
+        sum(
+            1 if matrix.cuts_inputs else _fused_parts(layer, item)
+            for item in layer.tensors(setting.model.hidden)
+            if item.role in MATRIX_ROLES
+            for matrix in item.matrices
+        )
+    )
+
+
+def launched_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Host seconds in which a mean layer's kernels that turn weights are started, one per case.
+
+    In both passes, and where the forward pass is repeated.
+    """
+    if setting.base is None:
+        return np.zeros(len(cases))
+    kinds, layers = setting.model.kinds, len(setting.model.layers)
+    matrices = sum(_matrices(setting, kind) * n for kind, n in kinds) / layers
+    again = cases.recompute == RECOMPUTE.index("full")
+    passes = 2.0 + recomputed_share(setting, cases) * again
+    return np.asarray(quantized_bases().start_s.value * setting.base.starts * matrices * passes)

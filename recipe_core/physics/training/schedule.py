@@ -13,6 +13,7 @@ from recipe_core.physics.ledger import Overhead, note, plain
 from recipe_core.physics.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.physics.training.activations import BYTES
 from recipe_core.physics.training.frozen_base import gathered_weight_bytes
+from recipe_core.physics.training.frozen_base import launched_s as dequantize_launch_s
 from recipe_core.physics.training.host_states import copied_s
 from recipe_core.physics.training.memory import (
     RankParameters,
@@ -63,7 +64,7 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     count, first, last = stage_layers(setting, cases)
     per_layer = forward_s + backward_s + repeated + reference_s
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
-    launched_s = _launched_s(setting)
+    launched_s = _launched_s(setting, cases)
     # activations go to the host behind the forward pass and come back behind the backward pass
     link = setting.calibration.host_link_bytes_per_s.value
     copy_s = _fixed(
@@ -108,13 +109,15 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     return parts
 
 
-def _launched_s(setting: TrainingSetting) -> Float:
-    """Host seconds of a mean layer: what any layer launches, and what experts launch beside it."""
+def _launched_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Host seconds of a mean layer: what any layer launches, what experts and 4 bits add to it."""
     kinds, framework = setting.model.kinds, setting.framework
     experts = sum(n for layer, n in kinds if isinstance(layer.mlp, MoeMlp))
     each_s = framework.launch_s.value
     each_s += framework.expert_launch_s.value * experts / len(setting.model.layers)
-    seconds: Float = _fixed(each_s, "Kernel launches of a layer", "layer")
+    seconds: Float = _fixed(
+        each_s + dequantize_launch_s(setting, cases), "Kernel launches of a layer", "layer"
+    )
     return seconds
 
 
