@@ -8,6 +8,7 @@ import streamlit as st
 from recipe_core.base.numbers import number_text
 from recipe_core.base.units import significant
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
 from recipe_core.present.glossary import field_help, term_help
@@ -25,13 +26,7 @@ ATTENTION = {
     "cudnn": "cuDNN",
     "eager": "eager",
 }
-OPTIMIZERS = {
-    "adamw": "AdamW",
-    "adamw-8bit": "AdamW, 8-bit",
-    "adafactor": "Adafactor",
-    "muon": "Muon",
-    "sgd": "SGD",
-}
+OPTIMIZERS = {name: optimizer.title for name, optimizer in training_data().optimizers.items()}
 LIMITED = {
     False: ("tpot", "ttft", "latency", "usd", "usd_hour", "gpus", "accuracy"),
     True: ("wall", "usd_run", "gpus", "usd_hour"),

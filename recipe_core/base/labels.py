@@ -356,6 +356,7 @@ _TRAINING_OPERATORS = {
     "attention": "attention",
     "elementwise": "elementwise",
     "experts": "experts",
+    "dequantize": "4 to 16 bits",
     "tensor_parallel": "all-reduce (tp)",
     "expert_parallel": "all-to-all (ep)",
     "context_parallel": "ring (cp)",

@@ -164,7 +164,8 @@ class Framework(_Data):
     while answers are sampled; ``sync``: how it sends weights to an engine that samples, where it
     does. ``loads_whole``: processes of a node that have the whole model in host memory before it is
     divided (``every``: unless it is frozen, as files are mapped then). ``compiled``: what compiling
-    a model changes; None where it cannot be asked for.
+    a model changes; None where it cannot be asked for; ``quantized_base``: in which QLoRA has its
+    frozen weights (`quantized_bases`).
     """
 
     title: str
@@ -204,6 +205,7 @@ class Framework(_Data):
     offloads: tuple[State, ...] = ("parameters", "optimizer", "master")
     loads_whole: Literal["none", "one", "every"] = "none"
     compiled: Compiled | None = None
+    quantized_base: str = "bitsandbytes-nf4"
 
     def built(self, *, compiled: bool) -> Framework:
         """The framework with a model that torch compiles, where it can, or with one as it is."""
@@ -248,12 +250,23 @@ class Spread(_Data):
 
 
 class Optimizer(_Data):
-    """Bytes of state per parameter, those of embedding and head where they differ, and its work."""
+    """What an optimizer keeps of a parameter, and its work beside reading and writing that.
 
-    state_bytes: Amount
-    vocabulary_bytes: Amount | None = None
+    ``moments``: running means, each in the format of the master copy or, without one, of the
+    parameter; ``moment_bytes``: of each where it is stored in 8 bits with scales. Of embedding and
+    head ``table_moments``, where another optimizer trains them; ``wide_embedding``: the embedding's
+    are not in 8 bits. ``paged``: its states are in memory that the driver moves to the host while a
+    device is full.
+    """
+
+    title: str
+    moments: Annotated[int, Field(ge=0, le=2)]
+    moment_bytes: Amount | None = None
+    table_moments: Annotated[int, Field(ge=0, le=2)] | None = None
+    wide_embedding: bool = False
     rows_and_columns: bool = False
     orthogonalizes: bool = False
+    paged: bool = False
     source: str
     note: str | None = None
 

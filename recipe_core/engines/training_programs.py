@@ -57,7 +57,9 @@ class Launches(_Data):
     logits can be asked for. ``parameters_stay``: methods that keep parameters on the devices, also
     where ``offload`` has ``parameters``; ``quantizes_on_host``: whether a 4-bit base is made in
     host memory and divided there, not whole on every device. ``adapter_engines``: those that sample
-    answers while adapters are trained.
+    answers while adapters are trained. ``optimizer_stages``: the ZeRO
+    stages of optimizers that do not go with all; ``on_device``: optimizers whose states are not
+    moved to the host.
     """
 
     methods: tuple[str, ...]
@@ -65,6 +67,8 @@ class Launches(_Data):
     models: Literal["any", "shipped", "words"] = "any"
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
+    optimizer_stages: dict[str, tuple[int, ...]] = {}
+    on_device: tuple[str, ...] = ()
     attention: tuple[str, ...]
     attention_where_usual: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()

@@ -214,7 +214,8 @@ class TrainingWorkload(BaseModel):
 
     state_dtype: Literal["fp32", "bf16"] | None = None
     """Number format of weights, gradients and optimizer states: ``bf16`` keeps all of them in 16
-    bits, without a copy in fp32 (8 bytes a parameter with AdamW); left out, or ``fp32``, they are
+    bits, without a copy in fp32 (8 bytes a parameter with AdamW, 6 with SGD; 8-bit states, those of
+    Lion and of paged AdamW and Adafactor's sums stay as they are); left out, or ``fp32``, they are
     mixed as the framework keeps them."""
 
     moment_dtype: Literal["fp32", "bf16", "fp8"] | None = None
@@ -229,8 +230,19 @@ class TrainingWorkload(BaseModel):
     """Layers that learn to predict tokens further ahead (multi-token prediction), trained beside
     the model on its last stage, each with a loss of its own; left out, none."""
 
-    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon", "sgd"] = "adamw"
-    """Optimizer; it decides the bytes of state per trained parameter."""
+    optimizer: Literal[
+        "adamw",
+        "adamw-8bit",
+        "paged-adamw",
+        "paged-adamw-8bit",
+        "adafactor",
+        "lion",
+        "muon",
+        "sgd",
+    ] = "adamw"
+    """Optimizer; it decides the bytes of state per trained parameter, and what an update moves.
+    ``paged`` ones keep their states where the driver moves them to the host's memory while a device
+    is full; they are counted as on the device."""
 
     attention: Attention = "flash"
     """Attention kernel: ``eager`` keeps the scores in memory, fused ones do not. ``flash`` is the

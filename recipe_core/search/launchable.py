@@ -22,7 +22,7 @@ from recipe_core.model.spec import (
     ModelSpec,
     MoeMlp,
 )
-from recipe_core.physics.training.memory import frozen_base_bytes
+from recipe_core.physics.training.frozen_base import frozen_base_bytes
 from recipe_core.search.megatron_model import megatron_model
 from recipe_core.search.titan_models import (
     reads_checkpoint,
@@ -46,13 +46,6 @@ METHODS = {
     "ppo": "PPO",
 }
 _DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
-_OPTIMIZERS = {
-    "adamw": "AdamW",
-    "adamw-8bit": "8-bit AdamW",
-    "adafactor": "Adafactor",
-    "muon": "Muon",
-    "sgd": "SGD",
-}
 _OFFLOADS = {
     "optimizer": "optimizer states in host memory",
     "optimizer-nvme": "optimizer states on the host's disks",
@@ -114,8 +107,7 @@ def unable(
     if setting.precision not in launches.precisions:
         yield Unable(f"{setting.precision} matrix products", "candidate.precision", "Use bf16.")
     if setting.optimizer_name not in launches.optimizers:
-        optimizer = _OPTIMIZERS.get(setting.optimizer_name, setting.optimizer_name)
-        yield Unable(optimizer, "workload.optimizer", "Use AdamW.", "adamw")
+        yield Unable(setting.optimizer.title, "workload.optimizer", "Use AdamW.", "adamw")
     yield from _attention_unable(setting)
     for name in untold(setting):
         yield Unable(f"{name} as stated", f"candidate.{name}", "Leave it out.")
@@ -197,6 +189,9 @@ def _model_unable(setting: TrainingSetting) -> Iterator[Unable]:
         yield Unable(f"{model.name}, {unlike_shipped(model)}", "model")
     if launches.models == "words" and (untold := megatron_model(model).untold):
         yield Unable(f"{model.name} with {' and '.join(untold)}", "model")
+    if setting.frozen and setting.stored_base is not None:
+        what = f"adapters on {model.name} in the four bits that it is stored in"
+        yield Unable(what, "model", "Use the model in 16 bits, with method qlora.")
     trained = setting.method != "pretrain"
     if launches.models == "shipped" and trained and not reads_checkpoint(model):
         stored = model.weight_dtype

@@ -27,6 +27,7 @@ from recipe_core.search.launch_rules import (
 )
 from recipe_core.search.launchable import experts_of, is_estimate_only, plain_attention, refusals
 from recipe_core.search.megatron_splits import megatron_rules
+from recipe_core.search.optimizer_splits import optimizer_rules
 from recipe_core.search.titan_models import shipped_configuration
 from recipe_core.space.refusal import Refusal
 from recipe_core.space.training import (
@@ -70,6 +71,7 @@ def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
     """What the setting's framework cannot be told of its splits."""
     yield from degree_rules(setting, cases)
     yield from _listed_rules(setting, cases)
+    yield from optimizer_rules(setting, cases)
     yield from _loading_rules(setting, cases)
     if own := _OWN.get(training_engine(setting.engine).launcher or setting.engine):
         yield from own(setting, cases)

@@ -10,6 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, States, training_data
+from recipe_core.engines.quantized_bases import QuantizedBase, checkpoint_base, quantized_bases
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.storage import StorageTier
 from recipe_core.model.spec import ModelSpec
@@ -118,6 +119,32 @@ class TrainingSetting:
         """Whether only adapters are trained."""
         sampled = self.sampling is not None and self.sampling.adapters
         return self.method in ("lora", "qlora") or sampled
+
+    @property
+    def base(self) -> QuantizedBase | None:
+        """The frozen base in four bits: the checkpoint's own, else as the framework makes QLoRA's.
+
+        None for one in 16 bits, and where all weights are trained.
+        """
+        if self.method not in ("lora", "qlora"):
+            return None
+        if stored := self.stored_base:
+            return stored
+        return quantized_bases().bases[self.framework.quantized_base] if self.quantizes else None
+
+    @property
+    def stored_base(self) -> QuantizedBase | None:
+        """The base in four bits that the checkpoint is (GPTQ, AWQ); None for others."""
+        quantization = self.model.quantization
+        if quantization is None or quantization.dtype != "int4":
+            return None
+        each = quantization.bytes_of(next(iter(quantization.roles)), "bf16")
+        return checkpoint_base(quantization.scheme, each)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether the framework turns the frozen base into four bits."""
+        return self.method == "qlora" and self.stored_base is None
 
     def adapts(self, half: Literal["attention", "mlp"] | str) -> bool:
         """Whether matrices of a half of a layer have gradients, their own or those of adapters."""

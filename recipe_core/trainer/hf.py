@@ -246,6 +246,7 @@ def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> Trainin
         fp16=settings.precision == "fp16",
         gradient_checkpointing=settings.recompute == "full" and not by_fsdp,
         optim=_OPTIMIZER[o.name],
+        optim_args=f"momentum={o.beta1}" if o.name == "sgd" else None,
         learning_rate=o.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": o.least_rate_share},

@@ -38,6 +38,8 @@ PACKAGES = {
 }
 METHODS = dict.fromkeys(PACKAGES, ("finetune", "lora", "qlora", "dpo"))
 METHODS |= {"unsloth": ("lora", "qlora")}
+OPTIMIZERS = table("training_launch", "optimizers")
+"""Names of transformers' trainer (5.23, ``OptimizerNames``)."""
 EACH = examples(60, least=6)
 """Splits of a tool and method that are rendered."""
 
@@ -154,7 +156,8 @@ def test_trl_understands_what_was_estimated():
             model_name_or_path="org/model",
             per_device_train_batch_size=rows_of(estimates, row),
             max_length=int(cases.sequence_length[row]),
-            optim="adamw_torch",
+            optim=OPTIMIZERS[setting.optimizer_name],
+            optim_args="momentum=0.9" if setting.optimizer_name == "sgd" else None,
             gradient_checkpointing=full and zero == 0,
             use_peft=lora,
             load_in_4bit=setting.method == "qlora",
@@ -191,6 +194,7 @@ def zero_fields(estimates, row, zero):
     has(zero, train_micro_batch_size_per_gpu=micro, gradient_accumulation_steps=accumulated)
     has(zero, train_batch_size=micro * accumulated * cases.dp[row])
     assert ("offload_param" in zero["zero_optimization"]) == cases.host_parameters[row]
+    assert ("optimizer" in zero) == (estimates.setting.optimizer_name == "adamw")
 
 
 @pytest.mark.nightly
@@ -207,6 +211,7 @@ def test_axolotl_understands_what_was_estimated():
             sequence_len=int(cases.sequence_length[row]),
             attn_implementation="sdpa",
             cosine_min_lr_ratio=0.1,
+            optimizer=OPTIMIZERS[setting.optimizer_name],
         )
         (data,) = values["datasets"]
         has(data, path="data/rows.jsonl", data_files=None)  # a file, where the tool is started
@@ -246,6 +251,7 @@ def test_llama_factory_understands_what_was_estimated():
             cutoff_len=int(cases.sequence_length[row]) - (setting.method != "dpo"),
             disable_gradient_checkpointing=bool(cases.recompute[row] != 2),
             stage="dpo" if setting.method == "dpo" else "sft",
+            optim=OPTIMIZERS[setting.optimizer_name],
             finetuning_type="lora" if setting.frozen else "full",
             quantization_bit=4 if setting.method == "qlora" else None,
             packing=setting.method != "dpo",
@@ -299,6 +305,7 @@ def test_unsloth_has_every_argument_that_it_is_given():
             per_device_train_batch_size=int(estimates.cases.micro_batch[row]),
             max_length=int(estimates.cases.sequence_length[row]),
             assistant_only_loss=True,
+            optim=OPTIMIZERS[setting.optimizer_name],
         )
         has(settings["adapters"], r=setting.lora_rank, lora_alpha=setting.lora_alpha)
         again = bool(estimates.cases.recompute[row] == 2)

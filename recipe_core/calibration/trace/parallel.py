@@ -228,12 +228,20 @@ def _selective() -> Any:
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
-def shard(stage: Any, mesh: DeviceMesh, *, reshard: bool, head_apart: bool = False) -> None:
+def shard(
+    stage: Any,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    reduced: torch.dtype,
+    head_apart: bool = False,
+) -> None:
     """FSDP2 units: the embedding, each layer, and final norm with head, or both ``head_apart``.
 
-    The last one is not resharded, as its backward pass follows at once.
+    The last one is not resharded, as its backward pass follows at once. ``reduced``: the format in
+    which gradients are scattered.
     """
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
     model = stage.model
     owner, name = layer_list(model)
     embedding, norm, head = model.get_input_embeddings(), model.base_model.norm, model.lm_head

@@ -33,7 +33,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from recipe_core.calibration.trace.build import build, keep_layers, layer_list
+from recipe_core.calibration.trace.adapters import adapt
+from recipe_core.calibration.trace.build import DTYPES, build, keep_layers, layer_list
 from recipe_core.calibration.trace.meter import Meter, watched
 from recipe_core.calibration.trace.parallel import (
     ATTENTION,
@@ -56,6 +57,8 @@ class Task:
     """One rank's step of ``micro_batches`` micro-batches of ``micro_batch`` sequences.
 
     chunks: the rank's positions among the ``stages`` of a pipeline; layers: those of each chunk.
+    states: the format of trained parameters and of their optimizer's states. lora_rank: of
+    adapters on a model frozen in 16 bits; 0 where all is trained.
     """
 
     config: dict[str, Any]
@@ -78,6 +81,9 @@ class Task:
     fused_loss: bool
     loss_chunks: int
     fused_optimizer: bool
+    states: str
+    lora_rank: int
+    lora_targets: str
 
 
 class Stage(nn.Module):
@@ -136,7 +142,9 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, *, fused: bool) ->
 
 def chunk(task: Task, number: int, layers: list[int], mesh: DeviceMesh, meter: Meter) -> Stage:
     """A chunk of the model on the meta device, parallelised, before it is given memory."""
-    model: Any = build(load_model(task.config), "fp32").train().requires_grad_(True)
+    frozen = task.lora_rank > 0
+    stored = "bf16" if frozen else task.states
+    model: Any = build(load_model(task.config), stored).train().requires_grad_(True)
     model.config._attn_implementation = ATTENTION
     model.config._experts_implementation = "grouped_mm"
     keep_layers(model, layers)
@@ -144,6 +152,8 @@ def chunk(task: Task, number: int, layers: list[int], mesh: DeviceMesh, meter: M
         model.set_input_embeddings(nn.Identity())
     if number < task.stages - 1:
         model.lm_head = model.base_model.norm = nn.Identity()
+    if frozen:
+        adapt(model, task.lora_rank, task.lora_targets)
     if task.fused_norm:
         fuse_norms(model)
     if task.fused_gate:
@@ -159,6 +169,7 @@ def chunk(task: Task, number: int, layers: list[int], mesh: DeviceMesh, meter: M
         mesh["replicate", "shard"] if task.replicate > 1 else mesh["shard"],
         reshard=task.reshard,
         head_apart=chunked,
+        reduced=DTYPES[task.states],
     )
     return stage
 
@@ -196,8 +207,9 @@ def measured(task: Task) -> dict[str, Any]:
             loss_parallel() if task.tp > 1 else nullcontext(),
         ):
             parameters = [p for part in parts for p in part.to_empty(device="cpu").parameters()]
+            trained = [parameter for parameter in parameters if parameter.requires_grad]
             optimizer = torch.optim.AdamW(
-                parameters, foreach=not task.fused_optimizer, fused=task.fused_optimizer
+                trained, foreach=not task.fused_optimizer, fused=task.fused_optimizer
             )
             stages = pipeline_stages(task, parts, mesh) if task.stages > 1 else []
             plain = chunked_step if task.loss_chunks > 1 else plain_step
@@ -205,6 +217,8 @@ def measured(task: Task) -> dict[str, Any]:
             step()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            for parameter in parameters:
+                meter.hold(parameter, "parameters")
             _hold_what_stays(meter, optimizer, stages)
             with watched(meter):
                 step()
@@ -220,9 +234,8 @@ def measured(task: Task) -> dict[str, Any]:
 def _hold_what_stays(
     meter: Meter, optimizer: torch.optim.Optimizer, stages: list[PipelineStage]
 ) -> None:
-    """Counts what the first step leaves: parameters, optimizer states, and receive buffers."""
-    for parameter, state in optimizer.state.items():
-        meter.hold(parameter, "parameters")
+    """Counts what the first step leaves beside parameters: optimizer states, receive buffers."""
+    for state in optimizer.state.values():
         for item in state.values():
             meter.hold(item, "optimizer")
     for stage in stages:

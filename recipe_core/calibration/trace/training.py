@@ -153,7 +153,10 @@ class _Job:
             "fused_gate": framework.fused_gate,
             "fused_loss": framework.loss_bytes.value < FP32_LOSS,
             "loss_chunks": int(framework.pieces.count or 1) if c.fused_loss[0] else 1,
-            "fused_optimizer": framework.states.step == 0,
+            "fused_optimizer": self.setting.states.step == 0,
+            "states": self.setting.state_dtype or "fp32",
+            "lora_rank": self.setting.lora_rank if self.setting.frozen else 0,
+            "lora_targets": self.setting.lora_targets,
         }
 
     def read(self, answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
@@ -217,13 +220,18 @@ class _Job:
                 out[f"{group}_traffic"] = float(traffic[group][0, : self.pp].sum()) / traced - 1
         return out
 
+    def _formats(self) -> str:
+        """In which formats what is traced is kept."""
+        shards = f"{self.setting.state_dtype or 'fp32'} shards"
+        return f"a bf16 base and adapters in {shards}" if self.setting.frozen else shards
+
     def _method(self) -> str:
         """What was really run, as sentences for the user."""
         framework = self.setting.framework
         sentences = [
             "The second step of the real transformers model under torch's FSDP2, tensor "
             "parallelism and pipelines, in a fake process group of "
-            f"{int(self.cases.devices[0])}: fp32 shards, bf16 compute, AdamW."
+            f"{int(self.cases.devices[0])}: {self._formats()}, bf16 compute, AdamW."
         ]
         depths = next((depths for depths in self.depths if len(depths) > 1), None)
         if depths:
@@ -316,8 +324,8 @@ def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[st
     )
     yield (
         "method",
-        setting.method if setting.frozen or setting.method == "dpo" else None,
-        "pretrain and finetune",
+        setting.method if setting.method not in ("pretrain", "finetune", "lora") else None,
+        "pretrain, finetune and lora",
     )
     yield "precision", setting.precision if setting.precision != "bf16" else None, "bf16"
     yield (

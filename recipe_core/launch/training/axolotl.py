@@ -25,8 +25,8 @@ from recipe_core.launch.training.job import (
 from recipe_core.launch.training.tuning import (
     ATTENTION,
     CHECKPOINTS,
-    OPTIMIZERS,
     ROWS,
+    optimizer_words,
     rows_per_device,
     start_files,
     started,
@@ -64,6 +64,8 @@ def by_fsdp(job: Job) -> bool:
 def tool_ds_config(job: Job) -> dict[str, Any]:
     """DeepSpeed's file as a tool over transformers' trainer checks it: rows as the tool counts."""
     rows, config = rows_per_device(job), ds_config(job)
+    if job.setting.optimizer_name != "adamw":  # then transformers' trainer makes it
+        config.pop("optimizer")
     config["train_micro_batch_size_per_gpu"] = rows
     config["train_batch_size"] = rows * job.dims.accumulation * job.dims.dp
     if job.zero_stage == 3:
@@ -88,7 +90,7 @@ def axolotl_config(job: Job) -> dict[str, Any]:
         "tf32": False,
         "gradient_checkpointing": job.recompute == "full",
         "attn_implementation": ATTENTION[setting.attention],
-        "optimizer": OPTIMIZERS[setting.optimizer_name],
+        **optimizer_words(job, "optimizer"),
         "learning_rate": h.learning_rate,
         "lr_scheduler": "cosine",
         "cosine_min_lr_ratio": h.least_rate_share,

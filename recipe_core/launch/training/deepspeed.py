@@ -15,7 +15,7 @@ from recipe_core.launch.training.job import (
 )
 from recipe_core.launch.training.sources import trainer_files
 
-_OPTIMIZERS = {"adamw": "AdamW"}
+_OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "muon": "Muon"}
 
 
 def launch(job: Job) -> Launch:
@@ -40,11 +40,12 @@ def ds_config(job: Job) -> dict[str, Any]:
     """DeepSpeed's own file; it checks that the three batch sizes agree."""
     h, half = job.hyper, job.setting.precision
     optimizer = {
-        "type": _OPTIMIZERS[job.setting.optimizer_name],
+        # a tool's own is not of this file
+        "type": _OPTIMIZERS.get(job.setting.optimizer_name, "AdamW"),
         "params": {
             "lr": h.learning_rate,
             "betas": [h.beta1, h.beta2],
-            "eps": h.epsilon,
+            **({} if job.setting.optimizer_name == "lion" else {"eps": h.epsilon}),
             "weight_decay": h.weight_decay,
         },
     }

@@ -21,7 +21,16 @@ ATTENTION: dict[Attention, str] = {
     "eager": "eager",
 }
 """transformers' words for attention kernels."""
-OPTIMIZERS = {"adamw": "adamw_torch", "adamw-8bit": "adamw_8bit"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw-8bit": "adamw_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+    "lion": "lion_32bit",
+    "sgd": "sgd",
+}
+"""Names of transformers 5.23 (`OptimizerNames`)."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -83,7 +92,7 @@ def trainer_arguments(job: Job) -> dict[str, Any]:
         "gradient_accumulation_steps": job.dims.accumulation,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        "optim": OPTIMIZERS[job.setting.optimizer_name],
+        **optimizer_words(job, "optim"),
         "learning_rate": h.learning_rate,
         "lr_scheduler_type": "cosine_with_min_lr",
         "lr_scheduler_kwargs": {"min_lr_rate": h.least_rate_share},
@@ -101,6 +110,13 @@ def trainer_arguments(job: Job) -> dict[str, Any]:
         "data_seed": h.seed,
         "report_to": "none",
     }
+
+
+def optimizer_words(job: Job, field: str) -> dict[str, Any]:
+    """The optimizer by the name of transformers' trainer in ``field``; SGD with its momentum."""
+    words = {field: OPTIMIZERS[job.setting.optimizer_name]}
+    momentum = {"optim_args": f"momentum={job.hyper.beta1}"}
+    return words | (momentum if job.setting.optimizer_name == "sgd" else {})
 
 
 def exchange(job: Job) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.physics.training.activations import BYTES, boundary_bytes
+from recipe_core.physics.training.frozen_base import gathered_weight_bytes
 from recipe_core.physics.training.memory import held
 from recipe_core.physics.training.peak_memory import hybrid
 from recipe_core.physics.training.stages import stage_layers
@@ -23,9 +24,10 @@ from recipe_core.space.training import RECOMPUTE, TrainingCases, TrainingSetting
 
 def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]:
     """Bytes by group for frameworks that shard layer by layer, of shape (cases, stages)."""
-    states, rank = setting.framework.states, held(setting, cases)
+    states, rank = setting.states, held(setting, cases)
     count, first, last = stage_layers(setting, cases)
-    parameters = rank.dense + rank.experts + rank.vocabulary
+    layers = rank.dense + rank.experts
+    parameters = layers + rank.vocabulary
     table = last * (setting.model.vocabulary * setting.model.hidden / cases.tp)[:, None]
     m, piped = cases.micro_batches[:, None].astype(float), cases.pp[:, None] > 1
     stays = cases.zero_stage[:, None] == 2
@@ -35,7 +37,9 @@ def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Fl
     scattered = states.reduced * trained * np.where(piped, 1.0, m)
     copies = hybrid(cases)[:, None]
     ranks = cases.replicas[:, None] / copies
-    shard = states.gathered * (gathers * (parameters - table) + head * table) + scattered
+    beside = rank.vocabulary - table + (rank.adapters if setting.frozen else 0.0)
+    units = gathered_weight_bytes(setting) * layers + states.gathered * beside
+    shard = gathers * units + states.gathered * head * table + scattered
     tensor = m * _tensor(setting, cases, count, first, last)
     none = 0.0 * count  # NaN where there is no stage
     return {

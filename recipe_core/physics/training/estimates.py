@@ -229,6 +229,11 @@ class TrainingEstimates:
                 "published steps of GRPO took 1.2 to 2.4 times their estimates, which the range of "
                 "a step holds (docs/training.md, Reinforcement learning)"
             )
+        if self.setting.optimizer.paged:
+            out.append(
+                f"{self.setting.optimizer_name}: states are counted as on the device; while it is "
+                "full the driver moves pages of them to the host, which is not timed"
+            )
         waits = float(self.parts["data_loading"][i])
         if waits > 0:
             out.append(

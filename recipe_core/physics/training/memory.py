@@ -16,11 +16,19 @@ from functools import partial
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
-from recipe_core.model.dtypes import bytes_per_value
-from recipe_core.model.spec import Layer, Tensor
+from recipe_core.model.spec import Layer
 from recipe_core.physics.training.activations import BYTES, in_flight
+from recipe_core.physics.training.frozen_base import (
+    adapter_sizes,
+    buffer_bytes,
+    gathered_weight_bytes,
+    matrix_bytes,
+    split_ranks,
+    weight_bytes,
+)
 from recipe_core.physics.training.host_states import offloaded
 from recipe_core.physics.training.loss_pieces import is_eager, logits_at_once
+from recipe_core.physics.training.optimizer_states import state_bytes, table_state_bytes
 from recipe_core.physics.training.peak_memory import Stage, fullest
 from recipe_core.physics.training.stages import by_length, stage_layers, with_mirror
 from recipe_core.physics.training.unsharded_peak import loss_or_layer, offloaded_activations
@@ -38,11 +46,6 @@ PARTS = (
     "temporary",
     "reserve",
 )
-ADAPTED = {"attention": "attention", "mixer": "attention", "linear": "mlp", "shared": "mlp"}
-"""Half of a layer, by role, of the matrices that can get adapters."""
-QUANTIZED_BASE_BYTES = bytes_per_value("nvfp4") - 0.03
-"""Bytes a parameter of a 4-bit base: half a byte and double-quantised scales, 0.53 (QLoRA,
-arXiv:2305.14314)."""
 REFERENCE_BYTES = 2.0
 """Bytes a parameter of the frozen reference model of DPO."""
 
@@ -87,48 +90,18 @@ class RankParameters:
 RANK_PARTS = tuple(part.name for part in fields(RankParameters))
 
 
-def _split(cases: TrainingCases, item: Tensor) -> Float:
-    """Ranks over which tensor or expert parallelism splits a tensor."""
-    if item.shard == "experts":
-        return np.where(cases.ep > 1, cases.ep, cases.tp).astype(float)
-    return np.ones(len(cases)) if item.shard == "replicated" else cases.tp.astype(float)
-
-
 def layer_parameters(
     setting: TrainingSetting, cases: TrainingCases, layer: Layer
 ) -> tuple[Float, Float]:
     """Dense and expert parameters of a layer on one rank (one of each per case)."""
     dense = experts = np.zeros(len(cases))
     for item in layer.tensors(setting.model.hidden):
-        share = item.numel / _split(cases, item)
+        share = item.numel / split_ranks(cases, item)
         if item.shard == "experts":
             experts = experts + share
         else:
             dense = dense + share
     return dense, experts
-
-
-def _adapters(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
-    """Parameters of low-rank adapters on one rank: rank · (inputs + outputs) per matrix.
-
-    Fused matrices have an adapter for each part. Source: arXiv:2106.09685.
-    """
-    out = np.zeros(len(cases))
-    for item in layer.tensors(setting.model.hidden):
-        if item.role in ADAPTED and setting.adapts(ADAPTED[item.role]):
-            parts = _fused_parts(layer, item)
-            sizes = (m.outputs + m.inputs * (1 if m.cuts_inputs else parts) for m in item.matrices)
-            out = out + setting.lora_rank * sum(sizes) / _split(cases, item)
-    return out
-
-
-def _fused_parts(layer: Layer, item: Tensor) -> int:
-    """Matrices that share their inputs in one tensor: keys and values; gate and up."""
-    if item.name == "attention.kv":
-        return 2
-    if item.role in ("linear", "shared") and layer.mlp:
-        return layer.mlp.matrices - 1
-    return 1
 
 
 def held(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
@@ -141,14 +114,16 @@ def held(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
     model = setting.model
     count, first, last = stage_layers(setting, cases)
     layers = [
-        ((*layer_parameters(setting, cases, kind), _adapters(setting, cases, kind)), n)
+        ((*layer_parameters(setting, cases, kind), adapter_sizes(setting, cases, kind)), n)
         for kind, n in model.kinds
     ]
     dense, experts, adapters = (
         add(sizes[k] * n for sizes, n in layers)[:, None] * count / len(model.layers)
         for k in range(3)
     )
-    extras = [item.numel / _split(cases, item) for item in model.extras] or [np.zeros(len(cases))]
+    extras = [item.numel / split_ranks(cases, item) for item in model.extras] or [
+        np.zeros(len(cases))
+    ]
     table = (model.vocabulary * model.hidden / cases.tp)[:, None]
     heads = last * ~((first > 0) & model.tied_embeddings)
     apart = (first == 0) & ~cases.has("dualpipe")[:, None] & ~np.asarray(model.tied_embeddings)
@@ -174,14 +149,22 @@ def prediction_parameters(setting: TrainingSetting, cases: TrainingCases) -> Flo
 
 
 def _gathered(setting: TrainingSetting, cases: TrainingCases, rank: RankParameters) -> Float:
-    """Bytes of unsharded units: two layers (current and next), embedding or head, a gradient."""
+    """Bytes of unsharded units: two layers (current and next), embedding or head, a gradient.
+
+    A 4-bit base in host memory is divided by the first FSDP, whose root unit, embedding and head,
+    stays gathered (torch 2.13, ``distributed/fsdp/_runtime_utils.py``, ``_post_forward_reshard``).
+    """
     states, model = setting.states, setting.model
     sizes = [add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds]
     unit = np.max(sizes, axis=0)[:, None]
+    hosted = cases.host_parameters[:, None]
     table = np.minimum(rank.vocabulary, (model.vocabulary * model.hidden / cases.tp)[:, None])
+    if setting.quantizes:
+        table = np.where(hosted, rank.vocabulary, table)
     gradient = 0.0 if setting.frozen else states.reduced
-    live = states.gathered * (2 * unit + table) + gradient * np.maximum(unit, table)
-    sharded = (cases.shard[:, None] > 1) | cases.host_parameters[:, None]
+    live = gathered_weight_bytes(setting) * 2 * unit + states.gathered * table
+    live = live + gradient * np.maximum(unit, table)
+    sharded = (cases.shard[:, None] > 1) | hosted
     before: Float | float = 0.0
     if not (setting.frozen or setting.fused):
         before = states.transient * (rank.dense + rank.experts + rank.vocabulary)
@@ -216,6 +199,7 @@ def _stage(
         parameters,
         unit,
         table,
+        tables=rank.vocabulary / table,
         sharded_gradients=sharded,
         gradients=gradients,
         unit_gradients=per_parameter * unit,
@@ -248,7 +232,9 @@ def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]
     whole = _undivided(rank)
     states = _states(setting, rank, divisors)
     states["reference"] = _reference(setting, rank, divisors["parameters"])
+    buffers = buffer_bytes(setting) * (rank.dense + rank.experts)
     states, host = offloaded(setting, cases, states, parameter_bytes(setting, rank, whole))
+    states["parameters"] = states["parameters"] + buffers
     count, _, _ = stage_layers(setting, cases)
     waiting = in_flight(cases) * count * offloaded_activations(setting, cases)[:, None]
     host = host + np.nanmax(waiting, axis=1)
@@ -301,20 +287,18 @@ def _states(setting: TrainingSetting, rank: RankParameters, divisors: Divisors) 
 
     Of all parameters, or of a frozen base (its vocabulary in 16 bits) and all of its adapters.
     """
-    states, optimizer = setting.states, setting.optimizer
+    states = setting.states
     sizes = {
         "parameters": states.parameter,
         "gradients": states.gradient,
-        "optimizer": optimizer.state_bytes,
+        "optimizer": state_bytes(setting),
         "master": states.master,
     }
-    if optimizer.rows_and_columns:  # Adafactor: fp32 sums of rows and of columns
-        sizes["optimizer"] = 8.0 / setting.model.hidden
     parameters = parameter_bytes(setting, rank, divisors["parameters"])
     if setting.frozen:
         out = {part: size * (rank.adapters / divisors[part][0]) for part, size in sizes.items()}
         return {**out, "parameters": parameters}
-    tables = {"optimizer": optimizer.vocabulary_bytes}
+    tables = {"optimizer": table_state_bytes(setting)}
     return {
         part: _state(rank, divisors[part], size, tables.get(part)) for part, size in sizes.items()
     }
@@ -348,26 +332,18 @@ def adapter_parameters(setting: TrainingSetting) -> float:
     return float(held(setting, training_cases(1, **sizes)).adapters.sum())
 
 
-def frozen_base_bytes(setting: TrainingSetting) -> float:
-    """Bytes of a frozen base in one piece, in 16 or in 4 bits."""
-    model = setting.model
-    base = QUANTIZED_BASE_BYTES if setting.method == "qlora" else BYTES
-    table = model.vocabulary * model.hidden * (1 if model.tied_embeddings else 2)
-    return base * (model.language_parameters - table) + BYTES * table
-
-
 def parameter_bytes(
     setting: TrainingSetting, rank: RankParameters, divisors: tuple[Float, Float]
 ) -> Float:
     """Bytes of parameters as they are stored, with those of adapters, each over its ``divisors``.
 
-    A frozen base is in 16 or in 4 bits, its vocabulary always in 16.
+    A frozen base is in 16 or in 4 bits, its vocabulary always in 16; without buffers, which are not
+    divided.
     """
     if not setting.frozen:
         return _state(rank, divisors, setting.states.parameter)
-    base = QUANTIZED_BASE_BYTES if setting.method == "qlora" else BYTES
     adapters = setting.states.parameter * (rank.adapters / divisors[0])
-    return _state(rank, divisors, base, BYTES) + adapters
+    return _state(rank, divisors, weight_bytes(setting), BYTES) + adapters
 
 
 def _logits(setting: TrainingSetting, cases: TrainingCases) -> Float:
@@ -390,11 +366,12 @@ def _moving(
     if setting.framework.sharding == "fsdp":
         return fullest(setting, cases, _stage(setting, cases, rank, gradients, logits))
     loss, activations = loss_or_layer(setting, cases, logits)
+    count, _, _ = stage_layers(setting, cases)
     return {
         "loss": loss,
         "gathered": _gathered(setting, cases, rank),
         "activations": activations,
-        "temporary": 0.0 * activations,
+        "temporary": np.where(count > 0, matrix_bytes(setting, cases)[:, None], 0.0 * count),
     }
 
 

@@ -31,6 +31,7 @@ from recipe_core.physics.training.activations import (
     on_device,
     saved_bytes,
 )
+from recipe_core.physics.training.frozen_base import gathered_weight_bytes, matrix_bytes
 from recipe_core.physics.training.layer_work import working_bytes
 from recipe_core.physics.training.loss_pieces import (
     head_gradient_bytes,
@@ -55,7 +56,8 @@ class Stage:
     """A rank of each pipeline stage; columns of shape (cases, stages).
 
     count: layers; first, last: 1 where the embedding, the head is there. parameters: of the rank,
-    unsharded; unit: of the largest layer; table: of embedding or head. sharded_gradients: bytes of
+    unsharded; unit: of the largest layer; table: of embedding or head, of which there are tables.
+    sharded_gradients: bytes of
     all gradients at the end of a step; gradients, unit_gradients, table_gradients: bytes after a
     backward pass (unsharded in a pipeline) of all, of a layer, of a table. logits: how many exist
     at once.
@@ -67,6 +69,7 @@ class Stage:
     parameters: Float
     unit: Float
     table: Float
+    tables: Float
     sharded_gradients: Float
     gradients: Float
     unit_gradients: Float
@@ -174,10 +177,15 @@ def _pass(
     stays: Bool,
 ) -> _Pass:
     """A backward pass while ``flights`` micro-batches wait."""
-    states, frozen = setting.framework.states, setting.frozen
+    states, frozen = setting.states, setting.frozen
     piped = cases.pp[:, None] > 1
-    parameters, unit, table = (states.gathered * size for size in (s.parameters, s.unit, s.table))
+    table = states.gathered * s.table
+    per_weight = gathered_weight_bytes(setting)
+    unit, tables = per_weight * s.unit, np.minimum(s.parameters, s.tables * s.table)
+    parameters = per_weight * (s.parameters - tables) + states.gathered * tables
     layer, saved, block, working = _layer_bytes(setting, cases)
+    matrix = matrix_bytes(setting, cases)[:, None]
+    layer, working = layer + matrix, working + matrix
     gradient = 0.0 if frozen else unit
     loss, later_loss = _loss(setting, cases, s, flights)
     # one chunk works while the others' units are as their last backward pass left them
@@ -296,7 +304,7 @@ def _embedding(p: _Pass) -> Moment:
 
 def _optimizer_step(setting: TrainingSetting, s: Stage) -> Moment:
     """Sharded gradients, and what the optimizer makes beside them."""
-    states, gradients = setting.framework.states, s.sharded_gradients
+    states, gradients = setting.states, s.sharded_gradients
     temporary = states.step * gradients / states.gradient
     return {**dict.fromkeys(ALIVE, NOTHING), "gradients": gradients, "temporary": temporary}
 

@@ -24,6 +24,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.engines.frameworks import training_data
 from recipe_core.physics.training.elastic import next_smaller
+from recipe_core.physics.training.optimizer_states import state_bytes
 from recipe_core.physics.training.phases import PhaseEstimates, evaluation_s
 from recipe_core.physics.training.spares import erlang_b
 from recipe_core.physics.training.time_limits import (
@@ -87,9 +88,9 @@ class Down:
 
 def checkpoint_bytes(setting: TrainingSetting, trained: float) -> float:
     """Bytes of a checkpoint: trained weights in fp32 (or bf16 and master) and optimizer states."""
-    states, optimizer = setting.states, setting.optimizer
+    states = setting.states
     weights = max(states.master, states.parameter) + (states.parameter if states.master else 0.0)
-    return trained * (weights + optimizer.state_bytes)
+    return trained * (weights + state_bytes(setting))
 
 
 def interval_s(

@@ -12,6 +12,8 @@ from recipe_core.model.spec import MoeMlp
 from recipe_core.physics.ledger import Overhead, note, plain
 from recipe_core.physics.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.physics.training.activations import BYTES
+from recipe_core.physics.training.frozen_base import gathered_weight_bytes
+from recipe_core.physics.training.frozen_base import launched_s as dequantize_launch_s
 from recipe_core.physics.training.graphs import captured_launches
 from recipe_core.physics.training.host_states import copied_s
 from recipe_core.physics.training.memory import (
@@ -19,13 +21,13 @@ from recipe_core.physics.training.memory import (
     held,
     stored_parameters,
 )
+from recipe_core.physics.training.optimizer_states import update_s
 from recipe_core.physics.training.stages import by_length, stage_layers, with_mirror
 from recipe_core.physics.training.steps import (
     Parts,
     Work,
     ends_work,
     layer_work,
-    optimizer_s,
     recomputed,
 )
 from recipe_core.physics.training.unsharded_peak import offloaded_activations
@@ -102,7 +104,7 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
         parts["host_parameters"] = exchange(*passes, copies) - parts["data_parallel"]
     trained = rank.adapters if setting.frozen else rank.dense + rank.experts + rank.vocabulary
     divided = np.where(cases.zero_stage > 0, cases.shard, 1)
-    parts["optimizer"] = optimizer_s(setting, cases, np.nanmax(trained, axis=1) / divided)
+    parts["optimizer"] = update_s(setting, cases, np.nanmax(trained, axis=1) / divided)
     parts["fixed"] = _fixed(np.full(len(cases), setting.calibration.step_s.value), "Step", "step")
     # the slowest of many nodes sets the pace: the fitted share grows with each doubling of them
     slow = setting.calibration.straggler.value * np.log2(np.maximum(cases.nodes_used, 1))
@@ -113,14 +115,16 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
 def _launched_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
     """Host seconds of a mean layer, one per case.
 
-    What any layer launches, and what experts and the ranks of a pipeline's stage launch beside it.
+    What any layer launches, and what experts, 4 bits and the ranks of a pipeline's stage launch
+    beside it.
     """
     kinds, framework = setting.model.kinds, setting.framework
     experts = sum(n for layer, n in kinds if isinstance(layer.mlp, MoeMlp))
     each_s = framework.launch_s.value * (1 - captured_launches(setting))
     each_s += framework.expert_launch_s.value * experts / len(setting.model.layers)
     piped_s = framework.pipeline_launch_s.value * np.where(cases.pp > 1, cases.tp, 0)
-    seconds: Float = _fixed(each_s + piped_s, "Kernel launches of a layer", "layer")
+    beside_s = dequantize_launch_s(setting, cases) + piped_s
+    seconds: Float = _fixed(each_s + beside_s, "Kernel launches of a layer", "layer")
     return seconds
 
 
@@ -174,13 +178,14 @@ def _data_parallel(
     """
     states, overlap = setting.states, setting.framework.data_overlap.value
     cluster, shard = setting.cluster, np.maximum(cases.shard, 1)
-    used = rank.dense + rank.experts * _expert_share(cases)[:, None] + rank.vocabulary
+    layers = rank.dense + rank.experts * _expert_share(cases)[:, None]
     rows = np.arange(len(cases))
-    parameters = used[rows, stage]
-    trained = rank.adapters[rows, stage] if setting.frozen else parameters
+    trained = (rank.adapters if setting.frozen else layers + rank.vocabulary)[rows, stage]
+    beside = rank.vocabulary + (rank.adapters if setting.frozen else 0.0)
+    gathered = gathered_weight_bytes(setting) * layers + states.gathered * beside
     reduced = states.reduced * trained
     group = rank_group(cluster, cases, cases.shard, cases.tp)
-    gather = all_gather_s(cluster, group, states.gathered * parameters, "Gather of parameters")
+    gather = all_gather_s(cluster, group, gathered[rows, stage], "Gather of parameters")
     scatter = all_gather_s(cluster, group, reduced, "Scatter of gradients")
     copies = np.maximum(cases.replicas // shard, 1)
     between = rank_group(cluster, cases, copies, cases.tp * cases.shard)

@@ -21,17 +21,17 @@ from recipe_core.model.spec import (
     LinearAttention,
     MoeMlp,
 )
-from recipe_core.physics.ledger import Overhead, folded, note, one
+from recipe_core.physics.ledger import folded
 from recipe_core.physics.network import all_gather_s, rank_group
 from recipe_core.physics.roofline import operator_s
 from recipe_core.physics.training.activations import BYTES, modules, recomputed_share
 from recipe_core.physics.training.attention_kernels import kernel_times
 from recipe_core.physics.training.experts import expert_work
+from recipe_core.physics.training.frozen_base import dequantize_s
 from recipe_core.physics.training.loss_pieces import head_products, logit_bytes
 from recipe_core.physics.training.operators import elementwise_s, product_s
 from recipe_core.request.candidate import RecomputedModule
 from recipe_core.space.training import (
-    OFFLOADS,
     RECOMPUTE,
     TrainingCases,
     TrainingSetting,
@@ -41,13 +41,6 @@ from recipe_core.space.training import (
 ATTENTION_BACKWARD = 2.5
 GRADIENT_BYTES = 4.0
 """Bytes of a gradient of keys and values, which ranks of a sequence sum in fp32."""
-OPTIMIZER_BYTES = 30.0
-"""Bytes an AdamW step moves per parameter: gradient, master and both moments in (16); master,
-moments and the cast parameter out (14)."""
-ORTHOGONAL_FLOPS = 30.0
-"""Flops of Muon per parameter and row: five Newton-Schulz steps of three products (Jordan et al.,
-2024)."""
-
 LOSS_TRAFFIC = 10.0
 """Bytes a loss moves at least for each 16-bit logit, in both passes: read for the maximum, the sum
 and the gradient, which is written and read again. Assumed."""
@@ -177,6 +170,7 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         "attention": nothing,
         "elementwise": _elementwise(setting, cases, rows, layer),
         "experts": nothing,
+        "dequantize": dequantize_s(setting, cases, layer),
     }
     if layer.attention is not None:
         forward |= _mixer(setting, cases, rows, layer.attention)
@@ -198,7 +192,7 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
     forward["expert_parallel"] = exchange + waits
     # what hides the exchange runs on the multiprocessors that the kernels of the exchange leave
     slower = 1 / (1 - setting.calibration.exchange_share.value * overlaps)
-    for name in ("matmul", "attention", "elementwise", "experts"):
+    for name in ("matmul", "attention", "elementwise", "experts", "dequantize"):
         forward[name] = forward[name] * slower
     attention_s = attention_s * slower
     forward["context_parallel"] = _ring(setting, cases, layer, BYTES, attention_s)
@@ -210,6 +204,7 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         "attention": backward_s,
         "elementwise": 2 * forward["elementwise"],
         "experts": trained * forward["experts"],
+        "dequantize": forward["dequantize"],
         "tensor_parallel": forward["tensor_parallel"],
         "expert_parallel": exchange,
         "context_parallel": _ring(setting, cases, layer, ring_bytes, backward_s),
@@ -320,49 +315,3 @@ def modules_s(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
     elif m is not None:
         out = out + again("mlp") * _dense_s(setting, cases, rows, m)
     return out
-
-
-def optimizer_s(setting: TrainingSetting, cases: TrainingCases, trained: Float) -> Float:
-    """Seconds of the optimizer on the ``trained`` parameters that a rank updates (one per case)."""
-    state = setting.optimizer.state_bytes
-    moved = trained * (OPTIMIZER_BYTES - 2 * (8 - state))
-    device = setting.cluster.device
-    seconds = operator_s(
-        device, "elementwise", "fp32", 12 * trained, moved, 8.0, label="Optimizer update"
-    )
-    if setting.optimizer.orthogonalizes:
-        flops = ORTHOGONAL_FLOPS * setting.model.hidden * trained
-        seconds = seconds + operator_s(
-            device, "gemm", "bf16", flops, moved, label="Orthogonalization"
-        )
-    return np.where(cases.offload > 0, _offloaded_s(setting, cases, trained, moved), seconds)
-
-
-def _offloaded_s(
-    setting: TrainingSetting, cases: TrainingCases, trained: Float, moved: Float
-) -> Float:
-    """Seconds of an update on the host: the link, the host's memory, and disks with states on them.
-
-    Each is one device's share of its node's, one after the other (ZeRO-Offload, arXiv:2101.06840,
-    without its delayed update).
-    """
-    figures, states = setting.calibration, setting.states
-    # gradients down, parameters up, unless these wait there and are copied for every layer
-    link_bytes = np.where(cases.host_parameters, 0.0, (states.reduced + states.gathered) * trained)
-    links = _moved(link_bytes, figures.host_link_bytes_per_s.value, "Host link")
-    # states are read and written
-    disk_bytes = 2 * (states.master + setting.optimizer.state_bytes) * trained
-    on_disk = cases.offload == OFFLOADS.index("optimizer-nvme")
-    read_s = _moved(disk_bytes, figures.nvme_bytes_per_s.value, "Disk")
-    disks = np.where(on_disk, read_s, 0.0)
-    return links + _moved(moved, figures.host_memory_bytes_per_s.value, "Host memory") + disks
-
-
-def _moved(data_bytes: Float, bytes_per_s: float, label: str) -> Float:
-    """Seconds of bytes at a rate, one per case."""
-    return note(
-        data_bytes / bytes_per_s,
-        lambda seconds: Overhead(
-            label, seconds, count=one(data_bytes), each_s=1 / bytes_per_s, per="byte"
-        ),
-    )
