@@ -146,7 +146,8 @@ def memory_gib(run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting) 
     """GiB of the rank that the run's source measured, in the way it measured."""
     if run.memory_of == "first":
         return float(mem.stages_of(i)[0]) / GIB
-    outside = setting.calibration.context_bytes.value if run.memory_of == "driver" else 0.0
+    whole = setting.cluster.device.usable_memory_bytes
+    outside = whole - float(mem.capacity_bytes[i]) if run.memory_of == "driver" else 0.0
     return (float(mem.peak_bytes[i]) + outside) / GIB
 
 

@@ -291,6 +291,7 @@ class Calibration(_Data):
     ring_slowdown: Number
     fragmentation: Number
     context_bytes: Number
+    communicator_bytes: Number
     reserve_bytes: Number
     imbalance: Number
     router_spread: Number

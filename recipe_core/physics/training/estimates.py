@@ -197,13 +197,13 @@ class TrainingEstimates:
 
     def doubts(self, rows: Int) -> list[str]:
         """Why the start of each of the chosen cases is uncertain; empty for the others."""
-        usable = self.memory.capacity_bytes
         return [
-            uncertain_text(self.setting, float(peak), usable, float(chance))
+            uncertain_text(self.setting, float(peak), float(usable), float(chance))
             if open_question
             else ""
-            for peak, chance, open_question in zip(
+            for peak, usable, chance, open_question in zip(
                 self.peak_bytes[rows],
+                self.memory.capacity_bytes[rows],
                 self.start_probability[rows],
                 self.uncertain[rows],
                 strict=True,
@@ -299,7 +299,7 @@ class TrainingEstimates:
         return TrainingMemory(
             **self._stage_bytes(i, fullest),
             total_bytes=float(by_stage[fullest]),
-            usable_bytes=self.memory.capacity_bytes,
+            usable_bytes=float(self.memory.capacity_bytes[i]),
             capacity_bytes=self.setting.cluster.device.usable_memory_bytes,
             fullest_stage=fullest,
             stages=[TrainingStage(**self._stage_bytes(i, stage)) for stage in range(stages)]

@@ -24,8 +24,8 @@ def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
         largest = max(parts, key=lambda name: parts[name])
         place = f" on stage {stage}" if np.isfinite(by_stage).sum() > 1 else ""
         return (
-            f"needs {gib(peak[i])} per GPU{place}, {gib(mem.capacity_bytes)} usable: "
-            f"{gib(peak[i] - mem.capacity_bytes)} short "
+            f"needs {gib(peak[i])} per GPU{place}, {gib(mem.capacity_bytes[i])} usable: "
+            f"{gib(peak[i] - mem.capacity_bytes[i])} short "
             f"(largest part: {TRAINING_MEMORY[largest].lower()}, {gib(parts[largest])})"
         )
 

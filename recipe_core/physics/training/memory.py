@@ -18,6 +18,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.model.spec import Layer
 from recipe_core.physics.training.activations import BYTES, in_flight
+from recipe_core.physics.training.communicators import usable_bytes
 from recipe_core.physics.training.frozen_base import (
     adapter_sizes,
     buffer_bytes,
@@ -54,13 +55,13 @@ REFERENCE_BYTES = 2.0
 class Memory:
     """Bytes by part, each of shape (cases, stages) with NaN past a case's last stage.
 
-    ``capacity_bytes``: what a process can have. By case, ``host_bytes``: what a device of the
+    By case, ``capacity_bytes``: what a process can have; ``host_bytes``: what a device of the
     fullest stage keeps in its host's memory or on its disks; ``peak_bytes``: all parts of the
     fullest stage.
     """
 
     parts: dict[str, Float]
-    capacity_bytes: float
+    capacity_bytes: Float
     host_bytes: Float
     peak_bytes: Float
 
@@ -219,7 +220,7 @@ def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     host, peak = columns.pop("host"), columns.pop("peak")
     return Memory(
         columns,
-        setting.cluster.device.usable_memory_bytes - setting.calibration.context_bytes.value,
+        usable_bytes(setting, cases),
         host,
         peak,
     )

@@ -29,15 +29,15 @@ def is_uncertain(probability: Float) -> Bool:
     return np.asarray((probability >= start_errors().bounds[0]) & (probability < SURE))
 
 
-def start_probability(setting: TrainingSetting, peak_bytes: Float, usable_bytes: float) -> Float:
+def start_probability(setting: TrainingSetting, peak_bytes: Float, usable_bytes: Float) -> Float:
     """The probability that a measured peak is at most what is usable, one per estimated peak.
 
     Between the levels of the band normal scores are linear in log(measured / estimated).
     """
     factors = band(setting, "peak_memory_bytes").factors
-    if usable_bytes <= 0:
-        return np.zeros(np.shape(peak_bytes))
-    fits = np.array(probability(scores_below(factors, usable_bytes / peak_bytes)))
+    some = np.maximum(usable_bytes, 1.0)
+    fits = np.array(probability(scores_below(factors, some / peak_bytes)))
+    fits = np.where(usable_bytes > 0, fits, 0.0)
     return fits if setting.cluster.device.announced is None else fits * start_errors().unknown
 
 
