@@ -276,7 +276,8 @@ def cluster(request: HardwareRequest) -> Cluster:
         HardwareError: for an unknown device, fabric, network or offer, or more devices in a node
             than its fabric joins, or than a node of a rack holds.
     """
-    profile = device(request.device)
+    alone = device(request.device)
+    profile = in_its_node(alone, request.per_node)
     inside = fabric(request.fabric or profile.node.fabric)
     if inside.kind != "scale-up":
         raise HardwareError(
@@ -292,10 +293,17 @@ def cluster(request: HardwareRequest) -> Cluster:
         nodes=request.nodes,
         fabric=measured_over(profile, inside),
         network=fabric(request.network or profile.node.network, "hardware.network"),
-        price=price_of(request, profile),
+        price=price_of(request, alone),
         asked=request,
         beyond=fabric(inside.beyond) if inside.beyond and several else None,
     )
+
+
+def in_its_node(profile: Device, per_node: int) -> Device:
+    """The profile of a device in nodes of so many: another where several share what one has."""
+    if profile.several_a_node is None or per_node <= profile.node.devices:
+        return profile
+    return device(profile.several_a_node)
 
 
 def fits_node(profile: Device, inside: Fabric, devices: int) -> bool:

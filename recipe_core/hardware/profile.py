@@ -166,6 +166,7 @@ class Device(Sourced):
     around it is (None: as the reference). ``disk``: storage of a node, where it was measured.
     ``sustained_share``: rate of matrix products that a device keeps up under a power limit of its
     own, of that of its architecture's other devices.
+    ``several_a_node``: the profile of nodes that hold more of it than its own, where they differ.
     ``announced``: of a device that nobody has seen run; searches leave it out unless it is named.
     """
 
@@ -188,6 +189,7 @@ class Device(Sourced):
     tdp_watts: Quantity
     idle_watts: Quantity | None = None
     sustained_share: Annotated[Quantity | None, Field(exclude_if=_absent)] = None
+    several_a_node: Annotated[Name | None, Field(exclude_if=_absent)] = None
     price_usd: Annotated[Quantity | None, Field(exclude_if=_absent)] = None
     roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = Field(default_factory=dict)
     node: NodeSpec

@@ -56,8 +56,9 @@ was the rate of one fleet for all."""
 ALIKE = dict.fromkeys(OF_POOL, RECOUNTED) | OF_FAILURES
 RECOUNTED_BYTES = {"runtime_bytes": 2.6e9, "activations_bytes": 6e9}
 """By how much memory may differ: captured graphs were not counted, and samplers sorted."""
-NO_LONGER_KEPT = ("gathered_bytes", "reserve_bytes")
-"""Memory that Megatron Core was said to need: 16-bit gradients beside fp32 ones, and fragments."""
+NO_LONGER_KEPT = ("gathered_bytes", "reserve_bytes", "loss_bytes")
+"""Memory that Megatron Core was said to need: 16-bit gradients beside fp32 ones, fragments, and
+logits in 10 bytes, beside the first layer that goes back too."""
 RETOLD = ("config", "checkpoints", "lora")
 """Options of training that have other values: a name of torchtitan's registry has another place,
 and checkpoints follow how often devices fail."""
