@@ -44,7 +44,7 @@ START = {
     "torchtitan:elementwise_passes": (1.5, 1.0, 8.0),
     "megatron:elementwise_passes": (1.3, 1.0, 2.0),
     "nanotron:elementwise_passes": (1.3, 1.0, 8.0),
-    "torchtitan:launch_s": (2e-3, 0.0, 1e-2),
+    "torchtitan:launch_s": (2e-4, 0.0, 2e-3),
     "megatron:launch_s": (5e-4, 0.0, 1e-2),
     "nanotron:launch_s": (4e-3, 0.0, 1e-2),
     "megatron:expert_launch_s": (8e-3, 0.0, 2e-2),

@@ -180,7 +180,9 @@ def _gradients(source: str, engine: str, precision: str, vendor: str) -> str | N
 
 
 def _has_experts(row: Any) -> bool:
-    return bool(np.isfinite(row.active_params) and row.active_params != row.params)
+    """Whether ranks share experts: the table leaves some models' active parameters out."""
+    fewer = np.isfinite(row.active_params) and row.active_params != row.params
+    return bool(fewer or row.model in CATALOG)
 
 
 def _precision(words: str) -> Literal["fp8", "fp16", "bf16"]:
