@@ -311,7 +311,12 @@ class Calibration(_Data):
 
 
 class RunFigures(_Data):
-    """Defaults of a whole run: failures, storage, restarts, power."""
+    """Defaults of a whole run: failures, storage, restarts, power.
+
+    ``doubted_share``: of a device that trainer and engine share, from which published rollouts ran
+    out of memory for causes that no estimate has; ``doubted_start``: what a start that is in doubt
+    keeps of its probability.
+    """
 
     storage_bytes_per_s_per_node: Number
     restart_s: Number
@@ -320,6 +325,8 @@ class RunFigures(_Data):
     loader_tokens_per_s: Number
     joules_share: Number
     beside_share_bytes: Spread
+    doubted_share: Number
+    doubted_start: Number
     sleeping_engine_bytes: dict[str, Number]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.engines.frameworks import training_data
 from recipe_core.request.training_workload import Rollout
 from recipe_core.space.serving import Cases, Setting
 
@@ -92,11 +93,12 @@ class Sampling:
     def share_beside(self, taken_bytes: Float) -> Float:
         """The share that the engine can take beside what else is on a device; the stated one as is.
 
-        Never more than is usual.
+        Never more than is usual, nor one that published runs died of.
         """
         if self.work.memory_share:
             return np.full(len(taken_bytes), self.work.memory_share)
-        share = np.clip(self.share_left(taken_bytes), LEAST_SHARE, self.usual_share)
+        most = min(self.usual_share, training_data().run.doubted_share.value - SHARE_STEP)
+        share = np.clip(self.share_left(taken_bytes), LEAST_SHARE, most)
         return np.asarray(share, dtype=np.float64)
 
     def share_left(self, taken_bytes: Float) -> Float:

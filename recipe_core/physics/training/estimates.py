@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.intervals import BAND, Ends, Level
-from recipe_core.base.units import duration
+from recipe_core.base.units import chance_text, duration
 from recipe_core.model.dtypes import compute_dtype
 from recipe_core.model.spec import DRAFTS_UNCOUNTED, LinearAttention
 from recipe_core.physics.prediction import SCHEMA_VERSION
@@ -197,18 +197,15 @@ class TrainingEstimates:
 
     def doubts(self, rows: Int) -> list[str]:
         """Why the start of each of the chosen cases is uncertain; empty for the others."""
-        return [
-            uncertain_text(self.setting, float(peak), float(usable), float(chance))
-            if open_question
-            else ""
-            for peak, usable, chance, open_question in zip(
-                self.peak_bytes[rows],
-                self.memory.capacity_bytes[rows],
-                self.start_probability[rows],
-                self.uncertain[rows],
-                strict=True,
-            )
-        ]
+        return [self._doubt(int(i)) if self.uncertain[i] else "" for i in rows]
+
+    def _doubt(self, i: int) -> str:
+        """Why the start of a case is uncertain: its rollout, else its peak memory."""
+        chance = float(self.start_probability[i])
+        if self.reinforcement and (doubt := self.reinforcement.rollouts.doubts[i]):
+            return f"may not start: {doubt}; starts with a probability of {chance_text(chance)}"
+        peak, usable = float(self.peak_bytes[i]), float(self.memory.capacity_bytes[i])
+        return uncertain_text(self.setting, peak, usable, chance)
 
     def remarks(self, i: int) -> list[str]:
         """What to know about case ``i`` beside its figures.
@@ -224,7 +221,6 @@ class TrainingEstimates:
                 f"{pieces_text(pieces)}"
             )
         if self.reinforcement is not None:
-            out += filter(None, [self.reinforcement.rollouts.doubts[i]])
             out.append(
                 "published steps of GRPO took 1.2 to 2.4 times their estimates, which the range of "
                 "a step holds (docs/training.md, Reinforcement learning)"
@@ -494,7 +490,8 @@ def _reinforced(
     main = PhaseEstimates(whole, loop.memory, parts, add(parts.values()))
     out = _estimated(setting, cases, main, (main,))
     refusals = (*out.refusals, *loop.refusals(setting, cases))
-    return replace(out, refusals=refusals, reinforcement=loop)
+    starts = out.start_probability * loop.rollouts.certainty
+    return replace(out, refusals=refusals, reinforcement=loop, start_probability=starts)
 
 
 def _estimated(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.engines.frameworks import training_data
 from recipe_core.physics.serving.estimates import Estimates
 from recipe_core.physics.serving.estimates import estimate as serving_estimate
 from recipe_core.physics.training.memory import Memory
@@ -20,6 +21,7 @@ from recipe_core.physics.training.shared_devices import (
     beside_bytes,
     doubt,
     engine_bytes,
+    published_doubt,
     resident_bytes,
     too_large,
     with_companions,
@@ -57,6 +59,12 @@ class Rollouts:
     def refused(self) -> Bool:
         """Cases beside which no answers can be sampled."""
         return np.array([bool(reason) for reason in self.reasons], dtype=np.bool_)
+
+    @property
+    def certainty(self) -> Float:
+        """What a start keeps of its probability beside them, one per case."""
+        kept = training_data().run.doubted_start.value
+        return np.array([kept if doubt else 1.0 for doubt in self.doubts])
 
     def take(self, rows: Int) -> Rollouts:
         """These cases, in that order."""
@@ -116,12 +124,15 @@ def _beside(
     taken = stays + engine_bytes(setting, sampling, share, sampled.tp)
     left = usable - taken
     reasons, doubts = list(sampled.reasons), [""] * len(cases)
-    for i in np.flatnonzero(left < high):
+    large = share >= training_data().run.doubted_share.value
+    for i in np.flatnonzero((left < high) | large):
         about = (sampling, float(share[i]))
         if left[i] < low:
             reasons[i] = too_large(*about, float(stays[i]), offload)
-        else:
+        elif left[i] < high:
             doubts[i] = doubt(*about, float(left[i]), float(stays[i]))
+        else:
+            doubts[i] = published_doubt(float(share[i]))
     return replace(
         sampled,
         offload=flags,

@@ -142,10 +142,19 @@ def doubt(sampling: Sampling, share: float, left: float, resident: float) -> str
     low, high = beside_bytes()
     fits = float(sampling.share_left(np.array([resident + high]))[0])
     text = (
-        f"uncertain: memory_share {share:.2f} leaves {gib(left)} per GPU beside it and the states "
+        f"memory_share {share:.2f} leaves {gib(left)} per GPU beside it and the states "
         f"of the training, where trainer and engine took {gib(low)} to {gib(high)}"
     )
     return text + (f"; {fits:.2f} leaves enough" if LEAST_SHARE <= fits < share else "")
+
+
+def published_doubt(share: float) -> str:
+    """What to know of a share that published runs died of, though all that is counted fits."""
+    doubted = training_data().run.doubted_share.value
+    return (
+        f"memory_share {share:.2f} is in the range of published runs that ran out of "
+        f"memory ({doubted:g} and more); {doubted - 0.1:g} ran"
+    )
 
 
 def _frozen(setting: TrainingSetting, sampling: Sampling, mem: Memory) -> Float:
