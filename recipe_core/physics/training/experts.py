@@ -56,17 +56,17 @@ def expert_work(
     seconds = seconds + product_s(
         setting, rows, float(setting.model.hidden), float(m.experts), "Router", "bf16"
     )
-    how = setting.framework.experts
-    if how is not None:
-        moves = how.row_moves.value + np.where(shared, how.exchanged_moves.value, 0.0)
+    handling = setting.framework.experts
+    if handling is not None:
+        moves = handling.row_moves.value + np.where(shared, handling.exchanged_moves.value, 0.0)
         values = moves * inside / setting.framework.elementwise_passes.value + 3.0 * width
         seconds = seconds + elementwise_s(setting, routed, values)
     group = rank_group(setting.cluster, cases, cases.ep)
     exchange = _exchange_s(setting, group, share, m, fullest)
     waits = np.zeros(len(cases))
-    if how is not None:
+    if handling is not None:
         waits = note(
-            np.where(shared, how.wait_s.value, 0.0),
+            np.where(shared, handling.wait_s.value, 0.0),
             lambda once_s: Overhead(
                 "Sizes of the exchange, read by the host", once_s, each_s=once_s, per="layer"
             ),
@@ -106,7 +106,7 @@ def _exchange_s(
     setting: TrainingSetting, group: Group, share: Float, m: MoeMlp, fullest: Float
 ) -> Float:
     """Seconds of an exchange and its way back."""
-    how, row_bytes = setting.framework.experts, BYTES * m.expert_hidden(setting.model.hidden)
-    if how is None or how.exchange == "kernels":
+    handling, row_bytes = setting.framework.experts, BYTES * m.expert_hidden(setting.model.hidden)
+    if handling is None or handling.exchange == "kernels":
         return 2 * dispatch_s(setting.cluster, group, share, m.top_k, row_bytes)
     return 2 * all_to_all_s(setting.cluster, group, share * m.top_k * fullest * row_bytes)
